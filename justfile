@@ -1,0 +1,78 @@
+# Baton's recipes. `./dev <recipe>` runs one with nothing installed but Python; `./dev` lists them.
+
+set positional-arguments
+
+export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
+
+# List the recipes
+[private]
+default:
+    @just --list --unsorted
+
+# So that `just demo` works as well as `./dev demo`: it makes .venv when it is missing or out of date.
+_house:
+    @./dev --version >/dev/null
+
+# Show Baton at work on this machine: real servers, simulated GPUs, no Docker, no root
+[group("run")]
+demo *args: _house
+    baton demo "$@"
+
+# Start everything in containers: NATS, Redis, MongoDB, the services, Prometheus, Grafana
+[group("run")]
+up *args:
+    docker compose up --build "$@"
+
+# Measure events per second through the real pipeline
+[group("run")]
+bench *args: _house
+    python -m benchmarks.throughput "$@"
+
+# What CI runs: style, types, import contracts and schema drift (tests/architecture) and every other test
+[group("test")]
+[no-exit-message]
+test *args: _house
+    pytest "$@"
+
+# The tests that finish in seconds: no faults, no demo
+[group("test")]
+[no-exit-message]
+unit *args: _house
+    pytest -m "not faults and not demo" "$@"
+
+# Style, types and import contracts, without running tests
+[group("test")]
+[no-exit-message]
+check: _house
+    ruff check
+    ruff format --check
+    mypy
+    lint-imports --no-logo
+
+# Put the code in shape: imports, fixes, layout
+[group("change")]
+fmt: _house
+    ruff check --fix
+    ruff format
+
+# Write JSON Schema and AsyncAPI from schemas/catalog.py
+[group("change")]
+schemas: _house
+    python -m schemas.generate
+
+# Pin the newest versions that requirements/*.in allow, with hashes and without any host name
+[group("change")]
+lock *args: _house
+    #!/bin/sh
+    set -eu
+    [ -x .venv/uv/bin/uv ] || { python -m venv .venv/uv && .venv/uv/bin/pip install --quiet uv; }
+    for name in base build dev; do
+        .venv/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+            --no-annotate --no-header --no-emit-index-url "$@" -o "requirements/$name.txt" "requirements/$name.in"
+    done
+
+# Remove caches and demo output; keeps .venv and the state in .baton
+[group("change")]
+clean:
+    rm -rf out dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+    find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
