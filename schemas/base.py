@@ -1,0 +1,36 @@
+"""The two kinds of model: what outsiders write is strict, what services write may grow.
+
+Units are part of every field's name: `_us` microseconds since the Unix epoch (or a duration where the doc says so),
+`_s` seconds, `_mib` mebibytes, `_milli` thousandths of one device, `_micros` millionths of the currency unit.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+"""A team, pool, queue or class: lower-case letters, digits and hyphens, at most 63 characters (one subject token)."""
+
+NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?$")]
+"""A machine's name: one subject token. Dots of a host name are written as hyphens."""
+
+JobId = Annotated[str, StringConstraints(pattern=r"^job-[0-9a-f]{32}$")]
+"""Derived from team and client key (`schemas.ids.job_id`): a submit that is sent twice is one job."""
+
+DeviceId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/-]{0,127}$")]
+"""A device's stable identity (an NVML UUID, `<node>-gpu3` when simulated); never an index."""
+
+Micros = Annotated[int, Field(ge=0)]
+"""Microseconds since the Unix epoch, by the broker's clock."""
+
+
+class Strict(BaseModel):
+    """Written by people and pipelines: an unknown field is an error, because it is usually a misspelt one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", str_max_length=65_536)
+
+
+class Fact(BaseModel):
+    """Written by Baton's services: readers ignore fields they do not know, so a v1 message may gain fields."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")

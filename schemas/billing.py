@@ -1,0 +1,107 @@
+"""Prices, usage and bills, in integers.
+
+GPU-seconds are device-microseconds x share in thousandths (`milli_us`), summed exactly; a price is micro-units of the
+currency per device-hour. A row's cost is rounded once, half to even, and totals are sums of rows:
+
+    cost_micros = round_half_even(milli_us x micros_per_device_hour / (1000 x 3_600_000_000))
+"""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, Strict
+
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="UTC day, YYYY-MM-DD")]
+
+
+class Price(Strict):
+    """What one device-hour costs. `priority_class` "*" is any class; the more exact entry wins."""
+
+    model: str = Field(min_length=1, description='device model, or "*" for any')
+    priority_class: str = Field(default="*", description='priority class, or "*" for any')
+    micros_per_device_hour: int = Field(ge=0, description="millionths of the currency unit per device and hour")
+
+
+class PriceBook(Strict):
+    """The prices of a pool. A device without a price is an error at start, not a free device: include a "*" entry."""
+
+    currency: str = Field(pattern=r"^[A-Z]{3}$", description="ISO 4217 code", examples=["USD"])
+    prices: tuple[Price, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "PriceBook":
+        keys = [(p.model, p.priority_class) for p in self.prices]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"two prices for model {key[0]!r}, class {key[1]!r}: keep one")
+        return self
+
+
+class UsageSegment(Fact):
+    """One claim of one attempt from grant to free: the atom of every bill."""
+
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    team: Name
+    priority_class: str
+    node: NodeName
+    device: DeviceId
+    model: str
+    milli: int = Field(ge=1)
+    opened_us: Micros
+    closed_us: Micros | None = Field(description="null while the claim is still held")
+
+
+class BillQuery(Strict):
+    """A team asks what its jobs used and cost; the operator may ask for all teams. Answered by quota_billing."""
+
+    group_by: Annotated[str, Field(pattern=r"^(team|day|job|attempt|model)$")] = "team"
+    from_day: Day | None = None
+    to_day: Day | None = Field(default=None, description="inclusive")
+    job_id: JobId | None = None
+    open_until_us: Micros | None = Field(default=None, description="bill claims that are still held up to here")
+
+
+class BillRow(Fact):
+    """Usage and cost of one group. `milli_us` is exact; `device_seconds` is for reading."""
+
+    key: str
+    team: Name
+    jobs: int = Field(ge=0)
+    attempts: int = Field(ge=0)
+    milli_us: int = Field(ge=0, description="device-microseconds x thousandths of a device")
+    device_seconds: float = Field(ge=0)
+    cost_micros: int = Field(ge=0)
+
+
+class BillReply(Fact):
+    currency: str
+    rows: tuple[BillRow, ...]
+    total_milli_us: int = Field(ge=0)
+    total_cost_micros: int = Field(ge=0)
+    ledger_seq: int = Field(ge=0, description="the bill is exact up to this ledger sequence")
+
+
+class TeamUsage(Fact):
+    """A team's present use against its quota."""
+
+    team: Name
+    limit_milli: int | None
+    used_milli: int = Field(ge=0)
+    queued_jobs: int = Field(default=0, ge=0)
+    running_jobs: int = Field(default=0, ge=0)
+
+
+class QuotaSnapshot(Fact):
+    """All teams' quotas and use. Answered by quota_billing."""
+
+    teams: tuple[TeamUsage, ...]
+    ledger_seq: int = Field(ge=0)
+
+
+class SetQuota(Strict):
+    """An operator sets a team's hard quota (command on `baton.cmd.quota.v1.set.operator`); owned by quota_billing."""
+
+    team: Name
+    limit_milli: int | None = Field(ge=0, description="thousandths of a device; null: no limit")

@@ -1,0 +1,105 @@
+"""CloudEvents 1.0 on NATS: binary mode is written, structured mode is read as well.
+
+Binary mode: every attribute is a header `ce-<name>`, the payload is the data alone; values are printable ASCII,
+everything else (and space, `"`, `%`) percent-encoded as UTF-8. Structured mode: `Content-Type` begins with
+`application/cloudevents` and the payload is the JSON event format. Source: the CloudEvents 1.0.2 specification and
+its NATS protocol binding.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote
+
+MSG_ID = "Nats-Msg-Id"
+TRACEPARENT = "traceparent"
+_ATTRIBUTES = {
+    "specversion": "ce-specversion",
+    "id": "ce-id",
+    "source": "ce-source",
+    "type": "ce-type",
+    "time": "ce-time",
+    "subject": "ce-subject",
+    "correlationid": "ce-correlationid",
+    "causationid": "ce-causationid",
+}
+_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) not in '"%')
+
+
+class EnvelopeError(ValueError):
+    """The message is not a CloudEvent that Baton can read; the text says which header or member, and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The attributes of one event. `id` is derived from its cause and is the broker's message id as well."""
+
+    id: str
+    type: str
+    source: str
+    subject: str = ""
+    time: str = ""
+    correlationid: str = ""
+    causationid: str = ""
+    traceparent: str = ""
+    extensions: Mapping[str, str] = field(default_factory=dict)
+
+    def headers(self) -> dict[str, str]:
+        """NATS headers of the binary mode, `Nats-Msg-Id` among them."""
+        out = {
+            MSG_ID: self.id,
+            "ce-specversion": "1.0",
+            "ce-id": self.id,
+            "ce-type": self.type,
+            "ce-source": self.source,
+            "Content-Type": "application/json",
+        }
+        for name in ("subject", "time", "correlationid", "causationid"):
+            if value := getattr(self, name):
+                out[_ATTRIBUTES[name]] = quote(value, safe=_SAFE)
+        if self.traceparent:
+            out[TRACEPARENT] = self.traceparent
+        for name, value in self.extensions.items():
+            out[f"ce-{name}"] = quote(value, safe=_SAFE)
+        return out
+
+
+def read(headers: Mapping[str, str] | None, payload: bytes) -> tuple[Envelope, bytes]:
+    """The envelope and the data of a NATS message, in either mode.
+
+    Raises EnvelopeError naming the missing or wrong attribute. Header names are compared without regard to case.
+    """
+    low = {k.lower(): v for k, v in (headers or {}).items()}
+    if low.get("content-type", "").lower().startswith("application/cloudevents"):
+        return _structured(low, payload)
+    attributes = {name: unquote(low[header]) for name, header in _ATTRIBUTES.items() if header in low}
+    extensions = {k[3:]: unquote(v) for k, v in low.items() if k.startswith("ce-") and k not in _ATTRIBUTES.values()}
+    return _envelope(attributes, low.get(TRACEPARENT, ""), extensions), payload
+
+
+def _structured(low: Mapping[str, str], payload: bytes) -> tuple[Envelope, bytes]:
+    try:
+        event = json.loads(payload)
+    except ValueError as e:
+        raise EnvelopeError(f"structured CloudEvent: the payload is not JSON ({e}); send a JSON object") from None
+    if not isinstance(event, dict):
+        raise EnvelopeError("structured CloudEvent: the payload is not a JSON object; send one event per message")
+    data = event.pop("data", None)
+    if data is None:
+        raise EnvelopeError("structured CloudEvent: member 'data' is missing; put the message there as a JSON object")
+    strings: dict[str, str] = {k: v for k, v in event.items() if isinstance(v, str)}
+    known = {k: strings.pop(k) for k in _ATTRIBUTES if k in strings}
+    traceparent = strings.pop(TRACEPARENT, low.get(TRACEPARENT, ""))
+    return _envelope(known, traceparent, strings), json.dumps(data).encode()
+
+
+def _envelope(attributes: Mapping[str, str], traceparent: str, extensions: Mapping[str, Any]) -> Envelope:
+    if attributes.get("specversion", "") != "1.0":
+        given = attributes.get("specversion", "")
+        raise EnvelopeError(f"CloudEvents attribute 'specversion' is {given!r}; send header ce-specversion: 1.0")
+    for name in ("id", "type", "source"):
+        if not attributes.get(name):
+            raise EnvelopeError(f"CloudEvents attribute {name!r} is missing; send header ce-{name}")
+    rest = {k: v for k, v in attributes.items() if k != "specversion"}
+    return Envelope(**rest, traceparent=traceparent, extensions=extensions)

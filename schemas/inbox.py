@@ -1,0 +1,132 @@
+"""A pool's inbox: all that placement reads (stream INBOX-<pool>).
+
+Requests that were admitted, facts that agents and telemetry observed, plans of preemption, quota changes, ticks.
+Placement decides about them in the stream's order, and says in each ledger record how far it has come.
+Decided is not observed: only what an agent saw (`NodeObserved`) or a node's absence (`NodeLost`, a new incarnation)
+frees a device.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
+from schemas.jobs import Checkpoint, JobSpec
+from schemas.resources import Inventory
+
+
+class JobAdmitted(Fact):
+    """Admission found the request well-formed, allowed and possible. Sent by admission, once per job id."""
+
+    job_id: JobId
+    team: Name
+    spec: JobSpec
+    spec_hash: str = Field(description="of the submitted body: the same key with another body is refused")
+    client_key: str
+    priority: int = Field(description="of its class; higher goes first")
+    preempts: bool = Field(default=False, description="its class may take devices from lower classes")
+    submitted_us: Micros = Field(description="broker's time of the submit")
+
+
+class CancelRequested(Fact):
+    """A team cancels its job. Sent by admission, which checked the form; placement checks that the team owns it."""
+
+    job_id: JobId
+    team: Name
+    reason: str
+
+
+class NodeRegistered(Fact):
+    """An agent (re)started: nothing of an earlier incarnation runs on the node any more. Sent by the agent."""
+
+    incarnation: int = Field(ge=1, description="grows with every start of the node's agent")
+    inventory: Inventory
+    lease_s: float = Field(gt=0, description="the node stops its work by itself this long after its last renewal, s")
+
+
+class Started(Fact):
+    """All processes of the attempt's part on this node run."""
+
+    kind: Literal["started"] = "started"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+
+
+class CheckpointTaken(Fact):
+    """The job acknowledged a checkpoint: asked for, or on its own."""
+
+    kind: Literal["checkpointed"] = "checkpointed"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    checkpoint: Checkpoint
+
+
+class Released(Fact):
+    """No process of the attempt is left on this node: its devices there are free. The only evidence that frees them."""
+
+    kind: Literal["released"] = "released"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    exit_code: int = Field(description="of the first process that failed, else 0; 128 + n when ended by signal n")
+    reason: str = Field(
+        default="", max_length=1024, description="what the agent knows: could not start, grace passed..."
+    )
+    own_exit: bool = Field(description="true when the processes ended by themselves, false when the agent stopped them")
+
+
+class Refused(Fact):
+    """The agent did not start a part: stale epoch, unknown device, lease about to end. It holds nothing."""
+
+    kind: Literal["refused"] = "refused"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    reason: str = Field(max_length=1024)
+
+
+Observation = Annotated[Started | CheckpointTaken | Released | Refused, Field(discriminator="kind")]
+
+
+class NodeObserved(Fact):
+    """What an agent saw on its node, in order. Sent by the agent, repeated until the ledger shows it."""
+
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    observations: tuple[Observation, ...] = Field(max_length=4096)
+
+
+class NodeLost(Fact):
+    """A node's lease has surely ended: it stopped its work by itself. Sent by telemetry after
+    (lease + kill bound) x (1 + 2 x clock-rate error) + margin since the last renewal that was received."""
+
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    silent_s: float = Field(ge=0, description="time since the last renewal, s")
+
+
+class Tick(Fact):
+    """Time passes. Sent by telemetry every second; its broker timestamp is what deadlines are measured against."""
+
+
+class QuotaChanged(Fact):
+    """A team's hard quota. Sent by quota_billing from its configuration or an operator's command."""
+
+    team: Name
+    limit_milli: int | None = Field(ge=0, description="devices in thousandths that it may hold at once; null: no limit")
+
+
+class PreemptionPlanned(Fact):
+    """Who should give way to whom, and where the beneficiary would then run. Sent by preemption; placement validates
+    it again against the present and refuses a stale one."""
+
+    plan_id: str
+    base_seq: int = Field(ge=0, description="ledger sequence that the plan was made on")
+    beneficiary: JobId
+    victims: tuple[JobId, ...] = Field(min_length=1, max_length=1024)
+    devices: tuple[DeviceId, ...] = Field(min_length=1, max_length=4096, description="the beneficiary's, in rank order")
+    cost_device_s: float = Field(ge=0, description="device-seconds of work that the victims lose")
+    reason: str = "priority"
+
+
+InboxMessage = (
+    JobAdmitted | CancelRequested | NodeRegistered | NodeObserved | NodeLost | Tick | QuotaChanged | PreemptionPlanned
+)

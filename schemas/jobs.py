@@ -1,0 +1,212 @@
+"""Jobs: what teams ask for, and what they are told.
+
+    submitted -> admitted | rejected
+    admitted -> queued -> granted -> starting -> running -> succeeded | failed | cancelled
+    running -> preempting -> queued            same job, next attempt, resumes from its checkpoint, keeps its age
+    granted | starting | running -> lost -> queued | failed                            by the job's retry policy
+
+A job is a request, an attempt is one run of it; devices and money belong to attempts. `SubmitJob` and `CancelJob` are
+commands of teams to admission (stream REQUESTS). `JobRejected` (admission) and `JobEvent` (history) are facts for the
+team (stream EVENTS).
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from schemas.base import Fact, JobId, Micros, Name, Strict
+from schemas.resources import Resources
+
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Argument = Annotated[str, Field(max_length=4096)]
+
+
+class JobState(StrEnum):
+    """Where a job stands. The law of what may follow what is `libs.core.lifecycle`."""
+
+    QUEUED = "queued"
+    GRANTED = "granted"
+    STARTING = "starting"
+    RUNNING = "running"
+    PREEMPTING = "preempting"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+    @property
+    def terminal(self) -> bool:
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.REJECTED})
+
+
+class Launch(StrEnum):
+    PER_DEVICE = "per-device"
+    PER_NODE = "per-node"
+
+
+class CheckpointPolicy(Strict):
+    """How to ask the job to save its work (docs/checkpoint-protocol.md); without one it is stopped and starts over."""
+
+    signal: Annotated[str, Field(pattern=r"^SIG(USR1|USR2|HUP|INT|TERM)$")] = "SIGUSR1"
+    grace_s: float = Field(default=30.0, gt=0, le=3600, description="time to write a checkpoint before it is killed, s")
+    interval_s: float = Field(
+        default=600.0, gt=0, le=86_400, description="how often the job saves by itself, s: what a crash can lose"
+    )
+
+
+class RetryPolicy(Strict):
+    """What happens when an attempt ends without success. Preemption is never counted against it."""
+
+    on_lost: int = Field(default=3, ge=0, le=100, description="further attempts after a node was lost")
+    on_failure: int = Field(default=0, ge=0, le=100, description="further attempts after a process exited non-zero")
+
+
+class Precision(StrEnum):
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class Workload(StrEnum):
+    TRAINING = "training"
+    LORA = "lora"
+    INFERENCE = "inference"
+
+
+class Optimizer(StrEnum):
+    ADAMW = "adamw"
+    ADAMW_8BIT = "adamw-8bit"
+    SGD = "sgd"
+    NONE = "none"
+
+
+class ModelShape(Strict):
+    """Optional: the model, so that admission can estimate memory per device and refuse what cannot fit."""
+
+    workload: Workload = Workload.TRAINING
+    parameters_b: float = Field(gt=0, le=100_000, description="parameters, billions (10^9)")
+    precision: Precision = Precision.BF16
+    optimizer: Optimizer = Optimizer.ADAMW
+    layers: int = Field(default=0, ge=0, le=4096, description="transformer layers; 0: left out of the estimate")
+    hidden: int = Field(default=0, ge=0, le=1_000_000, description="hidden size; 0: left out of the estimate")
+    sequence: int = Field(default=0, ge=0, le=100_000_000, description="tokens per sequence")
+    batch: int = Field(
+        default=1, ge=1, le=1_000_000, description="micro-batch (training) or sequences held (inference)"
+    )
+    kv_heads_fraction: float = Field(default=1.0, gt=0, le=1, description="KV heads / attention heads (GQA)")
+    tensor_parallel: int = Field(default=1, ge=1, le=4096)
+    pipeline_parallel: int = Field(default=1, ge=1, le=4096)
+    zero_stage: int = Field(default=0, ge=0, le=3, description="ZeRO / FSDP stage: what is sharded over data-parallel")
+    activation_checkpointing: bool = Field(default=True, description="recompute activations instead of keeping them")
+    lora_fraction: float = Field(default=0.01, gt=0, le=1, description="trainable share of the parameters, for lora")
+
+
+class Simulation(Strict):
+    """Run as a timer on a node with simulated devices instead of as a process: for replays and benchmarks."""
+
+    duration_s: float = Field(ge=0, le=10_000_000, description="how long the attempt takes, s")
+    exit_code: int = Field(default=0, ge=0, le=255)
+
+
+class JobSpec(Strict):
+    """One job as its team describes it: what to run, on what, how important, and what to do when it is interrupted."""
+
+    name: str = Field(default="job", min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._/-]*$")
+    command: tuple[Argument, ...] = Field(
+        default=(), max_length=256, description="argv list; never given to a shell", examples=[["python", "train.py"]]
+    )
+    env: dict[EnvName, Annotated[str, Field(max_length=4096)]] = Field(
+        default_factory=dict, max_length=64, description="environment; names that Baton or the loader owns are refused"
+    )
+    workdir: str = Field(default="", max_length=1024, description="working directory on the node; empty: a fresh one")
+    priority_class: Name = Field(default="experiment", description="serving, production, experiment or one of yours")
+    resources: Resources = Resources()
+    launch: Launch = Field(default=Launch.PER_DEVICE, description="one process per device, or one per node")
+    checkpoint: CheckpointPolicy | None = None
+    retry: RetryPolicy = RetryPolicy()
+    stop_grace_s: float = Field(default=5.0, ge=0, le=3600, description="SIGTERM to SIGKILL when it is cancelled, s")
+    time_limit_s: float = Field(default=0, ge=0, le=31_536_000, description="running longer is stopped, s; 0: no limit")
+    model: ModelShape | None = None
+    simulation: Simulation | None = None
+
+    @model_validator(mode="after")
+    def _has_something_to_run(self) -> "JobSpec":
+        if not self.command and self.simulation is None:
+            raise ValueError("command is empty: give the argv list to run, e.g. [python, train.py]")
+        return self
+
+
+class SubmitJob(Strict):
+    """A team asks for a job to be run. Sent by pipelines, the client and the CLI; owned by admission.
+
+    The team is the subject's last token (the broker checks it against the credential); a team inside the payload
+    could be forged and there is none. The same key with the same body is the same job; with another body it is refused.
+    """
+
+    client_key: str = Field(
+        min_length=1, max_length=256, description="the sender's own name for this job, unique in its team"
+    )
+    job: JobSpec
+
+
+class CancelJob(Strict):
+    """A team no longer wants a job. Sent by pipelines, the client and the CLI; owned by admission."""
+
+    job_id: JobId
+    reason: str = Field(default="cancelled by its team", max_length=512)
+
+
+class Checkpoint(Fact):
+    """What a job acknowledged: it can resume from here."""
+
+    step: int = Field(ge=0, description="the job's own progress counter")
+    reference: str = Field(max_length=4096, description="where it is stored, as the job named it; opaque to Baton")
+
+
+class Reason(Fact):
+    """Why a request was refused: what is wrong, with which value, and what to do instead."""
+
+    field: str = Field(description="dotted path in the request, e.g. job.resources.devices")
+    value: str = Field(description="the value that was given, shortened to 200 characters")
+    problem: str
+    fix: str
+
+
+class JobRejected(Fact):
+    """Admission refused a request; every reason at once. Sent by admission to the team."""
+
+    job_id: str
+    team: Name
+    client_key: str
+    reasons: tuple[Reason, ...] = Field(min_length=1)
+    at_us: Micros
+
+
+class JobEvent(Fact):
+    """Something happened to a job. Sent by history (from the ledger) to the job's team, in ledger order per job.
+
+    `what` is also the subject's and the type's last part: queued, granted, starting, running, preempting, checkpointed,
+    requeued, stopping, succeeded, failed, cancelled.
+    """
+
+    job_id: JobId
+    team: Name
+    name: str
+    what: str
+    state: JobState
+    attempt: int = Field(default=0, ge=0, description="0 before the first grant")
+    at_us: Micros
+    reason: str = ""
+    nodes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    checkpoint: Checkpoint | None = None
+    exit_code: int | None = None

@@ -1,0 +1,220 @@
+"""The ledger: what was decided, in one order, for ever (stream LEDGER-<pool>, written by placement alone).
+
+A record names the record before it (sequence and hash) and how much of the inbox it decides, so deciding and consuming
+commit together in one acknowledged publish. Its hash is the SHA-256 of its payload as stored. Every reader applies a
+record if and only if it continues the chain; others are void (`libs.ledger.chain`).
+
+Redis is the ledger's present, MongoDB its past, the bill its integral: for every claim the time from `JobGranted` to
+`DevicesFreed`, times its share.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
+from schemas.jobs import Checkpoint, JobSpec, JobState
+from schemas.resources import Claim, Inventory
+
+LEDGER_VERSION = 1
+
+
+class NodeJoined(Fact):
+    """A node offers its devices. A later incarnation replaces an earlier one."""
+
+    kind: Literal["node.joined"] = "node.joined"
+    incarnation: int = Field(ge=1)
+    inventory: Inventory
+
+
+class NodeLeft(Fact):
+    """A node's lease has ended; its devices are gone until it registers again."""
+
+    kind: Literal["node.left"] = "node.left"
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    reason: str
+
+
+class QuotaSet(Fact):
+    """From here on the team holds at most so much at once."""
+
+    kind: Literal["quota.set"] = "quota.set"
+    team: Name
+    limit_milli: int | None
+
+
+class JobQueued(Fact):
+    """An admitted job entered the queue."""
+
+    kind: Literal["job.queued"] = "job.queued"
+    job_id: JobId
+    team: Name
+    spec: JobSpec
+    spec_hash: str
+    client_key: str
+    priority: int
+    preempts: bool
+    submitted_us: Micros
+
+
+class JobGranted(Fact):
+    """A gang's whole grant: exactly its devices, in rank order, or there is no such record. Money starts here."""
+
+    kind: Literal["job.granted"] = "job.granted"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    claims: tuple[Claim, ...] = Field(min_length=1)
+    resume: Checkpoint | None = None
+
+
+class AttemptRunning(Fact):
+    """Every part of the attempt was seen running."""
+
+    kind: Literal["attempt.running"] = "attempt.running"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+
+
+class AttemptStarting(Fact):
+    """One node's part of a gang was seen running; `AttemptRunning` follows when all are."""
+
+    kind: Literal["attempt.starting"] = "attempt.starting"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    node: NodeName
+
+
+class AttemptCheckpointed(Fact):
+    """The job acknowledged a checkpoint; the next attempt resumes from it."""
+
+    kind: Literal["attempt.checkpointed"] = "attempt.checkpointed"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    checkpoint: Checkpoint
+
+
+class AttemptPreempting(Fact):
+    """The attempt must save its work and give way within its grace."""
+
+    kind: Literal["attempt.preempting"] = "attempt.preempting"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    beneficiary: JobId
+    plan_id: str
+    reason: str
+
+
+class AttemptStopping(Fact):
+    """The attempt must end everywhere: cancelled, over its time, or a part of the gang failed or was lost."""
+
+    kind: Literal["attempt.stopping"] = "attempt.stopping"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    cause: Literal["cancelled", "time-limit", "part-failed", "part-lost", "part-refused"]
+    reason: str
+
+
+class DevicesFreed(Fact):
+    """A node's part of an attempt is gone, by that node's evidence. Money for these claims stops here."""
+
+    kind: Literal["devices.freed"] = "devices.freed"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    node: NodeName
+    devices: tuple[DeviceId, ...] = Field(min_length=1)
+    evidence: Literal["released", "refused", "lease-ended", "new-incarnation"]
+    exit_code: int | None = None
+    own_exit: bool = Field(default=False, description="its processes ended by themselves")
+    reason: str = ""
+
+
+class AttemptClosed(Fact):
+    """The attempt's last part is gone. Each attempt is closed, and billed, once."""
+
+    kind: Literal["attempt.closed"] = "attempt.closed"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    outcome: Literal["succeeded", "failed", "lost", "preempted", "cancelled", "time-limit", "refused"]
+
+
+class JobRequeued(Fact):
+    """The job waits again, with its age kept; `resume` is where its next attempt starts."""
+
+    kind: Literal["job.requeued"] = "job.requeued"
+    job_id: JobId
+    reason: str
+    resume: Checkpoint | None = None
+
+
+class JobFinished(Fact):
+    """The job's one terminal state. Nothing follows it."""
+
+    kind: Literal["job.finished"] = "job.finished"
+    job_id: JobId
+    state: JobState
+    reason: str = ""
+    exit_code: int | None = None
+
+
+class DevicesHeld(Fact):
+    """Devices that are being freed for a beneficiary: nobody else is granted them until it has started or ended."""
+
+    kind: Literal["devices.held"] = "devices.held"
+    job_id: JobId
+    devices: tuple[DeviceId, ...] = Field(min_length=1)
+
+
+class HoldReleased(Fact):
+    """The beneficiary no longer needs the hold: it was granted, ended, or the plan failed."""
+
+    kind: Literal["hold.released"] = "hold.released"
+    job_id: JobId
+
+
+class InputRejected(Fact):
+    """An inbox message that cannot be applied, with the reason. It never blocks the next; a copy goes to DEAD."""
+
+    kind: Literal["input.rejected"] = "input.rejected"
+    inbox_seq: int = Field(ge=1)
+    subject: str
+    reason: str = Field(max_length=2048)
+
+
+LedgerEvent = Annotated[
+    NodeJoined
+    | NodeLeft
+    | QuotaSet
+    | JobQueued
+    | JobGranted
+    | AttemptStarting
+    | AttemptRunning
+    | AttemptCheckpointed
+    | AttemptPreempting
+    | AttemptStopping
+    | DevicesFreed
+    | AttemptClosed
+    | JobRequeued
+    | JobFinished
+    | DevicesHeld
+    | HoldReleased
+    | InputRejected,
+    Field(discriminator="kind"),
+]
+
+
+class LedgerRecord(Fact):
+    """One committed decision. Sent by placement; read by every other service.
+
+    `prev_seq` and `prev_hash` are those of the last valid record (0 and "" for the first), `inbox_seq` the last inbox
+    message it decides, `t_us` the larger of the last record's and the broker's timestamp of that message.
+    """
+
+    v: Literal[1] = LEDGER_VERSION
+    pool: Name
+    prev_seq: int = Field(ge=0)
+    prev_hash: str
+    inbox_seq: int = Field(ge=0)
+    t_us: Micros
+    writer: str = Field(description="which process wrote it, for operators")
+    events: tuple[LedgerEvent, ...]

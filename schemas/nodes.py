@@ -1,0 +1,100 @@
+"""What services and agents say to each other about a node, outside the ledger.
+
+Heartbeats and desired state are core NATS: they must work when a disk is full, and a lost one is repaired by the next.
+"""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
+from schemas.jobs import Checkpoint, JobSpec
+
+
+class Action(StrEnum):
+    RUN = "run"
+    CHECKPOINT = "checkpoint"
+    STOP = "stop"
+
+
+class Rank(Fact):
+    """One device of the gang on this node, in rank order."""
+
+    rank: int = Field(ge=0)
+    device: DeviceId
+    epoch: int = Field(ge=1)
+    milli: int = Field(ge=1)
+    memory_mib: int = Field(ge=0)
+
+
+class DesiredPart(Fact):
+    """This node's part of one attempt: what to run, where, as which ranks; or to save and stop it."""
+
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    team: Name
+    action: Action
+    spec: JobSpec
+    ranks: tuple[Rank, ...] = Field(min_length=1)
+    world_size: int = Field(ge=1, description="devices of the whole gang")
+    node_rank: int = Field(ge=0)
+    nodes: tuple[NodeName, ...] = Field(description="all nodes of the gang, in rank order; the first is the master")
+    resume: Checkpoint | None = None
+
+
+class DesiredState(Fact):
+    """All that should run on a node, as of a ledger sequence. Sent by placement after each commit that changes it.
+
+    An agent ignores a state older than one it has seen, stops what is not in it, and starts what is new.
+    """
+
+    pool: Name
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    ledger_seq: int = Field(ge=0)
+    parts: tuple[DesiredPart, ...]
+
+
+class DesiredQuery(Fact):
+    """An agent asks for its nodes' desired state: at start, after a reconnect, and every few seconds."""
+
+    nodes: tuple[NodeName, ...] = Field(max_length=4096)
+
+
+class DesiredReply(Fact):
+    states: tuple[DesiredState, ...]
+
+
+class Heartbeat(Fact):
+    """An agent renews its nodes' leases (request; telemetry answers `LeaseGranted`). Counts from when it was sent."""
+
+    nodes: tuple[tuple[NodeName, int], ...] = Field(description="(node, incarnation) pairs")
+    lease_s: float = Field(gt=0)
+
+
+class LeaseGranted(Fact):
+    """Telemetry saw the renewal of these nodes."""
+
+    nodes: tuple[NodeName, ...]
+
+
+class DeviceSample(Fact):
+    """One reading of one device."""
+
+    device: DeviceId
+    model: str = ""
+    utilization_pct: float = Field(ge=0, le=100)
+    memory_used_mib: int = Field(ge=0)
+    power_w: float = Field(default=0, ge=0)
+    temperature_c: float = 0
+    ecc_errors: int = Field(default=0, ge=0)
+    throttled: bool = False
+
+
+class NodeSampled(Fact):
+    """Readings of a node's devices, every 15 s. Sent by the agent (stream TELEMETRY: memory, drops the oldest)."""
+
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    at_us: Micros = Field(description="the node's own clock: for display only")
+    devices: tuple[DeviceSample, ...] = Field(max_length=4096)

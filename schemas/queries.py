@@ -1,0 +1,237 @@
+"""Questions and answers: request-reply on `baton.qry.<entity>.v1.<what>.<team>`.
+
+The service that owns the answer replies; the team is the subject's last token, and `operator` may see every team. A
+reply carries the header `Baton-Status`: `ok`, `invalid`, `not-found` or `failed`; all but `ok` carry `QueryFailed`.
+A job of another team is `not-found`, exactly like one that does not exist.
+"""
+
+from pydantic import Field
+
+from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict
+from schemas.jobs import Checkpoint, JobEvent, JobSpec, JobState, Reason
+
+
+class QueryFailed(Fact):
+    """Why a question has no answer."""
+
+    status: str = Field(description="invalid, not-found or failed")
+    reasons: tuple[Reason, ...] = ()
+    message: str
+
+
+class JobGet(Strict):
+    """One job with its attempts. Answered by history (`job.get`)."""
+
+    job_id: JobId
+
+
+class JobListQuery(Strict):
+    """A team's jobs, newest first. Answered by history (`job.list`)."""
+
+    states: tuple[JobState, ...] = ()
+    name: str = ""
+    limit: int = Field(default=100, ge=1, le=1000)
+    before_us: Micros | None = Field(default=None, description="for paging: jobs submitted before this time")
+
+
+class AttemptDocument(Fact):
+    """One run of a job, as history keeps it."""
+
+    attempt: int = Field(ge=1)
+    granted_us: Micros
+    running_us: Micros | None = None
+    closed_us: Micros | None = None
+    outcome: str = ""
+    nodes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    milli: tuple[int, ...] = ()
+    resume: Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
+    exit_code: int | None = None
+
+
+class JobDocument(Fact):
+    """A job's whole story. `seq` is the last ledger sequence that changed it."""
+
+    job_id: JobId
+    team: Name
+    name: str
+    client_key: str
+    priority_class: str
+    priority: int
+    state: JobState
+    reason: str = ""
+    devices: int = Field(ge=0)
+    submitted_us: Micros
+    queued_us: Micros
+    finished_us: Micros | None = None
+    attempts: tuple[AttemptDocument, ...] = ()
+    preemptions: int = Field(default=0, ge=0)
+    spec: JobSpec
+    seq: int = Field(ge=0)
+
+
+class JobList(Fact):
+    jobs: tuple[JobDocument, ...]
+
+
+class EventListQuery(Strict):
+    """What happened to a team's jobs, in ledger order. Answered by history (`event.list`)."""
+
+    job_id: JobId | None = None
+    after_us: Micros | None = None
+    limit: int = Field(default=1000, ge=1, le=10_000)
+
+
+class EventList(Fact):
+    events: tuple[JobEvent, ...]
+
+
+class ExplainQuery(Strict):
+    """Why is this job where it is? Answered by placement (`job.explain`)."""
+
+    job_id: JobId
+
+
+class Removed(Fact):
+    """How many devices one constraint takes out of consideration, in the order in which constraints are applied."""
+
+    constraint: str
+    devices: int = Field(ge=0)
+
+
+class Explanation(Fact):
+    """The dominant reason, what each constraint removes, and the smallest change that would let the job run."""
+
+    job_id: JobId
+    state: JobState
+    reason: str = Field(description="an outcome of libs.core.cycle, e.g. no-free-block, quota, type, memory, held")
+    text: str
+    ahead: int = Field(default=0, ge=0, description="jobs that are considered before it")
+    removed: tuple[Removed, ...] = ()
+    suggestion: str = ""
+
+
+class QueueListQuery(Strict):
+    """The waiting jobs in the order in which they are considered. Answered by placement (`queue.list`)."""
+
+    limit: int = Field(default=200, ge=1, le=5000)
+
+
+class QueuedJob(Fact):
+    job_id: JobId
+    team: Name
+    name: str
+    priority_class: str
+    priority: int
+    devices: int
+    waiting_since_us: Micros
+    reason: str = ""
+
+
+class QueueList(Fact):
+    jobs: tuple[QueuedJob, ...]
+    total: int = Field(ge=0)
+
+
+class PoolStatusQuery(Strict):
+    """A pool's figures at a glance. Answered by placement (`pool.status`)."""
+
+
+class Quantiles(Fact):
+    """Of the last observations, in the unit of the field's name."""
+
+    count: int = Field(ge=0)
+    p50: float = 0
+    p99: float = 0
+    max: float = 0
+
+
+class PoolStatus(Fact):
+    """How far the pool has come, what it holds, how fast it decides."""
+
+    pool: Name
+    ledger_seq: int
+    inbox_seq: int
+    jobs: dict[str, int] = Field(description="jobs per state")
+    nodes_up: int
+    devices: int
+    milli_used: int
+    milli_total: int
+    grants: int
+    preemptions: int
+    scheduling_latency_ms: Quantiles = Field(description="inbox arrival of a job that fitted at once, to its grant")
+    queue_wait_ms: Quantiles = Field(description="submit to first grant")
+
+
+class NodeListQuery(Strict):
+    """The pool's nodes. Answered by telemetry (`node.list`) from the Redis projection and its samples."""
+
+
+class NodeView(Fact):
+    node: str
+    status: str = Field(description="up or lost")
+    leaf: str
+    spine: str
+    zone: str
+    incarnation: int
+    models: dict[str, int] = Field(description="devices per model")
+    devices: int
+    milli_used: int
+    milli_total: int
+    utilization_pct: float | None = None
+    heartbeat_age_s: float | None = None
+    cpus: int = 0
+    memory_mib: int = 0
+    labels: dict[str, str] = Field(default_factory=dict)
+    simulated: bool = False
+
+
+class NodeList(Fact):
+    nodes: tuple[NodeView, ...]
+
+
+class DeviceListQuery(Strict):
+    """The pool's devices; who holds one is shown to its own team and the operator. Answered by telemetry."""
+
+    node: str = ""
+
+
+class DeviceView(Fact):
+    device: DeviceId
+    node: str
+    index: int
+    kind: str
+    model: str
+    memory_mib: int
+    milli_used: int
+    jobs: tuple[str, ...] = ()
+    utilization_pct: float | None = None
+    memory_used_mib: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+
+
+class DeviceList(Fact):
+    devices: tuple[DeviceView, ...]
+
+
+class LogQuery(Strict):
+    """A piece of a job's output. Answered by the agent that has it (`log.read`); the others stay silent."""
+
+    job_id: JobId
+    attempt: int = Field(default=0, ge=0, description="0: the latest")
+    rank: int = Field(default=0, ge=0)
+    offset: int = Field(default=0, ge=0, description="byte to start from")
+    limit: int = Field(default=65_536, ge=1, le=262_144, description="bytes at the most")
+
+
+class LogPiece(Fact):
+    """Bytes as text (undecodable ones replaced, control bytes left as they are: strip before showing)."""
+
+    job_id: JobId
+    attempt: int
+    rank: int
+    text: str
+    next_offset: int = Field(description="where the next piece begins")
+    ended: bool = Field(description="true when the process has ended and nothing follows next_offset")
