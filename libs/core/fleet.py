@@ -1,0 +1,218 @@
+"""The fleet as numpy arrays: one row per device, one per node; what placement searches.
+
+A row stays a device's for ever (rows are found by device id); a device that is gone is a row that is not `up`. Compute
+is counted in milli (1,000 is the whole device), memory in MiB. `free_*` never go below zero: a ledger that would make
+them so is corrupt, and the fold stops there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.resources import WHOLE_MILLI, Claim, Device, Inventory
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Overcommitted(ValueError):
+    """A grant beyond a device's capacity, or a free of what was not held."""
+
+
+class Index:
+    """Names to small integers, in order of first sight."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names: list[str] = []
+        self._codes: dict[str, int] = {}
+        for name in names:
+            self.code(name)
+
+    def code(self, name: str) -> int:
+        """The code of `name`, given one if it is new."""
+        known = self._codes.get(name)
+        if known is None:
+            known = self._codes[name] = len(self.names)
+            self.names.append(name)
+        return known
+
+    def find(self, name: str) -> int:
+        """The code of `name`, or -1."""
+        return self._codes.get(name, -1)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(slots=True)
+class Node:
+    """A machine of the pool. `rows` are its devices' rows in index order."""
+
+    name: str
+    inventory: Inventory
+    incarnation: int
+    up: bool
+    rows: list[int] = field(default_factory=list)
+
+
+_NO_ROW = -1
+
+
+class Fleet:
+    """All devices and nodes of a pool.
+
+    Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes),
+    `index`, `memory_mib`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (it is a CPU), `held` (position of its
+    beneficiary in `State.holds`, or -1).
+    Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes).
+    """
+
+    def __init__(self) -> None:
+        self.devices = Index()
+        self.models = Index()
+        self.profiles = Index([""])
+        self.domains = Index()
+        self.leaves, self.spines, self.zones = Index(), Index(), Index()
+        self.nodes: dict[str, Node] = {}
+        self.node_names = Index()
+        self.version = 0
+        """Grows when nodes or devices come or go: whoever caches something derived from the shape compares it."""
+        for name in _DEVICE_COLUMNS:
+            setattr(self, name, np.zeros(0, dtype=_DEVICE_COLUMNS[name]))
+        for name in _NODE_COLUMNS:
+            setattr(self, name, np.zeros(0, dtype=np.int64))
+
+    node: Ints
+    model: Ints
+    profile: Ints
+    domain: Ints
+    index: Ints
+    memory_mib: Ints
+    free_milli: Ints
+    free_mib: Ints
+    epoch: Ints
+    up: Bools
+    cpu: Bools
+    held: Ints
+    leaf: Ints
+    spine: Ints
+    zone: Ints
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def join(self, inventory: Inventory, incarnation: int) -> Node:
+        """A node offers its devices (again). Devices that it no longer has are not `up` any more."""
+        self.version += 1
+        node_code = self._node_row(inventory)
+        rows = [self._device_row(device, node_code, inventory.node) for device in inventory.devices]
+        old = self.nodes.get(inventory.node)
+        if old is not None:
+            self.up[old.rows] = False
+        self.up[rows] = True
+        node = Node(inventory.node, inventory, incarnation, up=True, rows=rows)
+        self.nodes[inventory.node] = node
+        return node
+
+    def leave(self, name: str) -> None:
+        """A node's devices are gone until it joins again."""
+        self.version += 1
+        node = self.nodes[name]
+        node.up = False
+        self.up[node.rows] = False
+
+    def row(self, device: str) -> int:
+        """Raises KeyError naming a device that the pool has never had."""
+        found = self.devices.find(device)
+        if found == _NO_ROW:
+            raise KeyError(f"no device {device!r} in this pool")
+        return found
+
+    def adopt(self, device: str) -> int:
+        """A row for a device that no node has now (from a snapshot); it is not `up`."""
+        row = self.devices.code(device)
+        if row == len(self.node):
+            self._grow(_DEVICE_COLUMNS)
+        self.held[row] = -1
+        return row
+
+    def take(self, claims: Iterable[Claim]) -> None:
+        """Subtracts a grant. Raises Overcommitted, naming the device, before anything is changed."""
+        taken = [(self.row(c.device), c) for c in claims]
+        for row, c in taken:
+            if self.free_milli[row] < c.milli or self.free_mib[row] < c.memory_mib or not self.up[row]:
+                raise Overcommitted(
+                    f"{c.device}: {c.milli} milli and {c.memory_mib} MiB asked of "
+                    f"{self.free_milli[row]} milli and {self.free_mib[row]} MiB free (up: {bool(self.up[row])})"
+                )
+            if c.epoch <= self.epoch[row]:
+                raise Overcommitted(f"{c.device}: epoch {c.epoch} does not grow beyond {self.epoch[row]}")
+        for row, c in taken:
+            self.free_milli[row] -= c.milli
+            self.free_mib[row] -= c.memory_mib
+            self.epoch[row] = c.epoch
+
+    def give_back(self, claims: Iterable[Claim]) -> None:
+        """Adds back what a node's evidence freed. Raises Overcommitted when more than the device has would be free."""
+        for c in claims:
+            row = self.row(c.device)
+            self.free_milli[row] += c.milli
+            self.free_mib[row] += c.memory_mib
+            if self.free_milli[row] > WHOLE_MILLI or self.free_mib[row] > self.memory_mib[row]:
+                raise Overcommitted(f"{c.device}: freed twice ({self.free_milli[row]} milli would be free)")
+
+    def _grow(self, columns: Iterable[str]) -> None:
+        """Doubles the arrays. Rows without a device are not `up`, so no search ever finds them."""
+        for name in columns:
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(max(64, len(old)), dtype=old.dtype)]))
+
+    def _node_row(self, inventory: Inventory) -> int:
+        code = self.node_names.code(inventory.node)
+        if code == len(self.leaf):
+            self._grow(_NODE_COLUMNS)
+        where = inventory.position
+        self.zone[code] = self.zones.code(where.zone)
+        self.spine[code] = self.spines.code(f"{where.zone}/{where.spine}")
+        self.leaf[code] = self.leaves.code(f"{where.zone}/{where.spine}/{where.leaf}")
+        return code
+
+    def _device_row(self, device: Device, node_code: int, node: str) -> int:
+        row = self.devices.find(device.id)
+        fresh = row == _NO_ROW
+        if fresh:
+            row = self.devices.code(device.id)
+            if row == len(self.node):
+                self._grow(_DEVICE_COLUMNS)
+            self.held[row] = -1
+            self.free_milli[row] = WHOLE_MILLI
+            self.free_mib[row] = device.memory_mib
+        else:
+            self.free_mib[row] += device.memory_mib - self.memory_mib[row]
+        self.node[row] = node_code
+        self.model[row] = self.models.code(device.model)
+        self.profile[row] = self.profiles.code(device.mig_profile)
+        self.domain[row] = self.domains.code(f"{node}/{device.nvlink_domain}")
+        self.index[row] = device.index
+        self.memory_mib[row] = device.memory_mib
+        self.cpu[row] = device.kind == "cpu"
+        return row
+
+
+_DEVICE_COLUMNS: dict[str, type] = {
+    "node": np.int64,
+    "model": np.int64,
+    "profile": np.int64,
+    "domain": np.int64,
+    "index": np.int64,
+    "memory_mib": np.int64,
+    "free_milli": np.int64,
+    "free_mib": np.int64,
+    "epoch": np.int64,
+    "up": np.bool_,
+    "cpu": np.bool_,
+    "held": np.int64,
+}
+_NODE_COLUMNS = ("leaf", "spine", "zone")

@@ -1,0 +1,141 @@
+"""The state that a ledger folds into: fleet, jobs, attempts, quotas. Changed by `libs.core.fold` alone."""
+
+from dataclasses import dataclass, field
+
+from libs.core.fleet import Fleet
+from schemas.jobs import Checkpoint, JobSpec, JobState
+from schemas.resources import WHOLE_MILLI, Claim, Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What makes two requests equal to the placer: if one does not fit now, neither does the other."""
+
+    devices: int
+    types: tuple[str, ...]
+    memory_mib: int
+    milli: int
+    profile: str
+    level: str
+    required: bool
+    labels: tuple[tuple[str, str], ...]
+    simulated: bool
+    """Runs as a timer, so only on nodes whose devices are simulated."""
+
+    @property
+    def total_milli(self) -> int:
+        return self.devices * self.milli
+
+    @property
+    def whole(self) -> bool:
+        return self.milli == WHOLE_MILLI
+
+
+def shape_of(spec: JobSpec) -> Shape:
+    """The shape of a job's request."""
+    r: Resources = spec.resources
+    return Shape(
+        devices=r.devices,
+        types=r.types,
+        memory_mib=r.memory_mib,
+        milli=r.share_milli,
+        profile=r.mig_profile,
+        level=r.topology.level.value,
+        required=r.topology.policy == "required",
+        labels=tuple(sorted(r.labels.items())),
+        simulated=spec.simulation is not None,
+    )
+
+
+@dataclass(slots=True)
+class Part:
+    """One node's share of an attempt."""
+
+    node: str
+    claims: tuple[Claim, ...]
+    started: bool = False
+    freed: bool = False
+    exit_code: int | None = None
+    own_exit: bool = False
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One run of a job: it holds its claims from `granted_us` until each part was seen to be gone."""
+
+    number: int
+    claims: tuple[Claim, ...]
+    parts: dict[str, Part]
+    granted_us: int
+    running_us: int = 0
+    cause: str = ""
+    """Why it must end, once that was decided: cancelled, time-limit, part-failed, part-lost, part-refused, preempted."""
+    reason: str = ""
+    beneficiary: str = ""
+    checkpoint: Checkpoint | None = None
+    checkpoint_us: int = 0
+
+
+@dataclass(slots=True)
+class Job:
+    """An admitted job that has not ended."""
+
+    id: str
+    team: str
+    spec: JobSpec
+    spec_hash: str
+    priority: int
+    preempts: bool
+    submitted_us: int
+    queued_us: int
+    shape: Shape
+    state: JobState = JobState.QUEUED
+    attempts: int = 0
+    current: Attempt | None = None
+    resume: Checkpoint | None = None
+    lost: int = 0
+    failures: int = 0
+    preemptions: int = 0
+    first_grant_us: int = 0
+
+    @property
+    def queue(self) -> "QueueKey":
+        return (self.priority, self.team, self.shape)
+
+
+QueueKey = tuple[int, str, Shape]
+"""Waiting jobs are kept in one line per (priority, team, shape): what does not fit blocks its own line only."""
+
+
+@dataclass(slots=True)
+class State:
+    """Everything placement knows. Two states folded from the same ledger are equal (`libs.core.snapshot.dump`)."""
+
+    fleet: Fleet = field(default_factory=Fleet)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    finished: dict[str, str] = field(default_factory=dict)
+    """Ended jobs: id -> spec hash. Ids never expire, so a submit repeated after a year is still the same job."""
+    queues: dict[QueueKey, dict[str, int]] = field(default_factory=dict)
+    """Each line in order: job id -> submitted_us."""
+    on_node: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Node -> ids of the jobs that hold devices there, in order of grant."""
+    quotas: dict[str, int] = field(default_factory=dict)
+    used_milli: dict[str, int] = field(default_factory=dict)
+    holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Beneficiary -> devices that are kept for it."""
+    limited: dict[str, int] = field(default_factory=dict)
+    """Running jobs with a time limit: id -> when they must end, us."""
+    t_us: int = 0
+    inbox_seq: int = 0
+    grants: int = 0
+    preemptions: int = 0
+    finished_by_state: dict[str, int] = field(default_factory=dict)
+
+    def committed_milli(self, team: str, but_not: str = "") -> int:
+        """What counts against a team's quota: held by its attempts, and kept for its beneficiaries (I7)."""
+        total = self.used_milli.get(team, 0)
+        for holder in self.holds:
+            job = self.jobs.get(holder)
+            if job is not None and holder != but_not and job.team == team:
+                total += job.shape.total_milli
+        return total

@@ -1,0 +1,52 @@
+"""What is free, as a cycle sees it: the fleet's arrays with the cycle's own grants already taken out."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from libs.core.fleet import Bools, Fleet, Ints
+from libs.core.model import Shape
+
+NOBODY = -1
+
+
+@dataclass(slots=True)
+class View:
+    """Free capacity to plan on. `fleet` is read for its shape only; the other arrays are this view's own copies."""
+
+    fleet: Fleet
+    free_milli: Ints
+    free_mib: Ints
+    held: Ints
+    epoch: Ints
+    blocked: Bools
+    """Devices reserved for a gang that has waited long: nobody else is placed there in this cycle."""
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> "View":
+        return cls(
+            fleet,
+            fleet.free_milli.copy(),
+            fleet.free_mib.copy(),
+            fleet.held.copy(),
+            fleet.epoch.copy(),
+            np.zeros(len(fleet.up), dtype=np.bool_),
+        )
+
+    def take(self, rows: Ints, shape: Shape) -> None:
+        """Takes a placement out of what is free."""
+        self.free_milli[rows] -= shape.milli
+        self.free_mib[rows] -= memory_of(self, rows, shape)
+        self.held[rows] = NOBODY
+        self.epoch[rows] += 1
+
+
+def memory_of(view: View, rows: Ints, shape: Shape) -> Ints:
+    """Memory (MiB, shape (n,)) that a grant takes on each of `rows`: all of a whole device; of a shared one what was
+    asked for, or else the share's part."""
+    total = view.fleet.memory_mib[rows]
+    if shape.whole:
+        return total
+    if shape.memory_mib:
+        return np.full(len(rows), shape.memory_mib, dtype=np.int64)
+    return total * shape.milli // 1000

@@ -1,0 +1,133 @@
+"""A state as bytes and back. Two equal states give equal bytes, so snapshots also prove that folds agree (I9)."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from libs.core.fleet import Fleet
+from libs.core.fold import mark_holds
+from libs.core.model import Attempt, Job, Part, State, shape_of
+from schemas.jobs import Checkpoint, JobSpec, JobState
+from schemas.resources import Claim, Inventory
+
+VERSION = 1
+_PLAIN = (
+    "finished", "quotas", "used_milli", "limited", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state"
+)  # fmt: skip
+_JOB_PLAIN = (
+    "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts", "lost", "failures",
+    "preemptions", "first_grant_us",
+)  # fmt: skip
+_ATTEMPT_PLAIN = ("number", "granted_us", "running_us", "cause", "reason", "beneficiary", "checkpoint_us")
+
+
+class WrongVersion(ValueError):
+    """The snapshot was written by another version of this code: ignore it and fold from the beginning."""
+
+
+def dump(state: State) -> bytes:
+    """JSON with sorted keys, UTF-8."""
+    body = {
+        "version": VERSION,
+        "fleet": _dump_fleet(state.fleet),
+        "jobs": [_dump_job(job) for job in sorted(state.jobs.values(), key=lambda j: j.id)],
+        "holds": [[holder, list(devices)] for holder, devices in state.holds.items()],
+        **{name: getattr(state, name) for name in _PLAIN},
+    }
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def load(data: bytes) -> State:
+    """The inverse of `dump`. Raises WrongVersion."""
+    body = json.loads(data)
+    if body["version"] != VERSION:
+        raise WrongVersion(f"snapshot version {body['version']}, this code reads {VERSION}")
+    state = State(fleet=_load_fleet(body["fleet"]), **{name: body[name] for name in _PLAIN})
+    jobs = [_load_job(j) for j in body["jobs"]]
+    state.jobs = {job.id: job for job in jobs}
+    for job in sorted(jobs, key=lambda j: (j.submitted_us, j.id)):
+        if job.state is JobState.QUEUED:
+            state.queues.setdefault(job.queue, {})[job.id] = job.submitted_us
+    state.on_node = {name: {} for name in state.fleet.nodes}
+    for job in sorted(jobs, key=lambda j: (j.current.granted_us if j.current else 0, j.id)):
+        for part in job.current.parts.values() if job.current else ():
+            if not part.freed:
+                state.on_node[part.node][job.id] = None
+    state.holds = {holder: tuple(devices) for holder, devices in body["holds"]}
+    mark_holds(state)
+    return state
+
+
+def _dump_fleet(fleet: Fleet) -> dict[str, Any]:
+    n = len(fleet)
+    return {
+        "nodes": [
+            [fleet.nodes[name].inventory.model_dump(mode="json"), fleet.nodes[name].incarnation, fleet.nodes[name].up]
+            for name in fleet.node_names.names
+        ],
+        "devices": [
+            [name, int(fleet.epoch[i]), int(fleet.free_milli[i]), int(fleet.free_mib[i]), int(fleet.memory_mib[i])]
+            for i, name in enumerate(fleet.devices.names[:n])
+        ],
+    }
+
+
+def _load_fleet(body: dict[str, Any]) -> Fleet:
+    fleet = Fleet()
+    for raw, incarnation, up in body["nodes"]:
+        node = fleet.join(Inventory.model_validate(raw), incarnation)
+        if not up:
+            fleet.leave(node.name)
+    for name, epoch, free_milli, free_mib, memory_mib in body["devices"]:
+        row = fleet.devices.find(name)
+        if row < 0:  # a device that its node no longer has: its epoch must still never go back
+            row = fleet.adopt(name)
+        fleet.epoch[row], fleet.free_milli[row] = epoch, free_milli
+        fleet.free_mib[row], fleet.memory_mib[row] = free_mib, memory_mib
+    return fleet
+
+
+def _dump_job(job: Job) -> dict[str, Any]:
+    return {
+        **{name: getattr(job, name) for name in _JOB_PLAIN},
+        "spec": job.spec.model_dump(mode="json"),
+        "state": job.state.value,
+        "resume": job.resume.model_dump(mode="json") if job.resume else None,
+        "current": _dump_attempt(job.current) if job.current else None,
+    }
+
+
+def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        **{name: getattr(attempt, name) for name in _ATTEMPT_PLAIN},
+        "claims": [c.model_dump(mode="json") for c in attempt.claims],
+        "parts": [asdict(part) | {"claims": None} for part in attempt.parts.values()],
+        "checkpoint": attempt.checkpoint.model_dump(mode="json") if attempt.checkpoint else None,
+    }
+
+
+def _load_job(raw: dict[str, Any]) -> Job:
+    spec = JobSpec.model_validate(raw["spec"])
+    return Job(
+        **{name: raw[name] for name in _JOB_PLAIN},
+        spec=spec,
+        shape=shape_of(spec),
+        state=JobState(raw["state"]),
+        resume=_checkpoint(raw["resume"]),
+        current=_load_attempt(raw["current"]) if raw["current"] else None,
+    )
+
+
+def _load_attempt(raw: dict[str, Any]) -> Attempt:
+    claims = tuple(Claim.model_validate(c) for c in raw["claims"])
+    parts = {p["node"]: Part(**p | {"claims": tuple(c for c in claims if c.node == p["node"])}) for p in raw["parts"]}
+    return Attempt(
+        **{name: raw[name] for name in _ATTEMPT_PLAIN},
+        claims=claims,
+        parts=parts,
+        checkpoint=_checkpoint(raw["checkpoint"]),
+    )
+
+
+def _checkpoint(raw: dict[str, Any] | None) -> Checkpoint | None:
+    return Checkpoint.model_validate(raw) if raw else None

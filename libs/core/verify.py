@@ -1,0 +1,262 @@
+"""Checks a ledger against the invariants that can be read from it, without the fold that placement runs on.
+
+It keeps its own books: intervals per device, parts per attempt, one terminal state per job. (I1-I3, I5, I7, I8, I10 are
+the names of these statements in docs/invariants.md.) It goes on after a violation, so that a report names them all.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas import ledger as led
+from schemas.jobs import JobSpec
+from schemas.resources import WHOLE_MILLI, Claim
+
+MAX_VIOLATIONS = 1000
+"""A report names this many; more are counted."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What a whole ledger says. `milli_us`: device-microseconds x thousandths, of claims that were freed."""
+
+    records: int = 0
+    void: int = 0
+    events: int = 0
+    jobs: int = 0
+    attempts: int = 0
+    open_attempts: int = 0
+    terminal: dict[str, int] = field(default_factory=dict)
+    preemptions: int = 0
+    rejected_inputs: int = 0
+    milli_us: int = 0
+    by_team: dict[str, int] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    violations_total: int = 0
+    last_seq: int = 0
+    last_t_us: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.violations_total == 0
+
+
+@dataclass(slots=True)
+class _Job:
+    team: str
+    spec: JobSpec
+    attempts: int = 0
+    open: "_Attempt | None" = None
+    terminal: str = ""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    number: int
+    opened_us: int
+    by_node: dict[str, list[Claim]]
+
+
+@dataclass(slots=True)
+class _Device:
+    memory_mib: int
+    node: str
+    epoch: int = 0
+    holders: dict[str, Claim] = field(default_factory=dict)
+
+
+class Checker:
+    """Feed it every record of a ledger in stream order, void ones too; then ask for the report."""
+
+    def __init__(self) -> None:
+        self.report = Report()
+        self._jobs: dict[str, _Job] = {}
+        self._devices: dict[str, _Device] = {}
+        self._nodes: dict[str, tuple[int, bool]] = {}
+        self._quotas: dict[str, int] = {}
+        self._used: dict[str, int] = defaultdict(int)
+        self._head = 0
+        self._seq = 0
+        self._by_team: dict[str, int] = defaultdict(int)
+
+    def step(self, seq: int, record: led.LedgerRecord, valid: bool) -> None:
+        """One record at stream sequence `seq`; `valid` is what the chain's reader rule says of it (I10)."""
+        self._seq = self.report.last_seq = seq
+        if not valid:
+            self.report.void += 1
+            return
+        self.report.records += 1
+        if record.prev_seq != self._head:
+            self._broken("I10", f"names record {record.prev_seq} before it, the last valid one is {self._head}")
+        if record.t_us < self.report.last_t_us:
+            self._broken("I10", f"time goes back from {self.report.last_t_us} to {record.t_us}")
+        self._head, self.report.last_t_us = seq, record.t_us
+        for event in record.events:
+            self.report.events += 1
+            check = _CHECKS.get(type(event))
+            if check is not None:
+                check(self, event, record.t_us)
+
+    def finish(self) -> Report:
+        """The report so far."""
+        self.report.jobs = len(self._jobs)
+        self.report.open_attempts = sum(job.open is not None for job in self._jobs.values())
+        self.report.by_team = dict(sorted(self._by_team.items()))
+        for device_id, device in self._devices.items():
+            used = sum(c.milli for c in device.holders.values())
+            if not 0 <= used <= WHOLE_MILLI:
+                self._broken("I8", f"{device_id} ends with {used} milli in use")
+        return self.report
+
+    def _broken(self, invariant: str, what: str) -> None:
+        self.report.violations_total += 1
+        if len(self.report.violations) < MAX_VIOLATIONS:
+            self.report.violations.append(f"{invariant} at seq {self._seq}: {what}")
+
+    def _node_joined(self, e: led.NodeJoined, t_us: int) -> None:
+        node = e.inventory.node
+        if node in self._nodes and e.incarnation <= self._nodes[node][0]:
+            self._broken("I8", f"node {node} joins with incarnation {e.incarnation} after {self._nodes[node][0]}")
+        self._nodes[node] = (e.incarnation, True)
+        for device in e.inventory.devices:
+            known = self._devices.get(device.id)
+            if known is None:
+                self._devices[device.id] = _Device(device.memory_mib, node)
+                continue
+            if known.holders:
+                self._broken("I8", f"node {node} joins while {device.id} is held by {', '.join(known.holders)}")
+            known.memory_mib, known.node = device.memory_mib, node
+
+    def _node_left(self, e: led.NodeLeft, t_us: int) -> None:
+        self._nodes[e.node] = (e.incarnation, False)
+        for device_id, device in self._devices.items():
+            if device.node == e.node and device.holders:
+                self._broken("I8", f"node {e.node} leaves while {device_id} is held by {', '.join(device.holders)}")
+
+    def _quota_set(self, e: led.QuotaSet, t_us: int) -> None:
+        if e.limit_milli is None:
+            self._quotas.pop(e.team, None)
+        else:
+            self._quotas[e.team] = e.limit_milli
+
+    def _job_queued(self, e: led.JobQueued, t_us: int) -> None:
+        if e.job_id in self._jobs:
+            self._broken("I3", f"{e.job_id} is queued a second time")
+            return
+        self._jobs[e.job_id] = _Job(e.team, e.spec)
+
+    def _job_granted(self, e: led.JobGranted, t_us: int) -> None:
+        job = self._alive(e.job_id, "granted")
+        if job is None:
+            return
+        self.report.attempts += 1
+        if job.open is not None:
+            self._broken("I5", f"{e.job_id}: attempt {e.attempt} opens while {job.open.number} is open")
+        if e.attempt != job.attempts + 1:
+            self._broken("I5", f"{e.job_id}: attempt {e.attempt} follows {job.attempts}")
+        job.attempts = e.attempt
+        asked = job.spec.resources
+        if len(e.claims) != asked.devices or len({c.device for c in e.claims}) != asked.devices:
+            self._broken("I2", f"{e.job_id} asked for {asked.devices} devices and is granted {len(e.claims)} claims")
+        by_node: dict[str, list[Claim]] = defaultdict(list)
+        for claim in e.claims:
+            by_node[claim.node].append(claim)
+            self._open(e, claim, asked.share_milli)
+            self._used[job.team] += claim.milli
+        job.open = _Attempt(e.attempt, t_us, dict(by_node))
+        limit = self._quotas.get(job.team)
+        if limit is not None and self._used[job.team] > limit:
+            self._broken("I7", f"team {job.team} holds {self._used[job.team]} milli, its quota is {limit}")
+
+    def _open(self, e: led.JobGranted, claim: Claim, asked_milli: int) -> None:
+        device = self._devices.get(claim.device)
+        if device is None or not self._nodes.get(claim.node, (0, False))[1] or device.node != claim.node:
+            self._broken("I8", f"{e.job_id} is granted {claim.device} of {claim.node}, which is not in the pool now")
+            return
+        if claim.milli != asked_milli:
+            self._broken("I2", f"{e.job_id} asked for {asked_milli} milli and is granted {claim.milli}")
+        if claim.epoch <= device.epoch:
+            self._broken("I1", f"{claim.device}: epoch {claim.epoch} after {device.epoch}")
+        device.epoch = claim.epoch
+        device.holders[f"{e.job_id}.{e.attempt}"] = claim
+        if sum(c.milli for c in device.holders.values()) > WHOLE_MILLI:
+            self._broken("I1", f"{claim.device} is granted beyond its compute to {', '.join(device.holders)}")
+        if sum(c.memory_mib for c in device.holders.values()) > device.memory_mib:
+            self._broken("I1", f"{claim.device} is granted beyond its memory to {', '.join(device.holders)}")
+
+    def _devices_freed(self, e: led.DevicesFreed, t_us: int) -> None:
+        job = self._jobs.get(e.job_id)
+        if job is None or job.open is None or job.open.number != e.attempt:
+            self._broken("I5", f"{e.job_id}.{e.attempt} frees devices and is not open")
+            return
+        claims = job.open.by_node.pop(e.node, None)
+        if claims is None or {c.device for c in claims} != set(e.devices):
+            self._broken("I5", f"{e.job_id}.{e.attempt} frees on {e.node} what it does not hold there")
+            return
+        for claim in claims:
+            self._devices[claim.device].holders.pop(f"{e.job_id}.{e.attempt}", None)
+            self._used[job.team] -= claim.milli
+            amount = claim.milli * (t_us - job.open.opened_us)
+            self.report.milli_us += amount
+            self._by_team[job.team] += amount
+
+    def _attempt_closed(self, e: led.AttemptClosed, t_us: int) -> None:
+        job = self._jobs.get(e.job_id)
+        if job is None or job.open is None or job.open.number != e.attempt:
+            self._broken("I5", f"{e.job_id}.{e.attempt} is closed and was not open")
+            return
+        if job.open.by_node:
+            self._broken(
+                "I5", f"{e.job_id}.{e.attempt} is closed and still holds devices on {', '.join(job.open.by_node)}"
+            )
+        job.open = None
+
+    def _job_finished(self, e: led.JobFinished, t_us: int) -> None:
+        job = self._alive(e.job_id, f"finished as {e.state.value}")
+        if job is None:
+            return
+        if job.open is not None:
+            self._broken("I5", f"{e.job_id} ends while attempt {job.open.number} is open")
+        if not e.state.terminal:
+            self._broken("I3", f"{e.job_id} ends in {e.state.value}, which is not a terminal state")
+        job.terminal = e.state.value
+        self.report.terminal[e.state.value] = self.report.terminal.get(e.state.value, 0) + 1
+
+    def _preempting(self, e: led.AttemptPreempting, t_us: int) -> None:
+        self.report.preemptions += 1
+        self._alive(e.job_id, "preempted")
+
+    def _follows(self, e: Any, t_us: int) -> None:
+        self._alive(e.job_id, e.kind)
+
+    def _input_rejected(self, e: led.InputRejected, t_us: int) -> None:
+        self.report.rejected_inputs += 1
+
+    def _alive(self, job_id: str, what: str) -> _Job | None:
+        job = self._jobs.get(job_id)
+        if job is None:
+            self._broken("I3", f"{job_id} is {what} and was never queued")
+        elif job.terminal:
+            self._broken("I3", f"{job_id} is {what} after it ended as {job.terminal}")
+        else:
+            return job
+        return None
+
+
+_CHECKS: dict[type, Any] = {
+    led.NodeJoined: Checker._node_joined,
+    led.NodeLeft: Checker._node_left,
+    led.QuotaSet: Checker._quota_set,
+    led.JobQueued: Checker._job_queued,
+    led.JobGranted: Checker._job_granted,
+    led.DevicesFreed: Checker._devices_freed,
+    led.AttemptClosed: Checker._attempt_closed,
+    led.JobFinished: Checker._job_finished,
+    led.AttemptPreempting: Checker._preempting,
+    led.AttemptStarting: Checker._follows,
+    led.AttemptRunning: Checker._follows,
+    led.AttemptCheckpointed: Checker._follows,
+    led.AttemptStopping: Checker._follows,
+    led.JobRequeued: Checker._follows,
+    led.InputRejected: Checker._input_rejected,
+}

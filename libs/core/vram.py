@@ -1,0 +1,270 @@
+"""How much device memory a model needs, part by part, with the arithmetic shown. Formulas and sources: docs/vram.md.
+
+    estimate(shape, devices) -> Estimate(parts, total)         bytes per device, of the device that needs the most
+
+What is estimated is what cannot be avoided: attention scores are taken as never stored, activations as split by
+sequence parallelism, quantisation constants as compressed. So an estimate above a device's memory means that the job
+cannot run there; one below it is no promise. What the request leaves out (layers, hidden, sequence: 0) is left out here
+too, and the part says so.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from schemas.jobs import ModelShape, Optimizer, Precision, Workload
+
+MIB = 1024 * 1024
+FRAMEWORK_BYTES = 300 * MIB
+"""A CUDA context takes 0.3 to 1 GB per process and device: the low end."""
+
+ACTIVATION_BYTES = 34
+"""Bytes kept per token and hidden unit of one layer without attention scores (Korthikanti, arXiv 2205.05198)."""
+
+_WEIGHT = {
+    Precision.FP32: 4.0,
+    Precision.TF32: 4.0,
+    Precision.BF16: 2.0,
+    Precision.FP16: 2.0,
+    Precision.FP8: 1.0,
+    Precision.INT8: 1.0,
+    Precision.INT4: 0.5 + 0.016,  # with double-quantised constants (QLoRA, arXiv 2305.14314)
+}
+_CACHE = {Precision.FP32: 4, Precision.TF32: 4, Precision.FP8: 1}
+_FULL = frozenset({Precision.FP32, Precision.TF32})
+_FROZEN_ONLY = frozenset({Precision.INT8, Precision.INT4})
+
+_STATES = {Optimizer.ADAMW: 8.0, Optimizer.ADAMW_8BIT: 2.0, Optimizer.SGD: 4.0, Optimizer.NONE: 0.0}
+"""Bytes of optimizer state per trained parameter; mixed precision keeps 4 more, the fp32 master weights."""
+
+
+class Impossible(ValueError):
+    """The shape contradicts itself or the number of devices. `field` is its path below the model, `fix` what to do."""
+
+    def __init__(self, field: str, problem: str, fix: str) -> None:
+        super().__init__(f"{field}: {problem}; {fix}")
+        self.field, self.problem, self.fix = field, problem, fix
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the memory: `arithmetic` is for reading, with the numbers that led to `bytes`."""
+
+    name: str
+    bytes: int
+    arithmetic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Memory of one device of the job, the largest part first."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def total_mib(self) -> int:
+        return ceil(self.total_bytes / MIB)
+
+    @property
+    def text(self) -> str:
+        """One line: every part with its arithmetic, then the sum."""
+        lines = [f"{p.name} {gib(p.bytes)} = {p.arithmetic}" for p in self.parts if p.bytes]
+        return "; ".join(lines) + f"; together {gib(self.total_bytes)} per device"
+
+
+def estimate(shape: ModelShape, devices: int) -> Estimate:
+    """Memory per device when `devices` devices run `shape`.
+
+    Raises:
+        Impossible: the devices cannot be split as asked, or weights of this precision cannot be trained.
+    """
+    replicas = _replicas(shape, devices)
+    if shape.workload is Workload.TRAINING and shape.precision in _FROZEN_ONLY:
+        raise Impossible(
+            "precision",
+            f"{shape.precision.value} weights cannot be trained",
+            "use bf16 or fp8, or workload lora to train an adapter on them",
+        )
+    parts = sorted(_parts(shape, replicas), key=lambda part: -part.bytes)
+    return Estimate(tuple(parts))
+
+
+def remedy(shape: ModelShape, devices: int, memory_mib: int) -> str:
+    """The first change, least invasive first, with which a device of `memory_mib` MiB would do; "" when none does."""
+    for words, changed, count in _remedies(shape, devices):
+        try:
+            if estimate(changed, count).total_mib <= memory_mib:
+                return words
+        except Impossible:
+            continue
+    return ""
+
+
+def state_bytes(shape: ModelShape) -> tuple[float, float, float]:
+    """Bytes per trained parameter: (weights, gradients, optimizer). Mixed-precision AdamW: 2 + 2 + 12 = 16."""
+    states = _STATES[shape.optimizer]
+    if shape.precision in _FULL:
+        return 4.0, 4.0, states
+    master = 4.0 if shape.optimizer is not Optimizer.NONE else 0.0
+    return (1.0 if shape.precision is Precision.FP8 else 2.0), 2.0, master + states
+
+
+def layer_bytes(
+    sequence: int,
+    batch: int,
+    hidden: int,
+    *,
+    tensor: int = 1,
+    heads: int = 0,
+    sequence_parallel: bool = True,
+    per_unit: float = ACTIVATION_BYTES,
+) -> float:
+    """Activations of one transformer layer, 16 bit: s b h (34 + 5 a s / h) / t bytes.
+
+    Args:
+        heads: attention heads whose scores are stored; 0: none are (FlashAttention, or selective recomputation).
+        sequence_parallel: without it the 10 of 34 bytes that tensor parallelism does not split stay whole.
+        per_unit: measured figures of other layer types go here (56 for a gated MLP with grouped-query attention).
+    """
+    scores = 5 * heads * sequence / hidden
+    if sequence_parallel:
+        return sequence * batch * hidden * (per_unit + scores) / tensor
+    return sequence * batch * hidden * (10 + (per_unit - 10) / tensor + scores / tensor)
+
+
+def kv_bytes_per_token(layers: int, hidden: int, kv_heads_fraction: float, bytes_per_value: int) -> float:
+    """2 (key and value) x layers x (KV heads x head size) x bytes."""
+    return 2 * layers * hidden * kv_heads_fraction * bytes_per_value
+
+
+def gib(count: float) -> str:
+    return f"{count / 1024**3:.1f} GiB" if count >= 1024**3 / 10 else f"{count / MIB:.0f} MiB"
+
+
+def _replicas(shape: ModelShape, devices: int) -> int:
+    split = shape.tensor_parallel * shape.pipeline_parallel
+    if devices % split:
+        raise Impossible(
+            "tensor_parallel",
+            f"tensor {shape.tensor_parallel} x pipeline {shape.pipeline_parallel} = {split} does not divide the job's "
+            f"{devices} devices",
+            f"ask for a multiple of {split} devices, or split the model less",
+        )
+    return devices // split
+
+
+def _parts(shape: ModelShape, replicas: int) -> Iterator[Part]:
+    if shape.workload is Workload.INFERENCE:
+        yield _weights(shape, 1)
+        yield _kv_cache(shape)
+    elif shape.workload is Workload.LORA:
+        yield _weights(shape, replicas if shape.zero_stage == 3 else 1)
+        yield from _adapter(shape, replicas)
+        yield _activations(shape)
+    else:
+        yield from _states(shape, replicas)
+        yield _activations(shape)
+    yield Part("framework", FRAMEWORK_BYTES, "CUDA context, low end of 0.3 to 1 GB")
+
+
+def _split(shape: ModelShape) -> tuple[int, str]:
+    split = shape.tensor_parallel * shape.pipeline_parallel
+    return split, f" / (tensor {shape.tensor_parallel} x pipeline {shape.pipeline_parallel})" if split > 1 else ""
+
+
+def _weights(shape: ModelShape, shards: int) -> Part:
+    each = _WEIGHT[shape.precision]
+    split, words = _split(shape)
+    return Part(
+        "weights",
+        ceil(shape.parameters_b * 1e9 * each / split / shards),
+        f"{shape.parameters_b:g}e9 x {each:g} bytes ({shape.precision.value}){words}{_over(shards)}",
+    )
+
+
+def _states(shape: ModelShape, replicas: int) -> Iterator[Part]:
+    """Weights, gradients, optimizer: ZeRO stage 1 shards the last, 2 the last two, 3 all three (arXiv 1910.02054)."""
+    split, words = _split(shape)
+    for name, each, stage in zip(("weights", "gradients", "optimizer"), state_bytes(shape), (3, 2, 1), strict=True):
+        shards = replicas if shape.zero_stage >= stage else 1
+        label = {"weights": shape.precision.value, "optimizer": shape.optimizer.value}.get(name, "")
+        yield Part(
+            name,
+            ceil(shape.parameters_b * 1e9 * each / split / shards),
+            f"{shape.parameters_b:g}e9 x {each:g} bytes{f' ({label})' if label else ''}{words}{_over(shards)}",
+        )
+
+
+def _adapter(shape: ModelShape, replicas: int) -> Iterator[Part]:
+    """The trained share: weights and gradients in 16 bit, and the optimizer's states with fp32 master weights."""
+    trained = shape.model_copy(update={"precision": Precision.BF16})
+    split, words = _split(shape)
+    each = sum(state_bytes(trained))
+    shards = replicas if shape.zero_stage == 3 else 1
+    yield Part(
+        "adapter",
+        ceil(shape.parameters_b * 1e9 * shape.lora_fraction * each / split / shards),
+        f"{shape.parameters_b:g}e9 x {shape.lora_fraction:g} x {each:g} bytes "
+        f"(weights, gradients, {shape.optimizer.value}){words}{_over(shards)}",
+    )
+
+
+def _activations(shape: ModelShape) -> Part:
+    """The first pipeline stage keeps as many micro-batches as there are stages (1F1B): together all layers' worth."""
+    if not (shape.layers and shape.hidden and shape.sequence):
+        return Part("activations", 0, "left out: give layers, hidden and sequence")
+    tensor = shape.tensor_parallel
+    scale = 2 if shape.precision in _FULL else 1
+    layer = layer_bytes(shape.sequence, shape.batch, shape.hidden, tensor=tensor) * scale
+    unit = f"{shape.sequence} tokens x {shape.batch} x {shape.hidden} hidden"
+    over = f" / tensor {tensor}" if tensor > 1 else ""
+    if not shape.activation_checkpointing:
+        words = f"{shape.layers} layers x {unit} x {ACTIVATION_BYTES * scale} bytes{over}"
+        return Part("activations", ceil(shape.layers * layer), words)
+    kept = shape.layers * 2 * scale * shape.sequence * shape.batch * shape.hidden / tensor
+    words = f"({shape.layers} layers x {2 * scale} bytes + one live layer of {ACTIVATION_BYTES * scale}) x {unit}{over}"
+    return Part("activations", ceil(kept + layer), words)
+
+
+def _kv_cache(shape: ModelShape) -> Part:
+    if not (shape.layers and shape.hidden and shape.sequence):
+        return Part("KV cache", 0, "left out: give layers, hidden and sequence")
+    split, words = _split(shape)
+    each = _CACHE.get(shape.precision, 2)
+    token = kv_bytes_per_token(shape.layers, shape.hidden, shape.kv_heads_fraction, each)
+    return Part(
+        "KV cache",
+        ceil(token * shape.sequence * shape.batch / split),
+        f"2 x {shape.layers} layers x {shape.hidden} hidden x {shape.kv_heads_fraction:g} x {each} bytes "
+        f"x {shape.sequence} tokens x {shape.batch} sequences{words}",
+    )
+
+
+def _over(shards: int) -> str:
+    return f" / {shards} data-parallel" if shards > 1 else ""
+
+
+def _remedies(shape: ModelShape, devices: int) -> Iterator[tuple[str, ModelShape, int]]:
+    split = shape.tensor_parallel * shape.pipeline_parallel
+    if shape.workload is not Workload.INFERENCE:
+        saved = shape.model_copy(update={"activation_checkpointing": True})
+        sharded = saved.model_copy(update={"zero_stage": 3})
+        yield "set model.activation_checkpointing to true", saved, devices
+        yield "set model.zero_stage to 3 and model.activation_checkpointing to true", sharded, devices
+        count = split
+        while count < 4096:
+            count *= 2
+            if count > devices:
+                yield f"set resources.devices to {count} and model.zero_stage to 3", sharded, count
+    tensor = shape.tensor_parallel
+    while tensor < 64:
+        tensor *= 2
+        count = max(devices, tensor * shape.pipeline_parallel)
+        words = f"set model.tensor_parallel to {tensor}" + (
+            f" and resources.devices to {count}" if count > devices else ""
+        )
+        yield words, shape.model_copy(update={"tensor_parallel": tensor}), count

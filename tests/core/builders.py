@@ -1,0 +1,162 @@
+"""A world in one line: fleets, jobs, and a driver that commits decisions like the real writer does."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from libs.core.machine import Machine
+from libs.core.verify import Checker
+from schemas import inbox
+from schemas.ids import job_id
+from schemas.jobs import Checkpoint, CheckpointPolicy, JobSpec, RetryPolicy
+from schemas.ledger import LedgerRecord
+from schemas.resources import Device, Inventory, Level, Position, Resources, Topology, TopologyPolicy
+
+GIB = 1024
+
+
+def node(name: str, devices: int = 8, *, leaf: str = "leaf-0", model: str = "H100", memory_gib: int = 80) -> Inventory:
+    """A node with identical devices, on a leaf."""
+    return Inventory(
+        node=name,
+        position=Position(leaf=leaf),
+        devices=tuple(
+            Device(id=f"{name}-gpu{i}", index=i, model=model, memory_mib=memory_gib * GIB) for i in range(devices)
+        ),
+        simulated=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Item:
+    seq: int
+    time_us: int
+    message: Any
+    subject: str = "baton.in.test"
+    error: str = ""
+
+
+def job(
+    name: str,
+    devices: int = 1,
+    *,
+    team: str = "research",
+    priority: int = 0,
+    preempts: bool = False,
+    types: tuple[str, ...] = (),
+    share_milli: int = 1000,
+    memory_gib: int = 0,
+    required: Level | None = None,
+    retry: RetryPolicy | None = None,
+    time_limit_s: float = 0,
+    submitted_us: int = 1,
+) -> inbox.JobAdmitted:
+    """An admitted job; `required` pins its topology level."""
+    topology = Topology(level=required, policy=TopologyPolicy.REQUIRED) if required else Topology()
+    spec = JobSpec(
+        name=name,
+        command=("true",),
+        resources=Resources(
+            devices=devices, types=types, share_milli=share_milli, memory_mib=memory_gib * GIB, topology=topology
+        ),
+        checkpoint=CheckpointPolicy(),
+        retry=retry or RetryPolicy(),
+        time_limit_s=time_limit_s,
+    )
+    return inbox.JobAdmitted(
+        job_id=job_id(team, name),
+        team=team,
+        spec=spec,
+        spec_hash=f"hash of {name}",
+        client_key=name,
+        priority=priority,
+        preempts=preempts,
+        submitted_us=submitted_us,
+    )
+
+
+class World:
+    """A pool driven by messages. Every record goes through its wire form, a second machine, and the checker."""
+
+    def __init__(self, *nodes: Inventory) -> None:
+        self.machine = Machine()
+        self.replica = Machine()
+        self.checker = Checker()
+        self.records: list[LedgerRecord] = []
+        self._seq = 0
+        self.now_us = 0
+        if nodes:
+            self.send(*(inbox.NodeRegistered(incarnation=1, inventory=n, lease_s=10) for n in nodes))
+
+    def send(self, *messages: Any, after_us: int = 1000) -> list[Any]:
+        """Decides `messages` as one batch, commits, and returns the events."""
+        self.now_us += after_us
+        items = []
+        for message in messages:
+            self._seq += 1
+            items.append(_Item(self._seq, self.now_us, message))
+        events = self.machine.decide(items, self.now_us)
+        record = LedgerRecord(
+            pool="test",
+            prev_seq=len(self.records),
+            prev_hash="",
+            inbox_seq=self._seq,
+            t_us=self.now_us,
+            writer="test",
+            events=tuple(events),
+        )
+        record = LedgerRecord.model_validate_json(record.model_dump_json())
+        self.records.append(record)
+        self.replica.apply(record, len(self.records))
+        self.checker.step(len(self.records), record, valid=True)
+        return list(record.events)
+
+    def submit(self, admitted: inbox.JobAdmitted) -> str:
+        self.send(admitted)
+        return admitted.job_id
+
+    def state_of(self, job: str) -> str:
+        """`queued`, `running`, ... or `ended`."""
+        if job in self.machine.state.finished:
+            return "ended"
+        return self.machine.state.jobs[job].state.value
+
+    def nodes_of(self, job: str) -> list[str]:
+        current = self.machine.state.jobs[job].current
+        return list(current.parts) if current else []
+
+    def started(self, job: str) -> None:
+        """Every node of the job reports that its part runs."""
+        for name in self.nodes_of(job):
+            self.observe(name, inbox.Started(job_id=job, attempt=self.attempt(job)))
+
+    def released(self, job: str, *, exit_code: int = 0, own_exit: bool = True, nodes: list[str] | None = None) -> None:
+        """Nodes report that nothing of the job is left there."""
+        number = self.attempt(job)
+        for name in nodes or self.nodes_of(job):
+            self.observe(
+                name, inbox.Released(job_id=job, attempt=number, exit_code=exit_code, own_exit=own_exit)
+            )
+
+    def checkpointed(self, job: str, step: int) -> None:
+        self.observe(
+            self.nodes_of(job)[0],
+            inbox.CheckpointTaken(
+                job_id=job, attempt=self.attempt(job), checkpoint=Checkpoint(step=step, reference=f"s3://ckpt/{step}")
+            ),
+        )
+
+    def observe(self, name: str, *observations: Any) -> list[Any]:
+        incarnation = self.machine.state.fleet.nodes[name].incarnation
+        return self.send(inbox.NodeObserved(node=name, incarnation=incarnation, observations=observations))
+
+    def attempt(self, job: str) -> int:
+        current = self.machine.state.jobs[job].current
+        assert current is not None
+        return current.number
+
+    def check(self) -> None:
+        """No violation, and the machine that decided equals the one that only read."""
+        report = self.checker.finish()
+        assert report.violations == []
+        assert self.machine.dump() == self.replica.dump()
+        assert Machine.load(self.machine.dump()).dump() == self.machine.dump()

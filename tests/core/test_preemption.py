@@ -1,0 +1,138 @@
+"""Preemption takes whole gangs of a lower class, the cheapest that suffice, and only if the beneficiary then fits."""
+
+from libs.core import preemption
+from schemas import inbox
+from schemas.ids import job_id
+from schemas.resources import Level
+from tests.core.builders import World, job, node
+
+SERVING = {"priority": 100, "preempts": True}
+
+
+def full_world():
+    w = World(node("n0"), node("n1"))
+    a = w.submit(job("cheap", 8))
+    b = w.submit(job("dear", 8))
+    w.started(a)
+    w.started(b)
+    return w, a, b
+
+
+def plans(w):
+    return preemption.plans(w.machine.state, w.now_us, len(w.records))
+
+
+def test_the_gang_that_lost_least_work_gives_way():
+    w, cheap, _ = full_world()
+    w.send(inbox.Tick(), after_us=100_000_000)
+    w.checkpointed(cheap, 5)
+    w.submit(job("serve", 4, **SERVING))
+    (plan,) = plans(w)
+    assert plan.victims == (cheap,)
+    assert len(plan.devices) == 4
+
+
+def test_nobody_is_evicted_when_the_beneficiary_would_not_fit_anyway():
+    w, _, _ = full_world()
+    w.submit(job("serve", 16, required=Level.NODE, **SERVING))
+    assert plans(w) == []
+
+
+def test_equal_or_higher_classes_are_never_victims():
+    w = World(node("n0"))
+    w.started(w.submit(job("a", 8, priority=100)))
+    w.submit(job("serve", 8, **SERVING))
+    assert plans(w) == []
+
+
+def test_a_class_that_may_not_preempt_waits():
+    w, _, _ = full_world()
+    w.submit(job("production", 8, priority=50))
+    assert plans(w) == []
+
+
+def test_no_more_victims_than_needed():
+    w = World(node("n0"))
+    for i in range(8):
+        w.started(w.submit(job(f"small{i}", 1)))
+    w.submit(job("serve", 3, **SERVING))
+    (plan,) = plans(w)
+    assert len(plan.victims) == 3
+
+
+def test_two_beneficiaries_do_not_count_on_the_same_devices():
+    w, _, _ = full_world()
+    w.submit(job("serve-1", 8, **SERVING))
+    w.submit(job("serve-2", 8, **SERVING))
+    one, two = plans(w)
+    assert not set(one.devices) & set(two.devices)
+    assert not set(one.victims) & set(two.victims)
+
+
+def test_a_plan_beyond_the_teams_quota_is_not_made():
+    w, _, _ = full_world()
+    w.send(inbox.QuotaChanged(team="serving", limit_milli=4000))
+    w.submit(job("serve", 8, team="serving", **SERVING))
+    assert plans(w) == []
+
+
+def test_the_whole_story_checkpoint_yield_requeue_resume():
+    w, cheap, _dear = full_world()
+    serve = w.submit(job("serve", 8, **SERVING))
+    (plan,) = plans(w)
+    victim = plan.victims[0]
+    w.send(plan)
+    assert w.state_of(victim) == "preempting"
+    bystander = w.submit(job("bystander", 1, submitted_us=2))
+    w.checkpointed(victim, 42)
+    w.released(victim, exit_code=143, own_exit=False)
+    assert w.state_of(serve) == "granted"
+    assert w.state_of(victim) == "queued"
+    assert w.state_of(bystander) == "queued"
+    w.started(serve)
+    w.released(serve)
+    assert w.attempt(victim) == 2
+    assert w.machine.state.jobs[victim].resume.step == 42
+    w.check()
+
+
+def test_held_devices_go_to_nobody_else_while_victims_save_their_work():
+    w, _, _ = full_world()
+    w.submit(job("serve", 8, **SERVING))
+    (plan,) = plans(w)
+    w.send(plan)
+    other = w.submit(job("other", 1, priority=60))
+    w.released(plan.victims[0], exit_code=143, own_exit=False)
+    assert w.state_of(other) == "queued"
+    w.check()
+
+
+def test_a_stale_plan_is_refused_with_its_reason():
+    w, cheap, _ = full_world()
+    w.submit(job("serve", 8, **SERVING))
+    (plan,) = plans(w)
+    w.released(plan.victims[0])
+    (event,) = w.send(plan)
+    assert event.kind == "input.rejected"
+    assert "not waiting any more" in event.reason
+
+
+def test_a_victim_that_finishes_by_itself_has_succeeded():
+    w, _, _ = full_world()
+    w.submit(job("serve", 8, **SERVING))
+    (plan,) = plans(w)
+    w.send(plan)
+    w.released(plan.victims[0], exit_code=0, own_exit=True)
+    assert w.machine.state.finished_by_state == {"succeeded": 1}
+    w.check()
+
+
+def test_a_hold_ends_with_its_cancelled_beneficiary():
+    w, _, _ = full_world()
+    serve = w.submit(job("serve", 8, **SERVING))
+    w.send(*plans(w))
+    w.send(inbox.CancelRequested(job_id=serve, team="research", reason=""))
+    assert w.machine.state.holds == {}
+    assert (w.machine.state.fleet.held == -1).all()
+    assert job_id("research", "serve") in w.machine.state.finished
+    w.check()

@@ -1,0 +1,137 @@
+"""The estimator against published numbers: hardware.md's worked checks, sources in docs/vram.md."""
+
+import pytest
+
+from libs.core.vram import (
+    FRAMEWORK_BYTES, MIB, Impossible, estimate, kv_bytes_per_token, layer_bytes, remedy, state_bytes,
+)  # fmt: skip
+from schemas.jobs import ModelShape, Optimizer, Precision, Workload
+
+GB, GIB = 1e9, 1024**3
+
+
+def parts(shape: ModelShape, devices: int = 1) -> dict[str, int]:
+    return {part.name: part.bytes for part in estimate(shape, devices).parts}
+
+
+@pytest.mark.parametrize(("billions", "gigabytes"), [(7.0, 14.0), (6.738, 13.476), (175.0, 350.0)])
+def test_weights_in_16_bit_are_two_bytes_per_parameter(billions: float, gigabytes: float) -> None:
+    shape = ModelShape(workload=Workload.INFERENCE, parameters_b=billions, precision=Precision.FP16)
+    assert parts(shape)["weights"] == pytest.approx(gigabytes * GB)
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_zero_stages_match_figure_1_of_the_paper(stage: int, gigabytes: float) -> None:
+    shape = ModelShape(parameters_b=7.5, zero_stage=stage)
+    states = sum(size for name, size in parts(shape, 64).items() if name != "framework")
+    assert states / GB == pytest.approx(gigabytes, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "kv", "expected"),
+    [
+        (40, 5120, 1.0, 819_200),  # OPT-13B: 800 KB
+        (32, 4096, 8 / 32, 128 * 1024),  # Llama-3.1-8B
+        (32, 4096, 1.0, 512 * 1024),  # Llama-2-7B
+        (80, 8192, 8 / 64, 320 * 1024),  # Llama-3-70B
+    ],
+)
+def test_kv_cache_per_token_matches_what_vllm_reports(layers: int, hidden: int, kv: float, expected: int) -> None:
+    assert kv_bytes_per_token(layers, hidden, kv, 2) == expected
+
+
+def test_kv_cache_of_a_context() -> None:
+    llama2 = ModelShape(
+        workload=Workload.INFERENCE, parameters_b=6.738, layers=32, hidden=4096, sequence=4096, precision=Precision.FP16
+    )
+    assert parts(llama2)["KV cache"] == 2 * GIB
+    llama3 = llama2.model_copy(update={"layers": 80, "hidden": 8192, "kv_heads_fraction": 0.125, "sequence": 8192})
+    assert parts(llama3)["KV cache"] == 2.5 * GIB
+    assert parts(llama3.model_copy(update={"tensor_parallel": 4}), 4)["KV cache"] == 2.5 * GIB / 4
+
+
+def test_activations_of_one_gpt3_layer_match_korthikanti() -> None:
+    s, h, a = 2048, 12288, 96
+    assert 5 * a * s / h == 80
+    assert layer_bytes(s, 1, h, heads=a) / GB == pytest.approx(2.87, abs=0.005)
+    assert layer_bytes(s, 1, h) / GB == pytest.approx(0.856, abs=0.001)
+    assert layer_bytes(s, 1, h, heads=a, tensor=8) / GB == pytest.approx(0.359, abs=0.001)
+    assert layer_bytes(s, 1, h, tensor=8) / GB == pytest.approx(0.107, abs=0.001)
+    unsplit = layer_bytes(s, 1, h, heads=a, tensor=8, sequence_parallel=False)
+    assert unsplit == pytest.approx(s * h * (10 + 24 / 8 + 80 / 8))
+
+
+def test_llama_8b_at_32k_matches_the_measured_layer_and_checkpoints() -> None:
+    assert layer_bytes(32768, 1, 4096, per_unit=56) / GIB == pytest.approx(7.0)
+    assert 32 * layer_bytes(32768, 1, 4096, per_unit=56) / GIB == pytest.approx(224.0)
+    shape = ModelShape(parameters_b=8.03, layers=32, hidden=4096, sequence=32768)
+    recomputed = parts(shape)["activations"]
+    assert (recomputed - layer_bytes(32768, 1, 4096)) / GIB == pytest.approx(8.0)  # the checkpoints alone
+    states = sum(size for name, size in parts(shape).items() if name in ("weights", "gradients", "optimizer"))
+    assert states / GB == pytest.approx(128.5, abs=0.1)
+
+
+def test_qlora_holds_65b_in_a_48_gib_device() -> None:
+    shape = ModelShape(workload=Workload.LORA, parameters_b=65, precision=Precision.INT4, lora_fraction=0.002)
+    assert parts(shape)["weights"] / GB == pytest.approx(32.5 + 65 * 0.016)
+    assert estimate(shape, 1).total_mib < 48 * 1024
+
+
+def test_lora_of_llama2_7b_needs_134_mb_of_states() -> None:
+    trained = 32 * 2 * 16 * (4096 + 4096)  # rank 16 on q and v of 32 layers
+    shape = ModelShape(workload=Workload.LORA, parameters_b=6.738, lora_fraction=trained / 6.738e9)
+    assert trained == pytest.approx(8.39e6, rel=0.001)
+    assert parts(shape)["adapter"] / 1e6 == pytest.approx(134, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "total"),
+    [
+        (Optimizer.ADAMW, Precision.BF16, 16),
+        (Optimizer.ADAMW, Precision.FP32, 16),
+        (Optimizer.ADAMW_8BIT, Precision.BF16, 10),
+        (Optimizer.SGD, Precision.FP16, 12),
+        (Optimizer.NONE, Precision.BF16, 4),
+        (Optimizer.ADAMW, Precision.FP8, 15),
+    ],
+)
+def test_bytes_per_trained_parameter(optimizer: Optimizer, precision: Precision, total: float) -> None:
+    assert sum(state_bytes(ModelShape(parameters_b=1, optimizer=optimizer, precision=precision))) == total
+
+
+def test_tensor_and_pipeline_parallel_split_the_states() -> None:
+    whole = estimate(ModelShape(parameters_b=70), 1).total_bytes - FRAMEWORK_BYTES
+    split = estimate(ModelShape(parameters_b=70, tensor_parallel=8, pipeline_parallel=2), 16).total_bytes
+    assert split - FRAMEWORK_BYTES == pytest.approx(whole / 16)
+
+
+def test_devices_that_cannot_be_split_as_asked_are_named() -> None:
+    with pytest.raises(Impossible, match=r"tensor 8 x pipeline 1 = 8 does not divide the job's 12 devices"):
+        estimate(ModelShape(parameters_b=70, tensor_parallel=8), 12)
+    with pytest.raises(Impossible, match="int4 weights cannot be trained"):
+        estimate(ModelShape(parameters_b=7, precision=Precision.INT4), 1)
+
+
+def test_the_text_shows_every_step() -> None:
+    shape = ModelShape(parameters_b=7.5, zero_stage=1, layers=32, hidden=4096, sequence=2048)
+    text = estimate(shape, 64).text
+    assert "optimizer 1.3 GiB = 7.5e9 x 12 bytes (adamw) / 64 data-parallel" in text
+    assert "weights 14.0 GiB = 7.5e9 x 2 bytes (bf16)" in text
+    assert "(32 layers x 2 bytes + one live layer of 34) x 2048 tokens x 1 x 4096 hidden" in text
+    assert text.endswith("together 30.3 GiB per device")
+
+
+def test_a_remedy_is_checked_before_it_is_offered() -> None:
+    shape = ModelShape(parameters_b=8, layers=32, hidden=4096, sequence=4096, activation_checkpointing=False)
+    words = remedy(shape, 1, 80 * 1024)
+    assert words == "set resources.devices to 2 and model.zero_stage to 3"
+    fixed = shape.model_copy(update={"zero_stage": 3, "activation_checkpointing": True})
+    assert estimate(fixed, 2).total_mib <= 80 * 1024
+    serve = ModelShape(workload=Workload.INFERENCE, parameters_b=70)
+    assert remedy(serve, 1, 80 * 1024) == "set model.tensor_parallel to 2 and resources.devices to 2"
+    assert remedy(ModelShape(parameters_b=99_000), 1, 100) == ""
+
+
+def test_mebibytes_are_rounded_up() -> None:
+    tiny = ModelShape(workload=Workload.INFERENCE, parameters_b=0.000001)
+    assert estimate(tiny, 1).total_mib == FRAMEWORK_BYTES // MIB + 1
