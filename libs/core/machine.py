@@ -73,3 +73,16 @@ class Machine:
     @classmethod
     def load(cls, data: bytes, policy: cycle.Policy = cycle.Policy()) -> "Machine":
         return cls(snapshot.load(data), policy)
+
+
+class Machines:
+    """Makes machines of one policy: new ones, and ones from a snapshot."""
+
+    def __init__(self, policy: cycle.Policy = cycle.Policy()) -> None:
+        self.policy = policy
+
+    def new(self) -> Machine:
+        return Machine(policy=self.policy)
+
+    def load(self, data: bytes) -> Machine:
+        return Machine.load(data, self.policy)
