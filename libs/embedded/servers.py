@@ -1,0 +1,214 @@
+"""What each server is run with: command line, configuration file, data directory, health probe. Starts nothing.
+
+Secrets go into files that only their owner can read, never onto a command line, which every local user can see.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from libs.embedded import binaries
+from libs.embedded.ports import LOOPBACK
+from libs.embedded.probes import http_ok, mongo_pong, valkey_pong
+from libs.embedded.process import ProcessSpec
+
+NATS, VALKEY, MONGO = "nats", "valkey", "mongo"
+_MIB = 1024 * 1024
+_URL_SAFE = re.compile(r"[A-Za-z0-9._~-]+")
+DEFAULT_USER = "baton"
+
+
+@dataclass(frozen=True)
+class NatsUser:
+    """A NATS user. `publish` and `subscribe` list the allowed subjects; None allows all, an empty list none.
+
+    Name and password must be fit for a URL as they are: nats-py does not decode `%40` and the like.
+    """
+
+    name: str
+    password: str = field(repr=False)
+    publish: Sequence[str] | None = None
+    subscribe: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not _URL_SAFE.fullmatch(self.name) or not _URL_SAFE.fullmatch(self.password):
+            raise ValueError(
+                f"name and password of NATS user {self.name!r} must consist of letters, digits, '-', '.', '_' and '~'"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NatsOptions:
+    """`sync_always` waits for the disk before each acknowledgement: what is acknowledged survives a power failure.
+
+    The store limits bound what streams may *reserve* (the sum of their max_bytes), not what the disk must have now.
+    """
+
+    port: int | None = None
+    monitor_port: int | None = None
+    sync_always: bool = True
+    users: Sequence[NatsUser] = ()  # none: one user "baton" with a random password
+    max_payload_bytes: int = _MIB
+    max_file_store_bytes: int = 64 * 1024 * _MIB
+    max_memory_store_bytes: int = 1024 * _MIB
+
+    def __post_init__(self) -> None:
+        names = [user.name for user in self.users]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"NATS users named twice: {', '.join(sorted(repeated))}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValkeyOptions:
+    """Valkey's port and how often its append-only file reaches the disk: "everysec" or "always"."""
+
+    port: int | None = None
+    append_fsync: str = "everysec"
+
+    def __post_init__(self) -> None:
+        if self.append_fsync not in ("everysec", "always"):
+            raise ValueError(f"append_fsync is {self.append_fsync!r}: use 'everysec' or 'always'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MongoOptions:
+    """The MongoDB-wire server's port."""
+
+    port: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Which servers to run, and how. Ports are free ones unless given."""
+
+    run: Sequence[str] = (NATS, VALKEY, MONGO)
+    nats: NatsOptions = NatsOptions()
+    valkey: ValkeyOptions = ValkeyOptions()
+    mongo: MongoOptions = MongoOptions()
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.run) - {NATS, VALKEY, MONGO}:
+            raise ValueError(f"unknown servers in run: {', '.join(sorted(unknown))}; there are nats, valkey and mongo")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server ready to be run: make `data_dir`, write `config` to `config_path` (mode 0600), start `spec`."""
+
+    spec: ProcessSpec
+    url: str
+    data_dir: Path
+    config_path: Path | None = None
+    config: str = field(default="", repr=False)
+
+
+def describe_nats(options: NatsOptions, state_dir: Path, port: int, monitor_port: int, password: str) -> Server:
+    """nats-server with JetStream on disk. `password` is used when `options` names no users.
+
+    Raises:
+        MissingBinary: nats-server is not installed.
+    """
+    users = list(options.users) or [NatsUser(DEFAULT_USER, password)]
+    data_dir, config_path = state_dir / NATS, state_dir / "config" / "nats.json"
+    config = {
+        "server_name": "baton-embedded",
+        "listen": f"{LOOPBACK}:{port}",
+        "http": f"{LOOPBACK}:{monitor_port}",
+        "max_payload": options.max_payload_bytes,
+        "jetstream": {
+            "store_dir": str(data_dir),
+            "max_file_store": options.max_file_store_bytes,
+            "max_memory_store": options.max_memory_store_bytes,
+            **({"sync_interval": "always"} if options.sync_always else {}),
+        },
+        "authorization": {"users": [_nats_user(user) for user in users]},
+    }
+    return Server(
+        spec=ProcessSpec(
+            name=NATS,
+            argv=[str(binaries.nats_server()), "-c", str(config_path)],
+            log_path=state_dir / "logs" / "nats.log",
+            ready=http_ok(monitor_port, "/healthz"),  # ok only once JetStream has recovered its streams
+            port=port,
+        ),
+        url=nats_url(users[0], port),
+        data_dir=data_dir,
+        config_path=config_path,
+        config=json.dumps(config, indent=1),  # nats-server's own format takes JSON, which saves us its quoting rules
+    )
+
+
+def describe_valkey(options: ValkeyOptions, state_dir: Path, port: int, password: str) -> Server:
+    """valkey-server with an append-only file.
+
+    Raises:
+        MissingBinary: valkey-server is not installed.
+    """
+    data_dir, config_path = state_dir / VALKEY, state_dir / "config" / "valkey.conf"
+    config = "\n".join(
+        [
+            f"bind {LOOPBACK}",
+            f"port {port}",
+            f"requirepass {password}",
+            f"dir {json.dumps(str(data_dir))}",
+            'save ""',
+            "appendonly yes",
+            f"appendfsync {options.append_fsync}",
+            "daemonize no",
+            "",
+        ]
+    )
+    return Server(
+        spec=ProcessSpec(
+            name=VALKEY,
+            argv=[str(binaries.valkey_server()), str(config_path)],
+            log_path=state_dir / "logs" / "valkey.log",
+            ready=valkey_pong(port, password),
+            port=port,
+        ),
+        url=f"redis://:{password}@{LOOPBACK}:{port}/0",
+        data_dir=data_dir,
+        config_path=config_path,
+        config=config,
+    )
+
+
+def describe_mongo(options: MongoOptions, state_dir: Path, port: int) -> Server:
+    """NX-27017: the MongoDB wire protocol over SQLite, one file per database. It has no authentication.
+
+    Raises:
+        MissingBinary: nx-27017 is not installed.
+    """
+    data_dir = state_dir / MONGO
+    arguments = ["--data-dir", str(data_dir), "--host", LOOPBACK, "--port", str(port)]
+    # Both have defaults in /tmp that clash. The log file would only repeat what goes to stderr, which is our log.
+    files = ["--pid-file", str(state_dir / "mongo.pid"), "--log-file", "/dev/null"]
+    return Server(
+        spec=ProcessSpec(
+            name=MONGO,
+            argv=[*binaries.nx_27017(), *arguments, *files],
+            log_path=state_dir / "logs" / "mongo.log",
+            ready=mongo_pong(port),
+            port=port,
+        ),
+        url=f"mongodb://{LOOPBACK}:{port}",
+        data_dir=data_dir,
+    )
+
+
+def nats_url(user: NatsUser, port: int) -> str:
+    """The URL with which a user connects."""
+    return f"nats://{user.name}:{user.password}@{LOOPBACK}:{port}"
+
+
+def _nats_user(user: NatsUser) -> dict[str, Any]:
+    entry: dict[str, Any] = {"user": user.name, "password": user.password}
+    permissions = {
+        verb: {"allow": list(subjects)} if subjects else {"deny": [">"]}  # an empty allow list would allow everything
+        for verb, subjects in (("publish", user.publish), ("subscribe", user.subscribe))
+        if subjects is not None
+    }
+    return {**entry, "permissions": permissions} if permissions else entry

@@ -1,0 +1,217 @@
+"""The three servers on one state directory, from the lock that makes it ours to the URLs that clients use.
+
+Ports and passwords are remembered in the directory, so that the URLs stay the same from one start to the next.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from libs.embedded import servers
+from libs.embedded.events import ProcessEvent
+from libs.embedded.ports import LOOPBACK, lease_port
+from libs.embedded.records import kill_leftovers, start_ticks, write_private
+from libs.embedded.servers import MONGO, NATS, VALKEY, NatsUser, Server, ServerOptions
+from libs.embedded.supervisor import Supervisor
+
+_MEMORY_FILE = "stack.json"
+_CONNECTION_FILE = "connection.json"
+
+
+class StateDirLocked(RuntimeError):
+    """Another stack runs on this state directory; the message names its pid."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to reach a running stack; a server that it does not run has None. Holds passwords."""
+
+    supervisor_pid: int
+    supervisor_started_ticks: int | None
+    nats_url: str | None
+    nats_monitor_url: str | None
+    redis_url: str | None
+    mongo_url: str | None
+
+
+def read_connection(state_dir: Path | str) -> Connection | None:
+    """How to reach the stack that runs on a state directory, or None when none does."""
+    try:
+        connection = Connection(**json.loads((Path(state_dir) / _CONNECTION_FILE).read_text()))
+    except FileNotFoundError:
+        return None
+    return connection if start_ticks(connection.supervisor_pid) == connection.supervisor_started_ticks else None
+
+
+class Servers:
+    """`async with Servers(state_dir) as servers:` runs nats-server, valkey-server and NX-27017 until the block ends."""
+
+    def __init__(
+        self,
+        state_dir: Path | str,
+        options: ServerOptions | None = None,
+        *,
+        on_event: Callable[[ProcessEvent], None] | None = None,
+    ) -> None:
+        self.state_dir = Path(state_dir).absolute()
+        self.options = options or ServerOptions()
+        self.supervisor = Supervisor(self.state_dir, on_event)
+        self._servers: dict[str, Server] = {}
+        self._ports: dict[str, int] = {}
+        self._resources = AsyncExitStack()
+
+    @property
+    def nats_url(self) -> str:
+        """The URL of the first NATS user, or of the only one. RuntimeError if nats is not among those that run."""
+        return self._url(NATS)
+
+    @property
+    def nats_monitor_url(self) -> str:
+        """nats-server's monitoring page, e.g. `/jsz`. RuntimeError if nats is not among those that run."""
+        self._url(NATS)
+        return f"http://{LOOPBACK}:{self._ports['nats_monitor']}"
+
+    @property
+    def redis_url(self) -> str:
+        """Valkey's URL with its password. RuntimeError if valkey is not among those that run."""
+        return self._url(VALKEY)
+
+    @property
+    def mongo_url(self) -> str:
+        """NX-27017's URL. RuntimeError if mongo is not among those that run."""
+        return self._url(MONGO)
+
+    def nats_url_of(self, user_name: str) -> str:
+        """The URL of one of the users given in the options.
+
+        Raises:
+            KeyError: there is no such user.
+        """
+        users: dict[str, NatsUser] = {user.name: user for user in self.options.nats.users}
+        if user_name not in users:
+            raise KeyError(f"no NATS user {user_name!r}; there are: {', '.join(users) or 'none given'}")
+        self._url(NATS)
+        return servers.nats_url(users[user_name], self._ports[NATS])
+
+    async def start(self) -> None:
+        """Take the directory, start the servers in parallel, return when all are ready.
+
+        Raises:
+            StateDirLocked: another stack runs on this directory.
+            PortInUse: a port given in the options is taken.
+            MissingBinary: a server is not installed.
+            StartFailed: a server did not become ready; the message shows the end of its log.
+        """
+        async with AsyncExitStack() as undo:
+            undo.enter_context(_lock(self.state_dir))
+            kill_leftovers(self.state_dir)
+            memory = _read_memory(self.state_dir)
+            self._ports = self._lease_ports(memory, undo)
+            passwords = {
+                name: memory.get("passwords", {}).get(name) or secrets.token_hex(16) for name in (NATS, VALKEY)
+            }
+            self._servers = self._describe(passwords)
+            write_private(
+                self.state_dir / _MEMORY_FILE,
+                json.dumps({"ports": {**memory.get("ports", {}), **self._ports}, "passwords": passwords}),
+            )
+            for server in self._servers.values():
+                server.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if server.config_path is not None:
+                    write_private(server.config_path, server.config)
+            undo.push_async_callback(self.supervisor.stop)
+            await self.supervisor.start(*(server.spec for server in self._servers.values()))
+            connection = self.state_dir / _CONNECTION_FILE
+            undo.callback(connection.unlink, missing_ok=True)
+            write_private(connection, json.dumps(asdict(self._connection())))
+            self._resources = undo.pop_all()
+
+    async def stop(self) -> None:
+        """Stop everything that the supervisor runs, in reverse order of need, and give the directory back."""
+        await self._resources.aclose()
+        self._servers = {}
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _lease_ports(self, memory: dict[str, Any], undo: AsyncExitStack) -> dict[str, int]:
+        options, remembered = self.options, memory.get("ports", {})
+        wishes: dict[str, int | None] = {}
+        if NATS in options.run:
+            wishes |= {NATS: options.nats.port, "nats_monitor": options.nats.monitor_port}
+        if VALKEY in options.run:
+            wishes |= {VALKEY: options.valkey.port}
+        if MONGO in options.run:
+            wishes |= {MONGO: options.mongo.port}
+        ports = {}
+        for name, wish in wishes.items():
+            lease = lease_port(wish, preferred=remembered.get(name))
+            undo.callback(lease.release)
+            ports[name] = lease.port
+        return ports
+
+    def _describe(self, passwords: dict[str, str]) -> dict[str, Server]:
+        options, here, ports = self.options, self.state_dir, self._ports
+        chosen: dict[str, Server] = {}
+        if NATS in options.run:
+            monitor = ports["nats_monitor"]
+            chosen[NATS] = servers.describe_nats(options.nats, here, ports[NATS], monitor, passwords[NATS])
+        if VALKEY in options.run:
+            chosen[VALKEY] = servers.describe_valkey(options.valkey, here, ports[VALKEY], passwords[VALKEY])
+        if MONGO in options.run:
+            chosen[MONGO] = servers.describe_mongo(options.mongo, here, ports[MONGO])
+        return chosen
+
+    def _connection(self) -> Connection:
+        running = self._servers
+        return Connection(
+            supervisor_pid=os.getpid(),
+            supervisor_started_ticks=start_ticks(os.getpid()),
+            nats_url=self.nats_url if NATS in running else None,
+            nats_monitor_url=self.nats_monitor_url if NATS in running else None,
+            redis_url=self.redis_url if VALKEY in running else None,
+            mongo_url=self.mongo_url if MONGO in running else None,
+        )
+
+    def _url(self, name: str) -> str:
+        if name not in self._servers:
+            raise RuntimeError(f"{name} does not run: start the servers first, with {name} among options.run")
+        return self._servers[name].url
+
+
+def _lock(state_dir: Path) -> IO[str]:
+    """Lock the directory until the returned file is closed. A dead owner's lock is released by the kernel."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = open(state_dir / "lock", "a+")  # noqa: SIM115 - stays open as long as the lock is held
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read().strip() or "unknown"
+        lock.close()
+        raise StateDirLocked(f"{state_dir} is in use by pid {owner}: stop it or choose another directory") from None
+    lock.truncate(0)
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def _read_memory(state_dir: Path) -> dict[str, Any]:
+    try:
+        memory = json.loads((state_dir / _MEMORY_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    return memory if isinstance(memory, dict) else {}
