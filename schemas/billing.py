@@ -76,6 +76,8 @@ class BillRow(Fact):
 
 
 class BillReply(Fact):
+    """A bill, exact up to one ledger sequence. Sent by quota_billing as the answer to `BillQuery`."""
+
     currency: str
     rows: tuple[BillRow, ...]
     total_milli_us: int = Field(ge=0)

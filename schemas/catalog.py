@@ -3,23 +3,49 @@
 `schemas/generate.py` writes JSON Schema and AsyncAPI from this list; `libs/bus` provisions streams by it.
 """
 
+import re
 from dataclasses import dataclass
 
 from schemas import billing, inbox, jobs, ledger, nodes, queries, subjects
 from schemas.base import Fact, Strict
 
+Model = type[Fact] | type[Strict]
+"""A message's pydantic class (named here because `Message.type` hides the builtin inside the class)."""
+
+Reply = type[Fact]
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One entry. `subject` has `{team}`, `{pool}`, `{node}` for its keys; `stream` is "" for core NATS."""
+    """One entry. `subject` has `{team}`, `{pool}`, `{node}` for its keys; `stream` is "" for core NATS.
+
+    `reply` is the model of the answer to a request; `note` says what it is about where several types share a model.
+    """
 
     type: str
-    model: type[Fact] | type[Strict]
+    model: Model
     subject: str
     stream: str
     producer: str
     consumers: tuple[str, ...]
-    reply: type[Fact] | None = None
+    reply: Reply | None = None
+    note: str = ""
+
+    @property
+    def about(self) -> str:
+        """One sentence for people: its own note, or the first of the model's docstring."""
+        return self.note or sentence(self.model)
+
+    @property
+    def reply_type(self) -> str:
+        """The type that names the answer's schema, e.g. `io.baton.job.get.reply.v1`; "" where nobody answers."""
+        return f"{self.type.removesuffix('.v1').removesuffix('.query')}.reply.v1" if self.reply else ""
+
+
+def sentence(model: Model) -> str:
+    """The first sentence of a model's docstring, on one line."""
+    text = " ".join((model.__doc__ or "").split())
+    return re.split(r"(?<=[.?])\s", text, maxsplit=1)[0]
 
 
 def _command(what: str, model: type[Strict]) -> Message:
@@ -38,20 +64,34 @@ def _inbox(entity: str, what: str, model: type[Fact], producer: str) -> Message:
     return Message(f"io.baton.{entity}.{what}.v1", model, subject, "INBOX-{pool}", producer, ("placement",))
 
 
-def _event(what: str, model: type[Fact], producer: str) -> Message:
+def _event(what: str, model: type[Fact], producer: str, note: str = "") -> Message:
     subject = f"baton.evt.job.v1.{what}.{{team}}"
-    return Message(f"io.baton.job.{what}.v1", model, subject, subjects.EVENTS, producer, ("teams",))
+    return Message(f"io.baton.job.{what}.v1", model, subject, subjects.EVENTS, producer, ("teams",), note=note)
 
 
-def _query(entity: str, what: str, model: type[Strict] | type[Fact], owner: str, reply: type[Fact]) -> Message:
+def _query(entity: str, what: str, model: Model, owner: str, reply: Reply, note: str = "") -> Message:
     subject = f"baton.qry.{entity}.v1.{what}.{{team}}"
-    return Message(f"io.baton.{entity}.{what}.query.v1", model, subject, "", "teams", (owner,), reply)
+    return Message(f"io.baton.{entity}.{what}.query.v1", model, subject, "", "teams", (owner,), reply, note)
 
 
 JOB_EVENTS = (
     "queued", "granted", "starting", "running", "checkpointed", "preempting", "stopping", "requeued",
     "succeeded", "failed", "cancelled",
 )  # fmt: skip
+
+_TOLD = {
+    "queued": "The job was admitted and waits.",
+    "granted": "The job's whole gang got its devices; an attempt and its bill begin.",
+    "starting": "A node's part of the gang runs; others are still to come.",
+    "running": "Every part of the attempt runs.",
+    "checkpointed": "The job saved its work and can resume from there.",
+    "preempting": "The attempt must save its work and give way to a job of a higher class.",
+    "stopping": "The attempt is being ended everywhere.",
+    "requeued": "The job waits again, with its age kept, and resumes from its checkpoint.",
+    "succeeded": "The job ended well; nothing follows.",
+    "failed": "The job ended without success and has no retry left; nothing follows.",
+    "cancelled": "The job was ended by its team; nothing follows.",
+}
 
 CATALOG: tuple[Message, ...] = (
     _command("submit", jobs.SubmitJob),
@@ -106,13 +146,13 @@ CATALOG: tuple[Message, ...] = (
         ("telemetry",),
     ),
     _event("rejected", jobs.JobRejected, "admission"),
-    *(_event(what, jobs.JobEvent, "history") for what in JOB_EVENTS),
+    *(_event(what, jobs.JobEvent, "history", _TOLD[what]) for what in JOB_EVENTS),
     _query("job", "get", queries.JobGet, "history", queries.JobDocument),
     _query("job", "list", queries.JobListQuery, "history", queries.JobList),
     _query("event", "list", queries.EventListQuery, "history", queries.EventList),
     _query("job", "explain", queries.ExplainQuery, "placement", queries.Explanation),
     _query("queue", "list", queries.QueueListQuery, "placement", queries.QueueList),
-    _query("pool", "status", queries.PoolStatusQuery, "placement", queries.PoolStatus),
+    _query("pool", "status", queries.PoolStatusQuery, "placement", queries.PoolStatus, "A pool's figures at a glance."),
     Message(
         "io.baton.node.desired.query.v1",
         nodes.DesiredQuery,
@@ -125,7 +165,9 @@ CATALOG: tuple[Message, ...] = (
     _query("node", "list", queries.NodeListQuery, "telemetry", queries.NodeList),
     _query("device", "list", queries.DeviceListQuery, "telemetry", queries.DeviceList),
     _query("bill", "get", billing.BillQuery, "quota_billing", billing.BillReply),
-    _query("quota", "list", queries.PoolStatusQuery, "quota_billing", billing.QuotaSnapshot),
+    _query(
+        "quota", "list", queries.PoolStatusQuery, "quota_billing", billing.QuotaSnapshot, "All teams' quotas and use."
+    ),
     _query("log", "read", queries.LogQuery, "agent", queries.LogPiece),
 )
 

@@ -7,6 +7,7 @@ its NATS protocol binding.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ _ATTRIBUTES = {
     "correlationid": "ce-correlationid",
     "causationid": "ce-causationid",
 }
+_NAME = re.compile(r"[a-z0-9]+")  # names become headers, so what comes from outside may hold nothing else
 _SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) not in '"%')
 
 
@@ -48,18 +50,15 @@ class Envelope:
     def headers(self) -> dict[str, str]:
         """NATS headers of the binary mode, `Nats-Msg-Id` among them."""
         out = {
-            MSG_ID: self.id,
+            MSG_ID: quote(self.id, safe=_SAFE),
             "ce-specversion": "1.0",
-            "ce-id": self.id,
-            "ce-type": self.type,
-            "ce-source": self.source,
             "Content-Type": "application/json",
         }
-        for name in ("subject", "time", "correlationid", "causationid"):
+        for name in ("id", "type", "source", "subject", "time", "correlationid", "causationid"):
             if value := getattr(self, name):
                 out[_ATTRIBUTES[name]] = quote(value, safe=_SAFE)
         if self.traceparent:
-            out[TRACEPARENT] = self.traceparent
+            out[TRACEPARENT] = quote(self.traceparent, safe=_SAFE)
         for name, value in self.extensions.items():
             out[f"ce-{name}"] = quote(value, safe=_SAFE)
         return out
@@ -75,7 +74,8 @@ def read(headers: Mapping[str, str] | None, payload: bytes) -> tuple[Envelope, b
         return _structured(low, payload)
     attributes = {name: unquote(low[header]) for name, header in _ATTRIBUTES.items() if header in low}
     extensions = {k[3:]: unquote(v) for k, v in low.items() if k.startswith("ce-") and k not in _ATTRIBUTES.values()}
-    return _envelope(attributes, low.get(TRACEPARENT, ""), extensions), payload
+    traceparent = extensions.pop(TRACEPARENT, "")  # CloudEvents' own place for it; the plain header is W3C's
+    return _envelope(attributes, low.get(TRACEPARENT, traceparent), extensions), payload
 
 
 def _structured(low: Mapping[str, str], payload: bytes) -> tuple[Envelope, bytes]:
@@ -83,15 +83,28 @@ def _structured(low: Mapping[str, str], payload: bytes) -> tuple[Envelope, bytes
         event = json.loads(payload)
     except ValueError as e:
         raise EnvelopeError(f"structured CloudEvent: the payload is not JSON ({e}); send a JSON object") from None
+    except RecursionError:
+        raise EnvelopeError(
+            "structured CloudEvent: the payload is nested too deeply; send a flat JSON object"
+        ) from None
     if not isinstance(event, dict):
         raise EnvelopeError("structured CloudEvent: the payload is not a JSON object; send one event per message")
     data = event.pop("data", None)
     if data is None:
         raise EnvelopeError("structured CloudEvent: member 'data' is missing; put the message there as a JSON object")
-    strings: dict[str, str] = {k: v for k, v in event.items() if isinstance(v, str)}
+    if bad := [k for k in event if not _NAME.fullmatch(k)]:
+        raise EnvelopeError(f"structured CloudEvent: member {bad[0][:80]!r} is no attribute name; use a-z and 0-9")
+    strings = {k: text for k, v in event.items() if (text := _text(v)) is not None}
     known = {k: strings.pop(k) for k in _ATTRIBUTES if k in strings}
     traceparent = strings.pop(TRACEPARENT, low.get(TRACEPARENT, ""))
     return _envelope(known, traceparent, strings), json.dumps(data).encode()
+
+
+def _text(value: Any) -> str | None:
+    """An attribute of the JSON format in its canonical string form; None for what cannot be an attribute."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, str | int) else None
 
 
 def _envelope(attributes: Mapping[str, str], traceparent: str, extensions: Mapping[str, Any]) -> Envelope:

@@ -29,6 +29,8 @@ def attempt_id(job: str, attempt: int) -> str:
 def split_attempt_id(attempt: str) -> tuple[str, int]:
     """The inverse of `attempt_id`. Raises ValueError when the text is not one."""
     job, _, number = attempt.rpartition(".")
+    if not job or not (number.isascii() and number.isdigit()):
+        raise ValueError(f"{attempt!r} is not an attempt id: expected <job id>.<attempt number>")
     return job, int(number)
 
 

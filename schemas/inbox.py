@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
-from schemas.jobs import Checkpoint, JobSpec
+from schemas.jobs import AcceptedSpec, Checkpoint
 from schemas.resources import Inventory
 
 
@@ -20,7 +20,7 @@ class JobAdmitted(Fact):
 
     job_id: JobId
     team: Name
-    spec: JobSpec
+    spec: AcceptedSpec
     spec_hash: str = Field(description="of the submitted body: the same key with another body is refused")
     client_key: str
     priority: int = Field(description="of its class; higher goes first")

@@ -11,9 +11,9 @@ team (stream EVENTS).
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from schemas.base import Fact, JobId, Micros, Name, Strict
 from schemas.resources import Resources
@@ -45,6 +45,8 @@ _TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, 
 
 
 class Launch(StrEnum):
+    """How many processes an attempt starts on a node."""
+
     PER_DEVICE = "per-device"
     PER_NODE = "per-node"
 
@@ -67,6 +69,8 @@ class RetryPolicy(Strict):
 
 
 class Precision(StrEnum):
+    """Number format of the model's weights, for the memory estimate."""
+
     FP32 = "fp32"
     TF32 = "tf32"
     BF16 = "bf16"
@@ -77,12 +81,16 @@ class Precision(StrEnum):
 
 
 class Workload(StrEnum):
+    """What the memory estimate assumes beside the weights: gradients and optimizer, adapters, or a KV cache."""
+
     TRAINING = "training"
     LORA = "lora"
     INFERENCE = "inference"
 
 
 class Optimizer(StrEnum):
+    """Which optimizer state the memory estimate counts per trainable parameter."""
+
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw-8bit"
     SGD = "sgd"
@@ -143,6 +151,15 @@ class JobSpec(Strict):
         if not self.command and self.simulation is None:
             raise ValueError("command is empty: give the argv list to run, e.g. [python, train.py]")
         return self
+
+
+def _any_fields(value: Any, _strict: ValidatorFunctionWrapHandler) -> JobSpec:
+    return JobSpec.model_validate(value, extra="ignore")
+
+
+AcceptedSpec = Annotated[JobSpec, WrapValidator(_any_fields)]
+"""A spec inside a fact. Admission has refused misspelt fields already, so what a reader does not know here was written
+by a newer service: it is ignored like any other new field of a fact."""
 
 
 class SubmitJob(Strict):

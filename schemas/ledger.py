@@ -8,15 +8,15 @@ Redis is the ledger's present, MongoDB its past, the bill its integral: for ever
 `DevicesFreed`, times its share.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
-from schemas.jobs import Checkpoint, JobSpec, JobState
+from schemas.jobs import AcceptedSpec, Checkpoint, JobState
 from schemas.resources import Claim, Inventory
 
-LEDGER_VERSION = 1
+LEDGER_VERSION: Final = 1
 
 
 class NodeJoined(Fact):
@@ -50,7 +50,7 @@ class JobQueued(Fact):
     kind: Literal["job.queued"] = "job.queued"
     job_id: JobId
     team: Name
-    spec: JobSpec
+    spec: AcceptedSpec
     spec_hash: str
     client_key: str
     priority: int

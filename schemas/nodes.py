@@ -8,10 +8,12 @@ from enum import StrEnum
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
-from schemas.jobs import Checkpoint, JobSpec
+from schemas.jobs import AcceptedSpec, Checkpoint
 
 
 class Action(StrEnum):
+    """What the agent should do with its part of an attempt."""
+
     RUN = "run"
     CHECKPOINT = "checkpoint"
     STOP = "stop"
@@ -34,7 +36,7 @@ class DesiredPart(Fact):
     attempt: int = Field(ge=1)
     team: Name
     action: Action
-    spec: JobSpec
+    spec: AcceptedSpec
     ranks: tuple[Rank, ...] = Field(min_length=1)
     world_size: int = Field(ge=1, description="devices of the whole gang")
     node_rank: int = Field(ge=0)
@@ -62,6 +64,8 @@ class DesiredQuery(Fact):
 
 
 class DesiredReply(Fact):
+    """The desired states that an agent asked for; nodes that placement does not know are left out. Sent by placement."""
+
     states: tuple[DesiredState, ...]
 
 

@@ -8,7 +8,7 @@ A job of another team is `not-found`, exactly like one that does not exist.
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict
-from schemas.jobs import Checkpoint, JobEvent, JobSpec, JobState, Reason
+from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobState, Reason
 
 
 class QueryFailed(Fact):
@@ -67,11 +67,13 @@ class JobDocument(Fact):
     finished_us: Micros | None = None
     attempts: tuple[AttemptDocument, ...] = ()
     preemptions: int = Field(default=0, ge=0)
-    spec: JobSpec
+    spec: AcceptedSpec
     seq: int = Field(ge=0)
 
 
 class JobList(Fact):
+    """A team's jobs, newest first. Sent by history as the answer to `JobListQuery`."""
+
     jobs: tuple[JobDocument, ...]
 
 
@@ -84,6 +86,8 @@ class EventListQuery(Strict):
 
 
 class EventList(Fact):
+    """Events in ledger order. Sent by history as the answer to `EventListQuery`."""
+
     events: tuple[JobEvent, ...]
 
 
@@ -119,6 +123,8 @@ class QueueListQuery(Strict):
 
 
 class QueuedJob(Fact):
+    """One waiting job and the reason why it still waits."""
+
     job_id: JobId
     team: Name
     name: str
@@ -130,12 +136,15 @@ class QueuedJob(Fact):
 
 
 class QueueList(Fact):
+    """The head of the queue. Sent by placement as the answer to `QueueListQuery`."""
+
     jobs: tuple[QueuedJob, ...]
     total: int = Field(ge=0)
 
 
 class PoolStatusQuery(Strict):
-    """A pool's figures at a glance. Answered by placement (`pool.status`)."""
+    """A pool's figures at a glance: its jobs, devices and latencies (`pool.status`, answered by placement), or its
+    teams' quotas and use (`quota.list`, answered by quota_billing)."""
 
 
 class Quantiles(Fact):
@@ -169,6 +178,8 @@ class NodeListQuery(Strict):
 
 
 class NodeView(Fact):
+    """One node: what it offers, what of it is held, and how long ago it was last heard."""
+
     node: str
     status: str = Field(description="up or lost")
     leaf: str
@@ -188,6 +199,8 @@ class NodeView(Fact):
 
 
 class NodeList(Fact):
+    """The pool's nodes. Sent by telemetry as the answer to `NodeListQuery`."""
+
     nodes: tuple[NodeView, ...]
 
 
@@ -198,6 +211,8 @@ class DeviceListQuery(Strict):
 
 
 class DeviceView(Fact):
+    """One device: how much of it is held, by which jobs, and its newest sample."""
+
     device: DeviceId
     node: str
     index: int
@@ -213,6 +228,8 @@ class DeviceView(Fact):
 
 
 class DeviceList(Fact):
+    """The pool's devices. Sent by telemetry as the answer to `DeviceListQuery`."""
+
     devices: tuple[DeviceView, ...]
 
 

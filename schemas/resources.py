@@ -16,6 +16,8 @@ WHOLE_MILLI = 1000
 
 
 class DeviceKind(StrEnum):
+    """The kind of hardware; CPU devices are granted only to jobs that name them."""
+
     GPU = "gpu"
     MIG = "mig"
     TPU = "tpu"
@@ -84,6 +86,8 @@ class Inventory(Fact):
 
 
 class TopologyPolicy(StrEnum):
+    """Whether a gang waits for its topology level or takes what is nearest to it."""
+
     PREFERRED = "preferred"
     REQUIRED = "required"
 

@@ -1,0 +1,93 @@
+"""Facts may gain fields at any depth; commands refuse what they do not know, by name."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.base import Fact, Strict
+from schemas.catalog import BY_TYPE
+from schemas.inbox import InboxMessage
+from schemas.json_schema import models
+from schemas.ledger import LedgerRecord
+from tests.schemas.golden_files import Golden, load
+
+GOLDEN = [golden for golden in load() if golden.type in BY_TYPE and "~" not in golden.name]
+FACTS = [g for g in GOLDEN if issubclass(BY_TYPE[g.type].model, Fact)]
+COMMANDS = [g for g in GOLDEN if issubclass(BY_TYPE[g.type].model, Strict)]
+NEW = "from_the_future"
+TABLES = {"labels", "env", "models", "jobs"}  # their keys are data, not fields
+
+
+def objects(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every object with fields below `node`."""
+    if isinstance(node, dict):
+        if not (path and path[-1] in TABLES):
+            yield path
+        for key, value in node.items():
+            yield from objects(value, (*path, key))
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from objects(value, (*path, number))
+
+
+def with_new_field(payload: Any, path: tuple[Any, ...]) -> Any:
+    changed = copy.deepcopy(payload)
+    node = changed
+    for step in path:
+        node = node[step]
+    node[NEW] = {"any": "thing"}
+    return changed
+
+
+@pytest.mark.parametrize("golden", FACTS, ids=lambda g: g.name)
+def test_a_fact_may_gain_a_field_anywhere(golden: Golden) -> None:
+    model = BY_TYPE[golden.type].model
+    today = model.model_validate(golden.payload)
+    for path in objects(golden.payload):
+        assert model.model_validate(with_new_field(golden.payload, path)) == today, path
+
+
+def test_an_answer_may_gain_a_field_anywhere() -> None:
+    for golden in GOLDEN:
+        if (reply := BY_TYPE[golden.type].reply) and golden.answer is not None:
+            for path in objects(golden.answer):
+                new = reply.model_validate(with_new_field(golden.answer, path))
+                assert new == reply.model_validate(golden.answer), (golden.name, path)
+
+
+@pytest.mark.parametrize("golden", COMMANDS, ids=lambda g: g.name)
+def test_a_command_refuses_an_unknown_field_by_its_name(golden: Golden) -> None:
+    for path in objects(golden.payload):
+        with pytest.raises(ValidationError) as refused:
+            BY_TYPE[golden.type].model.model_validate(with_new_field(golden.payload, path))
+        assert [error["loc"] for error in refused.value.errors()] == [(*path, NEW)]
+
+
+def test_a_wrong_value_inside_an_accepted_spec_is_named_by_its_whole_path() -> None:
+    golden = next(g for g in FACTS if g.type == "io.baton.job.admitted.v1")
+    payload = copy.deepcopy(golden.payload)
+    payload["spec"]["resources"]["devices"] = 0
+    with pytest.raises(ValidationError) as refused:
+        BY_TYPE[golden.type].model.model_validate(payload)
+    assert refused.value.errors()[0]["loc"] == ("spec", "resources", "devices")
+
+
+def test_readers_that_validate_through_an_adapter_are_tolerant_too() -> None:
+    """libs.ledger reads records with a TypeAdapter's validator, past the methods of the model."""
+    golden = next(g for g in FACTS if g.type == "io.baton.ledger.record.v1")
+    record = LedgerRecord.model_validate(golden.payload)
+    queued = next(n for n, event in enumerate(golden.payload["events"]) if event["kind"] == "job.queued")
+    newer = with_new_field(golden.payload, ("events", queued, "spec", "resources"))
+    assert TypeAdapter(LedgerRecord).validate_python(newer) == record
+
+
+@pytest.mark.parametrize("golden", [g for g in FACTS if g.subject.startswith("baton.in.")], ids=lambda g: g.name)
+def test_everything_in_the_inbox_is_an_inbox_message(golden: Golden) -> None:
+    assert isinstance(BY_TYPE[golden.type].model.model_validate(golden.payload), InboxMessage)
+
+
+def test_models_are_frozen() -> None:
+    assert [m.__name__ for m in models().values() if not m.model_config.get("frozen")] == []
