@@ -1,0 +1,58 @@
+"""Compare-and-append: the one publish that commits a decision, and what its answer means.
+
+The expectation is the last sequence *read*, not the last valid one: otherwise one void record would block the stream
+for ever. Only an answer that says exactly what we hoped for is a commit. Whatever else comes (or does not come) leaves
+open whether the record is in the stream; the caller folds the ledger again, and the log says.
+"""
+
+import asyncio
+import logging
+from enum import StrEnum
+
+from nats.errors import ConnectionClosedError
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import Header
+from nats.js.errors import APIError
+
+from schemas import subjects
+from schemas.envelope import MSG_ID
+
+log = logging.getLogger("baton.ledger")
+
+_WRONG_LAST_SEQUENCE = 10071
+_FULL_PAUSE_S = 0.5
+
+
+class Outcome(StrEnum):
+    """What became of a decision. Only after COMMITTED and SKIPPED may the machine that made it be kept."""
+
+    COMMITTED = "committed"
+    SKIPPED = "skipped"  # no events: nothing was appended
+    REFUSED = "refused"  # the stream is longer than we have read: somebody else wrote
+    UNCLEAR = "unclear"  # no answer, or not the one expected: the record may be in the stream
+    TOO_LARGE = "too-large"  # not sent: decide fewer inputs at once
+
+
+async def append(
+    js: JetStreamContext, pool: str, payload: bytes, digest: str, position: int, timeout_s: float
+) -> Outcome:
+    """Append `payload` at `position` + 1 or not at all. Raises ConnectionClosedError when the client was closed."""
+    headers = {MSG_ID: digest, Header.EXPECTED_LAST_SEQUENCE.value: str(position)}
+    try:
+        ack = await js.publish(subjects.ledger(pool), payload, timeout=timeout_s, headers=headers)
+    except ConnectionClosedError:
+        raise
+    except APIError as error:
+        if error.err_code == _WRONG_LAST_SEQUENCE:
+            return Outcome.REFUSED
+        log.error("ledger of pool %s: the broker refuses to append: %s", pool, error.description)
+        await asyncio.sleep(_FULL_PAUSE_S)  # most likely full: asking at once again would only load it
+        return Outcome.UNCLEAR
+    except (NatsError, TimeoutError, OSError) as error:
+        log.warning("ledger of pool %s: no answer to the append after %d: %r", pool, position, error)
+        return Outcome.UNCLEAR
+    if ack.duplicate or ack.seq != position + 1:
+        log.error("ledger of pool %s: appended after %d, answered %s", pool, position, ack)
+        return Outcome.UNCLEAR
+    return Outcome.COMMITTED

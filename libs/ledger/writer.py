@@ -1,0 +1,371 @@
+"""Writes a pool's ledger: takes the inbox in order, lets a machine decide, commits with one acknowledged publish.
+
+The naive loop is: read inputs, decide, append, acknowledge the inputs. A crash between the last two decides twice. Here
+there is nothing to acknowledge: a record says up to which input it decides, so consuming and deciding commit together,
+and whoever starts (or is in doubt) folds the ledger and goes on behind the last record. No lock and no election: two
+writers may run at any time, the broker refuses the one with the stale view, and should it ever accept both, the chain
+makes the second record void for everybody.
+
+Two writers that both decide everything would be correct and twice as slow. So a writer that was refused *follows*: it
+folds what the other one commits, and takes over when an input has waited for `takeover_s` while the ledger stood still.
+That is a matter of speed alone; no safety depends on any clock.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic
+
+from nats.errors import ConnectionClosedError
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+
+from libs.ledger.append import Outcome, append
+from libs.ledger.chain import GENESIS, Entry, Head, LedgerStopped, encode
+from libs.ledger.dead import bury
+from libs.ledger.inputs import InboxItem, read_input
+from libs.ledger.machine import Counters, M, MachineFactory, OnCommit, OnRefold
+from libs.ledger.reader import LedgerReader
+from libs.ledger.snapshots import Snapshots
+from libs.ledger.tail import Stored, Tail
+from schemas.inbox import Tick
+from schemas.ledger import InputRejected, LedgerRecord
+from schemas.subjects import inbox_stream, ledger_stream
+
+log = logging.getLogger("baton.ledger")
+
+MAX_RECORD_BYTES = 900 * 1024
+"""A record that grows beyond this is decided again with half of its inputs."""
+
+_HEADER_BYTES = 1024
+_INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
+_MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
+_BUSY_S = 0.02  # inputs that come sooner than this after a commit are worth waiting for more of them
+_ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
+_TICK_PATIENCE = 10  # ticks alone call for a takeover this many times later
+_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class RecordTooLarge(LedgerStopped):
+    """One input alone leads to a record that the broker would not take."""
+
+
+class LedgerWriter(Generic[M]):
+    """The writer of `pool`. `machine` is for read-only questions; it is replaced by a refold, and while a commit is under
+    way it shows what is about to be committed. `head`, `position` (last sequence read) and `decided_to` (inbox sequence)
+    say how far the log has come.
+
+    `on_commit` hooks are awaited after each own commit, in order, before the next decision: keep them short.
+    `on_refold` hooks are awaited whenever this writer has a state whose earlier commits it may not have announced (at
+    the start, after doubt, at a takeover): tell everything that follows from the state. A hook that raises ends `run`.
+    """
+
+    def __init__(
+        self,
+        js: JetStreamContext,
+        pool: str,
+        machine_factory: MachineFactory[M],
+        *,
+        writer_id: str,
+        snapshots: Snapshots | None = None,
+        snapshot_name: str = "placement",
+        snapshot_every: int = 5000,
+        batch: int = 256,
+        linger_ms: float = 2.0,
+        takeover_s: float = 1.0,
+        append_timeout_s: float = 5.0,
+        on_commit: Sequence[OnCommit[M]] = (),
+        on_refold: Sequence[OnRefold[M]] = (),
+    ) -> None:
+        self.pool = pool
+        self.writer_id = writer_id
+        self.machine = machine_factory.new()
+        self.head = GENESIS
+        self.position = 0
+        self.decided_to = 0  # inbox sequence; `machine` may be ahead of it while a commit is under way
+        self.role = "starting"
+        self.ready = asyncio.Event()
+        self.counters = Counters()
+        self.on_commit = list(on_commit)
+        self.on_refold = list(on_refold)
+        self._js = js
+        self._factory = machine_factory
+        self._snapshots = snapshots
+        self._snapshot_name = snapshot_name
+        self._snapshot_every = snapshot_every
+        self._since_snapshot = 0
+        self._saving: asyncio.Task[None] | None = None
+        self._batch = batch
+        self._limit = batch
+        self._linger_s = linger_ms / 1000
+        self._takeover_s = takeover_s
+        self._append_timeout_s = append_timeout_s
+        self._unwritten = 0  # inputs skipped since the last record
+        self._voids_to = 0
+        self._last_writer = ""
+        self._confirmed = 0.0  # when the stream was last known to hold nothing but what we have read
+        self._reader: LedgerReader | None = None
+        self._inbox: Tail | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be decided at the moment; "" when all is well. For readiness checks."""
+        tails = (self._inbox, self._reader)
+        return next((tail.problem for tail in tails if tail is not None and tail.problem), "")
+
+    @property
+    def inbox_lag(self) -> int:
+        """Inbox messages known to wait for a decision."""
+        return self._inbox.lag if self._inbox is not None else 0
+
+    async def run(self) -> None:
+        """Until cancelled. May be run again afterwards: everything starts from the log.
+
+        Raises LedgerStopped (see its subclasses) when going on would be wrong; what a hook or the machine raises, too.
+        """
+        try:
+            while True:
+                await self._refold()
+                if self._last_writer not in ("", self.writer_id) and self.counters.refused:
+                    await self._follow()
+                await self._lead()
+        finally:
+            self.role = "stopped"
+            for tail in (self._inbox, self._reader):
+                if tail is not None:
+                    await tail.close()
+            if self._saving is not None:
+                self._saving.cancel()
+
+    # ------------------------------------------------------------------------------------------------------ refold
+
+    async def _refold(self) -> None:
+        """The state is what the log says: the last snapshot, and every valid record after it."""
+        self.role = "folding"
+        self.counters.refolds += 1
+        failures = 0
+        while True:
+            try:
+                machine, reader = await self._from_snapshot()
+                last = await reader.last_seq()
+                break
+            except ConnectionClosedError:
+                raise
+            except (NatsError, TimeoutError, OSError) as error:
+                log.warning("ledger of pool %s cannot be folded yet: %r", self.pool, error)
+                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+                failures += 1
+        self._reader = reader
+        async for entries in reader.read_to(last):
+            self._fold(machine, entries)
+        self.machine, self.head, self.position = machine, reader.head, reader.position
+        self.decided_to = machine.inbox_seq
+        self._unwritten = 0
+        await self._announce()
+
+    async def _from_snapshot(self) -> tuple[M, LedgerReader]:
+        if self._reader is not None:
+            await self._reader.close()
+        found = await self._snapshots.load(self._snapshot_name) if self._snapshots is not None else None
+        self._since_snapshot = 0
+        if found is not None:
+            head, position, data = found
+            try:
+                return self._factory.load(data), LedgerReader(self._js, self.pool, head, position)
+            except Exception:  # of another version, say: the log has it all
+                log.exception("ledger of pool %s: the snapshot at %d is not understood", self.pool, position)
+        return self._factory.new(), LedgerReader(self._js, self.pool)
+
+    def _fold(self, machine: M, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if entry.valid:
+                machine.apply(entry.record, entry.seq)
+                self._last_writer = entry.record.writer
+                self._since_snapshot += 1
+            elif entry.seq > self._voids_to:  # a refold sees old ones again
+                self.counters.voids += 1
+                self._voids_to = entry.seq
+                log.error("ledger of pool %s: record %d is void: it %s", self.pool, entry.seq, entry.why)
+
+    async def _announce(self) -> None:
+        for hook in self.on_refold:
+            await hook(self.machine)
+        self.ready.set()
+
+    # -------------------------------------------------------------------------------------------------------- lead
+
+    async def _lead(self) -> None:
+        """Decide and commit, until the log must be asked again."""
+        self.role = "leading"
+        loop = asyncio.get_running_loop()
+        self._confirmed = loop.time()
+        if self._reader is not None:
+            await self._reader.close()
+        self._inbox = inbox = Tail(self._js, inbox_stream(self.pool), self.machine.inbox_seq, may_expire=True)
+        try:
+            while True:
+                stored = await self._gather(inbox)
+                outcome = await self._decide(stored) if stored else Outcome.SKIPPED
+                if outcome is Outcome.COMMITTED:
+                    self._confirmed = loop.time()
+                elif outcome is not Outcome.SKIPPED or await self._overtaken():
+                    return
+        finally:
+            self.counters.expired += inbox.expired
+            await inbox.close()
+
+    async def _gather(self, inbox: Tail) -> list[Stored]:
+        """The inputs of the next decision: what waits already and, when it is busy, what comes within the linger."""
+        stored = await inbox.messages(self._limit, _ASK_S, max_bytes=_INPUT_BYTES)
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if not stored or now - self._confirmed > _BUSY_S:
+            return stored  # a lone message is not held up for company
+        size = sum(len(s.payload) for s in stored)
+        while len(stored) < self._limit and size < _INPUT_BYTES and (left := now + self._linger_s - loop.time()) > 0:
+            more = await inbox.messages(self._limit - len(stored), left, max_bytes=_INPUT_BYTES - size)
+            stored += more
+            size += sum(len(s.payload) for s in more)
+        return stored
+
+    async def _decide(self, stored: Sequence[Stored]) -> Outcome:
+        """One decision about `stored`, committed if it has events. The machine has moved whatever the outcome is."""
+        items = [read_input(message, self.pool) for message in stored]
+        t_us = max(self.machine.t_us, stored[-1].time_us)
+        events = self.machine.decide(items, t_us)
+        self._unwritten += len(stored)
+        if not events and self._unwritten < _MAX_SKIPPED:
+            self.counters.inputs += len(stored)
+            self.counters.skipped += len(stored)
+            self.decided_to = stored[-1].seq
+            return Outcome.SKIPPED
+        record = LedgerRecord(
+            pool=self.pool,
+            prev_seq=self.head.seq,
+            prev_hash=self.head.hash,
+            inbox_seq=stored[-1].seq,
+            t_us=t_us,
+            writer=self.writer_id,
+            events=tuple(events),
+        )
+        payload, digest = encode(record)
+        if not self._fits(payload, stored):
+            return Outcome.TOO_LARGE
+        # Before the commit: afterwards a crash could leave the rejection without its copy.
+        await self._bury_rejected(stored, items, events)
+        outcome = await append(self._js, self.pool, payload, digest, self.position, self._append_timeout_s)
+        if outcome is Outcome.COMMITTED:
+            await self._committed(record, digest, len(stored))
+        elif outcome is Outcome.REFUSED:
+            self.counters.refused += 1
+        else:
+            self.counters.unclear += 1
+        return outcome
+
+    def _fits(self, payload: bytes, stored: Sequence[Stored]) -> bool:
+        if len(payload) <= MAX_RECORD_BYTES:
+            return True
+        if len(stored) > 1:
+            self._limit = len(stored) // 2
+            return False
+        if len(payload) + _HEADER_BYTES > self._js._nc.max_payload:
+            raise RecordTooLarge(
+                f"inbox message {stored[0].seq} of pool {self.pool} leads to a record of {len(payload)} bytes; the "
+                f"broker takes {self._js._nc.max_payload}: raise max_payload in its configuration"
+            )
+        return True
+
+    async def _bury_rejected(
+        self, stored: Sequence[Stored], items: Sequence[InboxItem], events: Sequence[object]
+    ) -> None:
+        reasons = {e.inbox_seq: e.reason for e in events if isinstance(e, InputRejected)}
+        reasons.update({item.seq: item.error for item in items if item.message is None})
+        for message in stored:
+            if message.seq in reasons:
+                self.counters.rejected += 1
+                await bury(self._js, inbox_stream(self.pool), message, reasons[message.seq])
+
+    async def _committed(self, record: LedgerRecord, digest: str, inputs: int) -> None:
+        self.position += 1
+        self.head = Head(self.position, digest)
+        self._last_writer = self.writer_id
+        self.decided_to = record.inbox_seq
+        self._unwritten = 0
+        self._limit = min(self._batch, self._limit * 2)
+        self.counters.commits += 1
+        self.counters.inputs += inputs
+        self.counters.events += len(record.events)
+        for hook in self.on_commit:
+            await hook(self.position, record, self.machine)
+        self._since_snapshot += 1
+        if self._snapshots is not None and self._since_snapshot >= self._snapshot_every:
+            self._start_snapshot(self._snapshots)
+
+    async def _overtaken(self) -> bool:
+        """Whether somebody else wrote while we had nothing to commit. Without asking, a writer that was paused for long
+        would answer questions from an old state until its next commit is refused."""
+        now = asyncio.get_running_loop().time()
+        if now - self._confirmed < _ASK_S:
+            return False
+        self._confirmed = now
+        try:
+            info = await self._js.stream_info(ledger_stream(self.pool))
+        except (NatsError, TimeoutError, OSError):
+            return False
+        if info.state.last_seq == self.position:
+            return False
+        self.counters.refused += 1
+        return True
+
+    # ------------------------------------------------------------------------------------------------------ follow
+
+    async def _follow(self) -> None:
+        """Fold what the other writer commits, until it seems to have stopped."""
+        self.role = "following"
+        log.info("ledger of pool %s: %s follows %s", self.pool, self.writer_id, self._last_writer)
+        loop = asyncio.get_running_loop()
+        reader = self._reader
+        assert reader is not None
+        self._inbox = inbox = Tail(self._js, inbox_stream(self.pool), self.machine.inbox_seq, may_expire=True)
+        waiting: deque[tuple[int, float]] = deque()  # inputs other than ticks: (sequence, when first seen)
+        moved = loop.time()
+        try:
+            while True:
+                if entries := await reader.next(256, min(0.1, self._takeover_s / 4)):
+                    self._fold(self.machine, entries)
+                    self.head, self.position = reader.head, reader.position
+                    self.decided_to = self.machine.inbox_seq
+                    moved = loop.time()
+                now = loop.time()
+                for message in await inbox.messages(256, 0.0) if len(waiting) < 4096 else ():
+                    if not isinstance(read_input(message, self.pool).message, Tick):
+                        waiting.append((message.seq, now))
+                while waiting and waiting[0][0] <= self.machine.inbox_seq:
+                    waiting.popleft()
+                still = now - moved
+                undecided = inbox.position > self.machine.inbox_seq
+                if (waiting and min(still, now - waiting[0][1]) > self._takeover_s) or (
+                    undecided and still > _TICK_PATIENCE * self._takeover_s
+                ):
+                    break
+        finally:
+            await inbox.close()
+        self.counters.takeovers += 1
+        log.warning("ledger of pool %s: %s takes over from %s", self.pool, self.writer_id, self._last_writer)
+        await self._announce()
+
+    # --------------------------------------------------------------------------------------------------- snapshots
+
+    def _start_snapshot(self, snapshots: Snapshots) -> None:
+        if self._saving is not None and not self._saving.done():
+            return
+        self._since_snapshot = 0
+        # Just committed, so the machine is exactly what the log up to `position` folds to.
+        self._saving = asyncio.create_task(self._save(snapshots, self.head, self.position, self.machine.dump()))
+
+    async def _save(self, snapshots: Snapshots, head: Head, position: int, data: bytes) -> None:
+        try:
+            await snapshots.save(self._snapshot_name, head, position, data)
+        except (NatsError, TimeoutError, OSError) as error:
+            log.warning("ledger of pool %s: no snapshot at %d: %r", self.pool, position, error)

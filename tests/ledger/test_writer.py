@@ -1,0 +1,210 @@
+"""One writer: what it decides is committed once, whatever dies, and nothing that it is given stops it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from libs.ledger import writer as writer_module
+from libs.ledger.chain import GENESIS, UnknownRecord
+from libs.ledger.writer import RecordTooLarge
+from schemas import inbox
+from schemas.ledger import LedgerRecord
+from schemas.subjects import DEAD, ledger
+from tests.ledger.toy import Toy, admitted, cancelled, job
+from tests.ledger.world import POOL, World
+
+
+class Interposed:
+    """A JetStream context whose ledger publishes go through `append(publish)`; all else as it was."""
+
+    def __init__(self, js: Any, append: Any) -> None:
+        self._inner = js
+        self._append = append
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def publish(self, subject: str, payload: bytes, **options: Any) -> Any:
+        if subject != ledger(POOL):
+            return await self._inner.publish(subject, payload, **options)
+        return await self._append(lambda: self._inner.publish(subject, payload, **options))
+
+
+async def test_inputs_are_decided_in_order_and_once(world: World) -> None:
+    writer = world.writer("w1")
+    world.start(writer)
+    await world.put(*(admitted(n) for n in range(20)))
+    await world.decided(writer)
+    await world.put(cancelled(0), admitted(0), cancelled(0))
+    await world.decided(writer)
+    toy = await world.folded()
+    assert list(toy.seen) == [job(n) for n in range(20)]
+    assert toy.finished == [job(0)]
+    assert vars(toy) == vars(writer.machine) | {"inbox_seq": toy.inbox_seq, "t_us": toy.t_us}
+
+
+async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: World) -> None:
+    writer = world.writer("w1", batch=3)
+    world.start(writer)
+    await world.put(*(admitted(n) for n in range(10)))
+    await world.decided(writer)
+    entries = await world.entries()
+    times = [e.record.t_us for e in entries]
+    assert times == sorted(times)
+    assert all(e.record.t_us <= e.time_us for e in entries)
+    assert len(entries) >= 4
+    assert entries[-1].record.inbox_seq == 10
+
+
+async def test_hooks_see_every_commit_in_order_and_first_of_all_the_refold(world: World) -> None:
+    said: list[Any] = []
+
+    async def committed(seq: int, record: LedgerRecord, machine: Toy) -> None:
+        said.append((seq, record.inbox_seq == machine.inbox_seq))
+
+    async def refolded(machine: Toy) -> None:
+        said.append("refold")
+
+    writer = world.writer("w1", batch=1, on_commit=[committed], on_refold=[refolded])
+    world.start(writer)
+    await world.put(*(admitted(n) for n in range(5)))
+    await world.decided(writer)
+    await asyncio.sleep(0)
+    assert said == ["refold", *((seq, True) for seq in range(1, 6))]
+
+
+async def test_ticks_alone_write_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_MAX_SKIPPED", 30)
+    writer = world.writer("w1", batch=10)
+    world.start(writer)
+    await world.put(*(inbox.Tick() for _ in range(25)))
+    await world.decided(writer)
+    assert await world.ledger_last() == 0
+    assert writer.counters.skipped == 25
+    await world.put(*(inbox.Tick() for _ in range(10)))
+    await world.decided(writer)
+    [entry] = await world.entries()
+    assert entry.record.events == ()
+    assert entry.record.inbox_seq >= 30
+
+
+async def test_a_bad_message_is_rejected_copied_to_the_dead_letters_and_does_not_delay_the_next(world: World) -> None:
+    writer = world.writer("w1")
+    await world.put_raw("baton.in.job.v1.admitted.main", b"{", {"ce-type": "io.baton.job.admitted.v1"})
+    await world.put_raw("baton.in.job.v1.unheard-of.main", b"{}")
+    await world.put_raw("baton.in.node.v1.lost.main", b'{"node": 7}', {"ce-type": "x", "ce-specversion": "1.0"})
+    await world.put(admitted(1))
+    world.start(writer)
+    await world.decided(writer)
+    toy = await world.folded()
+    assert toy.rejected == [1, 2, 3]
+    assert list(toy.seen) == [job(1)]
+    dead = await world.js.get_msg(DEAD, seq=1)
+    assert dead.subject == "baton.dead.placement"
+    assert dead.data == b"{"
+    assert (await world.js.stream_info(DEAD)).state.messages == 3
+
+
+async def test_a_cancelled_writer_leaves_nothing_undecided_and_nothing_decided_twice(world: World) -> None:
+    stored = asyncio.Event()
+
+    async def never_answers(publish: Any) -> Any:
+        await publish()
+        stored.set()
+        await asyncio.Event().wait()
+
+    first = world.start(world.writer("w1", Interposed(world.js, never_answers)))  # type: ignore[arg-type]
+    await world.put(admitted(1), admitted(2))
+    await stored.wait()
+    await world.stop(first)
+    second = world.writer("w2")
+    await world.put(admitted(3), cancelled(1))
+    world.start(second)
+    await world.decided(second)
+    assert list((await world.folded()).seen) == [job(1), job(2), job(3)]
+
+
+async def test_an_append_whose_answer_is_lost_is_found_in_the_log(world: World) -> None:
+    answers = iter([True, False, True, False, False, True])
+
+    async def loses_some(publish: Any) -> Any:
+        await publish()
+        if not next(answers, True):
+            raise TimeoutError
+        raise ConnectionResetError
+
+    writer = world.writer("w1", Interposed(world.js, loses_some), batch=1)  # type: ignore[arg-type]
+    world.start(writer)
+    await world.put(*(admitted(n) for n in range(6)))
+    await world.decided(writer)
+    assert len((await world.folded()).seen) == 6
+    assert writer.counters.unclear == 6
+    assert writer.counters.refused == 0
+
+
+@pytest.mark.faults
+async def test_kill_9_of_the_broker_again_and_again_loses_and_doubles_nothing(world: World) -> None:
+    writer = world.writer("w1", batch=4, append_timeout_s=0.5)
+    world.start(writer)
+
+    async def feed() -> None:
+        for n in range(0, 300, 5):
+            await world.put(*(admitted(n + i) for i in range(5)))
+            await world.put(cancelled(n))
+
+    feeder = asyncio.create_task(feed())
+    for _ in range(4):
+        await asyncio.sleep(0.4)
+        await world.broker.restart()
+    await feeder
+    world.inputs = await world.inbox_last()
+    await world.decided(writer)
+    toy = await world.folded()
+    assert sorted(toy.seen) == sorted(job(n) for n in range(300))
+    assert all(e.valid for e in await world.entries())
+
+
+async def test_forged_records_are_void_for_all_and_do_not_block_the_writer(world: World) -> None:
+    writer = world.writer("w1")
+    world.start(writer)
+    await world.put(admitted(1))
+    await world.decided(writer)
+    await world.append(GENESIS, inbox_seq=99)
+    await world.js.publish(ledger(POOL), b"no record at all")
+    await world.js.publish(ledger(POOL), b'{"v": 2, "prev_seq": 1, "prev_hash": "forged"}')
+    await world.put(admitted(2))
+    await world.decided(writer)
+    entries = await world.entries()
+    assert [e.valid for e in entries] == [True, False, False, False, True]
+    assert list((await world.folded()).seen) == [job(1), job(2)]
+    assert writer.counters.voids == 3
+
+
+async def test_a_record_of_a_later_version_stops_the_writer(world: World) -> None:
+    head = await world.append(GENESIS)
+    link = f'"prev_seq": {head.seq}, "prev_hash": "{head.hash}"'
+    await world.js.publish(ledger(POOL), f'{{"v": 2, {link}}}'.encode())
+    with pytest.raises(UnknownRecord, match="record 2 of pool main"):
+        await world.writer("w1").run()
+
+
+async def test_a_record_that_grows_too_large_is_decided_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "MAX_RECORD_BYTES", 4000)
+    await world.put(*(admitted(n) for n in range(40)))
+    writer = world.writer("w1")
+    world.start(writer)
+    await world.decided(writer)
+    entries = await world.entries()
+    assert len(entries) > 4
+    assert len((await world.folded()).seen) == 40
+
+
+async def test_one_input_that_leads_to_more_than_the_broker_takes_stops_loudly(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "MAX_RECORD_BYTES", 10)
+    monkeypatch.setattr(writer_module, "_HEADER_BYTES", 10**9)
+    await world.put(admitted(1))
+    with pytest.raises(RecordTooLarge, match="inbox message 1"):
+        await world.writer("w1").run()
