@@ -1,74 +1,58 @@
-"""Real servers for tests: one set per session (and xdist worker), one pool and fresh team names per test."""
+"""Real servers for tests: one of each kind per session (and xdist worker), started when a test first asks for it.
 
-import asyncio
-import threading
+Every test has its own `pool`, with streams of its own, and its own `team`; the streams REQUESTS, EVENTS, DEAD and
+TELEMETRY are shared by the session.
+"""
+
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from nats.aio.client import Client
 
-from libs.bus.connect import close, connect
+from libs.bus.connect import BusConnection, close, connect
 from libs.bus.streams import provision
-from libs.embedded import Servers
+from libs.embedded.servers import MONGO, NATS, VALKEY
+from tests.kit.background import ServerInBackground
 
-
-class _Loop:
-    """An event loop in a thread of its own: the servers outlive the loops of single tests."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-
-    def run(self, coroutine, timeout_s=60):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
-
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
+STREAM_SCALE = 0.01
+"""Streams of a hundredth of their size: thousands of test pools fit into the server's reservation."""
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory) -> Iterator[Servers]:
-    """nats, valkey and the MongoDB-wire server, as processes."""
-    runner = _Loop()
-    stack = Servers(tmp_path_factory.mktemp("servers"))
-    runner.run(stack.start())
-    try:
-        yield stack
-    finally:
-        runner.run(stack.stop())
-        runner.stop()
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerInBackground]:
+    with ServerInBackground(NATS, tmp_path_factory.mktemp("nats")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
-def nats_url(servers: Servers) -> str:
-    return servers.nats_url
+def nats_url(nats_server: ServerInBackground) -> str:
+    return nats_server.url
 
 
 @pytest.fixture(scope="session")
-def redis_url(servers: Servers) -> str:
-    return servers.redis_url
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with ServerInBackground(VALKEY, tmp_path_factory.mktemp("valkey")) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="session")
-def mongo_url(servers: Servers) -> str:
-    return servers.mongo_url
+def mongo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with ServerInBackground(MONGO, tmp_path_factory.mktemp("mongo")) as server:
+        yield server.url
 
 
 @pytest.fixture
-async def nats(nats_url: str) -> AsyncIterator[Client]:
-    client = await connect(nats_url, name="test")
-    yield client
-    await close(client)
+async def nats(nats_url: str) -> AsyncIterator[BusConnection]:
+    connection = await connect(nats_url, name="test")
+    yield connection
+    await close(connection)
 
 
 @pytest.fixture
-async def pool(nats: Client) -> str:
+async def pool(nats: BusConnection) -> str:
     """A pool of its own, its streams provisioned."""
     name = f"t{uuid.uuid4().hex[:8]}"
-    await provision(nats.jetstream(), [name], scale=0.01)
+    await provision(nats.jetstream(), [name], scale=STREAM_SCALE)
     return name
 
 

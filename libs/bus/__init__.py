@@ -1,6 +1,6 @@
-"""The bus: NATS JetStream with its traps taken care of once.
+"""The bus: connections, messages, and what happens to one that fails, each decided once.
 
-Streams and consumers are made by one provisioner (`streams.py`), everything published is acknowledged, retried and
-de-duplicated (`outbox.py`), what a failed message leads to is decided in one place (`settle.py`), and questions are
-answered by `queries.py`.
+`connect` and `broker` open connections, `streams` makes every stream and consumer, `messages` turns models into
+CloudEvents and back, `outbox` publishes with acknowledgement, `settle` consumes in batches with the one failure
+policy, `queries` answers and asks questions, `cursors` remembers small positions.
 """

@@ -1,28 +1,46 @@
-"""FastStream's broker with the options that this project measured to be safe (0.7.7; 0.7.8 strands messages)."""
+"""FastStream's broker over our own connection.
 
-import os
-from typing import Any
+FastStream 0.7.7, pinned: 0.7.8 strands messages of a batch pull until `ack_wait`. It wires handlers and lifespan;
+streams are made by `libs.bus.streams`, failures are settled by `libs.bus.settle`.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from faststream.nats import NatsBroker
 
-from libs.bus.connect import CLOSED_EXIT_CODE, connect_options, log
+from libs.bus.connect import connect
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
 
 
-def make_broker(url: str, name: str) -> NatsBroker:
-    """A broker that reconnects for ever, does not log each message, and lets running handlers finish for 10 s.
+async def undecoded(msg: Any, original: Any = None) -> Any:
+    """A FastStream decoder that hands over the raw message: decoding is `libs.bus.messages`, once, by its rules."""
+    return msg.raw_message
 
-    If its connection closes for good although nobody stopped it, the process ends: FastStream's pull loop would
-    otherwise spin without ever yielding.
+
+GRACEFUL_S = 10.0
+"""How long a stop waits for batches that are being handled."""
+
+
+class Broker(NatsBroker):
+    """A NatsBroker whose connection is made by `libs.bus.connect`: one set of options for all of Baton."""
+
+    def __init__(self, url: str, name: str, *, die_on_close: bool = True, wait_s: float = 30) -> None:
+        super().__init__(url, logger=None, graceful_timeout=GRACEFUL_S)
+        self._baton = {"url": url, "name": name, "die_on_close": die_on_close, "wait_s": wait_s}
+
+    async def _connect(self) -> "Client":
+        options: dict[str, Any] = dict(self._baton)
+        connection = await connect(options.pop("url"), **options)
+        self.config.connect(connection)
+        return connection
+
+
+def make_broker(url: str, name: str, *, die_on_close: bool = True) -> Broker:
+    """A broker that is not connected yet; `await broker.connect()` gives the client, `broker.start()` starts handlers.
+
+    With `die_on_close` a connection that is closed for good ends the process with status 70: FastStream's pull loop
+    would spin on it and freeze every other coroutine.
     """
-    options: dict[str, Any] = connect_options(name)
-    broker = NatsBroker(url, logger=None, graceful_timeout=10.0, closed_cb=_closed_of(lambda: broker), **options)
-    return broker
-
-
-def _closed_of(broker_of: Any) -> Any:
-    async def closed() -> None:
-        if getattr(broker_of(), "running", False):
-            log.error("the connection to NATS closed for good; ending this process")
-            os._exit(CLOSED_EXIT_CODE)
-
-    return closed
+    return Broker(url, name, die_on_close=die_on_close)

@@ -1,45 +1,51 @@
-"""One way to connect to NATS, with the defaults that would lose or freeze things changed."""
+"""One way to connect to NATS, with the client's traps closed.
+
+- It reconnects for ever (the client's default gives up after two minutes and stays closed).
+- A dead peer is noticed within 20 to 30 s (default: up to six minutes).
+- Errors that the client reports in the background are logged and counted.
+- A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
+  FastStream's pull loop would otherwise spin on it and freeze the event loop. A supervisor starts the process again.
+"""
 
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+import time
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import nats
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 
-log = logging.getLogger("baton.bus")
+from libs.bus.metrics import ERRORS
 
-CLOSED_EXIT_CODE = 70
-"""A process whose connection closed for good ends with this, and its supervisor starts it again."""
+logger = logging.getLogger("baton.bus")
 
-ErrorCallback = Callable[[Exception], Awaitable[None]]
+EXIT_CONNECTION_LOST = 70
+PENDING_BYTES = 64 * 1024 * 1024
 
 
 class BusUnavailable(ConnectionError):
-    """NATS could not be reached in time; the text names the address (without password) and what to do."""
+    """No NATS server could be reached; the text names the URL (without its password) and the fix."""
 
 
-def connect_options(name: str, *, error_cb: ErrorCallback | None = None) -> dict[str, Any]:
-    """Options for `nats.connect` and for FastStream's broker.
+class BusConnection(Client):
+    """A NATS client that knows whether its end is wanted."""
 
-    The client's own defaults give up after two minutes (and FastStream's pull loop then spins), notice a dead peer
-    after six, and hold 2 MiB while disconnected.
-    """
-    return {
-        "name": name,
-        "max_reconnect_attempts": -1,
-        "reconnect_time_wait": 0.25,
-        "ping_interval": 10,
-        "max_outstanding_pings": 2,
-        "pending_size": 64 * 1024 * 1024,
-        "connect_timeout": 5,
-        "drain_timeout": 10,
-        "error_cb": error_cb or _log_error,
-    }
+    closing = False
+
+    async def drain(self) -> None:
+        """Send what is buffered, then close. Never raises for a server that is away: closing goes on without it."""
+        self.closing = True
+        try:
+            await super().drain()
+        except nats.errors.Error as e:
+            logger.info("connection could not be drained (%s), closing it", e)
+            await super().close()
+
+    async def close(self) -> None:
+        self.closing = True
+        await super().close()
 
 
 async def connect(
@@ -47,59 +53,107 @@ async def connect(
     *,
     name: str,
     inbox_prefix: str | None = None,
-    wait_s: float = 30.0,
+    wait_s: float = 30,
     die_on_close: bool = False,
-) -> Client:
-    """A connection that reconnects for ever.
+) -> BusConnection:
+    """A connection to `url` (comma-separated URLs of one cluster), named `name` at the server.
 
-    Args:
-        inbox_prefix: where replies arrive; a team's credential allows only its own, `_INBOX_<team>`.
-        wait_s: how long the first connection is tried for, s.
-        die_on_close: end the process if the connection closes although we did not close it.
-
-    Raises:
-        BusUnavailable: nobody answered within `wait_s`, or the credential was refused.
+    `inbox_prefix` is where replies arrive; a team's credential allows only `_INBOX_<team>`. The first connection is
+    tried for `wait_s` seconds. Raises BusUnavailable after that, and at once when the credential is refused.
     """
-    client: Client | None = None
-
-    async def closed() -> None:
-        if die_on_close and not getattr(client, "baton_closing", False):
-            log.error("the connection to NATS closed for good; ending this process")
-            os._exit(CLOSED_EXIT_CODE)
-
-    options = connect_options(name) | {"closed_cb": closed}
+    connection = BusConnection()
+    problems = _Problems(name)
+    options: dict[str, Any] = {
+        "servers": [part.strip() for part in url.split(",")],
+        "name": name,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 0.25,
+        "connect_timeout": 2,
+        "ping_interval": 10,
+        "max_outstanding_pings": 2,
+        "pending_size": PENDING_BYTES,
+        "drain_timeout": 10,
+        "error_cb": problems.report,
+        "closed_cb": _on_closed(connection, die_on_close),
+    }
     if inbox_prefix is not None:
-        options["inbox_prefix"] = inbox_prefix.encode()
-    deadline = asyncio.get_running_loop().time() + wait_s
-    while True:
-        try:
-            client = await nats.connect(url, **options | {"max_reconnect_attempts": 1, "allow_reconnect": False})
-            break
-        except (OSError, NatsError, asyncio.TimeoutError) as e:
-            if "authorization" in str(e).lower() or asyncio.get_running_loop().time() > deadline:
-                raise BusUnavailable(
-                    f"cannot reach NATS at {without_password(url)} ({e}): start it with `baton up`, "
-                    "or set BATON_NATS_URL to a running server and a valid credential"
-                ) from e
-            await asyncio.sleep(0.1)
-    client.options["allow_reconnect"] = True
-    client.options["max_reconnect_attempts"] = -1
-    return client
+        options["inbox_prefix"] = inbox_prefix
+    attempt = asyncio.create_task(connection.connect(**options))
+    refused = asyncio.create_task(problems.refused.wait())
+    try:
+        await asyncio.wait({attempt, refused}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        if attempt.done():
+            attempt.result()
+            problems.connected = True
+            return connection
+    except (nats.errors.Error, OSError, ValueError) as e:
+        problems.last = problems.last or str(e)
+    finally:
+        refused.cancel()
+        if not attempt.done():
+            attempt.cancel()
+            await asyncio.gather(attempt, return_exceptions=True)
+    await connection.close()
+    raise BusUnavailable(_unreachable(url, problems, wait_s))
 
 
-async def close(client: Client) -> None:
-    """Closes on purpose: `die_on_close` does not strike."""
-    client.baton_closing = True  # type: ignore[attr-defined]
-    if not client.is_closed:
-        await client.close()
+async def close(connection: Client) -> None:
+    """Sends what is buffered and closes `connection`. Never raises for a server that is away."""
+    await connection.drain()
 
 
 def without_password(url: str) -> str:
-    """`url` fit for a message."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    return urlunsplit((parts.scheme, f"{host}:{parts.port}" if parts.port else host, parts.path, "", ""))
+    """`url` as it may be shown: `nats://user:***@host:4222`."""
+    shown = []
+    for part in url.split(","):
+        pieces = urlsplit(part.strip())
+        user = f"{pieces.username}:***@" if pieces.password else "***@" if pieces.username else ""
+        host = pieces.netloc.rpartition("@")[2]
+        shown.append(f"{pieces.scheme}://{user}{host}" if pieces.scheme else host or part.rpartition("@")[2])
+    return ",".join(shown)
 
 
-async def _log_error(error: Exception) -> None:
-    log.warning("nats: %s", error or type(error).__name__)
+class _Problems:
+    """Logs and counts what the client reports; the same text at most every ten seconds."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.last = ""
+        self.connected = False
+        self.refused = asyncio.Event()
+        self._logged: dict[str, float] = {}
+
+    async def report(self, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        self.last = text
+        ERRORS.labels(type(error).__name__).inc()
+        if not self.connected and "authorization" in text.lower():
+            self.refused.set()
+        now = time.monotonic()
+        if now - self._logged.get(text, -10.0) >= 10.0:
+            if len(self._logged) > 100:
+                self._logged.clear()
+            self._logged[text] = now
+            logger.warning("NATS connection %s: %s", self.name, text)
+
+
+def _unreachable(url: str, problems: _Problems, wait_s: float) -> str:
+    shown = without_password(url)
+    if problems.refused.is_set():
+        return f"NATS at {shown} refused the credential ({problems.last}): check user and password in the URL"
+    why = f" ({problems.last})" if problems.last else ""
+    return (
+        f"no NATS server answered at {shown} within {wait_s:g} s{why}: "
+        "start one (`baton serve`, `docker compose up nats`) or correct BATON_NATS_URL"
+    )
+
+
+def _on_closed(connection: BusConnection, die_on_close: bool) -> Any:
+    async def closed() -> None:
+        if connection.closing:
+            return
+        logger.critical("the NATS connection was closed for good")
+        if die_on_close:
+            os._exit(EXIT_CONNECTION_LOST)
+
+    return closed

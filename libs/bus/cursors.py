@@ -1,29 +1,38 @@
-"""How far a reader has come, kept in a JetStream key-value bucket: small JSON objects by name."""
+"""Small remembered positions (how far a reader has come), in the key-value bucket `baton-cursors`.
+
+A cursor is a courtesy that shortens a start: losing one means reading again, so nothing depends on it.
+"""
 
 import json
 from typing import Any
 
 from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
+from nats.js.kv import KeyValue
 
-from libs.bus.streams import CURSORS
+from libs.bus.streams import CURSORS_BUCKET
 
 
 class Cursors:
-    """Named positions. The last save wins; a lost save only means that some work is done again."""
+    """Named JSON objects. Names: letters, digits and `-_=./`."""
 
     def __init__(self, js: JetStreamContext) -> None:
         self._js = js
+        self._bucket: KeyValue | None = None
 
     async def load(self, name: str) -> dict[str, Any] | None:
-        """The saved object, or None."""
-        bucket = await self._js.key_value(CURSORS)
+        """The value that was saved last, or None."""
         try:
-            entry = await bucket.get(name)
+            entry = await (await self._kv()).get(name)
         except KeyNotFoundError:
             return None
-        return json.loads(entry.value) if entry.value else None  # type: ignore[no-any-return]
+        value: dict[str, Any] = json.loads(entry.value or b"{}")
+        return value
 
     async def save(self, name: str, value: dict[str, Any]) -> None:
-        bucket = await self._js.key_value(CURSORS)
-        await bucket.put(name, json.dumps(value).encode())
+        await (await self._kv()).put(name, json.dumps(value).encode())
+
+    async def _kv(self) -> KeyValue:
+        if self._bucket is None:
+            self._bucket = await self._js.key_value(CURSORS_BUCKET)
+        return self._bucket

@@ -1,19 +1,24 @@
-"""Questions and answers over core NATS: `serve` in the service that owns the answer, `ask` everywhere else."""
+"""Questions and answers over core NATS: `serve` in the service that owns the answer, `ask` everywhere else.
 
-import asyncio
+A reply carries `Baton-Status`: ok, invalid, not-found or failed; all but ok carry `QueryFailed`. A question may be
+plain JSON, or empty for "no conditions".
+"""
+
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from faststream import AckPolicy
-from faststream.nats import NatsBroker, NatsMessage
+from faststream.nats import NatsBroker
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
-from nats.errors import TimeoutError as NatsTimeout
 from pydantic import BaseModel
 
-from libs.bus.messages import Malformed, decode_bare, undecoded
+from libs.bus.broker import undecoded
+from libs.bus.messages import Malformed, decode_bare
+from libs.bus.metrics import QUERIES, QUERY_SECONDS
 from schemas import subjects
 from schemas.base import Fact
 from schemas.catalog import Message
@@ -26,6 +31,9 @@ STATUS = "Baton-Status"
 OK, INVALID, NOT_FOUND, FAILED = "ok", "invalid", "not-found", "failed"
 
 Handler = Callable[[Any, str], Awaitable[Fact | None] | Fact | None]
+
+_WORKERS = 8
+"""Questions of one kind that are answered at the same time, so that a slow one does not hold up the next."""
 
 
 class NotFound(LookupError):
@@ -56,61 +64,70 @@ class NoAnswer(TimeoutError):
 def serve(broker: NatsBroker, message: Message, handler: Handler, *, pool: str | None = None, queue: str = "") -> None:
     """Answers `message`'s questions on `broker`.
 
-    Args:
-        handler: (query, team) -> answer; may be async; None sends no reply (somebody else has it). It may raise
-            NotFound or Invalid; anything else is a bug: it is logged, answered as failed, and the service lives.
-        pool: the subject's key for questions about one pool; "*" (any team) without it.
-        queue: of several processes with one name, one answers each question.
+    `handler` gets the question and the subject's first key (the asking team, or the pool), and returns the answer; it
+    may be async. None sends no reply: somebody else has the answer. It may raise NotFound or Invalid; anything else is
+    a bug: logged, answered as failed, and the service lives. `pool` narrows questions about one pool. Of several
+    processes with one `queue`, one answers each question.
     """
-    subject = message.subject.replace("{team}", "*").replace("{pool}", pool or "*")
 
-    async def on_question(body: Any, msg: NatsMessage) -> None:
-        raw = msg.raw_message
-        status, answer = await _answer(message, handler, raw.subject, raw.headers, raw.data)
+    async def on_question(raw: Any) -> None:
+        with QUERY_SECONDS.labels(message.type).time():
+            status, answer = await _answer(message, handler, raw.subject, raw.headers, raw.data)
+        QUERIES.labels(message.type, status).inc()
         if answer is not None and raw.reply:
-            body = answer.model_dump_json().encode()
-            await broker._connection.publish(raw.reply, body, headers={STATUS: status})  # type: ignore[union-attr]
+            try:
+                await raw._client.publish(raw.reply, answer.model_dump_json().encode(), headers={STATUS: status})
+            except NatsError as e:
+                # The asker will ask again; an answer too large for the server must not look like silence.
+                log.error("the answer to %s could not be sent: %s", raw.subject, e)
+                failed = QueryFailed(status=FAILED, message=f"the answer could not be sent ({e}): ask for less")
+                await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
 
-    broker.subscriber(subject, queue=queue, decoder=undecoded, ack_policy=AckPolicy.MANUAL)(on_question)
+    broker.subscriber(
+        _subject(message, team="*", pool=pool or "*"),
+        queue=queue,
+        decoder=undecoded,
+        ack_policy=AckPolicy.MANUAL,
+        max_workers=_WORKERS,
+    )(on_question)
+
+
+async def ask(nats: Client, message: Message, key: str, query: BaseModel, *, timeout_s: float = 5.0) -> Any:
+    """The owner's answer, as `message.reply`. `key` is the asking team, or the pool for questions about one.
+
+    Raises QueryError when the owner cannot answer, NoAnswer when nobody did within `timeout_s`.
+    """
+    assert message.reply is not None, f"{message.type} has no reply"
+    subject = _subject(message, team=subjects.token(key), pool=key)
+    owner = message.consumers[0]
+    try:
+        reply = await nats.request(subject, query.model_dump_json().encode(), timeout=timeout_s)
+    except NoRespondersError:
+        raise NoAnswer(f"nobody answers {subject}: is {owner} running? `baton serve` starts it") from None
+    except TimeoutError:
+        raise NoAnswer(f"no answer from {owner} to {subject} within {timeout_s:g} s: is it ready?") from None
+    status = (reply.headers or {}).get(STATUS, OK)
+    if status != OK:
+        failed = QueryFailed.model_validate_json(reply.data)
+        raise QueryError(status, failed.message, failed.reasons)
+    return message.reply.model_validate_json(reply.data)
 
 
 async def _answer(
     message: Message, handler: Handler, subject: str, headers: Any, payload: bytes
 ) -> tuple[str, BaseModel | None]:
     try:
-        _, query = decode_bare(message.model, subject, headers, payload)
+        _, query = decode_bare(message.model, subject, headers, payload or b"{}")
         result = handler(query, subjects.key_of(subject))
-        return OK, await result if inspect.isawaitable(result) else result  # type: ignore[return-value]
+        return OK, (await result if inspect.isawaitable(result) else result)
     except NotFound as e:
-        return NOT_FOUND, QueryFailed(status=NOT_FOUND, message=str(e))
+        return NOT_FOUND, QueryFailed(status=NOT_FOUND, message=str(e.args[0] if e.args else "not found"))
     except (Malformed, Invalid) as e:
         return INVALID, QueryFailed(status=INVALID, message=str(e)[:4096], reasons=e.reasons)
-    except asyncio.CancelledError:
-        raise
     except Exception as e:
         log.exception("the question %s failed", subject)
         return FAILED, QueryFailed(status=FAILED, message=f"{type(e).__name__} in the service; its log says more")
 
 
-async def ask(nats: Client, message: Message, key: str, query: BaseModel, *, timeout_s: float = 5.0) -> Any:
-    """The owner's answer, as `message.reply`.
-
-    Args:
-        key: the asking team (or the pool, for questions about one).
-
-    Raises:
-        QueryError: the owner cannot answer.
-        NoAnswer: nobody did within `timeout_s`.
-    """
-    subject = message.subject.replace("{team}", key).replace("{pool}", key)
-    owner = message.consumers[0]
-    try:
-        reply = await nats.request(subject, query.model_dump_json().encode(), timeout=timeout_s)
-    except (NoRespondersError, NatsTimeout, asyncio.TimeoutError):
-        raise NoAnswer(f"no answer from {owner} within {timeout_s:g} s: is it running? `baton up` starts it") from None
-    status = (reply.headers or {}).get(STATUS, OK)
-    if status != OK:
-        failed = QueryFailed.model_validate_json(reply.data)
-        raise QueryError(status, failed.message, failed.reasons)
-    assert message.reply is not None
-    return message.reply.model_validate_json(reply.data)
+def _subject(message: Message, *, team: str, pool: str) -> str:
+    return message.subject.replace("{team}", team).replace("{pool}", pool).replace("{node}", "*")

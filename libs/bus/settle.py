@@ -1,73 +1,79 @@
 """What becomes of a message that cannot be processed: decided once, for every consumer that acknowledges.
 
-In this order, for each message of a batch by itself:
+Each message of a batch is decided by itself, so a bad one never holds up the others:
 
-1. *malformed* (`Malformed`): it will never be readable. A dead letter with the reasons, then terminated.
-2. *transient* (`Transient`, a broken connection, a timeout): delivered again after a growing pause, and after
-   `MAX_DELIVERIES` a dead letter.
-3. *bug* (anything else): delivered again as well, but only up to `MAX_BUG_DELIVERIES`, then a dead letter.
-4. *decided*: everything that follows from the batch is stored, then the batch is acknowledged. If storing fails,
-   nothing is acknowledged, the batch comes again, and the derived ids make the second time harmless.
+1. *decided*: what follows from it is stored, then it is acknowledged.
+2. *malformed* (`Malformed`): it will never be readable. A dead letter, then it is terminated.
+3. *transient* (`Transient`, a broken connection, a timeout): delivered again after a growing pause; a dead letter
+   after `MAX_DELIVERIES`.
+4. *bug* (anything else): delivered again as well, a dead letter after `MAX_BUG_DELIVERIES`.
+5. *crashed* (delivered so often that its handler must be killing the process): a dead letter, without a try.
 
-A dead letter is stored before its message is terminated, so nothing is lost; a bad message never holds up the others.
+A dead letter is stored before its message is terminated, so nothing is lost. When the broker stores nothing at all,
+nothing is acknowledged, the batch comes again however often that takes, and the derived ids make the second time
+harmless: an outage never turns good messages into dead letters.
 """
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from faststream import AckPolicy
-from faststream.nats import JStream, NatsBroker, NatsMessage, PullSub
+from faststream.nats import JStream, NatsBroker, PullSub
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from prometheus_client import CollectorRegistry, Counter
 
-from libs.bus.messages import Malformed, Outgoing, shown, undecoded
+from libs.bus.broker import undecoded
+from libs.bus.dead import Received, dead_letter, replayed
+from libs.bus.messages import Malformed, Outgoing
+from libs.bus.metrics import BATCH_SECONDS, SETTLED
 from libs.bus.outbox import NotStored, Outbox
-from schemas import subjects
-from schemas.envelope import MSG_ID
-from schemas.ids import event_id
+from libs.bus.streams import ACK_WAIT_S, consumer_config, durable_of
+
+__all__ = ["Malformed", "Received", "Transient", "consume", "dead_letter", "received_of", "replayed"]
 
 log = logging.getLogger("baton.settle")
 
 MAX_DELIVERIES = 6
 MAX_BUG_DELIVERIES = 3
+CRASH_DELIVERIES = 20
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Pause before the next delivery, by the number of deliveries so far."""
 
-REASON, SUBJECT, STREAM, SEQ, ORIGIN = (f"Baton-Dead-{name}" for name in ("Reason", "Subject", "Stream", "Seq", "Origin"))
-_ORIGINAL = "Baton-Orig-"
-_HEADER_LIMIT = 2000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Transient(RuntimeError):
-    """It may work in a moment: a dependency is away."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message as a consumer got it. `time_us` is the broker's timestamp, `deliveries` counts from 1."""
-
-    subject: str
-    headers: Mapping[str, str]
-    payload: bytes
-    stream: str
-    stream_seq: int
-    time_us: int
-    deliveries: int
+    """It may work in a moment: something that is needed is away."""
 
 
 Decide = Callable[[Received], Awaitable[list[Outgoing]] | list[Outgoing]]
 
 
 @dataclass(slots=True)
-class _Settled:
-    acks: list[Msg] = field(default_factory=list)
-    terms: list[Msg] = field(default_factory=list)
-    naks: list[tuple[Msg, float]] = field(default_factory=list)
+class _Case:
+    """One message of a batch: what follows from it, and how it is to be settled."""
+
+    msg: Msg
+    received: Received
     out: list[Outgoing] = field(default_factory=list)
+    outcome: str = "decided"
+    pause_s: float | None = None
+
+    def again(self, outcome: str) -> None:
+        self.out = []
+        self.outcome = outcome
+        self.pause_s = PAUSES_S[min(self.received.deliveries, len(PAUSES_S)) - 1]
+
+    def bury(self, origin: str, outcome: str, reason: str) -> None:
+        self.out = [dead_letter(origin, self.received, reason)]
+        self.outcome = outcome
+        self.pause_s = None
 
 
 def consume(
@@ -80,74 +86,24 @@ def consume(
     decide: Decide,
     outbox: Callable[[], Outbox],
     batch: int = 256,
-    registry: CollectorRegistry | None = None,
 ) -> None:
-    """Registers a pull consumer on an existing durable: batches in, `decide` per message, outputs stored, then acks.
+    """Registers a pull consumer on a provisioned durable: batches in, `decide` per message, outputs stored, then acks.
 
-    Args:
-        origin: the service's name, for dead letters and metrics.
-        decide: what follows from a message; raises Malformed or Transient.
-        outbox: gives the outbox once the service is connected.
+    `origin` is the service's name, for dead letters. `decide` returns what follows from a message; it may be async and
+    may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. Raises KeyError when
+    the durable is not in the table of `libs.bus.streams`.
     """
-    outcomes = Counter(
-        "baton_consumed", "messages by outcome", ["consumer", "outcome"], registry=registry or CollectorRegistry()
-    )
-
-    async def on_batch(body: Any, msg: NatsMessage) -> None:
-        messages: Sequence[Msg] = msg.raw_message if isinstance(msg.raw_message, list) else [msg.raw_message]
-        settled = _Settled()
-        for one in messages:
-            outcomes.labels(durable, await _one(one, origin, decide, settled)).inc()
-        try:
-            await outbox().publish_many(settled.out)
-        except (NotStored, NatsError, OSError) as e:
-            log.warning("%s: could not store what follows from %d messages: %s", origin, len(messages), e)
-            settled = _Settled(naks=[(m, 1.0) for m in messages])
-        await _settle(settled)
-
+    entry = durable_of(stream, durable)
+    shell = _Shell(origin, durable, decide, outbox)
     broker.subscriber(
         filter_subject,
         stream=JStream(stream, declare=False),
         durable=durable,
+        config=consumer_config(entry),
         pull_sub=PullSub(batch_size=batch, timeout=1.0, batch=True),
         ack_policy=AckPolicy.MANUAL,
         decoder=undecoded,
-    )(on_batch)
-
-
-async def _one(msg: Msg, origin: str, decide: Decide, settled: _Settled) -> str:
-    received = received_of(msg)
-    try:
-        result = decide(received)
-        settled.out += await result if inspect.isawaitable(result) else result
-        settled.acks.append(msg)
-        return "decided"
-    except Malformed as e:
-        settled.out.append(dead_letter(origin, received, str(e)))
-        settled.terms.append(msg)
-        return "malformed"
-    except asyncio.CancelledError:
-        raise
-    except Exception as e:
-        passing = isinstance(e, Transient | NatsError | OSError | TimeoutError)
-        if not passing:
-            log.exception("%s: a bug met message %s of %s", origin, received.stream_seq, received.subject)
-        if received.deliveries < (MAX_DELIVERIES if passing else MAX_BUG_DELIVERIES):
-            settled.naks.append((msg, PAUSES_S[min(received.deliveries, len(PAUSES_S)) - 1]))
-            return "retried"
-        reason = f"given up after {received.deliveries} deliveries: {type(e).__name__}: {e}"
-        settled.out.append(dead_letter(origin, received, reason))
-        settled.terms.append(msg)
-        return "exhausted" if passing else "bug"
-
-
-async def _settle(settled: _Settled) -> None:
-    for msg in settled.acks:
-        await msg.ack()
-    for msg in settled.terms:
-        await msg.term()
-    for msg, pause_s in settled.naks:
-        await msg.nak(delay=pause_s)
+    )(shell.on_batch)
 
 
 def received_of(msg: Msg) -> Received:
@@ -159,38 +115,113 @@ def received_of(msg: Msg) -> Received:
         payload=msg.data,
         stream=meta.stream,
         stream_seq=meta.sequence.stream,
-        time_us=int(meta.timestamp.timestamp() * 1_000_000),
+        time_us=(meta.timestamp - _EPOCH) // timedelta(microseconds=1),
         deliveries=meta.num_delivered,
     )
 
 
-def dead_letter(origin: str, received: Received, reason: str) -> Outgoing:
-    """A message for DEAD: the payload as it was, its headers under `Baton-Orig-`, and why it is here."""
-    headers = {f"{_ORIGINAL}{k}": v for k, v in received.headers.items()}
-    headers |= {
-        MSG_ID: event_id(f"{received.stream}:{received.stream_seq}", "dead", origin),
-        ORIGIN: origin,
-        SUBJECT: received.subject,
-        STREAM: received.stream,
-        SEQ: str(received.stream_seq),
-        REASON: _header_text(reason),
-    }
-    return Outgoing(subjects.dead(origin), received.payload, headers)
+class _Shell:
+    """Everything around `decide`."""
+
+    def __init__(self, origin: str, durable: str, decide: Decide, outbox: Callable[[], Outbox]) -> None:
+        self._origin = origin
+        self._durable = durable
+        self._decide = decide
+        self._outbox = outbox
+
+    async def on_batch(self, raw: Any) -> None:
+        messages: Sequence[Msg] = raw if isinstance(raw, list) else [raw]
+        try:
+            with BATCH_SECONDS.labels(self._durable).time():
+                async with _in_progress(messages):
+                    cases = [await self._case(m) for m in messages]
+                    await self._store(cases)
+                for case in cases:
+                    await _settle(case)
+                    SETTLED.labels(self._durable, case.outcome).inc()
+        except (NatsError, OSError) as e:
+            # Whatever was not acknowledged is delivered again after ack_wait.
+            log.warning("%s: a batch of %d could not be acknowledged: %s", self._origin, len(messages), e)
+        except Exception:
+            log.exception("%s: settling a batch of %d failed", self._origin, len(messages))
+
+    async def _case(self, msg: Msg) -> _Case:
+        case = _Case(msg, received_of(msg))
+        if case.received.deliveries > CRASH_DELIVERIES:
+            case.bury(self._origin, "crashed", f"delivered {case.received.deliveries} times and never settled")
+            return case
+        try:
+            result = self._decide(case.received)
+            case.out = list(await result if inspect.isawaitable(result) else result)
+        except Malformed as e:
+            case.bury(self._origin, "malformed", str(e))
+        except Exception as e:
+            self._failed(case, e)
+        return case
+
+    def _failed(self, case: _Case, error: Exception) -> None:
+        passing = isinstance(error, Transient | NatsError | OSError | TimeoutError)
+        received = case.received
+        if not passing:
+            log.error("%s: a bug met %s (%s)", self._origin, received.cause, received.subject, exc_info=error)
+        if received.deliveries < (MAX_DELIVERIES if passing else MAX_BUG_DELIVERIES):
+            case.again("retried")
+        else:
+            why = f"given up after {received.deliveries} deliveries: {type(error).__name__}: {error}"
+            case.bury(self._origin, "exhausted" if passing else "bug", why)
+
+    async def _store(self, cases: Sequence[_Case]) -> None:
+        """Stores what follows from the batch; a case whose outputs cannot be stored is to come again."""
+        items = [(case, item) for case in cases for item in case.out]
+        try:
+            await self._outbox().publish_many([item for _, item in items])
+        except NotStored as e:
+            log.warning("%s: %s", self._origin, e)
+            unstored = {id(items[i][0]) for i in e.unstored}
+            for case in cases:
+                if id(case) in unstored:
+                    case.again("unstored")
+        except (NatsError, ValueError, OSError) as e:
+            # One output that the broker refuses must not hold up the others: each case by itself.
+            log.warning("%s: storing a batch failed (%s), storing one by one", self._origin, e)
+            for case in cases:
+                await self._store_one(case)
+
+    async def _store_one(self, case: _Case) -> None:
+        for last in (False, True):
+            try:
+                await self._outbox().publish_many(case.out)
+                return
+            except (NatsError, NotStored, ValueError, OSError) as e:
+                # Refused for good by its own size or headers: a bug of `decide`. Its dead letter is the second try.
+                if last or not isinstance(e, ValueError):
+                    case.again("unstored")
+                    return
+                self._failed(case, e)
 
 
-def replayed(headers: Mapping[str, str], payload: bytes, *, attempt: str) -> Outgoing:
-    """A dead letter as the message that it was, to be decided again. `attempt` makes its message id a new one, or the
-    broker would take it for a repeat of the first. Raises KeyError when `headers` are not a dead letter's."""
-    original = {k[len(_ORIGINAL) :]: v for k, v in headers.items() if k.startswith(_ORIGINAL)}
-    original[MSG_ID] = event_id(original.get(MSG_ID, headers[SEQ]), "replay", attempt)
-    return Outgoing(headers[SUBJECT], payload, original)
+async def _settle(case: _Case) -> None:
+    if case.pause_s is not None:
+        await case.msg.nak(delay=case.pause_s)
+    elif case.outcome == "decided":
+        await case.msg.ack()
+    else:
+        await case.msg.term()
 
 
-def _header_text(text: str) -> str:
-    """Header values are one line of ASCII."""
-    return shown_long(text)[:_HEADER_LIMIT]
+@asynccontextmanager
+async def _in_progress(messages: Sequence[Msg]) -> AsyncIterator[None]:
+    """Keeps the broker from handing the batch to somebody else while it is being handled."""
 
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(ACK_WAIT_S / 3)
+            with suppress(NatsError, OSError):
+                for msg in messages:
+                    await msg.in_progress()
 
-def shown_long(text: str) -> str:
-    """`text` with control and non-ASCII characters escaped."""
-    return text if text.isascii() and text.isprintable() else "".join(shown(c) for c in text)
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()

@@ -1,167 +1,301 @@
-"""The one provisioner of streams, durable consumers and buckets. Services bind to what is there and create nothing.
+"""Every stream and durable consumer, in one table, made by one provisioner (`baton provision`).
 
-All file-backed streams use limits retention (a work-queue stream forgets message ids when the server restarts), an
-explicit `max_bytes`, and refuse when they are full instead of dropping what was stored. The ledger never expires and
-can be neither purged nor have messages deleted.
+Services never create a stream: they `bind` to it. Two creators with slightly different settings would overwrite each
+other, and a missing limit would be found on the day the disk is full. All streams are bounded and refuse when full
+(`discard: new`), except telemetry, which is memory and drops the oldest. The ledger never expires and can be neither
+deleted from nor purged.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from nats.js import JetStreamContext, api
-from nats.js.errors import BucketNotFoundError, NotFoundError
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.errors import APIError, NotFoundError
 
-from schemas import subjects
+from schemas.subjects import DEAD, EVENTS, REQUESTS, TELEMETRY, inbox_stream, ledger_stream, token
 
-CURSORS = "baton-cursors"
-SNAPSHOTS = "baton-snapshots"
+CURSORS_BUCKET = "baton-cursors"
+SNAPSHOTS_BUCKET = "baton-snapshots"
 
-MIB = 1024 * 1024
-DAY_S = 86_400.0
-_MAX_MESSAGE = MIB
+_MIB = 1024 * 1024
+_DAY_S = 86_400.0
+_HOUR_S = 3_600.0
+
+ACK_WAIT_S = 10.0
+"""A consumer that stops saying 'in progress' for this long loses its messages to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A durable pull consumer: who reads which part of a stream. `stream` is its name."""
+
+    stream: str
+    name: str
+    filter_subjects: tuple[str, ...]
+    max_ack_pending: int = 5_000
+
+
+DURABLES: tuple[Durable, ...] = (
+    Durable(REQUESTS, "admission", ("baton.cmd.job.v1.*.*",)),
+    Durable(REQUESTS, "quota_billing", ("baton.cmd.quota.v1.*.*",)),
+    Durable(TELEMETRY, "telemetry", ("baton.tel.node.v1.sample.*.*",)),
+)
 
 
 class StreamDrift(RuntimeError):
-    """A stream or consumer exists with another configuration; the text lists what differs."""
+    """A stream or consumer exists with other settings; the text lists each difference."""
 
 
-class StreamMissing(RuntimeError):
-    """A stream that a service binds to does not exist; the text names it and the command that makes it."""
+class StreamsMissing(RuntimeError):
+    """Streams do not exist yet; the text names them and `baton provision`."""
 
 
-def stream_configs(pools: Iterable[str], *, replicas: int = 1, scale: float = 1.0) -> list[api.StreamConfig]:
-    """Every stream of the system. `scale` multiplies the storage limits (1.0: a single host)."""
-
-    def file_stream(name: str, patterns: Sequence[str], max_mib: int, max_age_s: float, window_s: float = 120.0) -> api.StreamConfig:
-        return api.StreamConfig(
-            name=name,
-            subjects=list(patterns),
-            retention=api.RetentionPolicy.LIMITS,
-            storage=api.StorageType.FILE,
-            discard=api.DiscardPolicy.NEW,
-            max_bytes=int(max_mib * MIB * scale),
-            max_age=max_age_s,
-            max_msg_size=_MAX_MESSAGE,
-            duplicate_window=window_s,
-            num_replicas=replicas,
-            allow_direct=True,
-        )
-
-    configs = [
-        file_stream(subjects.REQUESTS, ["baton.cmd.job.v1.*.*", "baton.cmd.quota.v1.*.*"], 2048, 7 * DAY_S),
-        file_stream(subjects.EVENTS, ["baton.evt.job.v1.*.*"], 4096, 7 * DAY_S),
-        file_stream(subjects.DEAD, ["baton.dead.*"], 512, 30 * DAY_S),
-        api.StreamConfig(
-            name=subjects.TELEMETRY,
-            subjects=["baton.tel.node.v1.sample.>"],
-            storage=api.StorageType.MEMORY,
-            discard=api.DiscardPolicy.OLD,
-            max_bytes=int(64 * MIB * scale),
-            max_age=3600.0,
-            duplicate_window=10.0,
-            num_replicas=replicas,
-            allow_direct=True,
+def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> list[StreamConfig]:
+    """The whole table. `scale` multiplies every size limit (tests and small machines use less than 1)."""
+    table = [
+        _stream(REQUESTS, ["baton.cmd.job.v1.*.*", "baton.cmd.quota.v1.*.*"], 2_048, max_age=3 * _DAY_S),
+        _stream(EVENTS, ["baton.evt.*.v1.*.*"], 4_096, max_age=7 * _DAY_S),
+        _stream(
+            TELEMETRY,
+            ["baton.tel.node.v1.sample.*.*"],
+            128,
+            max_age=_HOUR_S,
+            storage=StorageType.MEMORY,
+            discard=DiscardPolicy.OLD,
         ),
+        _stream(DEAD, ["baton.dead.*"], 1_024, max_age=30 * _DAY_S),
+        _key_value(CURSORS_BUCKET, 64),
+        _objects(SNAPSHOTS_BUCKET, 4_096),
     ]
     for pool in pools:
-        inbox = file_stream(subjects.inbox_stream(pool), [f"baton.in.*.v1.*.{pool}"], 2048, 7 * DAY_S)
-        ledger = file_stream(subjects.ledger_stream(pool), [subjects.ledger(pool)], 8192, 0, window_s=3600.0)
-        configs += [inbox, replace(ledger, deny_delete=True, deny_purge=True)]
-    return configs
-
-
-def consumer_configs() -> list[tuple[str, api.ConsumerConfig]]:
-    """(stream, consumer) of every durable consumer."""
-
-    def pull(durable: str, pattern: str) -> api.ConsumerConfig:
-        return api.ConsumerConfig(
-            durable_name=durable,
-            filter_subject=pattern,
-            ack_policy=api.AckPolicy.EXPLICIT,
-            ack_wait=30.0,
-            max_ack_pending=20_000,
-            max_deliver=-1,  # giving up is decided in libs.bus.settle, which leaves a dead letter
+        key = token(pool)
+        table.append(_stream(inbox_stream(pool), [f"baton.in.*.v1.*.{key}"], 4_096, max_age=7 * _DAY_S))
+        table.append(
+            _stream(
+                ledger_stream(pool),
+                [f"baton.led.pool.v1.record.{key}"],
+                16_384,
+                duplicate_window=_HOUR_S,
+                deny_delete=True,
+                deny_purge=True,
+            )
         )
+    for config in table:
+        assert config.max_bytes is not None
+        config.max_bytes = max(_MIB, int(config.max_bytes * scale))
+        config.num_replicas = replicas
+    return table
 
+
+def consumer_config(durable: Durable, *, replicas: int = 1) -> ConsumerConfig:
+    """How a durable is made. `max_deliver` has no bound: `libs.bus.settle` ends every message and says why."""
+    return ConsumerConfig(
+        name=durable.name,
+        durable_name=durable.name,
+        deliver_policy=DeliverPolicy.ALL,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        max_deliver=-1,
+        max_ack_pending=durable.max_ack_pending,
+        num_replicas=replicas,
+        **(
+            {"filter_subject": durable.filter_subjects[0]}
+            if len(durable.filter_subjects) == 1
+            else {"filter_subjects": list(durable.filter_subjects)}
+        ),
+    )
+
+
+def durable_of(stream: str, name: str) -> Durable:
+    """The table's entry. Raises KeyError naming the known ones."""
+    for entry in DURABLES:
+        if (entry.stream, entry.name) == (stream, name):
+            return entry
+    known = ", ".join(f"{d.stream}/{d.name}" for d in DURABLES)
+    raise KeyError(f"no durable {stream}/{name} in libs.bus.streams.DURABLES; known: {known}")
+
+
+async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> None:
+    """Makes what is missing and lets limits grow; running it again changes nothing.
+
+    Raises StreamDrift, before changing anything, when something exists with other settings. A larger limit than the
+    table's is left as it is.
+    """
+    wanted = streams(pools, replicas=replicas, scale=scale)
+    found = {str(config.name): await _found(js, str(config.name)) for config in wanted}
+    drift = [line for config in wanted for line in _differences(config, found[str(config.name)])]
+    for entry in DURABLES:
+        drift += await _consumer_differences(js, entry)
+    if drift:
+        raise StreamDrift(
+            "the broker's streams differ from libs/bus/streams.py:\n  "
+            + "\n  ".join(drift)
+            + "\nChange them by hand after checking why, or start from an empty broker."
+        )
+    for config in wanted:
+        existing = found[str(config.name)]
+        if existing is None:
+            await js.add_stream(config)
+        elif grown := _grown(config, existing):
+            await js.update_stream(existing.evolve(**grown))
+    for entry in DURABLES:
+        if await _found_consumer(js, entry) is None:
+            await js.add_consumer(entry.stream, consumer_config(entry, replicas=replicas))
+
+
+async def bind(js: JetStreamContext, pools: Sequence[str], *, wait_s: float = 60.0) -> None:
+    """Waits until every stream and durable consumer of `pools` exists.
+
+    Services call it at start. Raises StreamsMissing after `wait_s`.
+    """
+    names = [str(config.name) for config in streams(pools)]
+    deadline = time.monotonic() + wait_s
+    pause = 0.05
+    while True:
+        problem = await _missing(js, names)
+        if not problem:
+            return
+        if time.monotonic() > deadline:
+            pool_options = " ".join(f"--pool {p}" for p in pools)
+            raise StreamsMissing(f"{problem}: run `baton provision {pool_options}`")
+        await asyncio.sleep(pause)
+        pause = min(1.0, pause * 2)
+
+
+async def _missing(js: JetStreamContext, names: Sequence[str]) -> str:
+    """Which streams and durables are not there, or what keeps us from knowing; "" when all are there."""
+    try:
+        missing = [name for name in names if await _found(js, name) is None]
+        missing = missing or [f"{d.stream}/{d.name}" for d in DURABLES if await _found_consumer(js, d) is None]
+    except (NatsError, TimeoutError) as e:
+        return f"the broker cannot say which streams exist ({e or type(e).__name__})"
+    return f"missing on the broker: {', '.join(missing)}" if missing else ""
+
+
+def _stream(
+    name: str,
+    subjects: list[str],
+    max_mib: int,
+    *,
+    max_age: float = 0,
+    storage: StorageType = StorageType.FILE,
+    discard: DiscardPolicy = DiscardPolicy.NEW,
+    duplicate_window: float = 120.0,
+    deny_delete: bool = False,
+    deny_purge: bool = False,
+) -> StreamConfig:
+    return StreamConfig(
+        name=name,
+        subjects=subjects,
+        retention=RetentionPolicy.LIMITS,  # work-queue streams forget message ids at a restart
+        storage=storage,
+        discard=discard,
+        max_bytes=max_mib * _MIB,
+        max_age=max_age,
+        max_msgs=-1,
+        max_consumers=-1,
+        max_msgs_per_subject=-1,
+        duplicate_window=duplicate_window,
+        deny_delete=deny_delete,
+        deny_purge=deny_purge,
+        allow_direct=True,
+    )
+
+
+def _key_value(bucket: str, max_mib: int) -> StreamConfig:
+    """As nats.py's `create_key_value` makes it, and like every other stream in this table compared with what exists."""
+    config = _stream(f"KV_{bucket}", [f"$KV.{bucket}.>"], max_mib, deny_delete=True)
+    return config.evolve(max_msgs_per_subject=1, allow_rollup_hdrs=True)
+
+
+def _objects(bucket: str, max_mib: int) -> StreamConfig:
+    """As nats.py's `create_object_store` makes it."""
+    config = _stream(f"OBJ_{bucket}", [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"], max_mib)
+    return config.evolve(allow_rollup_hdrs=True)
+
+
+_SAME = (
+    "subjects", "retention", "storage", "discard", "max_msgs", "max_msgs_per_subject", "duplicate_window",
+    "deny_delete", "deny_purge", "allow_direct", "allow_rollup_hdrs",
+)  # fmt: skip
+"""What must be equal."""
+_LIMITS = ("max_bytes", "max_age", "num_replicas")
+"""What may grow: a smaller existing one is raised, a larger one is left."""
+
+
+def _normal(value: Any) -> Any:
+    """None, False, 0 and -1 all mean 'not set' in stream settings."""
+    if isinstance(value, list):
+        return sorted(value)
+    return value if value not in (None, False, 0, -1) else None
+
+
+def _differences(wanted: StreamConfig, existing: StreamConfig | None) -> Iterator[str]:
+    if existing is None:
+        return
+    for name in _SAME:
+        want, have = _normal(getattr(wanted, name)), _normal(getattr(existing, name))
+        if want != have:
+            yield f"stream {wanted.name}: {name} is {_show(have)}, should be {_show(want)}"
+    for name in ("max_bytes", "max_age"):
+        want, have = _normal(getattr(wanted, name)), _normal(getattr(existing, name))
+        if (want is None) != (have is None):
+            yield f"stream {wanted.name}: {name} is {_show(have)}, should be {_show(want)}"
+
+
+def _grown(wanted: StreamConfig, existing: StreamConfig) -> dict[str, Any]:
+    pairs = {name: (getattr(wanted, name) or 0, getattr(existing, name) or 0) for name in _LIMITS}
+    return {name: want for name, (want, have) in pairs.items() if want > have}
+
+
+async def _consumer_differences(js: JetStreamContext, entry: Durable) -> list[str]:
+    have = await _found_consumer(js, entry)
+    if have is None:
+        return []
+    want = consumer_config(entry)
+    rows = [("filter", sorted(entry.filter_subjects), sorted(have.filter_subjects or [str(have.filter_subject)]))]
+    for name in ("ack_policy", "ack_wait", "max_deliver", "max_ack_pending", "deliver_policy"):
+        rows.append((name, getattr(want, name), getattr(have, name)))
     return [
-        (subjects.REQUESTS, pull("admission", "baton.cmd.job.v1.*.*")),
-        (subjects.REQUESTS, pull("quota_billing", "baton.cmd.quota.v1.*.*")),
-        (subjects.TELEMETRY, pull("telemetry", "baton.tel.node.v1.sample.>")),
+        f"consumer {entry.stream}/{entry.name}: {name} is {_show(h)}, should be {_show(w)}"
+        for name, w, h in rows
+        if _normal(w) != _normal(h)
     ]
 
 
-async def provision(
-    js: JetStreamContext, pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0
-) -> None:
-    """Creates what is missing; leaves what is the same; raises StreamDrift on what differs. May be run any time."""
-    for config in stream_configs(pools, replicas=replicas, scale=scale):
-        await _stream(js, config)
-    for stream, consumer in consumer_configs():
-        await _consumer(js, stream, consumer)
+def _show(value: Any) -> str:
+    return "not set" if value is None else str(getattr(value, "value", value))
+
+
+async def _found(js: JetStreamContext, name: str) -> StreamConfig | None:
     try:
-        await js.key_value(CURSORS)
-    except (BucketNotFoundError, NotFoundError):
-        await js.create_key_value(api.KeyValueConfig(bucket=CURSORS, history=1, max_bytes=16 * MIB, replicas=replicas))
-    try:
-        await js.object_store(SNAPSHOTS)
-    except (BucketNotFoundError, NotFoundError):
-        await js.create_object_store(
-            SNAPSHOTS, config=api.ObjectStoreConfig(max_bytes=int(4096 * MIB * scale), replicas=replicas)
-        )
-
-
-async def bind(js: JetStreamContext, pools: Sequence[str], *, wait_s: float = 30.0) -> None:
-    """Waits until the streams of `pools` exist. Raises StreamMissing after `wait_s`."""
-    deadline = asyncio.get_running_loop().time() + wait_s
-    names = [subjects.REQUESTS, subjects.EVENTS, subjects.DEAD]
-    for pool in pools:
-        names += [subjects.inbox_stream(pool), subjects.ledger_stream(pool)]
-    for name in names:
-        while True:
-            try:
-                await js.stream_info(name)
-                break
-            except NotFoundError:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise StreamMissing(f"stream {name} does not exist: run `baton provision` first") from None
-            await asyncio.sleep(0.2)
-
-
-async def _stream(js: JetStreamContext, config: api.StreamConfig) -> None:
-    assert config.name is not None
-    try:
-        existing = (await js.stream_info(config.name)).config
+        return (await js.stream_info(name)).config
     except NotFoundError:
-        await js.add_stream(config)
-        return
-    grown = (existing.max_bytes or 0) < (config.max_bytes or 0)
-    differing = _differences(existing, config, ignore={"max_bytes"})
-    if differing:
-        raise StreamDrift(f"stream {config.name} exists with {differing}: change it with care, or use another server")
-    if grown:
-        await js.update_stream(replace(existing, max_bytes=config.max_bytes))
+        return None
 
 
-async def _consumer(js: JetStreamContext, stream: str, config: api.ConsumerConfig) -> None:
-    assert config.durable_name is not None
+async def _found_consumer(js: JetStreamContext, entry: Durable) -> ConsumerConfig | None:
     try:
-        existing = (await js.consumer_info(stream, config.durable_name)).config
+        return (await js.consumer_info(entry.stream, entry.name)).config
     except NotFoundError:
-        await js.add_consumer(stream, config)
-        return
-    differing = _differences(existing, config)
-    if differing:
-        raise StreamDrift(f"consumer {stream}/{config.durable_name} exists with {differing}: remove it and provision again")
+        return None
+    except APIError as e:
+        if e.err_code == _STREAM_NOT_FOUND:
+            return None
+        raise
 
 
-def _differences(existing: object, wanted: object, ignore: set[str] = frozenset()) -> str:  # type: ignore[assignment]
-    """`field: there X, wanted Y`, for the fields that `wanted` sets."""
-    found = []
-    for name in wanted.__dataclass_fields__:  # type: ignore[attr-defined]
-        want, have = getattr(wanted, name), getattr(existing, name)
-        if want is None or name in ignore or name == "num_replicas":
-            continue
-        if (want or None) != (have or None):
-            found.append(f"{name}: there {have!r}, wanted {want!r}")
-    return "; ".join(found)
+_STREAM_NOT_FOUND = 10059

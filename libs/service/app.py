@@ -1,72 +1,45 @@
 """One service process: a FastStream application behind uvicorn, with probes, metrics and background tasks.
 
-Order at start: the lifespan connects and starts its tasks, then the broker's subscribers. Order at stop (SIGTERM): the
-subscribers stop reading and finish what they have, the tasks are cancelled, the lifespan closes its connections.
+Order at start: the lifespan connects its clients and starts its tasks, then the broker's subscribers start. Order at
+stop (SIGTERM, SIGINT): the subscribers stop reading and finish what they have, the broker's connection is drained, then
+the lifespan ends: tasks are cancelled, its own connections closed. So what a lifespan opens is usable by handlers to
+the end; tasks must not use the broker's connection but the lifespan's own.
 """
 
 import asyncio
 import json
 import logging
-import os
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import structlog
 import uvicorn
 from faststream.asgi import AsgiFastStream, AsgiResponse, get
 from faststream.nats import NatsBroker
-from prometheus_client import CollectorRegistry, make_asgi_app
+from prometheus_client import CollectorRegistry, Gauge, make_asgi_app
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from libs.bus import metrics as bus_metrics
+from libs.service.logs import log_json
 from libs.service.settings import ServiceSettings
+from libs.service.tasks import FAILED_EXIT_CODE, Tasks, end_process
+
+__all__ = ["FAILED_EXIT_CODE", "Ready", "Tasks", "make_asgi", "run"]
 
 log = logging.getLogger("baton.service")
 
-FAILED_EXIT_CODE = 71
 LAG_LIMIT_S = 5.0
 """An event loop that is this late is not alive."""
 
+_STOP_S = 20
+"""How long a stop may take before open HTTP requests are cut."""
+
 Ready = Callable[[], dict[str, str]]
-
-
-class Tasks:
-    """Background tasks of a service. One that fails ends the process, loudly: its supervisor starts a fresh one, which
-    is always right here, because every service can rebuild what it knows."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._stopping = False
-
-    def start(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
-        """Runs `work` until it ends or the service stops."""
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    @asynccontextmanager
-    async def until_stopped(self) -> AsyncIterator[None]:
-        """Cancels the tasks at the end of the block and waits for them."""
-        try:
-            yield
-        finally:
-            self._stopping = True
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        if self._stopping or task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
-            log.critical("task %r failed; ending this process", task.get_name(), exc_info=error)
-            logging.shutdown()
-            os._exit(FAILED_EXIT_CODE)
 
 
 def make_asgi(
@@ -74,15 +47,19 @@ def make_asgi(
     *,
     name: str,
     settings: ServiceSettings,
-    lifespan: Any,
+    lifespan: Callable[[], AbstractAsyncContextManager[None]],
     registry: CollectorRegistry,
     ready: Ready,
 ) -> AsgiFastStream:
     """The application: `/livez` (the event loop turns), `/readyz` (JSON of checks; 503 when one is not "ok"),
-    `/metrics` (Prometheus text of `registry` and of the process)."""
+    `/metrics` (Prometheus text of `registry`, of the bus and of the process).
+
+    `ready` gives check name -> "ok" or the problem; the broker's connection is checked besides.
+    """
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    pulse = _Pulse()
+    bus_metrics.register(registry)
+    pulse = _Pulse(registry)
 
     @get
     async def livez(_: Any) -> AsgiResponse:
@@ -91,17 +68,24 @@ def make_asgi(
 
     @get
     async def readyz(_: Any) -> AsgiResponse:
-        checks = {"nats": "ok" if await broker.ping(timeout=2.0) else "not connected"} | ready()
+        checks = {"nats": "ok" if await broker.ping(timeout=2.0) else "not connected"} | _checked(ready)
         good = all(v == "ok" for v in checks.values())
         body = json.dumps({"service": name, "pool": settings.pool, "ready": good, "checks": checks}).encode()
         return AsgiResponse(body, 200 if good else 503, {"content-type": "application/json"})
 
     @asynccontextmanager
-    async def whole(*_: Any) -> AsyncIterator[None]:
+    async def whole(*_: Any, **__: Any) -> AsyncIterator[None]:
         beat = asyncio.create_task(pulse.beat())
+        started = False
         try:
             async with lifespan():
+                started = True
                 yield
+        except Exception as e:
+            # FastStream starts its subscribers after uvicorn was told that all is well: uvicorn would go on serving.
+            if started:
+                end_process(f"{name} failed", e)
+            raise
         finally:
             beat.cancel()
 
@@ -114,13 +98,31 @@ def make_asgi(
 
 
 def run(app: AsgiFastStream, settings: ServiceSettings, name: str) -> None:
-    """Serves until SIGTERM or SIGINT. Writes the port to `<state_dir>/<name>.http` when it was chosen freely."""
-    _log_json(settings.log_level, name)
+    """Serves until SIGTERM or SIGINT. Writes the port to `<state_dir>/<name>.http`, removed at the end.
+
+    Exits with `FAILED_EXIT_CODE` when the application could not start.
+    """
+    log_json(settings.log_level, name)
     config = uvicorn.Config(
-        app, host=settings.http_host, port=settings.http_port, log_config=None, access_log=False, lifespan="on"
+        app,
+        host=settings.http_host,
+        port=settings.http_port,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        loop="uvloop",
+        timeout_graceful_shutdown=_STOP_S,
     )
-    server = _Server(config, settings.state_dir / f"{name}.http" if settings.state_dir else None)
-    server.run()
+    port_file = settings.state_dir / f"{name}.http" if settings.state_dir else None
+    server = _Server(config, port_file)
+    # uvicorn raises a captured signal again once it has stopped in good order: make that a normal end, not a death.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        server.run()
+    finally:
+        if port_file is not None:
+            port_file.unlink(missing_ok=True)
     if not server.started:
         sys.exit(FAILED_EXIT_CODE)
 
@@ -132,8 +134,12 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
-        if self.started and self._port_file is not None:
-            port = self.servers[0].sockets[0].getsockname()[1]
+        if not self.started:
+            return
+        port = self.servers[0].sockets[0].getsockname()[1]
+        log.info("serving probes and metrics on port %d", port)
+        if self._port_file is not None:
+            self._port_file.parent.mkdir(parents=True, exist_ok=True)
             temporary = self._port_file.with_suffix(".tmp")
             temporary.write_text(f"{port}\n")
             temporary.replace(self._port_file)
@@ -142,11 +148,15 @@ class _Server(uvicorn.Server):
 class _Pulse:
     """Measures how late the event loop is."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._last = time.monotonic()
+        self._gauge = Gauge(
+            "baton_event_loop_lag_seconds", "how late the event loop ran its last beat", registry=registry
+        )
 
     async def beat(self) -> None:
         while True:
+            self._gauge.set(self.lag_s())
             self._last = time.monotonic()
             await asyncio.sleep(0.5)
 
@@ -154,24 +164,9 @@ class _Pulse:
         return max(0.0, time.monotonic() - self._last - 0.5)
 
 
-def _log_json(level: str, service: str) -> None:
-    """Every log line, also of libraries, as one JSON object on stderr."""
-    shared: list[Any] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-    ]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                lambda _, __, event: {"service": service} | event,
-                structlog.processors.JSONRenderer(default=str),
-            ],
-        )
-    )
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel("WARNING")
+def _checked(ready: Ready) -> dict[str, str]:
+    try:
+        return ready()
+    except Exception as e:
+        log.exception("a readiness check failed")
+        return {"checks": f"{type(e).__name__}: {e}"}

@@ -2,29 +2,29 @@
 
 from pathlib import Path
 
-from pydantic import AliasChoices, Field
-from pydantic_settings import BaseSettings
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from schemas.base import Name
 
 
-def shared(name: str) -> AliasChoices:
-    """The environment variable of a shared setting, whatever the service's prefix."""
-    return AliasChoices(f"BATON_{name.upper()}", name)
-
-
 class ServiceSettings(BaseSettings):
-    """Shared settings. All problems are reported together, at start."""
+    """Shared settings, from `BATON_<NAME>` whatever the service's own prefix. All problems are reported together.
 
-    nats_url: str = Field(default="nats://127.0.0.1:4222", validation_alias=shared("nats_url"))
-    redis_url: str = Field(default="redis://127.0.0.1:6379/0", validation_alias=shared("redis_url"))
-    mongo_url: str = Field(default="mongodb://127.0.0.1:27017", validation_alias=shared("mongo_url"))
-    pool: Name = Field(default="main", validation_alias=shared("pool"))
-    http_host: str = Field(default="127.0.0.1", validation_alias=shared("http_host"))
-    http_port: int = Field(default=0, ge=0, le=65_535, validation_alias=shared("http_port"), description="0: a free one")
-    log_level: str = Field(
-        default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", validation_alias=shared("log_level")
+    A subclass sets `model_config = SettingsConfigDict(env_prefix="BATON_<SERVICE>_")`; a test passes values by name.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="BATON_", populate_by_name=True, env_ignore_empty=True)
+
+    nats_url: str = Field(default="nats://127.0.0.1:4222", validation_alias="BATON_NATS_URL")
+    redis_url: str = Field(default="redis://127.0.0.1:6379/0", validation_alias="BATON_REDIS_URL")
+    mongo_url: str = Field(default="mongodb://127.0.0.1:27017", validation_alias="BATON_MONGO_URL")
+    pool: Name = Field(default="main", validation_alias="BATON_POOL")
+    http_host: str = Field(default="127.0.0.1", validation_alias="BATON_HTTP_HOST")
+    http_port: int = Field(
+        default=0, ge=0, le=65_535, validation_alias="BATON_HTTP_PORT", description="0: a free one, see state_dir"
     )
+    log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", validation_alias="BATON_LOG_LEVEL")
     state_dir: Path | None = Field(
-        default=None, validation_alias=shared("state_dir"), description="where the chosen HTTP port is written"
+        default=None, validation_alias="BATON_STATE_DIR", description="where <service>.http tells the chosen HTTP port"
     )

@@ -1,0 +1,104 @@
+"""Refuses JSON that two readers could understand differently, before any model sees it.
+
+A key twice (first or last one wins, depending on the reader), NaN and numbers beyond a double, NUL characters (end a
+string in C), nesting that exhausts a stack, and more bytes than any of our messages needs.
+"""
+
+import json
+from typing import Any
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 32
+
+
+class JsonProblem(ValueError):
+    """What is wrong with a payload, with which part of it, and what to do."""
+
+    def __init__(self, value: str, problem: str, fix: str) -> None:
+        super().__init__(f"{problem}; {fix}")
+        self.value, self.problem, self.fix = value[:200], problem, fix
+
+
+def check_json(payload: bytes) -> None:
+    """Raises JsonProblem unless `payload` is one unambiguous JSON value of at most 256 KiB and 32 levels."""
+    if len(payload) > MAX_BYTES:
+        raise JsonProblem(
+            f"{len(payload)} bytes", f"larger than {MAX_BYTES} bytes", "send a reference to large data, not the data"
+        )
+    if not payload:
+        raise JsonProblem("", "the payload is empty", "send a JSON object")
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as e:
+        near = repr(payload[max(0, e.start - 10) : e.start + 10])
+        raise JsonProblem(near, f"not UTF-8 at byte {e.start}", "encode the JSON as UTF-8") from None
+    if "\x00" in text:
+        raise _nul(text.index("\x00"))
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
+    except JsonProblem:
+        raise
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as e:
+        at = getattr(e, "pos", 0)
+        problem = f"not JSON ({e})" if isinstance(e, json.JSONDecodeError) else f"a number cannot be read ({e})"
+        raise JsonProblem(text[max(0, at - 20) : at + 20], problem, "send one JSON object") from None
+    # Fewer brackets than levels allowed: nothing can be too deep. Spares nearly every message the walk.
+    if text.count("{") + text.count("[") > MAX_DEPTH:
+        _check_depth(value)
+    if "\\u0000" in text:
+        _check_nul(value)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        seen = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise JsonProblem(repr(key), f"the key {key[:100]!r} occurs twice in one object", "send it once")
+            seen.add(key)
+    return out
+
+
+def _constant(name: str) -> float:
+    raise JsonProblem(name, f"{name} is not JSON", "send a finite number, or leave the field out")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise JsonProblem(text, "the number is beyond a 64-bit float", "send a finite number, or leave the field out")
+    return value
+
+
+def _too_deep() -> JsonProblem:
+    return JsonProblem("", f"nested deeper than {MAX_DEPTH} levels", "flatten it: no message of Baton needs so many")
+
+
+def _nul(position: int) -> JsonProblem:
+    return JsonProblem(f"at character {position}", "contains a NUL character", "leave NUL characters out of strings")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [v for v in level if isinstance(v, dict | list)]
+        if not level:
+            return
+        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v)]
+    raise _too_deep()
+
+
+def _check_nul(value: Any) -> None:
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, str):
+            if "\x00" in one:
+                raise _nul(one.index("\x00"))
+        elif isinstance(one, dict):
+            todo += [*one.keys(), *one.values()]
+        elif isinstance(one, list):
+            todo += one

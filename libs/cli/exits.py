@@ -1,0 +1,98 @@
+"""Exit codes, and how errors are told: what happened, why, what to do; on stderr; never a traceback for the user's own.
+
+0 ok   1 failed   2 usage   3 not found   4 denied or rejected   5 conflict   6 nobody answers
+"""
+
+import os
+import sys
+from enum import IntEnum
+
+from libs.cli.output import hint
+
+
+class Exit(IntEnum):
+    """What the shell gets to know."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    DENIED = 4
+    CONFLICT = 5
+    UNREACHABLE = 6
+    INTERRUPTED = 130
+
+
+class Ended(Exception):
+    """A command is over with this code; what there was to say has been said."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit {code}")
+        self.code = code
+
+
+class Usage(Exception):
+    """The command line or the job file is wrong; the text says what and what to do, one line for each problem."""
+
+
+def code_of(error: BaseException) -> int | None:
+    """The exit code of an error that has an explanation for the user; None for one of ours (a bug)."""
+    if isinstance(error, Ended):
+        return error.code
+    if isinstance(error, (KeyboardInterrupt, BrokenPipeError)):
+        return Exit.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Exit.OK
+    # By name, so that `baton --help` need not load what these come from; the nearest known ancestor decides.
+    for kind in type(error).__mro__:
+        if kind.__name__ in _CODES:
+            return _CODES[kind.__name__]
+    return None
+
+
+_CODES: dict[str, int] = {
+    # libs.client.errors; Conflict stands before Rejected in its own line of descent
+    "Conflict": Exit.CONFLICT, "Rejected": Exit.DENIED, "Denied": Exit.DENIED, "NotFound": Exit.NOT_FOUND,
+    "Invalid": Exit.USAGE, "Unreachable": Exit.UNREACHABLE, "TimedOut": Exit.UNREACHABLE, "ClientError": Exit.FAILED,
+    # the command line and its files
+    "Usage": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,
+    "PermissionError": Exit.DENIED, "IsADirectoryError": Exit.USAGE, "UnicodeDecodeError": Exit.USAGE,
+    # the bus, the ledger, the embedded servers
+    "BusUnavailable": Exit.UNREACHABLE, "NotStored": Exit.UNREACHABLE, "NoAnswer": Exit.UNREACHABLE,
+    "StreamsMissing": Exit.UNREACHABLE, "StreamDrift": Exit.CONFLICT, "LedgerStopped": Exit.FAILED,
+    "StateDirLocked": Exit.CONFLICT, "PortInUse": Exit.CONFLICT, "MissingBinary": Exit.FAILED,
+    "StartFailed": Exit.FAILED, "NotReady": Exit.FAILED,
+}  # fmt: skip
+
+
+def tell(error: BaseException) -> None:
+    """The error on stderr."""
+    if isinstance(error, Ended):
+        return
+    if isinstance(error, KeyboardInterrupt):
+        hint("interrupted")
+        return
+    if isinstance(error, BrokenPipeError):
+        # Whoever read us has gone; point stdout elsewhere so that the interpreter's last flush does not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    if isinstance(error, UnicodeDecodeError):
+        hint(f"baton: the file is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8")
+        return
+    if isinstance(error, OSError) and error.filename is not None:
+        hint(f"baton: {error.filename}: {error.strerror}: name a file that can be read")
+        return
+    if isinstance(error, TimeoutError) and not str(error):
+        hint("baton: nobody answered in time: check that Baton runs")
+        return
+    parts = [getattr(error, name, "") for name in ("what", "why", "fix")]
+    if any(parts):
+        hint(
+            "baton: "
+            + "\n  ".join(line for line in (parts[0], *_lines("because", parts[1]), *_lines("try", parts[2])) if line)
+        )
+    else:
+        hint(f"baton: {error}")
+
+
+def _lines(label: str, text: str) -> list[str]:
+    first, *more = text.split("; ") if text else [""]
+    return [f"{label}: {first}", *(f"{'':{len(label)}}  {line}" for line in more)] if first else []

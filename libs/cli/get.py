@@ -1,0 +1,188 @@
+"""`baton get jobs|nodes|devices|queues|quotas`: lists."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from libs.cli import units
+from libs.cli.exits import Usage
+from libs.cli.options import Limit, NoHeader, Output, Team, Url
+from libs.cli.output import Column, Format, hint, show
+from libs.cli.session import run, short, whole_id
+from libs.client import Baton
+from schemas.jobs import JobState
+from schemas.queries import JobDocument
+
+app = typer.Typer(help="List jobs, nodes, devices, queues or quotas.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def _job_columns() -> list[Column]:
+    people = sys.stdout.isatty()
+    return [
+        Column("JOB", lambda j: short(j.job_id) if people else j.job_id),
+        Column("NAME", lambda j: j.name),
+        Column("TEAM", lambda j: j.team),
+        Column("CLASS", lambda j: j.priority_class),
+        Column("STATE", lambda j: j.state.value),
+        Column("DEVICES", lambda j: j.devices, right=True),
+        Column("TYPES", lambda j: j.spec.resources.types, wide=True),
+        Column("NODES", lambda j: j.attempts[-1].nodes if j.attempts else ""),
+        Column("ATTEMPTS", lambda j: len(j.attempts), right=True),
+        Column("PREEMPTED", lambda j: j.preemptions, wide=True, right=True),
+        Column("WAITED", _waited),
+        Column("RAN", _ran),
+        Column("AGE", lambda j: units.age(j.submitted_us)),
+        Column("KEY", lambda j: j.client_key, wide=True),
+        Column("REASON", lambda j: j.reason),
+    ]
+
+
+def _waited(job: JobDocument) -> str:
+    first = job.attempts[0].granted_us if job.attempts else job.finished_us
+    return units.between(job.submitted_us, first)
+
+
+def _ran(job: JobDocument) -> str:
+    if not job.attempts or job.attempts[-1].running_us is None:
+        return "-"
+    return units.between(job.attempts[-1].running_us, job.attempts[-1].closed_us)
+
+
+@app.command("jobs")
+@app.command("job", hidden=True)
+def jobs(
+    ids: Annotated[list[str] | None, typer.Argument(help="Only these.", metavar="[JOB...]")] = None,
+    state: Annotated[list[str] | None, typer.Option("--state", help="Only in this state; may be repeated.")] = None,
+    name: Annotated[str, typer.Option("--name", help="Only of this name.")] = "",
+    limit: Limit = 100,
+    team: Team = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+    no_header: NoHeader = False,
+) -> None:
+    """Jobs, newest first."""
+    states = [_state(text) for part in state or [] for text in part.split(",")]
+
+    async def ask(baton: Baton) -> Sequence[JobDocument]:
+        if ids:
+            return [await baton.get(await whole_id(baton, text)) for text in ids]
+        found: list[JobDocument] = []
+        while len(found) < limit:
+            size = min(1000, limit - len(found))
+            before = found[-1].submitted_us if found else None
+            page = await baton.list(states, name, size, before)
+            found += page
+            if len(page) < size:
+                return found
+        hint(f"the newest {limit} are shown; use --limit for more")
+        return found
+
+    show(run(ask, team, url), _job_columns(), output, name=lambda j: j.job_id, header=not no_header)
+
+
+def _state(text: str) -> JobState:
+    try:
+        return JobState(text.strip().lower())
+    except ValueError:
+        raise Usage(f"{text!r} is not a state: use {', '.join(JobState)}") from None
+
+
+_NODES = [
+    Column("NODE", lambda n: n.node),
+    Column("STATUS", lambda n: n.status),
+    Column("MODELS", lambda n: [f"{model}:{count}" for model, count in sorted(n.models.items())]),
+    Column("USED", lambda n: units.devices(n.milli_used), right=True),
+    Column("TOTAL", lambda n: units.devices(n.milli_total), right=True),
+    Column("UTIL%", lambda n: None if n.utilization_pct is None else round(n.utilization_pct), right=True),
+    Column("PLACE", lambda n: f"{n.zone}/{n.spine}/{n.leaf}"),
+    Column("HEARTBEAT", lambda n: None if n.heartbeat_age_s is None else units.duration(n.heartbeat_age_s)),
+    Column("SIMULATED", lambda n: "yes" if n.simulated else "no", wide=True),
+    Column("CPUS", lambda n: n.cpus, wide=True, right=True),
+    Column("MEMORY", lambda n: units.gib(n.memory_mib), wide=True, right=True),
+    Column("INCARNATION", lambda n: n.incarnation, wide=True, right=True),
+    Column("LABELS", lambda n: [f"{k}={v}" for k, v in sorted(n.labels.items())], wide=True),
+]
+
+_DEVICES = [
+    Column("DEVICE", lambda d: d.device),
+    Column("NODE", lambda d: d.node),
+    Column("INDEX", lambda d: d.index, right=True),
+    Column("KIND", lambda d: d.kind, wide=True),
+    Column("MODEL", lambda d: d.model),
+    Column("MEMORY", lambda d: units.gib(d.memory_mib), right=True),
+    Column("USED", lambda d: units.devices(d.milli_used), right=True),
+    Column("UTIL%", lambda d: None if d.utilization_pct is None else round(d.utilization_pct), right=True),
+    Column("MEM-USED", lambda d: None if d.memory_used_mib is None else units.gib(d.memory_used_mib), wide=True),
+    Column("WATTS", lambda d: d.power_w, wide=True, right=True),
+    Column("CELSIUS", lambda d: d.temperature_c, wide=True, right=True),
+    Column("JOBS", lambda d: [short(job) if sys.stdout.isatty() else job for job in d.jobs]),
+]
+
+_QUEUE = [
+    Column("JOB", lambda j: short(j.job_id) if sys.stdout.isatty() else j.job_id),
+    Column("NAME", lambda j: j.name),
+    Column("TEAM", lambda j: j.team),
+    Column("CLASS", lambda j: j.priority_class),
+    Column("PRIORITY", lambda j: j.priority, right=True, wide=True),
+    Column("DEVICES", lambda j: j.devices, right=True),
+    Column("WAITING", lambda j: units.age(j.waiting_since_us)),
+    Column("REASON", lambda j: j.reason),
+]
+
+_QUOTAS = [
+    Column("TEAM", lambda t: t.team),
+    Column("LIMIT", lambda t: units.devices(t.limit_milli), right=True),
+    Column("USED", lambda t: units.devices(t.used_milli), right=True),
+    Column("QUEUED", lambda t: t.queued_jobs, right=True),
+    Column("RUNNING", lambda t: t.running_jobs, right=True),
+]
+
+
+@app.command("nodes")
+@app.command("node", hidden=True)
+def nodes(team: Team = None, url: Url = None, output: Output = Format.TABLE, no_header: NoHeader = False) -> None:
+    """The pool's machines: what they offer, what is held, how well they are."""
+    _list(run(lambda b: b.nodes(), team, url).nodes, _NODES, output, no_header, "node")
+
+
+@app.command("devices")
+@app.command("device", hidden=True)
+@app.command("gpus", hidden=True)
+def devices(
+    node: Annotated[str, typer.Option("--node", help="Only of this node.")] = "",
+    team: Team = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+    no_header: NoHeader = False,
+) -> None:
+    """Devices; who holds one is shown to its own team and to operators."""
+    _list(run(lambda b: b.devices(node), team, url).devices, _DEVICES, output, no_header, "device")
+
+
+@app.command("queues")
+@app.command("queue", hidden=True)
+def queues(
+    limit: Limit = 200,
+    team: Team = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+    no_header: NoHeader = False,
+) -> None:
+    """Waiting jobs in the order in which they are considered."""
+    reply = run(lambda b: b.queue(min(limit, 5000)), team, url)
+    if reply.total > len(reply.jobs):
+        hint(f"{reply.total} jobs wait; the first {len(reply.jobs)} are shown")
+    _list(reply.jobs, _QUEUE, output, no_header, "job_id")
+
+
+@app.command("quotas")
+@app.command("quota", hidden=True)
+def quotas(team: Team = None, url: Url = None, output: Output = Format.TABLE, no_header: NoHeader = False) -> None:
+    """Each team's limit and present use, in devices."""
+    _list(run(lambda b: b.quotas(), team, url).teams, _QUOTAS, output, no_header, "team")
+
+
+def _list(items: Sequence[Any], columns: list[Column], output: Format, no_header: bool, key: str) -> None:
+    show(items, columns, output, name=lambda item: str(getattr(item, key)), header=not no_header)

@@ -1,0 +1,235 @@
+"""A job file: the fields of `schemas.jobs.JobSpec`, plus short forms, with every problem found at once and located.
+
+    key: nightly-42            # your own name for the job: submitting the same file again is the same job
+    team: research             # instead of --team
+    gpus: H100:4@40GiB         # short for resources.types, devices and memory_mib; also inside resources
+    resources: {memory: 40GiB} # short for memory_mib
+
+Several documents in one file are several jobs. Nothing is submitted unless all of them are right.
+"""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from libs.bus.reasons import reasons_of
+from libs.cli.grammar import parse_gpus, parse_memory
+from libs.cli.yamlfile import Broken, Document, Path, Problem, dotted, read
+from schemas.jobs import JobSpec
+
+SHORT_FORMS = {"key": "", "team": "", "gpus": "", "memory": "resources"}
+_USUAL_NAMES = {
+    "args": "command", "class": "priority_class", "cmd": "command", "cwd": "workdir", "entrypoint": "command",
+    "environment": "env", "gpu": "gpus", "mem": "memory", "priority": "priority_class", "queue": "priority_class",
+    "run": "command", "share": "share_milli", "time": "time_limit_s", "timeout": "time_limit_s", "type": "types",
+    "workdir_path": "workdir", "working_dir": "workdir",
+}  # fmt: skip
+_MAX_KEY = 256
+_SHOWN = 50
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """One job of a file. `key` and `team` are empty where the file does not say."""
+
+    spec: JobSpec
+    key: str = ""
+    team: str = ""
+
+
+class JobFileError(Exception):
+    """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
+
+    def __init__(self, name: str, problems: Sequence[Problem]) -> None:
+        self.name = name
+        self.problems = sorted(problems)
+        lines = [_line(name, problem) for problem in self.problems[:_SHOWN]]
+        if len(self.problems) > _SHOWN:
+            lines.append(f"{name}: and {len(self.problems) - _SHOWN} more problems")
+        super().__init__("\n".join(lines))
+
+
+def read_jobs(text: str, name: str = "job file") -> list[JobRequest]:
+    """The jobs of a YAML (or JSON) text.
+
+    Raises JobFileError.
+    """
+    try:
+        documents = read(text)
+    except Broken as e:
+        raise JobFileError(name, [e.problem]) from None
+    if not documents:
+        raise JobFileError(name, [Problem(1, 1, "", "there is no job in it", "write at least `command: [...]`")])
+    problems: list[Problem] = []
+    jobs = []
+    for document in documents:
+        job = _job(document)
+        problems += document.problems
+        if job is not None:
+            jobs.append(job)
+    if problems:
+        raise JobFileError(name, problems)
+    return jobs
+
+
+def _job(document: Document) -> JobRequest | None:
+    """The job of a document; what is wrong is added to `document.problems`."""
+    if not isinstance(document.data, dict):
+        _tell(document, (), "a job is a mapping of fields", "write e.g. `command: [python, train.py]`")
+        return None
+    data = document.data
+    _as_text(document)
+    key = _word(document, data, "key", _MAX_KEY)
+    team = _word(document, data, "team", 63)
+    _short_forms(document, data)
+    _no_flags_for_numbers(document, data, JobSpec, ())
+    try:
+        spec = JobSpec.model_validate(data)
+    except ValidationError as e:
+        known = {problem.field for problem in document.problems}
+        for reason, detail in zip(reasons_of(e, model=JobSpec), e.errors(include_url=False), strict=False):
+            path = tuple(detail["loc"])
+            if dotted(path) in known:
+                continue
+            fix = _nearest(path) if detail["type"] == "extra_forbidden" else reason.fix
+            fix = fix.replace("JSON array", "list: [a, b]").replace("JSON object", "mapping")
+            problem = reason.problem.replace("valid tuple", "list").replace("valid dictionary", "mapping")
+            problem = problem.partition(" or instance of ")[0]
+            _tell(document, path, problem, fix.replace("send ", "write "))
+        return None
+    return JobRequest(spec, key, team)
+
+
+def _as_text(document: Document) -> None:
+    """Arguments, environment and labels are text whatever they look like: `--lr 0.10` stays 0.10, `on` stays on."""
+    kept = set()
+    for path, source in document.texts.items():
+        texts = path[:-1] in (("command",), ("env",), ("resources", "labels"))
+        if texts or path in _WORDS:
+            _put(document.data, path, source)
+            kept.add(dotted(path))
+    document.problems = [problem for problem in document.problems if problem.field not in kept]
+
+
+_WORDS = {("key",), ("team",), ("name",), ("gpus",), ("resources", "gpus"), ("resources", "memory")}
+
+
+def _word(document: Document, data: dict[str, Any], name: str, limit: int) -> str:
+    if name not in data:
+        return ""
+    value = data.pop(name)
+    if not isinstance(value, str) or not 1 <= len(value) <= limit:
+        _tell(document, (name,), f"not text of 1 to {limit} characters", "write a short name")
+        return ""
+    return value
+
+
+def _short_forms(document: Document, data: dict[str, Any]) -> None:
+    """Replaces `gpus` and `memory` by the fields they stand for."""
+    resources = data.get("resources", {})
+    if not isinstance(resources, dict):
+        data.pop("gpus", None)
+        return
+    sources = [(("gpus",), data), (("resources", "gpus"), resources)]
+    given = [(path, holder.pop("gpus")) for path, holder in sources if "gpus" in holder]
+    if len(given) > 1:
+        _tell(document, ("gpus",), "gpus stands twice, here and in resources", "keep one")
+    for path, value in given:
+        gpus = _parsed(document, path, value, parse_gpus)
+        if gpus is not None:
+            _expand(document, path, resources, {"devices": gpus.devices})
+            if gpus.types:
+                _expand(document, path, resources, {"types": list(gpus.types)})
+            if gpus.memory_mib:
+                _expand(document, path, resources, {"memory_mib": gpus.memory_mib})
+    if "memory" in resources:
+        path = ("resources", "memory")
+        memory = _parsed(document, path, resources.pop("memory"), parse_memory)
+        if memory is not None:
+            _expand(document, path, resources, {"memory_mib": memory})
+    if resources:
+        data["resources"] = resources
+
+
+def _parsed(document: Document, path: Path, value: Any, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(value if isinstance(value, str) else repr(value))
+    except ValueError as e:
+        problem, _, fix = str(e).partition(": ")
+        _tell(document, path, problem, fix)
+        return None
+
+
+def _expand(document: Document, path: Path, resources: dict[str, Any], fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if name in resources:
+            _tell(document, path, f"it says {name}, and resources.{name} is given as well", "keep one of the two")
+        else:
+            resources[name] = value
+            document.marks.setdefault(("resources", name), document.at(path))
+
+
+def _no_flags_for_numbers(document: Document, data: Any, model: type[BaseModel], path: Path) -> None:
+    """`devices: yes` would become 1 device."""
+    for name, info in model.model_fields.items():
+        value, here = data.get(name), (*path, name)
+        inner = _model_of(info.annotation)
+        if inner is not None and isinstance(value, dict):
+            _no_flags_for_numbers(document, value, inner, here)
+        elif isinstance(value, bool) and info.annotation in (int, float):
+            _tell(document, here, f"{document.texts.get(here, value)} is not a number", "write a number")
+            del data[name]
+
+
+def _nearest(path: Path) -> str:
+    """The fix for an unknown field: what it is probably called."""
+    name, known = str(path[-1]), _names_at(path[:-1])
+    usual = _USUAL_NAMES.get(name.lower(), "")
+    near = [usual] if usual in known else difflib.get_close_matches(name.lower(), known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    elsewhere = next((f"{place}.{usual or name}" for place in ("resources", "model", "checkpoint", "retry")
+                      if (usual or name) in _names_at((place,))), "")  # fmt: skip
+    if elsewhere:
+        return f"did you mean {elsewhere!r}?"
+    return f"remove it; known here: {', '.join(sorted(known))}"
+
+
+def _names_at(path: Path) -> list[str]:
+    model: type[BaseModel] | None = JobSpec
+    for part in path:
+        info = model.model_fields.get(str(part)) if model else None
+        model = _model_of(info.annotation) if info else None
+    if model is None:
+        return []
+    where = dotted(path)
+    return [
+        *model.model_fields,
+        *(n for n, place in SHORT_FORMS.items() if place == where or (n == "gpus" and where == "resources")),
+    ]
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _put(data: Any, path: Path, value: str) -> None:
+    for part in path[:-1]:
+        data = data[part]
+    data[path[-1]] = value
+
+
+def _tell(document: Document, path: Path, problem: str, fix: str) -> None:
+    line, column = document.at(path)
+    document.problems.append(Problem(line, column, dotted(path), problem, fix))
+
+
+def _line(name: str, problem: Problem) -> str:
+    field = f"{problem.field}: " if problem.field else ""
+    return f"{name}:{problem.line}:{problem.column}: {field}{problem.problem}; {problem.fix}"

@@ -1,0 +1,116 @@
+"""The `baton` command: every command, in the order in which people meet them.
+
+Each lives in a module of its own that is imported when it is called, so that `baton --help` is instant.
+"""
+
+import logging
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from libs.cli.exits import Exit, code_of, tell
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command: `module` has a function `command`, or `app` with subcommands."""
+
+    module: str
+    help: str
+
+
+COMMANDS: dict[str, Entry] = {
+    "demo": Entry("demo", "Show Baton at work on this machine, with simulated GPUs"),
+    "up": Entry("up", "Run Baton on this machine: servers, services, agents"),
+    "submit": Entry("submit", "Ask for jobs to be run, from a file or a command line"),
+    "get": Entry("get", "List jobs, nodes, devices, queues or quotas"),
+    "describe": Entry("describe", "Everything about one job or node"),
+    "explain": Entry("explain", "Why a job is where it is, and what would let it run"),
+    "logs": Entry("logs", "What a job wrote"),
+    "watch": Entry("watch", "Events as they happen, of one job or of all"),
+    "wait": Entry("wait", "Wait until a job has ended; its outcome is the exit code"),
+    "cancel": Entry("cancel", "End jobs"),
+    "bill": Entry("bill", "GPU-seconds and money"),
+    "status": Entry("status", "The pool's figures at a glance"),
+    "replay": Entry("replay", "Run a trace of a real cluster through Baton"),
+    "ledger": Entry("ledger", "Audit the ledger"),
+    "dead": Entry("dead", "Messages that could not be processed (operators)"),
+    "quota": Entry("quota", "Set a team's quota (operators)"),
+    "provision": Entry("provision", "Create streams and consumers on a NATS server (operators)"),
+}
+
+_HELP = """Baton gives the accelerators of many machines to the jobs of many teams, and bills them per GPU-second.
+
+Start with `baton demo`, or `baton up` and, in another terminal, `baton submit --gpus 1 -- python train.py`.
+
+Where Baton is: --url or BATON_NATS_URL, else the instance of `baton up` under BATON_STATE_DIR or ./.baton.
+Who you are: --team or BATON_TEAM, else the user of the URL, else the instance's only team.
+
+Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied or rejected, 5 conflict, 6 nobody answers."""
+
+
+class Lazy(TyperCommand):
+    """Stands for a command until it is called."""
+
+    def __init__(self, name: str, entry: Entry) -> None:
+        super().__init__(name=name, help=entry.help, short_help=entry.help)
+        self._module = entry.module
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return load(self._module).make_context(info_name, args, parent, **extra)
+
+
+def load(module: str) -> Any:
+    """The command in `libs.cli.<module>`: its `app` of subcommands, or its one function `command`."""
+    loaded = import_module(f"libs.cli.{module}")
+    if hasattr(loaded, "app"):
+        return typer.main.get_group(loaded.app)
+    one = typer.Typer(add_completion=False)
+    one.command()(loaded.command)
+    return typer.main.get_command(one)
+
+
+class Commands(TyperGroup):
+    """The table above as a group."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: Lazy(name, entry) for name, entry in COMMANDS.items()}
+
+
+app = typer.Typer(cls=Commands, help=_HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+                  context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
+
+
+@app.callback()
+def _root() -> None:
+    pass
+
+
+def main() -> None:
+    """The entry point."""
+    logging.getLogger("baton").setLevel(logging.CRITICAL)  # libraries' warnings come to people as errors of ours
+    try:
+        code = app(standalone_mode=False)
+    except BaseException as error:
+        code = _ended(error)
+    sys.exit(code if isinstance(code, int) else Exit.OK)
+
+
+def _ended(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(Exit.FAILED)
+    if callable(getattr(error, "show", None)):  # a usage error of the command line
+        error.show()  # type: ignore[attr-defined]
+        return int(getattr(error, "exit_code", Exit.USAGE))
+    if type(error).__name__ in ("Exit", "Abort"):
+        return int(getattr(error, "exit_code", Exit.INTERRUPTED))
+    code = code_of(error)
+    if code is None:
+        raise error
+    tell(error)
+    return code

@@ -1,0 +1,14 @@
+"""Options that many commands share."""
+
+from typing import Annotated
+
+import typer
+
+from libs.cli.output import Format
+
+Team = Annotated[str | None, typer.Option("--team", "-t", help="Speak as this team (BATON_TEAM).", show_default=False)]
+Url = Annotated[str | None, typer.Option("--url", help="NATS URL (BATON_NATS_URL).", show_default=False)]
+Output = Annotated[Format, typer.Option("--output", "-o", help="How the result is written.")]
+NoHeader = Annotated[bool, typer.Option("--no-header", help="Leave the headings out.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")]
+Job = Annotated[str, typer.Argument(help="A job's id, or its first characters when no other has them.", metavar="JOB")]

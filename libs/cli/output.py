@@ -1,0 +1,138 @@
+"""What the commands print: a table for people, tab-separated lines for pipes, JSON or YAML for programs, names for xargs.
+
+Everything shown may come from strangers (a job's name, a log), so control characters never reach a terminal.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+_KEPT = {"\n", "\t"}
+
+
+class Format(StrEnum):
+    """How a command's result is written (`-o`)."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's heading and how its cell is made; `wide` ones are shown with `-o wide` only, `right` is for numbers."""
+
+    title: str
+    cell: Callable[[Any], object]
+    wide: bool = False
+    right: bool = False
+
+
+def show(
+    items: Sequence[Any],
+    columns: Sequence[Column],
+    format: Format = Format.TABLE,
+    *,
+    name: Callable[[Any], str] = str,
+    header: bool = True,
+    whole: Any = None,
+) -> None:
+    """Print `items`. `whole`, when given, is the object that JSON and YAML show instead of the list of items."""
+    if format in (Format.JSON, Format.YAML):
+        document(items if whole is None else whole, format)
+    elif format is Format.NAME:
+        _lines(clean(name(item)) for item in items)
+    else:
+        _table(items, [c for c in columns if format is Format.WIDE or not c.wide], header)
+
+
+def document(value: Any, format: Format) -> None:
+    """Print an object (pydantic models, lists and dicts of them) as JSON or YAML."""
+    plain = _plain(value)
+    if format is Format.YAML:
+        import yaml
+
+        _lines([yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip()])
+    else:
+        _lines([json.dumps(plain, indent=2, ensure_ascii=not sys.stdout.isatty())])
+
+
+def fields(pairs: Iterable[tuple[str, object]]) -> None:
+    """Print `name: value` lines, aligned, leaving out empty values."""
+    rows = [(name, _cell(value)) for name, value in pairs if value not in (None, "", (), [])]
+    width = max((len(name) for name, _ in rows), default=0)
+    _lines(f"{name + ':':<{width + 1}} {value}" for name, value in rows)
+
+
+def clean(text: str, *, keep_newlines: bool = False) -> str:
+    """`text` without the control characters that would steer a terminal."""
+    kept = _KEPT if keep_newlines else set()
+    return "".join(c if c.isprintable() or c in kept else "" if keep_newlines else " " for c in text)
+
+
+def say(text: str) -> None:
+    """A line for people, on stdout."""
+    _lines([clean(text, keep_newlines=True)])
+
+
+def hint(text: str) -> None:
+    """A line for people, on stderr, so that pipes get only results."""
+    print(clean(text, keep_newlines=True), file=sys.stderr, flush=True)
+
+
+def _table(items: Sequence[Any], columns: Sequence[Column], header: bool) -> None:
+    rows = [[_cell(column.cell(item)) for column in columns] for item in items]
+    if not sys.stdout.isatty():
+        lines = [[column.title for column in columns], *rows] if header else rows
+        _lines("\t".join(line) for line in lines)
+        return
+    if not rows:
+        hint("nothing to show")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, 3, 0, 0))
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.right else "left", no_wrap=column.right)
+    for row in rows:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    Console(highlight=False, markup=False).print(table)
+
+
+_STYLES = {
+    "running": "green",
+    "succeeded": "green",
+    "failed": "red",
+    "rejected": "red",
+    "lost": "red",
+    "preempting": "yellow",
+}
+
+
+def _cell(value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, (list, tuple)):
+        return ",".join(clean(str(part)) for part in value) or "-"
+    return clean(str(value))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stdout.write(line.encode(errors="replace").decode() + "\n")
+    sys.stdout.flush()

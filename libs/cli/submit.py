@@ -1,0 +1,168 @@
+"""`baton submit`: jobs from a file (`-f job.yaml`, `-f -`) or one from the command line (`--gpus H100:4 -- python x.py`)."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from libs.cli import grammar
+from libs.cli.exits import Usage
+from libs.cli.jobfile import JobRequest, read_jobs
+from libs.cli.options import Output, Team, Url
+from libs.cli.output import Format, document, hint, say
+from libs.cli.session import run, short
+from libs.cli.yamlfile import MAX_BYTES
+from libs.client import Baton, Submitted
+
+
+def command(
+    argv: Annotated[
+        list[str] | None, typer.Argument(help="The command to run, after `--`.", metavar="[-- COMMAND...]")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")
+    ] = None,
+    gpus: Annotated[str | None, typer.Option("--gpus", "-G", help="[type:]count[@memory], e.g. H100:4@40GiB.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-J", help="A name for people.")] = None,
+    priority_class: Annotated[str | None, typer.Option("--class", help="serving, production, experiment...")] = None,
+    share: Annotated[str | None, typer.Option("--share", help="A share of one device, e.g. 0.5.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Memory per device, e.g. 40GiB.")] = None,
+    mig: Annotated[str | None, typer.Option("--mig", help="A MIG instance of this profile, e.g. 1g.10gb.")] = None,
+    topology: Annotated[str | None, typer.Option("--topology", help="level:policy, e.g. node:required.")] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE; may be repeated.")] = None,
+    label: Annotated[list[str] | None, typer.Option("--label", "-C", help="NAME=VALUE a node must carry.")] = None,
+    workdir: Annotated[str | None, typer.Option("--workdir", help="Working directory on the node.")] = None,
+    time: Annotated[str | None, typer.Option("--time", help="Longest run, e.g. 90m, 2h, 1-12:00:00.")] = None,
+    launch: Annotated[str | None, typer.Option("--launch", help="per-device or per-node.")] = None,
+    retries: Annotated[int | None, typer.Option("--retries", help="Further attempts after a failure.")] = None,
+    grace: Annotated[
+        str | None, typer.Option("--checkpoint-grace", help="It checkpoints on SIGUSR1 within this time.")
+    ] = None,
+    simulate: Annotated[
+        str | None, typer.Option("--simulate", help="Run as a timer of this length on simulated devices.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="Your own name for it: the same key again is the same job.")
+    ] = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return when it is stored, not when it is admitted.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and print what would be sent.")] = False,
+    team: Team = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Ask for jobs to be run. Prints their ids; exits with 4 when admission refuses one, with every reason."""
+    given = {
+        "name": name, "priority_class": priority_class, "workdir": workdir, "launch": launch,
+        "gpus": gpus, "share": share, "memory": memory, "mig": mig, "topology": topology, "env": env, "label": label,
+        "time": time, "retries": retries, "grace": grace, "simulate": simulate,
+    }  # fmt: skip
+    options = {flag: value for flag, value in given.items() if value not in (None, [])}
+    if file is not None:
+        requests = _from_file(file, [*options, *(["COMMAND"] if argv else [])])
+    else:
+        requests = [_from_options(options, argv or [])]
+    if key is not None:
+        if len(requests) > 1:
+            raise Usage("--key names one job and the file has several: write `key:` into each document")
+        requests = [JobRequest(requests[0].spec, key, requests[0].team)]
+    if dry_run:
+        document([_shown(request) for request in requests], Format.YAML if output is Format.YAML else Format.JSON)
+        return
+    teams = {team or request.team for request in requests}
+    if len(teams) > 1:
+        raise Usage(
+            f"the file's jobs belong to several teams ({', '.join(sorted(t or 'none' for t in teams))}): split it"
+        )
+    run(lambda baton: _submit(baton, requests, not no_wait, output), next(iter(teams)) or None, url, operator=False)
+
+
+async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool, output: Format) -> None:
+    done: list[Submitted] = []
+    for request in requests:
+        submitted = await baton.submit(request.spec, request.key or None, wait_admitted=wait_admitted)
+        done.append(submitted)
+        if output in (Format.TABLE, Format.WIDE, Format.NAME):
+            say(submitted.job_id)
+            if sys.stdout.isatty() and output is not Format.NAME:
+                hint(
+                    f"{request.spec.name} is {'queued' if wait_admitted else 'stored'}; follow it with `baton watch {short(submitted.job_id)}`"
+                )
+    if output in (Format.JSON, Format.YAML):
+        document([{"job_id": s.job_id, "client_key": s.client_key, "team": s.team} for s in done], output)
+
+
+def _from_file(file: str, flags: list[str]) -> list[JobRequest]:
+    if flags:
+        raise Usage(f"-f and {', '.join(flags)} exclude each other: write them into the file")
+    if file == "-":
+        data, name = sys.stdin.buffer.read(MAX_BYTES + 1), "stdin"
+    else:
+        with Path(file).open("rb") as source:
+            data, name = source.read(MAX_BYTES + 1), file
+    return read_jobs(data.decode("utf-8-sig"), name)
+
+
+def _from_options(options: dict[str, Any], argv: list[str]) -> JobRequest:
+    if not argv and "simulate" not in options:
+        raise Usage(
+            "nothing to run: give a job file with -f, or a command after `--`, e.g. baton submit --gpus 1 -- python train.py"
+        )
+    from pydantic import ValidationError
+
+    from libs.bus.reasons import reasons_of
+    from schemas.jobs import JobSpec
+
+    try:
+        return JobRequest(JobSpec.model_validate(_spec(options, argv)))
+    except ValidationError as e:
+        lines = [
+            f"{r.field}{f' = {r.value}' if r.value else ''}: {r.problem}; {r.fix}" for r in reasons_of(e, model=JobSpec)
+        ]
+        raise Usage("\n".join(lines)) from None
+    except ValueError as e:
+        raise Usage(str(e)) from None
+
+
+def _spec(options: dict[str, Any], argv: list[str]) -> dict[str, Any]:
+    """The job spec that the options describe. Raises ValueError."""
+    spec: dict[str, Any] = {"command": argv}
+    resources: dict[str, Any] = {}
+    for flag, value in options.items():
+        match flag:
+            case "gpus":
+                gpus = grammar.parse_gpus(value)
+                resources |= {"devices": gpus.devices, "types": gpus.types}
+                if gpus.memory_mib:
+                    resources["memory_mib"] = gpus.memory_mib
+            case "share":
+                resources["share_milli"] = grammar.parse_share(value)
+            case "memory":
+                if "memory_mib" in resources:
+                    raise ValueError("--memory and the @ of --gpus say the same: give one of them")
+                resources["memory_mib"] = grammar.parse_memory(value)
+            case "mig":
+                resources["mig_profile"] = value
+            case "topology":
+                resources["topology"] = grammar.parse_topology(value)
+            case "label":
+                resources["labels"] = grammar.parse_env(value)
+            case "env":
+                spec["env"] = grammar.parse_env(value)
+            case "time":
+                spec["time_limit_s"] = grammar.parse_duration(value)
+            case "retries":
+                spec["retry"] = {"on_failure": value}
+            case "grace":
+                spec["checkpoint"] = {"grace_s": grammar.parse_duration(value)}
+            case "simulate":
+                spec["simulation"] = {"duration_s": grammar.parse_duration(value)}
+            case _:
+                spec[flag] = value
+    return spec | ({"resources": resources} if resources else {})
+
+
+def _shown(request: JobRequest) -> dict[str, Any]:
+    return {"team": request.team, "client_key": request.key, "job": request.spec.model_dump(mode="json")}

@@ -1,0 +1,133 @@
+"""Job traces as CSV: which columns mean what, and a row as a job. Pure; reading the file is the caller's.
+
+Three families of columns are known, by their names alone:
+
+- `submit_s, duration_s, num_gpus, tenant` (the `*.jobs.csv` of many published traces)
+- `submission_time, duration, num_gpu` (Microsoft ITP / Philly exports), seconds
+- `creation_time, deletion_time, scheduled_time, num_gpu, gpu_milli, gpu_spec, qos` (Alibaba's openb pod list), seconds
+
+A row that cannot be read is a `BadRow` with its line and the reason; the rest goes on.
+"""
+
+import csv
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_SUBMIT = ("submit_s", "submission_time", "submit_time", "creation_time")
+_DURATION = ("duration_s", "duration")
+_DEVICES = ("num_gpus", "num_gpu", "gpu_num")
+_TENANT = ("tenant", "team", "user", "vc", "qos")
+_NAME = ("job_id", "name", "job")
+MAX_DEVICES = 4096
+DEFAULT_TEAM = "replay"
+
+
+class UnknownColumns(ValueError):
+    """The header has no column for something that every job needs; the text names what, and the known names."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """One row. Times are seconds of the trace; `share_milli` is below 1000 for a shared device."""
+
+    line: int
+    key: str
+    submit_s: float
+    duration_s: float
+    devices: int
+    share_milli: int = 1000
+    team: str = DEFAULT_TEAM
+    types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that is left out: `line` counts from 1, the header's line."""
+
+    line: int
+    reason: str
+
+
+def read(lines: Iterable[str]) -> Iterator[TraceJob | BadRow]:
+    """Each row of a CSV with a header, in file order. Raises UnknownColumns."""
+    reader = csv.DictReader(lines)
+    names = [name.strip() for name in reader.fieldnames or ()]
+    reader.fieldnames = names
+    _require(names)
+    for row in reader:
+        line = reader.line_num
+        try:
+            yield _job(
+                line, {k: (v or "").strip() for k, v in row.items() if isinstance(k, str) and not isinstance(v, list)}
+            )
+        except _Unreadable as e:
+            yield BadRow(line, str(e))
+
+
+class _Unreadable(ValueError):
+    pass
+
+
+def _require(names: list[str]) -> None:
+    wanted = {"the submit time": _SUBMIT, "the number of devices": _DEVICES}
+    for what, known in wanted.items():
+        if not set(known) & set(names):
+            raise UnknownColumns(f"no column for {what}: name one of {', '.join(known)} (found: {', '.join(names)})")
+    if not set(_DURATION) & set(names) and "deletion_time" not in names:
+        raise UnknownColumns(f"no column for the duration: name one of {', '.join(_DURATION)}, or deletion_time")
+
+
+def _job(line: int, row: dict[str, str]) -> TraceJob:
+    submit_s = _number(row, _first(row, _SUBMIT))
+    devices = _number(row, _first(row, _DEVICES))
+    if devices != int(devices) or devices < 0 or devices > MAX_DEVICES:
+        raise _Unreadable(f"{_first(row, _DEVICES)} is {devices:g}: a whole number from 1 to {MAX_DEVICES} is needed")
+    if devices == 0:
+        raise _Unreadable("it asks for no accelerator (0): a pool of accelerators has nothing to place")
+    share = _number(row, "gpu_milli") if row.get("gpu_milli") and devices == 1 else 1000.0
+    if not 1 <= share <= 1000:
+        raise _Unreadable(f"gpu_milli is {share:g}: from 1 to 1000 is needed")
+    return TraceJob(
+        line=line,
+        key=row.get(_first(row, _NAME)) or f"line-{line}",
+        submit_s=submit_s,
+        duration_s=_duration(row),
+        devices=int(devices),
+        share_milli=int(share),
+        team=team_name(row.get(_first(row, _TENANT), "")),
+        types=tuple(t for t in row.get("gpu_spec", "").split("|") if t),
+    )
+
+
+def _duration(row: dict[str, str]) -> float:
+    name = _first(row, _DURATION)
+    if name:
+        duration = _number(row, name)
+    else:
+        begin = "scheduled_time" if row.get("scheduled_time") else "creation_time"
+        duration = _number(row, "deletion_time") - _number(row, begin)
+    if duration < 0:
+        raise _Unreadable(f"it ends {-duration:g} s before it begins")
+    return duration
+
+
+def team_name(tenant: str) -> str:
+    """A tenant as a team's name: lower case, other characters as hyphens; "replay" when there is none."""
+    return re.sub(r"[^a-z0-9]+", "-", tenant.lower()).strip("-")[:63].strip("-") or DEFAULT_TEAM
+
+
+def _first(row: dict[str, str], names: tuple[str, ...]) -> str:
+    return next((name for name in names if name in row), "")
+
+
+def _number(row: dict[str, str], name: str) -> float:
+    text = row.get(name, "")
+    try:
+        value = float(text)
+    except ValueError:
+        raise _Unreadable(f"{name} is {text[:40]!r}: a number is needed") from None
+    if not math.isfinite(value) or (value < 0 and name not in _SUBMIT):
+        raise _Unreadable(f"{name} is {text[:40]!r}: a finite number that is not negative is needed")
+    return value

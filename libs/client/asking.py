@@ -1,0 +1,35 @@
+"""Questions to the service that owns the answer, with errors in the client's own terms."""
+
+from typing import Any
+
+from nats.aio.client import Client
+
+from libs.bus.queries import INVALID, NOT_FOUND, NoAnswer, QueryError
+from libs.bus.queries import ask as ask_once
+from libs.client.errors import Failed, Invalid, NotFound, Unreachable
+from libs.client.sending import unless_denied
+from schemas.base import Fact, Strict
+from schemas.catalog import BY_TYPE
+
+
+async def ask(nats: Client, what: str, team: str, query: Strict | Fact, *, timeout_s: float = 5.0) -> Any:
+    """The answer to the question `what`, e.g. "job.get".
+
+    Raises:
+        NotFound, Invalid, Failed: the owner says so.
+        Denied: the credential does not allow the question.
+        Unreachable: nobody answered; the text names the service that should have.
+    """
+    message = BY_TYPE[f"io.baton.{what}.query.v1"]
+    try:
+        return await unless_denied(nats, ask_once(nats, message, team, query, timeout_s=timeout_s))
+    except NoAnswer as e:
+        raise Unreachable(
+            f"no answer to {what}", str(e), f"check that {message.consumers[0]} runs and is ready"
+        ) from None
+    except QueryError as e:
+        if e.status == NOT_FOUND:
+            raise NotFound(str(e), fix="check the id and the team") from None
+        if e.status == INVALID:
+            raise Invalid(f"the question {what} is not valid", str(e), reasons=e.reasons) from None
+        raise Failed(f"{message.consumers[0]} cannot answer {what}", str(e), "see its log, then try again") from None

@@ -1,0 +1,359 @@
+"""The client: commands through JetStream, questions by request and reply, events by subscription."""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Self, TypeVar
+
+from nats.aio.client import Client
+from pydantic import BaseModel, ValidationError
+
+from libs.bus.connect import BusUnavailable
+from libs.bus.connect import connect as connect_bus
+from libs.bus.messages import Outgoing
+from libs.bus.reasons import reasons_of
+from libs.client import following, logs
+from libs.client.asking import ask
+from libs.client.errors import Invalid, NotFound, TimedOut, Unreachable
+from libs.client.sending import command, deliver
+from libs.client.verdict import Verdict
+from libs.client.where import Place, find
+from schemas import subjects
+from schemas.billing import BillQuery, BillReply, QuotaSnapshot, SetQuota
+from schemas.ids import job_id as job_id_of
+from schemas.jobs import CancelJob, JobEvent, JobSpec, JobState, SubmitJob
+from schemas.queries import (
+    DeviceList,
+    DeviceListQuery,
+    EventList,
+    EventListQuery,
+    ExplainQuery,
+    Explanation,
+    JobDocument,
+    JobGet,
+    JobList,
+    JobListQuery,
+    LogPiece,
+    LogQuery,
+    NodeList,
+    NodeListQuery,
+    PoolStatus,
+    PoolStatusQuery,
+    QueueList,
+    QueueListQuery,
+)
+
+_STARTS_WITHIN_S = 10.0
+_BULK = 500
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A stored request. `client_key` names the job to its team; the same key again is the same job."""
+
+    job_id: str
+    client_key: str
+    team: str
+
+
+async def connect(
+    url: str | None = None, team: str | None = None, *, operator: bool = False, wait_s: float = 5.0
+) -> "Baton":
+    """A client of the Baton that arguments, environment or this machine's instance name (see `libs.client.where`).
+
+    Raises:
+        Unreachable: nobody answers there within `wait_s`, or the credential is refused.
+        Invalid: the team is unknown or ambiguous.
+    """
+    place = find(url, team, operator=operator)
+    try:
+        nats = await connect_bus(place.url, name="baton-client", inbox_prefix=f"_INBOX_{place.team}", wait_s=wait_s)
+    except BusUnavailable as e:
+        raise Unreachable("Baton cannot be reached", str(e)) from None
+    return Baton(nats, place)
+
+
+class Baton:
+    """A team's view of Baton. Every method raises `libs.client.errors.ClientError` with what, why and what to do."""
+
+    def __init__(self, nats: Client, place: Place) -> None:
+        self.nats = nats
+        self.place = place
+        self.team = place.team
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection. Safe to repeat."""
+        await self.nats.close()
+
+    # ------------------------------------------------------------------------------------------------- asking for work
+
+    async def submit(
+        self,
+        spec: JobSpec,
+        client_key: str | None = None,
+        *,
+        wait_admitted: bool = True,
+        give_up_s: float = 30.0,
+        answer_s: float = 10.0,
+    ) -> Submitted:
+        """Ask for a job to be run. Returns when the request is stored and, unless told otherwise, admitted.
+
+        Args:
+            client_key: the caller's own name for this job; give one to make a repeat harmless. Random otherwise.
+            give_up_s: how long the same message is sent again until it is acknowledged, s.
+            answer_s: how long admission's answer is waited for, s.
+
+        Raises:
+            Rejected: admission refused it, with every reason; Conflict if the key names another job.
+            TimedOut: it is stored, but admission has not answered yet.
+            Unreachable, Denied, Invalid, Failed: it is not stored for certain.
+        """
+        key = uuid.uuid4().hex if client_key is None else client_key
+        submitted, message = self._request(spec, key)
+        if not wait_admitted:
+            await deliver(self.nats, [message], give_up_s=give_up_s)
+            return submitted
+        async with Verdict(self.nats, self.team, submitted.job_id) as verdict:
+            (repeated,) = await deliver(self.nats, [message], give_up_s=give_up_s)
+            await verdict.reached(spec, lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
+        return submitted
+
+    async def submit_many(
+        self, specs: Iterable[JobSpec | tuple[str, JobSpec]], *, give_up_s: float = 60.0
+    ) -> list[Submitted]:
+        """Store many requests, pipelined; admission's answers come as events. An item may carry its client key.
+
+        Raises: as `submit`, without Rejected. Requests before the one that failed may be stored.
+        """
+        done: list[Submitted] = []
+        items = iter(specs)
+        while batch := list(islice(items, _BULK)):
+            keyed = [item if isinstance(item, tuple) else (uuid.uuid4().hex, item) for item in batch]
+            requests = [self._request(spec, key) for key, spec in keyed]
+            await deliver(self.nats, [message for _, message in requests], give_up_s=give_up_s)
+            done += [submitted for submitted, _ in requests]
+        return done
+
+    async def cancel(self, job_id: str, reason: str = "cancelled by its team", *, give_up_s: float = 30.0) -> None:
+        """Ask for a job to be ended. Returns when the request is stored; its event `cancelled` says that it is done.
+
+        The operator may cancel any team's job, as that team.
+        """
+        team = self.team if self.team != subjects.OPERATOR else (await self.get(job_id)).team
+        body = _valid(CancelJob, job_id=job_id, reason=reason)
+        # A new cause each time: cancelling again must reach admission again, e.g. when the job was not known before.
+        message = command(
+            body, subject=subjects.cancel(team), type="io.baton.job.cancel.v1", team=team, cause=uuid.uuid4().hex
+        )
+        await deliver(self.nats, [message], give_up_s=give_up_s)
+
+    async def set_quota(self, team: str, limit_milli: int | None, *, give_up_s: float = 30.0) -> None:
+        """Operators only: from now on `team` holds at most so many thousandths of a device at once (None: no limit)."""
+        message = command(
+            _valid(SetQuota, team=team, limit_milli=limit_milli),
+            subject=f"baton.cmd.quota.v1.set.{subjects.OPERATOR}",
+            type="io.baton.quota.set.v1",
+            team=subjects.OPERATOR,
+            cause=uuid.uuid4().hex,
+        )
+        await deliver(self.nats, [message], give_up_s=give_up_s)
+
+    # ------------------------------------------------------------------------------------------------------- following
+
+    async def watch(self, job_id: str) -> AsyncGenerator[JobEvent, None]:
+        """A job's events from its first to its terminal one, each once, no gap.
+
+        Raises:
+            NotFound: history has neither the job nor an event of it, and none comes within 10 s.
+            Unreachable: history does not answer at the start.
+        """
+        _valid(JobGet, job_id=job_id)
+        heard = asyncio.Event()
+        async with following.Live(self.nats, self.team, job_id) as live:
+            deadline = time.monotonic() + _STARTS_WITHIN_S
+
+            async def ask_history(after_us: int | None, limit: int) -> tuple[JobEvent, ...]:
+                page = await self._event_page(after_us, limit, job_id)
+                if not page and not heard.is_set():
+                    document = await self._known(job_id)
+                    if document is not None and document.state is JobState.REJECTED:
+                        return (_rejected_event(document),)
+                    if document is None and time.monotonic() > deadline:
+                        raise _Unknown(job_id)
+                return page
+
+            try:
+                async with contextlib.aclosing(following.follow(live, ask_history, after_us=None)) as events:
+                    async for event in events:
+                        heard.set()
+                        yield event
+                        if event.state.terminal:
+                            return
+            except _Unknown:
+                raise NotFound(f"there is no job {job_id}", fix="check the id and the team") from None
+
+    async def wait(self, job_id: str, timeout_s: float | None = None) -> JobEvent:
+        """The job's terminal event.
+
+        Raises TimedOut after `timeout_s`; otherwise as `watch`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), contextlib.aclosing(self.watch(job_id)) as events:
+                async for event in events:
+                    if event.state.terminal:
+                        return event
+        except TimeoutError:
+            raise TimedOut(
+                f"{job_id} has not ended within {timeout_s:g} s", fix="see `baton explain` for why"
+            ) from None
+        raise Unreachable(f"{job_id}: the events ended before the job did")
+
+    async def events(self, after_us: int | None = None) -> AsyncGenerator[JobEvent, None]:
+        """The team's events (the operator: everybody's) after `after_us`, then live, for ever, each once.
+
+        Without `after_us` they begin now, by this machine's clock; 0 is everything that history has.
+        """
+        start = time.time_ns() // 1000 if after_us is None else after_us
+        async with following.Live(self.nats, self.team) as live:
+
+            async def ask_history(position: int | None, limit: int) -> tuple[JobEvent, ...]:
+                return await self._event_page(position, limit, None)
+
+            async with contextlib.aclosing(following.follow(live, ask_history, after_us=start)) as events:
+                async for event in events:
+                    yield event
+
+    async def logs(
+        self, job_id: str, rank: int = 0, *, attempt: int = 0, follow: bool = False
+    ) -> AsyncGenerator[LogPiece, None]:
+        """What a rank wrote, of the latest attempt unless named; with `follow` until the job ends. See libs.client.logs."""
+
+        async def read(query: LogQuery) -> LogPiece:
+            piece: LogPiece = await ask(self.nats, "log.read", self.team, query, timeout_s=2.0)
+            return piece
+
+        async def get() -> JobDocument:
+            return await self.get(job_id)
+
+        found = logs.pieces(read, get, job_id, rank=rank, attempt=attempt, follow=follow)
+        async with contextlib.aclosing(found) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    # --------------------------------------------------------------------------------------------------------- asking
+
+    async def get(self, job_id: str) -> JobDocument:
+        """A job with its attempts."""
+        document: JobDocument = await ask(self.nats, "job.get", self.team, _valid(JobGet, job_id=job_id))
+        return document
+
+    async def list(
+        self, states: Sequence[JobState] = (), name: str = "", limit: int = 100, before_us: int | None = None
+    ) -> tuple[JobDocument, ...]:
+        """Jobs, newest first."""
+        query = _valid(JobListQuery, states=tuple(states), name=name, limit=limit, before_us=before_us)
+        reply: JobList = await ask(self.nats, "job.list", self.team, query)
+        return reply.jobs
+
+    async def explain(self, job_id: str) -> Explanation:
+        """Why a job is where it is, and the smallest change that would let it run."""
+        reply: Explanation = await ask(self.nats, "job.explain", self.team, _valid(ExplainQuery, job_id=job_id))
+        return reply
+
+    async def bill(self, query: BillQuery | None = None) -> BillReply:
+        """Usage and cost."""
+        reply: BillReply = await ask(self.nats, "bill.get", self.team, query or BillQuery(), timeout_s=30.0)
+        return reply
+
+    async def quotas(self) -> QuotaSnapshot:
+        """Quotas and present use."""
+        reply: QuotaSnapshot = await ask(self.nats, "quota.list", self.team, PoolStatusQuery())
+        return reply
+
+    async def nodes(self) -> NodeList:
+        """The pool's machines."""
+        reply: NodeList = await ask(self.nats, "node.list", self.team, NodeListQuery())
+        return reply
+
+    async def devices(self, node: str = "") -> DeviceList:
+        """The pool's devices, or one node's."""
+        query = _valid(DeviceListQuery, node=node)
+        reply: DeviceList = await ask(self.nats, "device.list", self.team, query)
+        return reply
+
+    async def queue(self, limit: int = 200) -> QueueList:
+        """The waiting jobs, in the order in which they are considered."""
+        query = _valid(QueueListQuery, limit=limit)
+        reply: QueueList = await ask(self.nats, "queue.list", self.team, query)
+        return reply
+
+    async def status(self) -> PoolStatus:
+        """The pool's figures at a glance."""
+        reply: PoolStatus = await ask(self.nats, "pool.status", self.team, PoolStatusQuery())
+        return reply
+
+    # ------------------------------------------------------------------------------------------------------- internals
+
+    def _request(self, spec: JobSpec, key: str) -> tuple[Submitted, Outgoing]:
+        if self.team == subjects.OPERATOR:
+            raise Invalid("the operator has no jobs", fix="submit as a team: set BATON_TEAM, or use --team")
+        body = _valid(SubmitJob, client_key=key, job=spec)
+        submitted = Submitted(job_id_of(self.team, key), key, self.team)
+        subject = subjects.submit(self.team)
+        message = command(body, subject=subject, type="io.baton.job.submit.v1", team=self.team, cause=submitted.job_id)
+        return submitted, message
+
+    async def _event_page(self, after_us: int | None, limit: int, job_id: str | None) -> tuple[JobEvent, ...]:
+        query = EventListQuery(job_id=job_id, after_us=after_us, limit=limit)
+        try:
+            reply: EventList = await ask(self.nats, "event.list", self.team, query)
+        except NotFound:
+            return ()
+        return reply.events
+
+    async def _known(self, job_id: str) -> JobDocument | None:
+        try:
+            return await self.get(job_id)
+        except NotFound:
+            return None
+
+
+class _Unknown(Exception):
+    """Nobody has heard of the job. Not a ClientError: those do not end the following of events once it is under way."""
+
+
+def _rejected_event(document: JobDocument) -> JobEvent:
+    return JobEvent(
+        job_id=document.job_id,
+        team=document.team,
+        name=document.name,
+        what="rejected",
+        state=JobState.REJECTED,
+        at_us=document.finished_us or document.submitted_us,
+        reason=document.reason,
+    )
+
+
+def _valid(model: type[M], **fields: object) -> M:
+    """The model of these fields. Raises Invalid naming each that is wrong."""
+    try:
+        return model(**fields)
+    except ValidationError as e:
+        reasons = reasons_of(e, model=model)
+        why = "; ".join(f"{r.field} = {r.value}: {r.problem}" for r in reasons)
+        raise Invalid("the request is not valid", why, reasons=reasons) from None

@@ -1,0 +1,153 @@
+"""Following a team's events without a gap: subscribe first, then catch up by a question, then live.
+
+A team may not read the stream EVENTS itself; it subscribes to its subjects and asks history for what it missed: at the
+start, after each reconnect (what was sent meanwhile is gone), and when it has been quiet for a while. An event that
+comes both ways is told once.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from libs.bus.messages import Malformed, decode
+from libs.client.errors import ClientError, Failed
+from schemas import subjects
+from schemas.jobs import JobEvent, JobRejected, JobState
+
+QUIET_S = 2.0
+_REMEMBERED = 50_000
+_WAITING = 10_000
+_PAGE = 1000
+_LARGEST_PAGE = 10_000
+
+Ask = Callable[[int | None, int], Awaitable[tuple[JobEvent, ...]]]
+"""(after_us, limit) -> the events that history has, in ledger order."""
+
+
+class Live:
+    """The live events of a team, by one subscription. Open it before asking for what has been."""
+
+    def __init__(self, nats: Client, team: str, job_id: str | None = None) -> None:
+        self._nats, self.job_id = nats, job_id
+        self._subject = subjects.events_of(team) if team != subjects.OPERATOR else "baton.evt.*.v1.*.*"
+        self._queue: asyncio.Queue[JobEvent] = asyncio.Queue(_WAITING)
+        self._connections = nats.stats["reconnects"]
+        self._lost = False
+
+    async def __aenter__(self) -> "Live":
+        self._subscription = await self._nats.subscribe(self._subject, cb=self._received)
+        await self._nats.flush()  # from here on the server sends us everything
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(Exception):  # the connection may be gone already
+            await self._subscription.unsubscribe()
+
+    async def next(self, timeout_s: float) -> JobEvent | None:
+        """The next event, or None when there was none for `timeout_s`."""
+        try:
+            return await asyncio.wait_for(self._queue.get(), timeout_s)
+        except TimeoutError:
+            return None
+
+    def interrupted(self) -> bool:
+        """Whether events may have been lost since this was last asked: reconnected, or slower than they came."""
+        seen, self._connections = self._connections, self._nats.stats["reconnects"]
+        lost, self._lost = self._lost, False
+        return lost or seen != self._connections
+
+    async def _received(self, message: Msg) -> None:
+        event = read_event(message)
+        if event is None or (self.job_id is not None and event.job_id != self.job_id):
+            return
+        if self._queue.full():
+            self._queue.get_nowait()
+            self._lost = True
+        self._queue.put_nowait(event)
+
+
+def read_event(message: Msg) -> JobEvent | None:
+    """A message of the event subjects as a JobEvent; None for a type that this version does not know."""
+    what = message.subject.split(".")[4]
+    try:
+        if what == "rejected":
+            return event_of_rejection(decode(JobRejected, message.headers, message.data, expected_type=None)[1])
+        return decode(JobEvent, message.headers, message.data, expected_type=None)[1]
+    except Malformed:
+        return None
+
+
+def event_of_rejection(told: JobRejected) -> JobEvent:
+    """A rejection in the form of the other events, so that following a job always ends with its terminal event."""
+    return JobEvent(
+        job_id=told.job_id,
+        team=told.team,
+        name="",
+        what="rejected",
+        state=JobState.REJECTED,
+        at_us=told.at_us,
+        reason="; ".join(f"{r.field}: {r.problem}" for r in told.reasons),
+    )
+
+
+async def follow(
+    live: Live, ask: Ask, *, after_us: int | None, quiet_s: float = QUIET_S
+) -> AsyncGenerator[JobEvent, None]:
+    """Every event after `after_us` (None: from the first) once, in history's order, for ever.
+
+    Raises what `ask` raises the first time; later on a silent history only delays what was missed. A history that
+    answers but lacks its store (Failed) does not keep live events from being told.
+    """
+    told: OrderedDict[tuple[object, ...], None] = OrderedDict()
+    position = after_us
+
+    async def missed() -> AsyncGenerator[JobEvent, None]:
+        nonlocal position
+        limit = _PAGE
+        while True:
+            page = await ask(position, limit)
+            fresh = [event for event in page if _identity(event) not in told]
+            for event in fresh:
+                yield event
+            if page:
+                # Several events may carry the same time, so the next page begins just before the last one's.
+                position = max(position or 0, page[-1].at_us - 1)
+            if len(page) < limit:
+                return
+            if not fresh and limit == _LARGEST_PAGE:
+                position = page[-1].at_us
+            limit = limit if fresh else _LARGEST_PAGE
+
+    def first_time(event: JobEvent) -> bool:
+        identity = _identity(event)
+        if identity in told:
+            return False
+        told[identity] = None
+        if len(told) > _REMEMBERED:
+            told.popitem(last=False)
+        return True
+
+    with contextlib.suppress(Failed):
+        async for event in missed():
+            if first_time(event):
+                yield event
+    while True:
+        news = await live.next(quiet_s)
+        # Nothing follows a job's terminal event, so whatever is still missing of that job must be told before.
+        ends = news is not None and news.state.terminal and live.job_id is not None
+        if news is None or ends or live.interrupted():
+            with contextlib.suppress(ClientError):
+                async for event in missed():
+                    if first_time(event):
+                        yield event
+        if news is not None and first_time(news):
+            yield news
+
+
+def _identity(event: JobEvent) -> tuple[object, ...]:
+    step = event.checkpoint.step if event.checkpoint else None
+    return event.job_id, event.attempt, event.what, event.at_us, step

@@ -1,0 +1,84 @@
+"""A job's output, piece by piece, across attempts."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from libs.client.errors import ClientError, NotFound, Unreachable
+from schemas.queries import JobDocument, LogPiece, LogQuery
+
+_AGAIN_S = 0.5
+
+Read = Callable[[LogQuery], Awaitable[LogPiece]]
+Get = Callable[[], Awaitable[JobDocument]]
+
+
+async def pieces(
+    read: Read, get: Get, job_id: str, *, rank: int, attempt: int, follow: bool, limit: int = 65_536
+) -> AsyncGenerator[LogPiece, None]:
+    """What the job wrote; with `follow` also what it will write, in later attempts too, until the job ends.
+
+    Every agent that ran an attempt has that attempt's output, so the attempt is settled by asking history first: a
+    question for "the latest" could be answered by the node of an earlier one.
+
+    Raises:
+        NotFound: the job never started, or no agent has the output (any more).
+    """
+    pinned = attempt
+    while True:
+        number = pinned or await _latest(get)
+        if number:
+            ended = False
+            async for piece in _attempt(
+                read, get, LogQuery(job_id=job_id, attempt=number, rank=rank, limit=limit), follow
+            ):
+                ended = piece.ended
+                yield piece
+            if pinned or not follow or (await get()).state.terminal:
+                return
+            if ended:
+                while await _latest(get) == number:
+                    if (await get()).state.terminal:
+                        return
+                    await asyncio.sleep(_AGAIN_S)
+        else:
+            document = await get()
+            if not follow or document.state.terminal:
+                raise NotFound(f"{job_id} has no output", f"it has not started; it is {document.state.value}")
+            await asyncio.sleep(_AGAIN_S)
+
+
+async def _attempt(read: Read, get: Get, query: LogQuery, follow: bool) -> AsyncGenerator[LogPiece, None]:
+    offset = 0
+    while True:
+        try:
+            piece = await read(query.model_copy(update={"offset": offset}))
+        except Unreachable:
+            if follow and not await _is_over(get, query.attempt):
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            raise NotFound(
+                f"no agent has the output of attempt {query.attempt}, rank {query.rank}",
+                "its node is gone, the rank does not exist, or the output was removed",
+                "see `baton describe job` for its nodes",
+            ) from None
+        if piece.text or piece.ended:
+            yield piece
+        caught_up = piece.next_offset == offset
+        offset = piece.next_offset
+        if caught_up and (piece.ended or not follow):
+            return
+        if caught_up:
+            await asyncio.sleep(_AGAIN_S)
+
+
+async def _latest(get: Get) -> int:
+    document = await get()
+    return document.attempts[-1].attempt if document.attempts else 0
+
+
+async def _is_over(get: Get, attempt: int) -> bool:
+    try:
+        document = await get()
+    except ClientError:
+        return False
+    return document.state.terminal or any(a.attempt == attempt and a.closed_us for a in document.attempts)

@@ -1,0 +1,80 @@
+"""Commands on their way: built once, sent with one id until the broker says that they are stored.
+
+A publish that the credential forbids is not answered at all, only reported on the connection; so a permission error is
+looked for beside the acknowledgement, or a denied submit would look like a dead server.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from nats.aio.client import Client
+from nats.js.errors import APIError
+
+from libs.bus.messages import MAX_BYTES, Outgoing, outgoing
+from libs.bus.outbox import NotStored, Outbox
+from libs.client.errors import Denied, Failed, Invalid, Unreachable
+from schemas.base import Strict
+from schemas.ids import content_hash
+
+_LOOK_S = 0.05
+
+T = TypeVar("T")
+
+
+def command(model: Strict, *, subject: str, type: str, team: str, cause: str) -> Outgoing:
+    """`model` as a message. Its id follows from `cause` and the body: the broker takes a repeat for the same message,
+    and another body under the same key for another one, which admission then refuses aloud.
+
+    Raises Invalid when it is larger than the bus takes.
+    """
+    try:
+        body = model.model_dump_json().encode()
+    except ValueError as e:  # a lone surrogate: fit for Python, not for UTF-8
+        raise Invalid("the request cannot be written as UTF-8", str(e), "remove the character") from None
+    if len(body) > MAX_BYTES:
+        raise Invalid(
+            f"the request is {len(body)} bytes",
+            f"at most {MAX_BYTES} are taken",
+            "put large data in a file it can read",
+        )
+    source = f"/baton/client/{team}"
+    return outgoing(model, subject=subject, type=type, source=source, cause=f"{cause}:{content_hash(body)}")
+
+
+async def deliver(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) -> list[bool]:
+    """Stores every item, each once, and tells for each whether the broker had it already.
+
+    Raises:
+        Denied: the credential does not allow a subject.
+        Unreachable: not acknowledged within `give_up_s`; what was stored stays stored, and a repeat is harmless.
+        Failed: the stream refused it, e.g. because it is full.
+    """
+    outbox = Outbox(nats.jetstream(), give_up_s=give_up_s)
+    try:
+        acks = await unless_denied(nats, outbox.publish_many(items))
+    except NotStored as e:
+        raise Unreachable(
+            "the request is not stored for certain", str(e), "check the server, then send it again with the same key"
+        ) from e
+    except APIError as e:
+        raise Failed("the broker refused the request", str(e), "an operator should look at the stream REQUESTS") from e
+    return [bool(ack.duplicate) for ack in acks]
+
+
+async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Raises Denied as soon as the server reports a permission violation meanwhile."""
+    before = nats.last_error
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
+            error = nats.last_error
+            if error is not None and error is not before and "permissions violation" in str(error).lower():
+                raise Denied(
+                    "the credential does not allow this",
+                    str(error).removeprefix("nats: "),
+                    "speak as the team of the credential (BATON_TEAM), or use the operator's",
+                )
+        return task.result()
+    finally:
+        task.cancel()

@@ -1,0 +1,61 @@
+"""Background tasks of a service."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+log = logging.getLogger("baton.service")
+
+FAILED_EXIT_CODE = 71
+
+
+def end_process(why: str, error: BaseException | None = None) -> None:
+    """Logs and exits with `FAILED_EXIT_CODE`, at once: the supervisor starts a fresh process."""
+    log.critical("%s; ending this process", why, exc_info=error)
+    logging.shutdown()
+    os._exit(FAILED_EXIT_CODE)
+
+
+class Tasks:
+    """Tasks that run beside the message handlers.
+
+    One that fails ends the process, loudly: its supervisor starts a fresh one, which is always right here, because
+    every service can rebuild what it knows. A task that returns has simply done its work.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+
+    def start(self, name: str, work: Coroutine[Any, Any, Any]) -> None:
+        """Runs `work` until it ends or the service stops."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    @asynccontextmanager
+    async def until_stopped(self) -> AsyncIterator[None]:
+        """Cancels the tasks at the end of the block and waits for them."""
+        try:
+            yield
+        finally:
+            self._stopping = True
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            return
+        if self._stopping:
+            log.warning("task %r failed while stopping", task.get_name(), exc_info=error)
+            return
+        end_process(f"task {task.get_name()!r} failed", error)
