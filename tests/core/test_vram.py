@@ -3,7 +3,14 @@
 import pytest
 
 from libs.core.vram import (
-    FRAMEWORK_BYTES, MIB, Impossible, estimate, kv_bytes_per_token, layer_bytes, remedy, state_bytes,
+    FRAMEWORK_BYTES,
+    MIB,
+    Impossible,
+    estimate,
+    kv_bytes_per_token,
+    layer_bytes,
+    remedy,
+    state_bytes,
 )  # fmt: skip
 from schemas.jobs import ModelShape, Optimizer, Precision, Workload
 

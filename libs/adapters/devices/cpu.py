@@ -1,0 +1,37 @@
+"""This machine's processors as one device of kind cpu: so that CPU jobs queue, share and are billed like any other."""
+
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+from libs.adapters.devices.layer import NoDevices, share_environment
+from schemas.nodes import DeviceSample, Rank
+from schemas.resources import Device, DeviceKind
+
+MODEL = "CPU"
+_MIB = 1024 * 1024
+
+
+class CpuLayer:
+    """One device: all processors and the memory of the host. Jobs share it by thousandths."""
+
+    def __init__(self, node: str) -> None:
+        self._id = f"{node}-cpu0"
+
+    def discover(self) -> tuple[Device, ...]:
+        memory_mib = psutil.virtual_memory().total // _MIB
+        return (Device(id=self._id, index=0, kind=DeviceKind.CPU, model=MODEL, memory_mib=memory_mib),)
+
+    def sample(self, busy: Mapping[str, int]) -> tuple[DeviceSample, ...]:
+        """Utilisation since the last call, in per cent of all processors."""
+        used_pct = min(100.0, max(0.0, psutil.cpu_percent(None)))
+        used_mib = psutil.virtual_memory().used // _MIB
+        return (DeviceSample(device=self._id, model=MODEL, utilization_pct=used_pct, memory_used_mib=used_mib),)
+
+    def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
+        """No accelerator is visible; thread pools are told how many processors the share amounts to."""
+        for rank in ranks:
+            if rank.device != self._id:
+                raise NoDevices(f"device {rank.device} is not on this node; it has {self._id}")
+        threads = max(1, (psutil.cpu_count() or 1) * ranks[0].milli // 1000)
+        return share_environment(ranks) | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}

@@ -1,0 +1,223 @@
+"""NVIDIA devices through NVML (nvidia-ml-py): whole GPUs, and the MIG instances that exist, with their NVLink islands.
+
+A board in MIG mode is offered as its instances only: the board itself cannot be used. Instances are read, not made.
+Every call after discovery may fail alone (older drivers, boards that lack a sensor): such a reading is left at its
+neutral value. A board that is lost (XID 79) is left out of the samples, which telemetry sees.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pynvml
+
+from libs.adapters.devices.layer import NoDevices, share_environment
+from schemas.nodes import DeviceSample, Rank
+from schemas.resources import Device, DeviceKind
+
+T = TypeVar("T")
+_MIB = 1024 * 1024
+_MIG_OFF = 0
+_HARD_THROTTLE = 0x8 | 0x40 | 0x80
+"""HW slowdown, HW thermal slowdown, HW power brake: the software power cap (0x4) is normal under load."""
+_FORM = ("SXM", "PCIE", "NVL", "HBM")
+
+
+class NvmlLayer:
+    """The NVIDIA devices of this machine. `api` is the `pynvml` module, or a recorded one in tests.
+
+    Raises NoDevices when there is no driver, saying how to go on without.
+    """
+
+    def __init__(self, api: Any = pynvml) -> None:
+        self._api = api
+        self._handles: dict[str, Any] = {}
+        self._models: dict[str, str] = {}
+        self._parents: dict[str, Any] = {}
+        try:
+            self._api.nvmlInit()
+        except self._api.NVMLError as e:
+            raise NoDevices(
+                f"no NVIDIA driver answers ({e}); install one, or set BATON_AGENT_DEVICES=cpu to offer the processors, "
+                "or none with BATON_AGENT_FLEET for simulated devices"
+            ) from None
+
+    def discover(self) -> tuple[Device, ...]:
+        self._handles, self._models, self._parents = {}, {}, {}
+        boards = self._boards()
+        islands = self._islands(boards)
+        found: list[Device] = []
+        for board, island in zip(boards, islands, strict=True):
+            if self._in_mig_mode(board):
+                found.extend(self._instances(board, len(found)))
+            else:
+                found.append(self._gpu(board, len(found), island))
+        if not found:
+            raise NoDevices("the NVIDIA driver answers but offers no device; create MIG instances or leave MIG mode")
+        return tuple(found)
+
+    def _boards(self) -> list[Any]:
+        """Handles of the boards that answer; one that fell off the bus is left out."""
+        boards = []
+        for index in range(self._api.nvmlDeviceGetCount()):
+            try:
+                board = self._api.nvmlDeviceGetHandleByIndex(index)
+                self._memory(board)
+            except self._api.NVMLError:
+                continue
+            boards.append(board)
+        return boards
+
+    def _in_mig_mode(self, board: Any) -> bool:
+        return bool(self._try(lambda: self._api.nvmlDeviceGetMigMode(board)[0], _MIG_OFF) != _MIG_OFF)
+
+    def _gpu(self, board: Any, index: int, island: str) -> Device:
+        uuid, model = _text(self._api.nvmlDeviceGetUUID(board)), short_model(self._api.nvmlDeviceGetName(board))
+        self._remember(uuid, board, model)
+        return Device(
+            id=uuid,
+            index=index,
+            kind=DeviceKind.GPU,
+            model=model,
+            memory_mib=self._memory(board)[1],
+            nvlink_domain=island,
+            power_limit_w=self._try(lambda: self._api.nvmlDeviceGetEnforcedPowerLimit(board), 0) // 1000,
+        )
+
+    def _instances(self, board: Any, first: int) -> Iterator[Device]:
+        """MIG instances of a board; no peer-to-peer exists between them, so they share no NVLink island."""
+        parent, model = _text(self._api.nvmlDeviceGetUUID(board)), short_model(self._api.nvmlDeviceGetName(board))
+        index = first
+        for slot in range(self._api.nvmlDeviceGetMaxMigDeviceCount(board)):
+            try:
+                instance = self._api.nvmlDeviceGetMigDeviceHandleByIndex(board, slot)
+            except self._api.NVMLError:
+                continue  # no instance in this slot
+            uuid, total_mib = _text(self._api.nvmlDeviceGetUUID(instance)), self._memory(instance)[1]
+            self._remember(uuid, instance, model)
+            self._parents[uuid] = board
+            yield Device(
+                id=uuid,
+                index=index,
+                kind=DeviceKind.MIG,
+                model=model,
+                memory_mib=total_mib,
+                mig_profile=self._profile(instance, total_mib),
+                parent=parent,
+            )
+            index += 1
+
+    def _profile(self, instance: Any, total_mib: int) -> str:
+        """The profile's name: from the instance's own name ("... MIG 1g.10gb"), else from its attributes."""
+        name = _text(self._try(lambda: self._api.nvmlDeviceGetName(instance), ""))
+        if " MIG " in name:
+            return name.rsplit(" MIG ", 1)[1].strip()
+        attributes = self._try(lambda: self._api.nvmlDeviceGetAttributes(instance), None)
+        slices = getattr(attributes, "gpuInstanceSliceCount", 0)
+        return f"{slices}g.{-(-total_mib // 1024)}gb" if slices else ""
+
+    def _islands(self, boards: Sequence[Any]) -> list[str]:
+        """One name per board; equal names can reach each other over NVLink alone, "" when a board has no active link.
+
+        Boards that share an NVSwitch fabric report the switch as remote, so peers are asked for pair by pair: the PCIe
+        topology call says nothing about NVLink.
+        """
+        group = list(range(len(boards)))
+        linked = [self._active_links(board) > 0 for board in boards]
+        for a in range(len(boards)):
+            for b in range(a):
+                if linked[a] and linked[b] and group[a] != group[b] and self._peers(boards[a], boards[b]):
+                    merged, gone = group[b], group[a]
+                    group = [merged if g == gone else g for g in group]
+        return [f"nvl{group[i]}" if linked[i] else "" for i in range(len(boards))]
+
+    def _active_links(self, board: Any) -> int:
+        links = 0
+        for link in range(self._api.NVML_NVLINK_MAX_LINKS):
+            try:
+                links += self._api.nvmlDeviceGetNvLinkState(board, link) == self._api.NVML_FEATURE_ENABLED
+            except self._api.NVMLError:
+                break  # not supported, or beyond the last link of this board
+        return links
+
+    def _peers(self, a: Any, b: Any) -> bool:
+        api = self._api
+        return bool(
+            self._try(lambda: api.nvmlDeviceGetP2PStatus(a, b, api.NVML_P2P_CAPS_INDEX_NVLINK), None)
+            == api.NVML_P2P_STATUS_OK
+        )
+
+    def _remember(self, uuid: str, handle: Any, model: str) -> None:
+        self._handles[uuid] = handle
+        self._models[uuid] = model
+
+    def sample(self, busy: Mapping[str, int]) -> tuple[DeviceSample, ...]:
+        out = []
+        for uuid, handle in self._handles.items():
+            try:
+                out.append(self._read(uuid, handle))
+            except self._api.NVMLError:
+                continue  # lost: its silence is the message
+        return tuple(out)
+
+    def _read(self, uuid: str, handle: Any) -> DeviceSample:
+        """Memory is asked of the device itself and must answer; board sensors of a MIG instance are its parent's."""
+        api, board = self._api, self._parents.get(uuid, handle)
+        used_mib = self._memory(handle)[0]
+        return DeviceSample(
+            device=uuid,
+            model=self._models[uuid],
+            utilization_pct=self._try(lambda: float(api.nvmlDeviceGetUtilizationRates(handle).gpu), 0.0),
+            memory_used_mib=used_mib,
+            power_w=self._try(lambda: api.nvmlDeviceGetPowerUsage(board) / 1000, 0.0),
+            temperature_c=self._try(lambda: float(api.nvmlDeviceGetTemperature(board, api.NVML_TEMPERATURE_GPU)), 0.0),
+            ecc_errors=self._try(
+                lambda: api.nvmlDeviceGetTotalEccErrors(
+                    board, api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC
+                ),
+                0,
+            ),
+            throttled=bool(self._try(lambda: api.nvmlDeviceGetCurrentClocksEventReasons(board), 0) & _HARD_THROTTLE),
+        )
+
+    def _memory(self, handle: Any) -> tuple[int, int]:
+        """(used, usable) in MiB. Version 2 tells what the driver keeps for itself, which no job can use."""
+        try:
+            info = self._api.nvmlDeviceGetMemoryInfo(handle, self._api.nvmlMemory_v2)
+            return info.used // _MIB, (info.total - info.reserved) // _MIB
+        except (self._api.NVMLError, AttributeError):
+            info = self._api.nvmlDeviceGetMemoryInfo(handle)
+            return info.used // _MIB, info.total // _MIB
+
+    def _try(self, read: Callable[[], T], otherwise: T) -> T:
+        """What `read` gives, or the neutral value when this driver or board cannot tell."""
+        try:
+            return read()
+        except self._api.NVMLError as e:
+            if getattr(e, "value", None) == getattr(self._api, "NVML_ERROR_GPU_IS_LOST", 15):
+                raise
+            return otherwise
+
+    def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
+        """UUIDs, never indices: indices depend on enumeration order and change when a board is lost."""
+        missing = [rank.device for rank in ranks if rank.device not in self._handles]
+        if missing:
+            raise NoDevices(f"device {missing[0]} is not on this node; it has {', '.join(sorted(self._handles))}")
+        visible = ",".join(rank.device for rank in ranks)
+        return share_environment(ranks) | {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def short_model(name: str | bytes) -> str:
+    """The model as jobs ask for it: `NVIDIA H100 80GB HBM3` is H100, `Tesla T4` is T4, `NVIDIA RTX A6000` is RTX-A6000."""
+    words = _text(name).replace("-", " ").split()
+    kept: list[str] = []
+    for word in words:
+        if word in ("NVIDIA", "Tesla", "GeForce", "Quadro"):
+            continue
+        if kept and (word.upper().startswith(_FORM) or word.upper().endswith("GB")):
+            break
+        kept.append(word)
+    return "-".join(kept) or _text(name)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,178 @@
+"""Job documents and the checkpoint of whoever writes them. See the package for what may be used of MongoDB."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from motor.motor_asyncio import AsyncIOMotorClient
+from pydantic import TypeAdapter
+from pymongo import ReplaceOne
+from pymongo.errors import PyMongoError
+
+from libs.core.history import Story
+from schemas.jobs import JobEvent, JobState
+from schemas.queries import JobDocument
+
+_DATABASE = "baton"  # when the URL names none
+_WAIT_MS = 2_000
+_SLOW_MS = 20_000
+
+_events = TypeAdapter(tuple[JobEvent, ...])
+
+
+class StoreAway(ConnectionError):
+    """MongoDB did not do what it was asked: it is away, restarting or refuses. Nothing is known of the outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far of the ledger is in the documents: the last valid record (`seq`, `hash`), the last sequence read."""
+
+    seq: int
+    hash: str
+    position: int
+
+
+class JobStore:
+    """Every method raises StoreAway when the server does not answer; all writes may be repeated."""
+
+    def __init__(self, url: str) -> None:
+        self._client: Any = AsyncIOMotorClient(
+            url,
+            appname="baton-history",
+            maxPoolSize=8,
+            serverSelectionTimeoutMS=_WAIT_MS,
+            connectTimeoutMS=_WAIT_MS,
+            socketTimeoutMS=_SLOW_MS,
+            retryWrites=False,
+            retryReads=False,
+        )
+        database = self._client.get_default_database(default=_DATABASE)
+        self._jobs = database["jobs"]
+        self._checkpoints = database["checkpoints"]
+
+    async def prepare(self) -> None:
+        """Makes the indexes; those that exist stay."""
+        with _away():
+            for field in ("by_team", "by_state", "submitted_us", "seq"):
+                await self._jobs.create_index([(field, 1)])
+
+    def close(self) -> None:
+        self._client.close()
+
+    # -------------------------------------------------------------------------------------------------------- writing
+
+    async def save(self, stories: Iterable[Story]) -> None:
+        """Replaces these jobs' documents, in no particular order. Some may be written when StoreAway is raised."""
+        operations = [ReplaceOne({"_id": s.document.job_id}, _stored(s), upsert=True) for s in stories]
+        if operations:
+            with _away():
+                await self._jobs.bulk_write(operations, ordered=False)
+
+    async def checkpoint(self, name: str) -> Checkpoint | None:
+        """The checkpoint of that name, or None."""
+        with _away():
+            found = await self._checkpoints.find_one({"_id": name})
+        return Checkpoint(int(found["seq"]), found["hash"], int(found["position"])) if found else None
+
+    async def move_checkpoint(self, name: str, before: Checkpoint | None, after: Checkpoint) -> bool:
+        """Replaces `before` by `after`. False, and nothing is changed, when the store has another one than `before`:
+        it was emptied or restored, or somebody else writes too."""
+        body = {"_id": name, "seq": after.seq, "hash": after.hash, "position": after.position}
+        with _away():
+            if before is None:
+                if await self._checkpoints.find_one({"_id": name}) is not None:
+                    return False
+                await self._checkpoints.replace_one({"_id": name}, body, upsert=True)
+                return True
+            result = await self._checkpoints.replace_one({"_id": name, "position": before.position}, body)
+            return bool(result.matched_count)
+
+    async def forget_checkpoint(self, name: str) -> None:
+        """The documents will be written again from the ledger's beginning."""
+        with _away():
+            await self._checkpoints.delete_one({"_id": name})
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    async def load(self, job_ids: Sequence[str]) -> dict[str, Story]:
+        """Those of the jobs that are stored."""
+        if not job_ids:
+            return {}
+        with _away():
+            found = await self._jobs.find({"_id": {"$in": list(job_ids)}}).to_list(None)
+        return {body["_id"]: _story(body) for body in found}
+
+    async def story(self, job_id: str) -> Story | None:
+        """One job, or None."""
+        with _away():
+            found = await self._jobs.find_one({"_id": job_id})
+        return _story(found) if found else None
+
+    async def last_seq(self) -> int:
+        """The highest ledger sequence in any document; 0 when there is none."""
+        with _away():
+            found = await self._jobs.find({}, {"seq": 1}).sort([("seq", -1)]).limit(1).to_list(None)
+        return int(found[0]["seq"]) if found else 0
+
+    async def jobs(
+        self,
+        team: str | None,
+        *,
+        states: Sequence[JobState] = (),
+        name: str = "",
+        before_us: int | None = None,
+        limit: int = 100,
+    ) -> list[JobDocument]:
+        """Jobs of `team` (None: of every team), newest submit first, at most `limit`."""
+        named = {"name": name} if name else {}
+        if team is None:
+            query: dict[str, Any] = dict(named)
+            if states:
+                query["state"] = {"$in": [state.value for state in states]}
+            if before_us is not None:
+                query["submitted_us"] = {"$lt": before_us}
+            return await self._newest(query, "submitted_us", limit)
+        # NX-27017 uses an index for ranges, but not for equality (it also looks into arrays): so keys are text that
+        # holds all that is filtered and sorted by, and each state is a range of its own.
+        before = "~" if before_us is None else f"{before_us:020d}"
+        found: list[JobDocument] = []
+        for prefix, field in [(f"{team}|{s.value}|", "by_state") for s in states] or [(f"{team}|", "by_team")]:
+            found += await self._newest(named | {field: {"$gte": prefix, "$lt": prefix + before}}, field, limit)
+        return sorted(found, key=lambda document: document.submitted_us, reverse=True)[:limit]
+
+    async def _newest(self, query: dict[str, Any], order: str, limit: int) -> list[JobDocument]:
+        with _away():
+            found = await self._jobs.find(query, {"document": 1}).sort([(order, -1)]).limit(limit).to_list(None)
+        return [JobDocument.model_validate_json(body["document"]) for body in found]
+
+
+def _stored(story: Story) -> dict[str, Any]:
+    document = story.document
+    return {
+        "_id": document.job_id,
+        "team": document.team,
+        "name": document.name,
+        "state": document.state.value,
+        "priority_class": document.priority_class,
+        "by_team": f"{document.team}|{document.submitted_us:020d}",
+        "by_state": f"{document.team}|{document.state.value}|{document.submitted_us:020d}",
+        "submitted_us": document.submitted_us,
+        "finished_us": document.finished_us,
+        "seq": document.seq,
+        "document": document.model_dump_json(),
+        "events": _events.dump_json(story.events).decode(),
+    }
+
+
+def _story(body: dict[str, Any]) -> Story:
+    return Story(JobDocument.model_validate_json(body["document"]), _events.validate_json(body["events"]))
+
+
+@contextmanager
+def _away() -> Iterator[None]:
+    try:
+        yield
+    except PyMongoError as error:
+        raise StoreAway(f"MongoDB: {type(error).__name__}: {str(error)[:200]}") from error

@@ -1,0 +1,233 @@
+"""What admission knows of a pool: which devices it has ever offered, quotas, and which job ids are taken.
+
+A pure fold of the ledger. Lost nodes count: they may return. Free or busy does not matter here, that is placement's
+question; this answers "could it ever". Job ids never expire, so all are kept, as 16 bytes each of id and body digest.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice
+from typing import Any
+
+from schemas import ledger as led
+from schemas.resources import DeviceKind, Inventory, Level
+
+VERSION = 1
+LEVELS = ("node", "leaf", "spine", "zone", "pool")
+_NARROW = {Level.DEVICE: "node", Level.NVLINK: "node"}
+_CACHED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Identical devices of one node."""
+
+    node: str
+    leaf: str
+    spine: str
+    zone: str
+    model: str
+    cpu: bool
+    profile: str
+    memory_mib: int
+    labels: frozenset[tuple[str, str]]
+    simulated: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What waiting cannot change about a request. `memory_mib` is what each device must have."""
+
+    types: tuple[str, ...] = ()
+    profile: str = ""
+    memory_mib: int = 0
+    labels: frozenset[tuple[str, str]] = frozenset()
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much of the fleet could ever serve a need.
+
+    `left`: devices after each constraint, in order. `alone`: whether any device meets the constraint by itself.
+    `best`: for each level the largest number of devices of one model within one such group, and that model.
+    """
+
+    total: int
+    left: tuple[tuple[str, int], ...]
+    alone: dict[str, bool]
+    best: dict[str, tuple[int, str]]
+
+
+class FleetShape:
+    """Feed it every valid record. `version` grows when devices come or change."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, tuple[Block, ...]] = {}
+        self.quotas: dict[str, int] = {}
+        self.version = 0
+        self._jobs: dict[bytes, bytes] = {}
+        self._cache: dict[Need, Capacity] = {}
+        self._models: dict[str, int] | None = None
+
+    def apply(self, record: led.LedgerRecord) -> None:
+        """Folds a valid record."""
+        for event in record.events:
+            if isinstance(event, led.JobQueued):
+                self._jobs[_job_key(event.job_id)] = digest(event.spec_hash)
+            elif isinstance(event, led.NodeJoined):
+                self.blocks[event.inventory.node] = tuple(_blocks(event.inventory))
+                self._changed()
+            elif isinstance(event, led.QuotaSet):
+                if event.limit_milli is None:
+                    self.quotas.pop(event.team, None)
+                else:
+                    self.quotas[event.team] = event.limit_milli
+
+    def body_of(self, job_id: str) -> bytes | None:
+        """The digest of the body that took this job id; None while it is free."""
+        return self._jobs.get(_job_key(job_id))
+
+    @property
+    def empty(self) -> bool:
+        """No node with devices has registered yet: nothing can be said about what fits."""
+        return not any(self.blocks.values())
+
+    @property
+    def jobs(self) -> int:
+        return len(self._jobs)
+
+    def models(self) -> dict[str, int]:
+        """Device models of the pool with the most memory that one of them has, MiB."""
+        if self._models is None:
+            memory: dict[str, int] = {}
+            for block in self._all():
+                memory[block.model] = max(memory.get(block.model, 0), block.memory_mib)
+            self._models = dict(sorted(memory.items()))
+        return self._models
+
+    def profiles(self) -> list[str]:
+        """MIG profiles that the pool has."""
+        return sorted({block.profile for block in self._all() if block.profile})
+
+    def label_values(self, name: str) -> list[str]:
+        """Values of a node label in the pool."""
+        return sorted({value for block in self._all() for key, value in block.labels if key == name})
+
+    def label_names(self) -> list[str]:
+        return sorted({key for block in self._all() for key, _ in block.labels})
+
+    def capacity(self, need: Need) -> Capacity:
+        """What could ever serve `need`. Remembered until devices change, so a burst of like requests costs one look."""
+        known = self._cache.get(need)
+        if known is None:
+            if len(self._cache) >= _CACHED:
+                self._cache.clear()
+            known = self._cache[need] = _capacity(self._all(), need)
+        return known
+
+    def dump(self) -> bytes:
+        """JSON for a snapshot."""
+        blocks = [
+            {**{name: getattr(b, name) for name in _BLOCK_PLAIN}, "labels": sorted(b.labels)} for b in self._all()
+        ]
+        jobs = b"".join(key + body for key, body in self._jobs.items())
+        nodes = list(self.blocks)
+        body = {"version": VERSION, "nodes": nodes, "blocks": blocks, "quotas": self.quotas}
+        return json.dumps(body | {"jobs": b64encode(jobs).decode()}, separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> "FleetShape":
+        """The inverse of `dump`. Raises ValueError for a snapshot of another version: fold from the beginning."""
+        body: dict[str, Any] = json.loads(data)
+        if body.get("version") != VERSION:
+            raise ValueError(f"snapshot version {body.get('version')}, this code reads {VERSION}")
+        shape = cls()
+        shape.quotas = dict(body["quotas"])
+        shape.blocks = dict.fromkeys(body["nodes"], ())
+        for fields in body["blocks"]:
+            labels = frozenset((key, value) for key, value in fields.pop("labels"))
+            block = Block(**fields, labels=labels)
+            shape.blocks[block.node] += (block,)
+        jobs = iter(b64decode(body["jobs"]))
+        while entry := bytes(islice(jobs, 32)):
+            shape._jobs[entry[:16]] = entry[16:]
+        return shape
+
+    def _all(self) -> list[Block]:
+        return [block for blocks in self.blocks.values() for block in blocks]
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._models = None
+        self._cache.clear()
+
+
+def digest(spec_hash: str) -> bytes:
+    """16 bytes that stand for a body."""
+    return sha256(spec_hash.encode()).digest()[:16]
+
+
+def level_of(level: Level) -> str:
+    """The level at which devices are grouped: NVLink islands are looked for within nodes."""
+    return _NARROW.get(level, level.value)
+
+
+_BLOCK_PLAIN = ("node", "leaf", "spine", "zone", "model", "cpu", "profile", "memory_mib", "simulated", "count")
+
+
+def _job_key(job_id: str) -> bytes:
+    return bytes.fromhex(job_id.removeprefix("job-"))
+
+
+def _blocks(inventory: Inventory) -> Iterable[Block]:
+    where = inventory.position
+    kinds = Counter((d.model, d.kind is DeviceKind.CPU, d.mig_profile, d.memory_mib) for d in inventory.devices)
+    for (model, cpu, profile, memory_mib), count in kinds.items():
+        yield Block(
+            node=inventory.node,
+            leaf=f"{where.zone}/{where.spine}/{where.leaf}",
+            spine=f"{where.zone}/{where.spine}",
+            zone=where.zone,
+            model=model,
+            cpu=cpu,
+            profile=profile,
+            memory_mib=memory_mib,
+            labels=frozenset(inventory.labels.items()),
+            simulated=inventory.simulated,
+            count=count,
+        )
+
+
+def _constraints(need: Need) -> list[tuple[str, Callable[[Block], bool]]]:
+    """The constraints of `libs.core.placement.find` that waiting does not change, in its order."""
+    types = frozenset(need.types)
+    return [
+        ("type", (lambda b: b.model in types) if types else (lambda b: not b.cpu)),
+        ("profile", lambda b: b.profile == need.profile),
+        ("memory", lambda b: b.memory_mib >= need.memory_mib),
+        ("labels", lambda b: need.labels <= b.labels),
+        ("simulation", lambda b: b.simulated or not need.simulated),
+    ]
+
+
+def _capacity(blocks: list[Block], need: Need) -> Capacity:
+    left: list[tuple[str, int]] = []
+    alone: dict[str, bool] = {}
+    fitting = blocks
+    for name, allows in _constraints(need):
+        alone[name] = any(map(allows, blocks))
+        fitting = [b for b in fitting if allows(b)]
+        left.append((name, sum(b.count for b in fitting)))
+    best: dict[str, tuple[int, str]] = {}
+    for level in LEVELS:
+        groups: Counter[tuple[str, str]] = Counter()
+        for b in fitting:
+            groups["" if level == "pool" else getattr(b, level), b.model] += b.count
+        best[level] = max(((count, model) for (_, model), count in groups.items()), default=(0, ""))
+    return Capacity(sum(b.count for b in blocks), tuple(left), alone, best)

@@ -1,0 +1,126 @@
+"""When is a silent node surely not working any more? Pure: times come in as seconds of one monotonic clock.
+
+A node's agent counts its lease from when it *sent* a renewal, telemetry counts from when it *received* one, which is
+later. So a node has stopped its work by itself no later than
+
+    (lease + kill bound) x (1 + 2 x clock-rate error) + margin
+
+after the last renewal that telemetry received (P4 in docs/invariants.md). Clock offsets never matter. What telemetry
+cannot know it takes as a renewal that it has just missed: its own start, a broken connection, a freeze of itself.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from schemas.inbox import NodeLost
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What agents promise. `max_lease_s`: no longer lease is ever granted; assumed of nodes that were not heard yet."""
+
+    max_lease_s: float
+    kill_bound_s: float
+    rho: float
+    margin_s: float
+
+    def patience(self, lease_s: float) -> float:
+        """How long after its last received renewal a node may still be working, s."""
+        return (lease_s + self.kill_bound_s) * (1 + 2 * self.rho) + self.margin_s
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The last renewal of one life of a node. `lease_s` is the longest lease that this life has renewed."""
+
+    incarnation: int
+    at: float
+    lease_s: float
+
+
+def overdue(
+    now: float, last_seen: Mapping[str, Seen], up: Mapping[str, tuple[int, float]], started_at: float, terms: Terms
+) -> list[NodeLost]:
+    """Nodes whose lease has surely ended by `now`, in order of name.
+
+    Args:
+        last_seen: node -> last renewal that was received.
+        up: node -> (incarnation, when telemetry learnt that it joined), as the ledger says.
+        started_at: nothing before it can be ruled out: telemetry's start, or its last deafness.
+    """
+    lost = []
+    for node, (incarnation, joined_at) in sorted(up.items()):
+        seen = last_seen.get(node)
+        if seen is not None and seen.incarnation == incarnation:
+            since, lease_s = max(seen.at, started_at), seen.lease_s
+        else:
+            since, lease_s = max(joined_at, started_at), terms.max_lease_s
+        if now - since > terms.patience(lease_s):
+            lost.append(NodeLost(node=node, incarnation=incarnation, silent_s=round(now - since, 3)))
+    return lost
+
+
+class Watch:
+    """Which nodes are up, when each was last heard, and which lives have ended: those are never granted a lease again.
+
+    The last rule makes a decision to give a node up final: a renewal that arrives after it is not answered, so the
+    agent stops, registers a new life, and only that one is granted a lease.
+    """
+
+    def __init__(self, started_at: float, terms: Terms) -> None:
+        self.terms = terms
+        self.started_at = started_at
+        self.up: dict[str, tuple[int, float]] = {}
+        self.last_seen: dict[str, Seen] = {}
+        self._ended: dict[str, int] = {}
+
+    def joined(self, node: str, incarnation: int, now: float) -> None:
+        """The ledger says that a life of a node began; earlier ones are over."""
+        self.up[node] = (incarnation, now)
+        self._end(node, incarnation - 1)
+
+    def left(self, node: str, incarnation: int) -> None:
+        """The ledger says that this life of the node is over."""
+        self.up.pop(node, None)
+        self._end(node, incarnation)
+
+    def heard(self, nodes: Iterable[tuple[str, int]], lease_s: float, now: float) -> tuple[str, ...]:
+        """Nodes of a renewal that may go on: all but lives that have ended, and none when the lease is too long.
+
+        A node that the ledger does not know yet is renewed as well: it may be registering this very moment.
+        """
+        if lease_s > self.terms.max_lease_s:
+            return ()
+        granted = []
+        for node, incarnation in nodes:
+            if incarnation <= self._ended.get(node, 0):
+                continue
+            before = self.last_seen.get(node)
+            if before is not None and before.incarnation > incarnation:
+                continue
+            longest = max(lease_s, before.lease_s) if before and before.incarnation == incarnation else lease_s
+            self.last_seen[node] = Seen(incarnation, now, longest)
+            granted.append(node)
+        return tuple(granted)
+
+    def deaf_until(self, now: float) -> None:
+        """Renewals may have been missed up to now: everybody is taken as renewed now."""
+        self.started_at = max(self.started_at, now)
+
+    def overdue(self, now: float) -> list[NodeLost]:
+        """As the function; what it names is over for good."""
+        lost = overdue(now, self.last_seen, self.up, self.started_at, self.terms)
+        for message in lost:
+            self._end(message.node, message.incarnation)
+        return lost
+
+    def age(self, node: str, now: float) -> float | None:
+        """Seconds since the node was last heard; None when it never was."""
+        seen = self.last_seen.get(node)
+        return None if seen is None else max(0.0, now - seen.at)
+
+    def _end(self, node: str, incarnation: int) -> None:
+        self._ended[node] = max(incarnation, self._ended.get(node, 0))
+        seen = self.last_seen.get(node)
+        if seen is not None and seen.incarnation <= self._ended[node] and node not in self.up:
+            del self.last_seen[node]

@@ -1,0 +1,263 @@
+"""The ledger told per job: documents (what a job is now, and was) and events (what its team is told).
+
+    document' = advance(document, events of one record, t_us, seq)        seq makes a repeated record change nothing
+    events    = Feed.apply(record, seq)                                   the same event at the same place, always
+
+A document holds a bounded part of a job's past; the ledger has all of it. What is kept: the last `KEEP_ATTEMPTS`
+attempts, the devices of the last `KEEP_DEVICES` of them, the last `KEEP_EVENTS` events.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from schemas import ledger as led
+from schemas.jobs import JobEvent, JobState
+from schemas.queries import AttemptDocument, JobDocument
+
+KEEP_ATTEMPTS = 200
+KEEP_DEVICES = 20
+KEEP_EVENTS = 200
+_VERSION = 1
+
+JobLedgerEvent = (
+    led.JobQueued
+    | led.JobGranted
+    | led.AttemptStarting
+    | led.AttemptRunning
+    | led.AttemptCheckpointed
+    | led.AttemptPreempting
+    | led.AttemptStopping
+    | led.DevicesFreed
+    | led.AttemptClosed
+    | led.JobRequeued
+    | led.JobFinished
+)
+"""The ledger events that change a job's document."""
+
+_STATES: dict[type, JobState] = {
+    led.JobQueued: JobState.QUEUED,
+    led.JobGranted: JobState.GRANTED,
+    led.AttemptStarting: JobState.STARTING,
+    led.AttemptRunning: JobState.RUNNING,
+    led.AttemptPreempting: JobState.PREEMPTING,
+    led.AttemptStopping: JobState.STOPPING,
+    led.JobRequeued: JobState.QUEUED,
+}
+_WHAT: dict[type, str] = {
+    led.JobQueued: "queued",
+    led.JobGranted: "granted",
+    led.AttemptStarting: "starting",
+    led.AttemptRunning: "running",
+    led.AttemptCheckpointed: "checkpointed",
+    led.AttemptPreempting: "preempting",
+    led.AttemptStopping: "stopping",
+    led.JobRequeued: "requeued",
+}
+
+
+class UnknownJob(LookupError):
+    """An event of a job that was never queued, as far as this fold knows: its stored state lacks a part."""
+
+
+class WrongVersion(ValueError):
+    """The snapshot was written by another version of this code: ignore it and fold from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A job's document and its last events, oldest first. `granted` events carry no devices here: `tell` adds them."""
+
+    document: JobDocument
+    events: tuple[JobEvent, ...]
+
+
+def job_events(record: led.LedgerRecord) -> dict[str, list[JobLedgerEvent]]:
+    """The record's events by job, each in order."""
+    out: dict[str, list[JobLedgerEvent]] = {}
+    for event in record.events:
+        if isinstance(event, JobLedgerEvent):
+            out.setdefault(event.job_id, []).append(event)
+    return out
+
+
+def advance(story: Story | None, events: Sequence[JobLedgerEvent], t_us: int, seq: int) -> Story:
+    """A job after its events of the record at `seq`; a record that it has seen already changes nothing.
+
+    Raises UnknownJob when there is no document and the first event does not begin one.
+    """
+    if story is not None and story.document.seq >= seq:
+        return story
+    document = story.document if story else None
+    told = list(story.events) if story else []
+    for event in events:
+        document = apply(document, event, t_us, seq)
+        about = _About(document.team, document.name, document.state, _attempt_of(document))
+        if (news := _told(event, t_us, about)) is not None:
+            told.append(news.model_copy(update={"nodes": (), "devices": ()}) if news.what == "granted" else news)
+    assert document is not None
+    return Story(document, tuple(told[-KEEP_EVENTS:]))
+
+
+def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: int) -> JobDocument:
+    """The job's document after one event, decided at `t_us` in the record at `seq`. Raises UnknownJob."""
+    if isinstance(event, led.JobQueued):
+        return JobDocument(
+            job_id=event.job_id, team=event.team, name=event.spec.name, client_key=event.client_key,
+            priority_class=event.spec.priority_class, priority=event.priority, state=JobState.QUEUED,
+            devices=event.spec.resources.devices, submitted_us=event.submitted_us, queued_us=t_us, spec=event.spec,
+            seq=seq,
+        )  # fmt: skip
+    if document is None:
+        raise UnknownJob(f"record {seq} has {event.kind} of {event.job_id}, whose document is missing")
+    change: dict[str, Any] = {"seq": seq, "state": _state_after(event, document.state)}
+    match event:
+        case led.JobGranted():
+            change |= {"reason": "", "attempts": _begun(document.attempts, event, t_us)}
+        case led.AttemptRunning():
+            change["attempts"] = _changed(document, event.attempt, running_us=t_us)
+        case led.AttemptCheckpointed():
+            change["attempts"] = _changed(document, event.attempt, checkpoint=event.checkpoint)
+        case led.AttemptPreempting():
+            change |= {"reason": event.reason, "preemptions": document.preemptions + 1}
+        case led.AttemptStopping() | led.JobRequeued():
+            change["reason"] = event.reason
+        case led.DevicesFreed():
+            last = document.attempts[-1] if document.attempts else None
+            if event.exit_code is not None and last is not None and not last.exit_code:  # the first failure counts
+                change["attempts"] = _changed(document, event.attempt, exit_code=event.exit_code)
+        case led.AttemptClosed():
+            change["attempts"] = _changed(document, event.attempt, closed_us=t_us, outcome=event.outcome)
+        case led.JobFinished():
+            change |= {"reason": event.reason, "finished_us": t_us}
+    return document.model_copy(update=change)
+
+
+def tell(story: Story) -> list[JobEvent]:
+    """The story's events as the team's feed had them, oldest first, with the devices that the document still has."""
+    attempts = {a.attempt: a for a in story.document.attempts}
+    out = []
+    for event in story.events:
+        attempt = attempts.get(event.attempt) if event.what == "granted" else None
+        filled = {"nodes": attempt.nodes, "devices": attempt.devices} if attempt else {}
+        out.append(event.model_copy(update=filled))
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------------- feed
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What the feed must know of a job to tell its next event."""
+
+    team: str
+    name: str
+    state: JobState
+    attempt: int
+
+
+class Feed:
+    """Folds records into the events that teams are told. Knows unfinished jobs only (about 300 bytes each)."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _About] = {}
+
+    def apply(self, record: led.LedgerRecord) -> list[JobEvent]:
+        """The events of one valid record, in its order. Raises UnknownJob when an earlier record is missing."""
+        return [told for event in _of_jobs(record.events) if (told := self._one(event, record.t_us)) is not None]
+
+    def _one(self, event: JobLedgerEvent, t_us: int) -> JobEvent | None:
+        about = self._jobs.get(event.job_id)
+        if isinstance(event, led.JobQueued):
+            about = _About(event.team, event.spec.name, JobState.QUEUED, 0)
+        elif about is None:
+            raise UnknownJob(f"{event.kind} of {event.job_id}, which was never queued")
+        attempt = event.attempt if isinstance(event, led.JobGranted) else about.attempt
+        about = replace(about, state=_state_after(event, about.state), attempt=attempt)
+        if about.state.terminal:
+            self._jobs.pop(event.job_id, None)
+        else:
+            self._jobs[event.job_id] = about
+        return _told(event, t_us, about)
+
+    def dump(self) -> bytes:
+        """JSON, UTF-8; equal feeds give equal bytes."""
+        jobs = {job: [a.team, a.name, a.state.value, a.attempt] for job, a in self._jobs.items()}
+        return json.dumps({"version": _VERSION, "jobs": jobs}, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> "Feed":
+        """The inverse of `dump`. Raises WrongVersion."""
+        body = json.loads(data)
+        if body["version"] != _VERSION:
+            raise WrongVersion(f"feed snapshot of version {body['version']}, this code reads {_VERSION}")
+        feed = cls()
+        for job, (team, name, state, attempt) in body["jobs"].items():
+            feed._jobs[job] = _About(team, name, JobState(state), attempt)
+        return feed
+
+
+def _of_jobs(events: Iterable[led.LedgerEvent]) -> Iterable[JobLedgerEvent]:
+    return (event for event in events if isinstance(event, JobLedgerEvent))
+
+
+def _told(event: JobLedgerEvent, t_us: int, job: _About) -> JobEvent | None:
+    """The team's news of an event, `job` being as it is afterwards; None for what is accounting only."""
+    what = job.state.value if isinstance(event, led.JobFinished) else _WHAT.get(type(event))
+    if what is None:
+        return None
+    news: dict[str, Any] = {}
+    match event:
+        case led.JobGranted():
+            news = {"nodes": _nodes(event), "devices": tuple(c.device for c in event.claims)}
+            news["checkpoint"] = event.resume
+        case led.AttemptStarting():
+            news = {"nodes": (event.node,)}
+        case led.AttemptCheckpointed():
+            news = {"checkpoint": event.checkpoint}
+        case led.AttemptPreempting() | led.AttemptStopping():
+            news = {"reason": event.reason}
+        case led.JobRequeued():
+            news = {"reason": event.reason, "checkpoint": event.resume}
+        case led.JobFinished():
+            news = {"reason": event.reason, "exit_code": event.exit_code}
+    return JobEvent(
+        job_id=event.job_id, team=job.team, name=job.name, what=what, state=job.state, attempt=job.attempt,
+        at_us=t_us, **news,
+    )  # fmt: skip
+
+
+def _state_after(event: JobLedgerEvent, state: JobState) -> JobState:
+    return event.state if isinstance(event, led.JobFinished) else _STATES.get(type(event), state)
+
+
+def _nodes(event: led.JobGranted) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(c.node for c in event.claims))
+
+
+def _attempt_of(document: JobDocument) -> int:
+    return document.attempts[-1].attempt if document.attempts else 0
+
+
+def _begun(
+    attempts: tuple[AttemptDocument, ...], event: led.JobGranted, t_us: int
+) -> tuple[AttemptDocument, ...]:  # fmt: skip
+    """The attempts with a new one, within the bounds of what a document keeps."""
+    new = AttemptDocument(
+        attempt=event.attempt, granted_us=t_us, nodes=_nodes(event), devices=tuple(c.device for c in event.claims),
+        milli=tuple(c.milli for c in event.claims), resume=event.resume,
+    )  # fmt: skip
+    kept = [*attempts[-(KEEP_ATTEMPTS - 1) :], new]
+    if len(kept) > KEEP_DEVICES and kept[-KEEP_DEVICES - 1].devices:
+        bare = {"nodes": (), "devices": (), "milli": ()}
+        kept[-KEEP_DEVICES - 1] = kept[-KEEP_DEVICES - 1].model_copy(update=bare)
+    return tuple(kept)
+
+
+def _changed(document: JobDocument, attempt: int, **change: Any) -> tuple[AttemptDocument, ...]:
+    """The document's attempts with the last one changed. Raises UnknownJob when that is not `attempt`."""
+    if _attempt_of(document) != attempt:
+        raise UnknownJob(f"{document.job_id}: an event of attempt {attempt}, the last known is {_attempt_of(document)}")
+    return (*document.attempts[:-1], document.attempts[-1].model_copy(update=change))

@@ -1,0 +1,372 @@
+"""The bill is the ledger's integral: for every claim the time from its grant to its freeing, times its share.
+
+    milli_us(claim) = milli x (t_us of DevicesFreed - t_us of JobGranted)                       exact, in integers
+    cost_micros(row) = round_half_even(milli_us(row) x micros_per_device_hour / (1000 x 3_600_000_000))
+    row = one attempt x UTC day x device model: the smallest unit that is priced
+
+Usage is summed exactly, each row is rounded once, and every total is a sum of rounded rows, so all groupings of one
+bill have the same total (docs/billing.md). Closed claims are kept as rows only; what is still held, as segments.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+from schemas import ledger as led
+from schemas.billing import BillQuery, BillReply, BillRow, PriceBook, UsageSegment
+from schemas.ids import attempt_id
+from schemas.resources import Device
+
+DAY_US = 86_400_000_000
+_ANY = "*"
+_VERSION = 1
+_HOUR_UNITS = 1000 * 3_600_000_000  # milli_us in one device-hour
+_SECOND_UNITS = 1000 * 1_000_000  # milli_us in one device-second
+
+
+class Unbillable(ValueError):
+    """The ledger says something that no valid ledger says: the reader must stop, a guess would be a wrong bill."""
+
+
+class NoPrice(ValueError):
+    """A device model has no price; the text names it and the fix."""
+
+
+class WrongVersion(ValueError):
+    """The snapshot was written by another version of this code: ignore it and fold from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One row: what one attempt used of one device model on one UTC day. `day` counts from 1970-01-01."""
+
+    team: str
+    job_id: str
+    attempt: int
+    day: int
+    model: str
+    priority_class: str
+    milli_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeamUse:
+    """What a team holds now against its hard quota (None: no limit)."""
+
+    limit_milli: int | None
+    used_milli: int
+    queued_jobs: int
+    running_jobs: int
+
+
+_Key = tuple[str, int, int, str, str]  # job id, attempt, day, model, priority class
+
+
+@dataclass(slots=True)
+class _Held:
+    """An open attempt: node -> its claims that are not freed yet, as (device, model, milli)."""
+
+    attempt: int
+    opened_us: int
+    by_node: dict[str, list[tuple[str, str, int]]] = field(default_factory=dict)
+
+
+class Meter:
+    """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
+    to go back. Memory: one row (about 400 bytes) per attempt, day and model, plus what is held now."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.quotas: dict[str, int] = {}
+        self._models: dict[str, str] = {}
+        self._jobs: dict[str, tuple[str, str]] = {}  # unfinished jobs: (team, priority class)
+        self._held: dict[str, _Held] = {}
+        self._rows: dict[str, dict[_Key, int]] = {}
+        self._sums: dict[tuple[str, str, str], int] = {}
+
+    def apply(self, record: led.LedgerRecord, seq: int) -> None:
+        """Folds one valid record at ledger sequence `seq`; one that was applied before changes nothing.
+
+        Raises Unbillable when a claim opens twice, closes without being open, or names an unknown job or device.
+        """
+        if seq <= self.seq:
+            return
+        for event in record.events:
+            match event:
+                case led.NodeJoined():
+                    self._models.update((d.id, billed_model(d)) for d in event.inventory.devices)
+                case led.QuotaSet(team=team, limit_milli=None):
+                    self.quotas.pop(team, None)
+                case led.QuotaSet(team=team, limit_milli=int(limit)):
+                    self.quotas[team] = limit
+                case led.JobQueued():
+                    self._jobs[event.job_id] = (event.team, event.spec.priority_class)
+                case led.JobGranted():
+                    self._open(event, record.t_us)
+                case led.DevicesFreed():
+                    self._close(event, record.t_us)
+                case led.JobFinished():
+                    self._finish(event.job_id)
+        self.seq = seq
+
+    def usage(self, team: str | None = None, *, open_until_us: int | None = None) -> Iterator[Usage]:
+        """The rows of `team`, or of all teams; with `open_until_us` claims that are still held count up to there."""
+        held = self._held_rows(open_until_us) if open_until_us is not None else {}
+        for name in sorted(self._rows.keys() | held.keys()) if team is None else [team]:
+            rows, more = self._rows.get(name, {}), held.get(name, {})
+            for key in chain(rows, more.keys() - rows.keys()):
+                job, attempt, day, model, klass = key
+                yield Usage(name, job, attempt, day, model, klass, rows.get(key, 0) + more.get(key, 0))
+
+    def segments(self) -> list[UsageSegment]:
+        """The claims that are held now."""
+        out = []
+        for job, held in self._held.items():
+            team, klass = self._jobs[job]
+            for node, claims in held.by_node.items():
+                for device, model, milli in claims:
+                    out.append(
+                        UsageSegment(
+                            job_id=job,
+                            attempt=held.attempt,
+                            team=team,
+                            priority_class=klass,
+                            node=node,
+                            device=device,
+                            model=model,
+                            milli=milli,
+                            opened_us=held.opened_us,
+                            closed_us=None,
+                        )
+                    )
+        return out
+
+    def sums(self) -> dict[tuple[str, str, str], int]:
+        """Closed usage per (team, model, priority class), milli_us: for metrics, without walking the rows."""
+        return self._sums
+
+    def teams(self) -> dict[str, TeamUse]:
+        """Every team with a quota or an unfinished job."""
+        counts: dict[str, list[int]] = {team: [0, 0, 0] for team in self.quotas}
+        for job, (team, _) in self._jobs.items():
+            count = counts.setdefault(team, [0, 0, 0])
+            held = self._held.get(job)
+            if held is None:
+                count[1] += 1
+            else:
+                count[0] += sum(milli for claims in held.by_node.values() for _, _, milli in claims)
+                count[2] += 1
+        return {team: TeamUse(self.quotas.get(team), *count) for team, count in sorted(counts.items())}
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self._rows.values()))
+
+    # ----------------------------------------------------------------------------------------------------- the fold
+
+    def _open(self, event: led.JobGranted, t_us: int) -> None:
+        if event.job_id not in self._jobs:
+            raise Unbillable(f"{event.job_id} is granted devices and was never queued, or has ended")
+        if event.job_id in self._held:
+            raise Unbillable(
+                f"{event.job_id}.{event.attempt} opens while attempt {self._held[event.job_id].attempt} is"
+            )
+        held = _Held(event.attempt, t_us)
+        for claim in event.claims:
+            model = self._models.get(claim.device)
+            if model is None:
+                raise Unbillable(f"{event.job_id} is granted {claim.device}, which no node has brought")
+            held.by_node.setdefault(claim.node, []).append((claim.device, model, claim.milli))
+        self._held[event.job_id] = held
+
+    def _close(self, event: led.DevicesFreed, t_us: int) -> None:
+        held = self._held.get(event.job_id)
+        if held is None or held.attempt != event.attempt:
+            raise Unbillable(f"{event.job_id}.{event.attempt} frees devices and holds none")
+        claims = held.by_node.pop(event.node, [])
+        if {device for device, _, _ in claims} != set(event.devices):
+            raise Unbillable(f"{event.job_id}.{event.attempt} frees on {event.node} what it does not hold there")
+        team, klass = self._jobs[event.job_id]
+        rows = self._rows.setdefault(team, {})
+        for model, milli in _by_model(claims):
+            for day, us in split_days(held.opened_us, t_us):
+                key = (event.job_id, event.attempt, day, model, klass)
+                rows[key] = rows.get(key, 0) + us * milli
+            if t_us > held.opened_us:
+                group = (team, model, klass)
+                self._sums[group] = self._sums.get(group, 0) + (t_us - held.opened_us) * milli
+        if not held.by_node:
+            del self._held[event.job_id]
+
+    def _finish(self, job_id: str) -> None:
+        if job_id in self._held:
+            raise Unbillable(f"{job_id} ends while it holds devices")
+        if self._jobs.pop(job_id, None) is None:
+            raise Unbillable(f"{job_id} ends and was never queued, or ends twice")
+
+    def _held_rows(self, until_us: int) -> dict[str, dict[_Key, int]]:
+        out: dict[str, dict[_Key, int]] = {}
+        for job, held in self._held.items():
+            team, klass = self._jobs[job]
+            rows = out.setdefault(team, {})
+            for model, milli in _by_model(list(chain.from_iterable(held.by_node.values()))):
+                for day, us in split_days(held.opened_us, until_us):
+                    key = (job, held.attempt, day, model, klass)
+                    rows[key] = rows.get(key, 0) + us * milli
+        return out
+
+    # ------------------------------------------------------------------------------------------------- the snapshot
+
+    def dump(self) -> bytes:
+        """JSON, UTF-8; equal meters give equal bytes."""
+        body = {
+            "version": _VERSION,
+            "seq": self.seq,
+            "quotas": self.quotas,
+            "models": self._models,
+            "jobs": self._jobs,
+            "held": {job: [h.attempt, h.opened_us, h.by_node] for job, h in self._held.items()},
+            "rows": {team: sorted([*key, units] for key, units in rows.items()) for team, rows in self._rows.items()},
+        }
+        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> "Meter":
+        """The inverse of `dump`. Raises WrongVersion."""
+        body: dict[str, Any] = json.loads(data)
+        if body["version"] != _VERSION:
+            raise WrongVersion(f"meter snapshot of version {body['version']}, this code reads {_VERSION}")
+        meter = cls()
+        meter.seq, meter.quotas, meter._models = body["seq"], body["quotas"], body["models"]
+        meter._jobs = {job: (team, klass) for job, (team, klass) in body["jobs"].items()}
+        for job, (attempt, opened_us, nodes) in body["held"].items():
+            by_node = {node: [(device, model, milli) for device, model, milli in c] for node, c in nodes.items()}
+            meter._held[job] = _Held(attempt, opened_us, by_node)
+        same = {name: name for name in meter._models.values()}  # one object per name, not one per row
+        for team, rows in body["rows"].items():
+            kept = meter._rows[team] = {}
+            for job, attempt, day, model, klass, units in rows:
+                model, klass = same.setdefault(model, model), same.setdefault(klass, klass)
+                kept[(job, attempt, day, model, klass)] = units
+                group = (team, model, klass)
+                meter._sums[group] = meter._sums.get(group, 0) + units
+        return meter
+
+
+# ------------------------------------------------------------------------------------------------------------ prices
+
+
+class Prices:
+    """Looks prices up. The most exact entry wins: model and class, model alone, class alone, neither.
+
+    Raises NoPrice at once when there is no entry for any model and class: a device that joins later would be free.
+    """
+
+    def __init__(self, book: PriceBook) -> None:
+        self.currency = book.currency
+        self._prices = {(p.model, p.priority_class): p.micros_per_device_hour for p in book.prices}
+        self.of(_ANY, _ANY)
+
+    def of(self, model: str, priority_class: str) -> int:
+        """Micro-units of the currency per device-hour. Raises NoPrice."""
+        for key in ((model, priority_class), (model, _ANY), (_ANY, priority_class), (_ANY, _ANY)):
+            if (price := self._prices.get(key)) is not None:
+                return price
+        raise NoPrice(
+            f"no price for device model {model!r}, priority class {priority_class!r}: add an entry for it to the price "
+            f'book, and one with model "*" for all that it does not name'
+        )
+
+    def cost_micros(self, row: Usage) -> int:
+        """What one row costs, rounded once, half to even. Raises NoPrice."""
+        return round_half_even(row.milli_us * self.of(row.model, row.priority_class), _HOUR_UNITS)
+
+
+def bill(usage: Iterable[Usage], prices: Prices, query: BillQuery, ledger_seq: int) -> BillReply:
+    """Prices rows and groups them as the query asks; one group never mixes teams. Raises NoPrice."""
+    groups: dict[tuple[str, str], _Group] = {}
+    for row in usage:
+        day = day_text(row.day)
+        if query.job_id not in (None, row.job_id):
+            continue
+        if (query.from_day and day < query.from_day) or (query.to_day and day > query.to_day):
+            continue
+        group = groups.setdefault((_group_key(query.group_by, row, day), row.team), _Group())
+        group.milli_us += row.milli_us
+        group.cost_micros += prices.cost_micros(row)
+        group.jobs.add(row.job_id)
+        group.attempts.add((row.job_id, row.attempt))
+    rows = tuple(
+        BillRow(
+            key=key,
+            team=team,
+            jobs=len(group.jobs),
+            attempts=len(group.attempts),
+            milli_us=group.milli_us,
+            device_seconds=group.milli_us / _SECOND_UNITS,
+            cost_micros=group.cost_micros,
+        )
+        for (key, team), group in sorted(groups.items(), key=lambda item: item[0])
+    )
+    return BillReply(
+        currency=prices.currency,
+        rows=rows,
+        total_milli_us=sum(r.milli_us for r in rows),
+        total_cost_micros=sum(r.cost_micros for r in rows),
+        ledger_seq=ledger_seq,
+    )
+
+
+@dataclass(slots=True)
+class _Group:
+    milli_us: int = 0
+    cost_micros: int = 0
+    jobs: set[str] = field(default_factory=set)
+    attempts: set[tuple[str, int]] = field(default_factory=set)
+
+
+def _group_key(group_by: str, row: Usage, day: str) -> str:
+    return {
+        "team": row.team,
+        "day": day,
+        "job": row.job_id,
+        "attempt": attempt_id(row.job_id, row.attempt),
+        "model": row.model,
+    }[group_by]
+
+
+def billed_model(device: Device) -> str:
+    """The name that the price book knows a device by: its model, and for a MIG instance `<model>:<profile>`."""
+    return f"{device.model}:{device.mig_profile}" if device.mig_profile else device.model
+
+
+def split_days(start_us: int, end_us: int) -> Iterator[tuple[int, int]]:
+    """(UTC day, microseconds) of the span [start_us, end_us); nothing when it is empty or reversed."""
+    while start_us < end_us:
+        day = start_us // DAY_US
+        stop = min(end_us, (day + 1) * DAY_US)
+        yield day, stop - start_us
+        start_us = stop
+
+
+@lru_cache(maxsize=4096)
+def day_text(day: int) -> str:
+    """`YYYY-MM-DD` of a day counted from 1970-01-01."""
+    return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")
+
+
+def round_half_even(numerator: int, denominator: int) -> int:
+    """numerator / denominator (both not negative), to the nearest integer, ties to the even one."""
+    quotient, rest = divmod(numerator, denominator)
+    return quotient + (2 * rest > denominator or (2 * rest == denominator and quotient % 2 == 1))
+
+
+def _by_model(claims: list[tuple[str, str, int]]) -> list[tuple[str, int]]:
+    sums: dict[str, int] = {}
+    for _, model, milli in claims:
+        sums[model] = sums.get(model, 0) + milli
+    return list(sums.items())

@@ -1,0 +1,167 @@
+"""One request: load what is known of the pool, judge, return the messages that follow. Nothing here waits.
+
+Whatever can be read of a request that cannot be processed is answered: its team hears every reason. Only what belongs to
+no team, or is no JSON at all, is laid aside as a dead letter (and the team hears of that, too, when there is one).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import TypeAdapter, ValidationError
+
+from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
+from libs.bus.settle import Received, dead_letter
+from libs.core.admission import AdmissionContext, Admitted, Rejected, evaluate
+from libs.core.refusal import Why
+from schemas import ids, subjects
+from schemas.base import Name
+from schemas.envelope import Envelope
+from schemas.inbox import CancelRequested, JobAdmitted
+from schemas.jobs import CancelJob, JobRejected, Reason, SubmitJob
+
+ORIGIN = "admission"
+_REASONS = 32
+_READABLE_BYTES = 256 * 1024
+_team = TypeAdapter(Name)
+
+
+class Result(StrEnum):
+    """What became of a request. Also the metric's label."""
+
+    ADMITTED = "admitted"
+    REPEATED = "repeated"
+    REJECTED = "rejected"
+    CANCELLED = "cancel-forwarded"
+    DEAD = "dead-letter"
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """The messages that follow, and for metrics what was decided and why."""
+
+    result: Result
+    out: list[Outgoing]
+    whys: tuple[Why, ...] = ()
+
+
+def handle(received: Received, context: AdmissionContext, pool: str) -> Handled:
+    """A message of `baton.cmd.job.v1.*.<team>`."""
+    team = received.subject.rpartition(".")[2]
+    try:
+        _team.validate_python(team)
+    except ValidationError:
+        reason = f"{team!r} is not a team's name: use lower-case letters, digits and hyphens"
+        return Handled(Result.DEAD, [dead_letter(ORIGIN, received, reason)], (Why.MALFORMED,))
+    try:
+        if received.subject == subjects.cancel(team):
+            return _cancel(received, team, pool)
+        return _submit(received, team, context, pool)
+    except Malformed as e:
+        return _malformed(received, team, e, pool)
+
+
+def _submit(received: Received, team: str, context: AdmissionContext, pool: str) -> Handled:
+    envelope, request = decode_bare(SubmitJob, received.subject, received.headers, received.payload)
+    outcome = evaluate(request, team, context)
+    if isinstance(outcome, Rejected):
+        reasons = [refusal.reason for refusal in outcome.refusals]
+        rejected = _rejected(received, team, outcome.job_id, request.client_key, reasons, pool, envelope)
+        return Handled(Result.REJECTED, [rejected], tuple(refusal.why for refusal in outcome.refusals))
+    if not isinstance(outcome, Admitted):
+        return Handled(Result.REPEATED, [])
+    admitted = JobAdmitted(
+        job_id=outcome.job_id,
+        team=team,
+        spec=outcome.job,
+        spec_hash=outcome.spec_hash,
+        client_key=request.client_key,
+        priority=outcome.priority_class.priority,
+        preempts=outcome.priority_class.preempts,
+        submitted_us=received.time_us,
+    )
+    # Named by job and body: the same request sent twice at once is one message, another body is not hidden by it.
+    message = outgoing(
+        admitted,
+        subject=subjects.inbox("job", "admitted", pool),
+        type="io.baton.job.admitted.v1",
+        source=_source(pool),
+        cause=f"{outcome.job_id}:{outcome.spec_hash}",
+        correlation=envelope.correlationid or outcome.job_id,
+        traceparent=envelope.traceparent,
+    )
+    return Handled(Result.ADMITTED, [message])
+
+
+def _cancel(received: Received, team: str, pool: str) -> Handled:
+    envelope, request = decode_bare(CancelJob, received.subject, received.headers, received.payload)
+    # Named by the request: a cancel that came before its job must not hide the one that comes after it.
+    message = outgoing(
+        CancelRequested(job_id=request.job_id, team=team, reason=request.reason),
+        subject=subjects.inbox("job", "cancel-requested", pool),
+        type="io.baton.job.cancel-requested.v1",
+        source=_source(pool),
+        cause=_cause(received),
+        correlation=envelope.correlationid or request.job_id,
+        traceparent=envelope.traceparent,
+    )
+    return Handled(Result.CANCELLED, [message])
+
+
+def _malformed(received: Received, team: str, error: Malformed, pool: str) -> Handled:
+    """Answered when its sender can recognise it by its client key or job id; a dead letter besides when not."""
+    key, job = _said(received.payload, "client_key"), _said(received.payload, "job_id")
+    job_id = ids.job_id(team, key) if key else job
+    rejected = _rejected(received, team, job_id, key, error.reasons, pool)
+    if job_id:
+        return Handled(Result.REJECTED, [rejected], (Why.MALFORMED,))
+    return Handled(Result.DEAD, [dead_letter(ORIGIN, received, str(error)), rejected], (Why.MALFORMED,))
+
+
+def _rejected(
+    received: Received,
+    team: str,
+    job_id: str,
+    client_key: str,
+    reasons: Sequence[Reason],
+    pool: str,
+    envelope: Envelope | None = None,
+) -> Outgoing:
+    shown = tuple(reasons[:_REASONS])
+    if len(reasons) > _REASONS:
+        more = f"and {len(reasons) - _REASONS} more reasons"
+        shown += (Reason(field="", value="", problem=more, fix="put these right first, then send it again"),)
+    return outgoing(
+        JobRejected(job_id=job_id, team=team, client_key=client_key, reasons=shown, at_us=received.time_us),
+        subject=subjects.event("rejected", team),
+        type="io.baton.job.rejected.v1",
+        source=_source(pool),
+        cause=_cause(received),
+        correlation=(envelope.correlationid if envelope else "") or job_id,
+        traceparent=envelope.traceparent if envelope else "",
+    )
+
+
+def _said(payload: bytes, field: str) -> str:
+    """A short text member of a JSON object (or of its `data`), however wrong the rest is; "" when there is none."""
+    if len(payload) > _READABLE_BYTES:
+        return ""
+    try:
+        body = json.loads(payload)
+    except (ValueError, RecursionError):
+        return ""
+    if isinstance(body, dict) and isinstance(body.get("data"), dict):
+        body = body["data"]
+    value = body.get(field) if isinstance(body, dict) else None
+    if not isinstance(value, str) or not 0 < len(value) <= 256 or any(0xD800 <= ord(c) < 0xE000 for c in value):
+        return ""
+    return value
+
+
+def _cause(received: Received) -> str:
+    return f"{received.stream}:{received.stream_seq}"
+
+
+def _source(pool: str) -> str:
+    return f"/baton/{pool}/admission"

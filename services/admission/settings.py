@@ -1,0 +1,48 @@
+"""Admission's settings, from the environment with the prefix `BATON_ADMISSION_`."""
+
+from pathlib import Path
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from libs.core.admission import DEFAULT_CLASSES, PriorityClass
+from libs.service.settings import ServiceSettings
+
+
+class AdmissionSettings(ServiceSettings):
+    """All problems are reported together, at start."""
+
+    model_config = SettingsConfigDict(env_prefix="BATON_ADMISSION_")
+
+    classes: Path | None = Field(
+        default=None, description="priority classes, a file like deploy/classes.yaml; without it the three shipped ones"
+    )
+    batch: int = Field(default=256, ge=1, le=1000, description="requests decided together at the most")
+    snapshot_records: int = Field(
+        default=20_000, ge=100, description="ledger records between snapshots of what is known of the pool"
+    )
+
+    @field_validator("classes")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            read_classes(path)
+        return path
+
+    def priority_classes(self) -> dict[str, PriorityClass]:
+        """Classes by name."""
+        return read_classes(self.classes) if self.classes else {c.name: c for c in DEFAULT_CLASSES}
+
+
+def read_classes(path: Path) -> dict[str, PriorityClass]:
+    """Classes by name. Raises ValueError naming the file and what is wrong in it."""
+    try:
+        body = yaml.safe_load(path.read_text(encoding="utf-8"))
+        entries = [PriorityClass.model_validate(entry) for entry in body["classes"]]
+    except (OSError, yaml.YAMLError, ValidationError, KeyError, TypeError) as e:
+        raise ValueError(f"{path}: {e}; write it like deploy/classes.yaml") from None
+    names = [entry.name for entry in entries]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"{path}: name at least one class, and each once (there are: {', '.join(names) or 'none'})")
+    return {entry.name: entry for entry in entries}

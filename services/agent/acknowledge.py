@@ -1,0 +1,55 @@
+"""Reading the acknowledgements that jobs write (docs/checkpoint-protocol.md). A job is not trusted: sizes are bounded."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from schemas.jobs import Checkpoint
+
+_LARGEST = 16_384
+
+
+class BadAcknowledgement(ValueError):
+    """The file is not what the protocol asks for; the text says what and how to mend it."""
+
+
+@dataclass(slots=True)
+class Acknowledgement:
+    """One rank's file. Its identity changes with each atomic replacement, which is how news is noticed."""
+
+    path: Path
+    _seen: tuple[int, int, int] | None = None
+
+    def news(self) -> Checkpoint | None:
+        """The checkpoint, if the file was replaced since the last call. Raises BadAcknowledgement, once per version."""
+        try:
+            stat = os.stat(self.path)
+        except OSError:
+            return None
+        identity = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if identity == self._seen:
+            return None
+        self._seen = identity
+        return self._read(stat.st_size)
+
+    def _read(self, size: int) -> Checkpoint:
+        if size > _LARGEST:
+            raise BadAcknowledgement(f"{self.path.name} has {size} bytes; write at most {_LARGEST}, in one rename")
+        try:
+            with open(self.path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+                return Checkpoint.model_validate(json.loads(file.read(_LARGEST)))
+        except OSError as e:
+            raise BadAcknowledgement(f"{self.path.name} cannot be read ({e.strerror}); write a regular file") from None
+        except ValidationError as e:
+            error = e.errors()[0]
+            field = ".".join(str(part) for part in error["loc"]) or "the whole"
+            raise BadAcknowledgement(
+                f'{self.path.name}: {field}: {error["msg"]}; write {{"step": <integer>, "reference": <text>}}'
+            ) from None
+        except ValueError as e:
+            raise BadAcknowledgement(
+                f"{self.path.name} is not JSON ({e}); write to another name and rename it, so that it is never half there"
+            ) from None

@@ -1,0 +1,229 @@
+"""The agent: all its nodes, and the loops that keep them alive, informed and honest.
+
+Four loops, each small: `heartbeats` renews the leases, `watch_leases` ends the lives of nodes whose lease ended,
+`ask` fetches the whole desired state every few seconds (what is pushed in between may be lost), `samples` measures.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from pydantic import ValidationError
+
+from libs.bus.messages import outgoing
+from libs.bus.queries import NoAnswer, QueryError, ask
+from schemas import subjects
+from schemas.catalog import BY_TYPE
+from schemas.nodes import DesiredQuery, DesiredReply, DesiredState, Heartbeat, LeaseGranted, NodeSampled
+from schemas.queries import LogPiece, LogQuery
+from services.agent.guard import now
+from services.agent.launcher import Launcher, prune
+from services.agent.node import Node
+from services.agent.reports import Reports
+from services.agent.settings import AgentSettings
+
+log = structlog.get_logger()
+
+WATCH_S = 0.1
+_ASKED_AT_ONCE = 8
+"""Nodes per question, so that the answer stays below the broker's payload limit."""
+_MISSES = 3
+_FIRST_ASK_S = 0.3
+_PRUNE_S = 60.0
+_HEARTBEAT = BY_TYPE["io.baton.node.heartbeat.v1"]
+_SAMPLE = BY_TYPE["io.baton.node.sample.v1"]
+_DESIRED = BY_TYPE["io.baton.node.desired.query.v1"]
+
+
+class Agent:
+    """`nodes` have begun their lives; `run_*` are endless tasks; `drain` and `close` end the agent."""
+
+    def __init__(
+        self, settings: AgentSettings, nats: Client, nodes: Iterable[Node], launcher: Launcher, reports: Reports
+    ) -> None:
+        self.settings, self.launcher, self.reports = settings, launcher, reports
+        self.nodes = {node.name: node for node in nodes}
+        self.unreadable = 0
+        self._nats = nats
+        self._pool = settings.pool
+        self._source = f"/baton/{settings.pool}/agent"
+        self._first = next(iter(self.nodes))
+        self._draining = False
+        self._beats = 0
+        for node in self.nodes.values():
+            node.may_start = lambda: not self._draining
+
+    async def subscribe(self) -> None:
+        """Follows what placement pushes after each commit."""
+        for name in self.nodes:
+            await self._nats.subscribe(subjects.desired(self._pool, name), cb=self._pushed)
+
+    async def _pushed(self, msg: Msg) -> None:
+        try:
+            self.follow(DesiredState.model_validate_json(msg.data))
+        except ValidationError as e:
+            self.unreadable += 1
+            log.error("unreadable desired state", subject=msg.subject, problem=str(e)[:500])
+
+    def follow(self, desired: DesiredState) -> None:
+        node = self.nodes.get(desired.node)
+        if node is not None and desired.pool == self._pool:
+            node.follow(desired)
+
+    # ------------------------------------------------------------------------------------------------- leases
+
+    async def run_heartbeats(self) -> None:
+        every_s = self.settings.lease_s / 3
+        while True:
+            sent = now()
+            await self._heartbeat(every_s)
+            await asyncio.sleep(max(0.0, every_s - (now() - sent)))
+
+    async def _heartbeat(self, timeout_s: float) -> None:
+        """One request for all nodes. The lease counts from `sent`, taken before the message is even made."""
+        sent = now()
+        lives = {node.name: node.incarnation for node in self.nodes.values()}
+        beat = Heartbeat(nodes=tuple(lives.items()), lease_s=self.settings.lease_s)
+        self._beats += 1
+        message = outgoing(
+            beat,
+            subject=subjects.heartbeat(self._pool, self._first),
+            type=_HEARTBEAT.type,
+            source=self._source,
+            cause=f"{self._first}/{lives[self._first]}/heartbeat/{self._beats}",
+        )
+        try:
+            reply = await self._nats.request(message.subject, message.payload, timeout_s, headers=message.headers)
+            granted = LeaseGranted.model_validate_json(reply.data)
+        except (NatsError, TimeoutError, ValidationError) as e:
+            log.warning("the leases were not renewed", problem=f"{type(e).__name__}: {e}"[:300])
+            return
+        self._renewed(sent, granted.nodes, lives)
+
+    def _renewed(self, sent: float, granted: Iterable[str], lives: dict[str, int]) -> None:
+        """An answer to an earlier life's heartbeat renews nothing."""
+        deadlines: dict[str, float] = {}
+        for name in granted:
+            node = self.nodes.get(name)
+            if node is not None and node.incarnation == lives.get(name) and node.renewed(sent):
+                assert node.lease.deadline is not None
+                deadlines[name] = node.lease.deadline
+        self.launcher.guard.until(deadlines)
+
+    async def run_watch_leases(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            at = now()
+            over = [node for node in self.nodes.values() if node.lease.check(at)]
+            for node in self.nodes.values():
+                if node.lease.endangered(at) and node not in over:
+                    node.save_early()
+            if over:
+                await self.new_lives(over, "the lease has ended")
+
+    async def new_lives(self, nodes: list[Node], reason: str) -> None:
+        """Ends all work of these nodes and lets them begin anew, in this order."""
+        log.warning(
+            "ending the work of nodes", nodes=[node.name for node in nodes][:20], count=len(nodes), reason=reason
+        )
+        await asyncio.gather(*(node.die() for node in nodes))
+        fresh = self.launcher.state.next_incarnations([node.name for node in nodes])
+        for node in nodes:
+            node.begin(fresh[node.name])
+            self.launcher.rewatch(node)
+
+    # ------------------------------------------------------------------------------------------- desired state
+
+    async def run_ask(self) -> None:
+        """More often until placement knows all nodes: then the pushes do most of the work."""
+        while True:
+            names = list(self.nodes)
+            for start in range(0, len(names), _ASKED_AT_ONCE):
+                await self._ask(names[start : start + _ASKED_AT_ONCE])
+            for node in self.nodes.values():
+                node.repeat(self.settings.repeat_s)
+                if not node.known and not self.reports.registering(node.name):
+                    node.register_again(self.settings.repeat_s)
+            all_known = all(node.known for node in self.nodes.values())
+            await asyncio.sleep(self.settings.ask_s if all_known else min(_FIRST_ASK_S, self.settings.ask_s))
+
+    async def _ask(self, names: list[str]) -> None:
+        asked = {name: self.nodes[name].incarnation for name in names}
+        try:
+            reply: DesiredReply = await ask(self._nats, _DESIRED, self._pool, DesiredQuery(nodes=tuple(names)))
+        except (NoAnswer, QueryError, NatsError, ValidationError) as e:
+            log.warning("placement does not answer", problem=f"{type(e).__name__}: {e}"[:300])
+            return
+        for state in reply.states:
+            self.follow(state)
+        told = {state.node: state.incarnation for state in reply.states}
+        await self._disowned([n for n in names if self.nodes[n].incarnation == asked[n] and told.get(n) != asked[n]])
+
+    async def _disowned(self, names: list[str]) -> None:
+        """Placement no longer has this life of these nodes, though it did: it took them for lost. Several answers must
+        agree, as one may come from a placement process that is still reading the ledger."""
+        over = []
+        for name in names:
+            node = self.nodes[name]
+            node.missed += node.known
+            if node.missed >= _MISSES:
+                over.append(node)
+        if over:
+            await self.new_lives(over, "placement no longer knows this life of the node")
+
+    # ------------------------------------------------------------------------------------------------ the rest
+
+    async def run_samples(self) -> None:
+        while True:
+            for node in self.nodes.values():
+                await self._sample(node)
+            await asyncio.sleep(self.settings.sample_s)
+
+    async def _sample(self, node: Node) -> None:
+        """Fire and forget: a lost sample is followed by the next."""
+        busy = node.busy()
+        simulated = node.inventory.simulated
+        samples = node.layer.sample(busy) if simulated else await asyncio.to_thread(node.layer.sample, busy)
+        at_us = time.time_ns() // 1000
+        message = outgoing(
+            NodeSampled(node=node.name, incarnation=node.incarnation, at_us=at_us, devices=samples),
+            subject=subjects.sample(self._pool, node.name),
+            type=_SAMPLE.type,
+            source=self._source,
+            cause=f"{node.name}/{node.incarnation}/sample/{at_us}",
+        )
+        try:
+            await self._nats.publish(message.subject, message.payload, headers=message.headers)
+        except NatsError as e:
+            log.info("a sample was lost", node=node.name, problem=str(e)[:300])
+
+    async def run_prune(self) -> None:
+        while True:
+            await asyncio.sleep(_PRUNE_S)
+            await asyncio.to_thread(prune, self.launcher.logs.prune())
+
+    def read_log(self, query: LogQuery, team: str) -> LogPiece | None:
+        return self.launcher.logs.read(query, team)
+
+    async def drain(self, grace_s: float) -> None:
+        """Before the agent ends: jobs are asked to save and end, what they say is reported, nothing new starts."""
+        self._draining = True
+        for node in self.nodes.values():
+            for part in list(node.parts.values()):
+                part.save()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                # Many parts and the reports are waited for at once, once in an agent's life: a poll will do.
+                while self.reports.backlog() or any(node.parts for node in self.nodes.values()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+    async def close(self) -> None:
+        """Kills what is left. The next life's registration is the evidence."""
+        await asyncio.gather(*(node.die() for node in self.nodes.values()))
+        await self.launcher.guard.close()
+        self.launcher.state.close()

@@ -1,0 +1,159 @@
+"""The agent's wiring: the only place that builds its clients."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import structlog
+from faststream.asgi import AsgiFastStream
+from nats.aio.client import Client
+from prometheus_client import CollectorRegistry
+
+from libs.bus.broker import make_broker
+from libs.bus.connect import close, connect
+from libs.bus.outbox import Outbox
+from libs.bus.queries import serve
+from libs.bus.streams import bind
+from libs.service.app import Tasks, make_asgi
+from schemas.catalog import BY_TYPE
+from schemas.queries import LogPiece, LogQuery
+from services.agent import tree
+from services.agent.agent import Agent
+from services.agent.guard import now
+from services.agent.guarding import Guard
+from services.agent.launcher import Launcher
+from services.agent.logs import LogStore
+from services.agent.metrics import AgentMetrics
+from services.agent.node import Counts, Node
+from services.agent.nodes import Hosted, hosted
+from services.agent.reports import Reports
+from services.agent.settings import AgentSettings
+from services.agent.state import AgentState
+from services.agent.timers import Timers
+
+log = structlog.get_logger()
+
+DRAIN_S = 5.0
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What an agent stands on: its state, with nothing of an earlier life running, and where cgroups may be made."""
+
+    state: AgentState
+    group_base: Path | None
+    found: list[Hosted]
+
+
+def clear(settings: AgentSettings, found: list[Hosted]) -> Ground:
+    """Kills what earlier lives of these nodes left; nothing may be registered before. Blocks until it is true.
+
+    Raises StateInUse when another agent has the state directory, NotEmpty when something does not die.
+    """
+    state_dir = settings.state_path()
+    state = AgentState(state_dir)
+    group_base = tree.cgroup_base() if settings.cgroups else None
+    killed = state.kill_leftovers([tree.marker_root(one.inventory.node, state_dir) for one in found], group_base)
+    if killed:
+        log.warning("killed what an earlier agent left", processes=killed)
+    return Ground(state, group_base, found)
+
+
+def build(settings: AgentSettings, nats: Client, ground: Ground, counts: Counts) -> Agent:
+    """An agent whose nodes have begun a life."""
+    names = [one.inventory.node for one in ground.found]
+    reports = Reports(Outbox(nats.jetstream()).publish_many, pool=settings.pool, source=f"/baton/{settings.pool}/agent")
+    launcher = _launcher(settings, ground, frozenset(names))
+    fresh = ground.state.next_incarnations(names)
+    nodes = [
+        Node(
+            inventory=one.inventory,
+            layer=one.layer,
+            lease_s=settings.lease_s,
+            now=now,
+            make_part=launcher.make,
+            report=reports.add,
+            counts=counts,
+        )
+        for one in ground.found
+    ]
+    for node in nodes:
+        node.begin(fresh[node.name])
+    return Agent(settings, nats, nodes, launcher, reports)
+
+
+def _launcher(settings: AgentSettings, ground: Ground, names: frozenset[str]) -> Launcher:
+    state_dir = settings.state_path()
+    workdir = settings.workdir or state_dir / "jobs"
+    workdir.mkdir(parents=True, exist_ok=True)
+    return Launcher(
+        state=ground.state,
+        state_dir=state_dir,
+        workdir=workdir.resolve(),
+        checkpoints=(settings.checkpoints or state_dir / "checkpoints").resolve(),
+        logs=LogStore(workdir.resolve(), settings.keep_attempts),
+        guard=Guard(),
+        timers=Timers(),
+        group_base=ground.group_base,
+        log_limit=settings.log_limit_mib * _MIB,
+        address_template=settings.address_template,
+        local_nodes=names,
+    )
+
+
+def make_app(settings: AgentSettings) -> AsgiFastStream:
+    """The service as an ASGI application. Raises what `hosted` raises: a wrong fleet file ends the start."""
+    registry = CollectorRegistry()
+    broker = make_broker(settings.nats_url, "agent")
+    metrics = AgentMetrics(registry)
+    tasks = Tasks()
+    found = hosted(settings)
+    os.umask(0o027)  # what jobs write is not for every user of the machine
+
+    def read_log(query: LogQuery, team: str) -> LogPiece | None:
+        return metrics.agent.read_log(query, team) if metrics.agent is not None else None
+
+    # Every agent hears every question, and the one that has the log answers: so each has a queue of its own.
+    serve(broker, BY_TYPE["io.baton.log.read.query.v1"], read_log, queue=f"agent-{uuid4().hex}")
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        ground = await asyncio.to_thread(clear, settings, found)
+        nats = await connect(settings.nats_url, name=f"agent-{found[0].inventory.node}", die_on_close=True)
+        await bind(nats.jetstream(), [settings.pool])
+        agent = metrics.agent = build(settings, nats, ground, metrics.counts)
+        await agent.subscribe()
+        async with tasks.until_stopped():
+            tasks.start("reports", agent.reports.run())
+            tasks.start("heartbeats", agent.run_heartbeats())
+            tasks.start("leases", agent.run_watch_leases())
+            tasks.start("desired state", agent.run_ask())
+            tasks.start("samples", agent.run_samples())
+            tasks.start("prune", agent.run_prune())
+            yield
+            await agent.drain(DRAIN_S)
+        await agent.close()
+        await close(nats)
+
+    def ready() -> dict[str, str]:
+        return _ready(metrics.agent)
+
+    return make_asgi(broker, name="agent", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
+
+
+def _ready(agent: Agent | None) -> dict[str, str]:
+    if agent is None:
+        return {"nodes": "not begun yet"}
+    at = now()
+    unknown = [node.name for node in agent.nodes.values() if not node.known]
+    lapsed = [node.name for node in agent.nodes.values() if not node.lease.valid(at)]
+    return {
+        "nodes": f"{len(unknown)} not known to placement yet, e.g. {unknown[0]}" if unknown else "ok",
+        "leases": f"{len(lapsed)} without a lease, e.g. {lapsed[0]}: is telemetry running?" if lapsed else "ok",
+        "guard": "ok" if agent.launcher.guard_ok() else "the guard process has died",
+    }

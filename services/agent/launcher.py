@@ -1,0 +1,146 @@
+"""Turns a desired part into a running one: a timer for simulations, processes for everything else."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.adapters.devices import NoDevices
+from schemas.inbox import Observation, Released
+from schemas.nodes import DesiredPart
+from services.agent import tree
+from services.agent.guarding import Guard
+from services.agent.logs import LogStore
+from services.agent.node import Node, Part
+from services.agent.processes import COULD_NOT_START, Launch, Order, ProcessPart
+from services.agent.state import AgentState, group_name
+from services.agent.timers import TimerPart, Timers
+from services.agent.variables import BadEnvironment, Paths, master_address, ranks_of, variables
+
+SEARCH_PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
+"""Where a job's command is looked for: Baton's own interpreter first, so that `python` has what the examples need."""
+
+
+@dataclass(eq=False, slots=True)
+class Launcher:
+    """What all parts of this agent share. `group_base` is where cgroups may be made, or None."""
+
+    state: AgentState
+    state_dir: Path
+    workdir: Path
+    checkpoints: Path
+    logs: LogStore
+    guard: Guard
+    timers: Timers
+    group_base: Path | None
+    log_limit: int
+    address_template: str
+    local_nodes: frozenset[str]
+
+    def make(self, node: Node, part: DesiredPart, report: Callable[[Observation], None]) -> Part:
+        if part.spec.simulation is not None:
+            return TimerPart(part, self.timers, report)
+        self.watch(node)
+        try:
+            launch = self._launch(node, part)
+        except (BadEnvironment, NoDevices, OSError) as e:
+            report(_could_not_start(part, str(e)))
+            return _Nothing()
+        made = ProcessPart(part, launch, report)
+        made.start()
+        return made
+
+    def watch(self, node: Node) -> None:
+        """Tells the guard of this life of the node, once, with the lease that it has."""
+        if not self.guard.watches(node.name):
+            self.guard.watch(node.name, self.marker(node), self._group(node))
+            if node.lease.deadline is not None:
+                self.guard.until({node.name: node.lease.deadline})
+
+    def guard_ok(self) -> bool:
+        return self.guard.alive() or not self.guard.needed()
+
+    def rewatch(self, node: Node) -> None:
+        """A watched node has begun a new life: the guard must not judge it by the old one's deadline."""
+        if self.guard.watches(node.name):
+            self.guard.watch(node.name, self.marker(node), self._group(node))
+
+    def marker(self, node: Node) -> str:
+        return f"{tree.marker_root(node.name, self.state_dir)}/{node.incarnation}"
+
+    def _group(self, node: Node) -> Path | None:
+        root = tree.marker_root(node.name, self.state_dir)
+        return None if self.group_base is None else self.group_base / group_name(root) / str(node.incarnation)
+
+    def _launch(self, node: Node, part: DesiredPart) -> Launch:
+        """Raises BadEnvironment, NoDevices or OSError, before anything is started."""
+        attempt = self.logs.begin(part.job_id, part.attempt, part.team)
+        home, saves = attempt / "home", self.checkpoints / part.job_id
+        for folder in (home, saves, attempt / "acknowledge"):
+            folder.mkdir(parents=True, exist_ok=True)
+        workdir = self.workdir / part.spec.workdir if part.spec.workdir else home
+        paths = Paths(str(home), str(workdir), str(saves), str(attempt / "acknowledge" / "rank-{rank}.json"))
+        marker = f"{self.marker(node)}/{part.job_id}.{part.attempt}"
+        device = node.layer.environment(part.ranks)
+        address = master_address(part, self.local_nodes, self.address_template)
+        orders = [
+            Order(
+                rank=rank,
+                environment=variables(
+                    part,
+                    rank,
+                    local,
+                    device=device,
+                    paths=paths,
+                    search_path=SEARCH_PATH,
+                    master_address=address,
+                    marker=marker,
+                ),
+                log=self.logs.log(part.job_id, part.attempt, rank),
+                acknowledgement=Path(paths.acknowledgement.format(rank=rank)),
+            )
+            for rank, local in ranks_of(part)
+        ]
+        group = self._group(node)
+
+        def set_live(rank: int, live: bool) -> None:
+            self.logs.set_live(part.job_id, part.attempt, rank, live)
+
+        return Launch(
+            cage=tree.Cage(marker, None if group is None else group / f"{part.job_id}.{part.attempt}"),
+            workdir=workdir,
+            orders=orders,
+            log_limit=self.log_limit,
+            may_run=lambda: node.lease.valid(node.now()),
+            started_process=self.state.remember,
+            ended_processes=self.state.forget,
+            set_live=set_live,
+        )
+
+
+class _Nothing:
+    """The part that never was: its end is reported already."""
+
+    def save(self) -> None: ...
+    def stop(self) -> None: ...
+    def save_early(self) -> None: ...
+    async def kill(self) -> None: ...
+
+
+def _could_not_start(part: DesiredPart, reason: str) -> Released:
+    """An own exit: the job's description is at fault, and another node would fail in the same way."""
+    return Released(
+        job_id=part.job_id, attempt=part.attempt, exit_code=COULD_NOT_START, reason=reason[:1024], own_exit=True
+    )
+
+
+def prune(folders: Sequence[Path]) -> None:
+    """Removes folders of old attempts; those of other owners that resist stay. Blocks: call it in a thread."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.parent.rmdir()
+        except OSError:
+            continue  # another attempt is still there

@@ -1,0 +1,45 @@
+"""A node's right to run work, as a machine without a clock: times come in as seconds of one monotonic clock.
+
+The lease counts from when the renewal was *sent*: an answer that was long under way must not stretch it beyond what
+telemetry, which counts from when it *received* the renewal, takes for granted. A lease that has ended never revives:
+the node starts a new life (incarnation) with a new lease.
+"""
+
+from dataclasses import dataclass
+
+SAVE_AT = 2 / 3
+"""The part of the lease after which jobs are asked to save, before its end stops them."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """`deadline` is None until the first renewal was confirmed; before that nothing may start."""
+
+    length_s: float
+    deadline: float | None = None
+    ended: bool = False
+
+    def renew(self, sent: float, now: float) -> bool:
+        """A renewal sent at `sent` was confirmed at `now`. Returns whether the lease is valid after it."""
+        if self.check(now):
+            return False
+        until = sent + self.length_s
+        if until > now:
+            self.deadline = max(self.deadline or until, until)
+        return self.valid(now)
+
+    def valid(self, now: float) -> bool:
+        return not self.ended and self.deadline is not None and now < self.deadline
+
+    def check(self, now: float) -> bool:
+        """Whether the lease has ended by `now`; once it has, it stays so."""
+        self.ended = self.ended or (self.deadline is not None and now >= self.deadline)
+        return self.ended
+
+    def endangered(self, now: float) -> bool:
+        """Whether renewals have failed for so long that work should be saved."""
+        return self.deadline is not None and now >= self.deadline - self.length_s * (1 - SAVE_AT)
+
+    def remaining(self, now: float) -> float:
+        """Seconds until the end; 0 when it has ended or never began."""
+        return 0.0 if self.ended or self.deadline is None else max(0.0, self.deadline - now)

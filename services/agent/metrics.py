@@ -1,0 +1,51 @@
+"""The agent's figures, read from its state when they are scraped."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.agent.agent import Agent
+from services.agent.guard import now
+from services.agent.node import Counts
+from services.agent.reconcile import Phase
+
+
+class AgentMetrics(Collector):
+    """Counting costs nothing between scrapes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.agent: Agent | None = None
+        self.counts = Counts()
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        for name, text in (
+            ("started", "parts that were seen running"),
+            ("released", "parts of which nothing is left"),
+            ("failed", "parts that ended by themselves with another exit code than 0"),
+            ("refused", "parts that were not started: stale, occupied or unknown device"),
+            ("checkpoints", "acknowledged checkpoints"),
+            ("lives", "incarnations that nodes of this agent began"),
+        ):
+            yield CounterMetricFamily(f"baton_agent_{name}", text, value=getattr(self.counts, name))
+        if self.agent is not None:
+            yield from self._of(self.agent)
+
+    def _of(self, agent: Agent) -> Iterable[Metric]:
+        at = now()
+        nodes = list(agent.nodes.values())
+        held = [held for node in nodes for held in node.view.parts.values() if held.phase is not Phase.ENDED]
+        leases = [node.lease.remaining(at) for node in nodes]
+        for name, text, value in (
+            ("nodes", "nodes that this agent hosts", len(nodes)),
+            ("nodes_known", "nodes whose present life placement knows", sum(node.known for node in nodes)),
+            ("parts", "parts on the nodes now", len(held)),
+            ("lease_remaining_seconds", "shortest time until a node must stop its work", min(leases)),
+            ("backlog", "observations that are not stored yet", agent.reports.backlog()),
+            ("guard_up", "1 while the guard process lives or is not needed", int(agent.launcher.guard_ok())),
+        ):
+            yield GaugeMetricFamily(f"baton_agent_{name}", text, value=value)
+        yield CounterMetricFamily("baton_agent_observations", "observations stored", value=agent.reports.published)
+        yield CounterMetricFamily("baton_agent_unreadable", "desired states that could not be read", agent.unreadable)

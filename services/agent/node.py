@@ -1,0 +1,200 @@
+"""One node in the agent: follows its desired state, holds its parts, remembers their ends until placement heard them.
+
+A node lives many lives: each begins with a new incarnation and an empty view, and ends when its lease ends or placement
+no longer knows it. Whatever ran is killed in between, so the registration that begins a life is evidence that nothing
+of an earlier one is left.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from libs.adapters.devices import DeviceLayer
+from schemas.inbox import CheckpointTaken, NodeRegistered, Observation, Refused, Released, Started
+from schemas.nodes import DesiredPart, DesiredState
+from schemas.resources import Inventory
+from services.agent.lease import Lease
+from services.agent.reconcile import Forget, Key, Phase, Refuse, Save, Start, Stop, View, concerns, follow, plan
+
+log = structlog.get_logger()
+
+
+class Part(Protocol):
+    """What runs a part: processes or a timer."""
+
+    def save(self) -> None: ...
+    def stop(self) -> None: ...
+    def save_early(self) -> None: ...
+    async def kill(self) -> None: ...
+
+
+Report = Callable[[str, int, Observation | NodeRegistered], None]
+MakePart = Callable[["Node", DesiredPart, Callable[[Observation], None]], Part]
+
+
+@dataclass(eq=False, slots=True)
+class Counts:
+    """Since the agent started; read by the metrics."""
+
+    started: int = 0
+    released: int = 0
+    failed: int = 0
+    refused: int = 0
+    checkpoints: int = 0
+    lives: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """`now` is the lease's clock, `make_part` starts a part, `report` passes on what is seen (node, incarnation, what)."""
+
+    inventory: Inventory
+    layer: DeviceLayer
+    lease_s: float
+    now: Callable[[], float]
+    make_part: MakePart
+    report: Report
+    counts: Counts
+    view: View = field(init=False)
+    lease: Lease = field(init=False)
+    known: bool = False
+    """Placement's desired state has shown this life."""
+    missed: int = 0
+    """Replies of placement, in a row, that did not have this life although it was known."""
+    may_start: Callable[[], bool] = lambda: True
+    parts: dict[Key, Part] = field(default_factory=dict)
+    _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
+    _registered_at: float = 0.0
+    _asked_to_save: bool = False
+    _dying: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.inventory.node
+
+    @property
+    def incarnation(self) -> int:
+        return self.view.incarnation
+
+    def begin(self, incarnation: int) -> None:
+        """A new life: nothing runs, no lease yet, placement is told."""
+        self.view = View(
+            node=self.name,
+            incarnation=incarnation,
+            devices=frozenset(device.id for device in self.inventory.devices),
+            simulated=self.inventory.simulated,
+        )
+        self.lease = Lease(self.lease_s)
+        self.known, self.missed, self._asked_to_save, self._dying = False, 0, False, False
+        self.parts.clear()
+        self._ends.clear()
+        self.counts.lives += 1
+        self.register()
+
+    def register(self) -> None:
+        self._registered_at = self.now()
+        registered = NodeRegistered(incarnation=self.incarnation, inventory=self.inventory, lease_s=self.lease_s)
+        self.report(self.name, self.incarnation, registered)
+
+    def register_again(self, older_than_s: float) -> None:
+        """Placement never showed this life, although its registration was stored: it is stored once more."""
+        if self.now() - self._registered_at >= older_than_s:
+            self.register()
+
+    def follow(self, desired: DesiredState) -> None:
+        """Makes what runs here equal to `desired`, as far as that can be begun now."""
+        if self._dying or not concerns(desired, self.view):
+            return
+        self.known, self.missed = True, 0
+        actions = plan(desired, self.view, lease_valid=self.lease.valid(self.now()) and self.may_start())
+        follow(self.view, desired, actions)
+        for action in actions:
+            match action:
+                case Start(part):
+                    self._start(part)
+                case Save(key):
+                    self.parts[key].save()
+                case Stop(key):
+                    self.parts[key].stop()
+                case Refuse(part, reason):
+                    log.warning("refused a part", node=self.name, job=part.job_id, attempt=part.attempt, reason=reason)
+                    self._ended(
+                        (part.job_id, part.attempt),
+                        Refused(job_id=part.job_id, attempt=part.attempt, reason=reason[:1024]),
+                    )
+                case Forget(key):
+                    self._ends.pop(key, None)
+
+    def _start(self, part: DesiredPart) -> None:
+        key = (part.job_id, part.attempt)
+        incarnation = self.incarnation
+
+        def report(seen: Observation) -> None:
+            if incarnation == self.incarnation:
+                self._observe(key, seen)
+
+        made = self.make_part(self, part, report)
+        if self.view.parts[key].phase is not Phase.ENDED:
+            self.parts[key] = made
+
+    def _observe(self, key: Key, seen: Observation) -> None:
+        """What a part reports. After the lease's end nothing counts any more: the guard may have killed it, and it
+        would look like an exit of its own."""
+        if self._dying or (isinstance(seen, Released) and self.lease.check(self.now())):
+            return
+        if isinstance(seen, Released):
+            self._ended(key, seen)
+            return
+        self.counts.checkpoints += isinstance(seen, CheckpointTaken)
+        self.counts.started += isinstance(seen, Started)
+        self.report(self.name, self.incarnation, seen)
+
+    def _ended(self, key: Key, seen: Released | Refused) -> None:
+        self.counts.refused += isinstance(seen, Refused)
+        if isinstance(seen, Released):
+            self.counts.released += 1
+            self.counts.failed += seen.own_exit and seen.exit_code != 0
+        self.view.parts[key].phase = Phase.ENDED
+        self.parts.pop(key, None)
+        self._ends[key] = (self.now(), seen)
+        self.report(self.name, self.incarnation, seen)
+
+    def repeat(self, older_than_s: float) -> None:
+        """Reports ends again that placement's state still does not show. Duplicates are known and change nothing."""
+        now = self.now()
+        for key, (at, seen) in list(self._ends.items()):
+            if now - at >= older_than_s:
+                self._ends[key] = (now, seen)
+                self.report(self.name, self.incarnation, seen)
+
+    def renewed(self, sent: float) -> bool:
+        """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid."""
+        valid = self.lease.renew(sent, self.now())
+        if valid:
+            self._asked_to_save = False
+        return valid
+
+    def save_early(self) -> None:
+        """Renewals fail: jobs that can save do so once, and go on in the hope of the next renewal."""
+        if not self._asked_to_save:
+            self._asked_to_save = True
+            for part in self.parts.values():
+                part.save_early()
+
+    async def die(self) -> None:
+        """Kills all parts and returns when nothing is left. What they report from here on is not passed on."""
+        self._dying = True
+        await asyncio.gather(*(part.kill() for part in list(self.parts.values())))
+        self.parts.clear()
+
+    def busy(self) -> dict[str, int]:
+        """Granted milli per device of what is not gone yet."""
+        out: dict[str, int] = {}
+        for held in self.view.parts.values():
+            if held.phase is not Phase.ENDED:
+                for device, milli in held.milli.items():
+                    out[device] = out.get(device, 0) + milli
+        return out

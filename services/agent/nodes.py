@@ -1,0 +1,71 @@
+"""Which nodes this agent hosts: those of a simulated fleet, and this machine."""
+
+from dataclasses import dataclass
+
+import psutil
+import structlog
+
+from libs.adapters.devices import DeviceLayer, NoDevices
+from libs.adapters.devices.cpu import CpuLayer
+from libs.adapters.devices.fleet import read_fleet
+from libs.adapters.devices.nvml import NvmlLayer
+from libs.adapters.devices.simulated import SimulatedLayer
+from schemas.resources import Inventory, Position
+from services.agent.settings import AgentSettings, Devices
+
+log = structlog.get_logger()
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A node's inventory, and the layer that its devices are reached through."""
+
+    inventory: Inventory
+    layer: DeviceLayer
+
+
+def hosted(settings: AgentSettings) -> list[Hosted]:
+    """All nodes of this agent. Raises FleetError, NoDevices, or ValueError when there is none or a name comes twice."""
+    out = []
+    if settings.fleet is not None:
+        out = [Hosted(inventory, SimulatedLayer(inventory.devices)) for inventory in read_fleet(settings.fleet)]
+    layer = _layer(settings)
+    if layer is not None:
+        out.append(Hosted(_this_machine(settings, layer), layer))
+    names = [node.inventory.node for node in out]
+    if not names:
+        raise ValueError("this agent has no node: set BATON_AGENT_FLEET, or BATON_AGENT_DEVICES to auto, nvml or cpu")
+    if len(set(names)) < len(names):
+        raise ValueError(f"BATON_AGENT_NODE is {settings.node!r}, which the fleet file names too; choose another")
+    return out
+
+
+def _layer(settings: AgentSettings) -> DeviceLayer | None:
+    match settings.devices:
+        case Devices.NVML:
+            return NvmlLayer()
+        case Devices.CPU:
+            return CpuLayer(settings.node)
+        case Devices.AUTO if settings.fleet is None:
+            try:
+                layer = NvmlLayer()
+                layer.discover()
+                return layer
+            except NoDevices as e:
+                log.info("no GPU here: offering the processors", reason=str(e))
+                return CpuLayer(settings.node)
+    return None
+
+
+def _this_machine(settings: AgentSettings, layer: DeviceLayer) -> Inventory:
+    leaf, spine, zone = settings.position.split("/")
+    return Inventory(
+        node=settings.node,
+        position=Position(leaf=leaf, spine=spine, zone=zone),
+        devices=layer.discover(),
+        cpus=psutil.cpu_count() or 1,
+        memory_mib=psutil.virtual_memory().total // _MIB,
+        labels=settings.labels,
+    )

@@ -1,0 +1,175 @@
+"""What to do about a desired state, as a value. Pure: the node (`services.agent.node`) carries it out.
+
+The rules that keep two attempts off one device:
+- A state for another incarnation, or older than one already followed, is ignored.
+- A part is started once: while it is in the desired state it is remembered as held or ended, and once a state no longer
+  has it, only states that are older could bring it back.
+- A part whose epoch on one of its devices is not newer than any seen there, or that would overfill a device that is
+  still occupied here, is refused.
+- Nothing is started without a valid lease; nothing is refused for that either: the next state asks again.
+"""
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from schemas import nodes
+from schemas.nodes import DesiredPart, DesiredState
+from schemas.resources import WHOLE_MILLI
+
+Key = tuple[str, int]
+"""(job id, attempt)."""
+
+
+class Phase(IntEnum):
+    """How far a part has come here. It only grows."""
+
+    RUNNING = 0
+    SAVING = 1
+    STOPPING = 2
+    ENDED = 3
+
+
+@dataclass(slots=True)
+class Held:
+    """A part that this node knows: its share of each device, and its phase."""
+
+    milli: Mapping[str, int]
+    phase: Phase = Phase.RUNNING
+
+
+@dataclass(slots=True)
+class View:
+    """What an agent knows of one node. `parts` has every part that the last followed state has, and those on their way
+    out; `epochs` the newest epoch started or refused on each device."""
+
+    node: str
+    incarnation: int
+    devices: Set[str]
+    simulated: bool = False
+    ledger_seq: int = -1
+    parts: dict[Key, Held] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    part: DesiredPart
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Ask for a checkpoint, then stop: the job's grace is in its spec."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    part: DesiredPart
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The desired state shows that the end of this part was heard."""
+
+    key: Key
+
+
+Action = Start | Save | Stop | Refuse | Forget
+
+
+def concerns(desired: DesiredState, view: View) -> bool:
+    """Whether the state is for this life of the node and not older than one already followed."""
+    return (
+        desired.node == view.node and desired.incarnation == view.incarnation and desired.ledger_seq >= view.ledger_seq
+    )
+
+
+def plan(desired: DesiredState, view: View, lease_valid: bool = True) -> list[Action]:
+    """The actions that bring the node from `view` to `desired`; stops come before starts. Changes nothing.
+
+    The state must concern the view (`concerns`): otherwise it is not to be planned for, nor followed.
+    """
+    assert concerns(desired, view), "a state of another life, or an older one"
+    wanted = {(part.job_id, part.attempt): part for part in desired.parts}
+    ends = [_toward_end(key, held, wanted.get(key)) for key, held in view.parts.items()]
+    actions: list[Action] = [action for action in ends if action is not None]
+    occupied = _occupied(view.parts.values())
+    for key, part in wanted.items():
+        if key in view.parts:
+            continue
+        if reason := _refusal(part, view, occupied):
+            actions.append(Refuse(part, reason))
+        elif lease_valid:
+            actions.append(Start(part))
+            for rank in part.ranks:
+                occupied[rank.device] = occupied.get(rank.device, 0) + rank.milli
+    return actions
+
+
+def follow(view: View, desired: DesiredState, actions: Iterable[Action]) -> None:
+    """Writes into `view` what `actions` (of `plan`) did, and that `desired` was followed. Touches nothing else."""
+    view.ledger_seq = desired.ledger_seq
+    for action in actions:
+        match action:
+            case Start(part):
+                _enter(view, part, Phase.RUNNING)
+            case Refuse(part):
+                _enter(view, part, Phase.ENDED)
+            case Save(key):
+                view.parts[key].phase = Phase.SAVING
+            case Stop(key):
+                view.parts[key].phase = Phase.STOPPING
+            case Forget(key):
+                del view.parts[key]
+
+
+def _toward_end(key: Key, held: Held, part: DesiredPart | None) -> Action | None:
+    if held.phase is Phase.ENDED:
+        return Forget(key) if part is None else None
+    if part is None or part.action is nodes.Action.STOP:
+        return Stop(key) if held.phase < Phase.STOPPING else None
+    if part.action is nodes.Action.CHECKPOINT and held.phase is Phase.RUNNING:
+        return Save(key)
+    return None
+
+
+def _occupied(parts: Iterable[Held]) -> dict[str, int]:
+    occupied: dict[str, int] = {}
+    for held in parts:
+        if held.phase is not Phase.ENDED:
+            for device, milli in held.milli.items():
+                occupied[device] = occupied.get(device, 0) + milli
+    return occupied
+
+
+def _refusal(part: DesiredPart, view: View, occupied: Mapping[str, int]) -> str:
+    """Why this unknown part must not start, or ""."""
+    if part.action is not nodes.Action.RUN:
+        return f"asked to {part.action.value} what never started on this node"
+    if part.spec.simulation is not None and not view.simulated:
+        return "simulation is set, but the devices of this node are real: give a command, or use a simulated fleet"
+    for rank in part.ranks:
+        if rank.device not in view.devices:
+            return f"device {rank.device} is not on this node"
+        newest = view.epochs.get(rank.device, 0)
+        if rank.epoch <= newest:
+            return f"epoch {rank.epoch} of device {rank.device} is stale: {newest} was seen"
+        if occupied.get(rank.device, 0) + rank.milli > WHOLE_MILLI:
+            return f"device {rank.device} is still occupied here: {occupied[rank.device]} of {WHOLE_MILLI} milli"
+    return ""
+
+
+def _enter(view: View, part: DesiredPart, phase: Phase) -> None:
+    milli: dict[str, int] = {}
+    for rank in part.ranks:
+        milli[rank.device] = milli.get(rank.device, 0) + rank.milli
+        view.epochs[rank.device] = max(view.epochs.get(rank.device, 0), rank.epoch)
+    view.parts[part.job_id, part.attempt] = Held(milli, phase)

@@ -1,0 +1,141 @@
+"""What agents tell the pool's inbox: observations and registrations, in order, batched, each stored or tried again.
+
+One batch is under way at a time, so that what was seen first is stored first; what is seen meanwhile makes the next
+batch. A batch that the broker does not take stays at the head until it does: the memory this needs is bounded by what
+runs on the nodes, as a part has at most one start, one end and its newest checkpoint waiting.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import structlog
+
+from libs.bus.messages import Outgoing, outgoing
+from schemas import subjects
+from schemas.catalog import TYPE_OF
+from schemas.inbox import CheckpointTaken, NodeObserved, NodeRegistered, Observation
+
+log = structlog.get_logger()
+
+LINGER_S = 0.002
+RETRY_S = 1.0
+_BATCH_BYTES = 150_000
+_BATCH_COUNT = 1000
+_ROOM = 160
+"""Upper estimate of an observation's JSON without its free texts, bytes."""
+
+Publish = Callable[[Sequence[Outgoing]], Awaitable[Any]]
+Entry = tuple[str, int, Observation | NodeRegistered]
+"""(node, incarnation at the time of the observation, what was seen)."""
+
+
+class Reports:
+    """Collects entries and publishes them. `add` never blocks; `run` is a task that lives as long as the agent."""
+
+    def __init__(self, publish: Publish, *, pool: str, source: str) -> None:
+        self._publish, self._pool, self._source = publish, pool, source
+        self._waiting: list[Entry] = []
+        self._under_way: list[Entry] = []
+        self._wake = asyncio.Event()
+        self._count = 0
+        self.published = 0
+
+    def add(self, node: str, incarnation: int, seen: Observation | NodeRegistered) -> None:
+        if isinstance(seen, CheckpointTaken):
+            self._drop_older(node, seen)
+        self._waiting.append((node, incarnation, seen))
+        self._wake.set()
+
+    def registering(self, node: str) -> bool:
+        """Whether a registration of the node still waits to be stored."""
+        entries = (*self._under_way, *self._waiting)
+        return any(name == node and isinstance(seen, NodeRegistered) for name, _, seen in entries)
+
+    def backlog(self) -> int:
+        return len(self._waiting) + len(self._under_way)
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(LINGER_S)
+            self._wake.clear()
+            self._under_way, self._waiting = self._waiting, []
+            await self._store(self._messages(self._under_way))
+            self.published += len(self._under_way)
+            self._under_way = []
+
+    async def _store(self, batch: Sequence[Outgoing]) -> None:
+        """Returns when the batch is stored, whatever the broker says until then: an observation is never dropped, and
+        its id makes a repeat harmless."""
+        while True:
+            try:
+                await self._publish(batch)
+                return
+            except Exception as e:
+                problem = f"{type(e).__name__}: {e}"[:300]
+                log.warning("observations wait for the broker", messages=len(batch), problem=problem)
+            await asyncio.sleep(RETRY_S)
+
+    def _drop_older(self, node: str, seen: CheckpointTaken) -> None:
+        """Only the newest checkpoint of an attempt matters; the rest would pile up while the broker is away."""
+        if len(self._waiting) > _BATCH_COUNT:
+            key = (seen.job_id, seen.attempt)
+            self._waiting = [
+                entry
+                for entry in self._waiting
+                if not (isinstance(entry[2], CheckpointTaken) and (entry[2].job_id, entry[2].attempt) == key)
+            ]
+
+    def _messages(self, entries: Iterable[Entry]) -> list[Outgoing]:
+        """One message per node and life, in the order of their first entries; registrations stand between."""
+        out: list[Outgoing] = []
+        groups: dict[tuple[str, int], list[Observation]] = {}
+        for node, incarnation, seen in entries:
+            if isinstance(seen, NodeRegistered):
+                earlier = [key for key in groups if key[0] == node]
+                for key in earlier:
+                    out.extend(self._observed(*key, groups.pop(key)))
+                out.append(self._message(seen, "registered", f"{node}/{incarnation}"))
+            else:
+                groups.setdefault((node, incarnation), []).append(seen)
+        for key, observations in groups.items():
+            out.extend(self._observed(*key, observations))
+        return out
+
+    def _observed(self, node: str, incarnation: int, observations: list[Observation]) -> list[Outgoing]:
+        return [
+            self._message(
+                NodeObserved(node=node, incarnation=incarnation, observations=tuple(piece)),
+                "observed",
+                f"{node}/{incarnation}",
+            )
+            for piece in _pieces(observations)
+        ]
+
+    def _message(self, model: NodeObserved | NodeRegistered, what: str, life: str) -> Outgoing:
+        self._count += 1
+        return outgoing(
+            model,
+            subject=subjects.inbox("node", what, self._pool),
+            type=TYPE_OF[type(model)],
+            source=self._source,
+            cause=f"{life}/{self._count}",
+        )
+
+
+def _pieces(observations: list[Observation]) -> Iterable[list[Observation]]:
+    """Pieces that stay well below the largest message that readers accept."""
+    piece: list[Observation] = []
+    size = 0
+    for seen in observations:
+        extra = _ROOM + len(getattr(seen, "reason", "")) * 2
+        if isinstance(seen, CheckpointTaken):
+            extra += len(seen.checkpoint.reference) * 2
+        if piece and (size + extra > _BATCH_BYTES or len(piece) >= _BATCH_COUNT):
+            yield piece
+            piece, size = [], 0
+        piece.append(seen)
+        size += extra
+    if piece:
+        yield piece

@@ -1,0 +1,55 @@
+"""The agent's settings, from the environment with the prefix `BATON_AGENT_`."""
+
+import os
+import socket
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service.settings import ServiceSettings
+from schemas.base import NodeName
+
+
+class Devices(StrEnum):
+    """Which devices of this machine are offered."""
+
+    AUTO = "auto"
+    NVML = "nvml"
+    CPU = "cpu"
+    NONE = "none"
+
+
+def _host() -> str:
+    return socket.gethostname().replace(".", "-")[:63].strip("-_") or "node"
+
+
+class AgentSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="BATON_AGENT_")
+
+    fleet: Path | None = Field(default=None, description="YAML file of simulated nodes (deploy/fleets/)")
+    devices: Devices = Field(
+        default=Devices.AUTO,
+        description="auto: this machine's NVIDIA GPUs, else its processors; nothing when a fleet is given",
+    )
+    node: NodeName = Field(default_factory=_host, description="this machine's name in the pool")
+    position: str = Field(
+        default="leaf-0/spine-0/zone-0", pattern=r"^[^/]+/[^/]+/[^/]+$", description="leaf/spine/zone"
+    )
+    labels: dict[str, str] = Field(default_factory=dict, description='JSON object, e.g. {"site": "west"}')
+    address_template: str = Field(default="{node}", description="how other nodes reach {node}: for MASTER_ADDR")
+    lease_s: float = Field(default=10.0, ge=0.5, le=600, description="work stops so long after the last renewal, s")
+    ask_s: float = Field(default=3.0, gt=0, le=60, description="how often the whole desired state is asked for, s")
+    repeat_s: float = Field(default=5.0, gt=0, le=60, description="unheard ends are reported again after this, s")
+    sample_s: float = Field(default=15.0, gt=0, le=3600, description="between device samples, s")
+    workdir: Path | None = Field(default=None, description="files of jobs; by default <state dir>/jobs")
+    checkpoints: Path | None = Field(default=None, description="shared between nodes; default <state dir>/checkpoints")
+    log_limit_mib: int = Field(default=64, ge=1, le=65_536, description="output kept per process, MiB")
+    keep_attempts: int = Field(default=500, ge=1, description="ended attempts whose files are kept, newest first")
+    cgroups: bool = Field(default=True, description="put jobs into cgroups of their own where that is possible")
+
+    def state_path(self) -> Path:
+        """Where incarnations and pid files are: it must survive restarts of the agent."""
+        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        return (self.state_dir or home / "baton").resolve()

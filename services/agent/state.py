@@ -1,0 +1,114 @@
+"""What an agent keeps on disk between its lives: the incarnation of each node, and which processes it started."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from services.agent import tree
+
+_SWEEP_S = 0.05
+_SWEEPS = 1200
+"""A minute: what survives SIGKILL for so long hangs in the kernel, and the node must not register with it."""
+
+
+class StateInUse(RuntimeError):
+    """Another agent uses the state directory."""
+
+
+class NotEmpty(RuntimeError):
+    """Processes of an earlier life cannot be killed."""
+
+
+class AgentState:
+    """Files under `<state dir>/agent`. Only one agent at a time may hold them (a lock that dies with its process)."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.path = state_dir / "agent"
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "pids").mkdir(exist_ok=True)
+        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise StateInUse(
+                f"another agent runs on {self.path}; stop it, or give this one a BATON_STATE_DIR of its own"
+            ) from None
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def next_incarnations(self, nodes: Iterable[str]) -> dict[str, int]:
+        """A new incarnation for each node, larger than all before, on disk before it is returned.
+
+        A node without a record counts on from the Unix time in seconds: after the loss of the state directory that is
+        above any earlier number, because a life lasts longer than a second.
+        """
+        path = self.path / "incarnations.json"
+        try:
+            known: dict[str, int] = json.loads(path.read_text())
+        except (OSError, ValueError):
+            known = {}
+        now_s = int(time.time())
+        fresh = {node: known[node] + 1 if node in known else now_s for node in nodes}
+        new = path.with_suffix(".new")
+        with new.open("w") as file:
+            json.dump(known | fresh, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        return fresh
+
+    def remember(self, pid: int) -> None:
+        """Notes a rank's process with its start time, so that its number alone never condemns another process."""
+        stat = tree.read_stat(pid)
+        if stat is not None:
+            (self.path / "pids" / str(pid)).write_text(str(stat.started))
+
+    def forget(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            with suppress(OSError):
+                (self.path / "pids" / str(pid)).unlink()
+
+    def kill_leftovers(self, marker_roots: Iterable[str], group_base: Path | None) -> int:
+        """Kills whatever an earlier life of these nodes left, and returns how many processes that were.
+
+        Three ways lead to them: their cgroup, the marker in their environment, the recorded session leaders. Blocks
+        until none is left. Raises NotEmpty naming the processes that do not die.
+        """
+        roots, killed = list(marker_roots), set[int]()
+        for _ in range(_SWEEPS):
+            found: set[int] = set()
+            for root in roots:
+                if group_base is not None and (group := group_base / group_name(root)).is_dir():
+                    found |= tree.kill_group(group)
+                    tree.remove_group(group)
+                found |= tree.kill_all(tree.marked(root + "/"))
+            leaders = {pid for pid in self._recorded() if self._same(pid)}
+            found |= tree.kill_all(leaders | (tree.marked(None, leaders) if leaders else set()))
+            killed |= found
+            if not found:
+                self.forget(self._recorded())
+                return len(killed)
+            time.sleep(_SWEEP_S)
+        raise NotEmpty(
+            f"processes {sorted(found)} of an earlier life do not die; restart the machine to free its devices"
+        )
+
+    def _recorded(self) -> list[int]:
+        return [int(path.name) for path in (self.path / "pids").iterdir() if path.name.isdigit()]
+
+    def _same(self, pid: int) -> bool:
+        stat = tree.read_stat(pid)
+        try:
+            return stat is not None and (self.path / "pids" / str(pid)).read_text() == str(stat.started)
+        except OSError:
+            return False
+
+
+def group_name(marker_root: str) -> str:
+    return "baton-" + marker_root.replace("@", "-")

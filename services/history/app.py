@@ -1,0 +1,88 @@
+"""History's wiring: the only place that builds its clients."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from faststream.asgi import AsgiFastStream
+from faststream.nats import NatsBroker
+from prometheus_client import CollectorRegistry
+
+from libs.adapters.mongo.store import JobStore
+from libs.bus.broker import make_broker
+from libs.bus.connect import close, connect
+from libs.bus.queries import serve
+from libs.bus.streams import bind
+from libs.service.app import Tasks, make_asgi
+from schemas.catalog import BY_TYPE
+from services.history import handlers
+from services.history.documents import Documents
+from services.history.events import EventLog
+from services.history.feed import FeedLoop
+from services.history.settings import HistorySettings
+
+
+class History:
+    """What one process holds; made once the event loop runs."""
+
+    store: JobStore
+    log: EventLog
+    documents: Documents
+    feed: FeedLoop
+
+
+def make_app(settings: HistorySettings) -> AsgiFastStream:
+    """The service as an ASGI application."""
+    registry = CollectorRegistry()
+    broker = make_broker(settings.nats_url, "history")
+    history = History()
+    tasks = Tasks()
+    _serve_questions(broker, history)
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        nats = await connect(settings.nats_url, name="history-loops", die_on_close=True)
+        js = nats.jetstream()
+        await bind(js, [settings.pool])
+        history.store, history.log = JobStore(settings.mongo_url), EventLog(js)
+        history.documents = Documents(
+            js,
+            settings.pool,
+            history.store,
+            registry,
+            window_s=settings.window_ms / 1000,
+            window_jobs=settings.window_jobs,
+            cache_jobs=settings.cache_jobs,
+        )
+        history.feed = FeedLoop(js, settings.pool, registry, snapshot_records=settings.snapshot_records)
+        tasks.start("documents", history.documents.run())
+        tasks.start("feed", history.feed.run())
+        async with tasks.until_stopped():
+            yield
+        history.store.close()
+        await close(nats)
+
+    def ready() -> dict[str, str]:
+        return {"documents": history.documents.problem or "ok", "feed": history.feed.problem or "ok"}
+
+    return make_asgi(broker, name="history", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
+
+
+def _serve_questions(broker: NatsBroker, history: History) -> None:
+    serve(
+        broker,
+        BY_TYPE["io.baton.job.get.query.v1"],
+        lambda query, team: handlers.get_job(history.store, query, team),
+        queue="history",
+    )
+    serve(
+        broker,
+        BY_TYPE["io.baton.job.list.query.v1"],
+        lambda query, team: handlers.list_jobs(history.store, query, team),
+        queue="history",
+    )
+    serve(
+        broker,
+        BY_TYPE["io.baton.event.list.query.v1"],
+        lambda query, team: handlers.list_events(history.store, history.log, query, team),
+        queue="history",
+    )

@@ -1,0 +1,102 @@
+"""Reads a team's events back from the stream EVENTS, without a consumer: batched direct gets (NATS ADR-31).
+
+One request names a first sequence (or time), a subject pattern and a number; the broker answers with that many
+messages and how many more there are. So the last `limit` events are found by bisection over sequences.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from schemas import subjects
+from schemas.jobs import JobEvent
+
+_BATCH = 512
+_MAX_BYTES = 4 * 1024 * 1024
+_WAIT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    messages: list[Msg]
+    more: int  # matching messages after these
+
+
+class EventLog:
+    """What teams were told, as long as the stream keeps it."""
+
+    def __init__(self, js: JetStreamContext) -> None:
+        self._js = js
+        self._nc = js._nc
+
+    async def read(self, team: str | None, *, after_us: int | None, limit: int) -> list[JobEvent]:
+        """Events of `team` (None: of all) in the order of the ledger: the first `limit` after `after_us`, or without it
+        the last `limit`. Raises TimeoutError when the broker does not answer."""
+        pattern = _pattern(team)
+        if after_us is not None:
+            start: dict[str, Any] = {"start_time": datetime.fromtimestamp(after_us / 1e6, UTC).isoformat()}
+        else:
+            start = {"seq": await self._last(pattern, limit)}
+        found: list[JobEvent] = []
+        while len(found) < limit:
+            piece = await self._get(pattern, start, min(_BATCH, limit - len(found)))
+            found += [e for m in piece.messages if (e := _event(m)) is not None and e.at_us > (after_us or -1)]
+            if not piece.messages or not piece.more:
+                break
+            start = {"seq": int((piece.messages[-1].headers or {})["Nats-Sequence"]) + 1}
+        return sorted(found, key=lambda event: event.at_us)
+
+    async def _last(self, pattern: str, limit: int) -> int:
+        """The sequence from which on there are `limit` matching messages, or the first of the stream."""
+        state = (await self._js.stream_info(subjects.EVENTS)).state
+        low, high = max(1, state.first_seq), state.last_seq + 1
+        if await self._count(pattern, low) <= limit:
+            return low
+        while high - low > 1:
+            middle = (low + high) // 2
+            if await self._count(pattern, middle) >= limit:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    async def _count(self, pattern: str, seq: int) -> int:
+        piece = await self._get(pattern, {"seq": seq}, 1)
+        return len(piece.messages) + piece.more
+
+    async def _get(self, pattern: str, start: dict[str, Any], batch: int) -> _Piece:
+        inbox = self._nc.new_inbox()
+        subscription = await self._nc.subscribe(inbox)
+        request = {"batch": batch, "max_bytes": _MAX_BYTES, "next_by_subj": pattern, **start}
+        messages: list[Msg] = []
+        try:
+            subject = f"{self._js._prefix}.DIRECT.GET.{subjects.EVENTS}"
+            await self._nc.publish(subject, json.dumps(request).encode(), reply=inbox)
+            async with asyncio.timeout(_WAIT_S):
+                while True:
+                    message = await subscription.next_msg(timeout=_WAIT_S)
+                    headers = message.headers or {}
+                    if "Nats-Sequence" in headers:
+                        messages.append(message)
+                        continue
+                    status = headers.get("Status", "")
+                    if status in ("204", "404"):  # end of batch; nothing found
+                        return _Piece(messages, int(headers.get("Nats-Num-Pending", "0")))
+                    raise TimeoutError(f"stream EVENTS answers {status} {headers.get('Description', '')}")
+        finally:
+            await subscription.unsubscribe()
+
+
+def _pattern(team: str | None) -> str:
+    return subjects.event("*", team) if team is not None else "baton.evt.job.v1.*.*"
+
+
+def _event(message: Msg) -> JobEvent | None:
+    """None for what the stream holds besides: rejections, which are admission's and have no job."""
+    subject = (message.headers or {})["Nats-Subject"]
+    return None if subject.split(".")[4] == "rejected" else JobEvent.model_validate_json(message.data)

@@ -1,0 +1,63 @@
+"""History's answers. A job of another team is not found, exactly like one that does not exist."""
+
+from collections.abc import Sequence
+
+from libs.adapters.mongo.store import JobStore
+from libs.bus.queries import NotFound
+from libs.core.history import Story, tell
+from schemas.base import Fact
+from schemas.jobs import JobEvent
+from schemas.queries import EventList, EventListQuery, JobDocument, JobGet, JobList, JobListQuery
+from schemas.subjects import OPERATOR
+from services.history.events import EventLog
+
+MAX_REPLY_BYTES = 900_000
+"""The broker's limit is 1 MiB: an answer that would be longer is cut, and the rest asked for with the next question."""
+
+
+async def get_job(store: JobStore, query: JobGet, team: str) -> JobDocument:
+    return (await _story_of(store, query.job_id, team)).document
+
+
+async def list_jobs(store: JobStore, query: JobListQuery, team: str) -> JobList:
+    """Newest first; the last one's `submitted_us` is the next page's `before_us`."""
+    jobs = await store.jobs(
+        None if team == OPERATOR else team,
+        states=query.states,
+        name=query.name,
+        before_us=query.before_us,
+        limit=query.limit,
+    )
+    return JobList(jobs=tuple(jobs[: _fitting(jobs)]))
+
+
+async def list_events(store: JobStore, log: EventLog, query: EventListQuery, team: str) -> EventList:
+    """One job's events from its document; a team's from the stream that told them. With `after_us` the first ones
+    after it, else the last ones."""
+    if query.job_id is None:
+        owner = None if team == OPERATOR else team
+        events = await log.read(owner, after_us=query.after_us, limit=query.limit)
+    else:
+        events = tell(await _story_of(store, query.job_id, team))
+    if query.after_us is None:
+        events = events[-query.limit :]
+        return EventList(events=tuple(events[len(events) - _fitting(events[::-1]) :]))
+    events = [event for event in events if event.at_us > query.after_us][: query.limit]
+    return EventList(events=tuple(events[: _fitting(events)]))
+
+
+async def _story_of(store: JobStore, job_id: str, team: str) -> Story:
+    story = await store.story(job_id)
+    if story is None or team not in (OPERATOR, story.document.team):
+        raise NotFound(f"no job {job_id} (one that was submitted a moment ago is here in a moment)")
+    return story
+
+
+def _fitting(items: Sequence[JobDocument | JobEvent] | Sequence[Fact]) -> int:
+    """How many of `items`, from the first, fit into one answer; at least one."""
+    total = 0
+    for count, item in enumerate(items):
+        total += len(item.model_dump_json()) + 1
+        if total > MAX_REPLY_BYTES:
+            return max(1, count)
+    return len(items)

@@ -1,0 +1,19 @@
+"""History's settings, from the environment with the prefix `BATON_HISTORY_`."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service.settings import ServiceSettings
+
+
+class HistorySettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="BATON_HISTORY_")
+
+    window_ms: float = Field(
+        default=200.0, ge=0, le=10_000, description="changes are gathered for so long, ms: a job is written once in it"
+    )
+    window_jobs: int = Field(default=500, ge=1, le=5000, description="and at the most for so many changed jobs")
+    cache_jobs: int = Field(
+        default=20_000, ge=100, description="unfinished jobs kept in memory (about 10 KB each); others are read again"
+    )
+    snapshot_records: int = Field(default=5000, ge=100, description="ledger records between snapshots of the feed")

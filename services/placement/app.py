@@ -1,0 +1,159 @@
+"""Placement's wiring: the only place that builds its clients."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from faststream.asgi import AsgiFastStream
+from nats.aio.client import Client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from libs.bus.broker import make_broker
+from libs.bus.connect import connect
+from libs.bus.queries import serve
+from libs.bus.streams import bind
+from libs.core.cycle import Policy
+from libs.core.desired import desired, nodes_touched
+from libs.core.machine import Machine, Machines
+from libs.ledger.snapshots import Snapshots
+from libs.ledger.writer import LedgerWriter
+from libs.service.app import Tasks, make_asgi
+from schemas import subjects
+from schemas.catalog import BY_TYPE
+from schemas.ledger import LedgerRecord
+from services.placement import handlers
+from services.placement.projector import Projector
+from services.placement.settings import PlacementSettings
+
+BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 30_000, 300_000)
+
+
+class Placement:
+    """One placement process: a ledger writer, what it tells nodes after each commit, and its answers."""
+
+    def __init__(self, settings: PlacementSettings, writer_id: str, registry: CollectorRegistry) -> None:
+        self.settings = settings
+        self.pool = settings.pool
+        self.writer_id = writer_id
+        self.latencies = handlers.Latencies(settings.latency_window)
+        self.writer: LedgerWriter[Machine] | None = None
+        self._nats: Client | None = None
+        self._records = Counter("baton_ledger_records", "records committed by this process", registry=registry)
+        self._events = Counter("baton_ledger_events", "ledger events committed", ["kind"], registry=registry)
+        self._commit_ms = Histogram(
+            "scheduling_latency_ms",
+            "submit stored to grant committed, of jobs that fitted at once",
+            buckets=BUCKETS_MS,
+            registry=registry,
+        )
+        self._queued = Gauge("baton_jobs_waiting", "jobs in the queue", registry=registry)
+
+    async def open(self, nats: Client) -> None:
+        """Prepares the writer. Raises when the pool's streams do not exist."""
+        js = nats.jetstream()
+        await bind(js, [self.pool])
+        self._nats = nats
+        self.writer = LedgerWriter(
+            js,
+            self.pool,
+            Machines(Policy(reserve_after_us=int(self.settings.reserve_after_s * 1e6))),
+            writer_id=self.writer_id,
+            snapshots=Snapshots(js, self.pool),
+            batch=self.settings.batch,
+            linger_ms=self.settings.linger_ms,
+            snapshot_every=self.settings.snapshot_records,
+            on_commit=[self._committed],
+        )
+
+    @property
+    def machine(self) -> Machine:
+        assert self.writer is not None
+        return self.writer.machine
+
+    @property
+    def seq(self) -> int:
+        assert self.writer is not None
+        return self.writer.head.seq
+
+    async def _committed(self, seq: int, record: LedgerRecord, machine: Machine) -> None:
+        """After a commit: the nodes that it touched learn what should run there now."""
+        assert self._nats is not None
+        self._records.inc()
+        before = len(self.latencies.scheduling)
+        self.latencies.observe(record, machine, time.time_ns() // 1000)
+        for value in list(self.latencies.scheduling)[before:] if len(self.latencies.scheduling) > before else ():
+            self._commit_ms.observe(value)
+        self._queued.set(sum(len(line) for line in machine.state.queues.values()))
+        for event in record.events:
+            self._events.labels(event.kind).inc()
+        for node in sorted(_touched(record, machine)):
+            if machine.state.fleet.nodes[node].up:
+                state = desired(machine.state, node, self.pool, seq)
+                await self._nats.publish(subjects.desired(self.pool, node), state.model_dump_json().encode())
+
+
+def _touched(record: LedgerRecord, machine: Machine) -> set[str]:
+    jobs: set[str] = set()
+    nodes: set[str] = set()
+    for event in record.events:
+        if event.kind in ("job.granted", "attempt.preempting", "attempt.stopping"):
+            jobs.add(event.job_id)
+        elif event.kind == "devices.freed":
+            nodes.add(event.node)
+        elif event.kind == "node.joined":
+            nodes.add(event.inventory.node)
+    return nodes_touched(machine.state, jobs, nodes)
+
+
+def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
+    """The service as an ASGI application. `writer_id` names this process in the records that it writes."""
+    registry = CollectorRegistry()
+    broker = make_broker(settings.nats_url, "placement")
+    placement = Placement(settings, writer_id, registry)
+    projector = Projector(settings.pool, settings.redis_url)
+    tasks = Tasks()
+    _serve_questions(broker, placement)
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        nats = await connect(settings.nats_url, name="placement-writer", die_on_close=True)
+        await placement.open(nats)
+        assert placement.writer is not None
+        tasks.start("ledger writer", placement.writer.run())
+        tasks.start("redis projection", projector.run(nats.jetstream()))
+        async with tasks.until_stopped():
+            yield
+        await nats.close()
+
+    def ready() -> dict[str, str]:
+        writer = placement.writer
+        read = writer is not None and writer.ready.is_set()
+        ledger = (writer.problem or "ok") if writer is not None and read else "not read yet"
+        return {"ledger": ledger, "redis": projector.problem or "ok"}
+
+    return make_asgi(
+        broker, name="placement", settings=settings, lifespan=lifespan, registry=registry, ready=ready
+    )
+
+
+def _serve_questions(broker: Any, placement: Placement) -> None:
+    pool = placement.pool
+
+    def on_machine(answer: Any, **known: Any) -> Any:
+        return lambda query, team: answer(placement.machine, query, team, **{k: v() for k, v in known.items()})
+
+    seq, latencies = (lambda: placement.seq), (lambda: placement.latencies)
+    ask = partial(serve, broker, queue="placement")
+    ask(BY_TYPE["io.baton.job.explain.query.v1"], on_machine(handlers.explain_job))
+    ask(BY_TYPE["io.baton.queue.list.query.v1"], on_machine(handlers.queue_list))
+    ask(
+        BY_TYPE["io.baton.pool.status.query.v1"],
+        on_machine(handlers.pool_status, pool=lambda: pool, ledger_seq=seq, latencies=latencies),
+    )
+    ask(
+        BY_TYPE["io.baton.node.desired.query.v1"],
+        lambda query, team: handlers.desired_of(placement.machine, query, pool=pool, ledger_seq=placement.seq),
+        pool=pool,
+    )

@@ -1,0 +1,67 @@
+"""Placement's answers: load the machine, ask the core, return. Nothing here changes anything."""
+
+from collections import deque
+
+from libs.bus.queries import NotFound
+from libs.core.desired import desired
+from libs.core.explain import explain, queue_view
+from libs.core.machine import Machine
+from libs.core.model import Job
+from libs.core.status import quantiles, status
+from schemas.ledger import JobGranted, JobQueued, LedgerRecord
+from schemas.nodes import DesiredQuery, DesiredReply
+from schemas.queries import Explanation, ExplainQuery, PoolStatus, PoolStatusQuery, QueueList, QueueListQuery
+from schemas.subjects import OPERATOR
+
+
+class Latencies:
+    """The last grants' latencies, ms: of jobs that fitted at once (submit stored to grant committed), and of all."""
+
+    def __init__(self, window: int) -> None:
+        self.scheduling: deque[float] = deque(maxlen=window)
+        self.wait: deque[float] = deque(maxlen=window)
+
+    def observe(self, record: LedgerRecord, machine: Machine, now_us: int) -> None:
+        """Takes in a committed record; `now_us` is this process's clock, compared with the broker's submit times."""
+        new = {e.job_id for e in record.events if type(e) is JobQueued}
+        for event in record.events:
+            if type(event) is JobGranted and event.attempt == 1:
+                job = machine.state.jobs.get(event.job_id)
+                if job is None:
+                    continue
+                waited_ms = max(0.0, (now_us - job.submitted_us) / 1000)
+                self.wait.append(waited_ms)
+                if job.id in new:
+                    self.scheduling.append(waited_ms)
+
+
+def explain_job(machine: Machine, query: ExplainQuery, team: str) -> Explanation:
+    return explain(machine.state, _job_of(machine, query.job_id, team), machine.plan)
+
+
+def queue_list(machine: Machine, query: QueueListQuery, team: str) -> QueueList:
+    """A team sees its own waiting jobs, the operator all."""
+    jobs = queue_view(machine.state, machine.plan, limit=5000)
+    mine = [j for j in jobs if team in (OPERATOR, j.team)]
+    return QueueList(jobs=tuple(mine[: query.limit]), total=len(mine))
+
+
+def pool_status(
+    machine: Machine, query: PoolStatusQuery, team: str, *, pool: str, ledger_seq: int, latencies: Latencies
+) -> PoolStatus:
+    return status(
+        machine.state, pool, ledger_seq, quantiles(list(latencies.scheduling)), quantiles(list(latencies.wait))
+    )
+
+
+def desired_of(machine: Machine, query: DesiredQuery, *, pool: str, ledger_seq: int) -> DesiredReply:
+    """The desired state of each node that the pool knows; unknown ones are left out."""
+    known = [name for name in query.nodes if name in machine.state.fleet.nodes]
+    return DesiredReply(states=tuple(desired(machine.state, name, pool, ledger_seq) for name in known))
+
+
+def _job_of(machine: Machine, job_id: str, team: str) -> Job:
+    job = machine.state.jobs.get(job_id)
+    if job is None or team not in (OPERATOR, job.team):
+        raise NotFound(f"no job {job_id} is waiting or running; `baton describe {job_id}` shows one that has ended")
+    return job

@@ -1,0 +1,16 @@
+"""Placement's settings, from the environment with the prefix `BATON_PLACEMENT_`."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service.settings import ServiceSettings
+
+
+class PlacementSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="BATON_PLACEMENT_")
+
+    snapshot_records: int = Field(default=5000, ge=100, description="ledger records between snapshots of the state")
+    reserve_after_s: float = Field(default=60.0, ge=0, description="a gang that waits longer gets a reservation, s")
+    batch: int = Field(default=256, ge=1, le=1000, description="inbox messages decided in one record at the most")
+    linger_ms: float = Field(default=2.0, ge=0, le=100, description="how long to wait for more of a batch, ms")
+    latency_window: int = Field(default=20_000, ge=100, description="grants kept for the latency quantiles")

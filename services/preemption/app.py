@@ -1,0 +1,101 @@
+"""Preemption's wiring: the only place that builds its clients."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from faststream.asgi import AsgiFastStream
+from nats.js import JetStreamContext
+from prometheus_client import CollectorRegistry, Counter
+
+from libs.bus.broker import make_broker
+from libs.bus.connect import connect
+from libs.bus.messages import Outgoing, outgoing
+from libs.bus.outbox import Outbox
+from libs.bus.streams import bind
+from libs.core import snapshot
+from libs.ledger.reader import LedgerReader
+from libs.ledger.snapshots import Snapshots
+from libs.service.app import Tasks, make_asgi
+from schemas import subjects
+from schemas.inbox import PreemptionPlanned
+from services.preemption.planner import Planner
+from services.preemption.settings import PreemptionSettings
+
+
+class Preemption:
+    """Follows the ledger, plans on its present, and sends what it planned."""
+
+    def __init__(self, settings: PreemptionSettings, registry: CollectorRegistry) -> None:
+        self.settings = settings
+        self.pool = settings.pool
+        self.reader: LedgerReader | None = None
+        self._plans = Counter("baton_preemption_plans", "plans sent to placement", registry=registry)
+        self._victims = Counter("baton_preemption_victims", "jobs asked to give way", registry=registry)
+
+    async def run(self, js: JetStreamContext) -> None:
+        """For ever. Ends with an error when the ledger cannot be read on."""
+        snapshots, outbox = Snapshots(js, self.pool), Outbox(js)
+        stored = await snapshots.load("preemption")
+        if stored is None:
+            planner, reader = Planner(), LedgerReader(js, self.pool)
+        else:
+            head, position, data = stored
+            planner, reader = Planner(snapshot.load(data)), LedgerReader(js, self.pool, head, position)
+        self.reader = reader
+        unsaved = 0
+        async for entries in reader.follow():
+            for entry in entries:
+                if entry.valid:
+                    planner.apply(entry.record)
+            unsaved += len(entries)
+            if unsaved >= self.settings.snapshot_records:
+                await snapshots.save("preemption", reader.head, reader.position, snapshot.dump(planner.state))
+                unsaved = 0
+            if reader.lag() == 0:  # an old state would only make stale plans
+                await self._plan(planner, outbox, reader.head.seq)
+
+    async def _plan(self, planner: Planner, outbox: Outbox, base_seq: int) -> None:
+        plans = planner.plans(base_seq)
+        if not plans:
+            return
+        acks = await outbox.publish_many([self._message(plan) for plan in plans])
+        for plan, ack in zip(plans, acks, strict=True):
+            planner.sent(plan, ack.seq)
+            self._plans.inc()
+            self._victims.inc(len(plan.victims))
+
+    def _message(self, plan: PreemptionPlanned) -> Outgoing:
+        return outgoing(
+            plan,
+            subject=subjects.inbox("preemption", "planned", self.pool),
+            type="io.baton.preemption.planned.v1",
+            source=f"/baton/{self.pool}/preemption",
+            cause=plan.plan_id,
+            correlation=plan.beneficiary,
+        )
+
+
+def make_app(settings: PreemptionSettings) -> AsgiFastStream:
+    """The service as an ASGI application."""
+    registry = CollectorRegistry()
+    broker = make_broker(settings.nats_url, "preemption")
+    preemption = Preemption(settings, registry)
+    tasks = Tasks()
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        nats = await connect(settings.nats_url, name="preemption", die_on_close=True)
+        js = nats.jetstream()
+        await bind(js, [settings.pool])
+        tasks.start("ledger reader", preemption.run(js))
+        async with tasks.until_stopped():
+            yield
+        await nats.close()
+
+    def ready() -> dict[str, str]:
+        reader = preemption.reader
+        return {"ledger": "not read yet" if reader is None else reader.problem or "ok"}
+
+    return make_asgi(
+        broker, name="preemption", settings=settings, lifespan=lifespan, registry=registry, ready=ready
+    )

@@ -1,0 +1,181 @@
+"""Wires telemetry: leases and ticks, the ledger's figures, samples, answers."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from faststream.asgi import AsgiFastStream
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from libs.adapters.redis import Projection
+from libs.adapters.redis.projection import Unavailable
+from libs.bus.broker import make_broker
+from libs.bus.connect import connect
+from libs.bus.messages import Malformed, decode_bare
+from libs.bus.queries import serve
+from libs.bus.streams import bind
+from libs.core.projection import HotState, Row
+from libs.ledger.reader import LedgerReader
+from libs.ledger.snapshots import Snapshots
+from libs.service.app import Tasks, make_asgi
+from schemas import subjects
+from schemas.catalog import BY_TYPE
+from schemas.nodes import NodeSampled
+from schemas.queries import DeviceList, DeviceListQuery, NodeList, NodeListQuery
+from services.telemetry import figures, handlers
+from services.telemetry.leases import Leases, now
+from services.telemetry.readings import DeviceCollector, Readings
+from services.telemetry.settings import TelemetrySettings
+
+log = logging.getLogger("baton.telemetry")
+
+PROJECTION_SNAPSHOT = "projection"
+"""Placement's projector keeps the same fold; a restart of telemetry begins there."""
+
+_LATENCY_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 60_000)
+_WAIT_MS = (10, 50, 100, 500, 1000, 5000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 86_400_000)
+
+
+class Telemetry:
+    """What the service knows: the ledger's fold, the watch over nodes, the latest samples."""
+
+    def __init__(self, settings: TelemetrySettings, registry: CollectorRegistry) -> None:
+        self.settings = settings
+        self.hot = HotState()
+        self.leases = Leases(settings, registry)
+        self.readings = Readings(settings.fresh_s)
+        self.projection = Projection(settings.redis_url, settings.pool, timeout_s=1.0)
+        self.reader: LedgerReader | None = None
+        self.caught_up = asyncio.Event()
+        self._samples = Counter("baton_samples", "device samples of nodes", ["outcome"], registry=registry)
+        self._scheduling = Histogram(
+            "scheduling_latency_ms",
+            "inbox arrival of a job that fitted at once to the record that grants it, ms",
+            buckets=_LATENCY_MS,
+            registry=registry,
+        )
+        self._queue_wait = Histogram(
+            "queue_wait_time_ms", "submit to first grant, ms", buckets=_WAIT_MS, registry=registry
+        )
+        for name, text, value in (
+            ("preemption_rate_pct", "preempted attempts, percent of granted ones", figures.preemption_rate_pct),
+            ("gpu_allocated_pct", "accelerator compute that is granted, percent of what is up", figures.allocated_pct),
+            ("nodes_up", "nodes with a lease", lambda hot: figures.nodes_by_status(hot)["up"]),
+            ("nodes_lost", "nodes whose lease has ended", lambda hot: figures.nodes_by_status(hot)["lost"]),
+            ("jobs_queued", "jobs that wait", lambda hot: sum(t["queued"] for t in hot.teams.values())),
+            ("jobs_active", "jobs that hold devices", lambda hot: sum(t["active"] for t in hot.teams.values())),
+        ):
+            self._gauge(name, text, registry, value)
+        lag = Gauge("ledger_lag_records", "ledger records that were not read yet", registry=registry)
+        lag.set_function(lambda: self.reader.lag() if self.reader else 0)
+        registry.register(DeviceCollector(self.readings, lambda: self.hot, now))
+
+    def _gauge(self, name: str, text: str, registry: CollectorRegistry, value: Callable[[HotState], float]) -> None:
+        Gauge(name, text, registry=registry).set_function(lambda: value(self.hot))
+
+    async def follow(self, js: JetStreamContext) -> None:
+        """Folds the ledger for ever. Waits are observed from the present on: the past is not news after a restart."""
+        self.reader = reader = await self._resume(js)
+        last = await reader.last_seq()
+        async for entries in reader.follow():
+            waits = figures.take(self.hot, self.leases.watch, entries, now())
+            if not self.caught_up.is_set():
+                if reader.position >= last:
+                    self.caught_up.set()
+                continue
+            for value in waits.scheduling:
+                self._scheduling.observe(value)
+            for value in waits.queue:
+                self._queue_wait.observe(value)
+
+    async def _resume(self, js: JetStreamContext) -> LedgerReader:
+        pool = self.settings.pool
+        found = await Snapshots(js, pool).load(PROJECTION_SNAPSHOT)
+        if found is None:
+            return LedgerReader(js, pool)
+        head, position, data = found
+        try:
+            self.hot = HotState.load(data)
+        except ValueError as e:
+            log.warning("the snapshot at %d is not used: %s", position, e)
+            return LedgerReader(js, pool)
+        for name, row in self.hot.nodes.items():
+            if row["status"] == "up":
+                self.leases.watch.joined(name, row["incarnation"], now())
+            else:
+                self.leases.watch.left(name, row["incarnation"])
+        return LedgerReader(js, pool, head, position)
+
+    async def listen(self, nats: Client) -> None:
+        """Every process hears every sample, by core NATS: a shared durable consumer would give each only some."""
+        await self.leases.listen(nats)
+        await nats.subscribe(subjects.sample(self.settings.pool), cb=self._on_sample)
+
+    async def _on_sample(self, message: Msg) -> None:
+        try:
+            _, sample = decode_bare(NodeSampled, message.subject, message.headers, message.data)
+        except Malformed as e:
+            self._samples.labels("malformed").inc()
+            log.warning("a sample on %s cannot be read: %s", message.subject, e)
+            return
+        if sample.node != message.subject.rpartition(".")[2]:
+            self._samples.labels("foreign").inc()
+            return
+        self._samples.labels("taken").inc()
+        self.readings.take(sample, now())
+
+    async def node_list(self, query: NodeListQuery, team: str) -> NodeList:
+        nodes, devices = await self._rows()
+        return handlers.node_list(query, nodes, devices, self.readings.fresh(now()), self._age)
+
+    async def device_list(self, query: DeviceListQuery, team: str) -> DeviceList:
+        nodes, devices = await self._rows()
+        return handlers.device_list(query, team, nodes, devices, self.readings.fresh(now()))
+
+    def _age(self, node: str) -> float | None:
+        return self.leases.watch.age(node, now())
+
+    async def _rows(self) -> tuple[dict[str, Row], dict[str, Row]]:
+        """Nodes and devices from Redis; while it is away or being filled, from our own fold of the same ledger."""
+        try:
+            if await self.projection.position() or not self.hot.seq:
+                return await self.projection.nodes(), await self.projection.devices()
+        except Unavailable as e:
+            log.warning("Redis does not answer (%r): nodes and devices are shown from memory", e)
+        return self.hot.nodes, self.hot.devices
+
+
+def make_app(settings: TelemetrySettings) -> AsgiFastStream:
+    """The service as an ASGI application."""
+    registry = CollectorRegistry()
+    broker = make_broker(settings.nats_url, "telemetry")
+    telemetry = Telemetry(settings, registry)
+    tasks = Tasks()
+    serve(broker, BY_TYPE["io.baton.node.list.query.v1"], telemetry.node_list, queue="telemetry")
+    serve(broker, BY_TYPE["io.baton.device.list.query.v1"], telemetry.device_list, queue="telemetry")
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        nats = await connect(settings.nats_url, name="telemetry-leases", die_on_close=True)
+        js = nats.jetstream()
+        await bind(js, [settings.pool])
+        await telemetry.listen(nats)
+        tasks.start("ledger figures", telemetry.follow(js))
+        tasks.start("leases and ticks", telemetry.leases.beat(nats, js))
+        async with tasks.until_stopped():
+            yield
+        await telemetry.projection.close()
+        await nats.close()
+
+    def ready() -> dict[str, str]:
+        confirmed = now() - telemetry.leases.confirmed_at <= settings.confirm_s
+        return {
+            "ledger": "ok" if telemetry.caught_up.is_set() else "not read to its end yet",
+            "inbox": "ok" if confirmed else "no tick was stored lately: no leases are granted",
+        }
+
+    return make_asgi(broker, name="telemetry", settings=settings, lifespan=lifespan, registry=registry, ready=ready)

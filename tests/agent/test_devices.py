@@ -1,0 +1,253 @@
+"""Device layers: a recorded NVML, simulated fleets with their error messages, this machine's processors."""
+
+# ruff: noqa: N802, N815 - the recorded API has NVIDIA's names
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from libs.adapters.devices import NoDevices
+from libs.adapters.devices.cpu import CpuLayer
+from libs.adapters.devices.fleet import FleetError, parse_fleet, read_fleet
+from libs.adapters.devices.nvml import NvmlLayer, short_model
+from libs.adapters.devices.simulated import SimulatedLayer
+from schemas.resources import DeviceKind
+from tests.agent.build import inventory, rank
+
+FLEETS = Path(__file__).parents[2] / "deploy" / "fleets"
+MIB = 1024 * 1024
+
+
+class NVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__({3: "Not Supported", 9: "Driver Not Loaded", 15: "GPU is lost"}.get(value, str(value)))
+        self.value = value
+
+
+class Nvml:
+    """The part of pynvml that is used, answering as boards of a fleet did: a dict per board, `mig` its instances."""
+
+    NVMLError = NVMLError
+    NVML_NVLINK_MAX_LINKS, NVML_FEATURE_ENABLED = 36, 1
+    NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
+    NVML_TEMPERATURE_GPU, NVML_VOLATILE_ECC, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 0, 1
+    NVML_ERROR_GPU_IS_LOST, nvmlMemory_v2 = 15, 0x02000028
+
+    def __init__(self, *boards: dict, driver: bool = True) -> None:
+        self.boards, self.driver = boards, driver
+
+    def nvmlInit(self):
+        if not self.driver:
+            raise NVMLError(9)
+
+    def nvmlDeviceGetCount(self):
+        return len(self.boards)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return self._ok(self.boards[index])
+
+    def nvmlDeviceGetUUID(self, h):
+        return h["uuid"]
+
+    def nvmlDeviceGetName(self, h):
+        return h["name"]
+
+    def nvmlDeviceGetMigMode(self, h):
+        if "mig" not in h:
+            raise NVMLError(3)
+        return [int(bool(h["mig"])), 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, h):
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, h, index):
+        if index >= len(h["mig"]) or h["mig"][index] is None:
+            raise NVMLError(6)
+        return h["mig"][index]
+
+    def nvmlDeviceGetAttributes(self, h):
+        return SimpleNamespace(gpuInstanceSliceCount=h["slices"])
+
+    def nvmlDeviceGetMemoryInfo(self, h, version=None):
+        self._ok(h)
+        if version and h.get("old_driver"):
+            raise NVMLError(13)
+        return SimpleNamespace(total=h["total"] * MIB, used=h.get("used", 0) * MIB, reserved=h.get("kept", 0) * MIB)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, h):
+        return 700_000
+
+    def nvmlDeviceGetNvLinkState(self, h, link):
+        if link >= h.get("links", 0):
+            raise NVMLError(3)
+        return 1
+
+    def nvmlDeviceGetP2PStatus(self, a, b, cap):
+        return 0 if a.get("island") == b.get("island") else 5
+
+    def nvmlDeviceGetUtilizationRates(self, h):
+        if "slices" in h:
+            raise NVMLError(3)  # as real MIG instances do
+        return SimpleNamespace(gpu=73, memory=40)
+
+    def nvmlDeviceGetPowerUsage(self, h):
+        return 412_000
+
+    def nvmlDeviceGetTemperature(self, h, sensor):
+        return 61
+
+    def nvmlDeviceGetTotalEccErrors(self, h, kind, counter):
+        return h.get("ecc", 0)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, h):
+        return h.get("reasons", 0x4)
+
+    def _ok(self, h):
+        if h.get("lost"):
+            raise NVMLError(15)
+        return h
+
+
+def test_every_call_that_is_recorded_exists_in_the_real_api():
+    names = [name for name in vars(Nvml) if name.lower().startswith("nvml")]
+    assert [name for name in names if not hasattr(pynvml, name)] == []
+
+
+def h100(number: int, **fields) -> dict:
+    return {"uuid": f"GPU-{number}", "name": "NVIDIA H100 80GB HBM3", "total": 81_559, "kept": 525} | fields
+
+
+def test_whole_gpus_with_what_a_job_can_use_of_their_memory():
+    first, second = NvmlLayer(Nvml(h100(0), h100(1, old_driver=True))).discover()
+    assert (first.id, first.index, first.kind, first.model) == ("GPU-0", 0, DeviceKind.GPU, "H100")
+    assert (first.memory_mib, first.power_limit_w) == (81_034, 700)
+    assert second.memory_mib == 81_559, "an older driver does not tell what it keeps"
+
+
+def test_nvlink_islands_come_from_links_and_peers_not_from_index_order():
+    boards = [h100(i, links=18, island=i % 2) for i in range(4)] + [h100(4)]
+    found = NvmlLayer(Nvml(*boards)).discover()
+    assert [d.nvlink_domain for d in found] == ["nvl0", "nvl1", "nvl0", "nvl1", ""]
+
+
+def test_a_board_in_mig_mode_is_offered_as_its_instances():
+    named = {"uuid": "MIG-a", "name": "NVIDIA H100 80GB HBM3 MIG 3g.40gb", "total": 40_448, "slices": 3}
+    plain = {"uuid": "MIG-b", "name": "NVIDIA H100 80GB HBM3", "total": 9_856, "slices": 1}
+    layer = NvmlLayer(Nvml(h100(0, mig=[named, None, plain]), h100(1, mig=[])))
+    found = layer.discover()
+    assert [(d.id, d.index, d.kind, d.mig_profile, d.parent) for d in found] == [
+        ("MIG-a", 0, "mig", "3g.40gb", "GPU-0"),
+        ("MIG-b", 1, "mig", "1g.10gb", "GPU-0"),
+        ("GPU-1", 2, "gpu", "", ""),
+    ]
+    reading = layer.sample({})[0]
+    assert (reading.device, reading.power_w, reading.utilization_pct) == ("MIG-a", 412.0, 0.0)
+
+
+def test_samples_have_units_and_lost_boards_are_silent():
+    boards = h100(0, used=1000, ecc=2, reasons=0x4 | 0x40), h100(1)
+    layer = NvmlLayer(Nvml(*boards))
+    layer.discover()
+    boards[1]["lost"] = True
+    (reading,) = layer.sample({})
+    assert (reading.utilization_pct, reading.memory_used_mib, reading.power_w) == (73.0, 1000, 412.0)
+    assert (reading.temperature_c, reading.ecc_errors, reading.throttled) == (61.0, 2, True)
+
+
+def test_a_board_that_fell_off_the_bus_is_not_offered():
+    assert [d.id for d in NvmlLayer(Nvml(h100(0, lost=True), h100(1))).discover()] == ["GPU-1"]
+
+
+def test_devices_are_made_visible_by_uuid():
+    layer = NvmlLayer(Nvml(h100(0), h100(1)))
+    layer.discover()
+    assert layer.environment((rank("GPU-1"), rank("GPU-0")))["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-0"
+    with pytest.raises(NoDevices, match="GPU-7 is not on this node"):
+        layer.environment((rank("GPU-7"),))
+
+
+def test_without_a_driver_the_message_says_how_to_go_on():
+    with pytest.raises(NoDevices, match=r"no NVIDIA driver answers \(Driver Not Loaded\).*BATON_AGENT_DEVICES=cpu"):
+        NvmlLayer(Nvml(driver=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA A100 80GB PCIe", "A100"),
+        ("NVIDIA H100 PCIe", "H100"),
+        ("NVIDIA H100 NVL", "H100"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        (b"NVIDIA H200", "H200"),
+    ],
+)
+def test_models_are_named_as_jobs_ask_for_them(name, model):
+    assert short_model(name) == model
+
+
+@pytest.mark.parametrize("path", sorted(FLEETS.glob("*.yaml")), ids=lambda p: p.name)
+def test_every_shipped_fleet_can_be_used(path):
+    nodes = read_fleet(path)
+    assert all(node.simulated and node.devices for node in nodes)
+    assert len({d.id for node in nodes for d in node.devices}) == sum(len(node.devices) for node in nodes)
+
+
+def test_the_demo_fleet_is_what_its_name_says():
+    nodes = read_fleet(FLEETS / "demo-16x8-h100.yaml")
+    assert len(nodes) == 16
+    assert {node.position.leaf for node in nodes} == {"leaf-0", "leaf-1"}
+    assert {(d.model, d.memory_mib) for node in nodes for d in node.devices} == {("H100", 81_920)}
+
+
+GROUP = "groups: [{name: 'n{i}', count: 2, devices: {model: H100, count: 4, memory_gib: 80%s}%s}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GROUP % ("", ", count: many"), "not YAML|groups.0.count is 'many'"),
+        (GROUP % (", nvlink_domains: 3", ""), "4 devices cannot be cut into 3 equal NVLink domains"),
+        (GROUP % ("", ", colour: red"), "groups.0.colour is 'red': .*remove it or correct its spelling"),
+        ("groups: []", "groups is .*at least 1 item"),
+        ("pool: main", "groups: Field required; add it"),
+        (GROUP.replace("n{i}", "node") % ("", ""), "'node' names two nodes; put {i} into the pattern"),
+        (GROUP.replace("n{i}", "n{rack}") % ("", ""), "groups.0.name is 'n{rack}': .*use {i} and {leaf} only"),
+        (GROUP.replace("n{i}", "n.{i}") % ("", ""), r"gives 'n.0': .*use letters, digits"),
+        ("{", "not YAML"),
+    ],
+)
+def test_fleet_errors_name_field_value_and_fix(text, message):
+    with pytest.raises(FleetError, match=message):
+        parse_fleet(text, "fleet.yaml")
+
+
+def test_a_missing_fleet_file_names_the_setting():
+    with pytest.raises(FleetError, match="set BATON_AGENT_FLEET"):
+        read_fleet("/nowhere.yaml")
+
+
+def test_simulated_readings_follow_what_is_granted_and_repeat():
+    def readings():
+        return SimulatedLayer(inventory().devices).sample({"n0-gpu0": 1000, "n0-gpu1": 250})
+
+    busy, shared, idle = readings()[:3]
+    assert 90 <= busy.utilization_pct <= 98
+    assert 22 <= shared.utilization_pct <= 25
+    assert (idle.utilization_pct, idle.memory_used_mib) == (0, 0)
+    assert readings() == readings()
+
+
+def test_this_machines_processors_are_one_device():
+    layer = CpuLayer("here")
+    (device,) = layer.discover()
+    assert (device.id, device.kind, device.model) == ("here-cpu0", "cpu", "CPU")
+    assert device.memory_mib > 0
+    (reading,) = layer.sample({})
+    assert 0 <= reading.utilization_pct <= 100
+    assert layer.environment((rank("here-cpu0", milli=500),))["CUDA_VISIBLE_DEVICES"] == ""

@@ -1,0 +1,91 @@
+"""What a job's processes see: nothing of the agent's own environment, exactly its devices, and where its gang meets."""
+
+import pytest
+
+from libs.adapters.devices.simulated import SimulatedLayer
+from libs.core.environment import refused_names
+from services.agent.variables import BadEnvironment, Paths, master_address, master_port, ranks_of, variables
+from tests.agent.build import inventory, part, rank, spec
+
+PATHS = Paths("/home", "/work", "/saves", "/ack/rank-{rank}.json")
+
+
+def of(wanted, number=0, local=0, device=None):
+    return variables(
+        wanted,
+        number,
+        local,
+        device=device or {},
+        paths=PATHS,
+        search_path="/bin",
+        master_address="127.0.0.1",
+        marker="n0@x/1/job.1",
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["LD_PRELOAD", "LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "BASH_ENV", "GCONV_PATH",
+     "PYTHONSTARTUP", "BATON_PART", "RANK", "MASTER_ADDR", "CUDA_MPS_PIPE_DIRECTORY", "HIP_VISIBLE_DEVICES"],
+)  # fmt: skip
+def test_names_that_belong_to_baton_or_the_loader_are_refused(name):
+    assert refused_names({name: "x"}) == [name]
+    with pytest.raises(BadEnvironment, match=name):
+        of(part(spec("pass", env={name: "x"})))
+
+
+def test_ordinary_names_may_be_set():
+    assert refused_names(["PYTHONPATH", "OMP_NUM_THREADS", "NCCL_DEBUG", "PATH", "HOME", "CUDA_LAUNCH_BLOCKING"]) == []
+
+
+def test_nothing_of_the_agents_own_environment_reaches_a_job(monkeypatch):
+    monkeypatch.setenv("SECRET_OF_THE_AGENT", "1")
+    got = of(part(spec("pass", env={"LR": "0.1"})))
+    assert "SECRET_OF_THE_AGENT" not in got
+    assert got["LR"] == "0.1"
+    assert got["PATH"] == "/bin"
+
+
+def test_rendezvous_of_one_process_per_device():
+    ranks = rank("n1-gpu0", number=8), rank("n1-gpu1", number=9)
+    wanted = part(spec("pass"), *ranks, world_size=16, node_rank=1, nodes=("n0", "n1"))
+    assert ranks_of(wanted) == [(8, 0), (9, 1)]
+    got = of(wanted, 9, 1)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR")
+    assert [got[n] for n in names] == ["9", "16", "1", "2", "1", "2", "127.0.0.1"]
+    assert got["BATON_CHECKPOINT_FILE"] == "/ack/rank-9.json"
+
+
+def test_rendezvous_of_one_process_per_node():
+    ranks = rank("n1-gpu0", number=8), rank("n1-gpu1", number=9)
+    wanted = part(spec("pass", launch="per-node"), *ranks, world_size=16, node_rank=1, nodes=("n0", "n1"))
+    assert ranks_of(wanted) == [(1, 0)]
+    got = of(wanted, 1, 0)
+    assert [got[n] for n in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE")] == ["1", "2", "1", "2"]
+
+
+def test_the_gangs_port_is_the_same_everywhere_and_another_for_the_next_attempt():
+    assert master_port("job-a", 1) == master_port("job-a", 1) != master_port("job-a", 2)
+    assert all(20_000 <= master_port("job-a", n) < 30_000 for n in range(200))
+
+
+def test_the_gang_meets_on_loopback_only_when_it_is_all_here():
+    wanted = part(nodes=("n0", "n1"))
+    assert master_address(wanted, frozenset({"n0", "n1"}), "{node}") == "127.0.0.1"
+    assert master_address(wanted, frozenset({"n1"}), "{node}.gpu.local") == "n0.gpu.local"
+
+
+def test_what_to_resume_from_is_told():
+    got = of(part(spec("pass"), attempt=2, resume={"step": 70, "reference": "ckpt-70"}))
+    assert (got["BATON_RESUME_STEP"], got["BATON_RESUME_REFERENCE"], got["BATON_ATTEMPT"]) == ("70", "ckpt-70", "2")
+    assert "BATON_RESUME_STEP" not in of(part(spec("pass")))
+
+
+def test_a_share_is_told_to_mps_and_to_the_job():
+    layer = SimulatedLayer(inventory().devices)
+    share = layer.environment((rank("n0-gpu3", milli=250),))
+    assert share["CUDA_VISIBLE_DEVICES"] == "3"
+    assert share["BATON_SHARE_MILLI"] == "250"
+    assert share["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert share["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1024M"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in layer.environment((rank("n0-gpu3"),))

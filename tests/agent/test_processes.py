@@ -1,0 +1,216 @@
+"""Parts as real processes: started, watched, saved, stopped; reported gone only when nothing of them is left."""
+
+import json
+import os
+
+from schemas.inbox import CheckpointTaken, Released, Started
+from schemas.jobs import CheckpointPolicy
+from services.agent import tree
+from tests.agent.build import part, rank, spec
+from tests.agent.conftest import until
+
+FOREVER = "import time\nprint('up', flush=True)\ntime.sleep(600)"
+
+STUBBORN_DAEMON = """
+import os, signal, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(s, signal.SIG_IGN)
+        print("daemon", os.getpid(), flush=True)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+
+SAVES = """
+import json, os, signal, sys, time
+step = int(os.environ.get("BATON_RESUME_STEP", "0"))
+def save(*_):
+    file = os.environ["BATON_CHECKPOINT_FILE"]
+    with open(file + ".new", "w") as out:
+        json.dump({"step": step, "reference": "ckpt-%d" % step}, out)
+    os.rename(file + ".new", file)
+    print("saved", step, flush=True)
+signal.signal(signal.SIGUSR1, save)
+print("up", flush=True)
+while True:
+    step += 1
+    time.sleep(0.01)
+"""
+
+
+async def test_output_environment_and_exit_code(place):
+    code = "import os, sys; print(os.environ['RANK'], os.getcwd()); print('oops', file=sys.stderr); sys.exit(7)"
+    wanted = part(spec(code))
+    place.start(wanted)
+    released = await place.released()
+    assert [type(s) for s in place.seen] == [Started, Released]
+    assert (released.exit_code, released.own_exit) == (7, True)
+    assert released.reason == "rank 0 ended with exit code 7"
+    assert place.log(wanted).splitlines() == [f"0 {place.root / f'{wanted.job_id}.1'}", "oops"] or "oops" in place.log(
+        wanted
+    )
+
+
+async def test_a_gang_has_one_process_per_device(place):
+    ranks = [rank(f"n0-gpu{i}", number=i) for i in range(4)]
+    code = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'CUDA_VISIBLE_DEVICES')))"
+    wanted = part(spec(code), *ranks)
+    place.start(wanted)
+    assert (await place.released()).exit_code == 0
+    assert [place.log(wanted, i).strip() for i in range(4)] == [f"{i} 4 {i} 0,1,2,3" for i in range(4)]
+
+
+async def test_the_first_failure_ends_the_other_ranks(place):
+    code = f"import os, sys\nif os.environ['RANK'] == '1': sys.exit(9)\n{FOREVER}"
+    place.start(part(spec(code, stop_grace_s=0.2), rank("n0-gpu0"), rank("n0-gpu1", number=1)))
+    released = await place.released()
+    assert (released.exit_code, released.own_exit, released.reason) == (9, True, "rank 1 ended with exit code 9")
+
+
+async def test_a_signal_is_128_plus_its_number(place):
+    place.start(part(spec("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")))
+    released = await place.released()
+    assert (released.exit_code, released.reason) == (137, "rank 0 was ended by SIGKILL")
+
+
+async def test_stopping_is_not_an_exit_of_its_own_even_with_code_0(place):
+    polite = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{FOREVER}"
+    wanted = part(spec(polite))
+    made = place.start(wanted)
+    await place.says(wanted, "up")
+    made.stop()
+    released = await place.released()
+    assert (released.exit_code, released.own_exit) == (0, False)
+
+
+async def test_a_job_that_ignores_sigterm_is_killed_after_its_grace(place):
+    deaf = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FOREVER}"
+    wanted = part(spec(deaf, stop_grace_s=0.2))
+    made = place.start(wanted)
+    await place.says(wanted, "up")
+    made.stop()
+    assert (await place.released()).exit_code == 137
+
+
+async def test_a_daemon_that_detached_and_ignores_signals_is_gone_before_the_release(place):
+    wanted = part(spec(STUBBORN_DAEMON + FOREVER, stop_grace_s=0.2))
+    made = place.start(wanted)
+    await place.says(wanted, "daemon")
+    await place.says(wanted, "up")
+    daemon = int(place.log(wanted).split("daemon")[1].split()[0])
+    assert tree.alive(daemon)
+    made.stop()
+    await place.released()
+    assert not tree.alive(daemon)
+
+
+async def test_what_a_finished_job_left_behind_is_gone_before_the_release(place):
+    wanted = part(spec(STUBBORN_DAEMON + "import time\ntime.sleep(0.3)"))
+    place.start(wanted)
+    released = await place.released()
+    assert (released.exit_code, released.own_exit) == (0, True)
+    daemon = int(place.log(wanted).split("daemon")[1].split()[0])
+    assert not tree.alive(daemon)
+
+
+async def test_a_checkpoint_is_acknowledged_then_the_job_is_stopped(place):
+    wanted = part(spec(SAVES, checkpoint=CheckpointPolicy(grace_s=20)), resume={"step": 1000, "reference": "old"})
+    made = place.start(wanted)
+    await place.says(wanted, "up")
+    made.save()
+    released = await place.released()
+    taken = next(s for s in place.seen if isinstance(s, CheckpointTaken))
+    assert taken.checkpoint.step >= 1000
+    assert taken.checkpoint.reference == f"ckpt-{taken.checkpoint.step}"
+    assert not released.own_exit
+    assert place.seen[-1] is released
+
+
+async def test_checkpoints_that_a_job_takes_by_itself_are_reported(place):
+    code = f"import os\nopen('x', 'w').write('{json.dumps({'step': 5, 'reference': 'r'})}')\n"
+    code += f"os.rename('x', os.environ['BATON_CHECKPOINT_FILE'])\n{FOREVER}"
+    place.start(part(spec(code, checkpoint=CheckpointPolicy())))
+    await until(lambda: any(isinstance(s, CheckpointTaken) for s in place.seen))
+    assert [type(s) for s in place.seen] == [Started, CheckpointTaken]
+
+
+async def test_without_an_acknowledgement_the_job_is_stopped_at_the_end_of_its_grace(place):
+    deaf = f"import signal\nsignal.signal(signal.SIGUSR1, signal.SIG_IGN)\n{FOREVER}"
+    wanted = part(spec(deaf, checkpoint=CheckpointPolicy(grace_s=0.3), stop_grace_s=0.2))
+    made = place.start(wanted)
+    await place.says(wanted, "up")
+    made.save()
+    released = await place.released()
+    assert not any(isinstance(s, CheckpointTaken) for s in place.seen)
+    assert not released.own_exit
+
+
+async def test_work_that_finishes_while_it_is_asked_to_save_has_finished(place):
+    done = f"import signal, sys\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n{FOREVER}"
+    wanted = part(spec(done, checkpoint=CheckpointPolicy(grace_s=20)))
+    made = place.start(wanted)
+    await place.says(wanted, "up")
+    made.save()
+    released = await place.released()
+    assert (released.exit_code, released.own_exit) == (0, True)
+
+
+async def test_half_written_acknowledgements_are_not_believed(place):
+    code = f"import os\nopen(os.environ['BATON_CHECKPOINT_FILE'], 'w').write('{{\"step\": 5')\n{FOREVER}"
+    wanted = part(spec(code, checkpoint=CheckpointPolicy(grace_s=0.3), stop_grace_s=0.1))
+    made = place.start(wanted)
+    await place.says(wanted, "up")
+    made.save()
+    await place.released()
+    assert [type(s) for s in place.seen] == [Started, Released]
+
+
+async def test_a_command_that_does_not_exist_is_named(place):
+    place.start(part(spec("x", command=("no-such-program", "--fast"))))
+    released = await place.released()
+    assert [type(s) for s in place.seen] == [Released]
+    assert (released.exit_code, released.own_exit) == (127, True)
+    assert "could not start 'no-such-program': No such file or directory" in released.reason
+
+
+async def test_a_working_directory_that_does_not_exist_is_named(place):
+    place.start(part(spec("pass", workdir="/no/such/folder")))
+    assert "working directory '/no/such/folder' does not exist on this node" in (await place.released()).reason
+
+
+async def test_arguments_are_never_read_by_a_shell(place):
+    wanted = part(spec("x", command=("echo", "$HOME; exit 3", "`id`", "*")))
+    place.start(wanted)
+    assert (await place.released()).exit_code == 0
+    assert place.log(wanted) == "$HOME; exit 3 `id` *\n"
+
+
+async def test_killing_reports_nothing_and_leaves_nothing(place):
+    wanted = part(spec(STUBBORN_DAEMON + FOREVER))
+    made = place.start(wanted)
+    await place.says(wanted, "up")
+    daemon = int(place.log(wanted).split("daemon")[1].split()[0])
+    await made.kill()
+    assert [type(s) for s in place.seen] == [Started]
+    assert not tree.alive(daemon)
+
+
+async def test_a_job_that_was_forked_as_its_lease_ended_does_not_run(place):
+    place.may_run = False
+    wanted = part(spec(FOREVER))
+    place.start(wanted)
+    released = await place.released()
+    assert not released.own_exit
+    assert Started not in [type(s) for s in place.seen]
+
+
+async def test_jobs_inherit_no_descriptor_of_the_agent(place, tmp_path):
+    secret = os.open(tmp_path / "secret", os.O_CREAT | os.O_RDWR)
+    wanted = part(spec("import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))"))
+    place.start(wanted)
+    await place.released()
+    os.close(secret)
+    assert place.log(wanted).startswith("[0, 1, 2, 3]")  # 3 is the listing itself

@@ -1,0 +1,164 @@
+"""What history keeps of a job, and what teams are told, follow from the ledger alone."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.core import history
+from libs.core.history import Feed, Story, UnknownJob, advance, apply, job_events, tell
+from libs.core.metering import Meter
+from schemas import inbox
+from schemas import ledger as led
+from schemas.jobs import JobState
+from tests.core.builders import World, job, node
+from tests.core.histories import drive, steps
+
+
+def stories(world: World, *, until: int | None = None, start: dict[str, Story] | None = None) -> dict[str, Story]:
+    out = dict(start or {})
+    for seq, record in enumerate(world.records[:until], 1):
+        for job_id, events in job_events(record).items():
+            out[job_id] = advance(out.get(job_id), events, record.t_us, seq)
+    return out
+
+
+def a_life() -> tuple[World, str]:
+    """A gang that runs, checkpoints, loses a node, runs again from its checkpoint and succeeds."""
+    world = World(node("a", 2), node("b", 2))
+    target = world.submit(job("train", 4, submitted_us=7))
+    world.started(target)
+    world.checkpointed(target, 40)
+    world.send(inbox.NodeLost(node="b", incarnation=1, silent_s=30))
+    world.released(target, own_exit=False, exit_code=143, nodes=["a"])
+    world.send(inbox.NodeRegistered(incarnation=2, inventory=node("b", 2), lease_s=10))
+    world.started(target)
+    world.released(target)
+    world.check()
+    return world, target
+
+
+def test_a_document_tells_the_whole_life() -> None:
+    world, target = a_life()
+    document = stories(world)[target].document
+    assert (document.state, document.submitted_us, document.devices) == (JobState.SUCCEEDED, 7, 4)
+    assert document.finished_us == world.records[-1].t_us
+    first, second = document.attempts
+    assert (first.outcome, first.nodes, first.exit_code) == ("lost", ("a", "b"), 143)
+    assert first.checkpoint is not None
+    assert second.resume == first.checkpoint
+    assert (second.outcome, second.exit_code, second.milli) == ("succeeded", 0, (1000,) * 4)
+    assert second.granted_us <= (second.running_us or 0) <= (second.closed_us or 0)
+
+
+def test_the_team_is_told_each_step_once_in_order() -> None:
+    world, target = a_life()
+    feed = Feed()
+    told = [event for record in world.records for event in feed.apply(record)]
+    assert [event.what for event in told] == [
+        "queued", "granted", "starting", "running", "checkpointed", "stopping", "requeued",
+        "granted", "starting", "running", "succeeded",
+    ]  # fmt: skip
+    granted = [event for event in told if event.what == "granted"]
+    assert [event.attempt for event in granted] == [1, 2]
+    assert granted[1].nodes == ("a", "b")
+    assert granted[1].checkpoint is not None
+    assert granted[1].checkpoint.step == 40
+    assert told[-1].state is JobState.SUCCEEDED
+    assert {(event.team, event.name) for event in told} == {("research", "train")}
+    assert tell(stories(world)[target]) == told
+
+
+def test_a_job_that_was_never_queued_is_not_guessed() -> None:
+    event = led.JobFinished(job_id="job-" + "0" * 32, state=JobState.FAILED)
+    with pytest.raises(UnknownJob, match="document is missing"):
+        apply(None, event, 1, 1)
+    world, target = a_life()
+    late = led.AttemptClosed(job_id=target, attempt=9, outcome="lost")
+    with pytest.raises(UnknownJob, match="attempt 9"):
+        apply(stories(world)[target].document, late, 1, 999)
+
+
+def test_a_job_that_is_preempted_for_ever_keeps_a_bounded_document() -> None:
+    rounds = history.KEEP_ATTEMPTS + 30
+    target, story = "job-" + "1" * 32, None
+    queued = job("restless")
+    events: list[led.LedgerEvent] = [
+        led.JobQueued(
+            job_id=target, team="red", spec=queued.spec, spec_hash="", client_key="k", priority=0, preempts=False,
+            submitted_us=1,
+        )
+    ]  # fmt: skip
+    claim = led.Claim(device="a-gpu0", node="a", milli=1000, memory_mib=0, epoch=1)
+    for attempt in range(1, rounds + 1):
+        events.append(led.JobGranted(job_id=target, attempt=attempt, claims=(claim,)))
+        events.append(led.JobRequeued(job_id=target, reason="made way"))
+    for seq, event in enumerate(events, 1):
+        story = advance(story, [event], seq, seq)
+    assert story is not None
+    attempts = story.document.attempts
+    assert len(attempts) == history.KEEP_ATTEMPTS
+    assert attempts[-1].attempt == rounds
+    assert sum(bool(a.devices) for a in attempts) == history.KEEP_DEVICES
+    assert len(story.events) == history.KEEP_EVENTS
+    assert [bool(e.devices) for e in tell(story) if e.what == "granted"][-1] is True
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps, st.data())
+def test_documents_survive_a_restart_anywhere_with_any_repeat(trace: list, data: st.DataObject) -> None:
+    world = drive(trace)
+    whole = stories(world)
+    stored_at = data.draw(st.integers(0, len(world.records)))  # how far documents were written
+    stored = stories(world, until=stored_at)
+    assert stories(world, start=stored) == whole  # the checkpoint was lost, everything is read again
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps, st.data())
+def test_documents_agree_with_what_placement_knows(trace: list, data: st.DataObject) -> None:
+    world = drive(trace)
+    state = world.machine.state
+    documents = {job_id: story.document for job_id, story in stories(world).items()}
+    assert {j for j, d in documents.items() if not d.state.terminal} == set(state.jobs)
+    for job_id, known in state.jobs.items():
+        assert documents[job_id].state is known.state
+        assert len(documents[job_id].attempts) == known.attempts
+        assert documents[job_id].preemptions == known.preemptions
+        if known.current is not None:
+            assert documents[job_id].attempts[-1].devices == tuple(c.device for c in known.current.claims)
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps, st.data())
+def test_the_feed_goes_on_from_a_snapshot_and_agrees_with_the_documents(trace: list, data: st.DataObject) -> None:
+    world = drive(trace)
+    cut = data.draw(st.integers(0, len(world.records)))
+    feed, told = Feed(), []
+    for number, record in enumerate(world.records):
+        if number == cut:
+            feed = Feed.load(feed.dump())
+        told += feed.apply(record)
+    for job_id, story in stories(world).items():
+        assert tell(story) == [event for event in told if event.job_id == job_id]
+    ends = [event.job_id for event in told if event.state.terminal]
+    assert len(ends) == len(set(ends))
+
+
+@settings(max_examples=25, deadline=None)
+@given(steps)
+def test_the_meter_agrees_with_the_checker_on_real_histories(trace: list) -> None:
+    world = drive(trace)
+    meter = Meter()
+    for seq, record in enumerate(world.records, 1):
+        meter.apply(record, seq)
+    report = world.checker.finish()
+    by_team = {team: sum(row.milli_us for row in meter.usage(team)) for team in ("red", "blue")}
+    assert {team: units for team, units in by_team.items() if units} == {t: u for t, u in report.by_team.items() if u}
+    state = world.machine.state
+    assert meter.quotas == state.quotas
+    assert {t: u.used_milli for t, u in meter.teams().items() if u.used_milli} == {
+        t: u for t, u in state.used_milli.items() if u
+    }
+    assert len(meter.segments()) == sum(len(j.current.claims) for j in state.jobs.values() if j.current) - sum(
+        len(p.claims) for j in state.jobs.values() if j.current for p in j.current.parts.values() if p.freed
+    )
