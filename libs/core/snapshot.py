@@ -49,13 +49,19 @@ def load(data: bytes) -> State:
         if job.state is JobState.QUEUED:
             state.queues.setdefault(job.queue, {})[job.id] = job.submitted_us
     state.on_node = {name: {} for name in state.fleet.nodes}
-    for job in sorted(jobs, key=lambda j: (j.current.granted_us if j.current else 0, j.id)):
+    for job in sorted(jobs, key=_grant_order):
         for part in job.current.parts.values() if job.current else ():
             if not part.freed:
                 state.on_node[part.node][job.id] = None
     state.holds = {holder: tuple(devices) for holder, devices in body["holds"]}
     mark_holds(state)
     return state
+
+
+def _grant_order(job: Job) -> tuple[int, int, str]:
+    """Agents start parts in this order, and of two shares of one device the older epoch must come first."""
+    attempt = job.current
+    return (attempt.granted_us, attempt.claims[0].epoch, job.id) if attempt is not None else (0, 0, job.id)
 
 
 def _dump_fleet(fleet: Fleet) -> dict[str, Any]:

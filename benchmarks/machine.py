@@ -1,0 +1,58 @@
+"""What a result was measured on, and where results go."""
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def describe() -> dict[str, Any]:
+    """Processor, cores, memory, kernel, Python, load before the run, and the commit."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+        "commit": _commit(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write(name: str, result: dict[str, Any]) -> Path:
+    """Writes `result` with the machine's description to `results/<name>.json`."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return path
+
+
+def quantile(values: list[float], q: float) -> float:
+    """Nearest-rank quantile; 0 for an empty list."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * q))] if ordered else 0.0
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _commit() -> str:
+    try:
+        out = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return out.stdout.strip()
