@@ -79,7 +79,7 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY) -> Placed | Blocke
         rows = np.flatnonzero(mask & (view.fleet.model == model))
         if len(rows) < shape.devices:
             continue
-        placed = _single(view, shape, rows) if shape.devices == 1 else _gang(view.fleet, shape, rows)
+        placed = _single(view, rows) if shape.devices == 1 else _gang(view.fleet, shape, rows)
         if placed is not None:
             return placed
     return Blocked(Reason.TOPOLOGY if shape.required else Reason.BUSY, removed, left)
@@ -151,21 +151,19 @@ def _models(fleet: Fleet, shape: Shape, mask: Bools) -> list[int]:
     """Acceptable models, the job's order first; without one the smallest memory first, to keep big devices free."""
     if shape.types:
         return [code for name in shape.types if (code := fleet.models.find(name)) >= 0]
-    present = np.unique(fleet.model[mask])
-    memory = {int(m): int(fleet.memory_mib[mask & (fleet.model == m)].min()) for m in present}
-    return sorted(memory, key=lambda m: (memory[m], fleet.models.names[m]))
+    present = np.flatnonzero(np.bincount(fleet.model[mask])).tolist()
+    if len(present) == 1:
+        return present
+    memory = {m: int(fleet.memory_mib[mask & (fleet.model == m)].min()) for m in present}
+    return sorted(present, key=lambda m: (memory[m], fleet.models.names[m]))
 
 
-def _single(view: View, shape: Shape, rows: Ints) -> Placed:
-    fleet = view.fleet
-    free_on_node = np.bincount(
-        fleet.node[rows], weights=view.free_milli[rows] == WHOLE_MILLI, minlength=len(fleet.leaf)
-    ).astype(np.int64)
-    # A share prefers the device with the least compute left, then either kind prefers the fullest node.
-    best = np.lexsort(
-        (rows, fleet.index[rows], fleet.node[rows], free_on_node[fleet.node[rows]], view.free_milli[rows])
-    )
-    return Placed(rows[best[:1]], "node")
+def _single(view: View, rows: Ints) -> Placed:
+    """A share prefers the device with the least compute left, then either kind the fullest node, then the lowest row."""
+    nodes, free_milli = view.fleet.node[rows], view.free_milli[rows]
+    whole_on_node = np.bincount(nodes, weights=free_milli == WHOLE_MILLI).astype(np.int64)
+    order = (free_milli * (whole_on_node.max() + 1) + whole_on_node[nodes]) * len(view.fleet.up) + rows
+    return Placed(rows[[int(np.argmin(order))]], "node")
 
 
 def _gang(fleet: Fleet, shape: Shape, rows: Ints) -> Placed | None:
