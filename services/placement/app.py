@@ -133,9 +133,7 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
         ledger = (writer.problem or "ok") if writer is not None and read else "not read yet"
         return {"ledger": ledger, "redis": projector.problem or "ok"}
 
-    return make_asgi(
-        broker, name="placement", settings=settings, lifespan=lifespan, registry=registry, ready=ready
-    )
+    return make_asgi(broker, name="placement", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
 
 
 def _serve_questions(broker: Any, placement: Placement) -> None:

@@ -10,7 +10,7 @@ from libs.core.model import Job
 from libs.core.status import quantiles, status
 from schemas.ledger import JobGranted, JobQueued, LedgerRecord
 from schemas.nodes import DesiredQuery, DesiredReply
-from schemas.queries import Explanation, ExplainQuery, PoolStatus, PoolStatusQuery, QueueList, QueueListQuery
+from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQuery, QueueList, QueueListQuery
 from schemas.subjects import OPERATOR
 
 

@@ -133,9 +133,7 @@ class World:
         """Nodes report that nothing of the job is left there."""
         number = self.attempt(job)
         for name in nodes or self.nodes_of(job):
-            self.observe(
-                name, inbox.Released(job_id=job, attempt=number, exit_code=exit_code, own_exit=own_exit)
-            )
+            self.observe(name, inbox.Released(job_id=job, attempt=number, exit_code=exit_code, own_exit=own_exit))
 
     def checkpointed(self, job: str, step: int) -> None:
         self.observe(

@@ -90,7 +90,9 @@ def test_what_blocks_is_named(asked, reason):
 
 def test_mig_instances_are_granted_by_profile_only():
     instances = tuple(
-        Device(id=f"mig-{i}", index=i, kind="mig", model="H100", memory_mib=10 * GIB, mig_profile="1g.10gb", parent="b0")
+        Device(
+            id=f"mig-{i}", index=i, kind="mig", model="H100", memory_mib=10 * GIB, mig_profile="1g.10gb", parent="b0"
+        )
         for i in range(7)
     )
     fleet = fleet_of(Inventory(node="m", devices=instances), node("a", 1))

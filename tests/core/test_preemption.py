@@ -77,7 +77,7 @@ def test_a_plan_beyond_the_teams_quota_is_not_made():
 
 
 def test_the_whole_story_checkpoint_yield_requeue_resume():
-    w, cheap, _dear = full_world()
+    w, _cheap, _dear = full_world()
     serve = w.submit(job("serve", 8, **SERVING))
     (plan,) = plans(w)
     victim = plan.victims[0]
@@ -108,7 +108,7 @@ def test_held_devices_go_to_nobody_else_while_victims_save_their_work():
 
 
 def test_a_stale_plan_is_refused_with_its_reason():
-    w, cheap, _ = full_world()
+    w, _cheap, _ = full_world()
     w.submit(job("serve", 8, **SERVING))
     (plan,) = plans(w)
     w.released(plan.victims[0])
