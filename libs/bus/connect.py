@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import nats
 from nats.aio.client import Client
@@ -104,13 +103,14 @@ async def close(connection: Client) -> None:
 
 def without_password(url: str) -> str:
     """`url` as it may be shown: `nats://user:***@host:4222`."""
-    shown = []
-    for part in url.split(","):
-        pieces = urlsplit(part.strip())
-        user = f"{pieces.username}:***@" if pieces.password else "***@" if pieces.username else ""
-        host = pieces.netloc.rpartition("@")[2]
-        shown.append(f"{pieces.scheme}://{user}{host}" if pieces.scheme else host or part.rpartition("@")[2])
-    return ",".join(shown)
+    return ",".join(_shown(part.strip()) for part in url.split(","))
+
+
+def _shown(url: str) -> str:
+    scheme, mark, rest = url.rpartition("://")
+    credential, at, host = rest.rpartition("@")
+    user, colon, _ = credential.partition(":")
+    return f"{scheme}{mark}{user + ':' if colon else ''}***@{host}" if at else url
 
 
 class _Problems:

@@ -4,16 +4,24 @@ What is guaranteed: `publish_many` returns when the broker has acknowledged ever
 not acknowledged in time is sent again with the same `Nats-Msg-Id`, so within the stream's duplicate window it is
 stored once. What is not: an order across a retry (a message may be stored after a later one), and anything after an
 exception (some may be stored: send all again, their ids are the same).
+
+nats-py's `publish_async` is not used: a refusal by the broker never reaches its future (`APIError.from_error` raises
+where a value is expected), and messages lost in a reconnect keep their permits for ever.
 """
 
 import asyncio
+import itertools
+import json
 import time
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
+from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, OutboundBufferLimitError
 from nats.js import JetStreamContext
 from nats.js.api import PubAck
-from nats.js.errors import NoStreamResponseError, ServiceUnavailableError, TooManyStalledMsgsError
+from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from libs.bus.messages import Outgoing
 from libs.bus.metrics import PUBLISHED, RETRIED
@@ -22,9 +30,11 @@ MAX_PAYLOAD_BYTES = 1_000_000
 """Just under the server's 1 MiB, which counts headers as well; a larger message would cost the connection."""
 
 _ROUND_MESSAGES = 1_000
-"""Below the client's 4,000 pending acknowledgements, so that several publishers never starve each other."""
+"""Sent before acknowledgements are awaited: enough to hide the round trip, little enough to be sent again."""
 
 _RETRY = (NoStreamResponseError, ServiceUnavailableError)
+_FULL = (10077, 10047, 10023)
+"""Maximum bytes exceeded, insufficient storage, insufficient resources: waiting a little will not help."""
 
 
 class NotStored(TimeoutError):
@@ -43,10 +53,10 @@ class TooLarge(ValueError):
 
 
 class Outbox:
-    """Acknowledged, retrying, de-duplicated publish. One per connection is enough; calls may overlap."""
+    """Acknowledged, retrying, de-duplicated publish. Cheap to make; calls may overlap."""
 
     def __init__(self, js: JetStreamContext, *, ack_timeout_s: float = 2.0, give_up_s: float = 60.0) -> None:
-        self._js = js
+        self._nats: Client = js._nc
         self._ack_timeout_s = ack_timeout_s
         self._give_up_s = give_up_s
 
@@ -76,15 +86,11 @@ class Outbox:
         todo = list(positions)
         pause = 0.05
         while True:
-            sent = await self._send(items, todo) if self._js._nc.is_connected else {}
-            try:
-                if sent:
-                    await asyncio.wait(sent.values(), timeout=self._ack_timeout_s)
-                todo = _collect(sent, todo, acks)
-            finally:
-                for future in sent.values():
-                    # Cancelling gives nats-py's permit back; a future that is forgotten keeps it for ever.
-                    future.cancel()
+            attempted = len(todo)
+            if self._nats.is_closed:
+                raise ConnectionClosedError
+            if self._nats.is_connected:
+                todo = await self._attempt(items, todo, acks)
             if not todo:
                 PUBLISHED.inc(len(positions))
                 return
@@ -95,45 +101,82 @@ class Outbox:
                     "is NATS up, and does a stream take this subject? `baton provision` creates them",
                     unstored,
                 )
-            if self._js._nc.is_closed:
-                raise ConnectionClosedError
-            RETRIED.inc(len(sent))
+            RETRIED.inc(len(todo))
             await asyncio.sleep(pause)
-            pause = min(1.0, pause * 2)
+            pause = 0.05 if len(todo) < attempted else min(1.0, pause * 2)
 
-    async def _send(self, items: Sequence[Outgoing], todo: Sequence[int]) -> dict[int, "asyncio.Future[PubAck]"]:
-        sent: dict[int, asyncio.Future[PubAck]] = {}
+    async def _attempt(self, items: Sequence[Outgoing], todo: Sequence[int], acks: dict[int, PubAck]) -> list[int]:
+        """Sends `todo` once; returns those without an acknowledgement. Raises what the broker refused for good."""
+        replies = await _Replies.of(self._nats)
+        waiting: dict[int, asyncio.Future[PubAck]] = {}
         try:
-            # wait_stall= would wrap every message in a wait_for (30,000/s -> 4,000/s): the whole loop is bounded instead
             async with asyncio.timeout(self._ack_timeout_s):
                 for i in todo:
                     item = items[i]
-                    sent[i] = await self._js.publish_async(item.subject, item.payload, headers=dict(item.headers))
-        except (TimeoutError, TooManyStalledMsgsError, OutboundBufferLimitError):
-            # nats-py turns a cancellation into TooManyStalledMsgsError: find out whether it was ours or our caller's
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                for future in sent.values():
-                    future.cancel()
-                raise asyncio.CancelledError from None
-        except BaseException:
-            for future in sent.values():
-                future.cancel()
-            raise
-        return sent
+                    waiting[i], reply_to = replies.expect()
+                    await self._nats.publish(item.subject, item.payload, reply=reply_to, headers=dict(item.headers))
+                await asyncio.wait(waiting.values())
+        except (TimeoutError, OutboundBufferLimitError):
+            pass
+        finally:
+            for future in waiting.values():
+                future.cancel()  # of no effect on those that are done
+        return _collect(waiting, todo, acks)
 
 
-def _collect(sent: dict[int, "asyncio.Future[PubAck]"], todo: Sequence[int], acks: dict[int, PubAck]) -> list[int]:
-    """Moves acknowledged messages into `acks`; returns the rest. Raises what the broker refused for good."""
+class _Replies:
+    """Where the acknowledgements of one connection arrive: a subject of its own and a future per message."""
+
+    _all: "WeakKeyDictionary[Client, _Replies]" = WeakKeyDictionary()
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._numbers = itertools.count()
+        self._waiting: dict[str, asyncio.Future[PubAck]] = {}
+
+    @classmethod
+    async def of(cls, connection: Client) -> "_Replies":
+        replies = cls._all.get(connection)
+        if replies is None:
+            cls._all[connection] = replies = cls(connection.new_inbox())
+            await connection.subscribe(f"{replies._prefix}.*", cb=replies._arrived)
+        return replies
+
+    def expect(self) -> "tuple[asyncio.Future[PubAck], str]":
+        """A future for one acknowledgement, and the subject to name in the message."""
+        reply_to = f"{self._prefix}.{next(self._numbers)}"
+        future: asyncio.Future[PubAck] = asyncio.get_running_loop().create_future()
+        self._waiting[reply_to] = future
+        future.add_done_callback(lambda _: self._waiting.pop(reply_to, None))
+        return future, reply_to
+
+    async def _arrived(self, msg: Msg) -> None:
+        future = self._waiting.get(msg.subject)
+        if future is None or future.done():
+            return
+        if msg.headers and msg.headers.get("Status") == "503":
+            future.set_exception(NoStreamResponseError())
+            return
+        try:
+            answer = json.loads(msg.data)
+            if "error" in answer:
+                APIError.from_error(answer["error"])  # raises
+            future.set_result(PubAck.from_response(answer))
+        except Exception as e:
+            future.set_exception(e)
+
+
+def _collect(waiting: "dict[int, asyncio.Future[PubAck]]", todo: Sequence[int], acks: dict[int, PubAck]) -> list[int]:
+    """Moves acknowledged messages into `acks`; returns the rest. Raises the first that is refused for good."""
     rest = []
     refusal: BaseException | None = None
     for i in todo:
-        future = sent.get(i)
+        future = waiting.get(i)
         if future is None or not future.done() or future.cancelled():
             rest.append(i)
         elif (error := future.exception()) is None:
             acks[i] = future.result()
-        elif isinstance(error, _RETRY):
+        elif isinstance(error, _RETRY) and getattr(error, "err_code", None) not in _FULL:
             rest.append(i)
         else:
             refusal = refusal or error

@@ -105,7 +105,7 @@ _NODES = [
     Column("LABELS", lambda n: [f"{k}={v}" for k, v in sorted(n.labels.items())], wide=True),
 ]
 
-_DEVICES = [
+DEVICES = [
     Column("DEVICE", lambda d: d.device),
     Column("NODE", lambda d: d.node),
     Column("INDEX", lambda d: d.index, right=True),
@@ -158,7 +158,7 @@ def devices(
     no_header: NoHeader = False,
 ) -> None:
     """Devices; who holds one is shown to its own team and to operators."""
-    _list(run(lambda b: b.devices(node), team, url).devices, _DEVICES, output, no_header, "device")
+    _list(run(lambda b: b.devices(node), team, url).devices, DEVICES, output, no_header, "device")
 
 
 @app.command("queues")

@@ -1,216 +1,271 @@
-"""Baton on this machine: embedded servers (or given ones), every service as a process, one supervisor over them all.
+"""A whole Baton on this machine: `async with Launch(LaunchOptions(...)) as cluster:`.
 
-    async with Launch(LaunchOptions(state_dir=..., fleet=...)) as cluster:
-        cluster.operator_url, cluster.team_url("research"), cluster.supervisor
-
-`baton up`, the demo, replays, benchmarks and fault tests all start Baton this way.
+Servers, then streams, then every service as a process of its own under the same supervisor, then `client.json`, which
+tells clients where it is. Demo, replay, benchmarks and fault tests start Baton through this, so they run what users
+run. A service is restarted when it dies, by its supervisor; whether it is *ready* is asked of its own /readyz.
 """
 
+import asyncio
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import quote
+from typing import Self
 
-from libs.embedded import NatsOptions, NatsUser, ProcessSpec, ServerOptions, Servers, Supervisor
-from libs.embedded.ports import PortLease, lease_port
+from libs.bus.connect import connect
+from libs.bus.streams import provision
+from libs.cli.health import Checks, NotReady, readiness
+from libs.cli.users import SERVICES as SERVICES_USER
+from libs.cli.users import nats_users
+from libs.client.where import CLIENT_FILE
+from libs.embedded import NatsOptions, ProcessRecord, ProcessSpec, ServerOptions, Servers, Supervisor
+from libs.embedded.ports import LOOPBACK, PortLease, lease_port
 from libs.embedded.probes import http_ok
-from schemas.subjects import OPERATOR, team_may
+from libs.embedded.records import write_private
+from libs.embedded.servers import MONGO, NATS, VALKEY
+from schemas.subjects import OPERATOR
 
-SERVICES = ("admission", "placement", "preemption", "quota_billing", "telemetry", "history")
-CLIENT_FILE = "client.json"
-ROOT = Path(__file__).resolve().parents[2]
+SERVICES = ("placement", "admission", "history", "quota_billing", "telemetry", "preemption")
+SIMULATED, REAL = "agent-sim", "agent"
+ROOT = Path(__file__).parents[2]
+"""Of the source tree: shipped fleets, prices and traces lie under it."""
+
+REAL_NODE = ("none", "auto", "nvml", "cpu")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
+class External:
+    """Servers that run already; Baton is started beside them."""
+
+    nats_url: str = field(repr=False)
+    redis_url: str = field(repr=False)
+    mongo_url: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """What to start.
+    """What to run.
 
-    Args:
-        state_dir: everything that this instance keeps; made if it is missing.
-        teams: each gets a credential that may do what `schemas.subjects.team_may` says.
-        fleet: YAML file of simulated nodes, hosted by one agent process; None for none.
-        real_node: what this machine offers itself: "auto" (GPUs where there are any, and the CPU), "cpu", "nvml", or
-            "none".
-        external: use the servers of BATON_NATS_URL, BATON_REDIS_URL and BATON_MONGO_URL instead of embedded ones.
-        services: which services to start; agents come on top, as `fleet` and `real_node` say.
-        env: more environment for every service.
-        sync_always: NATS syncs each write to disk before it acknowledges (embedded servers only).
+    `fleet` is a file of simulated nodes; `real_node` offers this machine's own devices (auto: its GPUs, else its
+    processors). `env` adds variables to a process by its name ("*": to all), `copies` runs a service several times
+    (they are called `placement`, `placement-2`). `scale` multiplies the storage limits of the streams, `sync_always`
+    waits for the disk before each acknowledgement.
     """
 
-    state_dir: Path
-    teams: tuple[str, ...] = ("default",)
+    state_dir: Path = Path(".baton")
     pool: str = "main"
+    teams: Sequence[str] = ("research",)
     fleet: Path | None = None
-    real_node: str = "auto"
-    external: bool = False
-    services: tuple[str, ...] = SERVICES
-    env: Mapping[str, str] = field(default_factory=dict)
+    real_node: str = "none"
+    prices: Path | None = None
+    quotas: Path | None = None
+    services: Sequence[str] = SERVICES
+    copies: Mapping[str, int] = field(default_factory=dict)
+    env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    external: External | None = None
+    nats_port: int | None = None
     sync_always: bool = True
-    replicas: int = 1
+    scale: float = 1.0
+    log_level: str = "INFO"
+    ready_timeout_s: float = 90.0
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.services) - set(SERVICES):
+            raise ValueError(f"unknown services: {', '.join(sorted(unknown))}; there are {', '.join(SERVICES)}")
+        if self.real_node not in REAL_NODE:
+            raise ValueError(f"real_node is {self.real_node!r}: use one of {', '.join(REAL_NODE)}")
+        for path in (self.fleet, self.prices, self.quotas):
+            if path is not None and not path.is_file():
+                raise FileNotFoundError(2, "No such file", str(path))
 
 
 class Launch:
-    """A running Baton. Leaving the block stops everything in reverse order.
+    """See above. After `async with`, everything is ready; at its end, everything is stopped in reverse order."""
 
-    Raises what `libs.embedded` raises: StateDirLocked, PortInUse, MissingBinary, StartFailed; and ValueError, naming
-    the variable, when `external` lacks a URL.
-    """
-
-    def __init__(self, options: LaunchOptions) -> None:
-        self.options = options
-        self.state_dir = options.state_dir.resolve()
-        self.ports: dict[str, int] = {}
-        self._leases: list[PortLease] = []
+    def __init__(self, options: LaunchOptions | None = None) -> None:
+        self.options = options or LaunchOptions()
+        self.state_dir = self.options.state_dir.absolute()
+        self.http: dict[str, str] = {}
         self._servers: Servers | None = None
-        self._own_supervisor: Supervisor | None = None
-        self.nats_url = self.redis_url = self.mongo_url = ""
+        self._resources = contextlib.AsyncExitStack()
 
-    async def __aenter__(self) -> "Launch":
-        self.state_dir.mkdir(parents=True, exist_ok=True)
-        try:
-            await (self._use_external() if self.options.external else self._start_embedded())
+    # --------------------------------------------------------------------------------------------------- what it offers
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Starts, stops and restarts processes by name; `processes.json` in the state directory lists them."""
+        return self._running().supervisor
+
+    @property
+    def servers(self) -> Servers:
+        """The embedded servers (none of them runs when they are external)."""
+        return self._running()
+
+    @property
+    def nats_url(self) -> str:
+        """For services: may do everything."""
+        return self.options.external.nats_url if self.options.external else self._running().nats_url_of(SERVICES_USER)
+
+    @property
+    def operator_url(self) -> str:
+        """For operators: every team's commands and questions, streams, dead letters; not the ledger."""
+        return self.options.external.nats_url if self.options.external else self._running().nats_url_of(OPERATOR)
+
+    @property
+    def redis_url(self) -> str:
+        return self.options.external.redis_url if self.options.external else self._running().redis_url
+
+    @property
+    def mongo_url(self) -> str:
+        return self.options.external.mongo_url if self.options.external else self._running().mongo_url
+
+    def team_url(self, team: str) -> str:
+        """For a team: its own subjects. Raises KeyError when it is none of the options' teams."""
+        if team not in self.options.teams:
+            raise KeyError(f"no team {team!r}; there are: {', '.join(self.options.teams)}")
+        return self.options.external.nats_url if self.options.external else self._running().nats_url_of(team)
+
+    def processes(self) -> dict[str, ProcessRecord]:
+        """Every process that runs here, servers among them, by name."""
+        return self.supervisor.processes()
+
+    async def readiness(self) -> dict[str, Checks]:
+        """What each service says about itself: check -> "ok" or the problem."""
+        names = list(self.http)
+        answers = await asyncio.gather(*(readiness(self.http[name]) for name in names))
+        return dict(zip(names, answers, strict=True))
+
+    async def wait_ready(self, *names: str, timeout_s: float | None = None) -> None:
+        """Until the named processes (default: all services and agents) say that they are ready.
+
+        Raises NotReady, naming each check that is not ok, after `timeout_s` (default: the options').
+        """
+        limit_s = self.options.ready_timeout_s if timeout_s is None else timeout_s
+        deadline = asyncio.get_running_loop().time() + limit_s
+        wanted = names or tuple(self.http)
+        while True:
+            answers = await asyncio.gather(*(readiness(self.http[name]) for name in wanted))
+            waiting = {name: checks for name, checks in zip(wanted, answers, strict=True) if not checks.ready}
+            if not waiting:
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                raise NotReady(waiting, limit_s, self.state_dir / "logs")
+            await asyncio.sleep(0.1)
+
+    # ------------------------------------------------------------------------------------------------- starting, stopping
+
+    async def start(self) -> None:
+        """Start everything; returns when every service is ready.
+
+        Raises what `Servers.start` raises, StartFailed (a process ended before it answered), NotReady.
+        """
+        options = self.options
+        self._servers = Servers(self.state_dir, self._server_options())
+        async with contextlib.AsyncExitStack() as undo:
+            await self._servers.start()
+            undo.push_async_callback(self._servers.stop)
             await self._provision()
-            await self.supervisor.start(*self._specs())
+            specs = self._specs(undo)
             self._write_client_file()
-        except BaseException:
-            await self._stop()
-            raise
+            undo.callback((self.state_dir / CLIENT_FILE).unlink, missing_ok=True)
+            await self.supervisor.start(*specs)
+            await self.wait_ready(timeout_s=options.ready_timeout_s)
+            self._resources = undo.pop_all()
+
+    async def stop(self) -> None:
+        """Stop agents and services, then the servers. Safe to repeat."""
+        await self._resources.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stop()
+        await self.stop()
 
-    @property
-    def supervisor(self) -> Supervisor:
-        if self._servers is not None:
-            return self._servers.supervisor
-        assert self._own_supervisor is not None
-        return self._own_supervisor
+    # ------------------------------------------------------------------------------------------------------- internals
 
-    @property
-    def operator_url(self) -> str:
-        """NATS with the operator's credential."""
-        return self._url_of(OPERATOR)
+    def _running(self) -> Servers:
+        if self._servers is None:
+            raise RuntimeError("not started: use `async with Launch(...)`")
+        return self._servers
 
-    def team_url(self, team: str) -> str:
-        """NATS with a team's credential. Raises KeyError for a team that is not in the options."""
-        if team not in self.options.teams:
-            raise KeyError(team)
-        return self._url_of(team)
-
-    def http_url(self, name: str) -> str:
-        """Where a process serves /readyz and /metrics."""
-        return f"http://127.0.0.1:{self.ports[name]}"
-
-    def _url_of(self, user: str) -> str:
-        return self.nats_url if self._servers is None else self._servers.nats_url_of(user)
-
-    async def _start_embedded(self) -> None:
-        users = [NatsUser("services", _secret(self.state_dir, "services")), *self._clients()]
-        nats = NatsOptions(users=users, sync_always=self.options.sync_always)
-        self._servers = Servers(self.state_dir, ServerOptions(nats=nats))
-        await self._servers.start()
-        self.nats_url = self._servers.nats_url_of("services")
-        self.redis_url, self.mongo_url = self._servers.redis_url, self._servers.mongo_url
-
-    def _clients(self) -> list[NatsUser]:
-        users = [NatsUser(OPERATOR, _secret(self.state_dir, OPERATOR))]
-        for team in self.options.teams:
-            publish, subscribe = team_may(team)
-            users.append(NatsUser(team, _secret(self.state_dir, team), publish, subscribe))
-        return users
-
-    async def _use_external(self) -> None:
-        urls = {}
-        for name in ("BATON_NATS_URL", "BATON_REDIS_URL", "BATON_MONGO_URL"):
-            urls[name] = os.environ.get(name, "")
-            if not urls[name]:
-                raise ValueError(f"{name} is not set: give the URL of a running server, or leave out --external")
-        self.nats_url, self.redis_url, self.mongo_url = urls.values()
-        self._own_supervisor = Supervisor(self.state_dir)
-        await self._own_supervisor.__aenter__()
+    def _server_options(self) -> ServerOptions:
+        if self.options.external:
+            return ServerOptions(run=())  # still takes the state directory, so that two instances never share one
+        users = nats_users(self.state_dir, self.options.teams)
+        nats = NatsOptions(port=self.options.nats_port, users=users, sync_always=self.options.sync_always)
+        return ServerOptions(run=(NATS, VALKEY, MONGO), nats=nats)
 
     async def _provision(self) -> None:
-        from libs.bus.connect import connect
-        from libs.bus.streams import provision
-
-        nats = await connect(self.nats_url, name="baton-up")
+        client = await connect(self.nats_url, name="provision")
         try:
-            scale = 1.0 if self.options.external else 0.5
-            await provision(nats.jetstream(), [self.options.pool], replicas=self.options.replicas, scale=scale)
+            await provision(client.jetstream(), [self.options.pool], scale=self.options.scale)
         finally:
-            await nats.close()
+            await client.close()
 
-    def _specs(self) -> list[ProcessSpec]:
-        specs = [self._spec(name, f"services.{name}", {}) for name in self.options.services]
-        if self.options.fleet is not None:
-            fleet = {"BATON_AGENT_FLEET": str(self.options.fleet.resolve()), "BATON_AGENT_DEVICES": "none"}
-            specs.append(self._spec("agent-fleet", "services.agent", fleet))
-        if self.options.real_node != "none":
-            specs.append(self._spec("agent", "services.agent", {"BATON_AGENT_DEVICES": self.options.real_node}))
+    def _specs(self, undo: contextlib.AsyncExitStack) -> list[ProcessSpec]:
+        options = self.options
+        specs = []
+        for service in options.services:
+            for copy in range(1, options.copies.get(service, 1) + 1):
+                specs.append(self._spec(service if copy == 1 else f"{service}-{copy}", service, {}, undo))
+        if options.fleet is not None:
+            fleet = {"BATON_AGENT_FLEET": str(options.fleet.absolute()), "BATON_AGENT_DEVICES": "none"}
+            specs.append(self._spec(SIMULATED, "agent", fleet, undo))
+        if options.real_node != "none":
+            specs.append(self._spec(REAL, "agent", {"BATON_AGENT_DEVICES": options.real_node}, undo))
         return specs
 
-    def _spec(self, name: str, module: str, more: Mapping[str, str]) -> ProcessSpec:
-        lease = lease_port()
-        self._leases.append(lease)
-        self.ports[name] = lease.port
-        state = self.state_dir / "services" / name
-        state.mkdir(parents=True, exist_ok=True)
-        environment = {
-            "BATON_NATS_URL": self.nats_url,
-            "BATON_REDIS_URL": self.redis_url,
-            "BATON_MONGO_URL": self.mongo_url,
-            "BATON_POOL": self.options.pool,
-            "BATON_STATE_DIR": str(state),
-            "BATON_HTTP_PORT": str(lease.port),
-            "BATON_LOG_LEVEL": "WARNING",
-            "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
+    def _spec(self, name: str, service: str, env: Mapping[str, str], undo: contextlib.AsyncExitStack) -> ProcessSpec:
+        options = self.options
+        lease: PortLease = lease_port()
+        undo.callback(lease.release)
+        self.http[name] = f"http://{LOOPBACK}:{lease.port}"
+        home = self.state_dir / "services" / name
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = {"BATON_QUOTA_BILLING_PRICES": options.prices, "BATON_QUOTA_BILLING_TEAMS": options.quotas}
         return ProcessSpec(
             name=name,
-            argv=[sys.executable, "-m", module],
-            env=environment | dict(self.options.env) | dict(more),
-            cwd=ROOT,
+            argv=[sys.executable, "-m", f"services.{service}"],
             log_path=self.state_dir / "logs" / f"{name}.log",
-            ready=http_ok(lease.port, "/readyz"),
-            ready_timeout_s=60.0,
+            env={
+                "PYTHONUNBUFFERED": "1",
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+                "BATON_NATS_URL": self.nats_url,
+                "BATON_REDIS_URL": self.redis_url,
+                "BATON_MONGO_URL": self.mongo_url,
+                "BATON_POOL": options.pool,
+                "BATON_STATE_DIR": str(home),
+                "BATON_HTTP_HOST": LOOPBACK,
+                "BATON_HTTP_PORT": str(lease.port),
+                "BATON_LOG_LEVEL": options.log_level,
+                **{name: str(path.absolute()) for name, path in own.items() if path is not None},
+                **env,
+                **options.env.get("*", {}),
+                **options.env.get(name, {}),
+            },
+            # Alive, not ready: a service whose database is away must be left alone, not killed and started again.
+            ready=http_ok(lease.port, "/livez"),
+            ready_timeout_s=options.ready_timeout_s,
+            stop_timeout_s=20.0,
+            depends_on=() if options.external else (NATS, VALKEY, MONGO),
             port=lease.port,
         )
 
     def _write_client_file(self) -> None:
-        """Where clients on this machine find their connection: one URL per team and the operator's; mode 0600."""
-        urls = {OPERATOR: self.operator_url} | {team: self.team_url(team) for team in self.options.teams}
-        body = {"pool": self.options.pool, "default_team": self.options.teams[0], "urls": urls}
-        path = self.state_dir / CLIENT_FILE
-        temporary = path.with_suffix(".tmp")
-        temporary.touch(mode=0o600)
-        temporary.write_text(json.dumps(body, indent=2))
-        temporary.replace(path)
-
-    async def _stop(self) -> None:
-        (self.state_dir / CLIENT_FILE).unlink(missing_ok=True)
-        if self._servers is not None:
-            await self._servers.stop()
-        elif self._own_supervisor is not None:
-            await self._own_supervisor.stop()
-        for lease in self._leases:
-            lease.release()
-
-
-def _secret(state_dir: Path, user: str) -> str:
-    """A user's password, made once per state directory and kept in a file of mode 0600."""
-    import secrets
-
-    path = state_dir / "secrets" / quote(user, safe="")
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_urlsafe(24).replace("-", "a").replace("_", "b"))
-    return path.read_text()
+        document = {
+            "version": 1,
+            "pid": os.getpid(),
+            "pool": self.options.pool,
+            "teams": {team: self.team_url(team) for team in self.options.teams},
+            "operator": self.operator_url,
+            "http": self.http,
+        }
+        write_private(self.state_dir / CLIENT_FILE, json.dumps(document, indent=1) + "\n")

@@ -69,7 +69,7 @@ def load(module: str) -> Any:
     loaded = import_module(f"libs.cli.{module}")
     if hasattr(loaded, "app"):
         return typer.main.get_group(loaded.app)
-    one = typer.Typer(add_completion=False)
+    one = typer.Typer(add_completion=False, rich_markup_mode=None)
     one.command()(loaded.command)
     return typer.main.get_command(one)
 
@@ -82,8 +82,15 @@ class Commands(TyperGroup):
         self.commands = {name: Lazy(name, entry) for name, entry in COMMANDS.items()}
 
 
-app = typer.Typer(cls=Commands, help=_HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-                  context_settings={"help_option_names": ["-h", "--help"]})  # fmt: skip
+app = typer.Typer(
+    cls=Commands,
+    help=_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @app.callback()

@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 _KEPT = {"\n", "\t"}
+_WIDEST = 4000
+_LISTED = 3
 
 
 class Format(StrEnum):
@@ -100,10 +102,11 @@ def _table(items: Sequence[Any], columns: Sequence[Column], header: bool) -> Non
 
     table = Table(box=None, pad_edge=False, show_header=header, header_style="bold", padding=(0, 3, 0, 0))
     for column in columns:
-        table.add_column(column.title, justify="right" if column.right else "left", no_wrap=column.right)
+        table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    Console(highlight=False, markup=False).print(table)
+    # As wide as it needs: a line that wraps can be read and copied, a cell that was cut cannot.
+    Console(highlight=False, markup=False, width=_WIDEST).print(table)
 
 
 _STYLES = {
@@ -120,8 +123,15 @@ def _cell(value: object) -> str:
     if value is None or value == "":
         return "-"
     if isinstance(value, (list, tuple)):
-        return ",".join(clean(str(part)) for part in value) or "-"
+        return _listed([clean(str(part)) for part in value]) or "-"
     return clean(str(value))
+
+
+def _listed(parts: list[str]) -> str:
+    """All of them for programs; for people the first few and how many there are."""
+    if sys.stdout.isatty() and len(parts) > _LISTED + 1:
+        return f"{','.join(parts[:_LISTED])} and {len(parts) - _LISTED} more"
+    return ",".join(parts)
 
 
 def _plain(value: Any) -> Any:

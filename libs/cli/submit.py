@@ -87,9 +87,8 @@ async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool,
         if output in (Format.TABLE, Format.WIDE, Format.NAME):
             say(submitted.job_id)
             if sys.stdout.isatty() and output is not Format.NAME:
-                hint(
-                    f"{request.spec.name} is {'queued' if wait_admitted else 'stored'}; follow it with `baton watch {short(submitted.job_id)}`"
-                )
+                state = "queued" if wait_admitted else "stored"
+                hint(f"{request.spec.name} is {state}; follow it with `baton watch {short(submitted.job_id)}`")
     if output in (Format.JSON, Format.YAML):
         document([{"job_id": s.job_id, "client_key": s.client_key, "team": s.team} for s in done], output)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from nats.aio.client import Client
+from pydantic import ValidationError
 
 from libs.bus.queries import INVALID, NOT_FOUND, NoAnswer, QueryError
 from libs.bus.queries import ask as ask_once
@@ -26,6 +27,12 @@ async def ask(nats: Client, what: str, team: str, query: Strict | Fact, *, timeo
     except NoAnswer as e:
         raise Unreachable(
             f"no answer to {what}", str(e), f"check that {message.consumers[0]} runs and is ready"
+        ) from None
+    except ValidationError as e:
+        raise Failed(
+            f"the answer to {what} cannot be read",
+            f"{e.error_count()} problems: {e.errors()[0]['msg']}",
+            "update the client",
         ) from None
     except QueryError as e:
         if e.status == NOT_FOUND:

@@ -130,6 +130,11 @@ class Baton:
             return submitted
         async with Verdict(self.nats, self.team, submitted.job_id) as verdict:
             (repeated,) = await deliver(self.nats, [message], give_up_s=give_up_s)
+            if repeated and await self._known(submitted.job_id) is None:
+                # The broker dropped a repeat of something that never became a job: it was rejected, or is just being
+                # decided. Another id makes admission answer once more; a repeat of an admitted job is harmless to it.
+                _, again = self._request(spec, key, repeat=uuid.uuid4().hex)
+                await deliver(self.nats, [again], give_up_s=give_up_s)
             await verdict.reached(spec, lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
         return submitted
 
@@ -187,7 +192,7 @@ class Baton:
         async with following.Live(self.nats, self.team, job_id) as live:
             deadline = time.monotonic() + _STARTS_WITHIN_S
 
-            async def ask_history(after_us: int | None, limit: int) -> tuple[JobEvent, ...]:
+            async def ask_history(after_us: int, limit: int) -> tuple[JobEvent, ...]:
                 page = await self._event_page(after_us, limit, job_id)
                 if not page and not heard.is_set():
                     document = await self._known(job_id)
@@ -198,7 +203,7 @@ class Baton:
                 return page
 
             try:
-                async with contextlib.aclosing(following.follow(live, ask_history, after_us=None)) as events:
+                async with contextlib.aclosing(following.follow(live, ask_history, after_us=0)) as events:
                     async for event in events:
                         heard.set()
                         yield event
@@ -231,7 +236,7 @@ class Baton:
         start = time.time_ns() // 1000 if after_us is None else after_us
         async with following.Live(self.nats, self.team) as live:
 
-            async def ask_history(position: int | None, limit: int) -> tuple[JobEvent, ...]:
+            async def ask_history(position: int, limit: int) -> tuple[JobEvent, ...]:
                 return await self._event_page(position, limit, None)
 
             async with contextlib.aclosing(following.follow(live, ask_history, after_us=start)) as events:
@@ -309,16 +314,18 @@ class Baton:
 
     # ------------------------------------------------------------------------------------------------------- internals
 
-    def _request(self, spec: JobSpec, key: str) -> tuple[Submitted, Outgoing]:
+    def _request(self, spec: JobSpec, key: str, repeat: str = "") -> tuple[Submitted, Outgoing]:
         if self.team == subjects.OPERATOR:
             raise Invalid("the operator has no jobs", fix="submit as a team: set BATON_TEAM, or use --team")
         body = _valid(SubmitJob, client_key=key, job=spec)
         submitted = Submitted(job_id_of(self.team, key), key, self.team)
         subject = subjects.submit(self.team)
-        message = command(body, subject=subject, type="io.baton.job.submit.v1", team=self.team, cause=submitted.job_id)
+        message = command(
+            body, subject=subject, type="io.baton.job.submit.v1", team=self.team, cause=submitted.job_id + repeat
+        )
         return submitted, message
 
-    async def _event_page(self, after_us: int | None, limit: int, job_id: str | None) -> tuple[JobEvent, ...]:
+    async def _event_page(self, after_us: int, limit: int, job_id: str | None) -> tuple[JobEvent, ...]:
         query = EventListQuery(job_id=job_id, after_us=after_us, limit=limit)
         try:
             reply: EventList = await ask(self.nats, "event.list", self.team, query)

@@ -23,8 +23,10 @@ _REMEMBERED = 50_000
 _WAITING = 10_000
 _PAGE = 1000
 _LARGEST_PAGE = 10_000
+_HISTORY_LAGS_S = 2.0
+_ASK_AGAIN_S = 0.05
 
-Ask = Callable[[int | None, int], Awaitable[tuple[JobEvent, ...]]]
+Ask = Callable[[int, int], Awaitable[tuple[JobEvent, ...]]]
 """(after_us, limit) -> the events that history has, in ledger order."""
 
 
@@ -94,58 +96,79 @@ def event_of_rejection(told: JobRejected) -> JobEvent:
     )
 
 
-async def follow(
-    live: Live, ask: Ask, *, after_us: int | None, quiet_s: float = QUIET_S
-) -> AsyncGenerator[JobEvent, None]:
-    """Every event after `after_us` (None: from the first) once, in history's order, for ever.
+async def follow(live: Live, ask: Ask, *, after_us: int, quiet_s: float = QUIET_S) -> AsyncGenerator[JobEvent, None]:
+    """Every event after `after_us` (0: from the first) once, in history's order, for ever.
+
+    An event is told live a moment before history can be asked for it. So at the start and after an interruption the
+    first live event is held until history has it, and with it all that came before; from there on they come in order.
 
     Raises what `ask` raises the first time; later on a silent history only delays what was missed. A history that
     answers but lacks its store (Failed) does not keep live events from being told.
     """
-    told: OrderedDict[tuple[object, ...], None] = OrderedDict()
-    position = after_us
-
-    async def missed() -> AsyncGenerator[JobEvent, None]:
-        nonlocal position
-        limit = _PAGE
-        while True:
-            page = await ask(position, limit)
-            fresh = [event for event in page if _identity(event) not in told]
-            for event in fresh:
-                yield event
-            if page:
-                # Several events may carry the same time, so the next page begins just before the last one's.
-                position = max(position or 0, page[-1].at_us - 1)
-            if len(page) < limit:
-                return
-            if not fresh and limit == _LARGEST_PAGE:
-                position = page[-1].at_us
-            limit = limit if fresh else _LARGEST_PAGE
-
-    def first_time(event: JobEvent) -> bool:
-        identity = _identity(event)
-        if identity in told:
-            return False
-        told[identity] = None
-        if len(told) > _REMEMBERED:
-            told.popitem(last=False)
-        return True
-
+    past = _Past(ask, after_us)
     with contextlib.suppress(Failed):
-        async for event in missed():
-            if first_time(event):
-                yield event
+        async for event in past.missed():
+            yield event
+    in_step = False
     while True:
         news = await live.next(quiet_s)
-        # Nothing follows a job's terminal event, so whatever is still missing of that job must be told before.
-        ends = news is not None and news.state.terminal and live.job_id is not None
-        if news is None or ends or live.interrupted():
+        if news is None or live.interrupted() or not in_step:
             with contextlib.suppress(ClientError):
-                async for event in missed():
-                    if first_time(event):
-                        yield event
-        if news is not None and first_time(news):
+                async for event in past.missed(until=news):
+                    yield event
+            in_step = news is not None
+        if news is not None and past.first_time(news):
             yield news
+
+
+class _Past:
+    """What history has, from where we are; and which events were told already."""
+
+    def __init__(self, ask: Ask, after_us: int) -> None:
+        self._ask = ask
+        self._position = after_us
+        self._told: OrderedDict[tuple[object, ...], None] = OrderedDict()
+
+    def first_time(self, event: JobEvent) -> bool:
+        """Whether the event was not told before; now it is."""
+        identity = _identity(event)
+        if identity in self._told:
+            return False
+        self._told[identity] = None
+        if len(self._told) > _REMEMBERED:
+            self._told.popitem(last=False)
+        return True
+
+    async def missed(self, until: JobEvent | None = None) -> AsyncGenerator[JobEvent, None]:
+        """Events that were not told yet; asks again for a while until `until` is among them."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _HISTORY_LAGS_S
+        if until is not None:
+            self._position = min(self._position, until.at_us - 1)  # our clock may be ahead of the broker's
+        while True:
+            async for event in self._pages():
+                if self.first_time(event):
+                    yield event
+            if until is None or _identity(until) in self._told or loop.time() > deadline:
+                return
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    async def _pages(self) -> AsyncGenerator[JobEvent, None]:
+        """What history has from our position on. A page may be shorter than its limit, so only an old one ends it."""
+        limit = _PAGE
+        while page := await self._ask(self._position, limit):
+            fresh = [event for event in page if _identity(event) not in self._told]
+            for event in fresh:
+                yield event
+            # Several events may carry the same time, so the next page begins just before the last one's.
+            self._position = max(self._position, page[-1].at_us - 1)
+            if fresh:
+                continue
+            if len(page) < limit:
+                return
+            if limit == _LARGEST_PAGE:
+                self._position = page[-1].at_us
+            limit = _LARGEST_PAGE
 
 
 def _identity(event: JobEvent) -> tuple[object, ...]:

@@ -108,10 +108,12 @@ def evaluate(request: SubmitJob, team: str, context: AdmissionContext) -> Outcom
     ]
     if refusals:
         return Rejected(job_of_key, tuple(refusals))
-    resources = job.resources.model_copy(update={"memory_mib": demand.memory_mib})
+    if demand.memory_mib != job.resources.memory_mib:
+        resources = job.resources.model_copy(update={"memory_mib": demand.memory_mib})
+        job = job.model_copy(update={"resources": resources})
     note = "no node has registered yet: it waits for the first" if context.fleet.empty else ""
     priority_class = context.classes[job.priority_class]
-    return Admitted(job_of_key, job.model_copy(update={"resources": resources}), spec_hash, priority_class, note)
+    return Admitted(job_of_key, job, spec_hash, priority_class, note)
 
 
 def _client_key(request: SubmitJob, job_of_key: str, taken: bytes | None) -> Iterator[Refusal]:

@@ -28,7 +28,7 @@ class Delta(NamedTuple):
 
 
 class HotState:
-    """Rows by table and key; see docs/projection.md for the columns."""
+    """Rows by table and key; their columns are listed in libs/adapters/redis/keys.py."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Row] = {}

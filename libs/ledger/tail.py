@@ -30,6 +30,7 @@ log = logging.getLogger("baton.ledger")
 
 _HEARTBEAT_S = 1.0
 _SILENCE_S = 3.0  # no message and no heartbeat for so long: the consumer is gone
+_AWAY_S = 1.0
 _EXPIRES_S = 30.0
 _MAX_BYTES = 8 * 1024 * 1024
 _FORGET_S = 30.0  # the broker drops a consumer that nobody asks for so long
@@ -62,6 +63,7 @@ class _Consumer:
     asked: int = 0  # messages asked for and not yet delivered
     delivered: int = 0  # the consumer sequence of the last message
     heard: float = 0.0
+    looked: float = 0.0
     broken: str = ""
 
 
@@ -134,7 +136,8 @@ class Tail:
                 continue
             left = end - loop.time()
             if left <= 0:
-                return []
+                await asyncio.sleep(0)  # a caller that polls without waiting must not keep the messages from coming in
+                return self._take(consumer, limit, max_bytes) if self._consumer is consumer else []
             consumer.news.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, 0.5)):
@@ -237,6 +240,9 @@ class Tail:
             return consumer.broken
         if self._nc.stats["reconnects"] != consumer.reconnects:
             return "the connection was made anew"
+        if now - consumer.looked > _AWAY_S:  # we were busy elsewhere: what came meanwhile may not be read yet
+            consumer.heard = max(consumer.heard, now - _SILENCE_S + _AWAY_S)
+        consumer.looked = now
         if now - consumer.heard > _SILENCE_S:
             return f"neither message nor heartbeat for {_SILENCE_S:g} s"
         return ""

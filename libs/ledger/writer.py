@@ -332,7 +332,7 @@ class LedgerWriter(Generic[M]):
         moved = loop.time()
         try:
             while True:
-                if entries := await reader.next(256, min(0.1, self._takeover_s / 4)):
+                if entries := await reader.next(256, min(0.1, max(0.01, self._takeover_s / 4))):
                     self._fold(self.machine, entries)
                     self.head, self.position = reader.head, reader.position
                     self.decided_to = self.machine.inbox_seq

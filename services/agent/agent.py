@@ -5,11 +5,11 @@ Four loops, each small: `heartbeats` renews the leases, `watch_leases` ends the 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -27,11 +27,12 @@ from services.agent.node import Node
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings
 
-log = structlog.get_logger()
+log = logging.getLogger("baton.agent")
 
 WATCH_S = 0.1
 _ASKED_AT_ONCE = 8
 """Nodes per question, so that the answer stays below the broker's payload limit."""
+_ANSWER_S = 2.0
 _MISSES = 3
 _FIRST_ASK_S = 0.3
 _PRUNE_S = 60.0
@@ -68,7 +69,7 @@ class Agent:
             self.follow(DesiredState.model_validate_json(msg.data))
         except ValidationError as e:
             self.unreadable += 1
-            log.error("unreadable desired state", subject=msg.subject, problem=str(e)[:500])
+            log.error("unreadable desired state on %s: %s", msg.subject, str(e)[:500])
 
     def follow(self, desired: DesiredState) -> None:
         node = self.nodes.get(desired.node)
@@ -101,7 +102,7 @@ class Agent:
             reply = await self._nats.request(message.subject, message.payload, timeout_s, headers=message.headers)
             granted = LeaseGranted.model_validate_json(reply.data)
         except (NatsError, TimeoutError, ValidationError) as e:
-            log.warning("the leases were not renewed", problem=f"{type(e).__name__}: {e}"[:300])
+            log.warning("the leases were not renewed: %s", str(e)[:300] or type(e).__name__)
             return
         self._renewed(sent, granted.nodes, lives)
 
@@ -128,12 +129,14 @@ class Agent:
 
     async def new_lives(self, nodes: list[Node], reason: str) -> None:
         """Ends all work of these nodes and lets them begin anew, in this order."""
+        names = ", ".join(node.name for node in nodes[:10])
         log.warning(
-            "ending the work of nodes", nodes=[node.name for node in nodes][:20], count=len(nodes), reason=reason
+            "ending the work of %d nodes (%s%s): %s", len(nodes), names, ", ..." if len(nodes) > 10 else "", reason
         )
         await asyncio.gather(*(node.die() for node in nodes))
         fresh = self.launcher.state.next_incarnations([node.name for node in nodes])
         for node in nodes:
+            self.launcher.leave(node)
             node.begin(fresh[node.name])
             self.launcher.rewatch(node)
 
@@ -144,25 +147,29 @@ class Agent:
         while True:
             names = list(self.nodes)
             for start in range(0, len(names), _ASKED_AT_ONCE):
-                await self._ask(names[start : start + _ASKED_AT_ONCE])
-            for node in self.nodes.values():
-                node.repeat(self.settings.repeat_s)
-                if not node.known and not self.reports.registering(node.name):
-                    node.register_again(self.settings.repeat_s)
+                if not await self._ask(names[start : start + _ASKED_AT_ONCE]):
+                    break
+            if not self.reports.stalled():  # repeating what waits would only pile up
+                for node in self.nodes.values():
+                    node.repeat(self.settings.repeat_s)
             all_known = all(node.known for node in self.nodes.values())
             await asyncio.sleep(self.settings.ask_s if all_known else min(_FIRST_ASK_S, self.settings.ask_s))
 
-    async def _ask(self, names: list[str]) -> None:
+    async def _ask(self, names: list[str]) -> bool:
+        """Returns whether placement answered."""
         asked = {name: self.nodes[name].incarnation for name in names}
         try:
-            reply: DesiredReply = await ask(self._nats, _DESIRED, self._pool, DesiredQuery(nodes=tuple(names)))
+            reply: DesiredReply = await ask(
+                self._nats, _DESIRED, self._pool, DesiredQuery(nodes=tuple(names)), timeout_s=_ANSWER_S
+            )
         except (NoAnswer, QueryError, NatsError, ValidationError) as e:
-            log.warning("placement does not answer", problem=f"{type(e).__name__}: {e}"[:300])
-            return
+            log.warning("placement does not say what should run: %s", str(e)[:300] or type(e).__name__)
+            return False
         for state in reply.states:
             self.follow(state)
         told = {state.node: state.incarnation for state in reply.states}
         await self._disowned([n for n in names if self.nodes[n].incarnation == asked[n] and told.get(n) != asked[n]])
+        return True
 
     async def _disowned(self, names: list[str]) -> None:
         """Placement no longer has this life of these nodes, though it did: it took them for lost. Several answers must
@@ -200,7 +207,7 @@ class Agent:
         try:
             await self._nats.publish(message.subject, message.payload, headers=message.headers)
         except NatsError as e:
-            log.info("a sample was lost", node=node.name, problem=str(e)[:300])
+            log.info("a sample of %s was lost: %s", node.name, str(e)[:300])
 
     async def run_prune(self) -> None:
         while True:

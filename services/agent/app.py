@@ -1,6 +1,7 @@
 """The agent's wiring: the only place that builds its clients."""
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-import structlog
 from faststream.asgi import AsgiFastStream
 from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
@@ -35,7 +35,7 @@ from services.agent.settings import AgentSettings
 from services.agent.state import AgentState
 from services.agent.timers import Timers
 
-log = structlog.get_logger()
+log = logging.getLogger("baton.agent")
 
 DRAIN_S = 5.0
 _MIB = 1024 * 1024
@@ -60,7 +60,7 @@ def clear(settings: AgentSettings, found: list[Hosted]) -> Ground:
     group_base = tree.cgroup_base() if settings.cgroups else None
     killed = state.kill_leftovers([tree.marker_root(one.inventory.node, state_dir) for one in found], group_base)
     if killed:
-        log.warning("killed what an earlier agent left", processes=killed)
+        log.warning("killed %d processes that an earlier agent left", killed)
     return Ground(state, group_base, found)
 
 

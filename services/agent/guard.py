@@ -16,10 +16,11 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.agent.tree import kill_all, kill_group, marked
+from services.agent.tree import kill_all, kill_group, marked, remove_group
 
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Goes on while the machine is suspended, where there is such a clock: a lease does too."""
@@ -73,6 +74,11 @@ def main() -> int:
         busy = kill([node for node in watched.values() if node.until and node.until <= now()])
     while kill(list(watched.values())):
         time.sleep(RETRY_S)
+    for node in watched.values():
+        if node.group is not None:
+            remove_group(node.group)
+            with suppress(OSError):
+                node.group.parent.rmdir()
     return 0
 
 

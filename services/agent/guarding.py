@@ -1,15 +1,14 @@
 """The agent's side of the guard process: keeps it alive and tells it where jobs are and until when they may run."""
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import structlog
-
-log = structlog.get_logger()
+log = logging.getLogger("baton.agent")
 
 
 class Guard:
@@ -27,7 +26,7 @@ class Guard:
         """From now on this life of the node is watched; an earlier life of it no longer is."""
         self._nodes[node] = f"node {node} {marker} {group or '-'}\n"
         self._until.pop(node, None)
-        self._ensure()
+        self.ensure()
         self._tell(self._nodes[node])
 
     def until(self, deadlines: Mapping[str, float]) -> None:
@@ -35,7 +34,7 @@ class Guard:
         known = {node: until for node, until in deadlines.items() if node in self._nodes}
         self._until |= known
         if known:
-            self._ensure()
+            self.ensure()
             self._tell("".join(f"until {node} {until:.6f}\n" for node, until in known.items()))
 
     def needed(self) -> bool:
@@ -44,12 +43,12 @@ class Guard:
     def watches(self, node: str) -> bool:
         return node in self._nodes
 
-    def _ensure(self) -> None:
+    def ensure(self) -> None:
         """A guard that died is replaced, and told everything again."""
         if self.alive():
             return
         if self._process is not None:
-            log.error("the guard process has died: starting another", status=self._process.returncode)
+            log.error("the guard process has died (status %s): starting another", self._process.returncode)
         self._process = subprocess.Popen(
             [sys.executable, "-E", "-s", "-m", "services.agent.guard"],
             stdin=subprocess.PIPE,
@@ -76,7 +75,7 @@ class Guard:
             problem = "its pipe is full"
         except OSError as e:
             problem = str(e)
-        log.error("the guard process does not listen: replacing it", problem=problem)
+        log.error("the guard process does not listen (%s): replacing it", problem)
         self._process.kill()
         self._process.wait()
 

@@ -53,7 +53,8 @@ class Launcher:
         return made
 
     def watch(self, node: Node) -> None:
-        """Tells the guard of this life of the node, once, with the lease that it has."""
+        """Tells the guard of this life of the node, once, with the lease that it has; replaces a guard that died."""
+        self.guard.ensure()
         if not self.guard.watches(node.name):
             self.guard.watch(node.name, self.marker(node), self._group(node))
             if node.lease.deadline is not None:
@@ -61,6 +62,11 @@ class Launcher:
 
     def guard_ok(self) -> bool:
         return self.guard.alive() or not self.guard.needed()
+
+    def leave(self, node: Node) -> None:
+        """This life of the node is over and nothing of it is left: its empty cgroup goes too."""
+        if (group := self._group(node)) is not None:
+            tree.remove_group(group)
 
     def rewatch(self, node: Node) -> None:
         """A watched node has begun a new life: the guard must not judge it by the old one's deadline."""

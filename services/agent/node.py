@@ -6,11 +6,10 @@ of an earlier one is left.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
-
-import structlog
 
 from libs.adapters.devices import DeviceLayer
 from schemas.inbox import CheckpointTaken, NodeRegistered, Observation, Refused, Released, Started
@@ -19,7 +18,7 @@ from schemas.resources import Inventory
 from services.agent.lease import Lease
 from services.agent.reconcile import Forget, Key, Phase, Refuse, Save, Start, Stop, View, concerns, follow, plan
 
-log = structlog.get_logger()
+log = logging.getLogger("baton.agent")
 
 
 class Part(Protocol):
@@ -99,11 +98,6 @@ class Node:
         registered = NodeRegistered(incarnation=self.incarnation, inventory=self.inventory, lease_s=self.lease_s)
         self.report(self.name, self.incarnation, registered)
 
-    def register_again(self, older_than_s: float) -> None:
-        """Placement never showed this life, although its registration was stored: it is stored once more."""
-        if self.now() - self._registered_at >= older_than_s:
-            self.register()
-
     def follow(self, desired: DesiredState) -> None:
         """Makes what runs here equal to `desired`, as far as that can be begun now."""
         if self._dying or not concerns(desired, self.view):
@@ -120,7 +114,7 @@ class Node:
                 case Stop(key):
                     self.parts[key].stop()
                 case Refuse(part, reason):
-                    log.warning("refused a part", node=self.name, job=part.job_id, attempt=part.attempt, reason=reason)
+                    log.warning("%s refused attempt %d of %s: %s", self.name, part.attempt, part.job_id, reason)
                     self._ended(
                         (part.job_id, part.attempt),
                         Refused(job_id=part.job_id, attempt=part.attempt, reason=reason[:1024]),
@@ -163,8 +157,11 @@ class Node:
         self.report(self.name, self.incarnation, seen)
 
     def repeat(self, older_than_s: float) -> None:
-        """Reports ends again that placement's state still does not show. Duplicates are known and change nothing."""
+        """Reports again what was stored, but is not shown by placement's state: ends, and this life's registration.
+        Duplicates are known and change nothing."""
         now = self.now()
+        if not self.known and now - self._registered_at >= older_than_s:
+            self.register()
         for key, (at, seen) in list(self._ends.items()):
             if now - at >= older_than_s:
                 self._ends[key] = (now, seen)

@@ -1,9 +1,9 @@
 """Which nodes this agent hosts: those of a simulated fleet, and this machine."""
 
+import logging
 from dataclasses import dataclass
 
 import psutil
-import structlog
 
 from libs.adapters.devices import DeviceLayer, NoDevices
 from libs.adapters.devices.cpu import CpuLayer
@@ -13,7 +13,7 @@ from libs.adapters.devices.simulated import SimulatedLayer
 from schemas.resources import Inventory, Position
 from services.agent.settings import AgentSettings, Devices
 
-log = structlog.get_logger()
+log = logging.getLogger("baton.agent")
 
 _MIB = 1024 * 1024
 
@@ -54,7 +54,7 @@ def _layer(settings: AgentSettings) -> DeviceLayer | None:
                 layer.discover()
                 return layer
             except NoDevices as e:
-                log.info("no GPU here: offering the processors", reason=str(e))
+                log.info("no GPU here, offering the processors: %s", e)
                 return CpuLayer(settings.node)
     return None
 

@@ -1,6 +1,7 @@
 """One part of an attempt as real processes: started, watched, saved, stopped, and reported gone when nothing is left."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -9,8 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
-
 from schemas.inbox import CheckpointTaken, Observation, Released, Started
 from schemas.nodes import DesiredPart
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
@@ -18,7 +17,7 @@ from services.agent.logs import LogSink
 from services.agent.reconcile import Phase
 from services.agent.tree import Cage
 
-log = structlog.get_logger()
+log = logging.getLogger("baton.agent")
 
 POLL_S = 0.25
 """How often a job with a checkpoint policy is looked at for news while it runs."""
@@ -237,9 +236,7 @@ class ProcessPart:
         try:
             self._look(acknowledgements)
         except BadAcknowledgement as e:
-            log.warning(
-                "bad checkpoint acknowledgement", job=self.part.job_id, attempt=self.part.attempt, problem=str(e)
-            )
+            log.warning("attempt %d of %s: bad acknowledgement: %s", self.part.attempt, self.part.job_id, e)
 
     def _look(self, acknowledgements: list[Acknowledgement]) -> None:
         """Any rank may say that this node's share is saved; rank 0 alone speaks for the whole job."""
@@ -278,9 +275,9 @@ class ProcessPart:
     async def _could_not_start(self, error: Exception) -> None:
         await self._vanish()
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-        what = getattr(error, "filename", None) or self.part.spec.command[0]
+        what = str(getattr(error, "filename", None) or self.part.spec.command[0])
         reason = f"could not start {what!r}: {getattr(error, 'strerror', None) or error}"
-        if missing and str(what) == str(self.launch.workdir):
+        if missing and what == str(self.launch.workdir):
             reason = f"could not start: working directory {what!r} does not exist on this node"
         own_exit = self.launch.may_run()
         self.phase = Phase.ENDED

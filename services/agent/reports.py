@@ -6,20 +6,20 @@ runs on the nodes, as a part has at most one start, one end and its newest check
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
-
-import structlog
 
 from libs.bus.messages import Outgoing, outgoing
 from schemas import subjects
 from schemas.catalog import TYPE_OF
 from schemas.inbox import CheckpointTaken, NodeObserved, NodeRegistered, Observation
 
-log = structlog.get_logger()
+log = logging.getLogger("baton.agent")
 
 LINGER_S = 0.002
 RETRY_S = 1.0
+STALLED_S = 1.0
 _BATCH_BYTES = 150_000
 _BATCH_COUNT = 1000
 _ROOM = 160
@@ -39,6 +39,7 @@ class Reports:
         self._under_way: list[Entry] = []
         self._wake = asyncio.Event()
         self._count = 0
+        self._since = 0.0
         self.published = 0
 
     def add(self, node: str, incarnation: int, seen: Observation | NodeRegistered) -> None:
@@ -47,10 +48,9 @@ class Reports:
         self._waiting.append((node, incarnation, seen))
         self._wake.set()
 
-    def registering(self, node: str) -> bool:
-        """Whether a registration of the node still waits to be stored."""
-        entries = (*self._under_way, *self._waiting)
-        return any(name == node and isinstance(seen, NodeRegistered) for name, _, seen in entries)
+    def stalled(self) -> bool:
+        """Whether the batch under way has waited for longer than a broker in good health takes."""
+        return bool(self._under_way) and asyncio.get_running_loop().time() - self._since > STALLED_S
 
     def backlog(self) -> int:
         return len(self._waiting) + len(self._under_way)
@@ -61,6 +61,7 @@ class Reports:
             await asyncio.sleep(LINGER_S)
             self._wake.clear()
             self._under_way, self._waiting = self._waiting, []
+            self._since = asyncio.get_running_loop().time()
             await self._store(self._messages(self._under_way))
             self.published += len(self._under_way)
             self._under_way = []
@@ -74,7 +75,7 @@ class Reports:
                 return
             except Exception as e:
                 problem = f"{type(e).__name__}: {e}"[:300]
-                log.warning("observations wait for the broker", messages=len(batch), problem=problem)
+                log.warning("%d messages wait for the broker: %s", len(batch), problem)
             await asyncio.sleep(RETRY_S)
 
     def _drop_older(self, node: str, seen: CheckpointTaken) -> None:

@@ -51,5 +51,6 @@ class AgentSettings(ServiceSettings):
 
     def state_path(self) -> Path:
         """Where incarnations and pid files are: it must survive restarts of the agent."""
-        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        return (self.state_dir or home / "baton").resolve()
+        if self.state_dir is not None:
+            return self.state_dir.resolve()
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state").resolve() / "baton"

@@ -89,6 +89,8 @@ class Documents:
         before = await self._store.checkpoint(self.name)
         # Documents may be ahead of the checkpoint, up to here: until then even a job that is queued now may be stored.
         self._horizon = await self._store.last_seq()
+        if before is not None and self._horizon < before.changed:
+            raise UnknownJob(f"the newest is of record {self._horizon}, there was one of {before.changed}")
         reader = _reader_at(self._js, self._pool, before)
         self.position = reader.position
         try:
@@ -103,9 +105,9 @@ class Documents:
 
     async def _step(self, reader: LedgerReader, entries: Sequence[Entry], before: Checkpoint | None) -> Checkpoint:
         """Writes one window: documents, then the checkpoint, which is returned."""
-        after = Checkpoint(reader.head.seq, reader.head.hash, reader.position)
         with self._seconds.time():
-            await self._write(entries)
+            changed = await self._write(entries) or (before.changed if before else 0)
+            after = Checkpoint(reader.head.seq, reader.head.hash, reader.position, changed)
             if not await self._store.move_checkpoint(self.name, before, after):
                 raise StoreChanged(f"checkpoint {self.name} is not the one that was written at {self.position}")
         self.position = after.position
@@ -122,8 +124,9 @@ class Documents:
             entries += more
         return entries
 
-    async def _write(self, entries: Sequence[Entry]) -> None:
-        """Folds the records into their jobs' documents and stores those that changed."""
+    async def _write(self, entries: Sequence[Entry]) -> int:
+        """Folds the records into their jobs' documents and stores those that changed. The last record that changed one,
+        or 0."""
         known = await self._known(entries)
         changed: dict[str, Story] = {}
         for entry in entries:
@@ -139,6 +142,7 @@ class Documents:
             await self._store.save(stories[start : start + self._window_jobs])
         self._written.inc(len(stories))
         self._remember(known)
+        return max((story.document.seq for story in stories), default=0)
 
     async def _known(self, entries: Sequence[Entry]) -> dict[str, Story]:
         """The stories of the jobs in `entries`: from memory, and from MongoDB what is not there."""

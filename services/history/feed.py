@@ -54,7 +54,7 @@ class FeedLoop:
         cursor = await self._cursors.load(f"{NAME}-{self._pool}") or {"seq": 0, "hash": "", "position": 0}
         if await reader.last_seq() < cursor["position"]:
             raise LedgerRewound(f"the ledger of pool {self._pool} ends before {cursor['position']}, which was told")
-        told = max(int(cursor["position"]), reader.position)
+        self.position = told = max(int(cursor["position"]), reader.position)
         snapped = reader.position
         async for entries in reader.follow():
             self.problem = reader.problem

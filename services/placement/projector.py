@@ -61,6 +61,11 @@ class Projector:
                 before, batch = self._before, self._fold(entries)
                 await self._write(before, batch)
                 await self._save()
+        except (KeyError, ValueError, TypeError) as e:
+            # Placement folds the same ledger itself, so it would stop if the ledger were wrong: this fold is, and what
+            # stands in Redis is only shown, so placement goes on without it and says so.
+            log.exception("the projection stops")
+            self.problem = f"stopped at {self._reader.position}: {e!r}"
         finally:
             await self.projection.close()
 

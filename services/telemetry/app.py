@@ -72,7 +72,7 @@ class Telemetry:
             self._gauge(name, text, registry, value)
         lag = Gauge("ledger_lag_records", "ledger records that were not read yet", registry=registry)
         lag.set_function(lambda: self.reader.lag() if self.reader else 0)
-        registry.register(DeviceCollector(self.readings, lambda: self.hot, now))
+        registry.register(DeviceCollector(self.readings, lambda: self.hot, now, dcgm_names=settings.dcgm_names))
 
     def _gauge(self, name: str, text: str, registry: CollectorRegistry, value: Callable[[HotState], float]) -> None:
         Gauge(name, text, registry=registry).set_function(lambda: value(self.hot))

@@ -62,11 +62,14 @@ class Readings:
 class DeviceCollector(Collector):
     """Gauges per device at the moment of the scrape: those of devices that the pool has."""
 
-    def __init__(self, readings: Readings, state: Callable[[], HotState], now: Callable[[], float]) -> None:
+    def __init__(
+        self, readings: Readings, state: Callable[[], HotState], now: Callable[[], float], *, dcgm_names: bool = True
+    ) -> None:
         self._readings, self._state, self._now = readings, state, now
+        self._gauges = [g for g in GAUGES if dcgm_names or not g[0].startswith("DCGM_")]
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        for name, text, _ in GAUGES:
+        for name, text, _ in self._gauges:
             yield GaugeMetricFamily(name, text, labels=LABELS)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -77,7 +80,7 @@ class DeviceCollector(Collector):
             if row is None:
                 continue
             labels = _labels(device, row)
-            for family, (_, _, value) in zip(families, GAUGES, strict=True):
+            for family, (_, _, value) in zip(families, self._gauges, strict=True):
                 family.add_metric(labels, value(sample, row["memory_mib"]))
         yield from families
 

@@ -27,6 +27,9 @@ class TelemetrySettings(ServiceSettings):
     stall_s: float = Field(
         default=5.0, gt=0, le=600, description="a gap between ticks from which on we were frozen ourselves, s"
     )
+    dcgm_names: bool = Field(
+        default=True, description="metrics under dcgm-exporter's names as well, for its stock dashboards"
+    )
     fresh_s: float = Field(default=60.0, gt=0, le=3600, description="older samples are not shown, s")
 
     def terms(self) -> Terms:

@@ -152,6 +152,7 @@ async def test_kill_9_of_the_broker_again_and_again_loses_and_doubles_nothing(wo
         for n in range(0, 300, 5):
             await world.put(*(admitted(n + i) for i in range(5)))
             await world.put(cancelled(n))
+            await asyncio.sleep(0.02)
 
     feeder = asyncio.create_task(feed())
     for _ in range(4):

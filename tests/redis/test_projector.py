@@ -18,6 +18,7 @@ from libs.core.projection import HotState
 from libs.embedded import ServerOptions, Servers, read_processes
 from libs.embedded.servers import VALKEY
 from libs.ledger.snapshots import Snapshots
+from schemas.ledger import DevicesFreed
 from services.placement.projector import SNAPSHOT, Projector
 from tests.core.builders import World, job, node
 from tests.redis.ledgers import Stored, chain, store, tables
@@ -159,6 +160,21 @@ async def test_two_projectors_of_one_pool_agree(bench: Bench, raw: Redis) -> Non
         await empty(raw, bench.pool)
         await bench.work(5)
         await bench.follows()
+
+
+async def test_a_ledger_that_it_cannot_fold_ends_the_projection_and_not_its_process(bench: Bench) -> None:
+    await bench.work(1)
+    impossible = bench.world.records[-1].model_copy(
+        update={
+            "events": (DevicesFreed(job_id=f"job-{0:032x}", attempt=1, node="a", devices=("x",), evidence="released"),)
+        }
+    )
+    bench.world.records.append(impossible)
+    head = (bench.ledger[-1].seq, bench.ledger[-1].hash)
+    await store(bench.js, bench.pool, chain(bench.pool, [impossible], head))
+    projector = Projector(bench.pool, bench.redis_url)
+    await projector.run(bench.js)
+    assert projector.problem.startswith("stopped at")
 
 
 async def test_a_restart_goes_on_from_its_snapshot(bench: Bench) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from motor.motor_asyncio import AsyncIOMotorClient
@@ -27,11 +27,13 @@ class StoreAway(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far of the ledger is in the documents: the last valid record (`seq`, `hash`), the last sequence read."""
+    """How far of the ledger is in the documents: the last valid record (`seq`, `hash`), the last sequence read, and the
+    last one that changed a document: if no document is as new as that, documents were lost."""
 
     seq: int
     hash: str
     position: int
+    changed: int = 0
 
 
 class JobStore:
@@ -74,12 +76,14 @@ class JobStore:
         """The checkpoint of that name, or None."""
         with _away():
             found = await self._checkpoints.find_one({"_id": name})
-        return Checkpoint(int(found["seq"]), found["hash"], int(found["position"])) if found else None
+        if found is None:
+            return None
+        return Checkpoint(int(found["seq"]), found["hash"], int(found["position"]), int(found["changed"]))
 
     async def move_checkpoint(self, name: str, before: Checkpoint | None, after: Checkpoint) -> bool:
         """Replaces `before` by `after`. False, and nothing is changed, when the store has another one than `before`:
         it was emptied or restored, or somebody else writes too."""
-        body = {"_id": name, "seq": after.seq, "hash": after.hash, "position": after.position}
+        body = {"_id": name, **asdict(after)}
         with _away():
             if before is None:
                 if await self._checkpoints.find_one({"_id": name}) is not None:

@@ -1,0 +1,66 @@
+"""`baton bill`: GPU-seconds and money, exact."""
+
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from libs.bus.reasons import reasons_of
+from libs.cli import units
+from libs.cli.exits import Usage
+from libs.cli.options import NoHeader, Output, Team, Url
+from libs.cli.output import Column, Format, hint, show
+from libs.cli.session import run, whole_id
+from libs.client import Baton
+from schemas.billing import BillQuery, BillReply
+
+
+def command(
+    by: Annotated[str, typer.Option("--by", help="team, day, job, attempt or model.")] = "team",
+    start: Annotated[str | None, typer.Option("--from", help="First day, YYYY-MM-DD (UTC).")] = None,
+    end: Annotated[str | None, typer.Option("--to", help="Last day, YYYY-MM-DD (UTC).")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="Only this job.")] = None,
+    running: Annotated[bool, typer.Option("--running", help="Count what is still held, up to now.")] = False,
+    team: Team = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+    no_header: NoHeader = False,
+) -> None:
+    """What jobs used and what it costs: the integral of the ledger, in integers."""
+    import time
+
+    until = time.time_ns() // 1000 if running else None
+
+    async def ask(baton: Baton) -> BillReply:
+        job_id = await whole_id(baton, job) if job else None
+        return await baton.bill(_query(group_by=by, from_day=start, to_day=end, job_id=job_id, open_until_us=until))
+
+    _query(group_by=by, from_day=start, to_day=end)  # what is wrong is told before anybody is asked
+    bill = run(ask, team, url)
+    columns = [
+        Column(by.upper(), lambda r: r.key),
+        Column("TEAM", lambda r: r.team, wide=by == "team"),
+        Column("JOBS", lambda r: r.jobs, right=True),
+        Column("ATTEMPTS", lambda r: r.attempts, right=True),
+        Column("DEVICE-SECONDS", lambda r: f"{r.milli_us / 1e9:.3f}", right=True),
+        Column("DEVICE-HOURS", lambda r: f"{r.milli_us / 3.6e12:.4f}", right=True),
+        Column("MILLI-US", lambda r: r.milli_us, wide=True, right=True),
+        Column(f"COST {bill.currency}", lambda r: units.money(r.cost_micros), right=True),
+    ]
+    show(bill.rows, columns, output, name=lambda r: r.key, header=not no_header, whole=bill)
+    if output in (Format.TABLE, Format.WIDE):
+        seconds = f"{bill.total_milli_us / 1e9:.3f}"
+        cost = units.money(bill.total_cost_micros, bill.currency)
+        hint(f"total: {seconds} device-seconds, {cost}; exact up to ledger sequence {bill.ledger_seq}")
+
+
+def _query(**fields: object) -> BillQuery:
+    try:
+        return BillQuery.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as e:
+        reasons = reasons_of(e, model=BillQuery)
+        lines = [f"{_FLAGS.get(r.field, r.field)} {r.value}: {r.problem}; {r.fix}" for r in reasons]
+        raise Usage("\n".join(lines)) from None
+
+
+_FLAGS = {"group_by": "--by", "from_day": "--from", "to_day": "--to", "job_id": "--job"}

@@ -1,0 +1,127 @@
+"""`baton describe job|node ID`: everything about one."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from libs.cli import units
+from libs.cli.get import DEVICES as DEVICE_COLUMNS
+from libs.cli.options import Job, Output, Team, Url
+from libs.cli.output import Column, Format, document, fields, say, show
+from libs.cli.session import run, whole_id
+from libs.client import Baton, NotFound
+from schemas.queries import AttemptDocument, DeviceView, JobDocument, NodeView
+from schemas.resources import Resources
+
+app = typer.Typer(help="Everything about one job or node.", no_args_is_help=True, rich_markup_mode=None)
+
+_ATTEMPTS = [
+    Column("ATTEMPT", lambda a: a.attempt, right=True),
+    Column("OUTCOME", lambda a: a.outcome or "open"),
+    Column("GRANTED", lambda a: units.moment(a.granted_us)),
+    Column("HELD", lambda a: units.between(a.granted_us, a.closed_us), right=True),
+    Column("EXIT", lambda a: a.exit_code, right=True),
+    Column("NODES", lambda a: a.nodes),
+    Column("DEVICES", lambda a: a.devices),
+    Column("RESUMED", lambda a: a.resume and f"step {a.resume.step}"),
+    Column("CHECKPOINT", lambda a: a.checkpoint and f"step {a.checkpoint.step}"),
+]
+
+
+@app.command("job")
+def job(job: Job, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
+    """A job: what was asked for, where it stands, every attempt."""
+
+    async def ask(baton: Baton) -> JobDocument:
+        return await baton.get(await whole_id(baton, job))
+
+    found = run(ask, team, url)
+    if output in (Format.JSON, Format.YAML):
+        document(found, output)
+    elif output is Format.NAME:
+        say(found.job_id)
+    else:
+        fields(_job_fields(found))
+        if found.attempts:
+            say("")
+            show(found.attempts, _ATTEMPTS)
+
+
+def _job_fields(job: JobDocument) -> Iterable[tuple[str, object]]:
+    spec, attempts = job.spec, job.attempts
+    last: AttemptDocument | None = attempts[-1] if attempts else None
+    yield "job", job.job_id
+    yield "name", job.name
+    yield "team", job.team
+    yield "key", job.client_key
+    yield "class", f"{job.priority_class} (priority {job.priority})"
+    yield "state", job.state.value
+    yield "reason", job.reason
+    yield "wants", _wants(spec.resources)
+    yield "command", " ".join(spec.command) or (spec.simulation and f"timer of {spec.simulation.duration_s:g} s")
+    yield "environment", [f"{k}={v}" for k, v in sorted(spec.env.items())]
+    yield "checkpoint", spec.checkpoint and f"{spec.checkpoint.signal}, {spec.checkpoint.grace_s:g} s of grace"
+    yield "time limit", units.duration(spec.time_limit_s) if spec.time_limit_s else ""
+    yield "submitted", units.moment(job.submitted_us)
+    yield "waited", units.between(job.submitted_us, attempts[0].granted_us if attempts else job.finished_us)
+    yield "finished", job.finished_us and units.moment(job.finished_us)
+    yield "preempted", f"{job.preemptions} times" if job.preemptions else ""
+    yield "on", last.nodes if last and last.closed_us is None else ""
+
+
+def _wants(r: Resources) -> str:
+    parts = [f"{r.devices} x {'|'.join(r.types) or 'any'}"]
+    if r.share_milli < 1000:
+        parts.append(f"share {r.share_milli / 1000:g}")
+    if r.mig_profile:
+        parts.append(f"MIG {r.mig_profile}")
+    if r.memory_mib:
+        parts.append(f"{units.gib(r.memory_mib)} each")
+    if r.devices > 1:
+        parts.append(f"{r.topology.level.value} {r.topology.policy.value}")
+    parts += [f"{name}={value}" for name, value in sorted(r.labels.items())]
+    return ", ".join(parts)
+
+
+@app.command("node")
+def node(
+    node: Annotated[str, typer.Argument(help="A node's name.", metavar="NODE")],
+    team: Team = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """A node and its devices."""
+
+    async def ask(baton: Baton) -> tuple[NodeView, list[DeviceView]]:
+        views = {view.node: view for view in (await baton.nodes()).nodes}
+        if node not in views:
+            raise NotFound(f"there is no node {node!r}", fix="`baton get nodes` lists them")
+        return views[node], [d for d in (await baton.devices(node)).devices if d.node == node]
+
+    view, devices = run(ask, team, url)
+    if output in (Format.JSON, Format.YAML):
+        document({"node": view, "devices": devices}, output)
+        return
+    if output is Format.NAME:
+        say(view.node)
+        return
+    age = view.heartbeat_age_s
+    fields(
+        [
+            ("node", view.node),
+            ("status", view.status),
+            ("place", f"{view.zone}/{view.spine}/{view.leaf}"),
+            ("devices", [f"{model}:{count}" for model, count in sorted(view.models.items())]),
+            ("held", f"{units.devices(view.milli_used)} of {units.devices(view.milli_total)}"),
+            ("utilization", "" if view.utilization_pct is None else f"{view.utilization_pct:.0f} %"),
+            ("last heard", "" if age is None else f"{units.duration(age)} ago"),
+            ("processors", view.cpus),
+            ("memory", units.gib(view.memory_mib)),
+            ("labels", [f"{k}={v}" for k, v in sorted(view.labels.items())]),
+            ("incarnation", view.incarnation),
+            ("simulated", "yes" if view.simulated else ""),
+        ]
+    )
+    say("")
+    show(devices, DEVICE_COLUMNS)

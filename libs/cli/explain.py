@@ -1,0 +1,40 @@
+"""`baton explain JOB`: why it is where it is."""
+
+from libs.cli.options import Job, Output, Team, Url
+from libs.cli.output import Column, Format, document, fields, say, show
+from libs.cli.session import run, whole_id
+from libs.client import Baton
+from schemas.queries import Explanation
+
+_REMOVED = [
+    Column("CONSTRAINT", lambda r: r.constraint),
+    Column("DEVICES OUT", lambda r: r.devices, right=True),
+]
+
+
+def command(job: Job, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
+    """The dominant reason, the devices that each constraint takes out, and the smallest change that would help."""
+
+    async def ask(baton: Baton) -> Explanation:
+        return await baton.explain(await whole_id(baton, job))
+
+    found = run(ask, team, url)
+    if output in (Format.JSON, Format.YAML):
+        document(found, output)
+        return
+    if output is Format.NAME:
+        say(found.reason)
+        return
+    fields(
+        [
+            ("job", found.job_id),
+            ("state", found.state.value),
+            ("reason", found.reason),
+            ("because", found.text),
+            ("ahead of it", f"{found.ahead} jobs" if found.ahead else ""),
+            ("would help", found.suggestion),
+        ]
+    )
+    if found.removed:
+        say("")
+        show(found.removed, _REMOVED)

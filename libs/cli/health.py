@@ -1,0 +1,61 @@
+"""Asking a service whether it is ready, on plain sockets: starting Baton imports no HTTP client."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+_ANSWER_S = 3.0
+_LONGEST = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What a service said: `checks` are name -> "ok" or the problem."""
+
+    ready: bool
+    checks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> str:
+        """The checks that are not ok, in one line."""
+        return ", ".join(f"{name}: {text}" for name, text in self.checks.items() if text != "ok")
+
+
+class NotReady(RuntimeError):
+    """Services that were not ready in time; the text names each check that is not ok, and where the logs are."""
+
+    def __init__(self, waiting: Mapping[str, Checks], limit_s: float, logs: Path) -> None:
+        said = "; ".join(f"{name} ({checks.problems or 'no reason given'})" for name, checks in waiting.items())
+        super().__init__(f"not ready within {limit_s:g} s: {said}; see the logs in {logs}")
+        self.waiting = dict(waiting)
+
+
+async def readiness(url: str) -> Checks:
+    """The answer of `<url>/readyz`; not ready when nobody answers."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            try:
+                request = f"GET /readyz HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
+                writer.write(request.encode())
+                answer = await reader.read(_LONGEST)
+                while len(answer) < _LONGEST and (more := await reader.read(_LONGEST)):
+                    answer += more
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+    except (OSError, TimeoutError) as e:
+        return Checks(False, {"http": f"no answer ({type(e).__name__})"})
+    head, _, body = answer.partition(b"\r\n\r\n")
+    ready = head.split()[1:2] == [b"200"]
+    try:
+        checks = json.loads(body).get("checks", {})
+    except (ValueError, AttributeError):
+        checks = {}
+    return Checks(ready, {str(name): str(text) for name, text in checks.items()} if isinstance(checks, dict) else {})

@@ -1,0 +1,106 @@
+"""`baton ledger verify`: every record of a pool's ledger against the invariants, and against the bill."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from libs.cli.exits import Ended, Exit
+from libs.cli.options import Output, Url
+from libs.cli.output import Column, Format, document, hint, show
+from libs.cli.session import run
+from libs.client import Baton
+from schemas.billing import BillQuery, BillReply
+from schemas.subjects import OPERATOR
+
+app = typer.Typer(help="Audit the ledger (operators).", no_args_is_help=True, rich_markup_mode=None)
+
+_COUNTS = [Column("COUNT", lambda row: row[1], right=True), Column("OF", lambda row: row[0])]
+_BILL_CATCHES_UP_S = 10.0
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command("verify")
+def verify(
+    bill: Annotated[bool, typer.Option("--bill", help="Compare with the bill of quota_billing as well.")] = False,
+    pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Read the whole ledger through a checker with books of its own. Exits with 1 if anything is violated."""
+    report, billed = run(lambda baton: _read(baton, pool or baton.place.pool, bill), OPERATOR, url)
+    differences = _differences(report, billed) if billed is not None else []
+    if output in (Format.JSON, Format.YAML):
+        document(asdict(report) | {"bill_differences": differences, "ok": report.ok and not differences}, output)
+    else:
+        show(list(_counts(report)), _COUNTS)
+        for line in [*report.violations, *differences]:
+            hint(f"violated: {line}")
+        if report.violations_total > len(report.violations):
+            hint(f"and {report.violations_total - len(report.violations)} more")
+        if report.ok and not differences:
+            hint(
+                "every invariant holds" + (", and the bill equals the ledger's integral" if billed is not None else "")
+            )
+    if not report.ok or differences:
+        raise Ended(Exit.FAILED)
+
+
+async def _read(baton: Baton, pool: str, with_bill: bool) -> tuple[Any, BillReply | None]:
+    from libs.ledger.verify import verify as audit
+
+    report = await audit(baton.nats.jetstream(), pool)
+    if not with_bill:
+        return report, None
+    # The ledger may have grown since: what both have read is compared, so the audit is repeated at the bill's position.
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _BILL_CATCHES_UP_S
+    while True:
+        billed = await baton.bill(BillQuery(group_by="team"))
+        if billed.ledger_seq == report.last_seq or loop.time() > deadline:
+            return report, billed
+        if billed.ledger_seq > report.last_seq:
+            report = await audit(baton.nats.jetstream(), pool)
+        else:
+            await asyncio.sleep(0.2)
+
+
+def _differences(report: Any, billed: BillReply) -> list[str]:
+    if billed.ledger_seq != report.last_seq:
+        return [
+            f"the bill is at ledger sequence {billed.ledger_seq}, the audit at {report.last_seq}: try again when idle"
+        ]
+    out = []
+    if billed.total_milli_us != report.milli_us:
+        out.append(f"billed {billed.total_milli_us} milli-us, the ledger's integral is {report.milli_us}")
+    by_team: dict[str, int] = {}
+    for row in billed.rows:
+        by_team[row.team] = by_team.get(row.team, 0) + row.milli_us
+    for team in sorted(by_team.keys() | report.by_team.keys()):
+        mine, theirs = report.by_team.get(team, 0), by_team.get(team, 0)
+        if mine != theirs:
+            out.append(f"team {team}: billed {theirs} milli-us, the ledger's integral is {mine}")
+    return out
+
+
+def _counts(report: Any) -> Iterable[tuple[str, object]]:
+    yield "records", report.records
+    yield "void records", report.void
+    yield "events", report.events
+    yield "jobs", report.jobs
+    yield "attempts", report.attempts
+    yield "open attempts", report.open_attempts
+    yield "preemptions", report.preemptions
+    for state, count in sorted(report.terminal.items()):
+        yield f"jobs {state}", count
+    yield "rejected inputs", report.rejected_inputs
+    yield "device-seconds", f"{report.milli_us / 1e9:.6f}"
+    for team, amount in sorted(report.by_team.items()):
+        yield f"device-seconds of {team}", f"{amount / 1e9:.6f}"
+    yield "violations", report.violations_total

@@ -1,0 +1,32 @@
+"""`baton logs JOB`: what a rank of a job wrote."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Job, Team, Url
+from libs.cli.output import clean
+from libs.cli.session import run, whole_id
+from libs.client import Baton
+
+
+def command(
+    job: Job,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Which process of the gang.")] = 0,
+    attempt: Annotated[int, typer.Option("--attempt", min=0, help="Which attempt; 0 is the latest.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="Show control characters on a terminal too.")] = False,
+    team: Team = None,
+    url: Url = None,
+) -> None:
+    """A job's output. On a terminal without the control characters that could steer it; in a pipe as it is."""
+    unchanged = raw or not sys.stdout.isatty()
+
+    async def show(baton: Baton) -> None:
+        async for piece in baton.logs(await whole_id(baton, job), rank, attempt=attempt, follow=follow):
+            text = piece.text if unchanged else clean(piece.text, keep_newlines=True)
+            sys.stdout.write(text.encode(errors="replace").decode())
+            sys.stdout.flush()
+
+    run(show, team, url)

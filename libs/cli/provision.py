@@ -1,0 +1,28 @@
+"""`baton provision`: streams, consumers and buckets on a NATS server."""
+
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Url
+from libs.cli.output import say
+from libs.cli.session import run
+from libs.client import Baton
+from schemas.subjects import OPERATOR
+
+
+def command(
+    pool: Annotated[list[str] | None, typer.Option("--pool", help="May be repeated (BATON_POOL).")] = None,
+    replicas: Annotated[int, typer.Option("--replicas", min=1, max=5, help="Copies of each stream in a cluster.")] = 1,
+    scale: Annotated[float, typer.Option("--scale", min=0.001, help="Multiplies the storage limits.")] = 1.0,
+    url: Url = None,
+) -> None:
+    """Create what is missing and check what is there. May be run any time; exits with 5 when something differs."""
+    from libs.bus.streams import provision
+
+    async def work(baton: Baton) -> None:
+        pools = pool or [baton.place.pool]
+        await provision(baton.nats.jetstream(), pools, replicas=replicas, scale=scale)
+        say("\n".join(f"{name}\tready" for name in pools))
+
+    run(work, OPERATOR, url)

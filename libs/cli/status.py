@@ -1,0 +1,32 @@
+"""`baton status`: the pool at a glance."""
+
+from libs.cli import units
+from libs.cli.options import Output, Team, Url
+from libs.cli.output import Format, document, fields
+from libs.cli.session import run
+from schemas.queries import Quantiles
+
+
+def command(team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
+    """How far the pool has come, what it holds, how fast it decides."""
+    status = run(lambda baton: baton.status(), team, url)
+    if output in (Format.JSON, Format.YAML):
+        document(status, output)
+        return
+    fields(
+        [
+            ("pool", status.pool),
+            ("nodes", f"{status.nodes_up} up, {status.devices} devices"),
+            ("held", f"{units.devices(status.milli_used)} of {units.devices(status.milli_total)} devices"),
+            ("jobs", [f"{count} {state}" for state, count in sorted(status.jobs.items()) if count]),
+            ("grants", status.grants),
+            ("preemptions", status.preemptions),
+            ("scheduling latency", _quantiles(status.scheduling_latency_ms)),
+            ("queue wait", _quantiles(status.queue_wait_ms)),
+            ("ledger", f"sequence {status.ledger_seq}, inbox {status.inbox_seq}"),
+        ]
+    )
+
+
+def _quantiles(q: Quantiles) -> str:
+    return f"p50 {q.p50:g} ms, p99 {q.p99:g} ms, max {q.max:g} ms (of {q.count})" if q.count else "-"

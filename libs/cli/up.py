@@ -1,0 +1,135 @@
+"""`baton up`: servers, services and agents on this machine, until Ctrl-C."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.cli.exits import Usage
+from libs.cli.launch import REAL, SERVICES, SIMULATED, External, Launch, LaunchOptions
+from libs.cli.output import Column, fields, hint, say, show
+from libs.client.where import state_dir
+from libs.embedded.records import ProcessRecord
+
+_COLUMNS = [
+    Column("PROCESS", lambda p: p.name),
+    Column("STATE", lambda p: p.state),
+    Column("PID", lambda p: p.pid, right=True),
+    Column("PORT", lambda p: p.port, right=True),
+    Column("LOG", lambda p: _relative(p.log)),
+]
+
+
+def command(
+    teams: Annotated[str, typer.Option("--teams", help="The teams to serve, separated by commas.")] = "research",
+    fleet: Annotated[
+        Path | None, typer.Option("--fleet", help="YAML file of simulated nodes, see deploy/fleets/.")
+    ] = None,
+    real: Annotated[
+        bool | None,
+        typer.Option("--real/--no-real", help="Offer this machine's own devices; by default unless --fleet is given."),
+    ] = None,
+    prices: Annotated[Path | None, typer.Option("--prices", help="Price book, see deploy/prices.yaml.")] = None,
+    quotas: Annotated[Path | None, typer.Option("--quotas", help="Teams' quotas, see deploy/teams.yaml.")] = None,
+    pool: Annotated[str, typer.Option("--pool", help="The pool's name.")] = "main",
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="Port of NATS; a free one otherwise.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--state-dir", help="Where data and logs are (BATON_STATE_DIR).")
+    ] = None,
+    external: Annotated[
+        bool, typer.Option("--external", help="Use the servers of BATON_NATS_URL, BATON_REDIS_URL, BATON_MONGO_URL.")
+    ] = False,
+    servers_only: Annotated[bool, typer.Option("--servers-only", help="Start no services and no agents.")] = False,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Do not wait for the disk: faster, and a power failure may lose the last moments."),
+    ] = False,
+) -> None:
+    """Run Baton here, restart what dies, and stop all of it with Ctrl-C. Data stays in the state directory."""
+    names = [name.strip() for name in teams.split(",") if name.strip()]
+    if not names:
+        raise Usage("--teams is empty: name at least one team, e.g. --teams research,vision")
+    if external and servers_only:
+        raise Usage("--external and --servers-only exclude each other: nothing would be started")
+    try:
+        options = LaunchOptions(
+            state_dir=folder or state_dir(),
+            pool=pool,
+            teams=names,
+            fleet=None if servers_only else fleet,
+            real_node="auto" if not servers_only and (fleet is None if real is None else real) else "none",
+            prices=prices,
+            quotas=quotas,
+            services=() if servers_only else SERVICES,
+            external=_external() if external else None,
+            nats_port=port,
+            sync_always=not fast,
+        )
+        launch = Launch(options)
+    except ValueError as e:
+        raise Usage(str(e)) from None
+    asyncio.run(_serve(launch))
+
+
+async def _serve(launch: Launch) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    hint(f"starting in {_relative(str(launch.state_dir))} ...")
+    starting = asyncio.ensure_future(launch.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return
+        starting.result()
+        _introduce(launch)
+        await stopping
+        hint("stopping ...")
+    finally:
+        stopping.cancel()
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await starting
+        await launch.stop()
+
+
+def _introduce(launch: Launch) -> None:
+    order = ["nats", "valkey", "mongo", *SERVICES, SIMULATED, REAL]
+    processes: list[ProcessRecord] = sorted(
+        launch.processes().values(), key=lambda p: order.index(p.name) if p.name in order else len(order)
+    )
+    show(processes, _COLUMNS)
+    say("")
+    team = launch.options.teams[0]
+    elsewhere = launch.options.state_dir != Path(".baton") and "BATON_STATE_DIR" not in os.environ
+    prefix = f"BATON_STATE_DIR={_relative(str(launch.state_dir))} " if elsewhere else ""
+    flag = f" --team {team}" if len(launch.options.teams) > 1 else ""
+    fields(
+        [
+            ("submit", f"{prefix}baton submit{flag} --gpus 1 -- python train.py"),
+            ("look", f"{prefix}baton get nodes"),
+            ("teams", ", ".join(launch.options.teams)),
+            ("credentials", f"{_relative(str(launch.state_dir))}/client.json: a NATS URL for each team"),
+            ("stop", "Ctrl-C here; data stays, and the next `baton up` goes on from it"),
+        ]
+    )
+
+
+def _external() -> External:
+    names = ("BATON_NATS_URL", "BATON_REDIS_URL", "BATON_MONGO_URL")
+    if missing := [name for name in names if not os.environ.get(name)]:
+        raise Usage(f"--external needs {', '.join(missing)}: set them to the servers' URLs")
+    nats, redis, mongo = (os.environ[name] for name in names)
+    return External(nats_url=nats, redis_url=redis, mongo_url=mongo)
+
+
+def _relative(path: str) -> str:
+    here = os.path.relpath(path)
+    return here if len(here) < len(path) else path

@@ -1,0 +1,88 @@
+"""`baton watch [JOB]`: events as they happen."""
+
+import contextlib
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from libs.cli import units
+from libs.cli.exits import Usage
+from libs.cli.options import NoHeader, Output, Team, Url
+from libs.cli.output import Format, clean, say
+from libs.cli.session import run, short, whole_id
+from libs.client import Baton
+from schemas.jobs import JobEvent
+
+
+def command(
+    job: Annotated[
+        str | None, typer.Argument(help="One job, until it has ended; all of the team's without.", metavar="[JOB]")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", help="Begin so long ago, e.g. 1h; `all` for everything.")
+    ] = None,
+    team: Team = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+    no_header: NoHeader = False,
+) -> None:
+    """Events, each once and in order; a job's from its first to its last, a team's from now on."""
+    if output is Format.YAML:
+        raise Usage("events are written as they come, which YAML is not fit for: use -o json, one object a line")
+    after_us = _start(since)
+
+    async def follow(baton: Baton) -> None:
+        if output not in (Format.JSON, Format.NAME) and not no_header:
+            say(_line("TIME", "JOB", "NAME", "EVENT", "ATTEMPT", "DETAIL"))
+        found = baton.watch(await whole_id(baton, job)) if job else baton.events(after_us)
+        async with contextlib.aclosing(found) as events:
+            async for event in events:
+                say(_shown(event, output))
+
+    run(follow, team, url)
+
+
+def _start(since: str | None) -> int | None:
+    if since is None:
+        return None
+    if since == "all":
+        return 0
+    import time
+
+    from libs.cli.grammar import parse_duration
+
+    try:
+        return max(0, int((time.time() - parse_duration(since)) * 1e6))
+    except ValueError as e:
+        raise Usage(str(e)) from None
+
+
+def _shown(event: JobEvent, output: Format) -> str:
+    if output is Format.JSON:
+        return json.dumps(event.model_dump(mode="json"))
+    if output is Format.NAME:
+        return event.job_id
+    job = short(event.job_id) if sys.stdout.isatty() else event.job_id
+    return _line(units.moment(event.at_us), job, event.name, event.what, str(event.attempt or "-"), detail(event))
+
+
+def detail(event: JobEvent) -> str:
+    """What is worth saying beside the event's name."""
+    parts = [event.reason]
+    if event.what == "granted":
+        parts.append(f"{len(event.devices)} devices on {','.join(event.nodes)}")
+    if event.checkpoint is not None:
+        parts.append(f"step {event.checkpoint.step}")
+    if event.exit_code is not None:
+        parts.append(f"exit {event.exit_code}")
+    return ", ".join(part for part in parts if part) or "-"
+
+
+def _line(*cells: str) -> str:
+    kept = [clean(cell) or "-" for cell in cells]
+    if not sys.stdout.isatty():
+        return "\t".join(kept)
+    widths = (24, 12, 20, 12, 7)
+    return "  ".join([*(f"{cell:<{width}}" for cell, width in zip(kept, widths, strict=False)), kept[-1]])

@@ -1,0 +1,45 @@
+"""Quota_billing's answers: load the meter, price or count, return."""
+
+from libs.bus.queries import Invalid
+from libs.core.metering import Meter, Prices, TeamUse, bill
+from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
+from schemas.jobs import Reason
+from schemas.queries import PoolStatusQuery
+from schemas.subjects import OPERATOR
+
+MAX_ROWS = 3000
+"""About 750 KB: the broker carries 1 MiB in one answer."""
+
+
+def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillReply:
+    """A team's bill is of its own jobs; another team's job is on it as little as one that never was. Raises Invalid."""
+    if query.from_day and query.to_day and query.from_day > query.to_day:
+        raise _invalid("from_day", query.from_day, f"is after to_day ({query.to_day})", "swap them")
+    usage = meter.usage(None if team == OPERATOR else team, open_until_us=query.open_until_us)
+    reply = bill(usage, prices, query, meter.seq)
+    if len(reply.rows) > MAX_ROWS:
+        problem = f"the bill has {len(reply.rows)} rows, more than the {MAX_ROWS} of one answer"
+        raise _invalid("group_by", query.group_by, problem, "narrow it with from_day and to_day, or group by day")
+    return reply
+
+
+def list_quotas(meter: Meter, query: PoolStatusQuery, team: str) -> QuotaSnapshot:
+    """The operator sees every team that has a quota or unfinished jobs; a team sees itself."""
+    uses = meter.teams()
+    if team != OPERATOR:
+        uses = {team: uses.get(team, TeamUse(meter.quotas.get(team), 0, 0, 0))}
+    return QuotaSnapshot(teams=tuple(_shown(name, use) for name, use in uses.items()), ledger_seq=meter.seq)
+
+
+def _shown(team: str, use: TeamUse) -> TeamUsage:
+    return TeamUsage(
+        team=team,
+        limit_milli=use.limit_milli,
+        used_milli=use.used_milli,
+        queued_jobs=use.queued_jobs,
+        running_jobs=use.running_jobs,
+    )
+
+
+def _invalid(field: str, value: str, problem: str, fix: str) -> Invalid:
+    return Invalid([Reason(field=field, value=value, problem=problem, fix=fix)])

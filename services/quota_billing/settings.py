@@ -1,0 +1,18 @@
+"""Quota_billing's settings, from the environment with the prefix `BATON_QUOTA_BILLING_`."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service.settings import ServiceSettings
+
+_DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+class QuotaBillingSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="BATON_QUOTA_BILLING_")
+
+    prices: Path = Field(default=_DEPLOY / "prices.yaml", description="price book (YAML), see docs/billing.md")
+    teams: Path = Field(default=_DEPLOY / "teams.yaml", description="hard quotas of teams (YAML)")
+    snapshot_records: int = Field(default=5000, ge=1, description="ledger records between snapshots of the meter")

@@ -1,0 +1,166 @@
+"""One request: what follows from it. No server."""
+
+import json
+from typing import Any
+
+import pytest
+
+from libs.bus.settle import Received
+from libs.core.admission import AdmissionContext
+from libs.core.fleet_shape import FleetShape
+from libs.core.refusal import Why
+from schemas import ids, subjects
+from schemas.envelope import MSG_ID
+from schemas.inbox import CancelRequested, JobAdmitted
+from schemas.jobs import JobRejected
+from schemas.resources import Level
+from services.admission.handlers import Handled, Result, handle
+from tests.core.test_admission import TWO_LEAVES, record
+
+CONTEXT = AdmissionContext(FleetShape())
+CONTEXT.fleet.apply(record(*TWO_LEAVES))
+GOOD: dict[str, Any] = {"client_key": "run-1", "job": {"command": ["python", "train.py"]}}
+
+
+def received(
+    body: Any, *, team: str = "research", what: str = "submit", seq: int = 7, headers: dict[str, str] | None = None
+) -> Received:
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Received(
+        subject=f"baton.cmd.job.v1.{what}.{team}", headers=headers or {}, payload=payload, stream="REQUESTS",
+        stream_seq=seq, time_us=1_700_000_000_000_000, deliveries=1,
+    )  # fmt: skip
+
+
+def judged(body: Any, **kw: Any) -> Handled:
+    return handle(received(body, **kw), CONTEXT, "main")
+
+
+def rejection(handled: Handled) -> JobRejected:
+    (message,) = (m for m in handled.out if m.subject.startswith("baton.evt."))
+    return JobRejected.model_validate_json(message.payload)
+
+
+def test_a_plain_json_request_is_admitted_to_the_inbox() -> None:
+    handled = judged(GOOD)
+    (message,) = handled.out
+    assert handled.result is Result.ADMITTED
+    assert message.subject == subjects.inbox("job", "admitted", "main")
+    admitted = JobAdmitted.model_validate_json(message.payload)
+    assert (admitted.job_id, admitted.team) == (ids.job_id("research", "run-1"), "research")
+    assert (admitted.priority, admitted.submitted_us) == (100, 1_700_000_000_000_000)
+    assert message.headers["ce-type"] == "io.baton.job.admitted.v1"
+    assert message.headers["ce-source"] == "/baton/main/admission"
+
+
+def test_the_same_request_twice_is_one_message_and_another_body_is_another() -> None:
+    first, again = judged(GOOD, seq=7).out[0], judged(GOOD, seq=8).out[0]
+    assert first.headers[MSG_ID] == again.headers[MSG_ID]
+    other = judged({**GOOD, "job": {"command": ["python", "other.py"]}}, seq=9).out[0]
+    assert other.headers[MSG_ID] != first.headers[MSG_ID]
+
+
+def test_a_structured_cloudevent_is_admitted_and_keeps_its_correlation() -> None:
+    event = {
+        "specversion": "1.0", "id": "1", "source": "/ci", "type": "io.baton.job.submit.v1",
+        "correlationid": "build-42", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "data": GOOD,
+    }  # fmt: skip
+    handled = judged(event, headers={"Content-Type": "application/cloudevents+json"})
+    assert handled.result is Result.ADMITTED
+    assert handled.out[0].headers["ce-correlationid"] == "build-42"
+    assert handled.out[0].headers["traceparent"] == event["traceparent"]
+
+
+def test_a_refused_request_is_answered_with_every_reason() -> None:
+    handled = judged({"client_key": "x", "job": {**GOOD["job"], "priority_class": "vip", "env": {"RANK": "1"}}})
+    rejected = rejection(handled)
+    assert handled.result is Result.REJECTED
+    assert handled.whys == (Why.CLASS, Why.ENVIRONMENT)
+    assert [r.field for r in rejected.reasons] == ["job.priority_class", "job.env.RANK"]
+    assert rejected.client_key == "x"
+    assert handled.out[0].subject == "baton.evt.job.v1.rejected.research"
+
+
+def test_a_cancel_is_forwarded_and_each_one_counts() -> None:
+    job = ids.job_id("research", "run-1")
+    first, second = (judged({"job_id": job}, what="cancel", seq=n).out[0] for n in (1, 2))
+    asked = CancelRequested.model_validate_json(first.payload)
+    assert (asked.job_id, asked.team, asked.reason) == (job, "research", "cancelled by its team")
+    assert first.subject == "baton.in.job.v1.cancel-requested.main"
+    assert first.headers[MSG_ID] != second.headers[MSG_ID]
+
+
+def test_malformed_requests_are_answered_when_their_sender_can_tell_which() -> None:
+    handled = judged({"client_key": "k", "job": {"comand": ["x"], "resources": {"devices": 0}}, "extra": 1})
+    rejected = rejection(handled)
+    assert handled.result is Result.REJECTED
+    assert rejected.job_id == ids.job_id("research", "k")
+    fields = {r.field for r in rejected.reasons}
+    assert {"job.comand", "job.resources.devices", "extra"} <= fields
+    cancel = judged({"job_id": "job-1"}, what="cancel")
+    assert (cancel.result, rejection(cancel).job_id) == (Result.REJECTED, "job-1")
+    share = judged({"client_key": "k", "job": {**GOOD["job"], "resources": {"devices": 2, "share_milli": 500}}})
+    assert "set devices to 1" in rejection(share).reasons[0].fix
+
+
+HOSTILE: dict[str, bytes] = {
+    "empty": b"",
+    "no JSON": b"hello",
+    "a number": b"7",
+    "a list": b"[]",
+    "half an object": b'{"client_key": "k", "job": {',
+    "not UTF-8": b'{"client_key": "\xff\xfe", "job": {}}',
+    "a NUL": b'{"client_key": "a\\u0000b", "job": {"command": ["x"]}}',
+    "a lone surrogate": b'{"client_key": "\\ud800", "job": {"command": ["x"]}}',
+    "NaN": b'{"client_key": "k", "job": {"command": ["x"], "time_limit_s": NaN}}',
+    "infinity": b'{"client_key": "k", "job": {"command": ["x"], "time_limit_s": 1e999}}',
+    "a huge number": b'{"client_key": "k", "job": {"command": ["x"], "resources": {"devices": ' + b"9" * 5000 + b"}}}",
+    "deep": b'{"client_key": "k", "job": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
+    "deep lists": b"[" * 100_000,
+    "a key twice": b'{"client_key": "k", "client_key": "l", "job": {"command": ["x"]}}',
+    "too large": b'{"client_key": "k", "job": {"command": ["' + b"x" * 300_000 + b'"]}}',
+    "many unknown fields": json.dumps(GOOD | {f"f{i}": 1 for i in range(10_000)}).encode(),
+    "a forged team": json.dumps(GOOD | {"team": "other"}).encode(),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_payloads_are_answered_or_laid_aside_and_never_raise(name: str) -> None:
+    handled = judged(HOSTILE[name])
+    assert handled.result in (Result.REJECTED, Result.DEAD)
+    rejected = rejection(handled)
+    assert rejected.team == "research"
+    assert 1 <= len(rejected.reasons) <= 33
+    assert len(rejected.model_dump_json()) < 100_000
+    if handled.result is Result.DEAD:
+        assert handled.out[0].subject == "baton.dead.admission"
+        assert handled.out[0].payload == HOSTILE[name]
+
+
+@pytest.mark.parametrize("team", ["Research", "a_b", "-", "x" * 63 + "y"])
+def test_a_team_that_cannot_be_one_is_laid_aside(team: str) -> None:
+    handled = judged(GOOD, team=team)
+    assert (handled.result, [m.subject for m in handled.out]) == (Result.DEAD, ["baton.dead.admission"])
+
+
+def test_an_unknown_command_is_told() -> None:
+    handled = judged({"client_key": "k"}, what="delete")
+    assert handled.result is Result.REJECTED
+    assert "subject" in rejection(handled).reasons[0].field
+
+
+def test_headers_of_another_type_are_told() -> None:
+    headers = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/x", "ce-type": "io.baton.job.cancel.v1"}
+    assert judged(GOOD, headers=headers).result is Result.REJECTED
+    assert judged(GOOD, headers={"ce-specversion": "0.3"}).result is Result.REJECTED
+
+
+def test_level_names_reach_the_reasons() -> None:
+    body = {
+        **GOOD,
+        "job": {**GOOD["job"], "resources": {"devices": 24, "topology": {"level": "leaf", "policy": "required"}}},
+    }
+    handled = judged(body)
+    assert handled.whys == (Why.TOPOLOGY,)
+    assert Level.LEAF.value in rejection(handled).reasons[0].problem

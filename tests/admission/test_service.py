@@ -1,0 +1,187 @@
+"""Admission as it runs: plain NATS clients in, the pool's inbox and teams' events out."""
+
+import asyncio
+import json
+from itertools import count
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+
+from libs.ledger.snapshots import Snapshots
+from schemas import subjects
+from schemas.inbox import CancelRequested, JobAdmitted, NodeRegistered, QuotaChanged
+from schemas.jobs import JobRejected
+from schemas.subjects import DEAD, EVENTS
+from services.admission.app import SNAPSHOT, make_app
+from services.admission.settings import AdmissionSettings
+from tests.admission.running import get, running
+from tests.admission.test_handlers import GOOD, HOSTILE
+from tests.core.builders import World, node
+from tests.kit.waiting import stored, until
+from tests.redis.ledgers import Stored, chain, store
+
+
+class Bench:
+    """A pool with a ledger, and what admission says."""
+
+    def __init__(self, nats: Client, pool: str, team: str, nats_url: str) -> None:
+        self.nats, self.pool, self.team, self.url = nats, pool, team, nats_url
+        self.js: JetStreamContext = nats.jetstream()
+        self.world = World(node("a", 4), node("b", 4))
+        self.ledger: list[Stored] = []
+        self.inbox = subjects.inbox_stream(pool)
+
+    def app(self, **settings: Any) -> Any:
+        return make_app(AdmissionSettings(nats_url=self.url, pool=self.pool, **settings))
+
+    async def submit(self, body: Any, what: str = "submit", team: str = "") -> None:
+        payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+        await self.js.publish(f"baton.cmd.job.v1.{what}.{team or self.team}", payload)
+
+    async def write(self, records: int | None = None) -> None:
+        """Stores in the ledger what the world has decided; `records`: only the first so many."""
+        head = (self.ledger[-1].seq, self.ledger[-1].hash) if self.ledger else (0, "")
+        new = chain(self.pool, self.world.records[len(self.ledger) : records], head)
+        await store(self.js, self.pool, new)
+        self.ledger += new
+
+    async def admitted(self, number: int) -> list[JobAdmitted]:
+        subject = subjects.inbox("job", "admitted", self.pool)
+        found = await self._stored(self.inbox, subject, number)
+        return [JobAdmitted.model_validate_json(m) for m in found]
+
+    async def rejected(self, number: int) -> list[JobRejected]:
+        found = await self._stored(EVENTS, subjects.event("rejected", self.team), number)
+        return [JobRejected.model_validate_json(m) for m in found]
+
+    async def _stored(self, stream: str, subject: str, number: int) -> list[bytes]:
+        async def enough() -> list[bytes]:
+            found = [m.data for m in await stored(self.js, stream, subject)]
+            return found if len(found) >= number else []
+
+        found: list[bytes] = await until(enough)
+        assert len(found) == number
+        return found
+
+
+@pytest.fixture
+async def bench(nats: Client, pool: str, team: str, nats_url: str) -> Bench:
+    return Bench(nats, pool, team, nats_url)
+
+
+async def test_a_plain_client_submits_and_cancels(bench: Bench) -> None:
+    await bench.write()
+    async with running(bench.app()) as app:
+        await bench.submit(GOOD)
+        (admitted,) = await bench.admitted(1)
+        assert admitted.team == bench.team
+        await bench.submit({"job_id": admitted.job_id, "reason": "a mistake"}, "cancel")
+        subject = subjects.inbox("job", "cancel-requested", bench.pool)
+        (cancel,) = await bench._stored(bench.inbox, subject, 1)
+        assert CancelRequested.model_validate_json(cancel).reason == "a mistake"
+        status, body = await get(app, "/readyz")
+        assert (status, json.loads(body)["checks"]["ledger"]) == (200, "ok")
+        _, metrics = await get(app, "/metrics")
+        assert 'baton_admission_requests_total{outcome="admitted"} 1.0' in metrics
+
+
+async def test_what_the_ledger_says_is_what_counts(bench: Bench) -> None:
+    bench.world.send(NodeRegistered(incarnation=1, inventory=node("c", 4), lease_s=10))
+    bench.world.send(QuotaChanged(team=bench.team, limit_milli=1000))
+    await bench.write(1)
+    wide = {"command": ["x"], "resources": {"devices": 12}}
+    keys = (f"wide-{i}" for i in count())
+    async with running(bench.app()):
+        await bench.submit({"client_key": next(keys), "job": wide})
+        (rejected,) = await bench.rejected(1)
+        assert rejected.reasons[0].problem.startswith("this pool has 8 fitting devices")
+        await bench.write(2)
+
+        async def admitted() -> bool:
+            await bench.submit({"client_key": next(keys), "job": wide})
+            return bool(await stored(bench.js, bench.inbox, subjects.inbox("job", "admitted", bench.pool)))
+
+        await until(admitted)
+        await bench.write(3)
+
+        async def told() -> bool:
+            await bench.submit({"client_key": next(keys), "job": wide})
+            found = await stored(bench.js, EVENTS, subjects.event("rejected", bench.team))
+            return "1 devices at once" in JobRejected.model_validate_json(found[-1].data).reasons[0].problem
+
+        await until(told)
+
+
+async def test_a_repeated_request_is_the_first_job_and_another_body_is_told(bench: Bench) -> None:
+    async with running(bench.app()):
+        await bench.submit(GOOD)
+        (admitted,) = await bench.admitted(1)
+        bench.world.submit(admitted)
+        await bench.write()
+        other = {**GOOD, "job": {"command": ["python", "other.py"]}}
+
+        async def told() -> bool:
+            await bench.submit({**other, "client_key": "run-1"})
+            return bool(await stored(bench.js, EVENTS, subjects.event("rejected", bench.team)))
+
+        await until(told)
+        await bench.submit(GOOD)
+        await bench.submit({"client_key": "last", "job": {"command": ["x"]}})
+        found = await until(lambda: _has(bench, "last"))
+        assert sum(a.spec_hash == admitted.spec_hash for a in found) == 1
+        rejected = await stored(bench.js, EVENTS, subjects.event("rejected", bench.team))
+        assert "already names" in JobRejected.model_validate_json(rejected[0].data).reasons[0].problem
+
+
+async def _has(bench: Bench, client_key: str) -> list[JobAdmitted]:
+    subject = subjects.inbox("job", "admitted", bench.pool)
+    found = await stored(bench.js, bench.inbox, subject)
+    admitted = [JobAdmitted.model_validate_json(m.data) for m in found]
+    return admitted if any(a.client_key == client_key for a in admitted) else []
+
+
+async def test_hostile_messages_are_all_answered_and_the_next_good_one_is_admitted(bench: Bench) -> None:
+    before = len(await stored(bench.js, DEAD, subjects.dead("admission")))
+    small = {name: body for name, body in HOSTILE.items() if len(body) < 1_000_000}
+    async with running(bench.app()):
+        for body in small.values():
+            await bench.submit(body)
+        await bench.submit(GOOD, team="Not_A_Team")
+        await bench.submit({"client_key": "k"}, "explode")
+        await bench.submit(GOOD)
+        assert [a.client_key for a in await bench.admitted(1)] == ["run-1"]
+        rejected = await bench.rejected(len(small) + 1)
+        assert all(r.reasons for r in rejected)
+        dead = (await stored(bench.js, DEAD, subjects.dead("admission")))[before:]
+        assert {m.data for m in dead} >= {HOSTILE["empty"], HOSTILE["no JSON"], HOSTILE["deep lists"]}
+        assert all((m.headers or {})["Baton-Dead-Reason"] for m in dead)
+
+
+async def test_what_was_sent_while_it_was_away_is_judged_when_it_returns(bench: Bench) -> None:
+    await bench.write()
+    await asyncio.gather(*(bench.submit({**GOOD, "client_key": f"k{i}"}) for i in range(50)))
+    async with running(bench.app()):
+        assert {a.client_key for a in await bench.admitted(50)} == {f"k{i}" for i in range(50)}
+
+
+async def test_a_restart_goes_on_from_its_snapshot(bench: Bench) -> None:
+    for i in range(120):
+        bench.world.send(QuotaChanged(team="t", limit_milli=i * 1000 + 1000))
+    await bench.write()
+    async with running(bench.app(snapshot_records=100)):
+        await until(lambda: Snapshots(bench.js, bench.pool).load(SNAPSHOT))
+    async with running(bench.app()) as app:
+        await bench.submit({"client_key": "wide", "job": {"command": ["x"], "resources": {"devices": 9}}})
+        await bench.rejected(1)
+        assert (await get(app, "/livez"))[0] == 200
+
+
+def test_classes_are_read_from_a_file_and_mistakes_are_named(tmp_path: Any) -> None:
+    path = tmp_path / "classes.yaml"
+    path.write_text('classes: [{name: batch, priority: 1, preempts: false, description: "nightly"}]')
+    assert list(AdmissionSettings(classes=path).priority_classes()) == ["batch"]
+    path.write_text("classes: [{name: batch, priority: high}]")
+    with pytest.raises(ValueError, match="write it like deploy/classes"):
+        AdmissionSettings(classes=path)

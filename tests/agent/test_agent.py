@@ -1,0 +1,263 @@
+"""A whole agent in this process, against a real NATS server, with a placement and a telemetry that do what we say."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from libs.adapters.devices.simulated import SimulatedLayer
+from libs.bus.connect import close, connect
+from schemas.inbox import CheckpointTaken, Refused, Released, Started
+from schemas.jobs import CheckpointPolicy
+from schemas.nodes import Action
+from schemas.queries import LogQuery
+from services.agent.app import build, clear
+from services.agent.node import Counts
+from services.agent.nodes import Hosted
+from services.agent.settings import AgentSettings
+from services.agent.state import AgentState, StateInUse
+from tests.agent.build import but, inventory, part, rank, simulated, spec, state
+from tests.agent.conftest import until
+from tests.agent.test_processes import FOREVER, SAVES
+from tests.agent.world import World
+
+
+@pytest.fixture
+async def world(nats, pool):
+    return await World(nats, pool).open()
+
+
+@pytest.fixture
+def start(world, nats_url, tmp_path):
+    """Runs an agent for simulated nodes; settings are quick, so that a test is."""
+
+    @asynccontextmanager
+    async def running(nodes: int = 1, **fields):
+        quick = {"lease_s": 2.0, "ask_s": 0.2, "repeat_s": 0.3, "sample_s": 0.2} | fields
+        settings = AgentSettings(nats_url=nats_url, pool=world.pool, state_dir=tmp_path, **quick)
+        found = [Hosted(i, SimulatedLayer(i.devices)) for i in (inventory(f"n{k}") for k in range(nodes))]
+        own = await connect(nats_url, name="agent")
+        agent = build(settings, own, clear(settings, found), Counts())
+        await agent.subscribe()
+        loops = ("heartbeats", "watch_leases", "ask", "samples")
+        tasks = [asyncio.create_task(getattr(agent, f"run_{loop}")()) for loop in loops]
+        tasks.append(asyncio.create_task(agent.reports.run()))
+        try:
+            await world.joined("n0")
+            await until(lambda: all(n.known and n.lease.valid(n.now()) for n in agent.nodes.values()))
+            yield agent
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await agent.close()
+            await close(own)
+
+    return running
+
+
+async def test_a_node_registers_with_what_it_has(world, start):
+    async with start(nodes=3):
+        await until(lambda: len(world.lives) == 3)
+        registered = world.inventories["n2"]
+        assert len(registered.inventory.devices) == 8
+        assert registered.inventory.simulated
+        assert registered.lease_s == 2.0
+
+
+async def test_a_simulated_job_runs_and_ends(world, start):
+    async with start():
+        wanted = part(simulated(0.05, exit_code=4))
+        await world.want("n0", wanted)
+        await world.sees(wanted, Started)
+        released = await world.sees(wanted, Released)
+        assert (released.exit_code, released.own_exit) == (4, True)
+
+
+async def test_an_end_is_repeated_until_the_state_shows_that_it_was_heard(world, start):
+    async with start() as agent:
+        wanted = part(simulated(0.01))
+        await world.want("n0", wanted)
+        await until(lambda: len(world.of(wanted, Released)) >= 3)
+        assert len(world.of(wanted, Started)) == 1, "and it is not started again meanwhile"
+        await world.want("n0")
+        await until(lambda: not agent.nodes["n0"].view.parts)
+
+
+async def test_a_lost_push_is_repaired_by_the_next_question(world, start):
+    async with start():
+        wanted = part()
+        world.seq += 1
+        world.wanted["n0"] = (wanted,)
+        await world.sees(wanted, Started)
+
+
+async def test_states_of_another_life_or_the_past_change_nothing(world, start):
+    async with start():
+        wanted, other = part(), part(None, rank(epoch=9))
+        await world.want("n0", wanted)
+        await world.sees(wanted, Started)
+        life = world.lives["n0"][0]
+        await world.push(state(other, seq=world.seq + 5, node="n0", incarnation=life + 1, pool=world.pool))
+        await world.push(state(other, seq=world.seq - 1, node="n0", incarnation=life, pool=world.pool))
+        await world.want("n0", but(wanted, Action.STOP))
+        await world.sees(wanted, Released)
+        assert world.of(other, Started) == world.of(other, Refused) == []
+
+
+async def test_a_stale_epoch_is_refused(world, start):
+    async with start():
+        first, late = part(None, rank(epoch=5)), part(None, rank(epoch=4))
+        await world.want("n0", first)
+        await world.sees(first, Started)
+        await world.want("n0", late)
+        assert "stale: 5 was seen" in (await world.sees(late, Refused)).reason
+        assert world.of(late, Started) == []
+
+
+async def test_a_preempted_process_saves_and_the_next_attempt_resumes(world, start):
+    async with start() as agent:
+        job = spec(SAVES, checkpoint=CheckpointPolicy(grace_s=20))
+        first = part(job)
+        await world.want("n0", first)
+        await world.sees(first, Started)
+        await until(lambda: "up" in (agent.read_log(LogQuery(job_id=first.job_id), "blue") or first).text)
+        await world.want("n0", but(first, Action.CHECKPOINT))
+        taken = await world.sees(first, CheckpointTaken)
+        assert not (await world.sees(first, Released)).own_exit
+        resume = taken.checkpoint.model_copy(update={"step": 5_000})
+        again = first.model_copy(update={"attempt": 2, "ranks": (rank(epoch=2),), "resume": resume})
+        await world.want("n0", again)
+        await world.sees(again, Started)
+        await until(lambda: "up" in agent.read_log(LogQuery(job_id=first.job_id), "blue").text)
+        await world.want("n0", but(again, Action.CHECKPOINT))
+        assert (await world.sees(again, CheckpointTaken)).checkpoint.step >= 5_000
+
+
+async def test_a_forbidden_variable_fails_the_job_with_its_name(world, start):
+    async with start():
+        wanted = part(spec("pass", env={"LD_PRELOAD": "/tmp/x.so"}))
+        await world.want("n0", wanted)
+        released = await world.sees(wanted, Released)
+        assert released.own_exit
+        assert released.exit_code != 0
+        assert "LD_PRELOAD" in released.reason
+
+
+async def test_output_is_for_its_own_team(world, start):
+    async with start() as agent:
+        wanted = part(spec("print('loss 0.1')"))
+        await world.want("n0", wanted)
+        await world.sees(wanted, Released)
+        query = LogQuery(job_id=wanted.job_id)
+        assert agent.read_log(query, "blue").text == "loss 0.1\n"
+        assert agent.read_log(query, "green") is None
+
+
+async def test_a_node_that_is_cut_off_stops_its_work_and_begins_a_new_life(world, start):
+    async with start() as agent:
+        process, timer = part(spec(FOREVER)), part(None, rank("n0-gpu1"))
+        await world.want("n0", process, timer)
+        await world.sees(process, Started)
+        await world.sees(timer, Started)
+        world.grants = False
+        second = await world.joined("n0", lives=2)
+        assert second > world.lives["n0"][0]
+        assert world.of(process, Released) == world.of(timer, Released) == [], "the new life is the evidence"
+        assert not agent.nodes["n0"].parts
+        world.grants = True
+        await until(lambda: agent.nodes["n0"].lease.valid(agent.nodes["n0"].now()))
+        again = part(simulated(0.01), rank(epoch=2))
+        await world.want("n0", again)
+        await world.sees(again, Released)
+
+
+async def test_jobs_are_asked_to_save_before_a_lease_ends(world, start):
+    async with start() as agent:
+        wanted = part(spec(SAVES, checkpoint=CheckpointPolicy()))
+        await world.want("n0", wanted)
+        await world.sees(wanted, Started)
+        await until(lambda: "up" in (agent.read_log(LogQuery(job_id=wanted.job_id), "blue") or wanted).text)
+        world.grants = False
+        await world.sees(wanted, CheckpointTaken)
+        await world.joined("n0", lives=2)
+
+
+async def test_nothing_starts_before_the_first_lease(world, start):
+    async with start() as agent:
+        world.grants = False
+        await world.joined("n0", lives=2)
+        wanted = part()
+        await world.want("n0", wanted)
+        await until(lambda: agent.nodes["n0"].view.ledger_seq == world.seq)
+        assert not agent.nodes["n0"].view.parts
+        world.grants = True
+        await world.sees(wanted, Started)
+
+
+async def test_a_node_that_placement_took_for_lost_comes_back(world, start):
+    async with start():
+        wanted = part()
+        await world.want("n0", wanted)
+        await world.sees(wanted, Started)
+        world.disowned.add("n0")
+        await world.joined("n0", lives=2)
+        again = part(None, rank(epoch=2))
+        await world.want("n0", again)
+        await world.sees(again, Started)
+
+
+async def test_samples_tell_how_busy_devices_are(world, start):
+    async with start():
+        await world.want("n0", part())
+        await until(lambda: any(s.devices[0].utilization_pct > 80 for s in world.samples))
+        assert world.samples[-1].devices[1].utilization_pct == 0
+        assert world.samples[-1].incarnation == world.lives["n0"][0]
+
+
+async def test_draining_saves_and_reports_what_ran(world, start):
+    async with start() as agent:
+        wanted = part(simulated(600, checkpoint=CheckpointPolicy()))
+        await world.want("n0", wanted)
+        await world.sees(wanted, Started)
+        await agent.drain(10)
+        assert not agent.reports.backlog()
+        await world.sees(wanted, CheckpointTaken)
+        assert not (await world.sees(wanted, Released)).own_exit
+
+
+async def test_a_gang_over_two_nodes_of_one_agent_meets_on_loopback(world, start):
+    code = "import os; print(*(os.environ[n] for n in ('MASTER_ADDR', 'MASTER_PORT', 'RANK', 'NODE_RANK')))"
+    async with start(nodes=2) as agent:
+        nodes = ("n0", "n1")
+        halves = [
+            part(spec(code), rank(f"n{i}-gpu0", number=i), key="gang", world_size=2, node_rank=i, nodes=nodes)
+            for i in range(2)
+        ]
+        for i, half in enumerate(halves):
+            await world.want(f"n{i}", half)
+        await until(lambda: len(world.of(halves[0], Released)) >= 2)
+        lines = [agent.read_log(LogQuery(job_id=halves[0].job_id, rank=i), "blue").text.split() for i in range(2)]
+        assert [line[0] for line in lines] == ["127.0.0.1"] * 2
+        assert lines[0][1] == lines[1][1]
+        assert [line[2:] for line in lines] == [["0", "0"], ["1", "1"]]
+
+
+def test_incarnations_grow_over_restarts_and_over_the_loss_of_the_state(tmp_path):
+    first = AgentState(tmp_path / "a")
+    (one,) = first.next_incarnations(["n0"]).values()
+    first.close()
+    again = AgentState(tmp_path / "a")
+    assert again.next_incarnations(["n0"]) == {"n0": one + 1}
+    again.close()
+    lost = AgentState(tmp_path / "b")
+    assert lost.next_incarnations(["n0"])["n0"] >= one
+    lost.close()
+
+
+def test_two_agents_may_not_share_a_state_directory(tmp_path):
+    first = AgentState(tmp_path)
+    with pytest.raises(StateInUse, match="another agent runs on"):
+        AgentState(tmp_path)
+    first.close()
+    AgentState(tmp_path).close()

@@ -1,0 +1,58 @@
+"""Every example is a test: the job files can be submitted, the training saves, resumes and comes to the same end."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libs.cli.jobfile import read_jobs
+from libs.core.environment import refused_names
+from services.agent.acknowledge import Acknowledgement
+from tests.agent.conftest import until_now
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_every_job_file_can_be_submitted(path):
+    (request,) = read_jobs(path.read_text(), path.name)
+    assert request.key
+    assert not refused_names(request.spec.env)
+    if "-m" in request.spec.command:
+        assert (ROOT / (request.spec.command[2].replace(".", "/") + ".py")).exists()
+
+
+def test_the_readme_names_every_example():
+    readme = (ROOT / "examples" / "README.md").read_text()
+    for path in [*FILES, *(ROOT / "examples").glob("*.py")]:
+        assert f"`{path.name}`" in readme
+
+
+def train(folder, steps: int, resume: str = "") -> subprocess.Popen[str]:
+    environment = {"BATON_CHECKPOINT_DIR": str(folder), "BATON_CHECKPOINT_FILE": str(folder / "ack.json")}
+    if resume:
+        environment["BATON_RESUME_REFERENCE"] = resume
+    command = [sys.executable, "-u", "-m", "examples.train", "--steps", str(steps), "--step-s", "0.002"]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_preempted_training_resumes_and_ends_as_an_undisturbed_one(tmp_path):
+    first, acknowledgement = train(tmp_path, 100_000), Acknowledgement(tmp_path / "ack.json")
+    assert "step 10 " in first.stdout.readline()
+    first.send_signal(signal.SIGUSR1)
+    saved = []
+    until_now(lambda: saved.append(acknowledgement.news()) or saved[-1])
+    first.kill()
+    first.communicate()
+    checkpoint = saved[-1]
+    assert checkpoint.step >= 10
+    steps = checkpoint.step + 60
+    resumed, _ = train(tmp_path, steps, checkpoint.reference).communicate()
+    (tmp_path / "other").mkdir()
+    undisturbed, _ = train(tmp_path / "other", steps).communicate()
+    assert f"resumed at step {checkpoint.step}" in resumed
+    assert resumed.splitlines()[-1] == undisturbed.splitlines()[-1]
+    assert "done" in resumed.splitlines()[-1]

@@ -1,0 +1,93 @@
+"""The rest of Baton as an agent sees it: a placement that says what should run, a telemetry that grants leases."""
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from schemas import subjects
+from schemas.inbox import NodeObserved, NodeRegistered, Observation
+from schemas.nodes import DesiredPart, DesiredQuery, DesiredReply, DesiredState, Heartbeat, LeaseGranted, NodeSampled
+from tests.agent.build import state
+from tests.agent.conftest import until
+
+
+class World:
+    """Everything is decided by the test; nothing is inferred. `grants` turns lease renewals on and off."""
+
+    def __init__(self, nats: Client, pool: str) -> None:
+        self.nats, self.pool = nats, pool
+        self.grants = True
+        self.lives: dict[str, list[int]] = {}
+        self.inventories: dict[str, NodeRegistered] = {}
+        self.seen: list[tuple[str, int, Observation]] = []
+        self.samples: list[NodeSampled] = []
+        self.wanted: dict[str, tuple[DesiredPart, ...]] = {}
+        self.seq = 1
+        self.disowned: set[str] = set()
+        self.answers = True
+
+    async def open(self) -> "World":
+        for what, call in (
+            (subjects.inbox("node", "registered", self.pool), self._registered),
+            (subjects.inbox("node", "observed", self.pool), self._observed),
+            (subjects.heartbeat(self.pool), self._heartbeat),
+            (subjects.sample(self.pool), self._sampled),
+            (subjects.query("node", "desired", self.pool), self._asked),
+        ):
+            await self.nats.subscribe(what, cb=call)
+        await self.nats.flush()
+        return self
+
+    async def _registered(self, msg: Msg) -> None:
+        registered = NodeRegistered.model_validate_json(msg.data)
+        node = registered.inventory.node
+        self.inventories[node] = registered
+        lives = self.lives.setdefault(node, [])
+        if registered.incarnation not in lives:
+            lives.append(registered.incarnation)
+            self.wanted[node] = ()
+            self.disowned.discard(node)
+
+    async def _observed(self, msg: Msg) -> None:
+        observed = NodeObserved.model_validate_json(msg.data)
+        self.seen.extend((observed.node, observed.incarnation, seen) for seen in observed.observations)
+
+    async def _heartbeat(self, msg: Msg) -> None:
+        beat = Heartbeat.model_validate_json(msg.data)
+        if self.grants:
+            await msg.respond(LeaseGranted(nodes=tuple(n for n, _ in beat.nodes)).model_dump_json().encode())
+
+    async def _sampled(self, msg: Msg) -> None:
+        self.samples.append(NodeSampled.model_validate_json(msg.data))
+
+    async def _asked(self, msg: Msg) -> None:
+        if self.answers:
+            query = DesiredQuery.model_validate_json(msg.data)
+            states = tuple(self.state(n) for n in query.nodes if n in self.lives and n not in self.disowned)
+            await msg.respond(DesiredReply(states=states).model_dump_json().encode())
+
+    def state(self, node: str) -> DesiredState:
+        parts = self.wanted.get(node, ())
+        return state(*parts, seq=self.seq, node=node, incarnation=self.lives[node][-1], pool=self.pool)
+
+    async def want(self, node: str, *parts: DesiredPart) -> None:
+        """From now on exactly this should run on `node`; pushed at once, as after a commit."""
+        self.seq += 1
+        self.wanted[node] = parts
+        await self.push(self.state(node))
+
+    async def push(self, desired: DesiredState) -> None:
+        await self.nats.publish(subjects.desired(self.pool, desired.node), desired.model_dump_json().encode())
+
+    def of(self, wanted: DesiredPart, kind: type) -> list[Observation]:
+        key = (wanted.job_id, wanted.attempt)
+        return [s for _, _, s in self.seen if isinstance(s, kind) and (s.job_id, s.attempt) == key]
+
+    async def sees(self, wanted: DesiredPart, kind: type) -> Observation:
+        """The first observation of this kind about the part, when it has come."""
+        await until(lambda: self.of(wanted, kind))
+        return self.of(wanted, kind)[0]
+
+    async def joined(self, node: str, lives: int = 1) -> int:
+        """The node's incarnation, once it has registered for the `lives`-th time."""
+        await until(lambda: len(self.lives.get(node, ())) >= lives)
+        return self.lives[node][lives - 1]

@@ -1,0 +1,68 @@
+"""The price book and the teams' file: what is shipped works, what is wrong is said with place and fix."""
+
+from pathlib import Path
+
+import pytest
+
+from services.quota_billing.files import BadFile, load_prices, load_quotas, quota_changes
+from services.quota_billing.settings import QuotaBillingSettings
+
+SETTINGS = QuotaBillingSettings()
+MODELS = ("H100", "H200", "A100", "L40S", "L4", "T4", "V100", "MI300X", "TPU-v5e", "CPU")
+
+
+def test_the_shipped_price_book_names_the_usual_models_and_covers_the_rest() -> None:
+    prices = load_prices(SETTINGS.prices)
+    own = {model: prices.of(model, "experiment") for model in MODELS}
+    assert all(own.values())
+    assert len(set(own.values())) == len(MODELS)
+    assert prices.of("whatever comes next year", "experiment") > 0
+
+
+def test_the_shipped_teams_file_can_be_read() -> None:
+    assert load_quotas(SETTINGS.teams)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("currency: USD\nprices: [{model: H100, micros_per_device_hour: 1}]", r'add an entry.*model "\*"'),
+        ("currency: dollars\nprices: [{model: '*', micros_per_device_hour: 1}]", "currency"),
+        ("currency: USD\nprices: [{model: '*', price: 1}]", r"prices\.0\.micros_per_device_hour.*prices\.0\.price"),
+        ("currency: USD\nprices: [{model: '*', micros_per_device_hour: -1}]", "greater than or equal to 0"),
+        ("currency: [", "not YAML"),
+    ],
+)
+def test_a_bad_price_book_is_refused(tmp_path: Path, content: str, problem: str) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(content)
+    with pytest.raises(BadFile, match=problem) as refused:
+        load_prices(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"none\.yaml cannot be read"):
+        load_prices(tmp_path / "none.yaml")
+
+
+def test_quotas_are_devices_in_thousandths(tmp_path: Path) -> None:
+    path = tmp_path / "teams.yaml"
+    path.write_text("teams:\n  a: {devices: 8}\n  b: {devices: 0.125}\n  c: {devices: null}\n")
+    assert load_quotas(path) == {"a": 8000, "b": 125, "c": None}
+
+
+@pytest.mark.parametrize("devices", ["0.0001", "-1", "many"])
+def test_an_impossible_quota_is_refused(tmp_path: Path, devices: str) -> None:
+    path = tmp_path / "teams.yaml"
+    path.write_text(f"teams:\n  a: {{devices: {devices}}}\n")
+    with pytest.raises(BadFile, match=r"teams\.a\.devices"):
+        load_quotas(path)
+
+
+def test_only_what_is_new_or_changed_in_the_file_is_told() -> None:
+    file = {"new": 1000, "same": 2000, "changed": 3000, "lifted": None, "known": 4000, "unlimited": None}
+    applied = {"same": 2000, "changed": 1, "lifted": 5}
+    ledger = {"same": 9, "changed": 1, "lifted": 5, "known": 4000}  # an operator set "same" to 9 in the meantime
+    assert quota_changes(file, applied, ledger) == {"new": 1000, "changed": 3000, "lifted": None}
+    assert quota_changes(file, file, {}) == {}

@@ -1,0 +1,141 @@
+"""The process itself: bills equal the integral of a hand-made ledger, quotas reach the inbox, teams see themselves."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+
+from libs.bus.queries import QueryError, ask
+from libs.core.verify import Checker
+from schemas import subjects
+from schemas.billing import BillQuery, BillReply
+from schemas.catalog import BY_TYPE
+from schemas.inbox import QuotaChanged
+from schemas.queries import PoolStatusQuery
+from tests.core.builders import World
+from tests.history.written import Service, Written, busy_world, until
+
+BILL, QUOTAS = BY_TYPE["io.baton.bill.get.query.v1"], BY_TYPE["io.baton.quota.list.query.v1"]
+GROUPS = ("team", "day", "job", "attempt", "model")
+
+
+def integral(written: Written) -> dict[str, int]:
+    checker = Checker()
+    for seq, record in written.records:
+        checker.step(seq, record, True)
+    report = checker.finish()
+    assert report.violations == []
+    return report.by_team
+
+
+async def billed(nats: Client, written: Written, team: str, **query: object) -> BillReply:
+    """The team's bill, once the service has read the whole ledger."""
+
+    async def current() -> BillReply | None:
+        try:
+            reply = await ask(nats, BILL, team, BillQuery.model_validate(query), timeout_s=1)
+        except TimeoutError:
+            return None
+        return reply if reply.ledger_seq >= written.records[-1][0] else None
+
+    return await until(current, "a bill of the whole ledger")
+
+
+async def told(nats: Client, pool: str) -> list[QuotaChanged]:
+    """What placement finds in its inbox."""
+    js = nats.jetstream()
+    last = (await js.stream_info(subjects.inbox_stream(pool))).state.last_seq
+    found = [await js.get_msg(subjects.inbox_stream(pool), seq=seq) for seq in range(1, last + 1)]
+    return [QuotaChanged.model_validate_json(m.data or b"") for m in found]
+
+
+def environment(nats_url: str, pool: str, tmp_path: Path, teams: str = "teams: {}") -> dict[str, str]:
+    (tmp_path / "teams.yaml").write_text(teams)
+    return {
+        "BATON_NATS_URL": nats_url,
+        "BATON_POOL": pool,
+        "BATON_QUOTA_BILLING_TEAMS": str(tmp_path / "teams.yaml"),
+        "BATON_QUOTA_BILLING_SNAPSHOT_RECORDS": "9",
+    }
+
+
+async def test_bills_are_the_integral_of_the_ledger_through_kills(
+    nats: Client, nats_url: str, pool: str, team: str, tmp_path: Path
+) -> None:
+    rivals = f"{team}-2"
+    world: World = busy_world(team, rivals)
+    written = Written(nats.jetstream(), pool)
+    async with Service("quota_billing", **environment(nats_url, pool, tmp_path)) as service:
+        third = len(world.records) // 3
+        for start in range(0, len(world.records), third):
+            await written.write(world.records[start : start + third])
+            await written.forge(world.records[start])
+            totals = integral(written)
+            for one in (team, rivals):
+                assert (await billed(nats, written, one)).total_milli_us == totals.get(one, 0)
+            await service.end(signal.SIGKILL)
+            await service.start()
+        replies = [await billed(nats, written, "operator", group_by=group) for group in GROUPS]
+        assert {r.total_milli_us for r in replies} == {sum(integral(written).values())}
+        assert len({r.total_cost_micros for r in replies}) == 1
+        assert {row.team for r in replies for row in r.rows} == {team, rivals}
+
+        own = await billed(nats, written, team, group_by="job")
+        assert {row.team for row in own.rows} == {team}
+        foreign = next(r.key for r in replies[GROUPS.index("job")].rows if r.team == rivals)
+        nobody = await billed(nats, written, team, job_id=foreign)
+        assert nobody == await billed(nats, written, team, job_id="job-" + "0" * 32)
+        assert nobody.rows == ()
+        with pytest.raises(QueryError) as refused:
+            await ask(nats, BILL, team, BillQuery(from_day="2026-11-02", to_day="2026-11-01"))
+        assert refused.value.status == "invalid"
+        assert [r.field for r in refused.value.reasons] == ["from_day"]
+
+        quotas = await ask(nats, QUOTAS, team, PoolStatusQuery())
+        assert [t.team for t in quotas.teams] == [team]
+        everybody = await ask(nats, QUOTAS, "operator", PoolStatusQuery())
+        assert {t.team: t.used_milli for t in everybody.teams if t.used_milli} == {
+            t: used for t, used in world.machine.state.used_milli.items() if used
+        }
+        assert await service.end(signal.SIGTERM) == 0
+
+
+async def test_the_files_quotas_are_told_once_and_again_when_they_change(
+    nats: Client, nats_url: str, pool: str, team: str, tmp_path: Path
+) -> None:
+    async def reached(count: int) -> list[QuotaChanged]:
+        async def enough() -> list[QuotaChanged] | None:
+            found = await told(nats, pool)
+            return found if len(found) >= count else None
+
+        return await until(enough, f"{count} quotas in the inbox")
+
+    settings = environment(nats_url, pool, tmp_path, f"teams:\n  {team}: {{devices: 2}}\n  free: {{devices: null}}\n")
+    async with Service("quota_billing", **settings):
+        assert await reached(1) == [QuotaChanged(team=team, limit_milli=2000)]
+    settings = environment(nats_url, pool, tmp_path, f"teams:\n  {team}: {{devices: 2}}\n  late: {{devices: 0.5}}\n")
+    async with Service("quota_billing", **settings):
+        assert (await reached(2))[1:] == [QuotaChanged(team="late", limit_milli=500)]
+
+
+async def test_an_operators_command_reaches_the_inbox_and_a_teams_is_refused(
+    nats: Client, nats_url: str, pool: str, team: str, tmp_path: Path
+) -> None:
+    js = nats.jetstream()
+    command = json.dumps({"team": team, "limit_milli": 4000}).encode()
+    async with Service("quota_billing", **environment(nats_url, pool, tmp_path)):
+        await js.publish(f"baton.cmd.quota.v1.set.{team}", command)
+        await js.publish("baton.cmd.quota.v1.set.operator", b'{"team": "x", "limit": 1}')
+        await js.publish("baton.cmd.quota.v1.set.operator", command)
+
+        async def arrived() -> list[QuotaChanged]:
+            return await told(nats, pool)
+
+        assert await until(arrived, "the quota in the inbox") == [QuotaChanged(team=team, limit_milli=4000)]
+        dead = await js.pull_subscribe(subjects.dead("quota_billing"), stream=subjects.DEAD)
+        letters = await dead.fetch(2, timeout=10)
+        reasons = sorted((letter.headers or {})["Baton-Dead-Reason"] for letter in letters)
+        assert "may not set quotas" in " ".join(reasons)
+        await dead.unsubscribe()

@@ -1,0 +1,113 @@
+"""Connections come up when the server does, stay, and say clearly why they cannot."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libs.bus.broker import make_broker
+from libs.bus.connect import EXIT_CONNECTION_LOST, BusUnavailable, close, connect, without_password
+from libs.embedded.servers import NATS
+from tests.kit.background import ServerInBackground
+from tests.kit.waiting import until
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://baton:secret@10.0.0.1:4222", "nats://baton:***@10.0.0.1:4222"),
+        ("nats://token@host:1", "nats://***@host:1"),
+        ("nats://host:1", "nats://host:1"),
+        ("nats://u:a@h1:1, nats://u:b@h2:2", "nats://u:***@h1:1,nats://u:***@h2:2"),
+        ("host:4222", "host:4222"),
+        ("u:secret@host:4222", "u:***@host:4222"),
+        ("tls://u:p%40ss@host:4222", "tls://u:***@host:4222"),
+    ],
+)
+def test_passwords_are_not_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+async def test_a_server_that_is_away_is_named_without_its_password() -> None:
+    with pytest.raises(BusUnavailable, match=r"nats://u:\*\*\*@127\.0\.0\.1:9 .*BATON_NATS_URL") as refused:
+        await connect("nats://u:secret@127.0.0.1:9", name="test", wait_s=0.3)
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_wrong_password_is_told_at_once(nats_url: str) -> None:
+    wrong = "nats://baton:wrong@" + nats_url.rpartition("@")[2]
+    with pytest.raises(BusUnavailable, match="refused the credential") as refused:
+        await connect(wrong, name="test", wait_s=60)
+    assert "wrong" not in str(refused.value).replace("Authorization", "")
+
+
+async def test_a_server_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+    with ServerInBackground(NATS, tmp_path) as server:
+        url = server.url
+    waiting = asyncio.create_task(connect(url, name="test", wait_s=60))
+    with ServerInBackground(NATS, tmp_path) as server:
+        assert server.url == url
+        connection = await waiting
+        assert connection.is_connected
+        await close(connection)
+
+
+async def test_a_connection_outlives_its_server(own_server: ServerInBackground) -> None:
+    connection = await connect(own_server.url, name="test")
+    heard: list[bytes] = []
+
+    async def hear(msg) -> None:
+        heard.append(msg.data)
+
+    await connection.subscribe("a.b", cb=hear)
+    pid = await asyncio.to_thread(own_server.kill)
+    await asyncio.to_thread(own_server.wait_replaced, pid)
+    await until(lambda: connection.is_connected)
+
+    async def said() -> bool:
+        await connection.publish("a.b", b"still there")
+        await connection.flush(5)
+        return bool(heard)
+
+    await until(said)
+    await close(connection)
+
+
+async def test_closing_without_a_server_does_not_raise(tmp_path: Path) -> None:
+    with ServerInBackground(NATS, tmp_path) as server:
+        connection = await connect(server.url, name="test", die_on_close=True)
+    await until(lambda: not connection.is_connected)
+    await close(connection)
+    assert connection.is_closed
+
+
+async def test_a_broker_uses_the_same_connection_and_can_be_stopped(nats_url: str) -> None:
+    broker = make_broker(nats_url, "test")
+    connection = await broker.connect()
+    assert connection.options["max_reconnect_attempts"] == -1
+    assert connection.options["name"] == "test"
+    await broker.start()
+    await broker.stop()
+    assert connection.is_closed  # and this process still lives, although die_on_close is set
+
+
+CLOSED_FOR_GOOD = """
+import asyncio, sys
+from libs.bus.connect import connect
+
+async def main():
+    connection = await connect(sys.argv[1], name="test", die_on_close=True)
+    await connection._close(connection.CLOSED)  # what the client does by itself when it gives up
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_connection_that_closes_for_good_ends_the_process(nats_url: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", CLOSED_FOR_GOOD, nats_url], cwd=Path(__file__).parents[2], timeout=60, check=False
+    )
+    assert ended.returncode == EXIT_CONNECTION_LOST

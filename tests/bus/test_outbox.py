@@ -1,0 +1,137 @@
+"""Every message that `publish_many` returned for is stored, once, whatever happens to the server meanwhile."""
+
+import asyncio
+
+import pytest
+from nats.js.errors import APIError
+
+from libs.bus.connect import BusConnection, close, connect
+from libs.bus.messages import Outgoing, outgoing
+from libs.bus.outbox import MAX_PAYLOAD_BYTES, NotStored, Outbox, TooLarge, _Replies
+from libs.bus.streams import provision
+from schemas.inbox import Tick
+from schemas.subjects import inbox
+from tests.kit.waiting import stored, until
+from tests.kit.background import ServerInBackground
+
+
+def ticks(pool: str, numbers: range) -> list[Outgoing]:
+    return [
+        outgoing(
+            Tick(),
+            subject=inbox("clock", "tick", pool),
+            type="io.baton.clock.tick.v1",
+            source=f"/baton/{pool}/test",
+            cause=f"{pool}:{n}",
+        )
+        for n in numbers
+    ]
+
+
+async def test_acknowledgements_are_in_the_order_of_the_items(nats: BusConnection, pool: str) -> None:
+    items = ticks(pool, range(2_500))
+    acks = await Outbox(nats.jetstream()).publish_many(items)
+    messages = await stored(nats.jetstream(), f"INBOX-{pool}", inbox("clock", "tick", pool))
+    assert [a.seq for a in acks] == list(range(1, 2_501))
+    assert [m.headers["Nats-Msg-Id"] for m in messages] == [i.headers["Nats-Msg-Id"] for i in items]
+
+
+async def test_publishing_again_stores_nothing_new(nats: BusConnection, pool: str) -> None:
+    outbox = Outbox(nats.jetstream())
+    first = await outbox.publish_many(ticks(pool, range(10)))
+    again = await outbox.publish_many(ticks(pool, range(10)))
+    assert [a.seq for a in again] == [a.seq for a in first]
+    assert all(a.duplicate for a in again)
+
+
+async def test_nothing_to_publish_is_no_work(nats: BusConnection) -> None:
+    assert await Outbox(nats.jetstream()).publish_many([]) == []
+
+
+@pytest.mark.faults
+async def test_each_is_stored_once_through_kills_of_the_server(own_server: ServerInBackground) -> None:
+    connection = await connect(own_server.url, name="test")
+    js = connection.jetstream()
+    await provision(js, ["p"], scale=0.01)
+    outbox = Outbox(js, ack_timeout_s=1.0)
+    rounds, size = 30, 200
+
+    async def produce() -> int:
+        count = 0
+        for n in range(rounds):
+            count += len(await outbox.publish_many(ticks("p", range(n * size, (n + 1) * size))))
+            await asyncio.sleep(0)
+        return count
+
+    producing = asyncio.create_task(produce())
+    for part in (0.1, 0.4, 0.7):
+        goal = int(rounds * size * part)
+        await until(lambda goal=goal: _stored_at_least(connection, goal))
+        pid = await asyncio.to_thread(own_server.kill)
+        await asyncio.to_thread(own_server.wait_replaced, pid)
+    assert await producing == rounds * size
+    ids = [m.headers["Nats-Msg-Id"] for m in await stored(js, "INBOX-p", inbox("clock", "tick", "p"))]
+    assert len(ids) == rounds * size
+    assert set(ids) == {i.headers["Nats-Msg-Id"] for i in ticks("p", range(rounds * size))}
+    assert not _waiting(connection)
+    await close(connection)
+
+
+def _waiting(connection: BusConnection) -> int:
+    """Acknowledgements that are still expected: none may be left behind by a call that has ended."""
+    return len(_Replies._all[connection]._waiting)
+
+
+async def _stored_at_least(connection: BusConnection, count: int) -> bool:
+    try:
+        return (await connection.jetstream().stream_info("INBOX-p")).state.messages >= count
+    except Exception:
+        return False
+
+
+async def test_a_subject_that_no_stream_takes_is_reported_with_its_position(nats: BusConnection, pool: str) -> None:
+    items = ticks(pool, range(3))
+    items.insert(1, Outgoing("baton.in.clock.v1.tick.nowhere", b"{}", {"Nats-Msg-Id": "x"}))
+    with pytest.raises(NotStored, match="nowhere") as missed:
+        await Outbox(nats.jetstream(), ack_timeout_s=0.5, give_up_s=0.2).publish_many(items)
+    assert missed.value.unstored == (1,)
+    assert not _waiting(nats)
+
+
+async def test_a_message_that_is_too_large_is_refused_before_anything_is_sent(nats: BusConnection, pool: str) -> None:
+    large = Outgoing(inbox("clock", "tick", pool), b"x" * (MAX_PAYLOAD_BYTES + 1), {})
+    with pytest.raises(TooLarge, match="at most"):
+        await Outbox(nats.jetstream()).publish_many([*ticks(pool, range(2)), large])
+    assert (await nats.jetstream().stream_info(f"INBOX-{pool}")).state.messages == 0
+    assert nats.is_connected
+
+
+async def test_a_refusal_of_the_broker_is_raised(nats: BusConnection, pool: str) -> None:
+    (item,) = ticks(pool, range(1))
+    stale = Outgoing(item.subject, item.payload, {**item.headers, "Nats-Expected-Last-Sequence": "77"})
+    with pytest.raises(APIError, match="wrong last sequence"):
+        await Outbox(nats.jetstream()).publish_many([stale])
+
+
+async def test_a_full_stream_refuses_and_keeps_what_it_has(nats: BusConnection, pool: str) -> None:
+    js = nats.jetstream()
+    info = await js.stream_info(f"INBOX-{pool}")
+    await js.update_stream(info.config.evolve(max_bytes=20_000))
+    with pytest.raises(APIError, match="maximum bytes exceeded"):
+        await Outbox(js).publish_many(ticks(pool, range(500)))
+    first = (await stored(js, f"INBOX-{pool}", inbox("clock", "tick", pool)))[0]
+    assert first.headers["Nats-Msg-Id"] == ticks(pool, range(1))[0].headers["Nats-Msg-Id"]
+
+
+async def test_a_cancelled_publisher_gives_everything_back(own_server: ServerInBackground) -> None:
+    connection = await connect(own_server.url, name="test")
+    js = connection.jetstream()
+    publishing = asyncio.create_task(
+        Outbox(js, ack_timeout_s=30).publish_many([Outgoing("baton.in.clock.v1.tick.p", b"{}", {})])
+    )
+    await until(lambda: connection in _Replies._all and _waiting(connection))
+    publishing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
+    assert not _waiting(connection)
+    await close(connection)

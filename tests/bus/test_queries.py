@@ -1,0 +1,197 @@
+"""A question has one of five ends: ok, invalid, not-found, failed, or an error that names who should have answered."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from libs.bus.broker import Broker, make_broker
+from libs.bus.connect import BusConnection
+from libs.bus.queries import STATUS, Invalid, NoAnswer, NotFound, QueryError, ask, serve
+from schemas.catalog import BY_TYPE
+from schemas.jobs import Reason
+from schemas.nodes import DesiredQuery, DesiredReply
+from schemas.queries import ExplainQuery, Explanation, LogPiece, LogQuery, PoolStatusQuery, QueueList, QueueListQuery
+
+EXPLAIN = BY_TYPE["io.baton.job.explain.query.v1"]
+QUEUE = BY_TYPE["io.baton.queue.list.query.v1"]
+LOG = BY_TYPE["io.baton.log.read.query.v1"]
+DESIRED = BY_TYPE["io.baton.node.desired.query.v1"]
+STATUS_QUERY = BY_TYPE["io.baton.pool.status.query.v1"]
+
+
+def job(number: int) -> str:
+    return f"job-{number:032x}"
+
+
+def explain(query: ExplainQuery, team: str) -> Explanation:
+    if query.job_id == job(1):
+        raise NotFound("no such job")
+    if query.job_id == job(2):
+        raise Invalid([Reason(field="job_id", value="2", problem="is even", fix="ask for an odd one")])
+    if query.job_id == job(3):
+        raise ZeroDivisionError("secret detail")
+    return Explanation(job_id=query.job_id, state="queued", reason="quota", text=team)
+
+
+@pytest.fixture
+async def broker(nats_url: str) -> AsyncIterator[Broker]:
+    one = make_broker(nats_url, "test")
+    yield one
+    await one.stop()
+
+
+@pytest.fixture
+async def explaining(broker: Broker) -> Broker:
+    serve(broker, EXPLAIN, explain, queue="placement")
+    await broker.start()
+    return broker
+
+
+@pytest.mark.usefixtures("explaining")
+async def test_an_answer_is_the_model_and_the_team_is_the_subjects(nats: BusConnection, team: str) -> None:
+    answer = await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(9)))
+    assert answer == Explanation(job_id=job(9), state="queued", reason="quota", text=team)
+
+
+@pytest.mark.usefixtures("explaining")
+async def test_a_job_that_is_not_there(nats: BusConnection, team: str) -> None:
+    with pytest.raises(QueryError, match="no such job") as end:
+        await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(1)))
+    assert end.value.status == "not-found"
+
+
+@pytest.mark.usefixtures("explaining")
+async def test_a_question_that_makes_no_sense_has_reasons(nats: BusConnection, team: str) -> None:
+    with pytest.raises(QueryError) as end:
+        await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(2)))
+    assert end.value.status == "invalid"
+    assert [r.fix for r in end.value.reasons] == ["ask for an odd one"]
+
+
+@pytest.mark.usefixtures("explaining")
+async def test_a_bug_is_answered_without_its_details_and_the_service_lives(nats: BusConnection, team: str) -> None:
+    with pytest.raises(QueryError, match="ZeroDivisionError") as end:
+        await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(3)))
+    assert end.value.status == "failed"
+    assert "secret" not in str(end.value)
+    assert (await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(9)))).text == team
+
+
+@pytest.mark.usefixtures("explaining")
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [(b'{"job": "x"}', "job_id"), (b"not json", "(payload)"), (b"", "job_id"), (b'{"job_id":"\\u0000"}', "(payload)")],
+)
+async def test_a_plain_nats_client_is_told_what_is_wrong(
+    nats: BusConnection, team: str, payload: bytes, field: str
+) -> None:
+    reply = await nats.request(f"baton.qry.job.v1.explain.{team}", payload, timeout=30)
+    assert reply.headers[STATUS] == "invalid"
+    assert json.loads(reply.data)["reasons"][0]["field"] == field
+
+
+@pytest.mark.usefixtures("explaining")
+async def test_a_plain_nats_client_is_answered(nats: BusConnection, team: str) -> None:
+    payload = json.dumps({"job_id": job(9)}).encode()
+    reply = await nats.request(f"baton.qry.job.v1.explain.{team}", payload, timeout=30)
+    assert reply.headers[STATUS] == "ok"
+    assert json.loads(reply.data)["text"] == team
+
+
+async def test_no_conditions_may_be_an_empty_payload(nats: BusConnection, broker: Broker, team: str) -> None:
+    async def queue_list(query: QueueListQuery, team: str) -> QueueList:
+        return QueueList(jobs=(), total=query.limit)
+
+    serve(broker, QUEUE, queue_list, queue="placement")
+    await broker.start()
+    reply = await nats.request(f"baton.qry.queue.v1.list.{team}", b"", timeout=30)
+    assert json.loads(reply.data)["total"] == 200
+
+
+async def test_nobody_there_is_told_at_once_and_named(nats: BusConnection, team: str) -> None:
+    with pytest.raises(NoAnswer, match="is placement running"):
+        await ask(nats, STATUS_QUERY, team, PoolStatusQuery(), timeout_s=60)
+
+
+async def test_a_silent_owner_is_a_timeout(nats: BusConnection, broker: Broker, team: str) -> None:
+    serve(broker, LOG, lambda query, team: None, queue="")
+    await broker.start()
+    with pytest.raises(NoAnswer, match="no answer from agent"):
+        await ask(nats, LOG, team, LogQuery(job_id=job(9)), timeout_s=0.2)
+
+
+async def test_of_many_who_are_asked_the_one_who_has_it_answers(nats_url: str, nats: BusConnection, team: str) -> None:
+    def piece(number: int):
+        def read(query: LogQuery, team: str) -> LogPiece | None:
+            if number != 2:
+                return None
+            return LogPiece(job_id=query.job_id, attempt=1, rank=0, text=str(number), next_offset=1, ended=True)
+
+        return read
+
+    agents = [make_broker(nats_url, f"agent-{n}") for n in range(4)]
+    for n, agent in enumerate(agents):
+        serve(agent, LOG, piece(n))
+        await agent.start()
+    assert (await ask(nats, LOG, team, LogQuery(job_id=job(9)), timeout_s=30)).text == "2"
+    for agent in agents:
+        await agent.stop()
+
+
+async def test_of_several_with_one_queue_one_answers(nats_url: str, nats: BusConnection, team: str) -> None:
+    asked: list[int] = []
+
+    def answering(number: int):
+        def answer(query: ExplainQuery, team: str) -> Explanation:
+            asked.append(number)
+            return explain(query, team)
+
+        return answer
+
+    brokers = [make_broker(nats_url, f"p{n}") for n in range(2)]
+    for n, one in enumerate(brokers):
+        serve(one, EXPLAIN, answering(n), queue="placement")
+        await one.start()
+    await asyncio.gather(*(ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(9)), timeout_s=30) for _ in range(20)))
+    assert len(asked) == 20
+    for one in brokers:
+        await one.stop()
+
+
+async def test_a_question_about_a_pool_reaches_its_owner_only(nats: BusConnection, broker: Broker, pool: str) -> None:
+    serve(broker, DESIRED, lambda query, key: DesiredReply(states=()), pool=pool, queue="placement")
+    await broker.start()
+    assert (await ask(nats, DESIRED, pool, DesiredQuery(nodes=("n1",)))).states == ()
+    with pytest.raises(NoAnswer):
+        await ask(nats, DESIRED, "another-pool", DesiredQuery(nodes=("n1",)))
+
+
+async def test_a_slow_question_does_not_hold_up_the_next(nats: BusConnection, broker: Broker, team: str) -> None:
+    release = asyncio.Event()
+
+    async def answer(query: ExplainQuery, team: str) -> Explanation:
+        if query.job_id == job(4):
+            await release.wait()
+        return explain(query, team)
+
+    serve(broker, EXPLAIN, answer, queue="placement")
+    await broker.start()
+    slow = asyncio.create_task(ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(4)), timeout_s=60))
+    await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(9)), timeout_s=30)
+    release.set()
+    assert (await slow).job_id == job(4)
+
+
+async def test_an_answer_too_large_for_the_server_is_a_failure_not_silence(
+    nats: BusConnection, broker: Broker, team: str
+) -> None:
+    def answer(query: LogQuery, team: str) -> LogPiece:
+        return LogPiece(job_id=query.job_id, attempt=1, rank=0, text="x" * 2_000_000, next_offset=1, ended=True)
+
+    serve(broker, LOG, answer)
+    await broker.start()
+    with pytest.raises(QueryError, match="ask for less"):
+        await ask(nats, LOG, team, LogQuery(job_id=job(9)), timeout_s=30)
+    assert nats.is_connected

@@ -1,0 +1,148 @@
+"""One provisioner: it makes every stream once, finds drift, never shrinks, and the ledger cannot be rewritten."""
+
+import pytest
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType
+from nats.js.errors import APIError
+
+from libs.bus.connect import BusConnection, close, connect
+from libs.bus.cursors import Cursors
+from libs.bus.streams import (
+    DURABLES,
+    SNAPSHOTS_BUCKET,
+    StreamDrift,
+    StreamsMissing,
+    bind,
+    durable_of,
+    provision,
+    streams,
+)
+from schemas import subjects
+from schemas.catalog import CATALOG
+from tests.kit.background import ServerInBackground
+
+
+def test_every_stream_is_bounded_and_refuses_when_full() -> None:
+    for config in streams(["main"]):
+        assert config.max_bytes > 0
+        assert config.retention == RetentionPolicy.LIMITS
+        if config.name == subjects.TELEMETRY:
+            assert (config.storage, config.discard) == (StorageType.MEMORY, DiscardPolicy.OLD)
+        else:
+            assert (config.storage, config.discard) == (StorageType.FILE, DiscardPolicy.NEW)
+
+
+def test_the_ledger_never_expires_and_everything_that_flows_does() -> None:
+    ages = {config.name: config.max_age for config in streams(["main"])}
+    assert not ages["LEDGER-main"]
+    assert all(ages[name] for name in ("REQUESTS", "INBOX-main", "EVENTS", "TELEMETRY", "DEAD"))
+
+
+def test_every_message_of_the_catalog_has_its_stream() -> None:
+    table = {config.name: config.subjects for config in streams(["main"])}
+    for message in CATALOG:
+        subject = message.subject.replace("{team}", "research").replace("{pool}", "main").replace("{node}", "n1")
+        taken = [name for name, patterns in table.items() if any(_matches(p, subject) for p in patterns)]
+        stream = message.stream.replace("{pool}", "main")
+        assert taken == ([stream] if stream else []), message.type
+
+
+def _matches(pattern: str, subject: str) -> bool:
+    want, have = pattern.split("."), subject.split(".")
+    return len(want) == len(have) and all(w in ("*", h) for w, h in zip(want, have, strict=True))
+
+
+def test_an_unknown_durable_is_named() -> None:
+    assert durable_of("REQUESTS", "admission").filter_subjects == ("baton.cmd.job.v1.*.*",)
+    with pytest.raises(KeyError, match="REQUESTS/admission"):
+        durable_of("REQUESTS", "nobody")
+
+
+async def test_provisioning_twice_changes_nothing(own_server: ServerInBackground) -> None:
+    connection = await connect(own_server.url, name="test")
+    js = connection.jetstream()
+    await provision(js, ["p"], scale=0.01)
+    names = [str(c.name) for c in streams(["p"])]
+    before = [(await js.stream_info(name)).config for name in names]
+    await provision(js, ["p"], scale=0.01)
+    assert [(await js.stream_info(name)).config for name in names] == before
+    await bind(js, ["p"], wait_s=5)
+    for entry in DURABLES:
+        assert (await js.consumer_info(entry.stream, entry.name)).config.max_deliver == -1
+    await close(connection)
+
+
+async def test_limits_grow_and_never_shrink(own_server: ServerInBackground) -> None:
+    connection = await connect(own_server.url, name="test")
+    js = connection.jetstream()
+    await provision(js, ["p"], scale=0.01)
+    small = (await js.stream_info("INBOX-p")).config.max_bytes
+    await js.publish("baton.in.clock.v1.tick.p", b"{}")
+    await provision(js, ["p"], scale=0.02)
+    info = await js.stream_info("INBOX-p")
+    grown = info.config.max_bytes
+    assert grown > small
+    assert info.state.messages == 1
+    await provision(js, ["p"], scale=0.01)
+    assert (await js.stream_info("INBOX-p")).config.max_bytes == grown
+    await close(connection)
+
+
+async def test_drift_is_listed_and_nothing_is_changed(own_server: ServerInBackground) -> None:
+    connection = await connect(own_server.url, name="test")
+    js = connection.jetstream()
+    await provision(js, ["p"], scale=0.01)
+    events = (await js.stream_info("EVENTS")).config
+    await js.update_stream(events.evolve(discard=DiscardPolicy.OLD, max_bytes=-1))
+    await js.delete_consumer("REQUESTS", "admission")
+    await js.add_consumer("REQUESTS", durable_name="admission", filter_subject="baton.cmd.job.v1.submit.*", ack_wait=99)
+    with pytest.raises(StreamDrift) as drift:
+        await provision(js, ["p", "new"], scale=0.01)
+    text = str(drift.value)
+    assert "stream EVENTS: discard is old, should be new" in text
+    assert "stream EVENTS: max_bytes is not set" in text
+    assert "consumer REQUESTS/admission: filter is ['baton.cmd.job.v1.submit.*']" in text
+    assert "consumer REQUESTS/admission: ack_wait is 99" in text
+    with pytest.raises(StreamsMissing, match=r"INBOX-new.*baton provision --pool new"):
+        await bind(js, ["new"], wait_s=0)
+    await close(connection)
+
+
+async def test_a_deleted_stream_is_made_again(own_server: ServerInBackground) -> None:
+    connection = await connect(own_server.url, name="test")
+    js = connection.jetstream()
+    await provision(js, ["p"], scale=0.01)
+    await js.delete_stream("REQUESTS")
+    with pytest.raises(StreamsMissing, match="missing on the broker: REQUESTS"):
+        await bind(js, ["p"], wait_s=0)
+    await provision(js, ["p"], scale=0.01)
+    await bind(js, ["p"], wait_s=5)
+    await close(connection)
+
+
+async def test_the_ledger_refuses_to_forget(nats: BusConnection, pool: str) -> None:
+    js = nats.jetstream()
+    name = subjects.ledger_stream(pool)
+    ack = await js.publish(subjects.ledger(pool), b"{}")
+    with pytest.raises(APIError, match="not permitted|denied|deny"):
+        await js.delete_msg(name, ack.seq)
+    with pytest.raises(APIError, match="not permitted|denied|deny"):
+        await js.purge_stream(name)
+    for lifted in ({"deny_delete": False}, {"deny_purge": False}):
+        with pytest.raises(APIError, match="can not cancel deny"):
+            await js.update_stream((await js.stream_info(name)).config.evolve(**lifted))
+    assert (await js.get_msg(name, seq=ack.seq)).data == b"{}"
+
+
+async def test_cursors_remember_and_survive(nats: BusConnection, pool: str) -> None:
+    cursors = Cursors(nats.jetstream())
+    assert await cursors.load(f"history.{pool}") is None
+    await cursors.save(f"history.{pool}", {"seq": 1})
+    await cursors.save(f"history.{pool}", {"seq": 2, "hash": "é"})
+    assert await Cursors(nats.jetstream()).load(f"history.{pool}") == {"seq": 2, "hash": "é"}
+
+
+async def test_the_snapshot_store_takes_large_objects(nats: BusConnection, pool: str) -> None:
+    store = await nats.jetstream().object_store(SNAPSHOTS_BUCKET)
+    data = bytes(range(256)) * 8_192
+    await store.put(f"{pool}/state", data)
+    assert (await store.get(f"{pool}/state")).data == data

@@ -1,0 +1,188 @@
+"""Admission, history and an agent as a client sees them: a few lines each, behind the real `serve` and real subjects."""
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+from nats.aio.msg import Msg
+
+from libs.bus.broker import make_broker
+from libs.bus.connect import connect
+from libs.bus.messages import Malformed, decode_bare, outgoing
+from libs.bus.queries import NotFound, serve
+from schemas import subjects
+from schemas.catalog import BY_TYPE
+from schemas.ids import job_id as job_id_of
+from schemas.jobs import CancelJob, JobEvent, JobRejected, JobSpec, JobState, Reason, SubmitJob
+from schemas.queries import (
+    AttemptDocument,
+    EventList,
+    EventListQuery,
+    JobDocument,
+    JobGet,
+    JobList,
+    JobListQuery,
+    LogPiece,
+    LogQuery,
+)
+
+STATES = {"granted": "granted", "running": "running", "preempting": "preempting", "requeued": "queued"}
+
+
+class Fakes:
+    """A job called `refuse` is rejected; any other is queued, and goes on when a test says so (`happens`)."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.submits: list[tuple[str, dict[str, str], SubmitJob]] = []
+        self.jobs: dict[str, JobDocument] = {}
+        self.told: dict[str, list[JobEvent]] = {}
+        self.logs: dict[tuple[str, int, int], str] = {}
+        self.ended: set[tuple[str, int]] = set()
+        self.silent = False  # admission does not answer
+        self._clock = time.time_ns() // 1000
+
+    async def __aenter__(self) -> Self:
+        self.nats = await connect(self._url, name="fakes")
+        self._subscription = await self.nats.subscribe("baton.cmd.job.v1.*.*", cb=self._command)
+        self._broker = make_broker(self._url, "fakes")
+        for what, answer in (
+            ("job.get", self._get),
+            ("job.list", self._list),
+            ("event.list", self._events),
+            ("log.read", self._read),
+        ):
+            serve(self._broker, BY_TYPE[f"io.baton.{what}.query.v1"], answer, queue=what)
+        await self._broker.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._broker.stop()
+        await self.nats.close()
+
+    async def happens(
+        self, job_id: str, what: str, *, live: bool = True, recorded: bool = True, attempt: int = 1
+    ) -> None:
+        """Something happens to a job. `live=False`: the event is lost on its way; `recorded=False`: history lags."""
+        job = self.jobs[job_id]
+        self._clock += 1000
+        state = JobState(STATES.get(what, what))
+        event = JobEvent(
+            job_id=job_id, team=job.team, name=job.name, what=what, state=state, attempt=attempt, at_us=self._clock
+        )
+        self.jobs[job_id] = job.model_copy(update={"state": state})
+        if recorded:
+            self.told.setdefault(job_id, []).append(event)
+        if live:
+            await self._publish(
+                event, subjects.event(what, job.team), f"io.baton.job.{what}.v1", f"{job_id}{self._clock}"
+            )
+
+    async def starts(self, job_id: str, attempt: int, output: str) -> None:
+        """An attempt begins and writes."""
+        job = self.jobs[job_id]
+        attempts = (*job.attempts, AttemptDocument(attempt=attempt, granted_us=self._clock, nodes=("n1",)))
+        self.jobs[job_id] = job.model_copy(update={"attempts": attempts})
+        self.logs[job_id, attempt, 0] = output
+        await self.happens(job_id, "running", attempt=attempt)
+
+    async def _command(self, message: Msg) -> None:
+        team = subjects.key_of(message.subject)
+        try:
+            if ".cancel." in message.subject:
+                _, cancel = decode_bare(CancelJob, message.subject, message.headers, message.data)
+                await self.happens(cancel.job_id, "cancelled")
+                return
+            _, submit = decode_bare(SubmitJob, message.subject, message.headers, message.data)
+        except (Malformed, KeyError):
+            return
+        self.submits.append((team, dict(message.headers or {}), submit))
+        if not self.silent:
+            await self._admit(team, submit)
+
+    async def _admit(self, team: str, submit: SubmitJob) -> None:
+        job_id = job_id_of(team, submit.client_key)
+        known = self.jobs.get(job_id)
+        if known is not None and known.spec == submit.job:
+            return
+        if known is not None:
+            await self._reject(team, submit, "client_key", "names another job")
+        elif submit.job.name == "refuse":
+            await self._reject(team, submit, "job.resources.types", "no such device")
+        else:
+            self.jobs[job_id] = _document(job_id, team, submit.client_key, submit.job, self._clock)
+            await self.happens(job_id, "queued", attempt=0)
+
+    async def _reject(self, team: str, submit: SubmitJob, field: str, problem: str) -> None:
+        rejected = JobRejected(
+            job_id=job_id_of(team, submit.client_key),
+            team=team,
+            client_key=submit.client_key,
+            reasons=(Reason(field=field, value="B200", problem=problem, fix="ask for another"),),
+            at_us=self._clock,
+        )
+        subject = subjects.event("rejected", team)
+        await self._publish(rejected, subject, "io.baton.job.rejected.v1", f"{rejected.job_id}{len(self.submits)}")
+
+    async def _publish(self, model: JobEvent | JobRejected, subject: str, type_: str, cause: str) -> None:
+        message = outgoing(model, subject=subject, type=type_, source="/baton/main/fakes", cause=cause)
+        await self.nats.publish(message.subject, message.payload, headers=message.headers)
+        await self.nats.flush()
+
+    def _get(self, query: JobGet, team: str) -> JobDocument:
+        job = self.jobs.get(query.job_id)
+        if job is None or team not in (job.team, subjects.OPERATOR):
+            raise NotFound(f"no job {query.job_id}")
+        return job
+
+    def _list(self, query: JobListQuery, team: str) -> JobList:
+        mine = [job for job in self.jobs.values() if team in (job.team, subjects.OPERATOR)]
+        return JobList(jobs=tuple(mine[::-1][: query.limit]))
+
+    def _events(self, query: EventListQuery, team: str) -> EventList:
+        after = query.after_us or 0
+        jobs = [query.job_id] if query.job_id else list(self.told)
+        events = [e for job in jobs for e in self.told.get(job, []) if e.at_us > after and team in (e.team, "operator")]
+        return EventList(events=tuple(sorted(events, key=lambda e: e.at_us)[: query.limit]))
+
+    def _read(self, query: LogQuery, team: str) -> LogPiece | None:
+        text = self.logs.get((query.job_id, query.attempt, query.rank))
+        if text is None:
+            return None
+        piece = text[query.offset : query.offset + query.limit]
+        return LogPiece(
+            job_id=query.job_id,
+            attempt=query.attempt,
+            rank=query.rank,
+            text=piece,
+            next_offset=query.offset + len(piece),
+            ended=(query.job_id, query.attempt) in self.ended,
+        )
+
+
+def _document(job_id: str, team: str, key: str, spec: JobSpec, at_us: int) -> JobDocument:
+    return JobDocument(
+        job_id=job_id,
+        team=team,
+        name=spec.name,
+        client_key=key,
+        priority_class=spec.priority_class,
+        priority=100,
+        state=JobState.QUEUED,
+        devices=spec.resources.devices,
+        submitted_us=at_us,
+        queued_us=at_us,
+        spec=spec,
+        seq=1,
+    )
+
+
+async def until(condition: object, deadline_s: float = 20.0) -> None:
+    """Wait for a condition; the deadline only ends a hung test."""
+    assert callable(condition)
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,210 @@
+"""The client against a real broker: nothing is lost, nothing is told twice, refusals carry their reasons."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from libs.client import Baton, Conflict, Denied, Invalid, NotFound, Rejected, TimedOut, Unreachable, connect
+from schemas import subjects
+from schemas.ids import job_id as job_id_of
+from schemas.jobs import JobSpec, JobState
+from schemas.resources import Resources
+from tests.client.fakes import Fakes, until
+
+TRAIN = JobSpec(name="train", command=("python", "train.py"))
+
+
+async def test_submit_returns_when_the_job_is_admitted(blue: Baton, fakes: Fakes, key: str) -> None:
+    submitted = await blue.submit(TRAIN, key)
+    assert submitted.job_id == job_id_of("blue", key)
+    ((team, headers, submit),) = [entry for entry in fakes.submits if entry[2].client_key == key]
+    assert (team, submit.job) == ("blue", TRAIN)
+    assert headers["ce-type"] == "io.baton.job.submit.v1"
+    assert headers["Nats-Msg-Id"] == headers["ce-id"]
+
+
+async def test_a_refused_job_raises_every_reason(blue: Baton, fakes: Fakes, key: str) -> None:
+    with pytest.raises(Rejected, match="no such device") as refused:
+        await blue.submit(JobSpec(name="refuse", command=("x",)), key)
+    assert [reason.field for reason in refused.value.reasons] == ["job.resources.types"]
+
+
+async def test_a_refused_job_is_refused_again_when_it_is_sent_again(blue: Baton, fakes: Fakes, key: str) -> None:
+    for _ in range(2):
+        with pytest.raises(Rejected):
+            await blue.submit(JobSpec(name="refuse", command=("x",)), key)
+
+
+async def test_the_same_key_and_body_is_the_same_job(blue: Baton, fakes: Fakes, key: str) -> None:
+    assert await blue.submit(TRAIN, key) == await blue.submit(TRAIN, key)
+    assert len([job for job in fakes.jobs.values() if job.client_key == key]) == 1
+
+
+async def test_the_same_key_with_another_body_is_a_conflict(blue: Baton, fakes: Fakes, key: str) -> None:
+    await blue.submit(TRAIN, key)
+    with pytest.raises(Conflict):
+        await blue.submit(JobSpec(name="other", command=("x",)), key)
+
+
+async def test_a_stored_request_without_an_answer_says_so(blue: Baton, fakes: Fakes, key: str) -> None:
+    fakes.silent = True
+    with pytest.raises(TimedOut, match="is stored"):
+        await blue.submit(TRAIN, key, answer_s=0.1)
+
+
+async def test_many_are_stored_once_each(blue: Baton, fakes: Fakes, key: str) -> None:
+    wanted = [(f"{key}-{i}", TRAIN) for i in range(1200)]
+    first = await blue.submit_many(wanted)
+    assert first == await blue.submit_many(wanted)
+    assert len({submitted.job_id for submitted in first}) == len(wanted)
+    await until(lambda: len([j for j in fakes.jobs.values() if j.client_key.startswith(key)]) == len(wanted))
+
+
+async def test_a_request_that_is_too_large_is_refused_before_it_is_sent(blue: Baton) -> None:
+    with pytest.raises(Invalid, match="262144"):
+        await blue.submit(JobSpec(command=tuple(["x" * 4096] * 100)), "large")
+
+
+async def test_watching_tells_each_event_once_and_ends(blue: Baton, fakes: Fakes, key: str) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.happens(job, "granted")
+    seen = []
+    async with contextlib.aclosing(blue.watch(job)) as events:
+        async for event in events:
+            seen.append(event.what)
+            if event.what == "granted":
+                await fakes.happens(job, "running", live=False)  # lost on its way
+                await fakes.happens(job, "preempting", recorded=False)  # history lags
+            if event.what == "preempting":
+                await fakes.happens(job, "succeeded")
+    assert seen == ["queued", "granted", "running", "preempting", "succeeded"]
+
+
+async def test_a_rejection_ends_the_watching(blue: Baton, fakes: Fakes, key: str) -> None:
+    job = job_id_of("blue", key)
+
+    async def watch() -> list[str]:
+        return [event.what async for event in blue.watch(job)]
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0.2)
+    await blue.submit(JobSpec(name="refuse", command=("x",)), key, wait_admitted=False)
+    assert await watching == ["rejected"]
+
+
+async def test_waiting_returns_the_outcome(blue: Baton, fakes: Fakes, key: str) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.happens(job, "failed")
+    assert (await blue.wait(job, 20)).state is JobState.FAILED
+
+
+async def test_waiting_in_vain_changes_nothing(blue: Baton, fakes: Fakes, key: str) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    with pytest.raises(TimedOut):
+        await blue.wait(job, 0.1)
+
+
+async def test_a_team_follows_all_its_jobs_from_any_time(blue: Baton, fakes: Fakes, key: str) -> None:
+    before = (await blue.submit(TRAIN, f"{key}-1")).job_id
+    seen: list[str] = []
+    async with contextlib.aclosing(blue.events(after_us=0)) as events:
+        async for event in events:
+            if event.job_id == before and event.what == "queued":
+                seen.append("past")
+                await blue.submit(TRAIN, f"{key}-2")
+            elif event.job_id == job_id_of("blue", f"{key}-2"):
+                seen.append("live")
+                break
+    assert seen == ["past", "live"]
+
+
+async def test_cancelling_is_a_command_of_the_team(blue: Baton, operator: Baton, fakes: Fakes, key: str) -> None:
+    mine = (await blue.submit(TRAIN, f"{key}-1")).job_id
+    theirs = (await blue.submit(TRAIN, f"{key}-2")).job_id
+    await blue.cancel(mine)
+    await operator.cancel(theirs)
+    assert (await blue.wait(mine, 20)).state is JobState.CANCELLED
+    assert (await blue.wait(theirs, 20)).state is JobState.CANCELLED
+
+
+async def test_logs_go_on_over_attempts_until_the_job_ends(blue: Baton, fakes: Fakes, key: str) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.starts(job, 1, "one\n")
+    text = ""
+    async with contextlib.aclosing(blue.logs(job, follow=True)) as pieces:
+        async for piece in pieces:
+            text += piece.text
+            if text == "one\n" and not fakes.ended:
+                fakes.ended.add((job, 1))
+                await fakes.starts(job, 2, "two\n")
+            elif text == "one\ntwo\n" and (job, 2) not in fakes.ended:
+                fakes.ended.add((job, 2))
+                await fakes.happens(job, "succeeded")
+    assert text == "one\ntwo\n"
+
+
+async def test_a_job_that_never_started_has_no_logs(blue: Baton, fakes: Fakes, key: str) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    with pytest.raises(NotFound, match="has not started"):
+        [piece async for piece in blue.logs(job)]
+
+
+async def test_logs_that_nobody_has_are_not_found(blue: Baton, fakes: Fakes, key: str) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.starts(job, 1, "one")
+    with pytest.raises(NotFound, match="no agent has"):
+        [piece async for piece in blue.logs(job, rank=7)]
+
+
+async def test_an_owner_that_does_not_run_is_named(blue: Baton) -> None:
+    with pytest.raises(Unreachable, match="placement"):
+        await blue.status()
+
+
+async def test_another_teams_job_does_not_exist(blue: Baton, green: Baton, fakes: Fakes, key: str) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    with pytest.raises(NotFound):
+        await green.get(job)
+
+
+async def test_the_operator_has_no_jobs_of_its_own(operator: Baton) -> None:
+    with pytest.raises(Invalid, match="no jobs"):
+        await operator.submit(TRAIN)
+
+
+async def test_nobody_there_is_said_without_the_password() -> None:
+    with pytest.raises(Unreachable) as e:
+        await connect("nats://blue:secret@127.0.0.1:9", wait_s=0.5)
+    assert "secret" not in str(e.value)
+
+
+async def test_a_wrong_password_is_refused_at_once(urls: dict[str, str]) -> None:
+    with pytest.raises(Unreachable, match="credential"):
+        await connect(urls["blue"].replace("blue:", "blue:x"), wait_s=60)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda baton: baton.set_quota("blue", None, give_up_s=20),
+        lambda baton: Baton(baton.nats, type(baton.place)(baton.place.url, "green")).submit(TRAIN),
+        lambda baton: Baton(baton.nats, type(baton.place)(baton.place.url, "green")).get("job-" + "0" * 32),
+        lambda baton: Baton(baton.nats, type(baton.place)(baton.place.url, subjects.OPERATOR)).status(),
+    ],
+    ids=["quota", "submit as another team", "ask as another team", "ask as the operator"],
+)
+async def test_what_a_credential_does_not_allow_is_denied(blue: Baton, work) -> None:
+    with pytest.raises(Denied, match="Permissions Violation"):
+        await work(blue)
+
+
+async def test_wrong_arguments_are_named(blue: Baton) -> None:
+    with pytest.raises(Invalid, match="job_id"):
+        await blue.get("../etc")
+    with pytest.raises(Invalid, match="limit"):
+        await blue.list(limit=0)
+
+
+def test_a_spec_is_a_value() -> None:
+    assert JobSpec(command=("x",), resources=Resources(devices=2)) != TRAIN

@@ -1,0 +1,77 @@
+"""A whole Baton for fault tests: real servers, every service a process, 64 simulated V100 and this machine's processors."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from libs.cli.launch import REAL, SERVICES, SIMULATED, Launch, LaunchOptions
+from libs.client import Baton, connect
+from libs.embedded.servers import MONGO, NATS, VALKEY
+from schemas.subjects import OPERATOR
+
+ROOT = Path(__file__).resolve().parents[2]
+FLEET = ROOT / "deploy" / "fleets" / "replay-8x8.yaml"
+QUOTAS = ROOT / "tests" / "faults" / "quotas.yaml"
+DEVICES = 64
+TEAMS = ("a", "b")
+PROCESSES = (NATS, VALKEY, MONGO, *SERVICES, SIMULATED, REAL)
+"""Everything that can be killed."""
+
+READY_S = 120.0
+
+
+@asynccontextmanager
+async def running(state_dir: Path, copies: Mapping[str, int] | None = None) -> AsyncIterator[Launch]:
+    """The cluster, ready; `copies` runs a service several times."""
+    options = LaunchOptions(
+        state_dir=state_dir,
+        teams=TEAMS,
+        fleet=FLEET,
+        real_node="cpu",
+        quotas=QUOTAS,
+        copies=copies or {},
+        scale=0.1,
+        env={
+            # 64 jobs of a share each on two cores: numerical libraries must not start a thread per core in every service.
+            "*": {"OPENBLAS_NUM_THREADS": "1"},
+            # Small, so that restarts resume from snapshots and do not only fold from the beginning.
+            "placement": {"BATON_PLACEMENT_SNAPSHOT_RECORDS": "100"},
+            "preemption": {"BATON_PREEMPTION_SNAPSHOT_RECORDS": "100"},
+            "admission": {"BATON_ADMISSION_SNAPSHOT_RECORDS": "100"},
+            "history": {"BATON_HISTORY_SNAPSHOT_RECORDS": "100"},
+            "quota_billing": {"BATON_QUOTA_BILLING_SNAPSHOT_RECORDS": "100"},
+        },
+        log_level="WARNING",
+    )
+    async with Launch(options) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def clients(cluster: Launch) -> AsyncIterator[dict[str, Baton]]:
+    """A client per team, and the operator's."""
+    async with AsyncExitStack() as stack:
+        found = {}
+        for team in cluster.options.teams:
+            found[team] = await stack.enter_async_context(await connect(cluster.team_url(team), team))
+        found[OPERATOR] = await stack.enter_async_context(await connect(cluster.operator_url, OPERATOR))
+        yield found
+
+
+def kill9(cluster: Launch, name: str) -> int:
+    """SIGKILL to the process called `name`; returns the pid that it had."""
+    pid = cluster.supervisor.pid(name)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+async def back(cluster: Launch, name: str, killed: int) -> int:
+    """Waits until the supervisor has replaced the process `killed`; returns the new pid."""
+    return await cluster.supervisor.wait_ready(name, replaced_pid=killed, timeout_s=READY_S)
+
+
+def restarts(cluster: Launch) -> dict[str, int]:
+    """How often each process was restarted so far."""
+    return {name: record.restarts for name, record in cluster.processes().items()}

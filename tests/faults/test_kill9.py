@@ -1,0 +1,73 @@
+"""`kill -9` of every process in turn, twice, in the middle of a few hundred jobs: afterwards all books agree."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from libs.cli.launch import Launch
+from libs.client import Baton, ClientError
+from schemas.jobs import JobState
+from schemas.subjects import OPERATOR, ledger_stream
+from tests.faults.books import auditor, books_agree
+from tests.faults.cluster import PROCESSES, back, clients, kill9, running
+from tests.faults.load import Planned, crowd, mixed, submit
+from tests.kit.waiting import until
+
+pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+JOBS = 130
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Launch]:
+    async with running(tmp_path_factory.mktemp("kill9")) as launched:
+        yield launched
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+async def test_nothing_is_lost_or_done_twice_when_a_process_is_killed(cluster: Launch, name: str) -> None:
+    jobs = [*crowd(f"kill-{name}"), *mixed(f"kill-{name}", JOBS)]
+    half = len(jobs) // 2
+    async with clients(cluster) as teams, auditor(cluster) as audit:
+        await submit(teams, jobs[:half])
+        before = await audit.js.stream_info(ledger_stream(audit.pool))
+
+        killed = kill9(cluster, name)
+        more = asyncio.create_task(submit(teams, jobs[half:]))
+        again = kill9(cluster, name) if await back(cluster, name, killed) else 0  # while it recovers
+        await back(cluster, name, again)
+        await more
+
+    books = await books_agree(cluster, {job.job_id: job.end for job in jobs})
+
+    after = [job for job in jobs if books.ended_seq.get(job.job_id, 0) > before.state.last_seq]
+    assert len(after) > half, "the kill came too late to prove anything: most jobs had ended"
+
+
+async def test_a_preemption_in_the_middle_survives_the_death_of_those_who_decide_it(cluster: Launch) -> None:
+    *low, high = crowd("preempted")
+    async with clients(cluster) as teams:
+        await submit(teams, low)
+        for job in low:
+            await until(lambda job=job: _state(teams[OPERATOR], job, JobState.RUNNING), 60)
+        await submit(teams, [high])
+        killed = {name: kill9(cluster, name) for name in ("preemption", "placement")}
+        for name, pid in killed.items():
+            await back(cluster, name, pid)
+
+    books = await books_agree(cluster, {job.job_id: job.end for job in (*low, high)})
+
+    victims = [d for job in low if (d := books.stories[job.job_id].document).preemptions]
+    assert victims, "the serving job came in without a preemption"
+    assert all(d.attempts[-1].resume is not None for d in victims), "a victim did not resume from its checkpoint"
+    documents = [story.document for story in books.stories.values()]
+    assert any(a.outcome == "lost" for d in documents for a in d.attempts), "no kill of an agent cost an attempt"
+
+
+async def _state(operator: Baton, job: Planned, state: JobState) -> bool:
+    try:
+        return (await operator.get(job.job_id)).state is state
+    except ClientError:
+        return False  # history is a moment behind

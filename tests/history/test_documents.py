@@ -1,0 +1,271 @@
+"""Documents equal the fold of the ledger, whatever happens to MongoDB or to the service in the meantime."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+from prometheus_client import CollectorRegistry
+
+from libs.adapters.mongo.store import Checkpoint, JobStore, StoreAway
+from libs.bus.queries import NotFound
+from libs.embedded.servers import MONGO
+from libs.ledger.chain import LedgerRewound
+from schemas.jobs import JobState
+from schemas.queries import EventListQuery, JobGet, JobListQuery
+from services.history import handlers
+from services.history.documents import Documents
+from services.history.events import EventLog
+from tests.core.builders import World
+from tests.history.written import Written, busy_world, until
+from tests.kit.background import ServerInBackground
+
+
+@pytest.fixture
+async def store(mongo_url: str, pool: str) -> AsyncIterator[JobStore]:
+    store = JobStore(f"{mongo_url}/{pool}")
+    await store.prepare()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def written(nats: Client, pool: str) -> Written:
+    return Written(nats.jetstream(), pool)
+
+
+@asynccontextmanager
+async def running(nats: Client, pool: str, store: JobStore, **options: float) -> AsyncIterator[Documents]:
+    loop = Documents(nats.jetstream(), pool, store, CollectorRegistry(), window_s=0.02, **options)
+    task = asyncio.create_task(loop.run())
+    try:
+        yield loop
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def complete(loop: Documents, written: Written) -> None:
+    async def done() -> bool:
+        return loop.position >= written.records[-1][0]
+
+    await until(done, "all records in MongoDB")
+
+
+async def stored(store: JobStore, written: Written) -> dict:
+    return await store.load(list(written.stories()))
+
+
+async def test_documents_equal_the_fold_of_the_ledger(
+    nats: Client, pool: str, store: JobStore, written: Written, team: str
+) -> None:
+    world = busy_world(team, "other")
+    await written.write(world.records[:10])
+    await written.forge(world.records[3])
+    await written.write(world.records[10:])
+    async with running(nats, pool, store) as loop:
+        await complete(loop, written)
+    assert await stored(store, written) == written.stories()
+    assert len(await store.jobs(None, limit=1000)) == len(written.stories())
+
+
+async def test_jobs_that_left_memory_are_read_again(
+    nats: Client, pool: str, store: JobStore, written: Written, team: str
+) -> None:
+    world = busy_world(team)
+    async with running(nats, pool, store, cache_jobs=1, window_jobs=1) as loop:
+        await written.write(world.records)
+        await complete(loop, written)
+    assert await stored(store, written) == written.stories()
+
+
+async def test_a_restart_goes_on_from_the_checkpoint(
+    nats: Client, pool: str, store: JobStore, written: Written, team: str
+) -> None:
+    world = busy_world(team)
+    await written.write(world.records[:15])
+    async with running(nats, pool, store) as loop:
+        await complete(loop, written)
+    await written.write(world.records[15:])
+    async with running(nats, pool, store) as loop:
+        await complete(loop, written)
+    assert await stored(store, written) == written.stories()
+
+
+async def test_a_crash_between_documents_and_checkpoint_repeats_harmlessly(
+    nats: Client, pool: str, store: JobStore, written: Written, team: str
+) -> None:
+    world = busy_world(team)
+    await written.write(world.records)
+    async with running(nats, pool, store) as loop:
+        await complete(loop, written)
+    seq, early = written.records[4][0], written.records[5][1]
+    await store.forget_checkpoint(loop.name)
+    await store.move_checkpoint(loop.name, None, Checkpoint(seq, early.prev_hash, seq))
+    async with running(nats, pool, store, window_jobs=1) as loop:
+        await until(lambda: store.checkpoint(loop.name), "a checkpoint")
+        assert await stored(store, written) == written.stories()  # none goes back while it is read again
+        await complete(loop, written)
+    assert await stored(store, written) == written.stories()
+
+
+async def test_mongodb_killed_in_the_middle_loses_and_doubles_nothing(
+    nats: Client, pool: str, written: Written, team: str, tmp_path: Path
+) -> None:
+    world = busy_world(team, jobs=20)
+    with ServerInBackground(MONGO, tmp_path) as mongo:
+        store = JobStore(mongo.url)
+        async with running(nats, pool, store, window_jobs=2) as loop:
+            for start in range(0, len(world.records), 15):
+                await written.write(world.records[start : start + 15])
+                if start in (15, 45):
+                    old = mongo.kill()
+                    await asyncio.to_thread(mongo.wait_replaced, old)
+            await complete(loop, written)
+        assert await stored(store, written) == written.stories()
+        assert len(await store.jobs(None, limit=1000)) == len(written.stories())
+        store.close()
+
+
+async def test_an_emptied_mongodb_fills_again(
+    nats: Client, pool: str, store: JobStore, written: Written, team: str
+) -> None:
+    world = busy_world(team)
+    await written.write(world.records[:-1])
+    async with running(nats, pool, store) as loop:
+        await complete(loop, written)
+        await store._jobs.delete_many({})
+        await store._checkpoints.delete_many({})
+        await written.write(world.records[-1:])
+        await until(lambda: is_complete(store, written), "all documents are there again")
+    assert await stored(store, written) == written.stories()
+
+
+async def test_lost_documents_are_noticed_and_written_again(
+    nats: Client, pool: str, store: JobStore, written: Written, team: str
+) -> None:
+    world = busy_world(team)
+    await written.write(world.records[:-1])
+    async with running(nats, pool, store) as loop:
+        await complete(loop, written)
+    await store._jobs.delete_many({})
+    await written.write(world.records[-1:])
+    async with running(nats, pool, store):
+        await until(lambda: is_complete(store, written), "all documents are there again")
+
+
+async def is_complete(store: JobStore, written: Written) -> bool:
+    return await stored(store, written) == written.stories()
+
+
+async def test_mongodb_away_is_said_and_nothing_is_read(nats: Client, pool: str, written: Written, team: str) -> None:
+    await written.write(busy_world(team).records)
+    store = JobStore("mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=200")
+    with pytest.raises(StoreAway, match="MongoDB"):
+        await store.story("job-x")
+    async with running(nats, pool, store) as loop:
+
+        async def said() -> bool:
+            return loop.problem.startswith("MongoDB")
+
+        await until(said, "the problem is named")
+        assert loop.position == 0
+    store.close()
+
+
+async def test_another_ledger_than_the_one_before_stops_the_service(
+    nats: Client, pool: str, store: JobStore, written: Written, team: str
+) -> None:
+    await written.write(busy_world(team).records)
+    await store.move_checkpoint(f"documents-{pool}", None, Checkpoint(2, "f" * 64, 2))
+    loop = Documents(nats.jetstream(), pool, store, CollectorRegistry())
+    with pytest.raises(LedgerRewound):
+        await loop.run()
+
+
+async def test_two_writers_of_one_checkpoint_notice_each_other(store: JobStore) -> None:
+    first, second = Checkpoint(1, "a", 1), Checkpoint(2, "b", 2)
+    assert await store.move_checkpoint("x", None, first)
+    assert not await store.move_checkpoint("x", None, second)
+    assert await store.move_checkpoint("x", first, second)
+    assert not await store.move_checkpoint("x", first, Checkpoint(3, "c", 3))
+    assert await store.checkpoint("x") == second
+
+
+# ----------------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.fixture
+async def filled(store: JobStore, written: Written, team: str) -> World:
+    world = busy_world(team, "rivals")
+    await written.write(world.records)
+    await store.save(written.stories().values())
+    return world
+
+
+async def test_a_team_finds_its_own_jobs_only(
+    store: JobStore, written: Written, filled: World, team: str, nats: Client
+) -> None:
+    own = [s.document for s in written.stories().values() if s.document.team == team]
+    foreign = next(s.document for s in written.stories().values() if s.document.team == "rivals")
+    assert await handlers.get_job(store, JobGet(job_id=own[0].job_id), team) == own[0]
+    assert await handlers.get_job(store, JobGet(job_id=foreign.job_id), "operator") == foreign
+    with pytest.raises(NotFound) as for_foreign:
+        await handlers.get_job(store, JobGet(job_id=foreign.job_id), team)
+    with pytest.raises(NotFound) as for_none:
+        await handlers.get_job(store, JobGet(job_id="job-" + "0" * 32), team)
+    assert str(for_foreign.value).split(" (")[1] == str(for_none.value).split(" (")[1]
+    with pytest.raises(NotFound):
+        await handlers.list_events(store, EventLog(nats.jetstream()), EventListQuery(job_id=foreign.job_id), team)
+    listed = await handlers.list_jobs(store, JobListQuery(limit=1000), team)
+    assert {d.job_id: d for d in listed.jobs} == {d.job_id: d for d in own}
+    everything = await handlers.list_jobs(store, JobListQuery(limit=1000), "operator")
+    assert len(everything.jobs) == len(written.stories())
+
+
+async def test_lists_are_newest_first_filtered_and_paged(
+    store: JobStore, written: Written, filled: World, team: str
+) -> None:
+    own = sorted(
+        (s.document for s in written.stories().values() if s.document.team == team), key=lambda d: -d.submitted_us
+    )
+    pages, before = [], None
+    while page := (await handlers.list_jobs(store, JobListQuery(limit=5, before_us=before), team)).jobs:
+        assert len(page) <= 5
+        pages += page
+        before = page[-1].submitted_us
+    assert pages == own
+    states = (JobState.SUCCEEDED, JobState.FAILED)
+    listed = (await handlers.list_jobs(store, JobListQuery(states=states), team)).jobs
+    assert list(listed) == [d for d in own if d.state in states]
+    named = (await handlers.list_jobs(store, JobListQuery(name="j3"), team)).jobs
+    assert [d.name for d in named] == ["j3"]
+    by_operator = (await handlers.list_jobs(store, JobListQuery(states=states, name="j3"), "operator")).jobs
+    assert {d.name for d in by_operator} <= {"j3"}
+
+
+async def test_a_jobs_events_come_from_its_document(
+    store: JobStore, written: Written, filled: World, team: str, nats: Client
+) -> None:
+    target = next(s for s in written.stories().values() if s.document.team == team and len(s.events) >= 5)
+    log = EventLog(nats.jetstream())
+    query = EventListQuery(job_id=target.document.job_id)
+    events = (await handlers.list_events(store, log, query, team)).events
+    assert [e.what for e in events] == [e.what for e in target.events]
+    later = query.model_copy(update={"after_us": events[0].at_us, "limit": 2})
+    assert (await handlers.list_events(store, log, later, team)).events == tuple(
+        e for e in events if e.at_us > events[0].at_us
+    )[:2]
+    last = query.model_copy(update={"limit": 2})
+    assert (await handlers.list_events(store, log, last, team)).events == events[-2:]
+
+
+async def test_an_answer_is_cut_to_what_the_broker_carries(
+    store: JobStore, written: Written, filled: World, team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "MAX_REPLY_BYTES", 5000)
+    listed = await handlers.list_jobs(store, JobListQuery(), team)
+    assert 0 < len(listed.jobs) < 12
+    assert len(listed.model_dump_json()) < 5100

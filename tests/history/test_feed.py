@@ -1,0 +1,142 @@
+"""Teams are told everything once, in order, through restarts; and can read it back from the stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from nats.aio.client import Client
+from prometheus_client import CollectorRegistry
+
+from libs.bus.cursors import Cursors
+from libs.core.history import Feed
+from libs.ledger.chain import LedgerRewound
+from schemas import subjects
+from schemas.jobs import JobEvent, JobRejected, Reason
+from services.history.events import EventLog
+from services.history.feed import NAME, FeedLoop
+from tests.core.builders import World
+from tests.history.written import Written, busy_world, until
+
+
+@pytest.fixture
+def written(nats: Client, pool: str) -> Written:
+    return Written(nats.jetstream(), pool)
+
+
+@asynccontextmanager
+async def running(nats: Client, pool: str, *, snapshot_records: int = 7) -> AsyncIterator[FeedLoop]:
+    loop = FeedLoop(nats.jetstream(), pool, CollectorRegistry(), snapshot_records=snapshot_records)
+    task = asyncio.create_task(loop.run())
+    try:
+        yield loop
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def complete(loop: FeedLoop, written: Written) -> None:
+    async def done() -> bool:
+        return loop.position >= written.records[-1][0]
+
+    await until(done, "all records told")
+
+
+def expected(world: World, team: str) -> list[JobEvent]:
+    feed = Feed()
+    return [event for record in world.records for event in feed.apply(record) if event.team == team]
+
+
+async def heard(nats: Client, team: str) -> list[tuple[str, str, JobEvent]]:
+    """What is in the stream for the team: (subject, id, event)."""
+    js = nats.jetstream()
+    out = []
+    subscription = await js.subscribe(subjects.events_of(team), stream=subjects.EVENTS, ordered_consumer=True)
+    more = 1
+    while more:
+        message = await subscription.next_msg(timeout=10)
+        more, headers = message.metadata.num_pending, message.headers or {}
+        assert headers["ce-type"] == f"io.baton.job.{message.subject.split('.')[4]}.v1"
+        out.append((message.subject, headers["ce-id"], JobEvent.model_validate_json(message.data)))
+    await subscription.unsubscribe()
+    return out
+
+
+async def test_a_team_is_told_all_in_order_and_once(nats: Client, pool: str, written: Written, team: str) -> None:
+    world = busy_world(team, f"{team}-2")
+    await written.write(world.records[:20])
+    await written.forge(world.records[5])
+    await written.write(world.records[20:])
+    async with running(nats, pool) as loop:
+        await complete(loop, written)
+    for one in (team, f"{team}-2"):
+        news = await heard(nats, one)
+        assert [event for _, _, event in news] == expected(world, one)
+        assert all(subject == subjects.event(event.what, one) for subject, _, event in news)
+        assert len({id_ for _, id_, _ in news}) == len(news)
+
+
+async def test_a_restart_tells_nothing_twice_and_leaves_nothing_out(
+    nats: Client, pool: str, written: Written, team: str
+) -> None:
+    world = busy_world(team)
+    for start in range(0, len(world.records), 11):
+        await written.write(world.records[start : start + 11])
+        async with running(nats, pool) as loop:
+            await complete(loop, written)
+    news = await heard(nats, team)
+    assert [event for _, _, event in news] == expected(world, team)
+
+
+async def test_a_crash_before_the_cursor_is_saved_repeats_the_same_ids(
+    nats: Client, pool: str, written: Written, team: str
+) -> None:
+    world = busy_world(team)
+    await written.write(world.records)
+    async with running(nats, pool, snapshot_records=1000) as loop:
+        await complete(loop, written)
+    seq, following = written.records[9][0], written.records[10][1]
+    cursor = {"seq": seq, "hash": following.prev_hash, "position": seq}
+    await Cursors(nats.jetstream()).save(f"{NAME}-{pool}", cursor)
+    async with running(nats, pool, snapshot_records=1000) as loop:
+        await complete(loop, written)
+    assert [event for _, _, event in await heard(nats, team)] == expected(world, team)
+
+
+@pytest.mark.parametrize(
+    "cursor", [{"seq": 3, "hash": "f" * 64, "position": 3}, {"seq": 1, "hash": "", "position": 9**9}]
+)
+async def test_another_ledger_than_the_one_told_stops_the_service(
+    nats: Client, pool: str, written: Written, team: str, cursor: dict
+) -> None:
+    await written.write(busy_world(team).records[:10])
+    await Cursors(nats.jetstream()).save(f"{NAME}-{pool}", cursor)
+    with pytest.raises(LedgerRewound):
+        await FeedLoop(nats.jetstream(), pool, CollectorRegistry()).run()
+
+
+async def test_events_are_read_back_by_team_time_and_number(
+    nats: Client, pool: str, written: Written, team: str
+) -> None:
+    world = busy_world(team, f"{team}-2")
+    await written.write(world.records)
+    async with running(nats, pool) as loop:
+        await complete(loop, written)
+    log, all_of_them = EventLog(nats.jetstream()), expected(world, team)
+    await nats.jetstream().publish(subjects.event("rejected", team), _rejection(team).model_dump_json().encode())
+    assert await log.read(team, after_us=None, limit=10_000) == all_of_them
+    assert await log.read(team, after_us=0, limit=10_000) == all_of_them
+    assert await log.read(team, after_us=0, limit=7) == all_of_them[:7]
+    middle = all_of_them[len(all_of_them) // 2].at_us
+    assert await log.read(team, after_us=middle, limit=10_000) == [e for e in all_of_them if e.at_us > middle]
+    last = await log.read(team, after_us=None, limit=8)  # the rejection counts among what is looked at
+    assert last == all_of_them[-len(last) :]
+    assert len(last) >= 7
+    assert await log.read("team-that-never-was", after_us=None, limit=10) == []
+    everybody = await log.read(None, after_us=None, limit=10_000)
+    assert {team, f"{team}-2"} <= {event.team for event in everybody}
+
+
+def _rejection(team: str) -> JobRejected:
+    reason = Reason(field="job", value="", problem="p", fix="f")
+    return JobRejected(job_id="job-x", team=team, client_key="k", reasons=(reason,), at_us=1)

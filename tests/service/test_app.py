@@ -1,0 +1,204 @@
+"""A real service process: probes, metrics, a graceful stop, and loud ends."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from libs.bus.connect import BusConnection, close, connect
+from libs.bus.streams import provision
+from libs.embedded.servers import NATS
+from libs.service.tasks import FAILED_EXIT_CODE
+from schemas.jobs import CancelJob
+from schemas.subjects import REQUESTS, cancel, inbox
+from tests.kit.background import ServerInBackground
+from tests.kit.waiting import stored, until
+
+JOB = "job-" + "0" * 32
+ROOT = Path(__file__).parents[2]
+
+
+class Process:
+    """The small service, running."""
+
+    def __init__(self, url: str, state_dir: Path, **settings: str) -> None:
+        self.port_file = state_dir / "small.http"
+        self.out = (state_dir / "out").open("w+b")
+        self.log = (state_dir / "log").open("w+b")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+        environment |= {"BATON_NATS_URL": url, "BATON_POOL": "p", "BATON_STATE_DIR": str(state_dir)} | settings
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.service.small_service"],
+            cwd=ROOT,
+            env=environment,
+            stdout=self.out,
+            stderr=self.log,
+        )
+
+    async def up(self) -> "Process":
+        await until(lambda: self.port_file.exists() or self.popen.poll() is not None)
+        assert self.popen.poll() is None, self.logged()
+        return self
+
+    async def get(self, path: str) -> tuple[int, str]:
+        port = int(self.port_file.read_text())
+
+        def fetch() -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as e:
+                return e.code, e.read().decode()
+
+        return await asyncio.to_thread(fetch)
+
+    async def ended(self) -> int:
+        return await asyncio.to_thread(self.popen.wait, 60)
+
+    def printed(self) -> str:
+        return Path(self.out.name).read_text()
+
+    def logged(self) -> str:
+        return Path(self.log.name).read_text()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerInBackground]:
+    with ServerInBackground(NATS, tmp_path / "nats") as one:
+        yield one
+
+
+@pytest.fixture
+async def own_nats(server: ServerInBackground) -> AsyncIterator[BusConnection]:
+    connection = await connect(server.url, name="test")
+    await provision(connection.jetstream(), ["p"], scale=0.01)
+    yield connection
+    await close(connection)
+
+
+@pytest.fixture
+def start(server: ServerInBackground, tmp_path: Path) -> Iterator:
+    started: list[Process] = []
+
+    def begin(**settings: str) -> Process:
+        process = Process(server.url, tmp_path, **settings)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.popen.poll() is None:
+            process.popen.kill()
+        process.popen.wait()
+        process.out.close()
+        process.log.close()
+
+
+async def cancel_one(nats: BusConnection, reason: str) -> None:
+    payload = CancelJob(job_id=JOB, reason=reason).model_dump_json().encode()
+    await nats.jetstream().publish(cancel("research"), payload)
+
+
+async def moved(nats: BusConnection) -> list[str]:
+    messages = await stored(nats.jetstream(), "INBOX-p", inbox("job", "cancel-requested", "p"))
+    return [json.loads(m.data)["reason"] for m in messages]
+
+
+async def test_probes_and_metrics_tell_what_the_service_does(own_nats: BusConnection, start) -> None:
+    process = await start().up()
+    await cancel_one(own_nats, "one")
+    await until(lambda: moved(own_nats))
+    assert (await process.get("/livez"))[0] == 200
+    status, text = await process.get("/readyz")
+    assert status == 200
+    assert json.loads(text) == {
+        "service": "small",
+        "pool": "p",
+        "ready": True,
+        "checks": {"nats": "ok", "work": "ok"},
+    }
+
+    async def counted() -> bool:
+        metrics = (await process.get("/metrics"))[1]
+        return 'baton_bus_settled_total{consumer="admission",outcome="decided"} 1.0' in metrics
+
+    await until(counted)
+    metrics = (await process.get("/metrics"))[1]
+    for name in (
+        "small_seen_total 1.0",
+        "baton_bus_published_total 1.0",
+        "process_cpu_seconds_total",
+        "event_loop_lag",
+    ):
+        assert name in metrics
+    assert (await process.get("/nothing"))[0] == 404
+
+
+async def test_a_service_with_a_problem_is_not_ready_but_alive(own_nats: BusConnection, start) -> None:
+    process = await start(BATON_SMALL_PROBLEM="redis is away").up()
+    status, text = await process.get("/readyz")
+    assert status == 503
+    assert json.loads(text)["checks"]["work"] == "redis is away"
+    assert (await process.get("/livez"))[0] == 200
+
+
+async def test_a_service_survives_its_broker_and_says_so(
+    own_nats: BusConnection, server: ServerInBackground, start
+) -> None:
+    process = await start().up()
+    pid = await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(server.wait_replaced, pid)
+    await until(lambda: own_nats.is_connected)
+
+    async def ready() -> bool:
+        return (await process.get("/readyz"))[0] == 200
+
+    await until(ready)
+    await cancel_one(own_nats, "after")
+    assert await until(lambda: moved(own_nats)) == ["after"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stop_finishes_what_is_being_decided(own_nats: BusConnection, start, number: int) -> None:
+    process = await start(BATON_SMALL_SLOW_S="1.5").up()
+    await cancel_one(own_nats, "in flight")
+    await until(lambda: "deciding" in process.printed())
+    process.popen.send_signal(number)
+    assert await process.ended() == 0
+    assert "lifespan ended" in process.printed()
+    assert await moved(own_nats) == ["in flight"]
+    info = await own_nats.jetstream().consumer_info(REQUESTS, "admission")
+    assert (info.num_ack_pending, info.num_pending) == (0, 0)
+    assert not process.port_file.exists()
+
+
+async def test_a_task_that_fails_ends_the_process_loudly(own_nats: BusConnection, start) -> None:
+    process = await start(BATON_SMALL_FAIL_AFTER_S="0.1").up()
+    assert await process.ended() == FAILED_EXIT_CODE
+    lines = [json.loads(line) for line in process.logged().splitlines()]
+    (last,) = [line for line in lines if line["level"] == "critical"]
+    assert last["service"] == "small"
+    assert "task 'doomed' failed" in last["event"]
+    assert "a task broke" in last["exception"]
+
+
+async def test_without_streams_it_does_not_start_and_names_the_fix(server: ServerInBackground, start) -> None:
+    process = start()
+    assert await process.ended() == FAILED_EXIT_CODE
+    assert "baton provision --pool p" in process.logged()
+    assert not process.port_file.exists()
+
+
+async def test_wrong_settings_are_all_named(server: ServerInBackground, start) -> None:
+    process = start(BATON_POOL="Not A Pool", BATON_HTTP_PORT="99999", BATON_SMALL_SLOW_S="soon")
+    assert await process.ended() != 0
+    for name in ("BATON_POOL", "BATON_HTTP_PORT", "slow_s"):
+        assert name in process.logged()

@@ -1,0 +1,186 @@
+"""Telemetry's parts without a server: figures, readings, answers, leases."""
+
+import math
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from libs.bus.queries import NotFound
+from libs.core.health import Terms, Watch
+from libs.core.projection import HotState
+from libs.ledger.chain import Entry
+from schemas import inbox
+from schemas.ledger import LedgerRecord
+from schemas.nodes import DeviceSample, Heartbeat, LeaseGranted, NodeSampled
+from schemas.queries import DeviceListQuery, NodeListQuery
+from services.telemetry import figures, handlers
+from services.telemetry.leases import Leases
+from services.telemetry.readings import GAUGES, DeviceCollector, Readings
+from services.telemetry.settings import TelemetrySettings
+from tests.core.builders import World, job, node
+
+TERMS = Terms(30, 5, 0.001, 4)
+
+
+def entries(world: World, latency_us: int = 0) -> list[Entry]:
+    """The world's records as the broker stored them, each `latency_us` after what it decides."""
+    return [Entry(i, record, f"{i}", record.t_us + latency_us, True) for i, record in enumerate(world.records, 1)]
+
+
+def folded(world: World) -> HotState:
+    hot = HotState()
+    figures.take(hot, Watch(0.0, TERMS), entries(world), 0.0)
+    return hot
+
+
+def sampled(name: str, pct: float, *, incarnation: int = 1, devices: int = 2) -> NodeSampled:
+    readings = tuple(
+        DeviceSample(
+            device=f"{name}-gpu{i}", utilization_pct=pct, memory_used_mib=1000 + i, power_w=300, temperature_c=60
+        )
+        for i in range(devices)
+    )
+    return NodeSampled(node=name, incarnation=incarnation, at_us=1, devices=readings)
+
+
+def test_waits_are_of_first_grants_and_latency_of_jobs_that_fitted_at_once() -> None:
+    world = World(node("a", 1))
+    at_once = world.submit(job("one", submitted_us=500))
+    world.submit(job("two", submitted_us=500))
+    world.started(at_once)
+    world.released(at_once)
+    waits = figures.take(HotState(), Watch(0.0, TERMS), entries(world, latency_us=7000), 0.0)
+    assert waits.scheduling == (7.0,)
+    assert waits.queue == ((2000 - 500) / 1000, (world.now_us - 500) / 1000)
+
+
+def test_void_records_count_for_nothing() -> None:
+    world = World(node("a", 1))
+    world.submit(job("one"))
+    hot = HotState()
+    void = [Entry(e.seq, e.record, e.hash, e.time_us, False) for e in entries(world)]
+    assert figures.take(hot, Watch(0.0, TERMS), void, 0.0) == figures.Waits()
+    assert hot.nodes == {}
+
+
+def test_nodes_of_the_ledger_are_watched() -> None:
+    world = World(node("a", 1), node("b", 1))
+    world.send(inbox.NodeLost(node="b", incarnation=1, silent_s=9))
+    watch = Watch(0.0, TERMS)
+    hot = HotState()
+    figures.take(hot, watch, entries(world), 5.0)
+    assert watch.up == {"a": (1, 5.0)}
+    assert figures.nodes_by_status(hot) == {"up": 1, "lost": 1}
+
+
+def test_rates() -> None:
+    world = World(node("a", 4))
+    victim = world.submit(job("victim", 3, priority=0))
+    world.started(victim)
+    urgent = job("urgent", 3, priority=9, preempts=True)
+    world.submit(urgent)
+    devices = tuple(c.device for c in world.machine.state.jobs[victim].current.claims)  # type: ignore[union-attr]
+    world.send(
+        inbox.PreemptionPlanned(
+            plan_id="p", base_seq=0, beneficiary=urgent.job_id, victims=(victim,), devices=devices, cost_device_s=1
+        )
+    )
+    hot = folded(world)
+    assert figures.preemption_rate_pct(hot) == 100.0
+    assert figures.allocated_pct(hot) == 75.0
+    assert figures.preemption_rate_pct(HotState()) == figures.allocated_pct(HotState()) == 0.0
+
+
+def test_readings_are_the_latest_and_fresh_ones() -> None:
+    readings = Readings(fresh_s=60)
+    readings.take(sampled("a", 10), 0.0)
+    readings.take(sampled("a", 20), 15.0)
+    readings.take(sampled("b", 30, incarnation=2), 15.0)
+    readings.take(sampled("b", 99, incarnation=1), 16.0)
+    assert {d: s.utilization_pct for d, s in readings.fresh(70.0).items()} == {
+        "a-gpu0": 20, "a-gpu1": 20, "b-gpu0": 30, "b-gpu1": 30,
+    }  # fmt: skip
+    assert readings.fresh(76.0) == {}
+
+
+def test_gauges_are_of_the_pools_own_devices() -> None:
+    hot, readings = folded(World(node("a", 2))), Readings(60)
+    registry = CollectorRegistry()
+    registry.register(DeviceCollector(readings, lambda: hot, lambda: 1.0))
+    empty = generate_latest(registry).decode()
+    assert all(f"# TYPE {name} gauge" in empty for name, _, _ in GAUGES)
+    readings.take(sampled("a", 42.5), 0.0)
+    readings.take(sampled("stranger", 1), 0.0)
+    text = generate_latest(registry).decode()
+    labels = 'UUID="a-gpu1",device="gpu1",gpu="1",hostname="a",modelName="H100"'
+    lines = [line for line in text.splitlines() if line.startswith("gpu_utilization_pct{")]
+    assert len(lines) == 2
+    assert all(part in lines[1] for part in labels.split(","))
+    assert lines[1].endswith(" 42.5")
+    assert "stranger" not in text
+
+
+def test_node_list_joins_rows_readings_and_ages() -> None:
+    world = World(node("a", 2), node("b", 2))
+    world.submit(job("one", 2))
+    world.send(inbox.NodeLost(node="b", incarnation=1, silent_s=9))
+    hot, readings = folded(world), Readings(60)
+    readings.take(sampled("a", 50), 0.0)
+    answer = handlers.node_list(NodeListQuery(), hot.nodes, hot.devices, readings.fresh(0.0), {"a": 1.2345}.get)
+    a, b = answer.nodes
+    assert (a.node, a.status, a.devices, a.milli_used, a.milli_total) == ("a", "up", 2, 2000, 2000)
+    assert (a.models, a.utilization_pct, a.heartbeat_age_s, a.simulated) == ({"H100": 2}, 50.0, 1.234, True)
+    assert (b.status, b.utilization_pct, b.heartbeat_age_s) == ("lost", None, None)
+
+
+def test_a_team_sees_its_own_jobs_on_devices_and_no_others() -> None:
+    world = World(node("a", 2))
+    red = world.submit(job("r", share_milli=400, team="red"))
+    blue = world.submit(job("b", share_milli=400, team="blue"))
+    hot = folded(world)
+
+    def seen(team: str) -> tuple[str, ...]:
+        return handlers.device_list(DeviceListQuery(), team, hot.nodes, hot.devices, {}).devices[0].jobs
+
+    assert seen("red") == (red,)
+    assert seen("blue") == (blue,)
+    assert seen("green") == ()
+    assert set(seen("operator")) == {red, blue}
+    shown = handlers.device_list(DeviceListQuery(node="a"), "red", hot.nodes, hot.devices, {})
+    assert [(d.index, d.milli_used) for d in shown.devices] == [(0, 800), (1, 0)]
+    with pytest.raises(NotFound, match="no node 'z'"):
+        handlers.device_list(DeviceListQuery(node="z"), "red", hot.nodes, hot.devices, {})
+
+
+def leases(**settings: Any) -> Leases:
+    return Leases(TelemetrySettings(**settings), CollectorRegistry())
+
+
+def test_leases_are_granted_only_while_the_inbox_is_confirmed() -> None:
+    service = leases(confirm_s=3)
+    beat = Heartbeat(nodes=(("a", 1), ("b", 2)), lease_s=10)
+    assert service.renew(beat, 100.0) is None
+    service.confirmed_at = 100.0
+    assert service.renew(beat, 103.0) == LeaseGranted(nodes=("a", "b"))
+    assert service.renew(beat, 103.1) is None
+    assert service.watch.age("a", 104.1) == pytest.approx(1.0)  # heard, though not answered
+
+
+def test_a_lease_that_is_too_long_is_refused_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    service = leases(max_lease_s=30)
+    service.confirmed_at = 0.0
+    for _ in range(3):
+        assert service.renew(Heartbeat(nodes=(("a", 1),), lease_s=31), 0.0) == LeaseGranted(nodes=())
+    assert caplog.text.count("BATON_TELEMETRY_MAX_LEASE_S") == 1
+
+
+def test_the_wait_covers_what_an_agent_may_do() -> None:
+    terms = TelemetrySettings(kill_bound_s=5, rho=0.01, margin_s=1, confirm_s=3).terms()
+    assert math.isclose(terms.patience(10), 15 * 1.02 + 4)
+
+
+def test_records_are_checked_before_they_are_folded() -> None:
+    world = World(node("a", 1))
+    assert isinstance(world.records[0], LedgerRecord)
+    assert folded(world).devices["a-gpu0"]["index"] == 0

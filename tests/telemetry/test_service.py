@@ -1,0 +1,189 @@
+"""Telemetry as it runs: heartbeats answered, silent nodes given up, ticks, metrics, answers."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from libs.adapters.redis import Projection
+from libs.bus.queries import QueryError, ask
+from libs.core.projection import HotState
+from schemas import subjects
+from schemas.catalog import BY_TYPE
+from schemas.inbox import NodeLost, NodeRegistered
+from schemas.nodes import DeviceSample, Heartbeat, LeaseGranted, NodeSampled
+from schemas.queries import DeviceListQuery, NodeListQuery
+from services.telemetry.app import make_app
+from services.telemetry.settings import TelemetrySettings
+from tests.admission.running import get, running
+from tests.core.builders import World, job, node
+from tests.kit.waiting import stored, until
+from tests.redis.ledgers import Stored, chain, store
+
+NODES = BY_TYPE["io.baton.node.list.query.v1"]
+DEVICES = BY_TYPE["io.baton.device.list.query.v1"]
+SHORT = {"max_lease_s": 0.6, "kill_bound_s": 0.1, "margin_s": 0.1, "confirm_s": 2.0, "tick_s": 0.1}
+
+
+class Bench:
+    """A pool of two nodes with a job on one, its ledger, and agents that renew."""
+
+    def __init__(self, nats: Client, pool: str, nats_url: str, redis_url: str) -> None:
+        self.nats, self.pool, self.js = nats, pool, nats.jetstream()
+        self.urls = {"nats_url": nats_url, "redis_url": redis_url}
+        self.world = World(node("a", 2), node("b", 2))
+        self.job = self.world.submit(job("one", 2, team="red"))
+        self.ledger: list[Stored] = []
+
+    def app(self, **settings: Any) -> Any:
+        return make_app(TelemetrySettings(**self.urls, pool=self.pool, **{**SHORT, **settings}))
+
+    async def write(self) -> None:
+        head = (self.ledger[-1].seq, self.ledger[-1].hash) if self.ledger else (0, "")
+        new = chain(self.pool, self.world.records[len(self.ledger) :], head)
+        await store(self.js, self.pool, new)
+        self.ledger += new
+
+    async def renew(self, *nodes: tuple[str, int], lease_s: float = 0.6) -> tuple[str, ...] | None:
+        """What telemetry answers to one heartbeat; None when it does not."""
+        beat = Heartbeat(nodes=nodes, lease_s=lease_s)
+        try:
+            answer = await self.nats.request(
+                subjects.heartbeat(self.pool, "agent"), beat.model_dump_json().encode(), timeout=1
+            )
+        except (NatsError, TimeoutError):
+            return None
+        return LeaseGranted.model_validate_json(answer.data).nodes
+
+    @asynccontextmanager
+    async def renewing(self, *nodes: tuple[str, int]) -> AsyncIterator[None]:
+        async def go_on() -> None:
+            while True:
+                await self.renew(*nodes)
+                await asyncio.sleep(0.1)
+
+        task = asyncio.create_task(go_on())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def lost(self) -> list[tuple[str, int]]:
+        found = await stored(self.js, subjects.inbox_stream(self.pool), subjects.inbox("node", "lost", self.pool))
+        return [(m.node, m.incarnation) for m in (NodeLost.model_validate_json(f.data) for f in found)]
+
+    async def ticks(self) -> int:
+        return len(await stored(self.js, subjects.inbox_stream(self.pool), subjects.inbox("clock", "tick", self.pool)))
+
+
+@pytest.fixture
+async def bench(nats: Client, pool: str, nats_url: str, redis_url: str) -> Bench:
+    made = Bench(nats, pool, nats_url, redis_url)
+    await made.write()
+    return made
+
+
+async def test_a_silent_node_is_given_up_and_one_that_renews_is_not(bench: Bench) -> None:
+    async with running(bench.app()), bench.renewing(("a", 1)):
+        await until(bench.lost)
+        assert await bench.lost() == [("b", 1)]
+        assert await bench.renew(("a", 1), ("b", 1)) == ("a",)
+        assert await bench.renew(("b", 2)) == ("b",)
+        bench.world.send(NodeLost(node="b", incarnation=1, silent_s=1))
+        bench.world.send(NodeRegistered(incarnation=2, inventory=node("b", 2), lease_s=1))
+        await bench.write()
+        async with bench.renewing(("b", 2)):
+            ticks = await bench.ticks()
+            await until(lambda: _more(bench, ticks + 15))
+            assert await bench.lost() == [("b", 1)]
+
+
+async def _more(bench: Bench, ticks: int) -> bool:
+    return await bench.ticks() >= ticks
+
+
+async def test_two_processes_tick_once_and_both_hear_every_heartbeat(bench: Bench) -> None:
+    async with running(bench.app()), running(bench.app()), bench.renewing(("a", 1), ("b", 1)):
+        await until(lambda: _more(bench, 10))
+        inbox = subjects.inbox_stream(bench.pool)
+        ticks = await stored(bench.js, inbox, subjects.inbox("clock", "tick", bench.pool))
+        ids = [(m.headers or {})["ce-id"] for m in ticks]
+        assert len(set(ids)) == len(ids)
+        assert await bench.lost() == []
+
+
+async def test_metrics_have_the_names_that_dashboards_ask_for(bench: Bench) -> None:
+    async with running(bench.app(max_lease_s=30)) as app, bench.renewing(("a", 1), ("b", 1)):
+        sample = NodeSampled(
+            node="a", incarnation=1, at_us=1,
+            devices=(DeviceSample(device="a-gpu0", model="H100", utilization_pct=87.5, memory_used_mib=4096),),
+        )  # fmt: skip
+        await bench.nats.publish(subjects.sample(bench.pool, "a"), sample.model_dump_json().encode())
+        await bench.nats.publish(subjects.sample(bench.pool, "b"), sample.model_dump_json().encode())
+        await bench.nats.publish(subjects.sample(bench.pool, "b"), b"{")
+        bench.world.submit(job("late", 1))
+        await until(lambda: _shows(app, "nodes_up 2.0"))
+        await bench.write()
+        await until(lambda: _shows(app, "scheduling_latency_ms_count 1.0"))
+        _, text = await get(app, "/metrics")
+        for name in (
+            "gpu_utilization_pct{", "gpu_memory_used_mib{", "DCGM_FI_DEV_GPU_UTIL{", "scheduling_latency_ms_bucket",
+            "queue_wait_time_ms_bucket", "preemption_rate_pct 0.0", "gpu_allocated_pct 75.0", "nodes_up 2.0",
+            "nodes_lost 0.0", "ledger_lag_records 0.0", "jobs_active 2.0", "jobs_queued 0.0",
+            'baton_samples_total{outcome="foreign"} 1.0', 'baton_samples_total{outcome="malformed"} 1.0',
+        ):  # fmt: skip
+            assert f"\n{name}" in text, name
+        (line,) = [x for x in text.splitlines() if x.startswith("gpu_utilization_pct{")]
+        assert 'modelName="H100"' in line
+        assert line.endswith("87.5")
+        await until(lambda: _ready(app))
+
+
+async def _shows(app: Any, text: str) -> bool:
+    return text in (await get(app, "/metrics"))[1]
+
+
+async def _ready(app: Any) -> bool:
+    return (await get(app, "/readyz"))[0] == 200
+
+
+async def test_nodes_and_devices_are_answered_from_redis(bench: Bench, redis_url: str) -> None:
+    hot, projection = HotState(), Projection(redis_url, bench.pool)
+    for entry in bench.ledger:
+        hot.apply(entry.record, entry.seq)
+    hot.devices["a-gpu0"]["model"] = "as Redis has it"
+    await projection.rebuild(bench.ledger[-1].seq, bench.ledger[-1].hash, hot.rows())
+    async with running(bench.app(max_lease_s=30)) as app, bench.renewing(("a", 1), ("b", 1)):
+        await until(lambda: _shows(app, "nodes_up 2.0"))
+        await until(lambda: _aged(bench))
+        devices = (await ask(bench.nats, DEVICES, "red", DeviceListQuery(node="a"))).devices
+        assert [d.model for d in devices] == ["as Redis has it", "H100"]
+        assert [d.jobs for d in devices] == [(bench.job,)] * 2
+        assert [d.jobs for d in (await ask(bench.nats, DEVICES, "blue", DeviceListQuery(node="a"))).devices] == [()] * 2
+        with pytest.raises(QueryError) as refused:
+            await ask(bench.nats, DEVICES, "red", DeviceListQuery(node="nowhere"))
+        assert refused.value.status == "not-found"
+    await projection.close()
+
+
+async def _aged(bench: Bench) -> bool:
+    answer = await ask(bench.nats, NODES, "red", NodeListQuery())
+    return [n.node for n in answer.nodes] == ["a", "b"] and all(n.heartbeat_age_s is not None for n in answer.nodes)
+
+
+async def test_while_redis_is_away_or_empty_the_answer_is_the_same(bench: Bench) -> None:
+    async with running(bench.app()) as app:
+        await until(lambda: _shows(app, "nodes_up 2.0"))
+        empty = (await ask(bench.nats, NODES, "red", NodeListQuery())).nodes
+    bench.urls["redis_url"] = "redis://127.0.0.1:1/0"
+    async with running(bench.app()) as app:
+        await until(lambda: _shows(app, "nodes_up 2.0"))
+        away = (await ask(bench.nats, NODES, "red", NodeListQuery())).nodes
+    assert [(n.node, n.milli_used) for n in empty] == [(n.node, n.milli_used) for n in away] == [("a", 2000), ("b", 0)]
