@@ -36,6 +36,14 @@ class Broker(NatsBroker):
         self.config.connect(connection)
         return connection
 
+    async def start(self) -> None:
+        """Connects and starts every subscriber; returns when the server knows of them."""
+        await super().start()
+        connection = await self.connect()
+        # nats-py writes a flush's PING ahead of what is still buffered: only the second PONG comes after our SUBs.
+        for _ in range(2):
+            await connection.flush()
+
 
 def make_broker(url: str, name: str, *, die_on_close: bool = True) -> Broker:
     """A broker that is not connected yet; `await broker.connect()` gives the client, `broker.start()` starts handlers.

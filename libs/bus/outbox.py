@@ -14,6 +14,7 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from nats.aio.client import Client
@@ -127,7 +128,7 @@ class Outbox:
 class _Replies:
     """Where the acknowledgements of one connection arrive: a subject of its own and a future per message."""
 
-    _all: "WeakKeyDictionary[Client, _Replies]" = WeakKeyDictionary()
+    _all: ClassVar["WeakKeyDictionary[Client, _Replies]"] = WeakKeyDictionary()
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

@@ -89,6 +89,7 @@ def serve(broker: NatsBroker, message: Message, handler: Handler, *, pool: str |
         decoder=undecoded,
         ack_policy=AckPolicy.MANUAL,
         max_workers=_WORKERS,
+        no_reply=True,  # we reply ourselves; FastStream would answer None with an empty message
     )(on_question)
 
 

@@ -51,7 +51,6 @@ class Durable:
 DURABLES: tuple[Durable, ...] = (
     Durable(REQUESTS, "admission", ("baton.cmd.job.v1.*.*",)),
     Durable(REQUESTS, "quota_billing", ("baton.cmd.quota.v1.*.*",)),
-    Durable(TELEMETRY, "telemetry", ("baton.tel.node.v1.sample.*.*",)),
 )
 
 
@@ -68,14 +67,8 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
     table = [
         _stream(REQUESTS, ["baton.cmd.job.v1.*.*", "baton.cmd.quota.v1.*.*"], 2_048, max_age=3 * _DAY_S),
         _stream(EVENTS, ["baton.evt.*.v1.*.*"], 4_096, max_age=7 * _DAY_S),
-        _stream(
-            TELEMETRY,
-            ["baton.tel.node.v1.sample.*.*"],
-            128,
-            max_age=_HOUR_S,
-            storage=StorageType.MEMORY,
-            discard=DiscardPolicy.OLD,
-        ),
+        # On disk as well: one broker forgets a stream in memory when it restarts, and no service could bind any more.
+        _stream(TELEMETRY, ["baton.tel.node.v1.sample.*.*"], 128, max_age=_HOUR_S, discard=DiscardPolicy.OLD),
         _stream(DEAD, ["baton.dead.*"], 1_024, max_age=30 * _DAY_S),
         _key_value(CURSORS_BUCKET, 64),
         _objects(SNAPSHOTS_BUCKET, 4_096),

@@ -31,21 +31,20 @@ class PriorityClass(Strict):
     name: Name
     priority: int = Field(ge=-1_000_000, le=1_000_000, description="higher goes first")
     preempts: bool = Field(description="may take devices from jobs of lower priority")
-    preemptible: bool = Field(default=True, description="may lose its devices to a preempting class of higher priority")
     description: str = Field(min_length=1)
 
 
 DEFAULT_CLASSES: tuple[PriorityClass, ...] = (
     PriorityClass(
-        name="serving", priority=300, preempts=True, preemptible=False,
+        name="serving", priority=300, preempts=True,
         description="Answers users: takes devices from every lower class, gives none away.",
     ),
     PriorityClass(
-        name="production", priority=200, preempts=True, preemptible=True,
+        name="production", priority=200, preempts=True,
         description="Trainings with a date: takes devices from experiments, gives way to serving.",
     ),
     PriorityClass(
-        name="experiment", priority=100, preempts=False, preemptible=True,
+        name="experiment", priority=100, preempts=False,
         description="Everything else: runs on what is free, gives way to both.",
     ),
 )  # fmt: skip

@@ -9,12 +9,12 @@ bill have the same total (docs/billing.md). Closed claims are kept as rows only;
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas import ledger as led
 from schemas.billing import BillQuery, BillReply, BillRow, PriceBook, UsageSegment
@@ -40,9 +40,11 @@ class WrongVersion(ValueError):
     """The snapshot was written by another version of this code: ignore it and fold from the beginning."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """One row: what one attempt used of one device model on one UTC day. `day` counts from 1970-01-01."""
+class Usage(NamedTuple):
+    """One row: what one attempt used of one device model on one UTC day. `day` counts from 1970-01-01.
+
+    A tuple, because a bill may walk a million of them.
+    """
 
     team: str
     job_id: str
@@ -77,7 +79,7 @@ class _Held:
 
 class Meter:
     """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
-    to go back. Memory: one row (about 400 bytes) per attempt, day and model, plus what is held now."""
+    to go back. Memory: one row (about 300 bytes) per attempt, day and model, plus what is held now."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -230,7 +232,7 @@ class Meter:
             "models": self._models,
             "jobs": self._jobs,
             "held": {job: [h.attempt, h.opened_us, h.by_node] for job, h in self._held.items()},
-            "rows": {team: sorted([*key, units] for key, units in rows.items()) for team, rows in self._rows.items()},
+            "rows": {team: [[*key, n] for key, n in sorted(rows.items())] for team, rows in self._rows.items()},
         }
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
@@ -269,12 +271,16 @@ class Prices:
     def __init__(self, book: PriceBook) -> None:
         self.currency = book.currency
         self._prices = {(p.model, p.priority_class): p.micros_per_device_hour for p in book.prices}
+        self._found: dict[tuple[str, str], int] = {}
         self.of(_ANY, _ANY)
 
     def of(self, model: str, priority_class: str) -> int:
         """Micro-units of the currency per device-hour. Raises NoPrice."""
+        if (known := self._found.get((model, priority_class))) is not None:
+            return known
         for key in ((model, priority_class), (model, _ANY), (_ANY, priority_class), (_ANY, _ANY)):
             if (price := self._prices.get(key)) is not None:
+                self._found[model, priority_class] = price  # as many as there are models and classes
                 return price
         raise NoPrice(
             f"no price for device model {model!r}, priority class {priority_class!r}: add an entry for it to the price "
@@ -289,13 +295,15 @@ class Prices:
 def bill(usage: Iterable[Usage], prices: Prices, query: BillQuery, ledger_seq: int) -> BillReply:
     """Prices rows and groups them as the query asks; one group never mixes teams. Raises NoPrice."""
     groups: dict[tuple[str, str], _Group] = {}
+    key_of = _GROUP_KEYS[query.group_by]
     for row in usage:
         day = day_text(row.day)
-        if query.job_id not in (None, row.job_id):
+        if query.job_id is not None and query.job_id != row.job_id:
             continue
         if (query.from_day and day < query.from_day) or (query.to_day and day > query.to_day):
             continue
-        group = groups.setdefault((_group_key(query.group_by, row, day), row.team), _Group())
+        key = (key_of(row), row.team)
+        group = groups.get(key) or groups.setdefault(key, _Group())
         group.milli_us += row.milli_us
         group.cost_micros += prices.cost_micros(row)
         group.jobs.add(row.job_id)
@@ -329,16 +337,6 @@ class _Group:
     attempts: set[tuple[str, int]] = field(default_factory=set)
 
 
-def _group_key(group_by: str, row: Usage, day: str) -> str:
-    return {
-        "team": row.team,
-        "day": day,
-        "job": row.job_id,
-        "attempt": attempt_id(row.job_id, row.attempt),
-        "model": row.model,
-    }[group_by]
-
-
 def billed_model(device: Device) -> str:
     """The name that the price book knows a device by: its model, and for a MIG instance `<model>:<profile>`."""
     return f"{device.model}:{device.mig_profile}" if device.mig_profile else device.model
@@ -370,3 +368,12 @@ def _by_model(claims: list[tuple[str, str, int]]) -> list[tuple[str, int]]:
     for _, model, milli in claims:
         sums[model] = sums.get(model, 0) + milli
     return list(sums.items())
+
+
+_GROUP_KEYS: dict[str, Callable[[Usage], str]] = {
+    "team": lambda row: row.team,
+    "day": lambda row: day_text(row.day),
+    "job": lambda row: row.job_id,
+    "attempt": lambda row: attempt_id(row.job_id, row.attempt),
+    "model": lambda row: row.model,
+}

@@ -115,6 +115,7 @@ class Tail:
         end = loop.time() + wait_s
         failures = 0
         while True:
+            _heed_cancellation()
             consumer = self._consumer
             if consumer is None:
                 failures = 0 if await self._reopen() else failures + 1
@@ -304,6 +305,14 @@ class Tail:
                 "something deleted them, or the broker lost them. Stop and restore the stream"
             )
         self._lost(self.position + 1, seq - 1)
+
+
+def _heed_cancellation() -> None:
+    """Whoever is being cancelled ends here. `asyncio.wait_for` of Python 3.11, in every request of nats-py, returns its
+    result and forgets the cancellation when both come at once; a loop over requests would then never end."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _numbers(reply: str) -> tuple[int, int, int, int]:

@@ -120,6 +120,10 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str) -> None:
         signal.signal(number, lambda *_: sys.exit(0))
     try:
         server.run()
+    except SystemExit as end:
+        if end.code:
+            sys.exit(FAILED_EXIT_CODE)
+        raise
     finally:
         if port_file is not None:
             port_file.unlink(missing_ok=True)

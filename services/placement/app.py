@@ -1,10 +1,11 @@
 """Placement's wiring: the only place that builds its clients."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from faststream.asgi import AsgiFastStream
 from nats.aio.client import Client
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.bus.broker import make_broker
 from libs.bus.connect import connect
+from libs.bus.messages import Outgoing, outgoing
 from libs.bus.queries import serve
 from libs.bus.streams import bind
 from libs.core.cycle import Policy
@@ -23,10 +25,13 @@ from libs.service.app import Tasks, make_asgi
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.ledger import LedgerRecord
+from schemas.nodes import DesiredState
 from services.placement import handlers
 from services.placement.projector import Projector
 from services.placement.settings import PlacementSettings
 
+A = TypeVar("A")
+ANSWER_S = 3.0
 BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 30_000, 300_000)
 
 
@@ -40,14 +45,16 @@ class Placement:
         self.latencies = handlers.Latencies(settings.latency_window)
         self.writer: LedgerWriter[Machine] | None = None
         self._nats: Client | None = None
+        self._asked: list[tuple[Callable[[Machine], Any], asyncio.Future[Any]]] = []
         self._records = Counter("baton_ledger_records", "records committed by this process", registry=registry)
         self._events = Counter("baton_ledger_events", "ledger events committed", ["kind"], registry=registry)
-        self._commit_ms = Histogram(
+        self._latency_ms = Histogram(
             "scheduling_latency_ms",
             "submit stored to grant committed, of jobs that fitted at once",
             buckets=BUCKETS_MS,
             registry=registry,
         )
+        self.stale_redis = Gauge("baton_redis_stale", "1 while the Redis projection does not follow", registry=registry)
         self._queued = Gauge("baton_jobs_waiting", "jobs in the queue", registry=registry)
 
     async def open(self, nats: Client) -> None:
@@ -65,33 +72,73 @@ class Placement:
             linger_ms=self.settings.linger_ms,
             snapshot_every=self.settings.snapshot_records,
             on_commit=[self._committed],
+            on_refold=[self._refolded],
         )
-
-    @property
-    def machine(self) -> Machine:
-        assert self.writer is not None
-        return self.writer.machine
 
     @property
     def seq(self) -> int:
         assert self.writer is not None
         return self.writer.head.seq
 
+    async def answer(self, question: Callable[[Machine], A]) -> A:
+        """`question` of the state as it is committed.
+
+        While an append is under way the machine shows what may be refused: an agent that heard of it would start a job
+        on devices that the ledger gives to another. Such a question waits for the commit, or for what the log says
+        instead. Raises TimeoutError when neither comes within a few seconds; who asked will ask again.
+        """
+        writer = self.writer
+        if writer is not None and writer.ready.is_set() and writer.machine.inbox_seq == writer.decided_to:
+            return question(writer.machine)
+        answered: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._asked.append((question, answered))
+        return await asyncio.wait_for(answered, ANSWER_S)
+
+    def _answer_all(self, machine: Machine) -> None:
+        """Right after a commit or a fold, when the machine shows nothing else."""
+        asked, self._asked = self._asked, []
+        for question, answered in asked:
+            if answered.done():
+                continue
+            try:
+                answered.set_result(question(machine))
+            except Exception as e:
+                answered.set_exception(e)
+
+    async def _refolded(self, machine: Machine) -> None:
+        """What was committed may not have been told: all nodes that are up learn what should run there."""
+        self._answer_all(machine)
+        for name, node in machine.state.fleet.nodes.items():
+            if node.up:
+                await self._tell(name, machine, self.seq)
+
+    async def _tell(self, node: str, machine: Machine, seq: int) -> None:
+        assert self._nats is not None
+        message = self._message(desired(machine.state, node, self.pool, seq))
+        await self._nats.publish(message.subject, message.payload, headers=message.headers)
+
     async def _committed(self, seq: int, record: LedgerRecord, machine: Machine) -> None:
         """After a commit: the nodes that it touched learn what should run there now."""
-        assert self._nats is not None
+        self._answer_all(machine)
         self._records.inc()
-        before = len(self.latencies.scheduling)
-        self.latencies.observe(record, machine, time.time_ns() // 1000)
-        for value in list(self.latencies.scheduling)[before:] if len(self.latencies.scheduling) > before else ():
-            self._commit_ms.observe(value)
+        for latency_ms in self.latencies.observe(record, machine, time.time_ns() // 1000):
+            self._latency_ms.observe(latency_ms)
         self._queued.set(sum(len(line) for line in machine.state.queues.values()))
         for event in record.events:
             self._events.labels(event.kind).inc()
         for node in sorted(_touched(record, machine)):
             if machine.state.fleet.nodes[node].up:
-                state = desired(machine.state, node, self.pool, seq)
-                await self._nats.publish(subjects.desired(self.pool, node), state.model_dump_json().encode())
+                await self._tell(node, machine, seq)
+
+    def _message(self, state: DesiredState) -> Outgoing:
+        return outgoing(
+            state,
+            subject=subjects.desired(self.pool, state.node),
+            type="io.baton.node.desired.v1",
+            source=f"/baton/{self.pool}/placement",
+            cause=f"{self.pool}:{state.ledger_seq}",
+            key=state.node,
+        )
 
 
 def _touched(record: LedgerRecord, machine: Machine) -> set[str]:
@@ -127,11 +174,14 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
             yield
         await nats.close()
 
+    placement.stale_redis.set_function(lambda: float(bool(projector.problem)))
+
     def ready() -> dict[str, str]:
+        """Placement is ready without Redis, too: the projection only lags, and `baton_redis_stale` says so."""
         writer = placement.writer
         read = writer is not None and writer.ready.is_set()
         ledger = (writer.problem or "ok") if writer is not None and read else "not read yet"
-        return {"ledger": ledger, "redis": projector.problem or "ok"}
+        return {"ledger": ledger}
 
     return make_asgi(broker, name="placement", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
 
@@ -140,7 +190,9 @@ def _serve_questions(broker: Any, placement: Placement) -> None:
     pool = placement.pool
 
     def on_machine(answer: Any, **known: Any) -> Any:
-        return lambda query, team: answer(placement.machine, query, team, **{k: v() for k, v in known.items()})
+        return lambda query, team: placement.answer(
+            lambda machine: answer(machine, query, team, **{k: v() for k, v in known.items()})
+        )
 
     seq, latencies = (lambda: placement.seq), (lambda: placement.latencies)
     ask = partial(serve, broker, queue="placement")
@@ -152,6 +204,8 @@ def _serve_questions(broker: Any, placement: Placement) -> None:
     )
     ask(
         BY_TYPE["io.baton.node.desired.query.v1"],
-        lambda query, team: handlers.desired_of(placement.machine, query, pool=pool, ledger_seq=placement.seq),
+        lambda query, team: placement.answer(
+            lambda machine: handlers.desired_of(machine, query, pool=pool, ledger_seq=placement.seq)
+        ),
         pool=pool,
     )

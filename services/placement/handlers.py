@@ -21,18 +21,22 @@ class Latencies:
         self.scheduling: deque[float] = deque(maxlen=window)
         self.wait: deque[float] = deque(maxlen=window)
 
-    def observe(self, record: LedgerRecord, machine: Machine, now_us: int) -> None:
-        """Takes in a committed record; `now_us` is this process's clock, compared with the broker's submit times."""
+    def observe(self, record: LedgerRecord, machine: Machine, now_us: int) -> list[float]:
+        """Takes in a committed record and returns its scheduling latencies, ms.
+
+        `now_us` is this process's clock, compared with the broker's submit times: on one host the same clock.
+        """
         new = {e.job_id for e in record.events if type(e) is JobQueued}
+        at_once: list[float] = []
         for event in record.events:
             if type(event) is JobGranted and event.attempt == 1:
-                job = machine.state.jobs.get(event.job_id)
-                if job is None:
-                    continue
+                job = machine.state.jobs[event.job_id]
                 waited_ms = max(0.0, (now_us - job.submitted_us) / 1000)
                 self.wait.append(waited_ms)
                 if job.id in new:
-                    self.scheduling.append(waited_ms)
+                    at_once.append(waited_ms)
+        self.scheduling.extend(at_once)
+        return at_once
 
 
 def explain_job(machine: Machine, query: ExplainQuery, team: str) -> Explanation:

@@ -69,6 +69,7 @@ class Metering:
 
     async def _snapshot(self, reader: LedgerReader) -> None:
         try:
-            await self._snapshots.save(NAME, reader.head, reader.position, self.meter.dump())
+            data = await asyncio.to_thread(self.meter.dump)  # only this task changes the meter, and it waits here
+            await self._snapshots.save(NAME, reader.head, reader.position, data)
         except (NatsError, TimeoutError, OSError) as error:  # the older one serves as well, it takes longer
             log.warning("snapshot of the meter at %d was not stored: %r", reader.position, error)

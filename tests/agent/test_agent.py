@@ -33,7 +33,7 @@ def start(world, nats_url, tmp_path):
 
     @asynccontextmanager
     async def running(nodes: int = 1, **fields):
-        quick = {"lease_s": 2.0, "ask_s": 0.2, "repeat_s": 0.3, "sample_s": 0.2} | fields
+        quick = {"lease_s": 10.0, "ask_s": 0.2, "repeat_s": 0.3, "sample_s": 0.2} | fields
         settings = AgentSettings(nats_url=nats_url, pool=world.pool, state_dir=tmp_path, **quick)
         found = [Hosted(i, SimulatedLayer(i.devices)) for i in (inventory(f"n{k}") for k in range(nodes))]
         own = await connect(nats_url, name="agent")
@@ -62,7 +62,7 @@ async def test_a_node_registers_with_what_it_has(world, start):
         registered = world.inventories["n2"]
         assert len(registered.inventory.devices) == 8
         assert registered.inventory.simulated
-        assert registered.lease_s == 2.0
+        assert registered.lease_s == 10.0
 
 
 async def test_a_simulated_job_runs_and_ends(world, start):
@@ -155,7 +155,7 @@ async def test_output_is_for_its_own_team(world, start):
 
 
 async def test_a_node_that_is_cut_off_stops_its_work_and_begins_a_new_life(world, start):
-    async with start() as agent:
+    async with start(lease_s=3.0) as agent:
         process, timer = part(spec(FOREVER)), part(None, rank("n0-gpu1"))
         await world.want("n0", process, timer)
         await world.sees(process, Started)
@@ -173,7 +173,7 @@ async def test_a_node_that_is_cut_off_stops_its_work_and_begins_a_new_life(world
 
 
 async def test_jobs_are_asked_to_save_before_a_lease_ends(world, start):
-    async with start() as agent:
+    async with start(lease_s=3.0) as agent:
         wanted = part(spec(SAVES, checkpoint=CheckpointPolicy()))
         await world.want("n0", wanted)
         await world.sees(wanted, Started)
@@ -184,7 +184,7 @@ async def test_jobs_are_asked_to_save_before_a_lease_ends(world, start):
 
 
 async def test_nothing_starts_before_the_first_lease(world, start):
-    async with start() as agent:
+    async with start(lease_s=3.0) as agent:
         world.grants = False
         await world.joined("n0", lives=2)
         wanted = part()

@@ -7,7 +7,7 @@ from libs.core.environment import refused_names
 from services.agent.variables import BadEnvironment, Paths, master_address, master_port, ranks_of, variables
 from tests.agent.build import inventory, part, rank, spec
 
-PATHS = Paths("/home", "/work", "/saves", "/ack/rank-{rank}.json")
+PATHS = Paths("/home", "/job", "/saves", "/ack/rank-{rank}.json")
 
 
 def of(wanted, number=0, local=0, device=None):

@@ -40,7 +40,7 @@ class AgentProcess:
             "BATON_POOL": pool,
             "BATON_STATE_DIR": str(root),
             "BATON_AGENT_FLEET": str(root / "fleet.yaml"),
-            "BATON_AGENT_LEASE_S": "2",
+            "BATON_AGENT_LEASE_S": "4",
             "BATON_AGENT_ASK_S": "0.2",
             "BATON_AGENT_CGROUPS": str(cgroups).lower(),
         }

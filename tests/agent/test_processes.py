@@ -13,15 +13,18 @@ FOREVER = "import time\nprint('up', flush=True)\ntime.sleep(600)"
 
 STUBBORN_DAEMON = """
 import os, signal, sys, time
+told, tell = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(s, signal.SIG_IGN)
         print("daemon", os.getpid(), flush=True)
+        os.write(tell, b"x")
         time.sleep(600)
     os._exit(0)
 os.wait()
+os.read(told, 1)
 """
 
 SAVES = """
@@ -39,6 +42,10 @@ while True:
     step += 1
     time.sleep(0.01)
 """
+
+
+def daemon_of(log: str) -> int:
+    return int(log.split("daemon")[1].split()[0])
 
 
 async def test_output_environment_and_exit_code(place):
@@ -96,9 +103,8 @@ async def test_a_job_that_ignores_sigterm_is_killed_after_its_grace(place):
 async def test_a_daemon_that_detached_and_ignores_signals_is_gone_before_the_release(place):
     wanted = part(spec(STUBBORN_DAEMON + FOREVER, stop_grace_s=0.2))
     made = place.start(wanted)
-    await place.says(wanted, "daemon")
     await place.says(wanted, "up")
-    daemon = int(place.log(wanted).split("daemon")[1].split()[0])
+    daemon = daemon_of(place.log(wanted))
     assert tree.alive(daemon)
     made.stop()
     await place.released()
@@ -106,11 +112,11 @@ async def test_a_daemon_that_detached_and_ignores_signals_is_gone_before_the_rel
 
 
 async def test_what_a_finished_job_left_behind_is_gone_before_the_release(place):
-    wanted = part(spec(STUBBORN_DAEMON + "import time\ntime.sleep(0.3)"))
+    wanted = part(spec(STUBBORN_DAEMON))
     place.start(wanted)
     released = await place.released()
     assert (released.exit_code, released.own_exit) == (0, True)
-    daemon = int(place.log(wanted).split("daemon")[1].split()[0])
+    daemon = daemon_of(place.log(wanted))
     assert not tree.alive(daemon)
 
 
@@ -190,7 +196,7 @@ async def test_killing_reports_nothing_and_leaves_nothing(place):
     wanted = part(spec(STUBBORN_DAEMON + FOREVER))
     made = place.start(wanted)
     await place.says(wanted, "up")
-    daemon = int(place.log(wanted).split("daemon")[1].split()[0])
+    daemon = daemon_of(place.log(wanted))
     await made.kill()
     assert [type(s) for s in place.seen] == [Started]
     assert not tree.alive(daemon)

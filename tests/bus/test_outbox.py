@@ -11,8 +11,8 @@ from libs.bus.outbox import MAX_PAYLOAD_BYTES, NotStored, Outbox, TooLarge, _Rep
 from libs.bus.streams import provision
 from schemas.inbox import Tick
 from schemas.subjects import inbox
-from tests.kit.waiting import stored, until
 from tests.kit.background import ServerInBackground
+from tests.kit.waiting import stored, until
 
 
 def ticks(pool: str, numbers: range) -> list[Outgoing]:

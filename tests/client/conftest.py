@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.bus.connect import connect
+from libs.bus.connect import BusConnection, connect
 from libs.bus.streams import provision
 from libs.cli.users import nats_users
 from libs.client import Baton
@@ -38,6 +38,13 @@ async def _start(folder: Path) -> Servers:
     await provision(client.jetstream(), ["main"], scale=0.01)
     await client.close()
     return servers
+
+
+@pytest.fixture
+async def services(urls: dict[str, str]) -> AsyncIterator[BusConnection]:
+    connection = await connect(urls["services"], name="services")
+    yield connection
+    await connection.close()
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ async def test_a_stored_request_without_an_answer_says_so(blue: Baton, fakes: Fa
 
 
 async def test_many_are_stored_once_each(blue: Baton, fakes: Fakes, key: str) -> None:
-    wanted = [(f"{key}-{i}", TRAIN) for i in range(1200)]
+    wanted = [(f"{key}-{i}", TRAIN) for i in range(600)]
     first = await blue.submit_many(wanted)
     assert first == await blue.submit_many(wanted)
     assert len({submitted.job_id for submitted in first}) == len(wanted)
@@ -195,7 +195,7 @@ async def test_a_wrong_password_is_refused_at_once(urls: dict[str, str]) -> None
     ids=["quota", "submit as another team", "ask as another team", "ask as the operator"],
 )
 async def test_what_a_credential_does_not_allow_is_denied(blue: Baton, work) -> None:
-    with pytest.raises(Denied, match="Permissions Violation"):
+    with pytest.raises(Denied, match=r"(?i)permissions violation"):
         await work(blue)
 
 

@@ -157,7 +157,9 @@ class Auditor:
         """Every job that was submitted came to its one end: in the ledger, or refused."""
         known = self.books.ended | dict.fromkeys(self.books.rejected, JobState.REJECTED)
         both = self.books.stories.keys() & self.books.rejected.keys() & ends.keys()
-        wrong = [f"{job}: {known[job].value} instead of {end.value}" for job, end in ends.items() if _other(known, job, end)]
+        wrong = [
+            f"{job}: {known[job].value} instead of {end.value}" for job, end in ends.items() if _other(known, job, end)
+        ]
         assert not wrong, f"jobs came to another end than their own: {_some(wrong)}"
         assert not both, f"jobs are both refused and in the ledger: {_some(both)}"
         lacking = [f"{job} ({self._where(job)})" for job in ends if job not in known]

@@ -125,6 +125,25 @@ async def test_a_cancelled_writer_leaves_nothing_undecided_and_nothing_decided_t
     assert list((await world.folded()).seen) == [job(1), job(2), job(3)]
 
 
+async def test_a_cancellation_that_a_request_swallows_still_ends_the_writer(world: World) -> None:
+    """As `asyncio.wait_for` of Python 3.11 does when the answer comes in the same moment."""
+    under_way = asyncio.Event()
+
+    async def swallows(publish: Any) -> Any:
+        under_way.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return await publish()
+
+    task = world.start(world.writer("w1", Interposed(world.js, swallows)))  # type: ignore[arg-type]
+    await world.put(admitted(1))
+    await under_way.wait()
+    task.cancel()
+    await asyncio.wait([task], timeout=20)
+    assert task.cancelled()
+
+
 async def test_an_append_whose_answer_is_lost_is_found_in_the_log(world: World) -> None:
     answers = iter([True, False, True, False, False, True])
 

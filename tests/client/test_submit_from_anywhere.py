@@ -1,0 +1,60 @@
+"""Every Python snippet of docs/submit-from-anywhere.md, run as it stands, with nothing but a NATS client."""
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+from schemas.ids import job_id as job_id_of
+from tests.client.fakes import Fakes, until
+
+PAGE = Path(__file__).parents[2] / "docs/submit-from-anywhere.md"
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+BARE, IDENTITY, EVENTS, CLOUDEVENTS = SNIPPETS
+
+
+async def start(snippet: str, url: str) -> asyncio.subprocess.Process:
+    assert "libs" not in snippet.replace("libs.client", "")
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-c", snippet),
+        env={**os.environ, "BATON_NATS_URL": url, "BATON_TEAM": "blue"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def run(snippet: str, url: str) -> str:
+    process = await start(snippet, url)
+    out, error = await process.communicate()
+    assert process.returncode == 0, error.decode()
+    return out.decode()
+
+
+async def test_bare_json_is_a_job(urls: dict[str, str], fakes: Fakes) -> None:
+    out = await run(BARE, urls["blue"])
+    assert "REQUESTS" in out
+    job = job_id_of("blue", "nightly-42")
+    await until(lambda: job in fakes.jobs)
+    assert fakes.jobs[job].spec.resources.types == ("H100", "A100")
+
+
+async def test_a_jobs_id_can_be_computed_anywhere(urls: dict[str, str]) -> None:
+    assert (await run(IDENTITY, urls["blue"])).strip() == job_id_of("blue", "nightly-42")
+
+
+async def test_cloudevents_headers_are_read(urls: dict[str, str], fakes: Fakes) -> None:
+    await run(CLOUDEVENTS, urls["blue"])
+    await until(lambda: job_id_of("blue", "nightly-43") in fakes.jobs)
+
+
+async def test_events_can_be_read(urls: dict[str, str], fakes: Fakes) -> None:
+    reader = await start(EVENTS, urls["blue"])
+    assert reader.stdout is not None
+    assert await reader.stdout.readline() == b"listening\n"
+    await run(BARE, urls["blue"])
+    job = job_id_of("blue", "nightly-42")
+    await until(lambda: job in fakes.jobs)
+    await fakes.happens(job, "succeeded")
+    out, error = await reader.communicate()
+    assert out.decode().splitlines()[-1] == f"io.baton.job.succeeded.v1 {job}", error.decode()

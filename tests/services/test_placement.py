@@ -1,0 +1,222 @@
+"""Placement as a service: what it tells nodes, what it answers to whom, and where it goes on after a restart."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from faststream.asgi import AsgiFastStream
+from nats.aio.msg import Msg
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+
+from libs.bus.queries import QueryError, ask
+from libs.core.machine import Machine
+from libs.ledger.snapshots import Snapshots
+from schemas import inbox, subjects
+from schemas.base import Fact
+from schemas.catalog import BY_TYPE
+from schemas.ids import job_id
+from schemas.ledger import DevicesFreed, JobGranted, JobQueued, QuotaSet
+from schemas.nodes import DesiredQuery, DesiredReply, DesiredState
+from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQuery, QueueList, QueueListQuery
+from schemas.subjects import OPERATOR
+from services.placement.app import Placement, make_app
+from services.placement.settings import PlacementSettings
+from tests.admission.running import running
+from tests.core.builders import job, node
+from tests.kit.waiting import until
+from tests.services.pool import Pool
+
+
+def placement(world: Pool, nats_url: str, redis_url: str, writer_id: str = "w1", **settings: Any) -> AsgiFastStream:
+    return make_app(
+        PlacementSettings(nats_url=nats_url, redis_url=redis_url, pool=world.name, **settings), writer_id=writer_id
+    )
+
+
+@pytest.fixture
+def settings(world: Pool, nats_url: str, redis_url: str) -> PlacementSettings:
+    return PlacementSettings(nats_url=nats_url, redis_url=redis_url, pool=world.name)
+
+
+def registered(name: str, devices: int = 2, incarnation: int = 1) -> inbox.NodeRegistered:
+    return inbox.NodeRegistered(incarnation=incarnation, inventory=node(f"{name}", devices), lease_s=10)
+
+
+async def question(world: Pool, type_: str, key: str, query: BaseModel) -> Any:
+    return await ask(world.nats, BY_TYPE[f"io.baton.{type_}.query.v1"], key, query)
+
+
+async def test_nodes_hear_what_should_run_on_them_and_only_they(world: Pool, nats_url: str, redis_url: str) -> None:
+    heard: dict[str, list[DesiredState]] = {}
+
+    async def listen(message: Msg) -> None:
+        state = DesiredState.model_validate_json(message.data)
+        heard.setdefault(state.node, []).append(state)
+
+    await world.nats.subscribe(subjects.desired(world.name), cb=listen)
+    async with running(placement(world, nats_url, redis_url)):
+        await world.put(registered("n1"), registered("n2"))
+        await until(lambda: heard.keys() == {"n1", "n2"})
+        greeted = {name: len(states) for name, states in heard.items()}
+
+        await world.put(job("j", 2, team="red"))
+        granted = await world.event(JobGranted)
+        where = granted.claims[0].node
+        other = "n2" if where == "n1" else "n1"
+        await until(lambda: heard[where][-1].parts)
+        part = heard[where][-1].parts[0]
+        assert (part.job_id, part.attempt, part.world_size) == (granted.job_id, 1, 2)
+        assert [(r.device, r.epoch) for r in part.ranks] == [(c.device, c.epoch) for c in granted.claims]
+
+        await world.started(granted)
+        await world.released(granted)
+        freed = await world.event(DevicesFreed)
+        await until(lambda: not heard[where][-1].parts)
+        assert freed.evidence == "released"
+        assert len(heard[other]) == greeted[other], "a node heard of a record that did not touch it"
+        seqs = [state.ledger_seq for state in heard[where]]
+        assert seqs == sorted(seqs)
+
+
+async def test_agents_are_told_the_state_of_nodes_that_they_ask_for(world: Pool, nats_url: str, redis_url: str) -> None:
+    async with running(placement(world, nats_url, redis_url)):
+        await world.put(registered("n1"), job("j", 1, team="red"))
+        await world.event(JobGranted)
+        reply: DesiredReply = await question(world, "node.desired", world.name, DesiredQuery(nodes=("n1", "unheard")))
+        assert [state.node for state in reply.states] == ["n1"]
+        assert [part.job_id for part in reply.states[0].parts] == [job_id("red", "j")]
+
+
+async def test_a_team_sees_its_own_jobs_and_the_operator_all(world: Pool, nats_url: str, redis_url: str) -> None:
+    red, blue = job("r", 2, team="red"), job("b", 9, team="blue")
+    async with running(placement(world, nats_url, redis_url)):
+        await world.put(registered("n1"), red, blue)
+        await world.event(JobGranted)
+        await world.event(JobQueued, job_id=blue.job_id)
+
+        explained: Explanation = await question(world, "job.explain", "blue", ExplainQuery(job_id=blue.job_id))
+        assert explained.reason != ""
+        assert explained.text != ""
+        assert (await question(world, "job.explain", OPERATOR, ExplainQuery(job_id=red.job_id))).state == "granted"
+
+        queues: dict[str, QueueList] = {}
+        for team in ("red", "blue", OPERATOR):
+            queues[team] = await question(world, "queue.list", team, QueueListQuery())
+        assert {team: [j.job_id for j in q.jobs] for team, q in queues.items()} == {
+            "red": [],
+            "blue": [blue.job_id],
+            OPERATOR: [blue.job_id],
+        }
+        assert queues["red"].total == 0, "the length of another team's queue is its own affair"
+
+        status: PoolStatus = await question(world, "pool.status", "red", PoolStatusQuery())
+        assert (status.devices, status.milli_used, status.nodes_up, status.grants) == (2, 2000, 1, 1)
+
+
+async def test_another_teams_job_is_answered_like_one_that_does_not_exist(
+    world: Pool, nats_url: str, redis_url: str
+) -> None:
+    async with running(placement(world, nats_url, redis_url)):
+        await world.put(registered("n1"), job("r", 2, team="red"))
+        granted = await world.event(JobGranted)
+        answers = []
+        for asked in (granted.job_id, job_id("red", "nothing")):
+            with pytest.raises(QueryError) as error:
+                await question(world, "job.explain", "blue", ExplainQuery(job_id=asked))
+            answers.append((error.value.status, str(error.value).replace(asked, "JOB"), error.value.reasons))
+        assert answers[0] == answers[1]
+
+
+async def test_a_restart_goes_on_from_the_snapshot(
+    world: Pool, nats_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"snapshot_records": 100, "batch": 1}
+    async with running(placement(world, nats_url, redis_url, **small)):
+        await world.put(registered("n1"), job("first", 2, team="red"), job("second", 2, team="red"))
+        await world.put(*(inbox.QuotaChanged(team="blue", limit_milli=n) for n in range(1, 120)))
+        await world.event(QuotaSet, number=119)
+        saved = await until(lambda: Snapshots(world.js, world.name).load("placement"))
+    assert saved[1] >= 100
+    folded: list[int] = []
+    apply = Machine.apply
+    monkeypatch.setattr(Machine, "apply", lambda self, record, seq: (folded.append(seq), apply(self, record, seq))[1])
+
+    async with running(placement(world, nats_url, redis_url, "w2", **small)):
+        first = await world.event(JobGranted)
+        await world.started(first)
+        await world.released(first)
+        second = await world.event(JobGranted, number=2)
+
+    assert second.job_id == job_id("red", "second"), "what waited before the restart was forgotten"
+    assert folded
+    assert min(folded) > saved[1], "the whole ledger was folded in spite of the snapshot"
+
+
+class Stubborn:
+    """A JetStream context on which an append is under way until `go`, and is then lost."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.under_way, self.go = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def publish(self, subject: str, payload: bytes, **options: Any) -> Any:
+        if subject.startswith("baton.led.") and b"job.granted" in payload and not self.go.is_set():
+            self.under_way.set()
+            await self.go.wait()
+            raise TimeoutError
+        return await self._inner.publish(subject, payload, **options)
+
+
+class Connected:
+    """A client whose JetStream context is `js`."""
+
+    def __init__(self, inner: Any, js: Stubborn) -> None:
+        self._inner, self._js = inner, js
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def jetstream(self, **options: Any) -> Stubborn:
+        return self._js
+
+
+async def test_no_agent_hears_of_a_grant_that_is_not_committed(world: Pool, settings: PlacementSettings) -> None:
+    """The append may be refused, and the device be another job's: what was told would run twice, or on a device that
+    somebody else holds."""
+    js = Stubborn(world.js)
+    placing = Placement(settings, "w1", CollectorRegistry())
+    await placing.open(Connected(world.nats, js))  # type: ignore[arg-type]
+    assert placing.writer is not None
+    told: list[Fact] = []
+
+    async def ask_for_it() -> None:
+        told.append(await placing.answer(lambda machine: _desired(placing, machine)))
+
+    task = asyncio.create_task(placing.writer.run())
+    try:
+        await world.put(registered("n1"), job("j", 1, team="red"))
+        await asyncio.wait_for(js.under_way.wait(), 30)
+        asking = asyncio.create_task(ask_for_it())
+        await asyncio.sleep(0.2)
+        assert told == [], "an agent was told what is not in the ledger"
+        js.go.set()
+        await asyncio.wait_for(asking, 30)
+        granted = await world.event(JobGranted)
+        reply = told[0]
+        assert isinstance(reply, DesiredReply)
+        for state in reply.states:
+            for part in state.parts:
+                assert part.job_id == granted.job_id
+                assert state.ledger_seq > 0
+    finally:
+        task.cancel()
+
+
+def _desired(placing: Placement, machine: Machine) -> DesiredReply:
+    from services.placement.handlers import desired_of
+
+    return desired_of(machine, DesiredQuery(nodes=("n1",)), pool=placing.pool, ledger_seq=placing.seq)
