@@ -29,7 +29,7 @@ from schemas.billing import BillQuery, BillReply
 from schemas.catalog import BY_TYPE
 from schemas.ids import attempt_id
 from schemas.jobs import JobRejected, JobState
-from schemas.subjects import DEAD, EVENTS
+from schemas.subjects import DEAD, EVENTS, ledger_stream
 from tests.kit.waiting import stored
 
 DEADLINE_S = 120.0
@@ -70,6 +70,8 @@ class Books:
     rejected: dict[str, JobRejected] = field(default_factory=dict)
     writers: Counter[str] = field(default_factory=Counter)
     letters: list[Letter] = field(default_factory=list)
+    changes: int = 0
+    """how often a record was written by another process than the one before it"""
     seq: int = 0
     hash: str = ""
 
@@ -89,6 +91,7 @@ class Auditor:
         self._checker = Checker()
         self.books = Books(self._checker.report, HotState())
         self._open: dict[str, tuple[str, int, dict[str, int]]] = {}
+        self._writer = ""
         self._reader = LedgerReader(self.js, self.pool)
         self._projection = Projection(cluster.redis_url, self.pool)
         self._documents = JobStore(cluster.mongo_url)
@@ -97,6 +100,13 @@ class Auditor:
         await self._reader.close()
         await self._projection.close()
         self._documents.close()
+
+    async def newest_writer(self) -> str:
+        """Who wrote the ledger's last record."""
+        stream = ledger_stream(self.pool)
+        last = (await self.js.stream_info(stream)).state.last_seq
+        stored_record = await self.js.get_msg(stream, seq=last)
+        return led.LedgerRecord.model_validate_json(stored_record.data or b"").writer
 
     async def catch_up(self) -> Books:
         """Reads the ledger to its present end. Raises AssertionError at the first violation."""
@@ -113,6 +123,8 @@ class Auditor:
 
     def _fold(self, record: led.LedgerRecord, seq: int) -> None:
         books = self.books
+        books.changes += record.writer != self._writer
+        self._writer = record.writer
         books.writers[record.writer] += 1
         books.state.apply(record, seq)
         for job, events in job_events(record).items():
