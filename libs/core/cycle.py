@@ -34,6 +34,9 @@ class Policy:
     """How long a gang waits before devices are kept free for it."""
     reservations: int = 4
     """How many such gangs at once: each keeps devices idle that others could use."""
+    claims_per_cycle: int = 1024
+    """A cycle ends before it grants more than this (a larger gang goes alone): a record must fit into one message of
+    the bus. The next cycle goes on with the next input, a tick at the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
 
     for key in lines:
         consider_next(key)
-    reserved = 0
+    reserved = claims = 0
     while heap:
         entry = heapq.heappop(heap)
         job = entry.job
@@ -76,6 +79,9 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
             continue
         outcome = _try(state, view, job, used)
         if isinstance(outcome, Placed):
+            claims += job.shape.devices
+            if result.grants and claims > policy.claims_per_cycle:
+                return result
             result.grants.append(Grant(job, _claims(view, job, outcome.rows)))
             view.take(outcome.rows, job.shape)
             if job.id not in state.holds:

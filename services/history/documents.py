@@ -72,7 +72,7 @@ class Documents:
                 await self._follow()
             except StoreAway as error:
                 failures = 0 if self.position > started else failures + 1
-                if not self.problem:
+                if self.problem != str(error):
                     log.warning("documents stop at record %d: %s", self.position, error)
                 self.problem = str(error)
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])

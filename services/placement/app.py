@@ -72,6 +72,7 @@ class Placement:
             linger_ms=self.settings.linger_ms,
             snapshot_every=self.settings.snapshot_records,
             on_commit=[self._committed],
+            on_refold=[self._announce],
             on_refold=[self._refolded],
         )
 
@@ -126,9 +127,18 @@ class Placement:
         self._queued.set(sum(len(line) for line in machine.state.queues.values()))
         for event in record.events:
             self._events.labels(event.kind).inc()
-        for node in sorted(_touched(record, machine)):
+        await self._tell(sorted(_touched(record, machine)), machine, seq)
+
+    async def _announce(self, machine: Machine) -> None:
+        """After a fold: a commit may have been followed by a crash before its nodes heard of it."""
+        await self._tell([name for name, jobs in machine.state.on_node.items() if jobs], machine, self.seq)
+
+    async def _tell(self, nodes: Iterable[str], machine: Machine, seq: int) -> None:
+        assert self._nats is not None
+        for node in nodes:
             if machine.state.fleet.nodes[node].up:
-                await self._tell(node, machine, seq)
+                message = self._message(desired(machine.state, node, self.pool, seq))
+                await self._nats.publish(message.subject, message.payload, headers=message.headers)
 
     def _message(self, state: DesiredState) -> Outgoing:
         return outgoing(

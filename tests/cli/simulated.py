@@ -108,7 +108,7 @@ class Run:
         self._send(
             inbox.JobAdmitted(
                 job_id=key, team=ask.team, spec=spec, spec_hash=key, client_key=ask.name, priority=priority,
-                preempts=priority > 100, submitted_us=self.world.now_us - 3000,
+                preempts=priority > 200, submitted_us=self.world.now_us - 3000,
             )
         )  # fmt: skip
         for plan in plans(self.world.machine.state, self.world.now_us, len(self.world.records)):

@@ -186,3 +186,19 @@ def test_an_old_gang_is_not_starved_by_small_jobs():
     assert w.state_of(gang) == "granted"
     assert {w.state_of(n) for n in late} == {"queued"}
     w.check()
+
+
+def test_a_cycle_grants_no_more_than_a_message_of_the_bus_can_carry():
+    from libs.core.cycle import Policy
+    from libs.core.machine import Machine
+
+    w = World()
+    w.machine = Machine(policy=Policy(claims_per_cycle=8))
+    w.send(*(inbox.NodeRegistered(incarnation=1, inventory=node(f"n{i}"), lease_s=10) for i in range(4)))
+    grants = [e for e in w.send(*(job(f"j{i}", 4) for i in range(5))) if e.kind == "job.granted"]
+    assert len(grants) == 2
+    rest = [e for _ in range(3) for e in w.send(inbox.Tick()) if e.kind == "job.granted"]
+    assert len(rest) == 3
+    wide = w.submit(job("wide", 12))
+    assert w.state_of(wide) == "granted"
+    w.check()

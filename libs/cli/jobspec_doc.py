@@ -1,0 +1,146 @@
+"""Writes docs/job-spec.md from the schema: `python -m libs.cli.jobspec_doc`. A test says when it is out of date."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from schemas.jobs import JobSpec
+
+PAGE = Path(__file__).parents[2] / "docs/job-spec.md"
+
+_HEAD = """# Job files
+
+<!-- Written by `python -m libs.cli.jobspec_doc` from schemas/jobs.py and schemas/resources.py; do not edit. -->
+
+`baton submit -f job.yaml` submits one job for each document of the file. The smallest:
+
+```yaml
+command: [python, train.py]
+```
+
+A larger one:
+
+```yaml
+key: nightly-42                # your own name for this job: the same file again is the same job
+name: llm-pretrain
+gpus: H100:8@70GiB             # short for resources.types, resources.devices, resources.memory_mib
+command: [python, train.py, --lr, 3e-4]
+env: {DATASET: /data/c4}
+priority_class: production
+resources:
+  topology: {level: node, policy: required}
+checkpoint: {signal: SIGUSR1, grace_s: 60, interval_s: 600}
+retry: {on_lost: 3, on_failure: 1}
+time_limit_s: 86400
+```
+
+Check a file without sending it: `baton submit -f job.yaml --dry-run`. Every problem is told at once, with file, line and
+column, the nearest known name for a misspelt field, and the fix.
+
+## What a file adds to the schema
+
+These belong to files and to the command line; in a message (see [submit-from-anywhere.md](submit-from-anywhere.md)) there are
+only the fields of the tables below.
+
+| field | meaning |
+|---|---|
+| `key` | The client key, 1 to 256 characters: your own name for the job, unique in your team. Random without it. |
+| `team` | Whose job it is; `--team` and BATON_TEAM say the same. |
+| `gpus` | `[type:]count[@memory]`, e.g. `4`, `H100:4`, `gpu:a100:8`, `H100:2@40GiB`; here or inside `resources`. |
+| `resources.memory` | An amount with its unit, e.g. `40GiB` or `80GB` (10^9), rounded up to `memory_mib`. |
+
+Arguments of `command`, values of `env` and of `resources.labels` are text as they are written: `0.10` stays `0.10`, `on` stays
+`on`. Elsewhere a number is decimal. Anchors, aliases, tags and repeated keys are refused; a file has at most 256 KiB.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    schema = JobSpec.model_json_schema()
+    sections = [_HEAD, *_sections(schema, schema.get("$defs", {}))]
+    return "\n".join(sections).rstrip() + "\n"
+
+
+def _sections(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[str]:
+    """A table for the job and one for each object in it, in the order in which they are met."""
+    waiting: list[tuple[str, Mapping[str, Any]]] = [("", schema)]
+    seen = set()
+    while waiting:
+        path, node = waiting.pop(0)
+        title = f"`{path}`" if path else "The job"
+        yield f"## {title}\n\n{node.get('description', '').partition(chr(10) * 2)[0]}\n"
+        yield "| field | type | default | meaning |\n|---|---|---|---|"
+        for name, field in node["properties"].items():
+            inner = _object(field, definitions)
+            place = f"{path}.{name}".lstrip(".")
+            if inner is not None and place not in seen:
+                seen.add(place)
+                waiting.append((place, inner))
+            default = _default(field, name in node.get("required", ()))
+            meaning = field.get("description", "") or _enum_doc(field, definitions)
+            cells = (f"`{name}`", _type(field, definitions, place), default, meaning)
+            yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        yield ""
+
+
+def _object(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    node = _target(field, definitions)
+    return node if "properties" in node else None
+
+
+def _target(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    for branch in (field, *field.get("anyOf", ()), *field.get("allOf", ())):
+        if "$ref" in branch:
+            found: Mapping[str, Any] = definitions[branch["$ref"].rpartition("/")[2]]
+            return found
+    return field
+
+
+def _type(field: Mapping[str, Any], definitions: Mapping[str, Any], place: str) -> str:
+    node = _target(field, definitions)
+    if "properties" in node:
+        return f"[{place}](#{place.replace('.', '')})"
+    if "enum" in node:
+        return ", ".join(f"`{value}`" for value in node["enum"])
+    kind = node.get("type", "")
+    if kind == "array":
+        return f"list of {_type(node.get('items', {}), definitions, place)}{_counts(node)}"
+    if kind == "object":
+        return f"names and text{_counts(node)}"
+    words = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false"}
+    return words.get(kind, kind) + _limits(node)
+
+
+def _counts(node: Mapping[str, Any]) -> str:
+    most = node.get("maxItems", node.get("maxProperties"))
+    return f", at most {most}" if most else ""
+
+
+def _limits(node: Mapping[str, Any]) -> str:
+    parts = []
+    for key, sign in (("minimum", ">="), ("exclusiveMinimum", ">"), ("maximum", "<="), ("exclusiveMaximum", "<")):
+        if key in node:
+            parts.append(f"{sign} {node[key]:g}" if isinstance(node[key], float) else f"{sign} {node[key]}")
+    if "pattern" in node:
+        parts.append(f"like `{node['pattern']}`")
+    if "maxLength" in node:
+        parts.append(f"at most {node['maxLength']} characters")
+    return ", " + ", ".join(parts) if parts else ""
+
+
+def _default(field: Mapping[str, Any], required: bool) -> str:
+    if required:
+        return "**required**"
+    value = field.get("default")
+    if isinstance(value, dict) or value is None:
+        return "-"
+    return "empty" if value in ("", [], ()) else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _enum_doc(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    return str(_target(field, definitions).get("description", "")).partition("\n")[0]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")

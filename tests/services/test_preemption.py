@@ -1,0 +1,172 @@
+"""Preemption as a service: one plan per beneficiary, none while one is pending, the next when it was stale."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from faststream.asgi import AsgiFastStream
+
+from libs.ledger.snapshots import Snapshots
+from schemas import inbox
+from schemas.ids import job_id
+from schemas.ledger import (
+    AttemptPreempting,
+    AttemptRunning,
+    DevicesHeld,
+    InputRejected,
+    JobGranted,
+    JobQueued,
+    QuotaSet,
+)
+from services.placement.app import make_app as make_placement
+from services.placement.settings import PlacementSettings
+from services.preemption import planner as planner_module
+from services.preemption.app import make_app
+from services.preemption.settings import PreemptionSettings
+from tests.admission.running import running
+from tests.core.builders import job, node
+from tests.kit.waiting import until
+from tests.services.pool import Pool
+
+IDLE_S = 2.5
+"""Preemption looks at a ledger that stands still every second: so it had two chances to repeat itself."""
+
+
+@pytest.fixture
+def preemption(world: Pool, nats_url: str) -> Any:
+    def make(**settings: Any) -> AsgiFastStream:
+        return make_app(PreemptionSettings(nats_url=nats_url, pool=world.name, **settings))
+
+    return make
+
+
+@pytest.fixture
+def placement(world: Pool, nats_url: str, redis_url: str) -> Any:
+    def make(writer_id: str = "w1", **settings: Any) -> AsgiFastStream:
+        known = PlacementSettings(nats_url=nats_url, redis_url=redis_url, pool=world.name, **settings)
+        return make_placement(known, writer_id=writer_id)
+
+    return make
+
+
+async def full_pool(world: Pool, *, jobs: int = 2) -> list[JobGranted]:
+    """A node of four devices, all held by running jobs of the lowest priority."""
+    await world.put(inbox.NodeRegistered(incarnation=1, inventory=node("n1", 4), lease_s=10))
+    await world.put(*(job(f"low{i}", 4 // jobs, team="red") for i in range(jobs)))
+    granted = [await world.event(JobGranted, job_id=job_id("red", f"low{i}")) for i in range(jobs)]
+    for one in granted:
+        await world.started(one)
+        await world.event(AttemptRunning, job_id=one.job_id)
+    return granted
+
+
+async def test_a_plan_is_sent_once_and_not_again_while_it_is_pending(
+    world: Pool, placement: Any, preemption: Any
+) -> None:
+    urgent = job("urgent", 2, team="blue", priority=5, preempts=True)
+    async with running(placement()):
+        low = await full_pool(world)
+        await world.put(urgent)
+        await world.event(JobQueued, job_id=urgent.job_id)
+    # Placement is away: nobody reads the plan.
+    async with running(preemption()):
+        (plan,) = await until(world.plans)
+        await asyncio.sleep(IDLE_S)
+        assert await world.plans() == [plan]
+        assert plan.beneficiary == urgent.job_id
+        assert len(plan.victims) == 1, "the two devices of one job are enough"
+        assert set(plan.victims) <= {one.job_id for one in low}
+
+        async with running(placement("w2")):
+            held = await world.event(DevicesHeld)
+            preempted = await world.event(AttemptPreempting)
+            assert (held.job_id, set(held.devices)) == (urgent.job_id, set(plan.devices))
+            assert (preempted.job_id, preempted.beneficiary) == (plan.victims[0], urgent.job_id)
+            await asyncio.sleep(IDLE_S)
+            assert await world.plans() == [plan], "planned again although devices are held already"
+
+            victim = next(one for one in low if one.job_id == plan.victims[0])
+            await world.released(victim, own_exit=False)
+            granted = await world.event(JobGranted, job_id=urgent.job_id)
+            assert {claim.device for claim in granted.claims} == set(plan.devices)
+
+
+async def test_a_plan_that_came_too_late_is_followed_by_a_new_one(world: Pool, placement: Any, preemption: Any) -> None:
+    urgent = job("urgent", 2, team="blue", priority=5, preempts=True)
+    async with running(placement()):
+        low = await full_pool(world)
+        await world.put(urgent)
+        await world.event(JobQueued, job_id=urgent.job_id)
+    stale = inbox.PreemptionPlanned(
+        plan_id="stale",
+        base_seq=1,
+        beneficiary=urgent.job_id,
+        victims=(job_id("red", "gone"),),
+        devices=tuple(claim.device for claim in low[0].claims),
+        cost_device_s=1,
+    )
+    await world.put(stale)  # waits in the inbox before preemption's own
+    async with running(preemption()), running(placement("w2")):
+        refused = await world.event(InputRejected)
+        assert "is not running any more" in refused.reason
+        held = await world.event(DevicesHeld)
+        assert held.job_id == urgent.job_id
+
+
+async def test_each_beneficiary_has_a_plan_of_its_own(world: Pool, placement: Any, preemption: Any) -> None:
+    urgent = [job(f"urgent{i}", 2, team="blue", priority=5, preempts=True) for i in range(2)]
+    async with running(placement()):
+        await full_pool(world)
+        await world.put(*urgent)
+        for one in urgent:
+            await world.event(JobQueued, job_id=one.job_id)
+    async with running(preemption()):
+        plans = await until(lambda: _at_least(world, 2))
+        await asyncio.sleep(IDLE_S)
+        assert len(await world.plans()) == 2
+    assert {plan.beneficiary for plan in plans} == {one.job_id for one in urgent}
+    assert len({victim for plan in plans for victim in plan.victims}) == 2, "two plans count on one victim"
+    assert len({device for plan in plans for device in plan.devices}) == 4
+
+
+async def test_nobody_is_evicted_for_a_job_that_would_not_fit_even_then(
+    world: Pool, placement: Any, preemption: Any
+) -> None:
+    async with running(placement()), running(preemption()):
+        await full_pool(world)
+        await world.put(job("too large", 5, team="blue", priority=5, preempts=True))
+        await world.put(job("does not preempt", 2, team="blue", priority=5))
+        await world.event(JobQueued, job_id=job_id("blue", "does not preempt"))
+        await asyncio.sleep(IDLE_S)
+        assert await world.plans() == []
+
+
+async def test_a_restart_goes_on_from_the_snapshot(
+    world: Pool, placement: Any, preemption: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(placement(batch=1)):
+        async with running(preemption(snapshot_records=100)):
+            await full_pool(world)
+            await world.put(*(inbox.QuotaChanged(team="green", limit_milli=n) for n in range(1, 120)))
+            await world.event(QuotaSet, number=119)
+            saved = await until(lambda: Snapshots(world.js, world.name).load("preemption"))
+        applied: list[int] = []
+        apply = planner_module.Planner.apply
+
+        def counted(self: planner_module.Planner, record: Any) -> None:
+            applied.append(record.prev_seq + 1)
+            apply(self, record)
+
+        monkeypatch.setattr(planner_module.Planner, "apply", counted)
+        async with running(preemption()):
+            urgent = job("urgent", 4, team="blue", priority=5, preempts=True)
+            await world.put(urgent)
+            (plan,) = await until(world.plans)
+    assert plan.beneficiary == urgent.job_id
+    assert len(plan.victims) == 2, "the state before the restart was forgotten"
+    assert min(applied) > saved[1], "the whole ledger was folded in spite of the snapshot"
+
+
+async def _at_least(world: Pool, number: int) -> list[inbox.PreemptionPlanned] | None:
+    plans = await world.plans()
+    return plans if len(plans) >= number else None
