@@ -6,6 +6,7 @@ from typing import Any
 
 from schemas.jobs import JobSpec
 
+_ANY_TEXT = 65_536  # what every text is limited to; not worth repeating in each line
 PAGE = Path(__file__).parents[2] / "docs/job-spec.md"
 
 _HEAD = """# Job files
@@ -123,7 +124,7 @@ def _limits(node: Mapping[str, Any]) -> str:
             parts.append(f"{sign} {node[key]:g}" if isinstance(node[key], float) else f"{sign} {node[key]}")
     if "pattern" in node:
         parts.append(f"like `{node['pattern']}`")
-    if "maxLength" in node:
+    if node.get("maxLength", _ANY_TEXT) < _ANY_TEXT:
         parts.append(f"at most {node['maxLength']} characters")
     return ", " + ", ".join(parts) if parts else ""
 

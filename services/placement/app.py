@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -72,8 +72,6 @@ class Placement:
             linger_ms=self.settings.linger_ms,
             snapshot_every=self.settings.snapshot_records,
             on_commit=[self._committed],
-            on_refold=[self._announce],
-            on_refold=[self._refolded],
         )
 
     @property
@@ -106,18 +104,6 @@ class Placement:
             except Exception as e:
                 answered.set_exception(e)
 
-    async def _refolded(self, machine: Machine) -> None:
-        """What was committed may not have been told: all nodes that are up learn what should run there."""
-        self._answer_all(machine)
-        for name, node in machine.state.fleet.nodes.items():
-            if node.up:
-                await self._tell(name, machine, self.seq)
-
-    async def _tell(self, node: str, machine: Machine, seq: int) -> None:
-        assert self._nats is not None
-        message = self._message(desired(machine.state, node, self.pool, seq))
-        await self._nats.publish(message.subject, message.payload, headers=message.headers)
-
     async def _committed(self, seq: int, record: LedgerRecord, machine: Machine) -> None:
         """After a commit: the nodes that it touched learn what should run there now."""
         self._answer_all(machine)
@@ -128,10 +114,6 @@ class Placement:
         for event in record.events:
             self._events.labels(event.kind).inc()
         await self._tell(sorted(_touched(record, machine)), machine, seq)
-
-    async def _announce(self, machine: Machine) -> None:
-        """After a fold: a commit may have been followed by a crash before its nodes heard of it."""
-        await self._tell([name for name, jobs in machine.state.on_node.items() if jobs], machine, self.seq)
 
     async def _tell(self, nodes: Iterable[str], machine: Machine, seq: int) -> None:
         assert self._nats is not None

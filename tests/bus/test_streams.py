@@ -1,5 +1,7 @@
 """One provisioner: it makes every stream once, finds drift, never shrinks, and the ledger cannot be rewritten."""
 
+import asyncio
+
 import pytest
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType
 from nats.js.errors import APIError
@@ -19,6 +21,7 @@ from libs.bus.streams import (
 from schemas import subjects
 from schemas.catalog import CATALOG
 from tests.kit.background import ServerInBackground
+from tests.kit.waiting import until
 
 
 def test_every_stream_is_bounded_and_refuses_when_full() -> None:
@@ -145,3 +148,15 @@ async def test_the_snapshot_store_takes_large_objects(nats: BusConnection, pool:
     data = bytes(range(256)) * 8_192
     await store.put(f"{pool}/state", data)
     assert (await store.get(f"{pool}/state")).data == data
+
+
+@pytest.mark.faults
+async def test_every_stream_is_there_after_the_server_was_killed(own_server: ServerInBackground) -> None:
+    connection = await connect(own_server.url, name="test")
+    js = connection.jetstream()
+    await provision(js, ["p"], scale=0.01)
+    pid = await asyncio.to_thread(own_server.kill)
+    await asyncio.to_thread(own_server.wait_replaced, pid)
+    await until(lambda: connection.is_connected)
+    await bind(js, ["p"], wait_s=30)  # the one in memory too: empty, but there
+    await close(connection)

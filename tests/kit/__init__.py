@@ -1,1 +1,1 @@
-"""Helpers that several test suites share: real servers in the background, plain builders."""
+"""Helpers that several test suites share: real servers in the background, waiting without a clock."""

@@ -18,7 +18,7 @@ _ASSETS = Path(__file__).parent / "assets"
 _HUES = (("#3f6ea8", "#6f9fdb"), ("#c9822f", "#e0a355"), ("#3a8f72", "#5cba99"), ("#94527f", "#c583b0"),
          ("#7a7f2e", "#b3b95a"), ("#5d6470", "#98a0ad"))  # fmt: skip
 """Light and dark colour of each team; the seventh team begins again."""
-_MIX = (100, 62, 34)
+_MIX = (100, 66, 40)
 """How much of its team's colour the highest, the second and every lower class keeps, per cent."""
 
 
@@ -93,8 +93,8 @@ def _tiles(report: Report) -> Iterable[str]:
     good = "good" if report.ledger.verified else "bad"
     yield _tile("Utilisation", f"{report.utilization:.1%}", f"of {accelerators} accelerators; peak {report.utilization_peak:.0%}")
     yield _tile("Jobs succeeded", f"{done:,}", others or "all of them")
-    yield _tile("Queue wait, p50", _seconds(wait.p50), f"p99 {_plain(wait.p99)}, longest {_plain(wait.max)}")
-    yield _tile("Scheduling latency, p50", f"{latency.p50:.0f} <small>ms</small>", f"p99 {latency.p99:.0f} ms, {latency.count} jobs")
+    yield _tile("Queue wait", _seconds(wait.p50), f"median; p99 {_plain(wait.p99)}, longest {_plain(wait.max)}")
+    yield _tile("Scheduling latency", f"{latency.p50:.0f} <small>ms</small>", f"median of {latency.count}; p99 {latency.p99:.0f} ms")
     yield _tile("Preemption rate", f"{report.preemption_rate:.2%}", f"{report.preempted} of {report.attempts:,} attempts")
     yield _tile("Device-seconds", f"{seconds:,.0f}", "billed, shares as shares")
     yield _tile("Cost", _money(report, report.bill.total_cost_micros), "bill equals the integral" if report.bill.equal else "bill differs from the ledger")

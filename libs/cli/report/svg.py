@@ -68,7 +68,7 @@ def _held(facts: Facts, picture: Picture, capacity: int, ticks: Sequence[int], m
     for team, steps in enumerate(curves.values()):
         values = _sampled([(picture.x(t), v) for t, v in steps], times)
         top = [b + v for b, v in zip(base, values, strict=True)]
-        areas.append(f'<path class="t{team} c0" style="fill:var(--fill)" d="{_area(times, base, top, scale)}"/>')
+        areas.append(f'<path class="t{team} c1 stack" d="{_area(times, base, top, scale)}"/>')
         base = top
     body = _grid(picture, HELD_PX, ticks) + "".join(areas)
     body += f'<path class="ceiling" d="M0 1H{picture.width}"/>' + _guides(picture, HELD_PX, moments)

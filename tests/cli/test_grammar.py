@@ -1,0 +1,112 @@
+"""The short forms that people type."""
+
+import pytest
+
+from libs.cli.grammar import Gpus, parse_duration, parse_env, parse_gpus, parse_memory, parse_share, parse_topology
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("4", Gpus(4)),
+        ("H100:4", Gpus(4, ("H100",))),
+        ("h100:4", Gpus(4, ("H100",))),
+        ("gpu:4", Gpus(4)),
+        ("gpu:h100:4", Gpus(4, ("H100",))),
+        ("GPU:H100:4", Gpus(4, ("H100",))),
+        ("H100:2@40GiB", Gpus(2, ("H100",), 40 * 1024)),
+        ("8@16GiB", Gpus(8, (), 16 * 1024)),
+        ("tpu-v5e:4", Gpus(4, ("TPU-V5E",))),
+        ("TPU-v5e:4", Gpus(4, ("TPU-v5e",))),
+        ("CPU:1", Gpus(1, ("CPU",))),
+    ],
+)
+def test_device_requests(text: str, gpus: Gpus) -> None:
+    assert parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("H100", "H100:1"),
+        ("4:H100", "H100:4"),
+        ("8xA100", "A100:8"),
+        ("", "H100:4"),
+        ("H100:", "H100:4"),
+        ("H100:0", "1 to 4096"),
+        ("5000", "1 to 4096"),
+        ("-1", "not a device request"),
+        ("H100:4@", "not a device request"),
+        ("H100:4@40", "not a device request"),
+        ("H100:4; rm -rf /", "not a device request"),
+        ("9" * 400, "not a device request"),
+    ],
+)
+def test_wrong_device_requests_say_what_to_write(text: str, says: str) -> None:
+    with pytest.raises(ValueError) as e:
+        parse_gpus(text)
+    assert says in str(e.value)
+    assert len(str(e.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        ("40GiB", 40_960),
+        ("40gib", 40_960),
+        ("1.5GiB", 1536),
+        ("1024MiB", 1024),
+        ("80GB", 76_294),
+        ("1T", 953_675),
+        ("1KiB", 1),
+    ],
+)
+def test_memory_is_rounded_up_to_mib(text: str, mib: int) -> None:
+    assert parse_memory(text) == mib
+
+
+@pytest.mark.parametrize("text", ["40", "", "GiB", "-1GiB", "1e3GiB", "40 PiB", "nan GiB"])
+def test_memory_needs_a_number_and_a_unit(text: str) -> None:
+    with pytest.raises(ValueError, match="40GiB"):
+        parse_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d12h", 129_600), ("1h30m", 5400), ("0.5s", 0.5), ("02:30:00", 9000),
+     ("02:30", 9000), ("1-12:00:00", 129_600)],
+)  # fmt: skip
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "90", "h", "1w", "-1h", "30m2h", "1:2:3:4", "two hours"])
+def test_wrong_durations(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration(text)
+
+
+def test_topology() -> None:
+    assert parse_topology("node:required") == {"level": "node", "policy": "required"}
+    assert parse_topology("LEAF") == {"level": "leaf", "policy": "preferred"}
+    for wrong in ("rack:required", "node:must", ":required", ""):
+        with pytest.raises(ValueError, match="levels: node"):
+            parse_topology(wrong)
+
+
+@pytest.mark.parametrize(("text", "milli"), [("0.5", 500), ("50%", 500), ("1", 1000), ("0.0001", 1)])
+def test_shares(text: str, milli: int) -> None:
+    assert parse_share(text) == milli
+
+
+@pytest.mark.parametrize("text", ["0", "2", "-0.5", "half", "nan", "inf", ""])
+def test_wrong_shares(text: str) -> None:
+    with pytest.raises(ValueError, match="share of a device"):
+        parse_share(text)
+
+
+def test_environment() -> None:
+    assert parse_env(["A=1", "B=x=y", "C=", "A=2"]) == {"A": "2", "B": "x=y", "C": ""}
+    for wrong in ("A", "=1", ""):
+        with pytest.raises(ValueError, match="NAME=VALUE"):
+            parse_env([wrong])
