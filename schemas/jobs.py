@@ -137,10 +137,10 @@ class JobSpec(Strict):
     )
     workdir: str = Field(default="", max_length=1024, description="working directory on the node; empty: a fresh one")
     priority_class: Name = Field(default="experiment", description="serving, production, experiment or one of yours")
-    resources: Resources = Resources()
+    resources: Resources = Field(default_factory=Resources)
     launch: Launch = Field(default=Launch.PER_DEVICE, description="one process per device, or one per node")
     checkpoint: CheckpointPolicy | None = None
-    retry: RetryPolicy = RetryPolicy()
+    retry: RetryPolicy = Field(default_factory=RetryPolicy)
     stop_grace_s: float = Field(default=5.0, ge=0, le=3600, description="SIGTERM to SIGKILL when it is cancelled, s")
     time_limit_s: float = Field(default=0, ge=0, le=31_536_000, description="running longer is stopped, s; 0: no limit")
     model: ModelShape | None = None

@@ -77,7 +77,7 @@ class Inventory(Fact):
     """All that a node offers, found anew by its agent at each start."""
 
     node: NodeName
-    position: Position = Position()
+    position: Position = Field(default_factory=Position)
     devices: tuple[Device, ...]
     cpus: int = Field(default=0, ge=0, description="logical processors")
     memory_mib: int = Field(default=0, ge=0, description="host memory, MiB")
@@ -119,7 +119,7 @@ class Resources(Strict):
         description="compute share of each device in thousandths; below 1000 the device is shared with other jobs",
     )
     mig_profile: str = Field(default="", max_length=32, description="a MIG instance of this profile, e.g. 1g.10gb")
-    topology: Topology = Topology()
+    topology: Topology = Field(default_factory=Topology)
     labels: dict[str, str] = Field(default_factory=dict, max_length=32, description="labels a node must carry")
 
     @model_validator(mode="after")

@@ -144,7 +144,7 @@ def _unreachable(url: str, problems: _Problems, wait_s: float) -> str:
     why = f" ({problems.last})" if problems.last else ""
     return (
         f"no NATS server answered at {shown} within {wait_s:g} s{why}: "
-        "start one (`baton serve`, `docker compose up nats`) or correct BATON_NATS_URL"
+        "start one (`baton up`, or `docker compose up nats`) or correct BATON_NATS_URL"
     )
 
 

@@ -104,7 +104,7 @@ async def ask(nats: Client, message: Message, key: str, query: BaseModel, *, tim
     try:
         reply = await nats.request(subject, query.model_dump_json().encode(), timeout=timeout_s)
     except NoRespondersError:
-        raise NoAnswer(f"nobody answers {subject}: is {owner} running? `baton serve` starts it") from None
+        raise NoAnswer(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
     except TimeoutError:
         raise NoAnswer(f"no answer from {owner} to {subject} within {timeout_s:g} s: is it ready?") from None
     status = (reply.headers or {}).get(STATUS, OK)

@@ -48,7 +48,7 @@ class JobFileError(Exception):
         self.problems = sorted(problems)
         lines = [_line(name, problem) for problem in self.problems[:_SHOWN]]
         if len(self.problems) > _SHOWN:
-            lines.append(f"{name}: and {len(self.problems) - _SHOWN} more problems")
+            lines.append(f"{name}: and more problems; correct these first")
         super().__init__("\n".join(lines))
 
 

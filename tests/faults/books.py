@@ -41,11 +41,12 @@ _SHOWN = 5
 
 @dataclass(slots=True)
 class Letter:
-    """A dead letter."""
+    """A dead letter; `place` is the stream and the sequence of the message that it is about."""
 
     origin: str
     subject: str
     reason: str
+    place: tuple[str, int]
 
 
 def a_race(letter: Letter) -> bool:
@@ -312,7 +313,8 @@ def processes_of_jobs(state_dir: Path) -> list[str]:
 
 def _letter(message: Msg) -> Letter:
     headers = message.headers or {}
-    return Letter(headers["Baton-Dead-Origin"], headers["Baton-Dead-Subject"], headers["Baton-Dead-Reason"])
+    place = (headers["Baton-Dead-Stream"], int(headers["Baton-Dead-Seq"]))
+    return Letter(headers["Baton-Dead-Origin"], headers["Baton-Dead-Subject"], headers["Baton-Dead-Reason"], place)
 
 
 def _job_of(message: Msg) -> str:

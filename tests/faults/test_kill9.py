@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -51,7 +52,7 @@ async def test_a_preemption_in_the_middle_survives_the_death_of_those_who_decide
     async with clients(cluster) as teams:
         await submit(teams, low)
         for job in low:
-            await until(lambda job=job: _state(teams[OPERATOR], job, JobState.RUNNING), 60)
+            await until(partial(_is_running, teams[OPERATOR], job), 60)
         await submit(teams, [high])
         killed = {name: kill9(cluster, name) for name in ("preemption", "placement")}
         for name, pid in killed.items():
@@ -66,8 +67,8 @@ async def test_a_preemption_in_the_middle_survives_the_death_of_those_who_decide
     assert any(a.outcome == "lost" for d in documents for a in d.attempts), "no kill of an agent cost an attempt"
 
 
-async def _state(operator: Baton, job: Planned, state: JobState) -> bool:
+async def _is_running(operator: Baton, job: Planned) -> bool:
     try:
-        return (await operator.get(job.job_id)).state is state
+        return (await operator.get(job.job_id)).state is JobState.RUNNING
     except ClientError:
         return False  # history is a moment behind

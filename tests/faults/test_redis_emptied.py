@@ -65,7 +65,7 @@ async def test_an_old_state_is_noticed_and_replaced(cluster: Launch, redis: "Red
             for key, rows in old.items():
                 pipe.delete(key)
                 if rows:
-                    pipe.hset(key, mapping=rows)
+                    pipe.hset(key, mapping={str(k): str(v) for k, v in rows.items()})
             await pipe.execute()
         more = mixed("after the roll-back", 30)
         await submit(teams, more)

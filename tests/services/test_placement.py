@@ -16,7 +16,7 @@ from schemas import inbox, subjects
 from schemas.base import Fact
 from schemas.catalog import BY_TYPE
 from schemas.ids import job_id
-from schemas.ledger import DevicesFreed, JobGranted, JobQueued, QuotaSet
+from schemas.ledger import DevicesFreed, JobGranted, JobQueued, LedgerRecord, QuotaSet
 from schemas.nodes import DesiredQuery, DesiredReply, DesiredState
 from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQuery, QueueList, QueueListQuery
 from schemas.subjects import OPERATOR
@@ -131,7 +131,7 @@ async def test_another_teams_job_is_answered_like_one_that_does_not_exist(
 async def test_a_restart_goes_on_from_the_snapshot(
     world: Pool, nats_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"snapshot_records": 100, "batch": 1}
+    small: dict[str, Any] = {"snapshot_records": 100, "batch": 1}
     async with running(placement(world, nats_url, redis_url, **small)):
         await world.put(registered("n1"), job("first", 2, team="red"), job("second", 2, team="red"))
         await world.put(*(inbox.QuotaChanged(team="blue", limit_milli=n) for n in range(1, 120)))
@@ -140,7 +140,12 @@ async def test_a_restart_goes_on_from_the_snapshot(
     assert saved[1] >= 100
     folded: list[int] = []
     apply = Machine.apply
-    monkeypatch.setattr(Machine, "apply", lambda self, record, seq: (folded.append(seq), apply(self, record, seq))[1])
+
+    def counted(self: Machine, record: LedgerRecord, seq: int) -> None:
+        folded.append(seq)
+        apply(self, record, seq)
+
+    monkeypatch.setattr(Machine, "apply", counted)
 
     async with running(placement(world, nats_url, redis_url, "w2", **small)):
         first = await world.event(JobGranted)

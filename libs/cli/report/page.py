@@ -15,7 +15,7 @@ from libs.cli.report.figures import end_of, window
 from libs.cli.report.picture import Picture, draw
 
 _ASSETS = Path(__file__).parent / "assets"
-_HUES = (("#3f6ea8", "#6f9fdb"), ("#c9822f", "#e0a355"), ("#3a8f72", "#5cba99"), ("#94527f", "#c583b0"),
+_HUES = (("#3f6ea8", "#6694cf"), ("#c9822f", "#e0a355"), ("#3a8f72", "#5cba99"), ("#94527f", "#c583b0"),
          ("#7a7f2e", "#b3b95a"), ("#5d6470", "#98a0ad"))  # fmt: skip
 """Light and dark colour of each team; the seventh team begins again."""
 _MIX = (100, 66, 40)

@@ -13,6 +13,8 @@ from libs.cli.report.picture import Block, Drawn, Picture
 from schemas.resources import WHOLE_MILLI
 
 HELD_PX, QUEUE_PX = 92, 44
+_LONG_PCT = 10
+"""A name on a narrower block is left out on narrow pages."""
 _TICKS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 
 Moment = tuple[int, float, bool]
@@ -140,8 +142,9 @@ def _name(picture: Picture, drawn: Drawn, teams: dict[str, int], classes: Sequen
     left, width = 100 * block.x / picture.width, 100 * block.width / picture.width
     again = f" · attempt {drawn.attempt.number}" if len(job.attempts) > 1 else ""
     look = f"t{teams[job.team]} c{_tone(classes, job.spec.priority_class)}"
+    short = "" if width >= _LONG_PCT else " short"
     style = f"left:{left:.2f}%;width:{width:.2f}%;top:{_n(block.y)}px"
-    return f'<div class="name {look}" style="{style}">{escape(job.spec.name)}{again}</div>'
+    return f'<div class="name {look}{short}" style="{style}">{escape(job.spec.name)}{again}</div>'
 
 
 def _labels(picture: Picture) -> str:

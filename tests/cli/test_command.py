@@ -1,0 +1,271 @@
+"""The command as people and scripts meet it: as a process, by its exit code, its stdout and its stderr."""
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from libs.client import Baton
+from schemas.jobs import JobSpec
+from schemas.subjects import DEAD
+from tests.client.fakes import Fakes
+
+BATON = [sys.executable, "-m", "libs.cli"]
+ROOT = Path(__file__).parents[2]
+NOWHERE = "nats://blue:secret@127.0.0.1:9"
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+async def baton(*arguments: str, url: str = "", stdin: bytes = b"", cwd: Path = ROOT, **env: str) -> Result:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    if url:
+        clean["BATON_NATS_URL"] = url
+    process = await asyncio.create_subprocess_exec(
+        *BATON,
+        *arguments,
+        env={**clean, "PYTHONPATH": str(ROOT), **env},
+        cwd=cwd,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    out, err = await process.communicate(stdin)
+    assert b"Traceback" not in err, err.decode()
+    return Result(process.returncode or 0, out.decode(), err.decode())
+
+
+async def test_help_lists_every_command() -> None:
+    result = await baton("--help")
+    assert result.code == 0
+    assert "Exit codes: 0 ok, 1 failed" in result.out
+    assert all(name in result.out for name in ("submit", "explain", "ledger", "replay", "demo"))
+
+
+async def test_help_loads_nothing_heavy() -> None:
+    heavy = ["nats", "pydantic", "rich", "yaml", "numpy", "faststream", "asyncio"]
+    code = f"import sys; from libs.cli.main import app; print([m for m in {heavy} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("frobnicate",), "No such command 'frobnicate'"),
+        (("submti", "-f", "x"), "Did you mean 'submit'"),
+        (("get", "jobs", "--state", "dreaming"), "'dreaming' is not a state: use queued"),
+        (("get", "jobs", "-o", "xml"), "xml"),
+        (("submit",), "nothing to run"),
+        (("submit", "--gpus", "4:H100", "--", "x"), "e.g. H100:4"),
+        (("submit", "--gpus", "2", "--share", "0.5", "--", "x"), "share_milli below 1000 shares one device"),
+        (("submit", "--time", "soon", "--", "x"), "'soon' is not a duration"),
+        (("submit", "--gpus", "1@40GiB", "--memory", "1GiB", "--", "x"), "--memory and the @ of --gpus"),
+        (("submit", "-f", "-", "--gpus", "1"), "exclude each other"),
+        (("bill", "--by", "mood"), "--by mood"),
+        (("bill", "--from", "yesterday"), "--from yesterday"),
+        (("quota", "set", "blue", "many"), "'many' is not a number of devices"),
+        (("wait", "job-1", "--timeout", "x"), "'x' is not a duration"),
+        (("watch", "-o", "yaml"), "use -o json"),
+        (("up", "--teams", "operator"), "that name is Baton's own"),
+        (("up", "--teams", ","), "--teams is empty"),
+        (("up", "--external"), "BATON_NATS_URL, BATON_REDIS_URL, BATON_MONGO_URL"),
+    ],
+    ids=" ".join,
+)
+async def test_a_wrong_command_line_is_usage(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    result = await baton(*arguments, cwd=tmp_path)
+    assert (result.code, result.out) == (2, "")
+    assert says in result.err
+
+
+async def test_a_wrong_job_file_is_usage_with_every_problem(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text('nam: x\ncommand: [a]\ngpus: many\n"\\e[31mred": 1\n')
+    result = await baton("submit", "-f", "job.yaml", cwd=tmp_path)
+    assert result.code == 2
+    assert "job.yaml:1:1: nam: unknown field; did you mean 'name'?" in result.err
+    assert "job.yaml:3:1: gpus" in result.err
+    assert "\x1b" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(b"\xff\xfe\x00", 2), (None, 3), (b"", 2)], ids=["not UTF-8", "no file", "empty"]
+)
+async def test_files_that_are_none(tmp_path: Path, content: bytes | None, code: int) -> None:
+    if content is not None:
+        (tmp_path / "job.yaml").write_bytes(content)
+    assert (await baton("submit", "-f", "job.yaml", cwd=tmp_path)).code == code
+
+
+async def test_a_dry_run_needs_nobody() -> None:
+    result = await baton(
+        "submit", "--dry-run", "--gpus", "h100:4", "-e", "A=1", "--key", "k", "--", "python", "-c", "x"
+    )
+    (shown,) = json.loads(result.out)
+    assert shown["client_key"] == "k"
+    assert JobSpec.model_validate(shown["job"]).command == ("python", "-c", "x")
+    assert shown["job"]["resources"]["types"] == ["H100"]
+
+
+async def test_no_baton_is_unreachable(tmp_path: Path) -> None:
+    result = await baton("get", "nodes", cwd=tmp_path)
+    assert result.code == 6
+    assert "no running Baton is known" in result.err
+    assert "baton up" in result.err
+    broken = await baton("get", "nodes", url=NOWHERE)
+    assert broken.code == 6
+    assert "secret" not in broken.err
+
+
+async def test_a_silent_service_is_unreachable(urls: dict[str, str]) -> None:
+    result = await baton("status", url=urls["blue"])
+    assert result.code == 6
+    assert "placement" in result.err
+
+
+async def test_submit_prints_the_id_and_nothing_else(urls: dict[str, str], fakes: Fakes, key: str) -> None:
+    result = await baton("submit", "--key", key, "--", "true", url=urls["blue"])
+    assert result.code == 0
+    assert result.out.strip() in fakes.jobs
+    assert await baton("submit", "--key", key, "--", "true", url=urls["blue"]) == result
+
+
+async def test_submit_from_stdin(urls: dict[str, str], fakes: Fakes, key: str) -> None:
+    text = f"key: {key}-1\ncommand: [a]\n---\nkey: {key}-2\ncommand: [b]\n"
+    result = await baton("submit", "-f", "-", url=urls["blue"], stdin=text.encode())
+    assert [fakes.jobs[line].client_key for line in result.out.split()] == [f"{key}-1", f"{key}-2"]
+
+
+async def test_refusals_have_codes_of_their_own(urls: dict[str, str], fakes: Fakes, key: str) -> None:
+    refused = await baton("submit", "--name", "refuse", "--", "true", url=urls["blue"])
+    assert refused.code == 4
+    assert "no such device" in refused.err
+    assert (await baton("submit", "--key", key, "--", "true", url=urls["blue"])).code == 0
+    assert (await baton("submit", "--key", key, "--", "false", url=urls["blue"])).code == 5
+    assert (await baton("submit", "--team", "green", "--", "true", url=urls["blue"])).code == 4
+    assert (await baton("quota", "set", "blue", "4", url=urls["blue"])).code == 4
+
+
+async def test_ids_may_be_short_when_they_are_unique(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+    job = (await blue.submit(JobSpec(command=("x",)), key)).job_id
+    for text in (job, job[:16], job[4:20]):
+        result = await baton("get", "jobs", text, "-o", "name", url=urls["blue"])
+        assert (result.code, result.out.strip()) == (0, job)
+    for i in range(17):  # of seventeen, two begin with the same digit
+        await blue.submit(JobSpec(command=("x",)), f"{key}-{i}", wait_admitted=True)
+    codes = [(await baton("get", "jobs", digit, "-o", "name", url=urls["blue"])).code for digit in "0123"]
+    assert set(codes) <= {0, 2, 3}
+    assert (await baton("describe", "job", "f" * 32, url=urls["blue"])).code == 3
+    assert (await baton("describe", "job", "../etc", url=urls["blue"])).code == 2
+
+
+async def test_tables_in_pipes_are_tab_separated(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+    job = (await blue.submit(JobSpec(command=("x",), name="a job"), key)).job_id
+    result = await baton("get", "jobs", job, url=urls["blue"])
+    header, row = (line.split("\t") for line in result.out.splitlines())
+    assert header[:3] == ["JOB", "NAME", "TEAM"]
+    assert row[:3] == [job, "a job", "blue"]
+    assert len(header) == len(row)
+    bare = await baton("get", "jobs", job, "--no-header", url=urls["blue"])
+    assert bare.out.count("\n") == 1
+    (document,) = json.loads((await baton("get", "jobs", job, "-o", "json", url=urls["blue"])).out)
+    assert document["job_id"] == job
+
+
+async def test_waiting_makes_the_outcome_the_exit_code(
+    urls: dict[str, str], fakes: Fakes, blue: Baton, key: str
+) -> None:
+    good, bad, open_ = [(await blue.submit(JobSpec(command=("x",)), f"{key}-{i}")).job_id for i in range(3)]
+    await fakes.happens(good, "succeeded")
+    await fakes.happens(bad, "failed")
+    assert (await baton("wait", good, url=urls["blue"])).code == 0
+    assert (await baton("wait", good, bad, url=urls["blue"])).code == 1
+    assert (await baton("wait", open_, "--timeout", "0.5s", url=urls["blue"])).code == 6
+
+
+async def test_cancelling_what_is_over_is_a_conflict(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+    job = (await blue.submit(JobSpec(command=("x",)), key)).job_id
+    assert (await baton("cancel", job, url=urls["blue"])).code == 0
+    await blue.wait(job, 20)
+    result = await baton("cancel", job, url=urls["blue"])
+    assert result.code == 5
+    assert "it is cancelled already" in result.err
+
+
+async def test_watching_a_job_ends_with_it(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+    job = (await blue.submit(JobSpec(command=("x",)), key)).job_id
+    await fakes.happens(job, "succeeded")
+    result = await baton("watch", job, "-o", "json", url=urls["blue"])
+    assert [json.loads(line)["what"] for line in result.out.splitlines()] == ["queued", "succeeded"]
+
+
+async def test_logs_are_passed_on_as_they_are(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+    job = (await blue.submit(JobSpec(command=("x",)), key)).job_id
+    assert (await baton("logs", job, url=urls["blue"])).code == 3
+    await fakes.starts(job, 1, "step 1\n\x1b[31mred\n")
+    assert (await baton("logs", job, url=urls["blue"])).out == "step 1\n\x1b[31mred\n"
+
+
+async def test_dead_letters_are_shown_and_sent_again(urls: dict[str, str], services, key: str) -> None:
+    from libs.bus.dead import Received, dead_letter
+
+    subject = "baton.cmd.job.v1.submit.blue"
+    letter = dead_letter("admission", Received(subject, {"X": "1"}, key.encode(), "REQUESTS", 7, 0), "no\x1b JSON")
+    ack = await services.jetstream().publish(letter.subject, letter.payload, headers=letter.headers)
+    seq = str(ack.seq)
+    listed = await baton("dead", "list", "-o", "json", url=urls["operator"])
+    (shown,) = [entry for entry in json.loads(listed.out) if str(entry["seq"]) == seq]
+    assert (shown["subject"], shown["stream"], shown["stream_seq"]) == (subject, "REQUESTS", "7")
+    assert key in (await baton("dead", "show", seq, url=urls["operator"])).out
+    heard = await services.subscribe(subject)
+    await services.flush()
+    assert (await baton("dead", "replay", seq, url=urls["operator"])).code == 0
+    assert (await heard.next_msg(timeout=10)).data == key.encode()
+    assert (await baton("dead", "show", "99999999", url=urls["operator"])).code == 3
+    assert (await services.jetstream().stream_info(DEAD)).state.messages >= 1
+
+
+async def test_an_empty_ledger_holds_every_invariant(urls: dict[str, str]) -> None:
+    result = await baton("ledger", "verify", "--pool", "main", url=urls["operator"])
+    assert result.code == 0
+    assert "0\tviolations" in result.out
+
+
+async def test_provision_may_be_repeated(urls: dict[str, str]) -> None:
+    result = await baton("provision", "--scale", "0.01", url=urls["operator"])
+    assert (result.code, result.out) == (0, "main\tready\n")
+    other = await baton("provision", "--scale", "0.01", "--pool", "second", url=urls["operator"])
+    assert (other.code, other.out) == (0, "second\tready\n")
+
+
+async def test_a_closed_pipe_is_no_error(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+    for i in range(3):
+        await blue.submit(JobSpec(command=("x",)), f"{key}-{i}")
+    script = f"{sys.executable} -m libs.cli get jobs | true"
+    env = {**os.environ, "BATON_NATS_URL": urls["blue"], "PYTHONPATH": str(ROOT)}
+    process = await asyncio.create_subprocess_exec(
+        "bash", "-c", script, env=env, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    _, err = await process.communicate()
+    assert err == b""
+
+
+def test_the_credentials_file_is_private(tmp_path: Path) -> None:
+    from libs.cli.users import nats_users
+
+    first = {user.name: user.password for user in nats_users(tmp_path, ["blue"])}
+    again = {user.name: user.password for user in nats_users(tmp_path, ["blue", "green"])}
+    assert first.items() <= again.items()
+    assert len(set(again.values())) == len(again)
+    assert stat.S_IMODE((tmp_path / "credentials.json").stat().st_mode) == 0o600
