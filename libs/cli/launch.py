@@ -20,7 +20,7 @@ from libs.bus.connect import connect
 from libs.bus.streams import provision
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.users import SERVICES as SERVICES_USER
-from libs.cli.users import nats_users
+from libs.cli.users import check_teams, nats_users
 from libs.client.where import CLIENT_FILE
 from libs.embedded import NatsOptions, ProcessRecord, ProcessSpec, ServerOptions, Servers, Supervisor
 from libs.embedded.ports import LOOPBACK, PortLease, lease_port
@@ -76,6 +76,7 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         if unknown := set(self.services) - set(SERVICES):
             raise ValueError(f"unknown services: {', '.join(sorted(unknown))}; there are {', '.join(SERVICES)}")
+        check_teams(self.teams)
         if self.real_node not in REAL_NODE:
             raise ValueError(f"real_node is {self.real_node!r}: use one of {', '.join(REAL_NODE)}")
         for path in (self.fleet, self.prices, self.quotas):

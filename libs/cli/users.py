@@ -29,16 +29,18 @@ OPERATOR_MAY = [
 Never the ledger: only placement writes it."""
 
 
-def nats_users(state_dir: Path, teams: Sequence[str]) -> list[NatsUser]:
-    """The users of an instance that serves `teams`, services first.
-
-    Raises ValueError when a team's name is taken or cannot be a subject token.
-    """
+def check_teams(teams: Sequence[str]) -> None:
+    """Raises ValueError when a team's name is taken, stands twice, or cannot be a subject token."""
     for team in teams:
         if token(team) in (SERVICES, OPERATOR):
             raise ValueError(f"a team cannot be called {team!r}: that name is Baton's own; choose another")
     if twice := {team for team in teams if list(teams).count(team) > 1}:
         raise ValueError(f"teams named twice: {', '.join(sorted(twice))}")
+
+
+def nats_users(state_dir: Path, teams: Sequence[str]) -> list[NatsUser]:
+    """The users of an instance that serves `teams`, services first. Raises as `check_teams`."""
+    check_teams(teams)
     passwords = _passwords(state_dir, [SERVICES, OPERATOR, *teams])
     users = [
         NatsUser(SERVICES, passwords[SERVICES]),

@@ -59,8 +59,9 @@ def pool_status(
 
 
 def desired_of(machine: Machine, query: DesiredQuery, *, pool: str, ledger_seq: int) -> DesiredReply:
-    """The desired state of each node that the pool knows; unknown ones are left out."""
-    known = [name for name in query.nodes if name in machine.state.fleet.nodes]
+    """The desired state of each node that is up; a node that is left out was taken for lost, and registers anew."""
+    nodes = machine.state.fleet.nodes
+    known = [name for name in query.nodes if name in nodes and nodes[name].up]
     return DesiredReply(states=tuple(desired(machine.state, name, pool, ledger_seq) for name in known))
 
 

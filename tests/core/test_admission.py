@@ -71,7 +71,7 @@ def test_a_plain_job_is_admitted_with_its_class() -> None:
 def test_every_reason_is_given_at_once() -> None:
     request = submit(
         priority_class="produktion",
-        env={"LD_PRELOAD": "/tmp/x.so", "RANK": "0", "HOME": "/root"},
+        env={"LD_PRELOAD": "/tmp/x.so", "RANK": "0", "HOME": "/elsewhere"},
         workdir="relative",
         resources={"devices": 9, "types": ("H1000",), "mig_profile": "1g.11gb", "labels": {"disk": "nvme"}},
         simulation=Simulation(duration_s=1),

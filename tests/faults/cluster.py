@@ -8,6 +8,7 @@ from pathlib import Path
 
 from libs.cli.launch import REAL, SERVICES, SIMULATED, Launch, LaunchOptions
 from libs.client import Baton, connect
+from libs.embedded.events import EventKind
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from schemas.subjects import OPERATOR
 
@@ -72,6 +73,10 @@ async def back(cluster: Launch, name: str, killed: int) -> int:
     return await cluster.supervisor.wait_ready(name, replaced_pid=killed, timeout_s=READY_S)
 
 
-def restarts(cluster: Launch) -> dict[str, int]:
-    """How often each process was restarted so far."""
-    return {name: record.restarts for name, record in cluster.processes().items()}
+def deaths(cluster: Launch) -> list[str]:
+    """Every end of a process that nobody asked for, so far."""
+    return [
+        f"{event.name} (pid {event.pid}) {event.detail}"
+        for event in cluster.supervisor.events
+        if event.kind is EventKind.EXITED
+    ]

@@ -1,0 +1,123 @@
+"""Starting Baton on this machine: what `baton up`, the demo, benchmarks and fault tests stand on."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libs.cli.launch import ROOT, SERVICES, Launch, LaunchOptions
+from libs.client import Unreachable, connect
+from libs.client.where import CLIENT_FILE, find
+from libs.embedded import read_processes
+from schemas.jobs import JobSpec, JobState, Simulation
+from schemas.resources import Resources
+
+BATON = [sys.executable, "-m", "libs.cli"]
+
+
+def up(folder: Path, *more: str) -> "asyncio.Future[asyncio.subprocess.Process]":
+    command = [*BATON, "up", "--servers-only", "--state-dir", str(folder), "--fast", *more]
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith("BATON_")}, "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    return asyncio.ensure_future(asyncio.create_subprocess_exec(*command, env=env, cwd=ROOT, stdout=pipe, stderr=pipe))
+
+
+async def test_servers_streams_and_credentials(tmp_path: Path) -> None:
+    options = LaunchOptions(state_dir=tmp_path, teams=("red", "blue"), services=(), sync_always=False, scale=0.01)
+    async with Launch(options) as cluster:
+        assert set(cluster.processes()) == {"nats", "valkey", "mongo"}
+        assert stat.S_IMODE((tmp_path / CLIENT_FILE).stat().st_mode) == 0o600
+        place = find(team="red", environ={"BATON_STATE_DIR": str(tmp_path)})
+        assert (place.url, place.team, place.pool) == (cluster.team_url("red"), "red", "main")
+        operator = find(operator=True, environ={"BATON_STATE_DIR": str(tmp_path)})
+        assert (operator.url, operator.team) == (cluster.operator_url, "operator")
+        async with await connect(place.url) as red:
+            await red.submit(JobSpec(command=("x",)), wait_admitted=False)
+        with pytest.raises(KeyError, match="red, blue"):
+            cluster.team_url("green")
+        url = cluster.team_url("red")
+    with pytest.raises(Unreachable):
+        find(environ={"BATON_STATE_DIR": str(tmp_path)})
+    async with Launch(options) as cluster:
+        assert cluster.team_url("red") == url
+
+
+async def test_up_runs_until_it_is_interrupted_and_leaves_nothing(tmp_path: Path) -> None:
+    process = await up(tmp_path, "--teams", "red,blue")
+    assert process.stdout is not None
+    lines = []
+    while not lines or not lines[-1].startswith(b"stop:"):
+        lines.append(await process.stdout.readline())
+    assert any(line.startswith(b"nats\tready\t") for line in lines)
+    second = await up(tmp_path)
+    _, err = await second.communicate()
+    assert (second.returncode, b"is in use by pid" in err, b"Traceback" in err) == (5, True, False)
+    pids = [record.pid for record in read_processes(tmp_path).values()]
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert (process.returncode, err.splitlines()[-1]) == (0, b"stopping ...")
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid or 0, 0)
+    assert not (tmp_path / CLIENT_FILE).exists()
+
+
+async def test_interrupting_the_start_stops_what_has_started(tmp_path: Path) -> None:
+    process = await up(tmp_path)
+    assert process.stderr is not None
+    await process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    await process.communicate()
+    assert process.returncode == 0
+    assert not (tmp_path / CLIENT_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"teams": ("a", "a")}, "teams named twice: a"),
+        ({"teams": ("services",)}, "Baton's own"),
+        ({"teams": ("a b",)}, "cannot be a subject token"),
+        ({"services": ("history", "herald")}, "unknown services: herald"),
+        ({"real_node": "gpu"}, "use one of none, auto, nvml, cpu"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_starts(options: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        LaunchOptions(**options)
+
+
+def test_a_missing_fleet_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        LaunchOptions(fleet=tmp_path / "none.yaml")
+
+
+@pytest.mark.demo
+async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
+    fleet = ROOT / "deploy/fleets/demo-16x8-h100.yaml"
+    options = LaunchOptions(state_dir=tmp_path, teams=("red",), fleet=fleet, sync_always=False)
+    async with Launch(options) as cluster:
+        ready = await cluster.readiness()
+        assert set(ready) == {*SERVICES, "agent-sim"}
+        assert all(checks.ready for checks in ready.values())
+        async with await connect(cluster.team_url("red")) as red:
+            spec = JobSpec(simulation=Simulation(duration_s=0.1), resources=Resources(devices=8))
+            job = (await red.submit(spec)).job_id
+            assert (await red.wait(job, 60)).state is JobState.SUCCEEDED
+            events = [event.what async for event in red.watch(job)]
+            assert events[0] == "queued"
+            assert events[-1] == "succeeded"
+        verify = await asyncio.create_subprocess_exec(
+            *(*BATON, "ledger", "verify", "--bill", "-o", "json", "--url", cluster.operator_url),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+        )
+        out, _ = await verify.communicate()
+        report = json.loads(out)
+        assert (verify.returncode, report["ok"], report["jobs"], report["bill_differences"]) == (0, True, 1, [])
