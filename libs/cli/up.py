@@ -113,13 +113,20 @@ def _introduce(launch: Launch) -> None:
     flag = f" --team {team}" if len(launch.options.teams) > 1 else ""
     fields(
         [
-            ("submit", f"{prefix}baton submit{flag} --gpus 1 -- python train.py"),
+            ("submit", f"{prefix}baton submit{flag} {_example(launch)}"),
             ("look", f"{prefix}baton get nodes"),
             ("teams", ", ".join(launch.options.teams)),
             ("credentials", f"{_relative(str(launch.state_dir))}/client.json: a NATS URL for each team"),
             ("stop", "Ctrl-C here; data stays, and the next `baton up` goes on from it"),
         ]
     )
+
+
+def _example(launch: Launch) -> str:
+    """A job that can run on what was just started."""
+    if launch.options.real_node == "none" and launch.options.fleet is not None:
+        return "--gpus 1 --simulate 30s"
+    return f"--gpus {1 if Path('/dev/nvidiactl').exists() else 'CPU:1'} -- python3 -c 'print(42)'"
 
 
 def _external() -> External:

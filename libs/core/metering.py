@@ -115,6 +115,10 @@ class Meter:
                     self._finish(event.job_id)
         self.seq = seq
 
+    def skip(self, seq: int) -> None:
+        """A void record: it counts for nothing, and the bill is exact up to it as well."""
+        self.seq = max(self.seq, seq)
+
     def usage(self, team: str | None = None, *, open_until_us: int | None = None) -> Iterator[Usage]:
         """The rows of `team`, or of all teams; with `open_until_us` claims that are still held count up to there."""
         held = self._held_rows(open_until_us) if open_until_us is not None else {}

@@ -45,6 +45,8 @@ class Metering:
             for entry in entries:
                 if entry.valid:
                     self.meter.apply(entry.record, entry.seq)
+                else:
+                    self.meter.skip(entry.seq)
             self.position, self.lag, self.problem = reader.position, reader.lag(), reader.problem
             if self.position >= start:
                 self.caught_up.set()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from libs.cli.launch import REAL, SERVICES, SIMULATED, Launch, LaunchOptions
 from libs.client import Baton, connect
-from libs.embedded.events import EventKind
+from libs.embedded.events import EventKind, ProcessEvent
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from schemas.subjects import OPERATOR
 
@@ -73,10 +73,6 @@ async def back(cluster: Launch, name: str, killed: int) -> int:
     return await cluster.supervisor.wait_ready(name, replaced_pid=killed, timeout_s=READY_S)
 
 
-def deaths(cluster: Launch) -> list[str]:
-    """Every end of a process that nobody asked for, so far."""
-    return [
-        f"{event.name} (pid {event.pid}) {event.detail}"
-        for event in cluster.supervisor.events
-        if event.kind is EventKind.EXITED
-    ]
+def deaths(cluster: Launch) -> list[ProcessEvent]:
+    """Every end of a process that nobody asked the supervisor for, so far."""
+    return [event for event in cluster.supervisor.events if event.kind is EventKind.EXITED]

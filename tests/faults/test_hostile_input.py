@@ -11,7 +11,7 @@ from schemas.catalog import CATALOG
 from schemas.subjects import EVENTS
 from tests.faults import corpus
 from tests.faults.books import Auditor, auditor, books_agree
-from tests.faults.cluster import TEAMS, clients, running
+from tests.faults.cluster import TEAMS, clients, deaths, running
 from tests.faults.corpus import Bad
 from tests.faults.load import Planned, mixed, submit
 from tests.kit.waiting import stored, until
@@ -95,7 +95,7 @@ async def test_bad_messages_are_refused_with_a_reason_and_good_ones_run(cluster:
         await refused(audit, places)
 
     await books_agree(cluster, {job.job_id: job.end for job in good}, letters=None)
-    assert not deaths(cluster), "a service died of a message"
+    assert not deaths(cluster), f"died of a message: {deaths(cluster)}"
 
 
 async def test_one_team_cannot_cancel_the_job_of_another(cluster: Launch) -> None:
@@ -140,7 +140,7 @@ async def test_garbage_on_core_subjects_and_in_the_ledger_stops_nobody(cluster: 
 
     books = await books_agree(cluster, {job.job_id: job.end for job in good}, letters=None)
     assert books.report.void >= len(corpus.unreadable())
-    assert not deaths(cluster), "a service died of a message"
+    assert not deaths(cluster), f"died of a message: {deaths(cluster)}"
 
 
 async def test_a_forged_record_at_the_end_of_the_ledger_changes_nothing(cluster: Launch) -> None:

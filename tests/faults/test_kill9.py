@@ -12,7 +12,7 @@ from libs.client import Baton, ClientError
 from schemas.jobs import JobState
 from schemas.subjects import OPERATOR, ledger_stream
 from tests.faults.books import auditor, books_agree
-from tests.faults.cluster import PROCESSES, back, clients, kill9, running
+from tests.faults.cluster import PROCESSES, back, clients, deaths, kill9, running
 from tests.faults.load import Planned, crowd, mixed, submit
 from tests.kit.waiting import until
 
@@ -31,6 +31,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lau
 async def test_nothing_is_lost_or_done_twice_when_a_process_is_killed(cluster: Launch, name: str) -> None:
     jobs = [*crowd(f"kill-{name}"), *mixed(f"kill-{name}", JOBS)]
     half = len(jobs) // 2
+    earlier = len(deaths(cluster))
     async with clients(cluster) as teams, auditor(cluster) as audit:
         await submit(teams, jobs[:half])
         before = await audit.js.stream_info(ledger_stream(audit.pool))
@@ -43,6 +44,8 @@ async def test_nothing_is_lost_or_done_twice_when_a_process_is_killed(cluster: L
 
     books = await books_agree(cluster, {job.job_id: job.end for job in jobs})
 
+    others = [event for event in deaths(cluster)[earlier:] if event.name != name]
+    assert not others, f"{name} took others with it: {others}"
     after = [job for job in jobs if books.ended_seq.get(job.job_id, 0) > before.state.last_seq]
     assert len(after) > half, "the kill came too late to prove anything: most jobs had ended"
 

@@ -43,7 +43,7 @@ async def test_an_emptied_redis_fills_again_under_load(cluster: Launch, redis: "
         await submitted
 
     await books_agree(cluster, {job.job_id: job.end for job in jobs})
-    assert not deaths(cluster), "a service died of an empty Redis"
+    assert not deaths(cluster), f"died of an empty Redis: {deaths(cluster)}"
 
 
 async def test_an_emptied_redis_fills_again_when_nothing_happens(cluster: Launch, redis: "Redis") -> None:

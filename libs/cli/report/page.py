@@ -91,13 +91,27 @@ def _tiles(report: Report) -> Iterable[str]:
     others = ", ".join(f"{count} {state}" for state, count in report.by_state.items() if state != "succeeded")
     seconds = sum(team.device_seconds for team in report.teams)
     good = "good" if report.ledger.verified else "bad"
-    yield _tile("Utilisation", f"{report.utilization:.1%}", f"of {accelerators} accelerators; peak {report.utilization_peak:.0%}")
+    yield _tile(
+        "Utilisation",
+        f"{report.utilization:.1%}",
+        f"of {accelerators} accelerators; peak {report.utilization_peak:.0%}",
+    )
     yield _tile("Jobs succeeded", f"{done:,}", others or "all of them")
     yield _tile("Queue wait", _seconds(wait.p50), f"median; p99 {_plain(wait.p99)}, longest {_plain(wait.max)}")
-    yield _tile("Scheduling latency", f"{latency.p50:.0f} <small>ms</small>", f"median of {latency.count}; p99 {latency.p99:.0f} ms")
-    yield _tile("Preemption rate", f"{report.preemption_rate:.2%}", f"{report.preempted} of {report.attempts:,} attempts")
+    yield _tile(
+        "Scheduling latency",
+        f"{latency.p50:.0f} <small>ms</small>",
+        f"median of {latency.count}; p99 {latency.p99:.0f} ms",
+    )
+    yield _tile(
+        "Preemption rate", f"{report.preemption_rate:.2%}", f"{report.preempted} of {report.attempts:,} attempts"
+    )
     yield _tile("Device-seconds", f"{seconds:,.0f}", "billed, shares as shares")
-    yield _tile("Cost", _money(report, report.bill.total_cost_micros), "bill equals the integral" if report.bill.equal else "bill differs from the ledger")
+    yield _tile(
+        "Cost",
+        _money(report, report.bill.total_cost_micros),
+        "bill equals the integral" if report.bill.equal else "bill differs from the ledger",
+    )
     yield _tile(
         "Ledger", "verified" if report.ledger.verified else "broken",
         f"{report.ledger.records:,} records, {len(report.ledger.violations)} violations", good,
@@ -151,7 +165,18 @@ def _story(steps: Sequence[Step]) -> str:
 
 
 def _teams(report: Report, facts: Facts) -> str:
-    head = ("Team", "Jobs", "Succeeded", "Attempts", "Preempted", "Wait p50", "Wait p99", "Device-seconds", "Of the capacity", "Cost")
+    head = (
+        "Team",
+        "Jobs",
+        "Succeeded",
+        "Attempts",
+        "Preempted",
+        "Wait p50",
+        "Wait p99",
+        "Device-seconds",
+        "Of the capacity",
+        "Cost",
+    )
     rows = "".join(_team_row(report, team, facts.teams.index(team.team)) for team in report.teams)
     total = [
         "All", report.jobs, report.by_state.get("succeeded", 0), report.attempts, report.preempted, _plain(report.queue_wait_s.p50),
@@ -167,7 +192,9 @@ def _teams(report: Report, facts: Facts) -> str:
 
 def _team_row(report: Report, team: TeamFigures, index: int) -> str:
     largest = max((t.share_of_capacity for t in report.teams), default=0) or 1
-    meter = f'<span class="meter t{index} c0"><i style="width:{100 * team.share_of_capacity / largest:.0f}%"></i></span>'
+    meter = (
+        f'<span class="meter t{index} c0"><i style="width:{100 * team.share_of_capacity / largest:.0f}%"></i></span>'
+    )
     cells = [
         f'<i class="swatch t{index} c0"></i>{escape(team.team)}', team.jobs, team.by_state.get("succeeded", 0), team.attempts,
         team.preempted, _plain(team.queue_wait_s.p50), _plain(team.queue_wait_s.p99), f"{team.device_seconds:,.1f}",

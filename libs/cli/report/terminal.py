@@ -21,10 +21,10 @@ def _figures(report: Report) -> Table:
     states = ", ".join(f"{count} {state}" for state, count in report.by_state.items())
     verified = f"{report.ledger.records:,} records, {len(report.ledger.violations)} violations"
     rows = [
-        ("jobs", f"{report.jobs}: {states}; {report.attempts} grants, {report.gangs} of them gangs"),
-        ("utilisation", f"{report.utilization:.1%} of the accelerators' time in {report.window_s:.0f} s"),
+        ("jobs", f"{report.jobs}: {states}; {report.gangs} gangs"),
+        ("utilisation", f"{report.utilization:.1%} of the accelerators' time, {report.window_s:.0f} s"),
         ("queue wait", _spread(wait, "s", 2)),
-        ("scheduling latency", f"{_spread(latency, 'ms', 0)} ({latency.count} jobs that fitted at once)"),
+        ("scheduling latency", f"{_spread(latency, 'ms', 0)} ({latency.count} jobs)"),
         ("preemption rate", f"{report.preemption_rate:.2%} ({report.preempted} of {report.attempts} attempts)"),
         ("ledger", f"{'verified' if report.ledger.verified else 'BROKEN'}, {verified}"),
         ("bill", f"{_money(report, report.bill.total_cost_micros)}, {_equal(report)}"),
@@ -37,7 +37,7 @@ def _figures(report: Report) -> Table:
 def _teams(report: Report) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
     table.add_column("team")
-    for name in ("jobs", "preempted", "wait p50", "wait p99", "device-seconds", "of capacity", "cost"):
+    for name in ("jobs", "yielded", "wait p50", "wait p99", "device-s", "capacity", report.bill.currency):
         table.add_column(name, justify="right")
     for team in report.teams:
         table.add_row(
@@ -48,7 +48,7 @@ def _teams(report: Report) -> Table:
             f"{team.queue_wait_s.p99:.2f} s",
             f"{team.device_seconds:,.1f}",
             f"{team.share_of_capacity:.1%}",
-            _money(report, team.cost_micros),
+            f"{team.cost_micros / 1e6:,.4f}",
         )
     return table
 

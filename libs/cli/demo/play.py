@@ -1,0 +1,220 @@
+"""The demo from beginning to end: start everything, the load, the story, the end of all jobs, the report."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from libs.cli.demo import checks, load
+from libs.cli.demo.follow import Follower
+from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, Ask
+from libs.cli.demo.screen import Screen
+from libs.cli.launch import REAL, ROOT, SIMULATED, Launch, LaunchOptions
+from libs.cli.report import Report, Step, collect, write
+from libs.cli.report.facts import Facts, JobFacts
+from libs.client import Baton, connect
+from libs.embedded import EventKind, StateDirLocked
+from schemas.ids import job_id
+from schemas.subjects import OPERATOR
+
+FLEET = ROOT / "deploy" / "fleets" / "demo-16x8-h100.yaml"
+TEAMS_FILE = Path(__file__).parent / "teams.yaml"
+TITLE = "One demo run: 128 simulated H100, three teams, one preemption"
+DEVICES = 129
+"""The fleet's, and this machine's processors."""
+_PERIOD_S = 0.25
+_SLOW_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came out, and where it is."""
+
+    report: Report
+    as_json: Path
+    as_html: Path
+    took_s: float
+    restarted: tuple[str, ...]
+    """Processes that ended without being asked to; their supervisor started them again."""
+
+
+@dataclass(eq=False)
+class Demo:
+    """One run. `scale` shortens the two waves of short jobs (tests)."""
+
+    state_dir: Path
+    out: Path
+    screen: Screen
+    scale: float = 1.0
+    steps: list[Step] = field(default_factory=list)
+    _clients: dict[str, Baton] = field(default_factory=dict)
+    _submitted: int = 0
+    _follower: Follower | None = None
+
+    async def play(self) -> Result:
+        """Raises Stuck when something does not happen in time, and what `Launch` and the client raise."""
+        began = time.monotonic()
+        fresh(self.state_dir)
+        self.screen.phase("start NATS, Valkey, the document store, six services, two agents")
+        async with self._launched() as launch, self._connected(launch) as follower:
+            self.screen.facts = lambda: follower.facts
+            self._follower = follower
+            await self._story()
+            self.screen.phase("read the whole ledger again: verify, bill, report")
+            story = await collect(self._clients[OPERATOR])
+            restarted = sorted({e.name for e in launch.supervisor.events if e.kind is EventKind.EXITED})
+            self._check(checks.verified(story.audit))
+            self._check(checks.billed(story.audit, story.bill))
+            numbers, as_json, as_html = write(story, self.out, title=TITLE, steps=self.steps)
+            self.screen.phase("stop everything")
+        return Result(numbers, as_json, as_html, time.monotonic() - began, tuple(restarted))
+
+    # -------------------------------------------------------------------------------------------------------- the story
+
+    async def _story(self) -> None:
+        await self._until(lambda f: len(f.seats) == DEVICES, f"{DEVICES} devices in the pool", SIMULATED, REAL)
+        screen, check = self.screen, self._check
+        screen.phase("a training gang of 16 starts; three teams send short jobs of many shapes")
+        gang_id = await self._submit(load.training())
+        await self._until(lambda f: _running(f, gang_id), "the training gang runs", "placement", SIMULATED)
+        check(checks.placed(self._facts, self._job(gang_id)))
+        cpu = asyncio.create_task(self._submit_all(load.cpu_jobs()))
+        short = await self._submit_all(self._wave(1))
+        await self._until(lambda f: _ended(f, short), "the first wave of short jobs ends", "placement", SIMULATED)
+
+        screen.phase("replicas fill the rest of the fleet; then a serving job needs 8 devices at once")
+        replicas = await self._submit_all(load.fillers())
+        await self._until(lambda f: all(_running(f, r) for r in replicas), "the replicas run", "placement", SIMULATED)
+        saves = len(self._job(gang_id).last.checkpoints)
+        await self._until(
+            lambda f: len(f.jobs[gang_id].last.checkpoints) > saves, "the gang saves by itself", SIMULATED, "placement"
+        )
+        serving_id = await self._submit(load.serving())
+        await self._until(lambda f: _granted(f, serving_id), "the serving job is granted", "preemption", "placement")
+        check(checks.full(self._facts, self._job(serving_id)))
+        check(checks.in_time(self._facts, self._job(serving_id)))
+        await self._until(lambda f: bool(f.jobs[gang_id].attempts[0].closed_us), "the gang has yielded", SIMULATED)
+        check(checks.yielded(self._facts, self._job(gang_id), self._job(serving_id)))
+
+        screen.phase(
+            "the serving job ends, the gang resumes from its checkpoint; the replicas go, more short jobs come"
+        )
+        await self._until(lambda f: len(f.jobs[gang_id].attempts) > 1, "the gang is granted again", "placement")
+        await asyncio.gather(*(self._clients[ASSISTANT].cancel(r, "the rush is over") for r in replicas))
+        await self._until(lambda f: _running(f, gang_id), "the gang runs again", SIMULATED)
+        coming = asyncio.create_task(self._submit_all(self._wave(2)))
+        first, second = await self._log(gang_id, 1), await self._log(gang_id, 2)
+        check(checks.resumed(self._facts, self._job(gang_id), second))
+        check(checks.lost_little(self._job(gang_id), first))
+
+        everything = [gang_id, serving_id, *short, *replicas, *await cpu, *await coming]
+        await self._until(lambda f: _ended(f, everything), "every job ends", "placement", SIMULATED, REAL)
+        check(checks.trained(self._facts, self._job(gang_id), await self._log(gang_id, 2)))
+        check(checks.all_ended(self._facts, self._submitted, replicas))
+
+    def _wave(self, number: int) -> Iterable[Ask]:
+        jobs = round(load.WAVES[number - 1] * self.scale)
+        return load.wave(number, jobs, over_s=max(1.0, jobs / 11))
+
+    # ------------------------------------------------------------------------------------------------------------- parts
+
+    @contextlib.asynccontextmanager
+    async def _launched(self) -> AsyncIterator[Launch]:
+        options = LaunchOptions(
+            state_dir=self.state_dir,
+            pool=os.environ.get("BATON_POOL") or "main",
+            teams=TEAMS,
+            fleet=FLEET,
+            real_node="cpu",
+            quotas=TEAMS_FILE,
+            log_level="WARNING",
+        )
+        async with Launch(options) as launch:
+            yield launch
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, launch: Launch) -> AsyncIterator[Follower]:
+        async with contextlib.AsyncExitStack() as stack:
+            for team in TEAMS:
+                self._clients[team] = await stack.enter_async_context(await connect(launch.team_url(team), team))
+            operator = await stack.enter_async_context(await connect(launch.operator_url, OPERATOR))
+            self._clients[OPERATOR] = operator
+            yield await stack.enter_async_context(Follower(operator, self.state_dir / "logs"))
+
+    @property
+    def _facts(self) -> Facts:
+        assert self._follower is not None
+        return self._follower.facts
+
+    def _job(self, wanted: str) -> JobFacts:
+        return self._facts.jobs[wanted]
+
+    def _check(self, step: Step) -> None:
+        self.steps.append(step)
+        self.screen.check(step)
+
+    async def _until(self, seen: Callable[[Facts], bool], what: str, *blame: str) -> None:
+        assert self._follower is not None
+        await self._follower.until(seen, what, within_s=_SLOW_S, blame=blame)
+
+    async def _submit(self, ask: Ask) -> str:
+        """Submits one job and waits for admission's answer."""
+        self._submitted += 1
+        return (await self._clients[ask.team].submit(ask.spec, ask.spec.name)).job_id
+
+    async def _submit_all(self, asks: Iterable[Ask]) -> list[str]:
+        """Submits each job at its moment, those of a quarter of a second together. Their ids."""
+        waiting = sorted(asks, key=lambda ask: ask.after_s)
+        loop = asyncio.get_running_loop()
+        began, ids = loop.time(), []
+        while waiting:
+            now_s = loop.time() - began
+            due = [ask for ask in waiting if ask.after_s <= now_s]
+            waiting = waiting[len(due) :]
+            for team in TEAMS:
+                own = [(ask.spec.name, ask.spec) for ask in due if ask.team == team]
+                if own:
+                    await self._clients[team].submit_many(own)
+                    ids += [job_id(team, name) for name, _ in own]
+            self._submitted += len(due)
+            await asyncio.sleep(_PERIOD_S)
+        return ids
+
+    async def _log(self, wanted: str, attempt: int) -> str:
+        """What rank 0 of an attempt of the gang has written so far."""
+        return "".join([piece.text async for piece in self._clients[RESEARCH].logs(wanted, attempt=attempt)])
+
+
+def _granted(facts: Facts, job: str) -> bool:
+    return job in facts.jobs and bool(facts.jobs[job].attempts)
+
+
+def _running(facts: Facts, job: str) -> bool:
+    return _granted(facts, job) and facts.jobs[job].last.running_us > 0
+
+
+def _ended(facts: Facts, jobs: Sequence[str]) -> bool:
+    return all(job in facts.jobs and facts.jobs[job].finished_us for job in jobs)
+
+
+def fresh(state_dir: Path) -> None:
+    """An empty directory for this run; what an earlier demo left in it is removed.
+
+    Raises StateDirLocked when a demo runs there, FileExistsError when it is not a demo's.
+    """
+    lock = state_dir / "lock"
+    if state_dir.exists() and any(state_dir.iterdir()):
+        if not lock.exists():
+            raise FileExistsError(17, "Not empty, and not of an earlier demo", str(state_dir))
+        with open(lock) as held:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StateDirLocked(f"a demo runs in {state_dir}: let it end, or give --state-dir") from None
+            shutil.rmtree(state_dir)
+    state_dir.mkdir(parents=True, exist_ok=True)

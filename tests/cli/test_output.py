@@ -1,0 +1,42 @@
+"""What reaches a terminal or a pipe."""
+
+import pytest
+
+from libs.cli import units
+from libs.cli.output import Column, Format, clean, show
+
+
+def test_nothing_steers_a_terminal() -> None:
+    hostile = "a\x1b]0;title\x07\x1b[2Jb\x9bc\u202ed\r\n"
+    assert clean(hostile, keep_newlines=True) == "a]0;title[2Jbcd\n"
+    assert clean("a\tb\nc") == "a b c"
+
+
+def test_a_cell_stays_one_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    show(
+        [("x\ty\nz", None, ["a", "b"])],
+        [Column("A", lambda r: r[0]), Column("B", lambda r: r[1]), Column("C", lambda r: r[2])],
+    )
+    assert capsys.readouterr().out == "A\tB\tC\nx y z\t-\ta,b\n"
+
+
+def test_wide_columns_and_names(capsys: pytest.CaptureFixture[str]) -> None:
+    columns = [Column("A", str), Column("B", lambda r: r * 2, wide=True)]
+    show([1], columns, Format.WIDE, header=False)
+    show([1], columns, Format.NAME, name=lambda r: f"job-{r}")
+    assert capsys.readouterr().out == "1\t2\njob-1\n"
+
+
+@pytest.mark.parametrize(
+    ("micros", "text"), [(0, "0.00"), (1, "0.000001"), (2_990_000, "2.99"), (12_345_678_901, "12345.678901")]
+)
+def test_money_is_exact(micros: int, text: str) -> None:
+    assert units.money(micros) == text
+    assert units.money(micros, "USD") == f"{text} USD"
+
+
+def test_times_and_sizes() -> None:
+    assert [units.duration(s) for s in (0, 119, 120, 7200, 200_000)] == ["0s", "119s", "2m", "2h00m", "2d7h"]
+    assert [units.devices(m) for m in (None, 500, 4000)] == ["none", "0.5", "4"]
+    assert [units.gib(m) for m in (512, 81_920)] == ["512MiB", "80GiB"]
+    assert units.moment(1_700_000_000_123_456) == "2023-11-14 22:13:20.123Z"
