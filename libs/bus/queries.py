@@ -1,4 +1,4 @@
-"""Questions and answers over core NATS: `serve` in the service that owns the answer, `ask` everywhere else.
+"""Questions and answers over core NATS: `serve` in the service that owns the answer, `ask` (asking.py) everywhere else.
 
 A reply carries `Baton-Status`: ok, invalid, not-found or failed; all but ok carry `QueryFailed`. A question may be
 plain JSON, or empty for "no conditions".
@@ -11,11 +11,10 @@ from typing import Any
 
 from faststream import AckPolicy
 from faststream.nats import NatsBroker
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.errors import NoRespondersError
 from pydantic import BaseModel
 
+from libs.bus.asking import FAILED, INVALID, NOT_FOUND, OK, STATUS, NoAnswer, QueryError, ask, subject_of
 from libs.bus.broker import undecoded
 from libs.bus.messages import Malformed, decode_bare
 from libs.bus.metrics import QUERIES, QUERY_SECONDS
@@ -25,10 +24,9 @@ from schemas.catalog import Message
 from schemas.jobs import Reason
 from schemas.queries import QueryFailed
 
-log = logging.getLogger("baton.queries")
+__all__ = ["STATUS", "Invalid", "NoAnswer", "NotFound", "QueryError", "ask", "serve"]
 
-STATUS = "Baton-Status"
-OK, INVALID, NOT_FOUND, FAILED = "ok", "invalid", "not-found", "failed"
+log = logging.getLogger("baton.queries")
 
 Handler = Callable[[Any, str], Awaitable[Fact | None] | Fact | None]
 
@@ -46,19 +44,6 @@ class Invalid(ValueError):
     def __init__(self, reasons: Sequence[Reason]) -> None:
         super().__init__("; ".join(f"{r.field}: {r.problem}; {r.fix}" for r in reasons))
         self.reasons = tuple(reasons)
-
-
-class QueryError(RuntimeError):
-    """The owner answered that it cannot answer: `status` is invalid, not-found or failed."""
-
-    def __init__(self, status: str, message: str, reasons: Sequence[Reason] = ()) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reasons = tuple(reasons)
-
-
-class NoAnswer(TimeoutError):
-    """Nobody answered; the text names the service that should have."""
 
 
 def serve(broker: NatsBroker, message: Message, handler: Handler, *, pool: str | None = None, queue: str = "") -> None:
@@ -84,34 +69,13 @@ def serve(broker: NatsBroker, message: Message, handler: Handler, *, pool: str |
                 await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
 
     broker.subscriber(
-        _subject(message, team="*", pool=pool or "*"),
+        subject_of(message, team="*", pool=pool or "*"),
         queue=queue,
         decoder=undecoded,
         ack_policy=AckPolicy.MANUAL,
         max_workers=_WORKERS,
         no_reply=True,  # we reply ourselves; FastStream would answer None with an empty message
     )(on_question)
-
-
-async def ask(nats: Client, message: Message, key: str, query: BaseModel, *, timeout_s: float = 5.0) -> Any:
-    """The owner's answer, as `message.reply`. `key` is the asking team, or the pool for questions about one.
-
-    Raises QueryError when the owner cannot answer, NoAnswer when nobody did within `timeout_s`.
-    """
-    assert message.reply is not None, f"{message.type} has no reply"
-    subject = _subject(message, team=subjects.token(key), pool=key)
-    owner = message.consumers[0]
-    try:
-        reply = await nats.request(subject, query.model_dump_json().encode(), timeout=timeout_s)
-    except NoRespondersError:
-        raise NoAnswer(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
-    except TimeoutError:
-        raise NoAnswer(f"no answer from {owner} to {subject} within {timeout_s:g} s: is it ready?") from None
-    status = (reply.headers or {}).get(STATUS, OK)
-    if status != OK:
-        failed = QueryFailed.model_validate_json(reply.data)
-        raise QueryError(status, failed.message, failed.reasons)
-    return message.reply.model_validate_json(reply.data)
 
 
 async def _answer(
@@ -128,7 +92,3 @@ async def _answer(
     except Exception as e:
         log.exception("the question %s failed", subject)
         return FAILED, QueryFailed(status=FAILED, message=f"{type(e).__name__} in the service; its log says more")
-
-
-def _subject(message: Message, *, team: str, pool: str) -> str:
-    return message.subject.replace("{team}", team).replace("{pool}", pool).replace("{node}", "*")

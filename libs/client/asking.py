@@ -5,8 +5,8 @@ from typing import Any
 from nats.aio.client import Client
 from pydantic import ValidationError
 
-from libs.bus.queries import INVALID, NOT_FOUND, NoAnswer, QueryError
-from libs.bus.queries import ask as ask_once
+from libs.bus.asking import INVALID, NOT_FOUND, NoAnswer, QueryError
+from libs.bus.asking import ask as ask_once
 from libs.client.errors import Failed, Invalid, NotFound, Unreachable
 from libs.client.sending import unless_denied
 from schemas.base import Fact, Strict

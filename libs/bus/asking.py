@@ -1,0 +1,58 @@
+"""Asking: the half of questions and answers that clients need, without the service framework.
+
+A reply carries `Baton-Status`: ok, invalid, not-found or failed; all but ok carry `QueryFailed`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import NoRespondersError
+from pydantic import BaseModel
+
+from schemas import subjects
+from schemas.catalog import Message
+from schemas.jobs import Reason
+from schemas.queries import QueryFailed
+
+STATUS = "Baton-Status"
+OK, INVALID, NOT_FOUND, FAILED = "ok", "invalid", "not-found", "failed"
+
+
+class QueryError(RuntimeError):
+    """The owner answered that it cannot answer: `status` is invalid, not-found or failed."""
+
+    def __init__(self, status: str, message: str, reasons: Sequence[Reason] = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reasons = tuple(reasons)
+
+
+class NoAnswer(TimeoutError):
+    """Nobody answered; the text names the service that should have."""
+
+
+async def ask(nats: Client, message: Message, key: str, query: BaseModel, *, timeout_s: float = 5.0) -> Any:
+    """The owner's answer, as `message.reply`. `key` is the asking team, or the pool for questions about one.
+
+    Raises QueryError when the owner cannot answer, NoAnswer when nobody did within `timeout_s`.
+    """
+    assert message.reply is not None, f"{message.type} has no reply"
+    subject = subject_of(message, team=subjects.token(key), pool=key)
+    owner = message.consumers[0]
+    try:
+        reply = await nats.request(subject, query.model_dump_json().encode(), timeout=timeout_s)
+    except NoRespondersError:
+        raise NoAnswer(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
+    except TimeoutError:
+        raise NoAnswer(f"no answer from {owner} to {subject} within {timeout_s:g} s: is it ready?") from None
+    status = (reply.headers or {}).get(STATUS, OK)
+    if status != OK:
+        failed = QueryFailed.model_validate_json(reply.data)
+        raise QueryError(status, failed.message, failed.reasons)
+    return message.reply.model_validate_json(reply.data)
+
+
+def subject_of(message: Message, *, team: str, pool: str) -> str:
+    """The subject of a question, its keys filled in."""
+    return message.subject.replace("{team}", team).replace("{pool}", pool).replace("{node}", "*")
