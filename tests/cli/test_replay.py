@@ -1,0 +1,59 @@
+"""A trace through a real Baton of its own: bad rows are named, the rest ends, and the bill equals the integral."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+TRACE = """job_id,submit_s,duration_s,num_gpus,tenant
+a,0,100,8,Vision Lab
+b,50,200,1,
+c,60,oops,4,
+d,70,100,0,
+e,80,100,16,
+e,90,50,2,Vision Lab
+f,100,10,64,
+g,110,10,65,
+"""
+
+
+def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("baton"), "replay", *arguments], capture_output=True, text=True, timeout=280
+    )
+
+
+def test_a_small_trace_runs_to_its_end_with_agreeing_books(tmp_path: Path):
+    trace = tmp_path / "small.csv"
+    trace.write_text(TRACE)
+    done = replay(str(trace), "--speed", "100", "--out", str(tmp_path), "--state-dir", str(tmp_path / "state"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "small.csv:4: left out: duration_s is 'oops'" in done.stderr
+    assert "small.csv:5: left out: it asks for no accelerator" in done.stderr
+    result = json.loads((tmp_path / "small.json").read_text())
+    assert result["ok"]
+    assert result["terminal"] == {"succeeded": 5}
+    assert (result["submitted"], result["rejected"], len(result["bad_rows"])) == (6, 1, 2)
+    assert result["violations"] == []
+    assert result["billed_milli_us"] == result["integral_milli_us"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("when,how_long\n1,2\n", (), "no column for the submit time"),
+        (TRACE, ("--speed", "0"), "0 is not a speed"),
+        ("submit_s,duration_s,num_gpus\nx,y,z\n", (), "nothing to replay"),
+    ],
+)
+def test_a_useless_call_is_explained_without_a_traceback(tmp_path: Path, text, arguments, message):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(text)
+    done = replay(str(trace), *arguments)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
