@@ -109,7 +109,6 @@ async def _replay(
     console.print(f"starting Baton with {fleet.name} and {len(teams)} team(s)")
     options = LaunchOptions(state_dir=state_dir, teams=teams, fleet=fleet, real_node="none")
     async with Launch(options) as cluster, await connect(cluster.operator_url, operator=True) as operator:
-        await _until_nodes_are_up(operator)
         clients = {team: await connect(cluster.team_url(team), team) for team in teams}
         rejected = await _count_rejections(operator, outcome)
         began = time.monotonic()
@@ -156,14 +155,6 @@ async def _submit(
         position = due
         tell()
         await asyncio.sleep(0.02)
-
-
-async def _until_nodes_are_up(operator: Any) -> None:
-    for _ in range(600):
-        if (await operator.status()).nodes_up:
-            return
-        await asyncio.sleep(0.1)
-    raise RuntimeError("no simulated node registered within 60 s: see the log of agent-fleet in the state directory")
 
 
 async def _count_rejections(operator: Any, outcome: Outcome) -> Any:

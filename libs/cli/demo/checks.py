@@ -16,6 +16,16 @@ _RESUMED = re.compile(r"^rank 0: resumed at step (\d+) ", re.MULTILINE)
 _DONE = re.compile(r"^rank 0: done", re.MULTILINE)
 
 
+def has_begun(log: str) -> bool:
+    """Whether rank 0 has said where it began."""
+    return bool(_RESUMED.search(log) or _STEP.search(log))
+
+
+def is_done(log: str) -> bool:
+    """Whether rank 0 has said that it is done."""
+    return bool(_DONE.search(log))
+
+
 def placed(facts: Facts, gang: JobFacts) -> Step:
     first = gang.attempts[0]
     return Step(
@@ -113,10 +123,7 @@ def trained(facts: Facts, gang: JobFacts, log: str) -> Step:
         name="The training reaches its last step",
         expected=f"succeeded in 2 attempts, at step {STEPS}",
         observed=f"{gang.state} in {len(gang.attempts)} attempts, at step {max(steps, default=0)}",
-        ok=gang.state == "succeeded"
-        and len(gang.attempts) == 2
-        and max(steps, default=0) == STEPS
-        and bool(_DONE.search(log)),
+        ok=gang.state == "succeeded" and len(gang.attempts) == 2 and max(steps, default=0) == STEPS and is_done(log),
         at_s=_at(facts, gang.finished_us),
     )
 

@@ -96,16 +96,16 @@ def serving() -> Ask:
 
 def cpu_jobs() -> list[Ask]:
     """Work for this machine's processors, which are a device as well."""
-    code = "import hashlib; print(hashlib.sha256(bytes(4_000_000)).hexdigest())"
+    code = "import hashlib, time; print(hashlib.sha256(bytes(4_000_000)).hexdigest()); time.sleep(2)"
     return [
         Ask(
             VISION,
             JobSpec(
                 name=f"preprocess-{number}",
                 command=("python", "-c", code),
-                resources=Resources(types=("CPU",), share_milli=250),
+                resources=Resources(types=("CPU",), share_milli=500),
             ),
-            after_s=1.5 * number,
+            after_s=1.2 * number,
         )
         for number in range(1, CPU_JOBS + 1)
     ]

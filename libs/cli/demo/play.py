@@ -29,6 +29,7 @@ DEVICES = 129
 """The fleet's, and this machine's processors."""
 _PERIOD_S = 0.25
 _SLOW_S = 120.0
+_LOG_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +109,12 @@ class Demo:
         await asyncio.gather(*(self._clients[ASSISTANT].cancel(r, "the rush is over") for r in replicas))
         await self._until(lambda f: _running(f, gang_id), "the gang runs again", SIMULATED)
         coming = asyncio.create_task(self._submit_all(self._wave(2)))
-        first, second = await self._log(gang_id, 1), await self._log(gang_id, 2)
-        check(checks.resumed(self._facts, self._job(gang_id), second))
-        check(checks.lost_little(self._job(gang_id), first))
+        check(checks.resumed(self._facts, self._job(gang_id), await self._log(gang_id, 2, checks.has_begun)))
+        check(checks.lost_little(self._job(gang_id), await self._log(gang_id, 1)))
 
         everything = [gang_id, serving_id, *short, *replicas, *await cpu, *await coming]
         await self._until(lambda f: _ended(f, everything), "every job ends", "placement", SIMULATED, REAL)
-        check(checks.trained(self._facts, self._job(gang_id), await self._log(gang_id, 2)))
+        check(checks.trained(self._facts, self._job(gang_id), await self._log(gang_id, 2, checks.is_done)))
         check(checks.all_ended(self._facts, self._submitted, replicas))
 
     def _wave(self, number: int) -> Iterable[Ask]:
@@ -185,9 +185,14 @@ class Demo:
             await asyncio.sleep(_PERIOD_S)
         return ids
 
-    async def _log(self, wanted: str, attempt: int) -> str:
-        """What rank 0 of an attempt of the gang has written so far."""
-        return "".join([piece.text async for piece in self._clients[RESEARCH].logs(wanted, attempt=attempt)])
+    async def _log(self, wanted: str, attempt: int, enough: Callable[[str], bool] = bool) -> str:
+        """What rank 0 of an attempt of the gang has written: as soon as that is `enough`, or after a while anyway."""
+        deadline = time.monotonic() + _LOG_S
+        while True:
+            text = "".join([piece.text async for piece in self._clients[RESEARCH].logs(wanted, attempt=attempt)])
+            if enough(text) or time.monotonic() > deadline:
+                return text
+            await asyncio.sleep(_PERIOD_S)
 
 
 def _granted(facts: Facts, job: str) -> bool:

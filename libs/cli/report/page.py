@@ -166,21 +166,13 @@ def _story(steps: Sequence[Step]) -> str:
 
 def _teams(report: Report, facts: Facts) -> str:
     head = (
-        "Team",
-        "Jobs",
-        "Succeeded",
-        "Attempts",
-        "Preempted",
-        "Wait p50",
-        "Wait p99",
-        "Device-seconds",
-        "Of the capacity",
+        "Team", "Jobs", "Succeeded", "Attempts", "Preempted", "Wait p50", "Wait p99", "Device-seconds", "Of the capacity",
         "Cost",
-    )
+    )  # fmt: skip
     rows = "".join(_team_row(report, team, facts.teams.index(team.team)) for team in report.teams)
     total = [
-        "All", report.jobs, report.by_state.get("succeeded", 0), report.attempts, report.preempted, _plain(report.queue_wait_s.p50),
-        _plain(report.queue_wait_s.p99), f"{sum(t.device_seconds for t in report.teams):,.1f}",
+        "All", report.jobs, report.by_state.get("succeeded", 0), report.attempts, report.preempted,
+        _plain(report.queue_wait_s.p50), _plain(report.queue_wait_s.p99), f"{sum(t.device_seconds for t in report.teams):,.1f}",
         f'{report.utilization:.1%}<span class="meter"></span>', _money(report, report.bill.total_cost_micros),
     ]  # fmt: skip
     foot = "".join(f"<td>{cell}</td>" for cell in total)
@@ -212,7 +204,7 @@ def _problems(report: Report) -> str:
 
 def _notes(report: Report) -> str:
     notes = {
-        "Utilisation": "accelerator-seconds held divided by accelerator-seconds offered, from the first grant to the last freeing.",
+        "Utilisation": "accelerator-seconds held of accelerator-seconds offered, from the first grant to the last freeing.",
         "Queue wait": "from the moment the broker stored the submit to the moment it stored the job's first grant.",
         "Scheduling latency": "the same span, for jobs that fitted at once: their grant is in the record that queued them.",
         "Preemption rate": "attempts that ended by preemption, of all attempts.",
@@ -226,7 +218,8 @@ def _notes(report: Report) -> str:
 
 
 def _footer(report: Report) -> str:
-    return f"Pool {escape(report.pool)}, ledger up to record {report.ledger.last_seq:,}. The same numbers for programs: <code>report.json</code>."
+    ledger = f"Pool {escape(report.pool)}, ledger up to record {report.ledger.last_seq:,}."
+    return f"{ledger} The same numbers for programs: <code>report.json</code>."
 
 
 # ---------------------------------------------------------------------------------------------------------- tooltips

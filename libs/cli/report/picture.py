@@ -16,8 +16,8 @@ MAX_ROWS = 640
 MAX_ATTEMPTS = 6000
 """Attempts that are drawn: those with the most device-time, so that the page stays below 3 MB."""
 _NODE_GAP, _LEAF_GAP, _TOP = 3, 24, 2
-_LABEL_SHARE, _LABEL_PX = 0.055, 13
-"""An attempt carries its name where it is this wide (share of the window) and high."""
+_WIDE_PX, _LABEL_PX = 1230, 13
+"""An attempt carries its name where its largest block holds it, if the picture is as wide and the block as high."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,17 @@ def draw(facts: Facts, span: Window) -> Picture:
     return picture
 
 
+def name_of(attempt: AttemptFacts) -> str:
+    """What is written on its block."""
+    again = f" · attempt {attempt.number}" if len(attempt.job.attempts) > 1 else ""
+    return attempt.job.spec.name + again
+
+
+def name_px(name: str) -> float:
+    """About how wide it is on the page."""
+    return 14 + 6.3 * len(name)
+
+
 def _lay_out(picture: Picture, seats: Sequence[Seat]) -> None:
     height = 7.0 if len(seats) <= 200 else 3.0
     y: float = _TOP
@@ -140,7 +151,8 @@ def _drawn(picture: Picture, attempt: AttemptFacts, now_us: int) -> Drawn | None
         start = max(attempt.granted_us, attempt.preempting_us)
         yielding = _blocks(picture, attempt.holds, start, lambda node: end_of(attempt, now_us, node))
     largest = max(blocks, key=lambda b: b.width * b.height)
-    wide = largest.width >= _LABEL_SHARE * picture.width and largest.height >= _LABEL_PX
+    room = largest.width * _WIDE_PX / picture.width
+    wide = room >= name_px(name_of(attempt)) and largest.height >= _LABEL_PX
     return Drawn(attempt, tuple(blocks), tuple(yielding), largest if wide else None)
 
 

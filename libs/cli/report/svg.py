@@ -9,12 +9,13 @@ from html import escape
 
 from libs.cli.report.facts import Facts
 from libs.cli.report.figures import allocation, queue_length
-from libs.cli.report.picture import Block, Drawn, Picture
+from libs.cli.report.picture import Block, Drawn, Picture, name_of, name_px
 from schemas.resources import WHOLE_MILLI
 
 HELD_PX, QUEUE_PX = 92, 44
-_LONG_PCT = 10
-"""A name on a narrower block is left out on narrow pages."""
+_BADGE_PCT = 1.9
+_NARROW_PX = 620
+"""Width of the picture on narrow pages; names that do not fit there are left out there."""
 _TICKS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 
 Moment = tuple[int, float, bool]
@@ -140,11 +141,11 @@ def _name(picture: Picture, drawn: Drawn, teams: dict[str, int], classes: Sequen
     block, job = drawn.labelled, drawn.attempt.job
     assert block is not None
     left, width = 100 * block.x / picture.width, 100 * block.width / picture.width
-    again = f" · attempt {drawn.attempt.number}" if len(job.attempts) > 1 else ""
     look = f"t{teams[job.team]} c{_tone(classes, job.spec.priority_class)}"
-    short = "" if width >= _LONG_PCT else " short"
+    text = name_of(drawn.attempt)
+    short = "" if name_px(text) <= width / 100 * _NARROW_PX else " short"
     style = f"left:{left:.2f}%;width:{width:.2f}%;top:{_n(block.y)}px"
-    return f'<div class="name {look}{short}" style="{style}">{escape(job.spec.name)}{again}</div>'
+    return f'<div class="name {look}{short}" style="{style}">{escape(text)}</div>'
 
 
 def _labels(picture: Picture) -> str:
@@ -199,10 +200,17 @@ def _guides(picture: Picture, height: float, moments: Sequence[Moment]) -> str:
 
 def _badges(picture: Picture, moments: Sequence[Moment]) -> str:
     """Numbers above the picture; those that would lie upon each other move aside."""
-    out, last = [], -100.0
-    for number, s, ok in sorted(moments, key=lambda m: m[1]):
-        left = max(100_000 * s / picture.width, last + 1.9)
-        last = left
+    ordered = sorted(moments, key=lambda m: m[1])
+    places, last = [], -100.0
+    for _, s, _ in ordered:
+        last = max(100_000 * s / picture.width, last + _BADGE_PCT)
+        places.append(last)
+    limit = 100.0
+    for i in range(len(places) - 1, -1, -1):
+        places[i] = limit = min(places[i], limit)
+        limit -= _BADGE_PCT
+    out = []
+    for (number, _, ok), left in zip(ordered, places, strict=True):
         failed = "" if ok else " failed"
         out.append(f'<a class="badge{failed}" style="left:{left:.2f}%" href="#step-{number}">{number}</a>')
     return "".join(out)
