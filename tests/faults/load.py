@@ -38,9 +38,9 @@ def mixed(name: str, count: int) -> list[Planned]:
     return out
 
 
-def crowd(name: str) -> list[Planned]:
-    """Low gangs that fill the fleet for a while, and a serving gang that needs a quarter of it at once."""
-    low = [_timer(8, 4.0, "experiment", saves=True) for _ in range(DEVICES // 8)]
+def crowd(name: str, seconds: float = 3.0) -> list[Planned]:
+    """Low gangs that fill the fleet for so long, and last a serving gang that needs a quarter of it at once."""
+    low = [_timer(8, seconds, "experiment", saves=True) for _ in range(DEVICES // 8)]
     high = _timer(16, 0.3, "serving")
     return [Planned(TEAMS[0], f"{name}-low-{i}", spec) for i, spec in enumerate(low)] + [
         Planned(TEAMS[1], f"{name}-high", high)

@@ -11,7 +11,7 @@ from libs.cli.launch import Launch
 from libs.client import Baton, ClientError
 from schemas.jobs import JobState
 from schemas.subjects import OPERATOR, ledger_stream
-from tests.faults.books import auditor, books_agree
+from tests.faults.books import Auditor, auditor, books_agree
 from tests.faults.cluster import PROCESSES, back, clients, deaths, kill9, running
 from tests.faults.load import Planned, crowd, mixed, submit
 from tests.kit.waiting import until
@@ -51,12 +51,14 @@ async def test_nothing_is_lost_or_done_twice_when_a_process_is_killed(cluster: L
 
 
 async def test_a_preemption_in_the_middle_survives_the_death_of_those_who_decide_it(cluster: Launch) -> None:
-    *low, high = crowd("preempted")
-    async with clients(cluster) as teams:
+    *low, high = crowd("preempted", seconds=8.0)
+    async with clients(cluster) as teams, auditor(cluster) as audit:
+        before = (await audit.catch_up()).report.preemptions
         await submit(teams, low)
         for job in low:
             await until(partial(_is_running, teams[OPERATOR], job), 60)
         await submit(teams, [high])
+        await until(partial(_preempted_since, audit, before), 60)
         killed = {name: kill9(cluster, name) for name in ("preemption", "placement")}
         for name, pid in killed.items():
             await back(cluster, name, pid)
@@ -75,3 +77,7 @@ async def _is_running(operator: Baton, job: Planned) -> bool:
         return (await operator.get(job.job_id)).state is JobState.RUNNING
     except ClientError:
         return False  # history is a moment behind
+
+
+async def _preempted_since(audit: Auditor, before: int) -> bool:
+    return (await audit.catch_up()).report.preemptions > before

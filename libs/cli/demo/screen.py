@@ -139,7 +139,7 @@ def _load(facts: Facts) -> RenderableType:
 
 def _check_table(checks: list[Step]) -> Table:
     table = Table.grid(padding=(0, 1))
-    table.add_column()
+    table.add_column(width=1, no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis")
     for step in checks:
         mark = Text("✓", style="green") if step.ok else Text("✗", style="bold red")

@@ -17,7 +17,7 @@ MAX_ATTEMPTS = 6000
 """Attempts that are drawn: those with the most device-time, so that the page stays below 3 MB."""
 _NODE_GAP, _LEAF_GAP, _TOP = 3, 24, 2
 _WIDE_PX, _LABEL_PX = 1230, 13
-"""An attempt carries its name where its largest block holds it, if the picture is as wide and the block as high."""
+"""An attempt carries its name on its first block that holds it, if the picture is as wide and the block as high."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +150,9 @@ def _drawn(picture: Picture, attempt: AttemptFacts, now_us: int) -> Drawn | None
     if attempt.preempting_us:
         start = max(attempt.granted_us, attempt.preempting_us)
         yielding = _blocks(picture, attempt.holds, start, lambda node: end_of(attempt, now_us, node))
-    largest = max(blocks, key=lambda b: b.width * b.height)
-    room = largest.width * _WIDE_PX / picture.width
-    wide = room >= name_px(name_of(attempt)) and largest.height >= _LABEL_PX
-    return Drawn(attempt, tuple(blocks), tuple(yielding), largest if wide else None)
+    needed = name_px(name_of(attempt)) * picture.width / _WIDE_PX
+    labelled = next((b for b in blocks if b.width >= needed and b.height >= _LABEL_PX), None)
+    return Drawn(attempt, tuple(blocks), tuple(yielding), labelled)
 
 
 def _blocks(picture: Picture, holds: Iterable[Hold], start_us: int, end: Callable[[str], int]) -> list[Block]:
