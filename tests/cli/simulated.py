@@ -162,7 +162,8 @@ def busy(jobs: int = 300, *, seed: int = 1) -> list[Ask]:
         klass = "production" if team == "assistant" else "experiment"
         share = chance.choice([250, 500]) if devices == 1 and i % 2 else 1000
         at = chance.uniform(1, 26)
-        asks.append(Ask(f"{team[:3]}-{i:03d}", team, at, chance.uniform(1, 6), devices, share, klass))
+        runs = chance.uniform(1, 6) * min(1, 250 / jobs)
+        asks.append(Ask(f"{team[:3]}-{i:03d}", team, at, runs, devices, share, klass))
     asks += [Ask(f"cpu-{i}", "vision", 3 + 2 * i, 2, types=("CPU",), share_milli=500) for i in range(6)]
     asks += [Ask(f"replica-{i}", "assistant", 44, 24, 16, priority_class="serving") for i in range(7)]
     asks.append(Ask("answer", "assistant", 54, 8, 8, priority_class="serving"))

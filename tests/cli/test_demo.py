@@ -1,6 +1,5 @@
 """The demo: its checks against the ledgers that they must refuse, and the whole of it for real (marker `demo`)."""
 
-import asyncio
 import fcntl
 import io
 import json
@@ -206,7 +205,7 @@ async def test_a_demo_that_is_stuck_names_the_log(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("libs.cli.demo.play.DEVICES", 1000)
     with Screen(Console(file=io.StringIO())) as screen, pytest.raises(Stuck, match=r"1000 devices.*agent-sim\.log"):
         await Demo(tmp_path / "state", tmp_path / "out", screen).play()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not [record for record in read_processes(tmp_path / "state").values() if record.pid]
 
 
 def _with_variable(text: str) -> list[int]:

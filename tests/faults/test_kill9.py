@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from libs.cli.launch import Launch
+from libs.cli.launch import SIMULATED, Launch
 from libs.client import Baton, ClientError
 from schemas.jobs import JobState
 from schemas.subjects import OPERATOR, ledger_stream
@@ -68,8 +68,21 @@ async def test_a_preemption_in_the_middle_survives_the_death_of_those_who_decide
     victims = [d for job in low if (d := books.stories[job.job_id].document).preemptions]
     assert victims, "the serving job came in without a preemption"
     assert all(d.attempts[-1].resume is not None for d in victims), "a victim did not resume from its checkpoint"
-    documents = [story.document for story in books.stories.values()]
-    assert any(a.outcome == "lost" for d in documents for a in d.attempts), "no kill of an agent cost an attempt"
+
+
+async def test_what_ran_on_a_killed_agent_runs_again(cluster: Launch) -> None:
+    *low, _ = crowd("lost", seconds=6.0)
+    async with clients(cluster) as teams:
+        await submit(teams, low)
+        for job in low:
+            await until(partial(_is_running, teams[OPERATOR], job), 60)
+        await back(cluster, SIMULATED, kill9(cluster, SIMULATED))
+
+    books = await books_agree(cluster, {job.job_id: job.end for job in low})
+
+    for job in low:
+        outcomes = [attempt.outcome for attempt in books.stories[job.job_id].document.attempts]
+        assert outcomes == ["lost", "succeeded"], f"{job.key}: {outcomes}"
 
 
 async def _is_running(operator: Baton, job: Planned) -> bool:

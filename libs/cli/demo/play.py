@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from libs.cli.demo import checks, load
-from libs.cli.demo.follow import Follower
+from libs.cli.demo.follow import Follower, Stuck
 from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, Ask
 from libs.cli.demo.screen import Screen
 from libs.cli.launch import REAL, ROOT, SIMULATED, Launch, LaunchOptions
@@ -56,6 +56,7 @@ class Demo:
     _clients: dict[str, Baton] = field(default_factory=dict)
     _submitted: int = 0
     _follower: Follower | None = None
+    _beside: list[asyncio.Task[list[str]]] = field(default_factory=list)
 
     async def play(self) -> Result:
         """Raises Stuck when something does not happen in time, and what `Launch` and the client raise."""
@@ -65,7 +66,8 @@ class Demo:
         async with self._launched() as launch, self._connected(launch) as follower:
             self.screen.facts = lambda: follower.facts
             self._follower = follower
-            await self._story()
+            async with _ended_together(self._beside):
+                await self._story()
             self.screen.phase("read the whole ledger again: verify, bill, report")
             story = await collect(self._clients[OPERATOR])
             restarted = sorted({e.name for e in launch.supervisor.events if e.kind is EventKind.EXITED})
@@ -84,7 +86,7 @@ class Demo:
         gang_id = await self._submit(load.training())
         await self._until(lambda f: _running(f, gang_id), "the training gang runs", "placement", SIMULATED)
         check(checks.placed(self._facts, self._job(gang_id)))
-        cpu = asyncio.create_task(self._submit_all(load.cpu_jobs()))
+        cpu = self._submit_beside(load.cpu_jobs())
         short = await self._submit_all(self._wave(1))
         await self._until(lambda f: _ended(f, short), "the first wave of short jobs ends", "placement", SIMULATED)
 
@@ -93,8 +95,13 @@ class Demo:
         await self._until(lambda f: all(_running(f, r) for r in replicas), "the replicas run", "placement", SIMULATED)
         saves = len(self._job(gang_id).last.checkpoints)
         await self._until(
-            lambda f: len(f.jobs[gang_id].last.checkpoints) > saves, "the gang saves by itself", SIMULATED, "placement"
+            lambda f: len(f.jobs[gang_id].last.checkpoints) > saves or f.jobs[gang_id].finished_us > 0,
+            "the gang saves by itself",
+            SIMULATED,
+            "placement",
         )
+        if self._job(gang_id).finished_us:
+            raise Stuck("the training ended before the fleet was full: this machine is too busy just now; run it again")
         serving_id = await self._submit(load.serving())
         await self._until(lambda f: _granted(f, serving_id), "the serving job is granted", "preemption", "placement")
         check(checks.full(self._facts, self._job(serving_id)))
@@ -108,7 +115,7 @@ class Demo:
         await self._until(lambda f: len(f.jobs[gang_id].attempts) > 1, "the gang is granted again", "placement")
         await asyncio.gather(*(self._clients[ASSISTANT].cancel(r, "the rush is over") for r in replicas))
         await self._until(lambda f: _running(f, gang_id), "the gang runs again", SIMULATED)
-        coming = asyncio.create_task(self._submit_all(self._wave(2)))
+        coming = self._submit_beside(self._wave(2))
         check(checks.resumed(self._facts, self._job(gang_id), await self._log(gang_id, 2, checks.has_begun)))
         check(checks.lost_little(self._job(gang_id), await self._log(gang_id, 1)))
 
@@ -167,6 +174,11 @@ class Demo:
         self._submitted += 1
         return (await self._clients[ask.team].submit(ask.spec, ask.spec.name)).job_id
 
+    def _submit_beside(self, asks: Iterable[Ask]) -> "asyncio.Task[list[str]]":
+        """`_submit_all` beside the story; it ends with the story at the latest."""
+        self._beside.append(asyncio.create_task(self._submit_all(asks), name="submit beside the story"))
+        return self._beside[-1]
+
     async def _submit_all(self, asks: Iterable[Ask]) -> list[str]:
         """Submits each job at its moment, those of a quarter of a second together. Their ids."""
         waiting = sorted(asks, key=lambda ask: ask.after_s)
@@ -193,6 +205,17 @@ class Demo:
             if enough(text) or time.monotonic() > deadline:
                 return text
             await asyncio.sleep(_PERIOD_S)
+
+
+@contextlib.asynccontextmanager
+async def _ended_together(tasks: Sequence["asyncio.Task[list[str]]"]) -> AsyncIterator[None]:
+    """No task outlives the block, however it is left; an error of the block's own is the one that is raised."""
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _granted(facts: Facts, job: str) -> bool:

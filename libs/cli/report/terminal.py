@@ -37,7 +37,7 @@ def _figures(report: Report) -> Table:
 def _teams(report: Report) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
     table.add_column("team")
-    for name in ("jobs", "yielded", "wait p50", "wait p99", "device-s", "capacity", report.bill.currency):
+    for name in ("jobs", "yielded", "wait p50", "wait p99", "device-s", "share", report.bill.currency):
         table.add_column(name, justify="right")
     for team in report.teams:
         table.add_row(
