@@ -13,7 +13,7 @@ from libs.cli.report.picture import Block, Drawn, Picture, name_of, name_px
 from schemas.resources import WHOLE_MILLI
 
 HELD_PX, QUEUE_PX = 92, 44
-_BADGE_PCT = 1.9
+_BADGE_PCT = 2.8
 _NARROW_PX = 620
 """Width of the picture on narrow pages; names that do not fit there are left out there."""
 _TICKS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
