@@ -96,6 +96,4 @@ def make_app(settings: PreemptionSettings) -> AsgiFastStream:
         reader = preemption.reader
         return {"ledger": "not read yet" if reader is None else reader.problem or "ok"}
 
-    return make_asgi(
-        broker, name="preemption", settings=settings, lifespan=lifespan, registry=registry, ready=ready
-    )
+    return make_asgi(broker, name="preemption", settings=settings, lifespan=lifespan, registry=registry, ready=ready)

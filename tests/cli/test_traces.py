@@ -23,7 +23,9 @@ def test_itp_columns():
 
 
 def test_openb_pods_share_devices_and_last_from_scheduling_to_deletion():
-    header = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
+    header = (
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
+    )
     job, cpu_only, pending = rows(
         f"{header}\np1,6000,12288,1,460,V100M16|T4,LS,Running,10,110,20\n"
         "p2,1000,1,0,0,,LS,Running,10,20,10\np3,1,1,1,1000,,BE,Pending,10,50,"
