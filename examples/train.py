@@ -59,6 +59,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=300)
     options.add_argument("--step-s", type=float, default=0.1, help="how long a step takes, s")
     options.add_argument("--save-every", type=int, default=50, help="steps between checkpoints")
+    options.add_argument("--save-s", type=float, default=0.0, help="how long writing a checkpoint takes, s")
     given = options.parse_args()
     asked: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: asked.append(number))  # first of all: it may come at any time
@@ -73,6 +74,7 @@ def main() -> None:
             print(f"rank {RANK}: step {training.step} loss {loss:.5f}", flush=True)
         if asked or training.step % given.save_every == 0:
             asked.clear()
+            time.sleep(given.save_s)
             # Rank 0 saves for all; the others have nothing of their own to save, and say so at once.
             acknowledge(training.step, str(training.save() if RANK == 0 else "rank 0's"))
     print(f"rank {RANK}: done, y = {training.slope:.2f} x + {training.offset:.2f}", flush=True)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from libs.cli.demo.load import GRACE_S, SAVE_EVERY, STEP_S, STEPS
+from libs.cli.demo.load import GRACE_S, SAVE_EVERY, SAVE_S, STEP_S, STEPS
 from libs.cli.report.document import Step
 from libs.cli.report.facts import AttemptFacts, Facts, JobFacts
 from libs.cli.report.figures import end_of, window
@@ -103,7 +103,7 @@ def lost_little(gang: JobFacts, log: str) -> Step:
     """`log`: what rank 0 of the first attempt wrote, a line every ten steps. What it did after its last checkpoint is
     lost: counted in steps by its log, and in time by the ledger."""
     first = gang.attempts[0]
-    interval_s = SAVE_EVERY * STEP_S
+    interval_s = SAVE_EVERY * STEP_S + SAVE_S
     steps = [int(step) for step in _STEP.findall(log)]
     saved_us, saved = first.checkpoints[-1] if first.checkpoints else (first.granted_us, None)
     lost_steps = max(0, max(steps, default=0) - (saved.step if saved else 0))
