@@ -70,6 +70,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
 
     for key in lines:
         consider_next(key)
+    stuck: dict[QueueKey, Job] = {}
     reserved = claims = 0
     while heap:
         entry = heapq.heappop(heap)
@@ -84,11 +85,18 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
                 return result
             result.grants.append(Grant(job, _claims(view, job, outcome.rows)))
             view.take(outcome.rows, job.shape)
+            result.waiting.pop(job.queue, None)
             if job.id not in state.holds:
                 used[job.team] += job.shape.total_milli
+            else:  # the rest of what was kept for it is open again, also to those who were turned away before
+                view.held[view.held == hold_code(state, job.id)] = NOBODY
+                for other in stuck.values():
+                    heapq.heappush(heap, _entry(other, used, t_us, policy))
+                stuck.clear()
             consider_next(job.queue)
             continue
         result.waiting[job.queue] = outcome
+        stuck[job.queue] = job
         if not entry.young and outcome.reason is not Reason.QUOTA and reserved < policy.reservations:
             reserved += reserve(view, job)
         if job.id in state.holds:  # it waits for its own devices: the next in its line may still fit elsewhere

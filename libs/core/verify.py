@@ -75,6 +75,7 @@ class Checker:
         self._nodes: dict[str, tuple[int, bool]] = {}
         self._quotas: dict[str, int] = {}
         self._used: dict[str, int] = defaultdict(int)
+        self._held: dict[str, tuple[str, int]] = {}
         self._head = 0
         self._seq = 0
         self._by_team: dict[str, int] = defaultdict(int)
@@ -164,9 +165,23 @@ class Checker:
             self._open(e, claim, asked.share_milli)
             self._used[job.team] += claim.milli
         job.open = _Attempt(e.attempt, t_us, dict(by_node))
-        limit = self._quotas.get(job.team)
-        if limit is not None and self._used[job.team] > limit:
-            self._broken("I7", f"team {job.team} holds {self._used[job.team]} milli, its quota is {limit}")
+        self._within_quota(job.team)
+
+    def _within_quota(self, team: str) -> None:
+        """What a team holds, and what is kept for it, at the moment that either grows."""
+        limit = self._quotas.get(team)
+        total = self._used[team] + sum(milli for holder, milli in self._held.values() if holder == team)
+        if limit is not None and total > limit:
+            self._broken("I7", f"team {team} holds {total} milli, its quota is {limit}")
+
+    def _devices_held(self, e: led.DevicesHeld, t_us: int) -> None:
+        job = self._alive(e.job_id, "beneficiary of a hold")
+        if job is not None:
+            self._held[e.job_id] = (job.team, len(e.devices) * job.spec.resources.share_milli)
+            self._within_quota(job.team)
+
+    def _hold_released(self, e: led.HoldReleased, t_us: int) -> None:
+        self._held.pop(e.job_id, None)
 
     def _open(self, e: led.JobGranted, claim: Claim, asked_milli: int) -> None:
         device = self._devices.get(claim.device)
@@ -194,7 +209,8 @@ class Checker:
             self._broken("I5", f"{e.job_id}.{e.attempt} frees on {e.node} what it does not hold there")
             return
         for claim in claims:
-            self._devices[claim.device].holders.pop(f"{e.job_id}.{e.attempt}", None)
+            if claim.device in self._devices:
+                self._devices[claim.device].holders.pop(f"{e.job_id}.{e.attempt}", None)
             self._used[job.team] -= claim.milli
             amount = claim.milli * (t_us - job.open.opened_us)
             self.report.milli_us += amount
@@ -249,6 +265,8 @@ _CHECKS: dict[type, Any] = {
     led.QuotaSet: Checker._quota_set,
     led.JobQueued: Checker._job_queued,
     led.JobGranted: Checker._job_granted,
+    led.DevicesHeld: Checker._devices_held,
+    led.HoldReleased: Checker._hold_released,
     led.DevicesFreed: Checker._devices_freed,
     led.AttemptClosed: Checker._attempt_closed,
     led.JobFinished: Checker._job_finished,

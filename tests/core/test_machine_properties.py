@@ -144,5 +144,5 @@ class Pool(RuleBasedStateMachine):
 
 TestPool = Pool.TestCase
 TestPool.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
