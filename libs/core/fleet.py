@@ -66,7 +66,7 @@ class Fleet:
     Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes),
     `index`, `memory_mib`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (it is a CPU), `held` (position of its
     beneficiary in `State.holds`, or -1).
-    Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes).
+    Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes), `simulated` (0 or 1).
     """
 
     def __init__(self) -> None:
@@ -99,6 +99,7 @@ class Fleet:
     leaf: Ints
     spine: Ints
     zone: Ints
+    simulated: Ints
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -174,6 +175,7 @@ class Fleet:
         if code == len(self.leaf):
             self._grow(_NODE_COLUMNS)
         where = inventory.position
+        self.simulated[code] = inventory.simulated
         self.zone[code] = self.zones.code(where.zone)
         self.spine[code] = self.spines.code(f"{where.zone}/{where.spine}")
         self.leaf[code] = self.leaves.code(f"{where.zone}/{where.spine}/{where.leaf}")
@@ -215,4 +217,4 @@ _DEVICE_COLUMNS: dict[str, type] = {
     "cpu": np.bool_,
     "held": np.int64,
 }
-_NODE_COLUMNS = ("leaf", "spine", "zone")
+_NODE_COLUMNS = ("leaf", "spine", "zone", "simulated")

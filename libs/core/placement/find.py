@@ -13,7 +13,7 @@ is left. Then, for each acceptable device model in the job's order:
 A gang is of one device model: a mixed one would run at the pace of its slowest device.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,7 +22,7 @@ import numpy as np
 from libs.core.fleet import Bools, Fleet, Ints
 from libs.core.model import Shape
 from libs.core.placement.view import NOBODY, View
-from schemas.resources import WHOLE_MILLI, Inventory
+from schemas.resources import WHOLE_MILLI
 
 
 class Reason(StrEnum):
@@ -130,15 +130,17 @@ def _static(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
     if shape.memory_mib:
         yield Reason.MEMORY, fleet.memory_mib >= shape.memory_mib
     if shape.labels:
-        yield Reason.LABELS, _on_nodes(fleet, lambda inv: all(inv.labels.get(k) == v for k, v in shape.labels))
+        yield Reason.LABELS, _labelled(fleet, shape)
     if shape.simulated:
-        yield Reason.SIMULATION, _on_nodes(fleet, lambda inv: inv.simulated)
+        yield Reason.SIMULATION, fleet.simulated[fleet.node] == 1
 
 
-def _on_nodes(fleet: Fleet, test: Callable[[Inventory], bool]) -> Bools:
+def _labelled(fleet: Fleet, shape: Shape) -> Bools:
+    """Devices on nodes that carry all labels of the request."""
     good = np.zeros(len(fleet.leaf), dtype=np.bool_)
     for node in fleet.nodes.values():
-        good[fleet.node_names.find(node.name)] = test(node.inventory)
+        labels = node.inventory.labels
+        good[fleet.node_names.find(node.name)] = all(labels.get(k) == v for k, v in shape.labels)
     return good[fleet.node]
 
 
