@@ -28,11 +28,11 @@ up *args:
 bench *args: _house
     python -m benchmarks.throughput "$@"
 
-# What CI runs: style, types, import contracts and schema drift (tests/architecture) and every other test
+# What CI runs: style, types, import contracts and schema drift (tests/architecture) and every other test, on two cores
 [group("test")]
 [no-exit-message]
 test *args: _house
-    pytest "$@"
+    pytest -n 2 --dist loadfile "$@"
 
 # The tests that finish in seconds: no faults, no demo
 [group("test")]
