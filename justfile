@@ -23,7 +23,7 @@ demo *args: _house
 up *args:
     docker compose up --build "$@"
 
-# Measure events per second through the real pipeline
+# Jobs per second and latency through the whole real stack
 [group("run")]
 bench *args: _house
     python -m benchmarks.throughput "$@"
