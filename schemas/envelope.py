@@ -8,6 +8,7 @@ its NATS protocol binding.
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,15 +90,30 @@ def _structured(low: Mapping[str, str], payload: bytes) -> tuple[Envelope, bytes
         ) from None
     if not isinstance(event, dict):
         raise EnvelopeError("structured CloudEvent: the payload is not a JSON object; send one event per message")
-    data = event.pop("data", None)
-    if data is None:
-        raise EnvelopeError("structured CloudEvent: member 'data' is missing; put the message there as a JSON object")
+    payload = _data(event)
     if bad := [k for k in event if not _NAME.fullmatch(k)]:
         raise EnvelopeError(f"structured CloudEvent: member {bad[0][:80]!r} is no attribute name; use a-z and 0-9")
     strings = {k: text for k, v in event.items() if (text := _text(v)) is not None}
     known = {k: strings.pop(k) for k in _ATTRIBUTES if k in strings}
     traceparent = strings.pop(TRACEPARENT, low.get(TRACEPARENT, ""))
-    return _envelope(known, traceparent, strings), json.dumps(data).encode()
+    return _envelope(known, traceparent, strings, how='add the member "{}"'), payload
+
+
+def _data(event: dict[str, Any]) -> bytes:
+    """Takes the message out of a structured event: JSON in `data`, or its bytes as Base64 in `data_base64`."""
+    data, encoded = event.pop("data", None), event.pop("data_base64", None)
+    if data is not None and encoded is not None:
+        raise EnvelopeError("structured CloudEvent: 'data' and 'data_base64' exclude each other; send one of them")
+    if data is not None:
+        return json.dumps(data).encode()
+    if encoded is None:
+        raise EnvelopeError("structured CloudEvent: member 'data' is missing; put the message there as a JSON object")
+    try:
+        return b64decode(encoded, validate=True)
+    except (TypeError, ValueError):
+        raise EnvelopeError(
+            "structured CloudEvent: member 'data_base64' is not Base64; encode the bytes of the message, or use 'data'"
+        ) from None
 
 
 def _text(value: Any) -> str | None:
@@ -107,12 +123,15 @@ def _text(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int) else None
 
 
-def _envelope(attributes: Mapping[str, str], traceparent: str, extensions: Mapping[str, Any]) -> Envelope:
-    if attributes.get("specversion", "") != "1.0":
-        given = attributes.get("specversion", "")
-        raise EnvelopeError(f"CloudEvents attribute 'specversion' is {given!r}; send header ce-specversion: 1.0")
+def _envelope(
+    attributes: Mapping[str, str], traceparent: str, extensions: Mapping[str, Any], how: str = "send header ce-{}"
+) -> Envelope:
+    version = attributes.get("specversion", "")
+    if version != "1.0":
+        problem = f"is {version!r}" if version else "is missing"
+        raise EnvelopeError(f"CloudEvents attribute 'specversion' {problem}; {how.format('specversion')}: 1.0")
     for name in ("id", "type", "source"):
         if not attributes.get(name):
-            raise EnvelopeError(f"CloudEvents attribute {name!r} is missing; send header ce-{name}")
+            raise EnvelopeError(f"CloudEvents attribute {name!r} is missing; {how.format(name)}")
     rest = {k: v for k, v in attributes.items() if k != "specversion"}
     return Envelope(**rest, traceparent=traceparent, extensions=extensions)

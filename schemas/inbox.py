@@ -95,12 +95,14 @@ class NodeObserved(Fact):
 
 
 class NodeLost(Fact):
-    """A node's lease has surely ended: it stopped its work by itself. Sent by telemetry after
-    (lease + kill bound) x (1 + 2 x clock-rate error) + margin since the last renewal that was received."""
+    """A node is gone and nothing runs there. Sent by telemetry once its lease has surely ended, that is after
+    (lease + kill bound) x (1 + 2 x clock-rate error) + margin since the last renewal that was received; or, `planned`, by
+    the node's own agent when it is stopped, after it has stopped everything."""
 
     node: NodeName
     incarnation: int = Field(ge=1)
     silent_s: float = Field(ge=0, description="time since the last renewal, s")
+    planned: bool = Field(default=False, description="it left in good order: its jobs do not count this as a loss")
 
 
 class Tick(Fact):

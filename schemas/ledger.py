@@ -111,7 +111,7 @@ class AttemptStopping(Fact):
     kind: Literal["attempt.stopping"] = "attempt.stopping"
     job_id: JobId
     attempt: int = Field(ge=1)
-    cause: Literal["cancelled", "time-limit", "part-failed", "part-lost", "part-refused"]
+    cause: Literal["cancelled", "time-limit", "part-failed", "part-lost", "part-refused", "node-left"]
     reason: str
 
 
@@ -123,7 +123,7 @@ class DevicesFreed(Fact):
     attempt: int = Field(ge=1)
     node: NodeName
     devices: tuple[DeviceId, ...] = Field(min_length=1)
-    evidence: Literal["released", "refused", "lease-ended", "new-incarnation"]
+    evidence: Literal["released", "refused", "lease-ended", "new-incarnation", "node-left"]
     exit_code: int | None = None
     own_exit: bool = Field(default=False, description="its processes ended by themselves")
     reason: str = ""
@@ -135,7 +135,7 @@ class AttemptClosed(Fact):
     kind: Literal["attempt.closed"] = "attempt.closed"
     job_id: JobId
     attempt: int = Field(ge=1)
-    outcome: Literal["succeeded", "failed", "lost", "preempted", "cancelled", "time-limit", "refused"]
+    outcome: Literal["succeeded", "failed", "lost", "preempted", "cancelled", "time-limit", "refused", "drained"]
 
 
 class JobRequeued(Fact):

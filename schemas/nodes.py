@@ -96,7 +96,7 @@ class DeviceSample(Fact):
 
 
 class NodeSampled(Fact):
-    """Readings of a node's devices, every 15 s. Sent by the agent (stream TELEMETRY: memory, drops the oldest)."""
+    """Readings of a node's devices, every 15 s. Sent by the agent (stream TELEMETRY: on disk, drops the oldest)."""
 
     node: NodeName
     incarnation: int = Field(ge=1)

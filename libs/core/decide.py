@@ -107,8 +107,12 @@ def _node_lost(d: Decision, m: inbox.NodeLost) -> None:
     known = d.state.fleet.nodes.get(m.node)
     if known is None or not known.up or known.incarnation != m.incarnation:
         return
-    reason = f"node {m.node} was silent for {m.silent_s:.1f} s: its lease has ended"
-    _vacate(d, m.node, "lease-ended", reason)
+    if m.planned:
+        reason = f"node {m.node} left: its agent was stopped"
+        _vacate(d, m.node, "node-left", reason)
+    else:
+        reason = f"node {m.node} was silent for {m.silent_s:.1f} s: its lease has ended"
+        _vacate(d, m.node, "lease-ended", reason)
     d.emit(ledger.NodeLeft(node=m.node, incarnation=m.incarnation, reason=reason))
 
 
@@ -247,7 +251,7 @@ def _vacate(d: Decision, node: str, evidence: Any, reason: str) -> None:
         attempt = job.current
         assert attempt is not None
         _free(d, node, job, attempt, evidence, reason)
-        _after_loss(d, job, attempt, "part-lost", reason)
+        _after_loss(d, job, attempt, fold.CAUSES[evidence], reason)
     held = {device for devices in d.state.holds.values() for device in devices}
     rows = d.state.fleet.nodes[node].rows if node in d.state.fleet.nodes else []
     gone = held & {d.state.fleet.devices.names[row] for row in rows}
@@ -303,6 +307,7 @@ def _close_if_gone(d: Decision, job: Job, attempt: Attempt) -> None:
     d.emit(ledger.AttemptClosed(job_id=job.id, attempt=attempt.number, outcome=outcome))
     again = {
         "preempted": True,
+        "drained": True,
         "lost": job.lost <= job.spec.retry.on_lost,
         "refused": job.lost <= job.spec.retry.on_lost,
         "failed": job.failures <= job.spec.retry.on_failure,
@@ -326,6 +331,7 @@ _OUTCOMES: dict[str, Any] = {
     "preempted": "preempted",
     "part-failed": "failed",
     "part-lost": "lost",
+    "node-left": "drained",
     "part-refused": "refused",
 }
 _DECIDE: dict[type, Callable[[Decision, Any], None]] = {

@@ -15,6 +15,14 @@ from schemas import ledger as led
 from schemas.jobs import JobState
 from schemas.resources import Claim
 
+CAUSES: dict[str, Any] = {
+    "refused": "part-refused",
+    "lease-ended": "part-lost",
+    "new-incarnation": "part-lost",
+    "node-left": "node-left",
+}
+"""Why an attempt must end when a part of it is freed by this evidence, and nothing was decided before."""
+
 
 def apply(state: State, event: Any, t_us: int) -> None:
     """Changes `state` by one event of a record decided at `t_us`."""
@@ -118,7 +126,7 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
         raise lifecycle.Forbidden(f"{e.job_id}.{e.attempt}: its part on {e.node} is freed twice")
     part.freed, part.exit_code, part.own_exit = True, e.exit_code, e.own_exit
     if not attempt.cause and e.evidence != "released":
-        attempt.cause = "part-refused" if e.evidence == "refused" else "part-lost"
+        attempt.cause = CAUSES[e.evidence]
         attempt.reason = e.reason
     state.fleet.give_back(part.claims)
     state.on_node[e.node].pop(job.id, None)

@@ -69,7 +69,8 @@ class Attempt:
     granted_us: int
     running_us: int = 0
     cause: str = ""
-    """Why it must end, once that was decided: cancelled, time-limit, part-failed, part-lost, part-refused, preempted."""
+    """Why it must end, once that was decided: cancelled, time-limit, part-failed, part-lost, part-refused, node-left,
+    preempted."""
     reason: str = ""
     beneficiary: str = ""
     checkpoint: Checkpoint | None = None

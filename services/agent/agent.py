@@ -19,6 +19,7 @@ from libs.bus.messages import outgoing
 from libs.bus.queries import NoAnswer, QueryError, ask
 from schemas import subjects
 from schemas.catalog import BY_TYPE
+from schemas.inbox import NodeLost
 from schemas.nodes import DesiredQuery, DesiredReply, DesiredState, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import LogPiece, LogQuery
 from services.agent.guard import now
@@ -218,16 +219,24 @@ class Agent:
         return self.launcher.logs.read(query, team)
 
     async def drain(self, grace_s: float) -> None:
-        """Before the agent ends: jobs are asked to save and end, what they say is reported, nothing new starts."""
+        """Before the agent ends: jobs are asked to save, and end; then all nodes say together that they leave, so that
+        no job is granted a device of one that is about to follow."""
         self._draining = True
         for node in self.nodes.values():
-            for part in list(node.parts.values()):
-                part.save()
+            node.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                # Many parts and the reports are waited for at once, once in an agent's life: a poll will do.
-                while self.reports.backlog() or any(node.parts for node in self.nodes.values()):  # noqa: ASYNC110
+                # Many parts are waited for at once, once in an agent's life: a poll will do.
+                while any(node.parts for node in self.nodes.values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
+        await asyncio.gather(*(node.die() for node in self.nodes.values()))
+        for node in self.nodes.values():
+            gone = NodeLost(node=node.name, incarnation=node.incarnation, silent_s=0, planned=True)
+            self.reports.add(node.name, node.incarnation, gone)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self.reports.backlog():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
 
     async def close(self) -> None:
         """Kills what is left. The next life's registration is the evidence."""

@@ -69,6 +69,7 @@ class Node:
     _registered_at: float = 0.0
     _asked_to_save: bool = False
     _dying: bool = False
+    _leaving: bool = False
 
     @property
     def name(self) -> str:
@@ -139,6 +140,9 @@ class Node:
         would look like an exit of its own."""
         if self._dying or (isinstance(seen, Released) and self.lease.check(self.now())):
             return
+        if isinstance(seen, Released) and self._leaving and not seen.own_exit:
+            self.parts.pop(key, None)
+            return
         if isinstance(seen, Released):
             self._ended(key, seen)
             return
@@ -180,6 +184,13 @@ class Node:
             self._asked_to_save = True
             for part in self.parts.values():
                 part.save_early()
+
+    def leave(self) -> None:
+        """Asks all jobs to save and end. What was stopped is not reported one by one: the node's farewell
+        covers it, and an end that is reported alone would let the job be granted a node that is about to follow."""
+        self._leaving = True
+        for part in list(self.parts.values()):
+            part.save()
 
     async def die(self) -> None:
         """Kills all parts and returns when nothing is left. What they report from here on is not passed on."""

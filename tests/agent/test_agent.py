@@ -215,15 +215,20 @@ async def test_samples_tell_how_busy_devices_are(world, start):
         assert world.samples[-1].incarnation == world.lives["n0"][0]
 
 
-async def test_draining_saves_and_reports_what_ran(world, start):
-    async with start() as agent:
+async def test_draining_saves_what_runs_and_then_all_nodes_leave_together(world, start):
+    async with start(nodes=2) as agent:
         wanted = part(simulated(600, checkpoint=CheckpointPolicy()))
         await world.want("n0", wanted)
         await world.sees(wanted, Started)
         await agent.drain(10)
         assert not agent.reports.backlog()
         await world.sees(wanted, CheckpointTaken)
-        assert not (await world.sees(wanted, Released)).own_exit
+        await until(lambda: len(world.farewells) == 2)
+        assert {(left.node, left.incarnation) for left in world.farewells} == {
+            (name, world.lives[name][0]) for name in ("n0", "n1")
+        }
+        assert all(left.planned for left in world.farewells)
+        assert world.of(wanted, Released) == []
 
 
 async def test_a_gang_over_two_nodes_of_one_agent_meets_on_loopback(world, start):

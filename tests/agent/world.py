@@ -4,7 +4,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from schemas import subjects
-from schemas.inbox import NodeObserved, NodeRegistered, Observation
+from schemas.inbox import NodeLost, NodeObserved, NodeRegistered, Observation
 from schemas.nodes import DesiredPart, DesiredQuery, DesiredReply, DesiredState, Heartbeat, LeaseGranted, NodeSampled
 from tests.agent.build import state
 from tests.agent.conftest import until
@@ -18,6 +18,7 @@ class World:
         self.grants = True
         self.lives: dict[str, list[int]] = {}
         self.inventories: dict[str, NodeRegistered] = {}
+        self.farewells: list[NodeLost] = []
         self.seen: list[tuple[str, int, Observation]] = []
         self.samples: list[NodeSampled] = []
         self.wanted: dict[str, tuple[DesiredPart, ...]] = {}
@@ -29,6 +30,7 @@ class World:
         for what, call in (
             (subjects.inbox("node", "registered", self.pool), self._registered),
             (subjects.inbox("node", "observed", self.pool), self._observed),
+            (subjects.inbox("node", "lost", self.pool), self._left),
             (subjects.heartbeat(self.pool), self._heartbeat),
             (subjects.sample(self.pool), self._sampled),
             (subjects.query("node", "desired", self.pool), self._asked),
@@ -50,6 +52,9 @@ class World:
     async def _observed(self, msg: Msg) -> None:
         observed = NodeObserved.model_validate_json(msg.data)
         self.seen.extend((observed.node, observed.incarnation, seen) for seen in observed.observations)
+
+    async def _left(self, msg: Msg) -> None:
+        self.farewells.append(NodeLost.model_validate_json(msg.data))
 
     async def _heartbeat(self, msg: Msg) -> None:
         beat = Heartbeat.model_validate_json(msg.data)

@@ -89,9 +89,10 @@ def test_every_reason_is_given_at_once() -> None:
         ("labels", "job.resources.labels.disk"),
         ("simulation", "job.simulation"),
         ("quota", "job.resources.devices"),
+        ("capacity", "job.resources.devices"),
     }
     assert all(r.reason.problem and r.reason.fix for r in found.refusals)
-    fixes = {r.reason.field: r.reason.fix for r in found.refusals}
+    fixes = {r.reason.field: r.reason.fix for r in found.refusals if r.why is not Why.CAPACITY}
     assert fixes["job.priority_class"] == "did you mean production? use one of: serving, production, experiment"
     assert fixes["job.resources.types.0"].startswith("did you mean H100? this pool has H100")
     assert fixes["job.resources.mig_profile"] == "did you mean 1g.10gb? this pool has 1g.10gb"
@@ -131,6 +132,28 @@ def test_an_unknown_type_is_named_and_a_known_alternative_may_be_missing() -> No
     assert isinstance(outcome(submit(resources={"types": ("H200", "H100")})), Admitted)
     _, problem, fix = refusals(submit(resources={"types": ("H200", "B200")}))[Why.TYPE]
     assert (problem, fix) == ("no node of this pool has such a device", "this pool has A100, H100")
+
+
+def test_an_unknown_type_does_not_hide_what_is_too_large_for_the_whole_pool() -> None:
+    found = refusals(submit(resources={"types": ("h10o",), "devices": 99, "memory_mib": 900 * GIB}))
+    assert found[Why.TYPE][0] == "job.resources.types.0"
+    assert found[Why.CAPACITY] == (
+        "job.resources.devices", "this pool has 32 devices of all kinds", "ask for at most 32 devices"
+    )  # fmt: skip
+    assert found[Why.MEMORY][:2] == (
+        "job.resources.memory_mib", "no device of this pool has so much memory; the largest has 81920 MiB"
+    )  # fmt: skip
+    assert set(refusals(submit(resources={"types": ("h10o",), "devices": 32, "memory_mib": 80 * GIB}))) == {Why.TYPE}
+
+
+@pytest.mark.parametrize("level", [Level.DEVICE, Level.NVLINK])
+@pytest.mark.parametrize("policy", list(TopologyPolicy))
+def test_a_level_that_placement_does_not_know_is_refused(level: Level, policy: TopologyPolicy) -> None:
+    result = outcome(submit(resources={"topology": Topology(level=level, policy=policy)}))
+    (refusal,) = result.refusals
+    assert (refusal.why, refusal.reason.field, refusal.reason.value, refusal.reason.fix) == (
+        Why.TOPOLOGY, "job.resources.topology.level", level.value, "use node, leaf, spine, zone or pool"
+    )  # fmt: skip
 
 
 def test_cpus_are_used_only_when_named() -> None:

@@ -202,3 +202,28 @@ def test_a_cycle_grants_no_more_than_a_message_of_the_bus_can_carry():
     wide = w.submit(job("wide", 12))
     assert w.state_of(wide) == "granted"
     w.check()
+
+
+def test_a_node_that_leaves_in_good_order_costs_its_jobs_no_retry():
+    w = World(node("n0"), node("n1"))
+    single = w.submit(job("single", 8, retry=RetryPolicy(on_lost=0)))
+    w.started(single)
+    w.checkpointed(single, 7)
+    (where,) = w.nodes_of(single)
+    events = w.send(inbox.NodeLost(node=where, incarnation=1, silent_s=0, planned=True))
+    assert kinds(events) == [
+        "devices.freed", "attempt.stopping", "attempt.closed", "job.requeued", "node.left", "job.granted",
+    ]  # fmt: skip
+    assert (events[0].evidence, events[2].outcome) == ("node-left", "drained")
+    assert w.nodes_of(single) != [where]
+    assert w.machine.state.jobs[single].resume.step == 7
+    w.check()
+
+
+def test_nodes_that_leave_together_pass_their_jobs_on_to_none_of_them():
+    w = World(node("n0"), node("n1"), node("n2"))
+    single = w.submit(job("single", 8))
+    w.send(*(inbox.NodeLost(node=f"n{i}", incarnation=1, silent_s=0, planned=True) for i in range(3)))
+    assert w.state_of(single) == "queued"
+    assert w.machine.state.jobs[single].attempts == 1
+    w.check()

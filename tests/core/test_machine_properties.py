@@ -92,10 +92,10 @@ class Pool(RuleBasedStateMachine):
             inbox.NodeRegistered(incarnation=last + 1, inventory=node(name, 4, leaf=f"leaf-{i // 2}"), lease_s=10)
         )
 
-    @rule(name=st.sampled_from(NODES))
-    def node_is_lost(self, name) -> None:
+    @rule(name=st.sampled_from(NODES), planned=st.booleans())
+    def node_is_lost(self, name, planned) -> None:
         incarnation = self.world.machine.state.fleet.nodes[name].incarnation
-        self.send(inbox.NodeLost(node=name, incarnation=incarnation, silent_s=30))
+        self.send(inbox.NodeLost(node=name, incarnation=incarnation, silent_s=30, planned=planned))
 
     @rule(team=st.sampled_from(["research", "vision"]), limit=st.sampled_from([None, 2000, 6000, 20_000]))
     def quota_changes(self, team, limit) -> None:

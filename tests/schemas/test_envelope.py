@@ -67,7 +67,7 @@ def test_structured_mode_says_the_same_as_binary_mode(envelope: Envelope, data: 
 def test_any_message_is_read_or_refused_with_a_text(headers: dict[str, str], payload: bytes) -> None:
     for content_type in ("application/json", "application/cloudevents+json"):
         text = refusal({**headers, "Content-Type": content_type}, payload)
-        assert not text or re.search(r"\b(send|use|put) ", text)
+        assert not text or re.search(r"\b(send|use|put|add|encode) ", text)
 
 
 def refusal(headers: dict[str, str], payload: bytes) -> str:
@@ -84,6 +84,12 @@ def test_attributes_of_the_json_format_may_be_numbers_and_booleans() -> None:
     assert (got.id, got.extensions) == ("7", {"sequence": "3", "dry": "true"})
 
 
+def test_data_in_base64_is_decoded() -> None:
+    event = {name: value for name, value in WHOLE.items() if name != "data"} | {"data_base64": "eyJhIjogMX0="}
+    envelope, payload = read(STRUCTURED, json.dumps(event).encode())
+    assert (envelope, payload) == (Envelope("1", "t", "s"), b'{"a": 1}')
+
+
 def test_the_trace_is_found_in_cloudevents_own_place_too() -> None:
     headers = Envelope("1", "t", "s").headers() | {"ce-traceparent": "00-a"}
     assert read(headers, b"")[0] == Envelope("1", "t", "s", traceparent="00-a")
@@ -97,7 +103,7 @@ WHOLE = {"specversion": "1.0", "id": "1", "type": "t", "source": "s", "data": {}
 @pytest.mark.parametrize(
     ("headers", "payload", "text"),
     [
-        (None, b"{}", "'specversion' is ''; send header ce-specversion: 1.0"),
+        (None, b"{}", "'specversion' is missing; send header ce-specversion: 1.0"),
         ({"ce-specversion": "0.3"}, b"{}", "'specversion' is '0.3'"),
         ({"ce-specversion": "1.0", "ce-type": "t", "ce-source": "s"}, b"{}", "'id' is missing; send header ce-id"),
         ({"ce-specversion": "1.0", "ce-id": "1", "ce-type": "t"}, b"{}", "'source' is missing"),
@@ -106,6 +112,11 @@ WHOLE = {"specversion": "1.0", "id": "1", "type": "t", "source": "s", "data": {}
         (STRUCTURED, b"[]", "send one event per message"),
         (STRUCTURED, b"{}", "member 'data' is missing"),
         (STRUCTURED, json.dumps(WHOLE | {"id": ""}).encode(), "'id' is missing"),
+        (STRUCTURED, json.dumps(WHOLE | {"type": ""}).encode(), "'type' is missing; add the member \"type\""),
+        (STRUCTURED, b'{"data": {}}', "'specversion' is missing; add the member \"specversion\": 1.0"),
+        (STRUCTURED, json.dumps(WHOLE | {"data_base64": "e30="}).encode(), "send one of them"),
+        (STRUCTURED, json.dumps(WHOLE | {"data": None, "data_base64": "e3"}).encode(), "is not Base64; encode"),
+        (STRUCTURED, json.dumps(WHOLE | {"data": None, "data_base64": 7}).encode(), "is not Base64; encode"),
         (
             STRUCTURED,
             json.dumps(WHOLE | {"a\r\nBaton-Status: ok": "x"}).encode(),
