@@ -20,7 +20,7 @@ demo *args: _house
 
 # Start everything in containers: NATS, Redis, MongoDB, the services, Prometheus, Grafana
 [group("run")]
-up *args:
+compose *args:
     docker compose up --build "$@"
 
 # Jobs per second and latency through the whole real stack

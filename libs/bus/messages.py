@@ -74,15 +74,14 @@ def decode(
     model: type[M], headers: Mapping[str, str] | None, payload: bytes, *, expected_type: str | None
 ) -> tuple[Envelope, M]:
     """The envelope and the value of a CloudEvent, in binary or structured mode. Raises Malformed with every reason."""
-    try:
-        check_json(payload)
-    except JsonProblem as e:
-        raise _malformed((Reason(field="(payload)", value=e.value, problem=e.problem, fix=e.fix),)) from None
+    _check(payload)
     try:
         envelope, data = read(headers, payload)
     except EnvelopeError as e:
         problem, _, fix = str(e).partition("; ")
         raise _malformed((Reason(field="(envelope)", value="", problem=problem, fix=fix or problem),)) from None
+    if data is not payload:  # structured mode; the message may have come as Base64, which the first check cannot see
+        _check(data)
     if expected_type is not None and envelope.type != expected_type:
         reason = Reason(
             field="ce-type",
@@ -92,6 +91,13 @@ def decode(
         )
         raise _malformed((reason,))
     return envelope, _validate(model, data)
+
+
+def _check(payload: bytes) -> None:
+    try:
+        check_json(payload)
+    except JsonProblem as e:
+        raise _malformed((Reason(field="(payload)", value=e.value, problem=e.problem, fix=e.fix),)) from None
 
 
 def decode_bare(model: type[M], subject: str, headers: Mapping[str, str] | None, payload: bytes) -> tuple[Envelope, M]:
@@ -117,7 +123,7 @@ def type_of_subject(subject: str) -> str:
             field="(subject)",
             value=clip(subject),
             problem="no message of Baton's catalog has this subject",
-            fix="use a subject of docs/asyncapi, e.g. baton.cmd.job.v1.submit.<team>",
+            fix="use a subject of docs/messages.md, e.g. baton.cmd.job.v1.submit.<team>",
         )
         raise _malformed((reason,))
     return _TYPE_BY_STEM[stem]

@@ -39,7 +39,7 @@ def command(
     bill = run(ask, team, url)
     columns = [
         Column(by.upper(), lambda r: r.key),
-        Column("TEAM", lambda r: r.team, wide=by == "team"),
+        *([] if by == "team" else [Column("TEAM", lambda r: r.team)]),
         Column("JOBS", lambda r: r.jobs, right=True),
         Column("ATTEMPTS", lambda r: r.attempts, right=True),
         Column("DEVICE-SECONDS", lambda r: f"{r.milli_us / 1e9:.3f}", right=True),
@@ -58,9 +58,16 @@ def _query(**fields: object) -> BillQuery:
     try:
         return BillQuery.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as e:
-        reasons = reasons_of(e, model=BillQuery)
-        lines = [f"{_FLAGS.get(r.field, r.field)} {r.value}: {r.problem}; {r.fix}" for r in reasons]
+        lines = []
+        for r in reasons_of(e, model=BillQuery):
+            flag, fix = _FLAGS.get(r.field, (r.field, ""))
+            lines.append(f"{flag} {r.value}: {'not understood' if fix else r.problem}; {fix or r.fix}")
         raise Usage("\n".join(lines)) from None
 
 
-_FLAGS = {"group_by": "--by", "from_day": "--from", "to_day": "--to", "job_id": "--job"}
+_FLAGS = {
+    "group_by": ("--by", "use team, day, job, attempt or model"),
+    "from_day": ("--from", "write YYYY-MM-DD"),
+    "to_day": ("--to", "write YYYY-MM-DD"),
+    "job_id": ("--job", ""),
+}

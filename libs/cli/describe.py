@@ -66,7 +66,7 @@ def _job_fields(job: JobDocument) -> Iterable[tuple[str, object]]:
     yield "submitted", units.moment(job.submitted_us)
     yield "waited", units.between(job.submitted_us, attempts[0].granted_us if attempts else job.finished_us)
     yield "finished", job.finished_us and units.moment(job.finished_us)
-    yield "preempted", f"{job.preemptions} times" if job.preemptions else ""
+    yield "preempted", units.times(job.preemptions) if job.preemptions else ""
     yield "on", last.nodes if last and last.closed_us is None else ""
 
 

@@ -5,6 +5,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from enum import IntEnum
 
 from libs.cli.output import hint
@@ -83,16 +84,14 @@ def tell(error: BaseException) -> None:
     if isinstance(error, TimeoutError) and not str(error):
         hint("baton: nobody answered in time: check that Baton runs")
         return
-    parts = [getattr(error, name, "") for name in ("what", "why", "fix")]
-    if any(parts):
-        hint(
-            "baton: "
-            + "\n  ".join(line for line in (parts[0], *_lines("because", parts[1]), *_lines("try", parts[2])) if line)
-        )
-    else:
+    what, why, fix = (getattr(error, name, "") for name in ("what", "why", "fix"))
+    if not (what or why or fix):
         hint(f"baton: {error}")
+        return
+    causes = getattr(error, "causes", (why,) if why else ())
+    hint("\n  ".join([f"baton: {what}", *_lines("because", causes), *_lines("try", (fix,) if fix else ())]))
 
 
-def _lines(label: str, text: str) -> list[str]:
-    first, *more = text.split("; ") if text else [""]
-    return [f"{label}: {first}", *(f"{'':{len(label)}}  {line}" for line in more)] if first else []
+def _lines(label: str, texts: Sequence[str]) -> list[str]:
+    """The first text beside the label, the others below it."""
+    return [f"{'' if i else f'{label}:':{len(label) + 1}} {text}" for i, text in enumerate(texts)]

@@ -1,5 +1,6 @@
 """`baton explain JOB`: why it is where it is."""
 
+from libs.cli import units
 from libs.cli.options import Job, Output, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
 from libs.cli.session import run, whole_id
@@ -31,7 +32,7 @@ def command(job: Job, team: Team = None, url: Url = None, output: Output = Forma
             ("state", found.state.value),
             ("reason", found.reason),
             ("because", found.text),
-            ("ahead of it", f"{found.ahead} jobs" if found.ahead else ""),
+            ("ahead of it", units.counted(found.ahead, "job") if found.ahead else ""),
             ("would help", found.suggestion),
         ]
     )

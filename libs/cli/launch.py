@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.users import SERVICES as SERVICES_USER
 from libs.cli.users import check_teams, nats_users
 from libs.client.where import CLIENT_FILE
-from libs.embedded import NatsOptions, ProcessRecord, ProcessSpec, ServerOptions, Servers, Supervisor
+from libs.embedded import NatsOptions, ProcessEvent, ProcessRecord, ProcessSpec, ServerOptions, Servers, Supervisor
 from libs.embedded.ports import LOOPBACK, PortLease, lease_port
 from libs.embedded.probes import http_ok
 from libs.embedded.records import write_private
@@ -87,8 +87,11 @@ class LaunchOptions:
 class Launch:
     """See above. After `async with`, everything is ready; at its end, everything is stopped in reverse order."""
 
-    def __init__(self, options: LaunchOptions | None = None) -> None:
+    def __init__(
+        self, options: LaunchOptions | None = None, on_event: Callable[[ProcessEvent], None] | None = None
+    ) -> None:
         self.options = options or LaunchOptions()
+        self._on_event = on_event
         self.state_dir = self.options.state_dir.absolute()
         self.http: dict[str, str] = {}
         self._servers: Servers | None = None
@@ -165,7 +168,7 @@ class Launch:
         Raises what `Servers.start` raises, StartFailed (a process ended before it answered), NotReady.
         """
         options = self.options
-        self._servers = Servers(self.state_dir, self._server_options())
+        self._servers = Servers(self.state_dir, self._server_options(), on_event=self._on_event)
         async with contextlib.AsyncExitStack() as undo:
             await self._servers.start()
             undo.push_async_callback(self._servers.stop)

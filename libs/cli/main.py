@@ -112,6 +112,8 @@ def _ended(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(Exit.FAILED)
     if callable(getattr(error, "show", None)):  # a usage error of the command line
+        if isinstance(told := getattr(error, "message", None), str):
+            error.message = told.removeprefix("Value error, ")  # type: ignore[attr-defined]
         error.show()  # type: ignore[attr-defined]
         return int(getattr(error, "exit_code", Exit.USAGE))
     if type(error).__name__ in ("Exit", "Abort"):

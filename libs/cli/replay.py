@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from libs.cli.launch import ROOT, Launch, LaunchOptions
-from libs.cli.traces import BadRow, TraceJob, UnknownColumns, read
+from libs.cli.traces import ENCODING, ERRORS, BadRow, TraceJob, UnknownColumns, physical_lines, read
+from libs.core.admission import DEFAULT_CLASSES
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
 from schemas.resources import Resources
 
@@ -54,8 +55,9 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        ended = sum(self.terminal.values()) + self.rejected
-        return not self.violations and self.billed_milli_us == self.integral_milli_us and ended == self.submitted
+        carried = sum(self.terminal.values())
+        agree = not self.violations and self.billed_milli_us == self.integral_milli_us
+        return agree and carried > 0 and carried + self.rejected == self.submitted
 
 
 def command(
@@ -70,10 +72,13 @@ def command(
         ".baton/replay"
     ),
 ) -> None:
-    """Run a job trace through a Baton of its own and check the books. Exit code 1 when they do not agree."""
+    """Run a job trace through a Baton of its own and check the books. Exit code 1 when they disagree or no job ran."""
     console = Console(stderr=True)
     if speed <= 0:
         raise typer.BadParameter(f"{speed:g} is not a speed: give a number above 0, e.g. 1000", param_hint="--speed")
+    known = [c.name for c in DEFAULT_CLASSES]
+    if priority_class not in known:
+        raise typer.BadParameter(f"no class {priority_class!r}; there are: {', '.join(known)}", param_hint="--class")
     try:
         jobs, bad = _read(trace, limit)
     except UnknownColumns as e:
@@ -200,8 +205,8 @@ def _read(trace: Path, limit: int) -> tuple[list[TraceJob], list[BadRow]]:
     """The first `limit` readable jobs in order of submission, and the bad rows up to there."""
     jobs: list[TraceJob] = []
     bad: list[BadRow] = []
-    with trace.open(newline="", encoding="utf-8", errors="replace") as lines:
-        for item in read(lines):
+    with trace.open(encoding=ENCODING, errors=ERRORS) as file:
+        for item in read(physical_lines(file)):
             if isinstance(item, BadRow):
                 bad.append(item)
                 continue
@@ -239,15 +244,19 @@ def _show_bad_rows(console: Console, trace: Path, bad: Sequence[BadRow]) -> None
         console.print(f"... and {len(bad) - MAX_BAD_ROWS_SHOWN} more rows left out; all are in the result file")
 
 
+def _job_counts(outcome: Outcome) -> str:
+    ended = ", ".join(f"{n} {state}" for state, n in outcome.terminal.items() if n)
+    return f"{outcome.submitted} submitted; {ended or 'none ended'}; {outcome.rejected} rejected"
+
+
 def _show(console: Console, outcome: Outcome, path: Path) -> None:
     from rich.table import Table
 
     table = Table(title=f"replay of {Path(outcome.trace).name} at {outcome.speed:g}x", show_header=False)
     equal = "equal" if outcome.billed_milli_us == outcome.integral_milli_us else "DIFFERENT"
-    ended = ", ".join(f"{n} {state}" for state, n in outcome.terminal.items())
     rows = [
         ("rows", f"{outcome.rows}, {len(outcome.bad_rows)} left out"),
-        ("jobs", f"{outcome.submitted} submitted; {ended}; {outcome.rejected} rejected"),
+        ("jobs", _job_counts(outcome)),
         ("time", f"{outcome.wall_s:.1f} s, {outcome.makespan_s / 3600:.1f} h of the trace"),
         ("queue wait", f"p50 {outcome.queue_wait_p50_s:.0f} s, p99 {outcome.queue_wait_p99_s:.0f} s of the trace"),
         ("allocation", f"{outcome.allocation_pct:.1f} % of the devices' time"),
@@ -264,3 +273,7 @@ def _show(console: Console, outcome: Outcome, path: Path) -> None:
     console.print(table)
     for violation in outcome.violations[:10]:
         console.print(violation, style="red", highlight=False, markup=False)
+    if outcome.rejected and outcome.rejected == outcome.submitted:
+        fields = ", ".join(f"{field} ({n})" for field, n in outcome.rejections.items())
+        told = f"no job was carried: admission refused all {outcome.rejected}, because of {fields}"
+        console.print(told, style="red", highlight=False, markup=False)

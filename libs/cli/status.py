@@ -16,9 +16,9 @@ def command(team: Team = None, url: Url = None, output: Output = Format.TABLE) -
     fields(
         [
             ("pool", status.pool),
-            ("nodes", f"{status.nodes_up} up, {status.devices} devices"),
-            ("held", f"{units.devices(status.milli_used)} of {units.devices(status.milli_total)} devices"),
-            ("jobs", [f"{count} {state}" for state, count in sorted(status.jobs.items()) if count]),
+            ("nodes", f"{status.nodes_up} up, {units.counted(status.devices, 'device')}"),
+            ("held", _held(status.milli_used, status.milli_total)),
+            ("jobs", ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()) if count)),
             ("grants", status.grants),
             ("preemptions", status.preemptions),
             ("scheduling latency", _quantiles(status.scheduling_latency_ms)),
@@ -26,6 +26,11 @@ def command(team: Team = None, url: Url = None, output: Output = Format.TABLE) -
             ("ledger", f"sequence {status.ledger_seq}, inbox {status.inbox_seq}"),
         ]
     )
+
+
+def _held(used_milli: int, total_milli: int) -> str:
+    whole = f"{units.devices(total_milli)} device{'' if total_milli == 1000 else 's'}"
+    return f"{units.devices(used_milli)} of {whole}"
 
 
 def _quantiles(q: Quantiles) -> str:

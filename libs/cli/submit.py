@@ -101,7 +101,11 @@ def _from_file(file: str, flags: list[str]) -> list[JobRequest]:
     else:
         with Path(file).open("rb") as source:
             data, name = source.read(MAX_BYTES + 1), file
-    return read_jobs(data.decode("utf-8-sig"), name)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise Usage(f"{name}: it is not UTF-8 text ({e.reason} at byte {e.start}): save it as UTF-8") from None
+    return read_jobs(text, name)
 
 
 def _from_options(options: dict[str, Any], argv: list[str]) -> JobRequest:
@@ -109,6 +113,8 @@ def _from_options(options: dict[str, Any], argv: list[str]) -> JobRequest:
         raise Usage(
             "nothing to run: give a job file with -f, or a command after `--`, e.g. baton submit --gpus 1 -- python train.py"
         )
+    if argv and "simulate" in options:
+        raise Usage("--simulate runs a timer and no command: leave out --simulate, or the command after `--`")
     from pydantic import ValidationError
 
     from libs.bus.reasons import reasons_of

@@ -6,7 +6,8 @@ Three families of columns are known, by their names alone:
 - `submission_time, duration, num_gpu` (Microsoft ITP / Philly exports), seconds
 - `creation_time, deletion_time, scheduled_time, num_gpu, gpu_milli, gpu_spec, qos` (Alibaba's openb pod list), seconds
 
-A row that cannot be read is a `BadRow` with its line and the reason; the rest goes on.
+A row is one line: a cell in quotes may hold commas, not a line break. So a quote that is never closed costs its own row
+and no other. A row that cannot be read is a `BadRow` with its line and the reason; the rest goes on.
 """
 
 import csv
@@ -14,18 +15,27 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TextIO
 
 _SUBMIT = ("submit_s", "submission_time", "submit_time", "creation_time")
 _DURATION = ("duration_s", "duration")
 _DEVICES = ("num_gpus", "num_gpu", "gpu_num")
 _TENANT = ("tenant", "team", "user", "vc", "qos")
 _NAME = ("job_id", "name", "job")
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 MAX_DEVICES = 4096
+MAX_KEY = 240
+"""Characters of a job's name; a client key may have 256, and a repeated name gets its line appended."""
+MAX_LINE = 64 * 1024
+"""Characters of one line. Below the csv module's own limit of a cell (131072), which therefore never applies."""
+_SHOWN = 40
+ENCODING, ERRORS = "utf-8-sig", "surrogateescape"
+"""How a file is opened for `physical_lines`: without its byte order mark, other bytes kept so that they can be named."""
 DEFAULT_TEAM = "replay"
 
 
 class UnknownColumns(ValueError):
-    """The header has no column for something that every job needs; the text names what, and the known names."""
+    """The header cannot be read, or has no column for something that every job needs; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +60,61 @@ class BadRow:
     reason: str
 
 
+def physical_lines(file: TextIO) -> Iterator[str]:
+    """The lines of a file, each cut after MAX_LINE + 1 characters: `read` refuses such a line, memory never holds it."""
+    while line := file.readline(MAX_LINE + 1):
+        rest = line
+        while rest and not rest.endswith("\n"):
+            rest = file.readline(MAX_LINE)
+        yield line.removesuffix("\n")
+
+
 def read(lines: Iterable[str]) -> Iterator[TraceJob | BadRow]:
-    """Each row of a CSV with a header, in file order. Raises UnknownColumns."""
-    reader = csv.DictReader(lines)
-    names = [name.strip() for name in reader.fieldnames or ()]
-    reader.fieldnames = names
-    _require(names)
-    for row in reader:
-        line = reader.line_num
+    """Each row of a CSV with a header, in file order; blank lines are skipped. Raises UnknownColumns."""
+    names: list[str] | None = None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if names is None:
+            names = _header(number, line)
+            continue
         try:
-            yield _job(
-                line, {k: (v or "").strip() for k, v in row.items() if isinstance(k, str) and not isinstance(v, list)}
-            )
+            yield _job(number, _row(names, line))
         except _Unreadable as e:
-            yield BadRow(line, str(e))
+            yield BadRow(number, str(e))
+    if names is None:
+        raise UnknownColumns("the file is empty: a header and one line per job are needed")
+
+
+def _header(number: int, line: str) -> list[str]:
+    try:
+        names = [name.strip() for name in _cells(line)]
+    except _Unreadable as e:
+        raise UnknownColumns(f"line {number}, the header, cannot be read: {e}") from None
+    _require(names)
+    return names
+
+
+def _row(names: list[str], line: str) -> dict[str, str]:
+    cells = _cells(line)
+    if len(cells) != len(names):
+        raise _Unreadable(f"expected {len(names)} cells, got {len(cells)}")
+    return {name: cell.strip() for name, cell in zip(names, cells, strict=True)}
+
+
+def _cells(line: str) -> list[str]:
+    """One line's cells. Raises _Unreadable."""
+    if len(line) > MAX_LINE:
+        raise _Unreadable(f"the line is longer than {MAX_LINE} characters; it begins {line[:_SHOWN]!r}")
+    if byte := _NOT_UTF8.search(line):
+        raise _Unreadable(f"byte 0x{ord(byte[0]) - 0xDC00:02x} at column {byte.start() + 1} is not UTF-8")
+    if "\0" in line:
+        raise _Unreadable(f"a NUL character at column {line.index(chr(0)) + 1}")
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error as e:
+        reason = "a quote is not closed on its line" if "end of data" in str(e) else f"it is no CSV: {e}"
+        raise _Unreadable(f"{reason}; it begins {line[:_SHOWN]!r}") from None
 
 
 class _Unreadable(ValueError):
@@ -74,7 +125,9 @@ def _require(names: list[str]) -> None:
     wanted = {"the submit time": _SUBMIT, "the number of devices": _DEVICES}
     for what, known in wanted.items():
         if not set(known) & set(names):
-            raise UnknownColumns(f"no column for {what}: name one of {', '.join(known)} (found: {', '.join(names)})")
+            raise UnknownColumns(
+                f"no column for {what}: name one of {', '.join(known)} (found: {', '.join(names)[:200]!r})"
+            )
     if not set(_DURATION) & set(names) and "deletion_time" not in names:
         raise UnknownColumns(f"no column for the duration: name one of {', '.join(_DURATION)}, or deletion_time")
 
@@ -89,9 +142,12 @@ def _job(line: int, row: dict[str, str]) -> TraceJob:
     share = _number(row, "gpu_milli") if row.get("gpu_milli") and devices == 1 else 1000.0
     if not 1 <= share <= 1000:
         raise _Unreadable(f"gpu_milli is {share:g}: from 1 to 1000 is needed")
+    key = row.get(_first(row, _NAME)) or f"line-{line}"
+    if len(key) > MAX_KEY:
+        raise _Unreadable(f"{_first(row, _NAME)} is longer than {MAX_KEY} characters; it begins {key[:_SHOWN]!r}")
     return TraceJob(
         line=line,
-        key=row.get(_first(row, _NAME)) or f"line-{line}",
+        key=key,
         submit_s=submit_s,
         duration_s=_duration(row),
         devices=int(devices),
@@ -127,7 +183,7 @@ def _number(row: dict[str, str], name: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise _Unreadable(f"{name} is {text[:40]!r}: a number is needed") from None
+        raise _Unreadable(f"{name} is {text[:_SHOWN]!r}: a number is needed") from None
     if not math.isfinite(value) or (value < 0 and name not in _SUBMIT):
-        raise _Unreadable(f"{name} is {text[:40]!r}: a finite number that is not negative is needed")
+        raise _Unreadable(f"{name} is {text[:_SHOWN]!r}: a finite number that is not negative is needed")
     return value

@@ -42,6 +42,16 @@ def devices(milli: int | None) -> str:
     return "none" if milli is None else f"{milli / 1000:g}"
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 device`, `4 devices`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def times(number: int) -> str:
+    """`once`, `3 times`."""
+    return "once" if number == 1 else f"{number} times"
+
+
 def gib(mib: int) -> str:
     """Mebibytes as `80GiB`."""
     return f"{mib / 1024:g}GiB" if mib >= 1024 else f"{mib}MiB"

@@ -13,6 +13,7 @@ from libs.cli.exits import Usage
 from libs.cli.launch import REAL, SERVICES, SIMULATED, External, Launch, LaunchOptions
 from libs.cli.output import Column, fields, hint, say, show
 from libs.client.where import state_dir
+from libs.embedded.events import EventKind, ProcessEvent
 from libs.embedded.records import ProcessRecord
 
 _COLUMNS = [
@@ -71,7 +72,7 @@ def command(
             nats_port=port,
             sync_always=not fast,
         )
-        launch = Launch(options)
+        launch = Launch(options, report)
     except ValueError as e:
         raise Usage(str(e)) from None
     asyncio.run(_serve(launch))
@@ -98,6 +99,20 @@ async def _serve(launch: Launch) -> None:
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await starting
         await launch.stop()
+
+
+def report(event: ProcessEvent) -> None:
+    """A line for what nobody asked for: a process that died, and its return."""
+    if said := _SAID.get(event.kind):
+        pid = f" (pid {event.pid})" if event.kind is EventKind.RESTARTED and event.pid else ""
+        hint(f"{event.name} {said}{pid}{f': {event.detail}' if event.detail else ''}")
+
+
+_SAID = {
+    EventKind.EXITED: "died, starting it again",
+    EventKind.RESTARTED: "runs again",
+    EventKind.RESTART_FAILED: "did not come back, trying again",
+}
 
 
 def _introduce(launch: Launch) -> None:

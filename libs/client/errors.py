@@ -6,11 +6,17 @@ from schemas.jobs import Reason
 
 
 class ClientError(Exception):
-    """The common root: `what` happened, `why`, and the `fix`."""
+    """The common root: `what` happened, `why`, and the `fix`; `reasons` say why field by field, where that is known."""
 
-    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, why: str = "", fix: str = "", *, reasons: Sequence[Reason] = ()) -> None:
         super().__init__(". ".join(part for part in (what, why, fix) if part))
         self.what, self.why, self.fix = what, why, fix
+        self.reasons = tuple(reasons)
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """One text for each reason; without reasons, `why` as it is."""
+        return tuple(map(_text, self.reasons)) or ((self.why,) if self.why else ())
 
 
 class Unreachable(ClientError):
@@ -36,21 +42,19 @@ class TimedOut(ClientError):
 class Invalid(ClientError):
     """The request is wrong as it stands; `reasons` name every field that is."""
 
-    def __init__(self, what: str, why: str = "", fix: str = "", *, reasons: Sequence[Reason] = ()) -> None:
-        super().__init__(what, why, fix)
-        self.reasons = tuple(reasons)
-
 
 class Rejected(ClientError):
     """Admission refused the job; `reasons` are all of them."""
 
     def __init__(self, job_id: str, reasons: Sequence[Reason], text: str = "") -> None:
-        why = "; ".join(f"{r.field} = {r.value}: {r.problem} ({r.fix})" for r in reasons) or text
-        super().__init__(f"{job_id} was rejected", why)
+        super().__init__(f"{job_id} was rejected", "; ".join(map(_text, reasons)) or text, reasons=reasons)
         self.job_id = job_id
-        self.reasons = tuple(reasons)
 
 
 class Conflict(Rejected):
     """The client key names another job already: the same key with the same body is the same job, with another it is
     refused."""
+
+
+def _text(r: Reason) -> str:
+    return f"{r.field}{f' = {r.value}' if r.value else ''}: {r.problem} ({r.fix})"

@@ -182,6 +182,10 @@ def _quota(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refus
             Why.QUOTA,
             "job.resources.devices",
             job.resources.devices,
-            f"team {team} may hold {limit / WHOLE_MILLI:g} devices at once, this job alone asks for {asked / WHOLE_MILLI:g}",
-            f"ask for at most {limit / WHOLE_MILLI:g} devices, or have an operator raise the quota",
+            f"team {team} may hold {_devices(limit)} at once, this job alone asks for {asked / WHOLE_MILLI:g}",
+            f"ask for at most {_devices(limit)}, or have an operator raise the quota",
         )
+
+
+def _devices(milli: int) -> str:
+    return f"{milli / WHOLE_MILLI:g} device{'' if milli == WHOLE_MILLI else 's'}"

@@ -64,13 +64,47 @@ def objections(job: JobSpec, demand: Demand, fleet: FleetShape) -> Iterator[Refu
     )  # fmt: skip
     capacity = fleet.capacity(need)
     single = [
+        *_level(r),
         *_types(r, capacity, fleet),
         *_profile(r, capacity, fleet),
         *_memory(job, demand, fleet),
         *_labels(r, capacity, fleet),
         *_simulation(job, capacity),
     ]
+    if single:
+        yield from _beyond(r, demand, capacity, fleet)
     yield from single or _together(r, capacity)
+
+
+def _level(r: Resources) -> Iterator[Refusal]:
+    """Levels that placement does not tell from a node."""
+    level = r.topology.level
+    if level_of(level) != level.value:
+        yield refuse(
+            Why.TOPOLOGY, "job.resources.topology.level", level.value, "jobs are not placed by this level",
+            "use node, leaf, spine, zone or pool",
+        )  # fmt: skip
+
+
+def _beyond(r: Resources, demand: Demand, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
+    """What stays impossible whatever else is corrected: more devices than there are, more memory than any has."""
+    if r.devices > capacity.total:
+        yield refuse(
+            Why.CAPACITY, "job.resources.devices", r.devices, f"this pool has {_count(capacity.total)} of all kinds",
+            f"ask for at most {_count(capacity.total)}",
+        )  # fmt: skip
+    acceptable = fleet.capacity(Need(r.types, r.mig_profile))
+    largest = max(fleet.models().values())
+    if acceptable.left[1][1] == 0 and demand.memory_mib > largest:  # else `_memory` has compared
+        yield refuse(
+            Why.MEMORY, "job.resources.memory_mib", demand.memory_mib,
+            f"no device of this pool has so much memory; the largest has {largest} MiB",
+            f"ask for at most {largest} MiB per device, or split the job over more devices",
+        )  # fmt: skip
+
+
+def _count(devices: int, what: str = "") -> str:
+    return f"{devices} {what}device{'s' if devices != 1 else ''}"
 
 
 def _types(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
@@ -173,7 +207,7 @@ def _together(r: Resources, capacity: Capacity) -> Iterator[Refusal]:
         steps = ", ".join(f"{name} leaves {count}" for name, count in capacity.left)
         yield refuse(
             Why.CAPACITY, "job.resources", _asked(r), "no device of this pool meets all demands together",
-            f"loosen one of them; of {capacity.total} devices {steps}",
+            f"loosen one of them; of {_count(capacity.total)} {steps}",
         )  # fmt: skip
         return
     required = r.topology.policy is TopologyPolicy.REQUIRED
@@ -186,18 +220,18 @@ def _together(r: Resources, capacity: Capacity) -> Iterator[Refusal]:
         yield refuse(
             Why.TOPOLOGY,
             "job.resources.topology",
-            f"{r.devices} devices within one {level}",
-            f"the largest {level} has {most} fitting devices of one model ({model})",
-            f"set topology.level to {wider}, or policy to preferred, or ask for at most {most} devices",
+            f"{_count(r.devices)} within one {level}",
+            f"the largest {level} has {_count(most, 'fitting ')} of one model ({model})",
+            f"set topology.level to {wider}, or policy to preferred, or ask for at most {_count(most)}",
         )
         return
     yield refuse(
         Why.CAPACITY,
         "job.resources.devices",
         r.devices,
-        f"this pool has {most} fitting devices of one model ({model}){f' within one {level}' if required else ''}, "
+        f"this pool has {_count(most, 'fitting ')} of one model ({model}){f' within one {level}' if required else ''}, "
         "even when all are free",
-        f"ask for at most {most} devices",
+        f"ask for at most {_count(most)}",
     )
 
 

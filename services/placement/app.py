@@ -49,7 +49,7 @@ class Placement:
         self._records = Counter("baton_ledger_records", "records committed by this process", registry=registry)
         self._events = Counter("baton_ledger_events", "ledger events committed", ["kind"], registry=registry)
         self._latency_ms = Histogram(
-            "scheduling_latency_ms",
+            "baton_submit_to_grant_ms",
             "submit stored to grant committed, of jobs that fitted at once",
             buckets=BUCKETS_MS,
             registry=registry,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import stat
 import subprocess
@@ -72,15 +73,16 @@ def test_help_loads_nothing_heavy() -> None:
         (("frobnicate",), "No such command 'frobnicate'"),
         (("submti", "-f", "x"), "Did you mean 'submit'"),
         (("get", "jobs", "--state", "dreaming"), "'dreaming' is not a state: use queued"),
-        (("get", "jobs", "-o", "xml"), "xml"),
+        (("get", "jobs", "-o", "xml"), ": 'xml' is not one of 'table', 'wide', 'json', 'yaml', 'name'."),
         (("submit",), "nothing to run"),
         (("submit", "--gpus", "4:H100", "--", "x"), "e.g. H100:4"),
         (("submit", "--gpus", "2", "--share", "0.5", "--", "x"), "share_milli below 1000 shares one device"),
+        (("submit", "--simulate", "3s", "--", "true"), "--simulate runs a timer and no command"),
         (("submit", "--time", "soon", "--", "x"), "'soon' is not a duration"),
         (("submit", "--gpus", "1@40GiB", "--memory", "1GiB", "--", "x"), "--memory and the @ of --gpus"),
         (("submit", "-f", "-", "--gpus", "1"), "exclude each other"),
-        (("bill", "--by", "mood"), "--by mood"),
-        (("bill", "--from", "yesterday"), "--from yesterday"),
+        (("bill", "--by", "mood"), "--by mood: not understood; use team, day, job, attempt or model"),
+        (("bill", "--from", "yesterday"), "--from yesterday: not understood; write YYYY-MM-DD"),
         (("quota", "set", "blue", "many"), "'many' is not a number of devices"),
         (("wait", "job-1", "--timeout", "x"), "'x' is not a duration"),
         (("watch", "-o", "yaml"), "use -o json"),
@@ -103,6 +105,7 @@ def test_a_wrong_command_line_is_usage(
         monkeypatch.delenv(name)
     with pytest.raises(SystemExit) as ended:
         main()
+    logging.getLogger("baton").setLevel(logging.NOTSET)  # this process goes on, and other tests read its log
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, "")
     assert says in err
@@ -123,7 +126,9 @@ async def test_a_wrong_job_file_is_usage_with_every_problem(tmp_path: Path) -> N
 async def test_files_that_are_none(tmp_path: Path, content: bytes | None, code: int) -> None:
     if content is not None:
         (tmp_path / "job.yaml").write_bytes(content)
-    assert (await baton("submit", "-f", "job.yaml", cwd=tmp_path)).code == code
+    result = await baton("submit", "-f", "job.yaml", cwd=tmp_path)
+    assert result.code == code
+    assert "job.yaml" in result.err
 
 
 async def test_a_dry_run_needs_nobody() -> None:

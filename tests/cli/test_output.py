@@ -3,7 +3,12 @@
 import pytest
 
 from libs.cli import units
+from libs.cli.exits import tell
 from libs.cli.output import Column, Format, clean, show
+from libs.cli.up import report
+from libs.client.errors import Rejected, Unreachable
+from libs.embedded.events import EventKind, ProcessEvent
+from schemas.jobs import Reason
 
 
 def test_nothing_steers_a_terminal() -> None:
@@ -40,3 +45,31 @@ def test_times_and_sizes() -> None:
     assert [units.devices(m) for m in (None, 500, 4000)] == ["none", "0.5", "4"]
     assert [units.gib(m) for m in (512, 81_920)] == ["512MiB", "80GiB"]
     assert units.moment(1_700_000_000_123_456) == "2023-11-14 22:13:20.123Z"
+
+
+def test_reasons_stand_on_lines_of_their_own_and_no_sentence_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = [
+        Reason(field="job.a", value="1", problem="is wrong (so; so)", fix="do this; then that"),
+        Reason(field="job.b", value="", problem="is missing", fix="add it"),
+    ]
+    tell(Rejected("job-1", reasons))
+    assert capsys.readouterr().err == (
+        "baton: job-1 was rejected\n  because: job.a = 1: is wrong (so; so) (do this; then that)\n"
+        "           job.b: is missing (add it)\n"
+    )
+    tell(Unreachable("nobody", "silent; very", "wait; then try"))
+    assert capsys.readouterr().err == "baton: nobody\n  because: silent; very\n  try: wait; then try\n"
+
+
+def test_what_dies_under_baton_up_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in EventKind:
+        report(ProcessEvent(kind, "history", 7, 1, "signal 9" if kind is EventKind.EXITED else ""))
+    assert capsys.readouterr().err == (
+        "history died, starting it again: signal 9\nhistory runs again (pid 7)\n"
+        "history did not come back, trying again\n"
+    )
+
+
+def test_numbers_agree_with_their_words() -> None:
+    assert (units.counted(1, "device"), units.counted(2, "device")) == ("1 device", "2 devices")
+    assert (units.times(1), units.times(2)) == ("once", "2 times")

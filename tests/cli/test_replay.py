@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 
 TRACE = """job_id,submit_s,duration_s,num_gpus,tenant
 a,0,100,8,Vision Lab
@@ -21,9 +21,12 @@ g,110,10,65,
 """
 
 
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
 def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [Path(sys.executable).with_name("baton"), "replay", *arguments], capture_output=True, text=True, timeout=280
+        [Path(sys.executable).with_name("baton"), "replay", *arguments], capture_output=True, text=True, timeout=380
     )
 
 
@@ -42,11 +45,37 @@ def test_a_small_trace_runs_to_its_end_with_agreeing_books(tmp_path: Path):
     assert result["billed_milli_us"] == result["integral_milli_us"] > 0
 
 
+@pytest.mark.parametrize(("name", "speed"), [("muri/trace1.jobs.csv", 500_000), ("itp/cluster03.csv", 200_000)])
+def test_the_first_500_jobs_of_a_real_trace_end_with_agreeing_books(tmp_path: Path, name, speed):
+    trace = DATA / name
+    if not trace.is_file():
+        pytest.skip(f"no real trace at {trace}")
+    options = ("--speed", str(speed), "--limit", "500", "--out", str(tmp_path), "--state-dir", str(tmp_path / "state"))
+    done = replay(str(trace), *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / f"{trace.name.removesuffix('.csv')}.json").read_text())
+    assert result["ok"]
+    assert result["violations"] == []
+    assert result["billed_milli_us"] == result["integral_milli_us"] > 0
+    assert (result["submitted"], result["rejected"], sum(result["terminal"].values())) == (500, 0, 500)
+
+
+def test_a_replay_in_which_every_job_was_refused_fails_and_says_why(tmp_path: Path):
+    trace = tmp_path / "large.csv"
+    trace.write_text("submit_s,duration_s,num_gpus\n" + "0,1,65\n" * 6)
+    done = replay(str(trace), "--out", str(tmp_path), "--state-dir", str(tmp_path / "state"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "6 submitted; none ended; 6 rejected" in done.stdout
+    assert "no job was carried: admission refused all 6" in done.stdout
+    assert not json.loads((tmp_path / "large.json").read_text())["ok"]
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
         ("when,how_long\n1,2\n", (), "no column for the submit time"),
         (TRACE, ("--speed", "0"), "0 is not a speed"),
+        (TRACE, ("--class", "foo"), "there are: serving"),
         ("submit_s,duration_s,num_gpus\nx,y,z\n", (), "nothing to replay"),
     ],
 )
