@@ -10,6 +10,7 @@ commands of teams to admission (stream REQUESTS). `JobRejected` (admission) and 
 team (stream EVENTS).
 """
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -201,7 +202,7 @@ class Reason(Fact):
 class JobRejected(Fact):
     """Admission refused a request; every reason at once. Sent by admission to the team."""
 
-    job_id: str
+    job_id: str  # empty unless this is that job's end: not when another request has the id, nor for a cancel
     team: Name
     client_key: str
     reasons: tuple[Reason, ...] = Field(min_length=1)
@@ -227,3 +228,22 @@ class JobEvent(Fact):
     devices: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = None
     exit_code: int | None = None
+
+
+def rejection_event(told: JobRejected) -> JobEvent | None:
+    """A rejection in the form of the other events, so that following a job always ends with its terminal event; None
+    when it is no job's end."""
+    if not _JOB_ID.fullmatch(told.job_id):
+        return None
+    return JobEvent(
+        job_id=told.job_id,
+        team=told.team,
+        name="",
+        what="rejected",
+        state=JobState.REJECTED,
+        at_us=told.at_us,
+        reason="; ".join(f"{r.field}: {r.problem}" for r in told.reasons),
+    )
+
+
+_JOB_ID = re.compile(r"job-[0-9a-f]{32}")

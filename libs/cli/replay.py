@@ -170,7 +170,7 @@ async def _count_rejections(operator: Any, outcome: Outcome) -> Any:
 
     async def heard(message: Any) -> None:
         told = JobRejected.model_validate_json(message.data)
-        seen[told.job_id] = told.reasons[0].field
+        seen[f"{told.team}/{told.client_key}"] = told.reasons[0].field
         outcome.rejections = {f: list(seen.values()).count(f) for f in sorted(set(seen.values()))}
 
     await operator.nats.subscribe("baton.evt.job.v1.rejected.*", cb=heard)

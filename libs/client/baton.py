@@ -128,12 +128,14 @@ class Baton:
         if not wait_admitted:
             await deliver(self.nats, [message], give_up_s=give_up_s)
             return submitted
-        async with Verdict(self.nats, self.team, submitted.job_id) as verdict:
+        async with Verdict(self.nats, self.team, submitted.job_id, key) as verdict:
+            verdict.about(message)
             (repeated,) = await deliver(self.nats, [message], give_up_s=give_up_s)
             if repeated and await self._known(submitted.job_id) is None:
                 # The broker dropped a repeat of something that never became a job: it was rejected, or is just being
                 # decided. Another id makes admission answer once more; a repeat of an admitted job is harmless to it.
                 _, again = self._request(spec, key, repeat=uuid.uuid4().hex)
+                verdict.about(again)
                 await deliver(self.nats, [again], give_up_s=give_up_s)
             await verdict.reached(spec, lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
         return submitted

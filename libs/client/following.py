@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from libs.bus.messages import Malformed, decode
 from libs.client.errors import ClientError, Failed
 from schemas import subjects
-from schemas.jobs import JobEvent, JobRejected, JobState
+from schemas.jobs import JobEvent, JobRejected, rejection_event
 
 QUIET_S = 2.0
 _REMEMBERED = 50_000
@@ -73,27 +73,15 @@ class Live:
 
 
 def read_event(message: Msg) -> JobEvent | None:
-    """A message of the event subjects as a JobEvent; None for a type that this version does not know."""
+    """A message of the event subjects as a JobEvent; None for a type that this version does not know, and for a
+    rejection that is no job's end."""
     what = message.subject.split(".")[4]
     try:
         if what == "rejected":
-            return event_of_rejection(decode(JobRejected, message.headers, message.data, expected_type=None)[1])
+            return rejection_event(decode(JobRejected, message.headers, message.data, expected_type=None)[1])
         return decode(JobEvent, message.headers, message.data, expected_type=None)[1]
     except Malformed:
         return None
-
-
-def event_of_rejection(told: JobRejected) -> JobEvent:
-    """A rejection in the form of the other events, so that following a job always ends with its terminal event."""
-    return JobEvent(
-        job_id=told.job_id,
-        team=told.team,
-        name="",
-        what="rejected",
-        state=JobState.REJECTED,
-        at_us=told.at_us,
-        reason="; ".join(f"{r.field}: {r.problem}" for r in told.reasons),
-    )
 
 
 async def follow(live: Live, ask: Ask, *, after_us: int, quiet_s: float = QUIET_S) -> AsyncGenerator[JobEvent, None]:
@@ -128,9 +116,17 @@ class _Past:
         self._ask = ask
         self._position = after_us
         self._told: OrderedDict[tuple[object, ...], None] = OrderedDict()
+        self._admitted: OrderedDict[str, None] = OrderedDict()
 
     def first_time(self, event: JobEvent) -> bool:
-        """Whether the event was not told before; now it is."""
+        """Whether the event was not told before; now it is. An admitted job is not rejected any more."""
+        if event.what == "rejected":
+            if event.job_id in self._admitted:
+                return False
+        else:
+            self._admitted[event.job_id] = None
+            if len(self._admitted) > _REMEMBERED:
+                self._admitted.popitem(last=False)
         identity = _identity(event)
         if identity in self._told:
             return False

@@ -7,11 +7,12 @@ submit repeated is dropped by the broker), so history is asked as well.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from urllib.parse import quote
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from libs.bus.messages import Malformed, decode
+from libs.bus.messages import Malformed, Outgoing, decode
 from libs.client.errors import ClientError, Conflict, Rejected, TimedOut
 from schemas import subjects
 from schemas.jobs import JobRejected, JobSpec, JobState, Reason
@@ -26,8 +27,9 @@ Get = Callable[[], Awaitable[JobDocument]]
 class Verdict:
     """Open it before the submit is sent, then await `reached`."""
 
-    def __init__(self, nats: Client, team: str, job_id: str) -> None:
-        self._nats, self._team, self._job_id = nats, team, job_id
+    def __init__(self, nats: Client, team: str, job_id: str, client_key: str) -> None:
+        self._nats, self._team, self._job_id, self._key = nats, team, job_id, client_key
+        self._sent: set[str] = set()
         self._said: asyncio.Future[JobRejected | None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> "Verdict":
@@ -41,6 +43,10 @@ class Verdict:
         for subscription in self._subscriptions:
             with contextlib.suppress(Exception):  # the connection may be gone already
                 await subscription.unsubscribe()
+
+    def about(self, message: Outgoing) -> None:
+        """Before `message` is sent: an answer to it is one to us."""
+        self._sent.add(message.headers["ce-correlationid"])
 
     async def reached(self, spec: JobSpec, get: Get, *, repeated: bool, timeout_s: float) -> None:
         """Returns when the job is admitted.
@@ -85,14 +91,17 @@ class Verdict:
         raise Rejected(self._job_id, rejected.reasons)
 
     async def _heard(self, message: Msg) -> None:
-        if self._job_id.encode() not in message.data or self._said.done():
+        if self._said.done():
             return
         if message.subject == subjects.event("queued", self._team):
-            self._said.set_result(None)
+            if self._job_id.encode() in message.data:
+                self._said.set_result(None)
             return
         with contextlib.suppress(Malformed):
-            rejected = decode(JobRejected, message.headers, message.data, expected_type=None)[1]
-            if rejected.job_id == self._job_id:
+            envelope, rejected = decode(JobRejected, message.headers, message.data, expected_type=None)
+            # Without a job id the key is another request's, too: only the correlation says whom it answers.
+            answers_us = rejected.client_key == self._key and quote(envelope.correlationid, safe=":-") in self._sent
+            if rejected.job_id == self._job_id or (not rejected.job_id and answers_us):
                 self._said.set_result(rejected)
 
 

@@ -23,7 +23,7 @@ from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots
 from libs.service.app import Tasks, make_asgi
 from schemas import subjects
-from services.admission.handlers import ORIGIN, handle
+from services.admission.handlers import ORIGIN, Recent, handle
 from services.admission.settings import AdmissionSettings
 
 log = logging.getLogger("baton.admission")
@@ -103,9 +103,10 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     metrics = Metrics(registry, knowledge)
     tasks = Tasks()
     outboxes: list[Outbox] = []
+    recent = Recent()
 
     def decide(received: Received) -> list[Outgoing]:
-        handled = handle(received, knowledge.context, settings.pool)
+        handled = handle(received, knowledge.context, settings.pool, recent)
         metrics.requests.labels(handled.result.value).inc()
         for why in handled.whys:
             metrics.refusals.labels(why.value).inc()

@@ -2,12 +2,18 @@
 
 Whatever can be read of a request that cannot be processed is answered: its team hears every reason. Only what belongs to
 no team, or is no JSON at all, is laid aside as a dead letter (and the team hears of that, too, when there is one).
+
+A rejection names a job only when it is that job's end. Refused cancels, and a second request under the key of an admitted
+job, are answered without a job id, or whoever follows the running job would take the answer for its end; their sender
+knows the answer by its client key and correlation id.
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from urllib.parse import unquote
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,6 +30,7 @@ from schemas.jobs import CancelJob, JobRejected, Reason, SubmitJob
 ORIGIN = "admission"
 _REASONS = 32
 _READABLE_BYTES = 256 * 1024
+_REMEMBERED = 50_000
 _team = TypeAdapter(Name)
 
 
@@ -46,8 +53,26 @@ class Handled:
     whys: tuple[Why, ...] = ()
 
 
-def handle(received: Received, context: AdmissionContext, pool: str) -> Handled:
-    """A message of `baton.cmd.job.v1.*.<team>`."""
+class Recent:
+    """The jobs admitted last: they exist a moment before the ledger, and with it the context, says so."""
+
+    def __init__(self, limit: int = _REMEMBERED) -> None:
+        self._limit = limit
+        self._jobs: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, job_id: str) -> None:
+        self._jobs[job_id] = None
+        self._jobs.move_to_end(job_id)
+        if len(self._jobs) > self._limit:
+            self._jobs.popitem(last=False)
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._jobs
+
+
+def handle(received: Received, context: AdmissionContext, pool: str, recent: Recent | None = None) -> Handled:
+    """A message of `baton.cmd.job.v1.*.<team>`. `recent` is what the caller keeps from one request to the next."""
+    recent = Recent() if recent is None else recent
     team = received.subject.rpartition(".")[2]
     try:
         _team.validate_python(team)
@@ -57,17 +82,18 @@ def handle(received: Received, context: AdmissionContext, pool: str) -> Handled:
     try:
         if received.subject == subjects.cancel(team):
             return _cancel(received, team, pool)
-        return _submit(received, team, context, pool)
+        return _submit(received, team, context, pool, recent)
     except Malformed as e:
-        return _malformed(received, team, e, pool)
+        return _malformed(received, team, e, context, pool, recent)
 
 
-def _submit(received: Received, team: str, context: AdmissionContext, pool: str) -> Handled:
+def _submit(received: Received, team: str, context: AdmissionContext, pool: str, recent: Recent) -> Handled:
     envelope, request = decode_bare(SubmitJob, received.subject, received.headers, received.payload)
     outcome = evaluate(request, team, context)
     if isinstance(outcome, Rejected):
         reasons = [refusal.reason for refusal in outcome.refusals]
-        rejected = _rejected(received, team, outcome.job_id, request.client_key, reasons, pool, envelope)
+        job_id = _unless_taken(outcome.job_id, context, recent)
+        rejected = _rejected(received, team, job_id, request.client_key, reasons, pool, envelope)
         return Handled(Result.REJECTED, [rejected], tuple(refusal.why for refusal in outcome.refusals))
     if not isinstance(outcome, Admitted):
         return Handled(Result.REPEATED, [])
@@ -91,6 +117,7 @@ def _submit(received: Received, team: str, context: AdmissionContext, pool: str)
         correlation=envelope.correlationid or outcome.job_id,
         traceparent=envelope.traceparent,
     )
+    recent.add(outcome.job_id)
     return Handled(Result.ADMITTED, [message])
 
 
@@ -109,14 +136,22 @@ def _cancel(received: Received, team: str, pool: str) -> Handled:
     return Handled(Result.CANCELLED, [message])
 
 
-def _malformed(received: Received, team: str, error: Malformed, pool: str) -> Handled:
-    """Answered when its sender can recognise it by its client key or job id; a dead letter besides when not."""
+def _malformed(
+    received: Received, team: str, error: Malformed, context: AdmissionContext, pool: str, recent: Recent
+) -> Handled:
+    """Answered to whoever sent it; a dead letter besides when it says neither a client key nor a job id."""
     key, job = _said(received.payload, "client_key"), _said(received.payload, "job_id")
-    job_id = ids.job_id(team, key) if key else job
+    submit = received.subject == subjects.submit(team)
+    job_id = _unless_taken(ids.job_id(team, key), context, recent) if key and submit else ""
     rejected = _rejected(received, team, job_id, key, error.reasons, pool)
-    if job_id:
+    if key or job:
         return Handled(Result.REJECTED, [rejected], (Why.MALFORMED,))
     return Handled(Result.DEAD, [dead_letter(ORIGIN, received, str(error)), rejected], (Why.MALFORMED,))
+
+
+def _unless_taken(job_id: str, context: AdmissionContext, recent: Recent) -> str:
+    """The id, or "" when a job has it already."""
+    return "" if job_id in recent or context.fleet.body_of(job_id) is not None else job_id
 
 
 def _rejected(
@@ -138,7 +173,7 @@ def _rejected(
         type="io.baton.job.rejected.v1",
         source=_source(pool),
         cause=_cause(received),
-        correlation=(envelope.correlationid if envelope else "") or job_id,
+        correlation=(envelope.correlationid if envelope else _correlation(received)) or job_id,
         traceparent=envelope.traceparent if envelope else "",
     )
 
@@ -157,6 +192,11 @@ def _said(payload: bytes, field: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= 256 or any(0xD800 <= ord(c) < 0xE000 for c in value):
         return ""
     return value
+
+
+def _correlation(received: Received) -> str:
+    """What a message that cannot be read says of itself in its headers."""
+    return unquote(received.headers.get("ce-correlationid", ""))[:256]
 
 
 def _cause(received: Received) -> str:

@@ -71,7 +71,7 @@ def _serve_questions(broker: NatsBroker, history: History) -> None:
     serve(
         broker,
         BY_TYPE["io.baton.job.get.query.v1"],
-        lambda query, team: handlers.get_job(history.store, query, team),
+        lambda query, team: handlers.get_job(history.store, query, team, history.log),
         queue="history",
     )
     serve(

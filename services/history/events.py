@@ -6,6 +6,7 @@ messages and how many more there are. So the last `limit` events are found by bi
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,9 +15,10 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from schemas import subjects
-from schemas.jobs import JobEvent
+from schemas.jobs import JobEvent, JobRejected, rejection_event
 
 _BATCH = 512
+_LOOKED_AT = 5_000  # rejections, when one job's is asked for
 _MAX_BYTES = 4 * 1024 * 1024
 _WAIT_S = 3.0
 
@@ -50,6 +52,33 @@ class EventLog:
                 break
             start = {"seq": int((piece.messages[-1].headers or {})["Nats-Sequence"]) + 1}
         return sorted(found, key=lambda event: event.at_us)
+
+    async def rejection(self, job_id: str, team: str | None) -> JobEvent | None:
+        """The last word on a job that has no document: its rejection, or None when it was queued after that. Looks at
+        the last rejections of `team` (None: of all) only."""
+        last: Msg | None = None
+        async for message in self._about(job_id, _told("rejected", team), None):
+            event = _event(message)
+            last = message if event is not None and event.job_id == job_id else last
+        if last is None:
+            return None
+        rejected = _event(last)
+        after = int((last.headers or {})["Nats-Sequence"]) + 1
+        async for _ in self._about(job_id, _told("queued", rejected.team if rejected else team), after):
+            return None
+        return rejected
+
+    async def _about(self, job_id: str, pattern: str, seq: int | None) -> AsyncGenerator[Msg, None]:
+        """Messages that mention the job, from `seq` on (None: among the last ones)."""
+        seq = await self._last(pattern, _LOOKED_AT) if seq is None else seq
+        while True:
+            piece = await self._get(pattern, {"seq": seq}, _BATCH)
+            for message in piece.messages:
+                if job_id.encode() in message.data:
+                    yield message
+            if not piece.messages or not piece.more:
+                return
+            seq = int((piece.messages[-1].headers or {})["Nats-Sequence"]) + 1
 
     async def _last(self, pattern: str, limit: int) -> int:
         """The sequence from which on there are `limit` matching messages, or the first of the stream."""
@@ -92,11 +121,16 @@ class EventLog:
             await subscription.unsubscribe()
 
 
+def _told(what: str, team: str | None) -> str:
+    return subjects.event(what, team) if team is not None else f"baton.evt.job.v1.{what}.*"
+
+
 def _pattern(team: str | None) -> str:
     return subjects.event("*", team) if team is not None else "baton.evt.job.v1.*.*"
 
 
 def _event(message: Msg) -> JobEvent | None:
-    """None for what the stream holds besides: rejections, which are admission's and have no job."""
-    subject = (message.headers or {})["Nats-Subject"]
-    return None if subject.split(".")[4] == "rejected" else JobEvent.model_validate_json(message.data)
+    """None for a rejection that is no job's end."""
+    if (message.headers or {})["Nats-Subject"].split(".")[4] == "rejected":
+        return rejection_event(JobRejected.model_validate_json(message.data))
+    return JobEvent.model_validate_json(message.data)

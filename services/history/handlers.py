@@ -15,8 +15,15 @@ MAX_REPLY_BYTES = 900_000
 """The broker's limit is 1 MiB: an answer that would be longer is cut, and the rest asked for with the next question."""
 
 
-async def get_job(store: JobStore, query: JobGet, team: str) -> JobDocument:
-    return (await _story_of(store, query.job_id, team)).document
+async def get_job(store: JobStore, query: JobGet, team: str, log: EventLog | None = None) -> JobDocument:
+    """A job that was refused has no document: NotFound says why it was refused."""
+    try:
+        return (await _story_of(store, query.job_id, team)).document
+    except NotFound:
+        rejected = await log.rejection(query.job_id, _owner(team)) if log is not None else None
+        if rejected is None:
+            raise
+        raise NotFound(f"no job {query.job_id}: it was rejected ({rejected.reason})") from None
 
 
 async def list_jobs(store: JobStore, query: JobListQuery, team: str) -> JobList:
@@ -35,10 +42,15 @@ async def list_events(store: JobStore, log: EventLog, query: EventListQuery, tea
     """One job's events from its document; a team's from the stream that told them. With `after_us` the first ones
     after it, else the last ones."""
     if query.job_id is None:
-        owner = None if team == OPERATOR else team
-        events = await log.read(owner, after_us=query.after_us, limit=query.limit)
+        events = await log.read(_owner(team), after_us=query.after_us, limit=query.limit)
     else:
-        events = tell(await _story_of(store, query.job_id, team))
+        try:
+            events = tell(await _story_of(store, query.job_id, team))
+        except NotFound:
+            rejected = await log.rejection(query.job_id, _owner(team))
+            if rejected is None:
+                raise
+            events = [rejected]
     if query.after_us is None:
         events = events[-query.limit :]
         return EventList(events=tuple(events[len(events) - _fitting(events[::-1]) :]))
@@ -51,6 +63,10 @@ async def _story_of(store: JobStore, job_id: str, team: str) -> Story:
     if story is None or team not in (OPERATOR, story.document.team):
         raise NotFound(f"no job {job_id} (one that was submitted a moment ago is here in a moment)")
     return story
+
+
+def _owner(team: str) -> str | None:
+    return None if team == OPERATOR else team
 
 
 def _fitting(items: Sequence[JobDocument | JobEvent] | Sequence[Fact]) -> int:

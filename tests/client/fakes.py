@@ -101,34 +101,41 @@ class Fakes:
             return
         self.submits.append((team, dict(message.headers or {}), submit))
         if not self.silent:
-            await self._admit(team, submit)
+            await self._admit(team, submit, (message.headers or {}).get("ce-correlationid", ""))
 
-    async def _admit(self, team: str, submit: SubmitJob) -> None:
+    async def _admit(self, team: str, submit: SubmitJob, correlation: str) -> None:
         job_id = job_id_of(team, submit.client_key)
         known = self.jobs.get(job_id)
         if known is not None and known.spec == submit.job:
             return
         if known is not None:
-            await self._reject(team, submit, "client_key", "names another job")
+            await self._reject(team, submit, "client_key", "names another job", correlation, job_id="")
         elif submit.job.name == "refuse":
-            await self._reject(team, submit, "job.resources.types", "no such device")
+            await self._reject(team, submit, "job.resources.types", "no such device", correlation, job_id=job_id)
         else:
             self.jobs[job_id] = _document(job_id, team, submit.client_key, submit.job, self._clock)
             await self.happens(job_id, "queued", attempt=0)
 
-    async def _reject(self, team: str, submit: SubmitJob, field: str, problem: str) -> None:
+    async def _reject(
+        self, team: str, submit: SubmitJob, field: str, problem: str, correlation: str, *, job_id: str
+    ) -> None:
         rejected = JobRejected(
-            job_id=job_id_of(team, submit.client_key),
+            job_id=job_id,
             team=team,
             client_key=submit.client_key,
             reasons=(Reason(field=field, value="B200", problem=problem, fix="ask for another"),),
             at_us=self._clock,
         )
         subject = subjects.event("rejected", team)
-        await self._publish(rejected, subject, "io.baton.job.rejected.v1", f"{rejected.job_id}{len(self.submits)}")
+        cause = f"{submit.client_key}{len(self.submits)}"
+        await self._publish(rejected, subject, "io.baton.job.rejected.v1", cause, correlation)
 
-    async def _publish(self, model: JobEvent | JobRejected, subject: str, type_: str, cause: str) -> None:
-        message = outgoing(model, subject=subject, type=type_, source="/baton/main/fakes", cause=cause)
+    async def _publish(
+        self, model: JobEvent | JobRejected, subject: str, type_: str, cause: str, correlation: str = ""
+    ) -> None:
+        message = outgoing(
+            model, subject=subject, type=type_, source="/baton/main/fakes", cause=cause, correlation=correlation
+        )
         await self.nats.publish(message.subject, message.payload, headers=message.headers)
         await self.nats.flush()
 

@@ -93,6 +93,16 @@ async def test_a_rejection_ends_the_watching(blue: Baton, fakes: Fakes, key: str
     assert await watching == ["rejected"]
 
 
+async def test_a_refused_second_message_does_not_end_the_watching(blue: Baton, fakes: Fakes, key: str) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    waiting = asyncio.create_task(blue.wait(job, 20))
+    await asyncio.sleep(0.2)
+    with pytest.raises(Conflict):
+        await blue.submit(JobSpec(name="other", command=("x",)), key)
+    await fakes.happens(job, "succeeded")
+    assert (await waiting).state is JobState.SUCCEEDED
+
+
 async def test_waiting_returns_the_outcome(blue: Baton, fakes: Fakes, key: str) -> None:
     job = (await blue.submit(TRAIN, key)).job_id
     await fakes.happens(job, "failed")
