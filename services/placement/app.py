@@ -72,6 +72,7 @@ class Placement:
             linger_ms=self.settings.linger_ms,
             snapshot_every=self.settings.snapshot_records,
             on_commit=[self._committed],
+            on_refold=[self._refolded],
         )
 
     @property
@@ -103,6 +104,11 @@ class Placement:
                 answered.set_result(question(machine))
             except Exception as e:
                 answered.set_exception(e)
+
+    async def _refolded(self, machine: Machine) -> None:
+        """What was committed may not have been told: all nodes that are up learn what should run there."""
+        self._answer_all(machine)
+        await self._tell(machine.state.fleet.nodes, machine, self.seq)
 
     async def _committed(self, seq: int, record: LedgerRecord, machine: Machine) -> None:
         """After a commit: the nodes that it touched learn what should run there now."""
