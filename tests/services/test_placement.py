@@ -225,3 +225,23 @@ def _desired(placing: Placement, machine: Machine) -> DesiredReply:
     from services.placement.handlers import desired_of
 
     return desired_of(machine, DesiredQuery(nodes=("n1",)), pool=placing.pool, ledger_seq=placing.seq)
+
+
+async def test_a_restarted_placement_tells_nodes_at_once_although_nothing_new_is_decided(
+    world: Pool, nats_url: str, redis_url: str
+) -> None:
+    """A commit may be followed by a crash before its nodes heard of it: whoever folds the ledger again tells them."""
+    async with running(placement(world, nats_url, redis_url)):
+        await world.put(registered("n1"), job("j", 2))
+        granted = await world.event(JobGranted)
+    records = len(await world.records())
+    heard: list[DesiredState] = []
+
+    async def listen(message: Msg) -> None:
+        heard.append(DesiredState.model_validate_json(message.data))
+
+    await world.nats.subscribe(subjects.desired(world.name), cb=listen)
+    async with running(placement(world, nats_url, redis_url, writer_id="w2")):
+        await until(lambda: bool(heard))
+    assert [(state.node, [part.job_id for part in state.parts]) for state in heard[:1]] == [("n1", [granted.job_id])]
+    assert len(await world.records()) == records
