@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from schemas.base import Fact, JobId, Micros, Name, Strict
-from schemas.resources import Resources
+from schemas.resources import Precision, Resources
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Argument = Annotated[str, Field(max_length=4096)]
@@ -67,18 +67,6 @@ class RetryPolicy(Strict):
 
     on_lost: int = Field(default=3, ge=0, le=100, description="further attempts after a node was lost")
     on_failure: int = Field(default=0, ge=0, le=100, description="further attempts after a process exited non-zero")
-
-
-class Precision(StrEnum):
-    """Number format of the model's weights, for the memory estimate."""
-
-    FP32 = "fp32"
-    TF32 = "tf32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP8 = "fp8"
-    INT8 = "int8"
-    INT4 = "int4"
 
 
 class Workload(StrEnum):

@@ -4,8 +4,10 @@ A *device* is what can be granted: a whole accelerator, or one MIG instance of o
 memory is counted in MiB; a *share* of a device takes some of both. A gang asks for `devices` identical ones at once.
 """
 
+from contextlib import suppress
 from enum import StrEnum
-from typing import Annotated
+from math import prod
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -38,6 +40,33 @@ class Level(StrEnum):
     POOL = "pool"
 
 
+class Runtime(StrEnum):
+    """The programming interface of a device: what a binary must have been built for."""
+
+    CUDA = "cuda"
+    ROCM = "rocm"
+    TPU = "tpu"
+    SYNAPSE = "synapse"
+    NEURON = "neuron"
+    XRT = "xrt"
+    HAILO = "hailo"
+    EDGETPU = "edgetpu"
+    CPU = "cpu"
+
+
+class Precision(StrEnum):
+    """Number format that a model computes in."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    FP4 = "fp4"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 class MigProfile(Fact):
     """One MIG profile of a device model: how many slices it takes and where it may start.
 
@@ -49,6 +78,19 @@ class MigProfile(Fact):
     memory_slices: int = Field(ge=1, le=8, description="memory slices taken, of 8")
     memory_mib: int = Field(ge=1, description="memory of one instance, MiB")
     starts: tuple[int, ...] = Field(description="memory-slice indices at which an instance may start")
+    limit: int = Field(default=8, ge=1, le=8, description="most instances of it on one board")
+
+
+class MigBoard(Fact):
+    """A board in MIG mode: the instances cut from it are devices of the inventory (their `parent` is its id)."""
+
+    id: DeviceId
+    index: int = Field(ge=0, description="index on its node")
+    model: str = Field(description="short model name, e.g. H100")
+    memory_mib: int = Field(ge=0)
+    slices: int = Field(default=8, ge=1, le=8, description="memory slices")
+    profiles: tuple[MigProfile, ...] = Field(description="legal profiles and start slices, as the driver tells them")
+    dynamic: bool = Field(default=False, description="Baton may cut idle slices anew; false: instances stay as found")
 
 
 class Position(Fact):
@@ -70,7 +112,18 @@ class Device(Fact):
     nvlink_domain: str = Field(default="", description="devices of a node with equal names share an NVLink island")
     mig_profile: str = Field(default="", description="set for a MIG instance: its profile")
     parent: str = Field(default="", description="set for a MIG instance: the id of the board it is cut from")
+    mig_start: int = Field(default=0, ge=0, le=7, description="set for a MIG instance: its first memory slice")
     power_limit_w: int = Field(default=0, ge=0, description="board power limit, watts; 0 when unknown")
+    runtime: Runtime = Field(default=Runtime.CUDA, description="programming interface")
+    memory_free_mib: int | None = Field(
+        default=None, ge=0, description="measured free while no job of the pool ran on it, MiB; null: not measured"
+    )
+    fabric: str = Field(
+        default="", description="NVLink fabric that spans nodes (NVL72): cluster uuid and clique; empty: none"
+    )
+    torus: str = Field(default="", description="set for a TPU chip: its torus (pod), unique in the pool")
+    torus_shape: tuple[int, ...] = Field(default=(), max_length=3, description="chips along each axis of the torus")
+    torus_at: tuple[int, ...] = Field(default=(), max_length=3, description="this chip's coordinates")
 
 
 class Inventory(Fact):
@@ -82,6 +135,10 @@ class Inventory(Fact):
     cpus: int = Field(default=0, ge=0, description="logical processors")
     memory_mib: int = Field(default=0, ge=0, description="host memory, MiB")
     labels: dict[str, str] = Field(default_factory=dict)
+    boards: tuple[MigBoard, ...] = ()
+    contents: tuple[str, ...] = Field(default=(), description="images and datasets on its disk, by content name")
+    fetch_mib_s: int = Field(default=1000, ge=1, description="how fast it fetches what is not on its disk, MiB/s")
+    rack_power_w: int = Field(default=0, ge=0, description="power cap of its leaf (rack), watts; 0: none")
     simulated: bool = Field(default=False, description="true when the devices are simulated: timer jobs may run here")
 
 
@@ -95,22 +152,77 @@ class TopologyPolicy(StrEnum):
 class Topology(Strict):
     """How close together a gang must or should be."""
 
-    level: Level = Field(default=Level.NODE, description="node, leaf, spine, zone or pool")
+    level: Level = Field(default=Level.NODE, description="nvlink, node, leaf, spine, zone or pool")
     policy: TopologyPolicy = Field(
         default=TopologyPolicy.PREFERRED,
         description="required: wait until it fits within one such group; preferred: try the nearest first, then widen",
     )
+    widen_after_s: float = Field(
+        default=0.0, ge=0, le=86_400, description="preferred: how long to wait for the level before widening, s"
+    )
+
+
+DeviceType = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class Role(Strict):
+    """One role of a nested gang: `count` groups of `devices` each; each group keeps within the role's own topology.
+
+    Example: 64 tensor-parallel groups of 8 within an NVLink domain each, all of them within one spine.
+    """
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    count: int = Field(default=1, ge=1, le=4096, description="number of groups")
+    min_count: int | None = Field(default=None, ge=1, le=4096, description="elastic: the fewest groups that are of use")
+    devices: int = Field(default=1, ge=1, le=4096, description="devices of each group")
+    types: tuple[DeviceType, ...] = Field(default=(), max_length=16, description="empty: as the job's")
+    memory_mib: int = Field(default=0, ge=0, description="memory needed on each device, MiB; 0: as the job's")
+    cpu_milli: int = Field(default=0, ge=0, description="processors per device, thousandths; 0: as the job's")
+    host_memory_mib: int = Field(default=0, ge=0, description="host memory per device, MiB; 0: as the job's")
+    topology: Topology = Field(default_factory=Topology)
+
+
+class Spread(Strict):
+    """Anti-affinity: two jobs of a team with the same key never share a group of this level."""
+
+    key: str = Field(min_length=1, max_length=64)
+    level: Level = Level.NODE
+
+
+class Content(Strict):
+    """An image or a dataset that the job reads: a node that has it is ready sooner."""
+
+    name: str = Field(min_length=1, max_length=256, description="content name, e.g. an image digest")
+    size_mib: int = Field(ge=0, le=1_000_000_000)
+
+
+class Objective(StrEnum):
+    """How a job chooses among device types."""
+
+    LISTED = "listed"
+    FINISH = "finish"
+    COST = "cost"
 
 
 class Resources(Strict):
     """What one job needs, all at once or not at all."""
 
     devices: int = Field(default=1, ge=1, le=4096, description="number of devices of the gang, granted all-or-nothing")
-    types: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = Field(
+    min_devices: int | None = Field(
+        default=None, ge=1, le=4096, description="elastic: granted with this many when `devices` are not free together"
+    )
+    types: tuple[DeviceType, ...] = Field(
         default=(),
         max_length=16,
         description="acceptable device models, best first, e.g. [H100, A100]; empty: any accelerator, CPU only if named",
     )
+    objective: Objective = Field(
+        default=Objective.LISTED,
+        description="listed: types in their order; finish: the one that ends soonest; cost: the cheapest per step",
+    )
+    family: str = Field(default="", max_length=128, description="job family, for measured throughput per device type")
+    runtime: Runtime | None = Field(default=None, description="programming interface that its binary needs")
+    precision: Precision | None = Field(default=None, description="number format that the device must compute in")
     memory_mib: int = Field(default=0, ge=0, description="memory needed on each device, MiB; 0: no demand of its own")
     share_milli: int = Field(
         default=WHOLE_MILLI,
@@ -119,8 +231,30 @@ class Resources(Strict):
         description="compute share of each device in thousandths; below 1000 the device is shared with other jobs",
     )
     mig_profile: str = Field(default="", max_length=32, description="a MIG instance of this profile, e.g. 1g.10gb")
+    cpu_milli: int = Field(default=0, ge=0, le=1_000_000, description="processors per device, thousandths")
+    host_memory_mib: int = Field(default=0, ge=0, description="host memory per device, MiB")
     topology: Topology = Field(default_factory=Topology)
+    roles: tuple[Role, ...] = Field(default=(), max_length=16, description="nested gang: `devices` is then their sum")
+    torus: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
+        default=(), max_length=3, description="TPU slice, e.g. [2, 2, 4]: a box of the torus; `devices` is its volume"
+    )
+    spread: Spread | None = None
+    contents: tuple[Content, ...] = Field(default=(), max_length=64)
     labels: dict[str, str] = Field(default_factory=dict, max_length=32, description="labels a node must carry")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _devices_follow(cls, given: Any) -> Any:
+        """Without `devices`, those of the roles or of the torus box count. What is malformed is left to the fields."""
+        if not isinstance(given, dict) or "devices" in given:
+            return given
+        with suppress(TypeError, ValueError, AttributeError):
+            if given.get("roles"):
+                roles = [role if isinstance(role, Role) else Role.model_validate(role) for role in given["roles"]]
+                return given | {"devices": sum(role.count * role.devices for role in roles)}
+            if given.get("torus"):
+                return given | {"devices": prod(int(side) for side in given["torus"])}
+        return given
 
     @model_validator(mode="after")
     def _shares_are_single(self) -> "Resources":
@@ -128,6 +262,28 @@ class Resources(Strict):
             raise ValueError("share_milli below 1000 shares one device: set devices to 1, or ask for whole devices")
         if self.share_milli < WHOLE_MILLI and self.mig_profile:
             raise ValueError("share_milli and mig_profile exclude each other: a MIG instance is granted whole")
+        return self
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> "Resources":
+        total = sum(role.count * role.devices for role in self.roles)
+        if self.roles and self.devices != total:
+            raise ValueError(f"devices is {self.devices} and the roles add up to {total}: leave devices out")
+        if self.roles and self.min_devices is not None:
+            raise ValueError("min_devices and roles exclude each other: use min_count of the role that may shrink")
+        if self.roles and (self.torus or self.mig_profile or self.share_milli < WHOLE_MILLI):
+            raise ValueError("roles are of whole devices: leave out torus, mig_profile and share_milli")
+        if self.torus and self.devices != prod(self.torus):
+            raise ValueError(f"devices is {self.devices} and the torus box holds {prod(self.torus)}: leave devices out")
+        if self.torus and self.min_devices is not None:
+            raise ValueError("a torus box is atomic: leave min_devices out")
+        if self.min_devices is not None and self.min_devices > self.devices:
+            raise ValueError(f"min_devices {self.min_devices} is above devices {self.devices}: lower it")
+        for role in self.roles:
+            if role.min_count is not None and role.min_count > role.count:
+                raise ValueError(f"role {role.name}: min_count {role.min_count} is above count {role.count}: lower it")
+        if len({role.name for role in self.roles}) < len(self.roles):
+            raise ValueError("two roles have the same name: rename one")
         return self
 
 
@@ -138,4 +294,6 @@ class Claim(Fact):
     node: NodeName
     milli: int = Field(ge=1, le=WHOLE_MILLI, description="compute share held, thousandths of the device")
     memory_mib: int = Field(ge=0, description="device memory held, MiB")
+    cpu_milli: int = Field(default=0, ge=0, description="processors of the node held with it, thousandths")
+    host_memory_mib: int = Field(default=0, ge=0, description="host memory held with it, MiB")
     epoch: int = Field(ge=1, description="grows with every grant of the device; an agent refuses an older one")

@@ -21,7 +21,8 @@ from libs.core.fleet import Ints
 from libs.core.fold import hold_code
 from libs.core.model import Job, QueueKey, State
 from libs.core.placement import Blocked, Placed, Reason, View, find
-from libs.core.placement.find import allowed_levels, fitting, groups_at
+from libs.core.placement.constraints import fitting
+from libs.core.placement.topology import allowed_levels, groups_at
 from libs.core.placement.view import NOBODY, memory_of
 from schemas.resources import WHOLE_MILLI, Claim
 
@@ -141,6 +142,8 @@ def _claims(view: View, job: Job, rows: Ints) -> tuple[Claim, ...]:
             node=fleet_nodes[int(fleet.node[row])],
             milli=job.shape.milli,
             memory_mib=int(memory[i]),
+            cpu_milli=job.shape.cpu_milli,
+            host_memory_mib=job.shape.host_mib,
             epoch=int(epochs[i]),
         )
         for i, row in enumerate(rows.tolist())

@@ -5,7 +5,7 @@ from dataclasses import replace
 from libs.core.cycle import Plan
 from libs.core.model import Job, QueueKey, State
 from libs.core.placement import Blocked, Placed, Reason, View, find
-from libs.core.placement.find import fitting
+from libs.core.placement.constraints import fitting
 from schemas.jobs import JobState
 from schemas.queries import Explanation, QueuedJob, Removed
 

@@ -66,7 +66,8 @@ class Fleet:
     Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes),
     `index`, `memory_mib`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (it is a CPU), `held` (position of its
     beneficiary in `State.holds`, or -1).
-    Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes), `simulated` (0 or 1).
+    Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes), `simulated` (0 or 1), `cpu_milli` and `host_mib`
+    (what the node has), `free_cpu` and `free_host` (what of it no claim holds).
     """
 
     def __init__(self) -> None:
@@ -100,6 +101,10 @@ class Fleet:
     spine: Ints
     zone: Ints
     simulated: Ints
+    cpu_milli: Ints
+    host_mib: Ints
+    free_cpu: Ints
+    free_host: Ints
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -154,6 +159,8 @@ class Fleet:
             self.free_milli[row] -= c.milli
             self.free_mib[row] -= c.memory_mib
             self.epoch[row] = c.epoch
+            self.free_cpu[self.node[row]] -= c.cpu_milli
+            self.free_host[self.node[row]] -= c.host_memory_mib
 
     def give_back(self, claims: Iterable[Claim]) -> None:
         """Adds back what a node's evidence freed. Raises Overcommitted when more than the device has would be free."""
@@ -161,6 +168,8 @@ class Fleet:
             row = self.row(c.device)
             self.free_milli[row] += c.milli
             self.free_mib[row] += c.memory_mib
+            self.free_cpu[self.node[row]] += c.cpu_milli
+            self.free_host[self.node[row]] += c.host_memory_mib
             if self.free_milli[row] > WHOLE_MILLI or self.free_mib[row] > self.memory_mib[row]:
                 raise Overcommitted(f"{c.device}: freed twice ({self.free_milli[row]} milli would be free)")
 
@@ -176,6 +185,9 @@ class Fleet:
             self._grow(_NODE_COLUMNS)
         where = inventory.position
         self.simulated[code] = inventory.simulated
+        self.free_cpu[code] += inventory.cpus * 1000 - self.cpu_milli[code]
+        self.free_host[code] += inventory.memory_mib - self.host_mib[code]
+        self.cpu_milli[code], self.host_mib[code] = inventory.cpus * 1000, inventory.memory_mib
         self.zone[code] = self.zones.code(where.zone)
         self.spine[code] = self.spines.code(f"{where.zone}/{where.spine}")
         self.leaf[code] = self.leaves.code(f"{where.zone}/{where.spine}/{where.leaf}")
@@ -217,4 +229,4 @@ _DEVICE_COLUMNS: dict[str, type] = {
     "cpu": np.bool_,
     "held": np.int64,
 }
-_NODE_COLUMNS = ("leaf", "spine", "zone", "simulated")
+_NODE_COLUMNS = ("leaf", "spine", "zone", "simulated", "cpu_milli", "host_mib", "free_cpu", "free_host")

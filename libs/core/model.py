@@ -4,23 +4,59 @@ from dataclasses import dataclass, field
 
 from libs.core.fleet import Fleet
 from schemas.jobs import Checkpoint, JobSpec, JobState
-from schemas.resources import WHOLE_MILLI, Claim, Resources
+from schemas.resources import WHOLE_MILLI, Claim, Resources, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One role of a nested gang: `count` groups of `devices`, each within one group of `level`."""
+
+    name: str
+    count: int
+    min_count: int
+    devices: int
+    types: tuple[str, ...]
+    memory_mib: int
+    cpu_milli: int
+    host_mib: int
+    level: str
+    required: bool
+    widen_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What makes two requests equal to the placer: if one does not fit now, neither does the other."""
+    """What makes two requests equal to the placer: if one does not fit now, neither does the other.
+
+    CPU (thousandths of a processor), host memory and device memory (MiB) and `milli` are per device.
+    """
 
     devices: int
-    types: tuple[str, ...]
-    memory_mib: int
-    milli: int
-    profile: str
-    level: str
-    required: bool
-    labels: tuple[tuple[str, str], ...]
-    simulated: bool
+    types: tuple[str, ...] = ()
+    memory_mib: int = 0
+    milli: int = WHOLE_MILLI
+    profile: str = ""
+    level: str = "node"
+    required: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
+    simulated: bool = False
     """Runs as a timer, so only on nodes whose devices are simulated."""
+    min_devices: int = 0
+    """Elastic: the fewest devices that are of use; 0: all of them."""
+    cpu_milli: int = 0
+    host_mib: int = 0
+    runtime: str = ""
+    precision: str = ""
+    widen_us: int = 0
+    """Preferred topology: how long to wait for the level before widening."""
+    roles: tuple[Group, ...] = ()
+    torus: tuple[int, ...] = ()
+    spread: tuple[str, str] = ("", "")
+    """Anti-affinity: key and level."""
+    contents: tuple[tuple[str, int], ...] = ()
+    """Images and datasets: name and MiB."""
+    objective: str = "listed"
+    family: str = ""
 
     @property
     def total_milli(self) -> int:
@@ -29,6 +65,11 @@ class Shape:
     @property
     def whole(self) -> bool:
         return self.milli == WHOLE_MILLI
+
+    @property
+    def least(self) -> int:
+        """The fewest devices that are of use."""
+        return self.min_devices or self.devices
 
 
 def shape_of(spec: JobSpec) -> Shape:
@@ -44,6 +85,35 @@ def shape_of(spec: JobSpec) -> Shape:
         required=r.topology.policy == "required",
         labels=tuple(sorted(r.labels.items())),
         simulated=spec.simulation is not None,
+        min_devices=r.min_devices or 0,
+        cpu_milli=r.cpu_milli,
+        host_mib=r.host_memory_mib,
+        runtime=r.runtime.value if r.runtime else "",
+        precision=r.precision.value if r.precision else "",
+        widen_us=int(r.topology.widen_after_s * 1_000_000),
+        roles=tuple(_group(role, r) for role in r.roles),
+        torus=r.torus,
+        spread=(r.spread.key, r.spread.level.value) if r.spread else ("", ""),
+        contents=tuple(sorted((c.name, c.size_mib) for c in r.contents)),
+        objective=r.objective.value,
+        family=r.family,
+    )
+
+
+def _group(role: Role, r: Resources) -> Group:
+    """A role with what it leaves out taken from its job."""
+    return Group(
+        name=role.name,
+        count=role.count,
+        min_count=role.min_count or role.count,
+        devices=role.devices,
+        types=role.types or r.types,
+        memory_mib=role.memory_mib or r.memory_mib,
+        cpu_milli=role.cpu_milli or r.cpu_milli,
+        host_mib=role.host_memory_mib or r.host_memory_mib,
+        level=role.topology.level.value,
+        required=role.topology.policy == "required",
+        widen_us=int(role.topology.widen_after_s * 1_000_000),
     )
 
 

@@ -20,7 +20,8 @@ from libs.core.decide import would_be_free
 from libs.core.lifecycle import PREEMPTIBLE
 from libs.core.model import Job, State
 from libs.core.placement import Placed, View, find
-from libs.core.placement.find import allowed_levels, fitting, groups_at
+from libs.core.placement.constraints import fitting
+from libs.core.placement.topology import allowed_levels, groups_at
 from schemas.ids import event_id
 from schemas.inbox import PreemptionPlanned
 

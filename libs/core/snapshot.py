@@ -10,7 +10,7 @@ from libs.core.model import Attempt, Job, Part, State, shape_of
 from schemas.jobs import Checkpoint, JobSpec, JobState
 from schemas.resources import Claim, Inventory
 
-VERSION = 1
+VERSION = 2
 _PLAIN = (
     "finished", "quotas", "used_milli", "limited", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state"
 )  # fmt: skip

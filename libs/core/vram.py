@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from schemas.jobs import ModelShape, Optimizer, Precision, Workload
+from schemas.jobs import ModelShape, Optimizer, Workload
+from schemas.resources import Precision
 
 MIB = 1024 * 1024
 FRAMEWORK_BYTES = 300 * MIB

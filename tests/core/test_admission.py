@@ -11,8 +11,18 @@ from libs.core.fleet_shape import FleetShape
 from libs.core.refusal import Why
 from schemas import ledger as led
 from schemas.ids import content_hash, job_id
-from schemas.jobs import JobSpec, ModelShape, Precision, Simulation, SubmitJob, Workload
-from schemas.resources import Device, DeviceKind, Inventory, Level, Position, Resources, Topology, TopologyPolicy
+from schemas.jobs import JobSpec, ModelShape, Simulation, SubmitJob, Workload
+from schemas.resources import (
+    Device,
+    DeviceKind,
+    Inventory,
+    Level,
+    Position,
+    Precision,
+    Resources,
+    Topology,
+    TopologyPolicy,
+)
 
 GIB = 1024
 

@@ -12,7 +12,8 @@ from libs.core.vram import (
     remedy,
     state_bytes,
 )  # fmt: skip
-from schemas.jobs import ModelShape, Optimizer, Precision, Workload
+from schemas.jobs import ModelShape, Optimizer, Workload
+from schemas.resources import Precision
 
 GB, GIB = 1e9, 1024**3
 

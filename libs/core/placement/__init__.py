@@ -4,7 +4,8 @@
 order or priority; it never changes the view it is given.
 """
 
-from libs.core.placement.find import Blocked, Placed, Reason, find
-from libs.core.placement.view import View
+from libs.core.placement.answer import Blocked, Placed, Reason
+from libs.core.placement.find import find
+from libs.core.placement.view import Context, View
 
-__all__ = ["Blocked", "Placed", "Reason", "View", "find"]
+__all__ = ["Blocked", "Context", "Placed", "Reason", "View", "find"]

@@ -10,6 +10,18 @@ from libs.core.model import Shape
 NOBODY = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What bears on a request beside its shape."""
+
+    waited_us: int = 0
+    """How long it has waited: a preferred topology level widens after `Shape.widen_us`."""
+    avoid: tuple[int, ...] = ()
+    """Codes of the nodes where jobs run with which it must not share a group (anti-affinity)."""
+    fast: bool = False
+    """Latency-critical: the first good fit instead of the best one."""
+
+
 @dataclass(slots=True)
 class View:
     """Free capacity to plan on. `fleet` is read for its shape only; the other arrays are this view's own copies."""
@@ -19,6 +31,10 @@ class View:
     free_mib: Ints
     held: Ints
     epoch: Ints
+    free_cpu: Ints
+    """Per node, shape (N,), thousandths of a processor."""
+    free_host: Ints
+    """Per node, shape (N,), MiB."""
     blocked: Bools
     """Devices reserved for a gang that has waited long: nobody else is placed there in this cycle."""
 
@@ -30,6 +46,8 @@ class View:
             fleet.free_mib.copy(),
             fleet.held.copy(),
             fleet.epoch.copy(),
+            fleet.free_cpu.copy(),
+            fleet.free_host.copy(),
             np.zeros(len(fleet.up), dtype=np.bool_),
         )
 
@@ -39,6 +57,9 @@ class View:
         self.free_mib[rows] -= memory_of(self, rows, shape)
         self.held[rows] = NOBODY
         self.epoch[rows] += 1
+        if shape.cpu_milli or shape.host_mib:
+            np.subtract.at(self.free_cpu, self.fleet.node[rows], shape.cpu_milli)
+            np.subtract.at(self.free_host, self.fleet.node[rows], shape.host_mib)
 
 
 def memory_of(view: View, rows: Ints, shape: Shape) -> Ints:

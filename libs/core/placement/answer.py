@@ -1,0 +1,47 @@
+"""What the placer answers."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from libs.core.fleet import Ints
+
+
+class Reason(StrEnum):
+    """Why a job cannot be placed now: the constraint that takes out the last devices. Also metric label and event."""
+
+    NO_DEVICES = "no-devices"
+    TYPE = "type"
+    PROFILE = "mig-profile"
+    LABELS = "labels"
+    MEMORY = "memory"
+    SIMULATION = "simulation"
+    HELD = "held"
+    RESERVED = "reserved"
+    BUSY = "busy"
+    TOPOLOGY = "topology"
+    QUOTA = "quota"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a request goes.
+
+    `rows`: rows of the fleet in rank order. `level`: the widest level that the gang spans. `link_gb_s`: bandwidth of the
+    slowest link between two of its devices, GB/s one way; 0 when it has none or it is unknown. `roles`: for a nested gang
+    the position in `Shape.roles` of each rank, else None.
+    """
+
+    rows: Ints
+    level: str
+    link_gb_s: float = 0.0
+    roles: Ints | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The dominant reason, and how many devices each constraint removed, in order of application."""
+
+    reason: Reason
+    removed: tuple[tuple[Reason, int], ...]
+    left: int
+    """Free and fitting devices, fewer than were asked for or too far apart."""
