@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from libs.core.context import KinKey, context_of, kin_key, taken_by
 from libs.core.fleet import Ints
 from libs.core.fold import hold_code
 from libs.core.model import Job, QueueKey, State
 from libs.core.placement import Blocked, Placed, Reason, View, find
 from libs.core.placement.constraints import fitting
 from libs.core.placement.topology import allowed_levels, groups_at
-from libs.core.placement.view import NOBODY, memory_of
+from libs.core.placement.view import NOBODY, Context, memory_of
 from schemas.resources import WHOLE_MILLI, Claim
 
 
@@ -72,6 +73,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
     for key in lines:
         consider_next(key)
     stuck: dict[QueueKey, Job] = {}
+    kin: dict[KinKey, set[int]] = {}
     reserved = claims = 0
     while heap:
         entry = heapq.heappop(heap)
@@ -79,13 +81,16 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
         if entry.young and used[job.team] != entry.used:  # its team was granted something since: no longer first
             heapq.heappush(heap, _entry(job, used, t_us, policy))
             continue
-        outcome = _try(state, view, job, used)
+        outcome = _try(state, view, job, used, context_of(state, job, t_us, kin))
         if isinstance(outcome, Placed):
             claims += job.shape.devices
             if result.grants and claims > policy.claims_per_cycle:
                 return result
             result.grants.append(Grant(job, _claims(view, job, outcome.rows)))
             view.take(outcome.rows, job.shape)
+            if job.shape.spread[0]:
+                nodes = state.fleet.node[outcome.rows].tolist()
+                kin.setdefault(kin_key(job), set()).update(taken_by(state.fleet, job, nodes))
             result.waiting.pop(job.queue, None)
             if job.id not in state.holds:
                 used[job.team] += job.shape.total_milli
@@ -122,12 +127,12 @@ def _entry(job: Job, used: dict[str, int], t_us: int, policy: Policy) -> _Entry:
     return _Entry(-job.priority, young, used[job.team] if young else 0, job.submitted_us, job.id, job)
 
 
-def _try(state: State, view: View, job: Job, used: dict[str, int]) -> Placed | Blocked:
+def _try(state: State, view: View, job: Job, used: dict[str, int], context: Context) -> Placed | Blocked:
     limit = state.quotas.get(job.team)
     held = job.id in state.holds
     if limit is not None and not held and used[job.team] + job.shape.total_milli > limit:
         return Blocked(Reason.QUOTA, ((Reason.QUOTA, 0),), 0)
-    return find(view, job.shape, hold_code(state, job.id) if held else NOBODY)
+    return find(view, job.shape, hold_code(state, job.id) if held else NOBODY, context)
 
 
 def _claims(view: View, job: Job, rows: Ints) -> tuple[Claim, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from libs.core import fold
+from libs.core.context import context_of
 from libs.core.lifecycle import PREEMPTIBLE
 from libs.core.model import Attempt, Job, State
 from libs.core.placement import Placed, View, find
@@ -189,7 +190,8 @@ def _preemption_planned(d: Decision, m: inbox.PreemptionPlanned) -> None:
     if len(set(rows)) != job.shape.devices or len(rows) != job.shape.devices:
         raise Rejected(f"plan {m.plan_id}: {len(set(rows))} devices for a job of {job.shape.devices}")
     _keep_only(view, rows)
-    if not isinstance(find(view, job.shape), Placed):
+    context = context_of(state, job, d.t_us, without={victim.id for victim in victims})
+    if not isinstance(find(view, job.shape, context=context), Placed):
         raise Rejected(f"plan {m.plan_id}: {m.beneficiary} would not fit on the planned devices")
     limit = state.quotas.get(job.team)
     if limit is not None and state.committed_milli(job.team) + job.shape.total_milli > limit:
@@ -219,6 +221,8 @@ def would_be_free(state: State, victims: list[Job]) -> View:
                 row = state.fleet.row(claim.device)
                 view.free_milli[row] += claim.milli
                 view.free_mib[row] += claim.memory_mib
+                view.free_cpu[state.fleet.node[row]] += claim.cpu_milli
+                view.free_host[state.fleet.node[row]] += claim.host_memory_mib
     return view
 
 

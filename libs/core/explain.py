@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from libs.core.context import context_of
 from libs.core.cycle import Plan
 from libs.core.model import Job, QueueKey, State
 from libs.core.placement import Blocked, Placed, Reason, View, find
@@ -34,7 +35,7 @@ def explain(state: State, job: Job, plan: Plan) -> Explanation:
         return Explanation(job_id=job.id, state=job.state, reason="preempting", text=text)
     outcome = plan.waiting.get(job.queue)
     if outcome is None or outcome.reason is not Reason.QUOTA:
-        found = find(View.of(state.fleet), job.shape)
+        found = find(View.of(state.fleet), job.shape, context=context_of(state, job, state.t_us))
         outcome = found if isinstance(found, Blocked) else outcome
     ahead = order(state).index(job.id)
     if outcome is None:
@@ -117,7 +118,7 @@ def _suggestion(state: State, job: Job, outcome: Blocked) -> str:
     if 0 < outcome.left < shape.devices:
         return f"with devices: {outcome.left} it would run now"
     if shape.types:
-        anywhere = find(view, replace(shape, types=()))
+        anywhere = find(view, replace(shape, types=()), context=context_of(state, job, state.t_us))
         if isinstance(anywhere, Placed):
             model = state.fleet.models.names[int(state.fleet.model[anywhere.rows[0]])]
             return f"add {model} to resources.types: it would run there now"

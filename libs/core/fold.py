@@ -79,6 +79,8 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     job.first_grant_us = job.first_grant_us or t_us
     for node in parts:
         state.on_node[node][job.id] = None
+    if job.shape.spread[0]:
+        state.kin.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
     state.used_milli[job.team] = state.used_milli.get(job.team, 0) + sum(c.milli for c in e.claims)
     state.grants += 1
 
@@ -142,6 +144,8 @@ def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
     elif e.outcome == "failed":
         job.failures += 1
     job.current = None
+    if job.shape.spread[0]:
+        _part_from_kin(state, job)
     state.limited.pop(job.id, None)
 
 
@@ -194,6 +198,13 @@ def _current(state: State, job_id: str, number: int) -> tuple[Job, Attempt]:
     if job is None or job.current is None or job.current.number != number:
         raise lifecycle.Forbidden(f"{job_id}.{number} is not a running attempt")
     return job, job.current
+
+
+def _part_from_kin(state: State, job: Job) -> None:
+    key = (job.team, job.shape.spread[0])
+    del state.kin[key][job.id]
+    if not state.kin[key]:
+        del state.kin[key]
 
 
 def _enqueue(state: State, job: Job) -> None:

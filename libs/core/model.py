@@ -192,6 +192,8 @@ class State:
     """Node -> ids of the jobs that hold devices there, in order of grant."""
     quotas: dict[str, int] = field(default_factory=dict)
     used_milli: dict[str, int] = field(default_factory=dict)
+    kin: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    """(team, spread key) -> ids of the jobs with an open attempt: whom the next one of that key must stay away from."""
     holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Beneficiary -> devices that are kept for it."""
     limited: dict[str, int] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from libs.core.context import context_of
 from libs.core.decide import would_be_free
 from libs.core.lifecycle import PREEMPTIBLE
 from libs.core.model import Job, State
@@ -52,7 +53,7 @@ def plans(state: State, t_us: int, base_seq: int) -> list[PreemptionPlanned]:
             continue
         view = View.of(state.fleet)
         view.blocked |= promised
-        now = find(view, job.shape)
+        now = find(view, job.shape, context=context_of(state, job, t_us))
         if isinstance(now, Placed):  # it fits as things are: the next cycle grants it
             promised[now.rows] = True
             continue
@@ -131,15 +132,15 @@ def _within(
     chosen: list[Job] = []
     for _, _, victim in sorted(helpful, key=lambda h: h[:2]):
         chosen.append(victim)
-        if _fits(state, job, chosen, inside) is not None:
+        if _fits(state, job, t_us, chosen, inside) is not None:
             break
     else:
         return None
     for victim in sorted(chosen, key=lambda v: -cost_device_s(v, t_us)):
         rest = [v for v in chosen if v is not victim]
-        if rest and _fits(state, job, rest, inside) is not None:
+        if rest and _fits(state, job, t_us, rest, inside) is not None:
             chosen = rest
-    placed = _fits(state, job, chosen, inside)
+    placed = _fits(state, job, t_us, chosen, inside)
     assert placed is not None
     return _Choice(sum(cost_device_s(v, t_us) for v in chosen), tuple(chosen), placed)
 
@@ -149,8 +150,8 @@ def _devices_inside(state: State, victim: Job, inside: np.ndarray) -> int:
     return sum(bool(inside[state.fleet.row(c.device)]) for c in victim.current.claims)
 
 
-def _fits(state: State, job: Job, victims: list[Job], inside: np.ndarray) -> Placed | None:
+def _fits(state: State, job: Job, t_us: int, victims: list[Job], inside: np.ndarray) -> Placed | None:
     view = would_be_free(state, victims)
     view.blocked |= ~inside
-    placed = find(view, job.shape)
+    placed = find(view, job.shape, context=context_of(state, job, t_us, without={v.id for v in victims}))
     return placed if isinstance(placed, Placed) else None

@@ -50,6 +50,8 @@ def load(data: bytes) -> State:
             state.queues.setdefault(job.queue, {})[job.id] = job.submitted_us
     state.on_node = {name: {} for name in state.fleet.nodes}
     for job in sorted(jobs, key=_grant_order):
+        if job.current and job.shape.spread[0]:
+            state.kin.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
         for part in job.current.parts.values() if job.current else ():
             if not part.freed:
                 state.on_node[part.node][job.id] = None
