@@ -13,7 +13,7 @@ from libs.core.placement.answer import Blocked, Placed, Reason
 from libs.core.placement.constraints import candidates
 from libs.core.placement.topology import place_gang
 from libs.core.placement.view import NOBODY, Context, View
-from schemas.resources import WHOLE_MILLI
+from schemas.resources import WHOLE_MILLI, Objective
 
 
 def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context = Context()) -> Placed | Blocked:
@@ -29,7 +29,7 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
     left = int(np.count_nonzero(mask))
     if left < shape.devices:
         return Blocked(_dominant(removed), removed, left)
-    for model in _models(view.fleet, shape, mask):
+    for model in _models(view, shape, mask):
         rows = np.flatnonzero(mask & (view.fleet.model == model))
         if len(rows) < shape.devices:
             continue
@@ -44,7 +44,17 @@ def _dominant(removed: tuple[tuple[Reason, int], ...]) -> Reason:
     return max(removed, key=lambda r: r[1])[0] if removed else Reason.NO_DEVICES
 
 
-def _models(fleet: Fleet, shape: Shape, mask: Bools) -> list[int]:
+def _models(view: View, shape: Shape, mask: Bools) -> list[int]:
+    """Acceptable models, best first: by the job's objective where its family was measured, else as `_listed`."""
+    fleet, codes = view.fleet, _listed(view.fleet, shape, mask)
+    if view.chooser is None or not shape.family or shape.objective == Objective.LISTED or len(codes) < 2:
+        return codes
+    names = tuple(fleet.models.names[code] for code in codes)
+    ranked = view.chooser.order(shape.objective, shape.family, shape.devices, shape.profile, names)
+    return [fleet.models.find(name) for name in ranked]
+
+
+def _listed(fleet: Fleet, shape: Shape, mask: Bools) -> list[int]:
     """Acceptable models, the job's order first; without one the smallest memory first, to keep big devices free."""
     if shape.types:
         return [code for name in shape.types if (code := fleet.models.find(name)) >= 0]

@@ -6,6 +6,7 @@ import numpy as np
 
 from libs.core.fleet import Bools, Fleet, Ints
 from libs.core.model import Shape
+from libs.core.throughput import Chooser
 
 NOBODY = -1
 
@@ -37,9 +38,11 @@ class View:
     """Per node, shape (N,), MiB."""
     blocked: Bools
     """Devices reserved for a gang that has waited long: nobody else is placed there in this cycle."""
+    chooser: Chooser | None = None
+    """Orders device models by measured throughput, for jobs with an objective; without it their list is the order."""
 
     @classmethod
-    def of(cls, fleet: Fleet) -> "View":
+    def of(cls, fleet: Fleet, chooser: Chooser | None = None) -> "View":
         return cls(
             fleet,
             fleet.free_milli.copy(),
@@ -49,6 +52,7 @@ class View:
             fleet.free_cpu.copy(),
             fleet.free_host.copy(),
             np.zeros(len(fleet.up), dtype=np.bool_),
+            chooser,
         )
 
     def take(self, rows: Ints, shape: Shape) -> None:
