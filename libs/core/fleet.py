@@ -65,7 +65,8 @@ class Fleet:
 
     Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes),
     `index`, `memory_mib`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (it is a CPU), `held` (position of its
-    beneficiary in `State.holds`, or -1).
+    beneficiary in `State.holds`, or -1), `torus` (code of a TPU chip's torus, or -1) and its coordinates `t0`, `t1`, `t2`
+    (0 along axes that the torus has not).
     Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes), `simulated` (0 or 1), `cpu_milli` and `host_mib`
     (what the node has), `free_cpu` and `free_host` (what of it no claim holds).
     """
@@ -75,6 +76,9 @@ class Fleet:
         self.models = Index()
         self.profiles = Index([""])
         self.domains = Index()
+        self.tori = Index()
+        self.torus_shapes: dict[int, tuple[int, ...]] = {}
+        """Chips along each axis, by torus code."""
         self.leaves, self.spines, self.zones = Index(), Index(), Index()
         self.nodes: dict[str, Node] = {}
         self.node_names = Index()
@@ -97,6 +101,10 @@ class Fleet:
     up: Bools
     cpu: Bools
     held: Ints
+    torus: Ints
+    t0: Ints
+    t1: Ints
+    t2: Ints
     leaf: Ints
     spine: Ints
     zone: Ints
@@ -141,7 +149,7 @@ class Fleet:
         row = self.devices.code(device)
         if row == len(self.node):
             self._grow(_DEVICE_COLUMNS)
-        self.held[row] = -1
+        self.held[row] = self.torus[row] = -1
         return row
 
     def take(self, claims: Iterable[Claim]) -> None:
@@ -212,7 +220,17 @@ class Fleet:
         self.index[row] = device.index
         self.memory_mib[row] = device.memory_mib
         self.cpu[row] = device.kind == "cpu"
+        self._torus_row(row, device)
         return row
+
+    def _torus_row(self, row: int, device: Device) -> None:
+        """A chip whose coordinates do not lie in its torus belongs to none: no slice is cut around it."""
+        shape, at = device.torus_shape, device.torus_at
+        known = bool(device.torus and shape) and len(shape) == len(at) and all(0 <= x < n for x, n in zip(at, shape, strict=True))
+        self.torus[row] = self.tori.code(device.torus) if known else -1
+        if known:
+            self.torus_shapes[int(self.torus[row])] = shape
+        self.t0[row], self.t1[row], self.t2[row] = (*at, 0, 0, 0)[:3] if known else (0, 0, 0)
 
 
 _DEVICE_COLUMNS: dict[str, type] = {
@@ -228,5 +246,9 @@ _DEVICE_COLUMNS: dict[str, type] = {
     "up": np.bool_,
     "cpu": np.bool_,
     "held": np.int64,
+    "torus": np.int64,
+    "t0": np.int64,
+    "t1": np.int64,
+    "t2": np.int64,
 }
 _NODE_COLUMNS = ("leaf", "spine", "zone", "simulated", "cpu_milli", "host_mib", "free_cpu", "free_host")
