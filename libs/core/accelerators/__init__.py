@@ -1,0 +1,1 @@
+"""What is known of accelerators, written from the facts of shared/reference: data, no decisions."""
