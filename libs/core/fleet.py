@@ -17,6 +17,11 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+def usable_mib(device: Device) -> int:
+    """Memory (MiB) that can be granted of a device: measured free memory wins over the book value."""
+    return device.memory_mib if device.memory_free_mib is None else min(device.memory_mib, device.memory_free_mib)
+
+
 class Overcommitted(ValueError):
     """A grant beyond a device's capacity, or a free of what was not held."""
 
@@ -63,7 +68,8 @@ _NO_ROW = -1
 class Fleet:
     """All devices and nodes of a pool.
 
-    Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes),
+    Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes;
+    `domain` is the NVLink island, which a fabric joins over nodes, or -1),
     `index`, `memory_mib`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (it is a CPU), `held` (position of its
     beneficiary in `State.holds`, or -1), `torus` (code of a TPU chip's torus, or -1) and its coordinates `t0`, `t1`, `t2`
     (0 along axes that the torus has not).
@@ -76,12 +82,15 @@ class Fleet:
         self.models = Index()
         self.profiles = Index([""])
         self.domains = Index()
+        self.runtimes = Index()
         self.tori = Index()
         self.torus_shapes: dict[int, tuple[int, ...]] = {}
         """Chips along each axis, by torus code."""
         self.leaves, self.spines, self.zones = Index(), Index(), Index()
         self.nodes: dict[str, Node] = {}
         self.node_names = Index()
+        self.holders: dict[str, set[int]] = {}
+        """Content name -> codes of the nodes that have it on their disk."""
         self.version = 0
         """Grows when nodes or devices come or go: whoever caches something derived from the shape compares it."""
         for name in _DEVICE_COLUMNS:
@@ -93,6 +102,8 @@ class Fleet:
     model: Ints
     profile: Ints
     domain: Ints
+    runtime: Ints
+    power_w: Ints
     index: Ints
     memory_mib: Ints
     free_milli: Ints
@@ -113,6 +124,8 @@ class Fleet:
     host_mib: Ints
     free_cpu: Ints
     free_host: Ints
+    rack_w: Ints
+    fetch_mib_s: Ints
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -163,12 +176,20 @@ class Fleet:
                 )
             if c.epoch <= self.epoch[row]:
                 raise Overcommitted(f"{c.device}: epoch {c.epoch} does not grow beyond {self.epoch[row]}")
+        self._check_hosts(taken)
         for row, c in taken:
             self.free_milli[row] -= c.milli
             self.free_mib[row] -= c.memory_mib
             self.epoch[row] = c.epoch
-            self.free_cpu[self.node[row]] -= c.cpu_milli
-            self.free_host[self.node[row]] -= c.host_memory_mib
+        self.occupy_hosts(c for _, c in taken)
+
+    def occupy_hosts(self, claims: Iterable[Claim]) -> None:
+        """Subtracts the processors and host memory of claims, of whose devices the rest is already taken."""
+        for c in claims:
+            if c.cpu_milli or c.host_memory_mib:
+                at = self.node_names.find(c.node)
+                self.free_cpu[at] -= c.cpu_milli
+                self.free_host[at] -= c.host_memory_mib
 
     def give_back(self, claims: Iterable[Claim]) -> None:
         """Adds back what a node's evidence freed. Raises Overcommitted when more than the device has would be free."""
@@ -176,10 +197,31 @@ class Fleet:
             row = self.row(c.device)
             self.free_milli[row] += c.milli
             self.free_mib[row] += c.memory_mib
-            self.free_cpu[self.node[row]] += c.cpu_milli
-            self.free_host[self.node[row]] += c.host_memory_mib
             if self.free_milli[row] > WHOLE_MILLI or self.free_mib[row] > self.memory_mib[row]:
                 raise Overcommitted(f"{c.device}: freed twice ({self.free_milli[row]} milli would be free)")
+            if not c.cpu_milli and not c.host_memory_mib:
+                continue
+            at = self.node_names.find(c.node)
+            self.free_cpu[at] += c.cpu_milli
+            self.free_host[at] += c.host_memory_mib
+            if self.free_cpu[at] > self.cpu_milli[at] or self.free_host[at] > self.host_mib[at]:
+                raise Overcommitted(f"{c.node}: more processors or host memory are freed than it has")
+
+    def _check_hosts(self, taken: list[tuple[int, Claim]]) -> None:
+        """Raises Overcommitted, naming the node whose processors or host memory would not suffice."""
+        cpu: dict[int, int] = {}
+        host: dict[int, int] = {}
+        for _, c in taken:
+            if c.cpu_milli or c.host_memory_mib:
+                at = self.node_names.find(c.node)
+                cpu[at] = cpu.get(at, 0) + c.cpu_milli
+                host[at] = host.get(at, 0) + c.host_memory_mib
+        for at in cpu:
+            if cpu[at] > max(0, self.free_cpu[at]) or host[at] > max(0, self.free_host[at]):
+                raise Overcommitted(
+                    f"{self.node_names.names[at]}: {cpu[at]} thousandths of a processor and {host[at]} MiB of host memory "
+                    f"asked of {self.free_cpu[at]} and {self.free_host[at]} MiB free"
+                )
 
     def _grow(self, columns: Iterable[str]) -> None:
         """Doubles the arrays. Rows without a device are not `up`, so no search ever finds them."""
@@ -192,6 +234,8 @@ class Fleet:
         if code == len(self.leaf):
             self._grow(_NODE_COLUMNS)
         where = inventory.position
+        self.rack_w[code], self.fetch_mib_s[code] = inventory.rack_power_w, inventory.fetch_mib_s
+        self._set_contents(code, inventory)
         self.simulated[code] = inventory.simulated
         self.free_cpu[code] += inventory.cpus * 1000 - self.cpu_milli[code]
         self.free_host[code] += inventory.memory_mib - self.host_mib[code]
@@ -201,8 +245,17 @@ class Fleet:
         self.leaf[code] = self.leaves.code(f"{where.zone}/{where.spine}/{where.leaf}")
         return code
 
+    def _set_contents(self, code: int, inventory: Inventory) -> None:
+        before = self.nodes.get(inventory.node)
+        for name in before.inventory.contents if before is not None else ():
+            self.holders[name].discard(code)
+            if not self.holders[name]:
+                del self.holders[name]
+        for name in inventory.contents:
+            self.holders.setdefault(name, set()).add(code)
+
     def _device_row(self, device: Device, node_code: int, node: str) -> int:
-        row = self.devices.find(device.id)
+        row, memory_mib = self.devices.find(device.id), usable_mib(device)
         fresh = row == _NO_ROW
         if fresh:
             row = self.devices.code(device.id)
@@ -210,15 +263,18 @@ class Fleet:
                 self._grow(_DEVICE_COLUMNS)
             self.held[row] = -1
             self.free_milli[row] = WHOLE_MILLI
-            self.free_mib[row] = device.memory_mib
+            self.free_mib[row] = memory_mib
         else:
-            self.free_mib[row] += device.memory_mib - self.memory_mib[row]
+            self.free_mib[row] += memory_mib - self.memory_mib[row]
         self.node[row] = node_code
         self.model[row] = self.models.code(device.model)
         self.profile[row] = self.profiles.code(device.mig_profile)
-        self.domain[row] = self.domains.code(f"{node}/{device.nvlink_domain}")
+        island = device.fabric or (f"{node}/{device.nvlink_domain}" if device.nvlink_domain else "")
+        self.domain[row] = self.domains.code(island) if island else -1
         self.index[row] = device.index
-        self.memory_mib[row] = device.memory_mib
+        self.memory_mib[row] = memory_mib
+        self.runtime[row] = self.runtimes.code(device.runtime.value)
+        self.power_w[row] = device.power_limit_w
         self.cpu[row] = device.kind == "cpu"
         self._torus_row(row, device)
         return row
@@ -226,7 +282,11 @@ class Fleet:
     def _torus_row(self, row: int, device: Device) -> None:
         """A chip whose coordinates do not lie in its torus belongs to none: no slice is cut around it."""
         shape, at = device.torus_shape, device.torus_at
-        known = bool(device.torus and shape) and len(shape) == len(at) and all(0 <= x < n for x, n in zip(at, shape, strict=True))
+        known = (
+            bool(device.torus and shape)
+            and len(shape) == len(at)
+            and all(0 <= x < n for x, n in zip(at, shape, strict=True))
+        )
         self.torus[row] = self.tori.code(device.torus) if known else -1
         if known:
             self.torus_shapes[int(self.torus[row])] = shape
@@ -238,6 +298,8 @@ _DEVICE_COLUMNS: dict[str, type] = {
     "model": np.int64,
     "profile": np.int64,
     "domain": np.int64,
+    "runtime": np.int64,
+    "power_w": np.int64,
     "index": np.int64,
     "memory_mib": np.int64,
     "free_milli": np.int64,
@@ -251,4 +313,6 @@ _DEVICE_COLUMNS: dict[str, type] = {
     "t1": np.int64,
     "t2": np.int64,
 }
-_NODE_COLUMNS = ("leaf", "spine", "zone", "simulated", "cpu_milli", "host_mib", "free_cpu", "free_host")
+_NODE_COLUMNS = (
+    "leaf", "spine", "zone", "simulated", "cpu_milli", "host_mib", "free_cpu", "free_host", "rack_w", "fetch_mib_s"
+)  # fmt: skip
