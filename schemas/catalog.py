@@ -151,6 +151,7 @@ CATALOG: tuple[Message, ...] = (
     _query("job", "list", queries.JobListQuery, "history", queries.JobList),
     _query("event", "list", queries.EventListQuery, "history", queries.EventList),
     _query("job", "explain", queries.ExplainQuery, "placement", queries.Explanation),
+    _query("job", "plan", queries.PlanQuery, "placement", queries.PlanReply),
     _query("queue", "list", queries.QueueListQuery, "placement", queries.QueueList),
     _query("pool", "status", queries.PoolStatusQuery, "placement", queries.PoolStatus, "A pool's figures at a glance."),
     Message(

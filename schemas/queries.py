@@ -5,10 +5,12 @@ reply carries the header `Baton-Status`: `ok`, `invalid`, `not-found` or `failed
 A job of another team is `not-found`, exactly like one that does not exist.
 """
 
+from enum import StrEnum
+
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict
-from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobState, Reason
+from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason
 
 
 class QueryFailed(Fact):
@@ -114,6 +116,88 @@ class Explanation(Fact):
     ahead: int = Field(default=0, ge=0, description="jobs that are considered before it")
     removed: tuple[Removed, ...] = ()
     suggestion: str = ""
+
+
+class PlanVerdict(StrEnum):
+    """What would become of a job if it were submitted now."""
+
+    NOW = "now"
+    AFTER_PREEMPTION = "after-preemption"
+    LATER = "later"
+    UNKNOWN = "unknown"
+    NEVER = "never"
+    REFUSED = "refused"
+
+
+class PlanQuery(Strict):
+    """What would become of this job? Nothing is submitted. Answered by placement (`job.plan`)."""
+
+    job: JobSpec
+    steps: float | None = Field(default=None, gt=0, description="training steps that it has to do, for time and cost")
+
+
+class PlannedNode(Fact):
+    """A node of the would-be placement, with its devices in rank order."""
+
+    node: str
+    model: str
+    devices: tuple[DeviceId, ...]
+
+
+class PlannedVictim(Fact):
+    """A running job that would give way. Of another team's job only its class and size are told."""
+
+    job_id: str = Field(default="", description="empty when it is another team's and the operator does not ask")
+    team: str = ""
+    priority_class: str
+    devices: int = Field(ge=0)
+    lost_device_s: float = Field(ge=0, description="work since its last checkpoint, and its restart, device-seconds")
+
+
+class PlannedCost(Fact):
+    """Prices of the price book; money in millionths of the currency unit. null: unknown."""
+
+    currency: str
+    micros_per_device_hour: int = Field(ge=0)
+    micros_per_hour: int = Field(ge=0, description="of all its devices")
+    run_s: float | None = Field(default=None, ge=0, description="how long it runs, s")
+    run_basis: str = Field(default="", description="where run_s comes from: steps, simulation or time-limit (at most)")
+    total_micros: int | None = Field(default=None, ge=0)
+    micros_per_step: float | None = Field(default=None, ge=0)
+
+
+class RightSize(Fact):
+    """A cheaper request that does the same. Savings in millionths of the currency unit."""
+
+    change: str = Field(description="what to write instead, e.g. devices: 4")
+    why: str
+    saves_micros_per_hour: int
+    saves_micros_per_step: float | None = None
+
+
+class PlanReply(Fact):
+    """Whether, where, when and at what price a job would run, and what would change that. Sent by placement."""
+
+    verdict: PlanVerdict
+    reason: str = Field(default="", description="the dominant reason when it would not run now, as in Explanation")
+    text: str
+    nodes: tuple[PlannedNode, ...] = ()
+    level: str = Field(default="", description="the widest topology level that it would span")
+    link_gb_s: float = Field(default=0.0, ge=0, description="slowest link inside it, GB/s one way; 0: none or unknown")
+    start_s: float | None = Field(default=None, ge=0, description="guessed start, s from now; null: unknown")
+    latest_s: float | None = Field(default=None, ge=0, description="start if all run to their time limits, s from now")
+    start_basis: str = ""
+    ahead: int = Field(default=0, ge=0, description="waiting jobs that are considered before it")
+    victims: tuple[PlannedVictim, ...] = ()
+    cost: PlannedCost | None = None
+    removed: tuple[Removed, ...] = ()
+    suggestion: str = Field(default="", description="the smallest change with which it would run now")
+    alternatives: tuple[str, ...] = Field(default=(), description="other changes with which it would run now")
+    right_size: tuple[RightSize, ...] = ()
+    memory_mib: int = Field(default=0, ge=0, description="memory that each device must have, MiB")
+    memory_text: str = Field(default="", description="the estimate's arithmetic, where the job describes its model")
+    reasons: tuple[Reason, ...] = Field(default=(), description="why admission would refuse it")
+    took_ms: float = Field(default=0.0, ge=0, description="how long placement thought about it, ms")
 
 
 class QueueListQuery(Strict):

@@ -17,7 +17,7 @@ EVENTS = "EVENTS"
 TELEMETRY = "TELEMETRY"
 DEAD = "DEAD"
 
-QUESTIONS = ("get", "list", "explain", "status", "read")
+QUESTIONS = ("get", "list", "explain", "plan", "status", "read")
 """What a team may ask. `desired` is not among them: its key is a pool, and a team may be called like a pool."""
 
 SUBMIT = "baton.cmd.job.v1.submit"
