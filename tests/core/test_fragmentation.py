@@ -48,6 +48,7 @@ def test_devices_of_another_kind_and_jobs_without_one_leave_everything_unused():
     view = view_of(machine("a", 2, 8, "T4"), machine("b", 2, 8, "A10"))
     assert fragmentation(view, [(Shape(devices=1, types=("T4", "V100")), 1.0)])[:2].tolist() == [0, 2000]
     assert fragmentation(view, [(Shape(devices=1, types=("CPU",)), 1.0)])[:2].tolist() == [2000, 2000]
+    assert fragmentation(view, [(Shape(devices=0, cpu_milli=1000), 1.0)])[:2].tolist() == [2000, 2000]
 
 
 def test_a_gang_larger_than_any_node_uses_whole_nodes():

@@ -93,11 +93,7 @@ def propose(
         return None
     movers = sorted((m for m in movable if not m.shape.roles), key=lambda m: m.job)
     board = _board(view, movers, block)
-    tried = 0
-    for cost, _, group, chosen in sorted(_sets(board, movers, block, gain, effort)):
-        if tried == effort.tries:
-            break
-        tried += 1
+    for cost, _, group, chosen in sorted(_sets(board, movers, block, gain, effort))[: effort.tries]:
         found = _places(view, [movers[i] for i in chosen], block, board.group == group)
         if found is not None:
             moves, rows = found
@@ -224,7 +220,7 @@ def span(fleet: Fleet, rows: Ints) -> int:
 
 def copy_of(view: View) -> View:
     """A view of its own with the same content."""
-    fresh = View.of(view.fleet)
+    fresh = View.of(view.fleet, view.chooser)
     for name in ("free_milli", "free_mib", "held", "epoch", "free_cpu", "free_host", "blocked"):
         setattr(fresh, name, getattr(view, name).copy())
     return fresh

@@ -50,6 +50,8 @@ def unusable_percent(view: View, workload: Workload) -> float:
 def _usable(view: View, shape: Shape, usable: Bools, free: Ints, devices: int) -> Floats:
     """Free compute that `shape` could use, milli-devices, shape (N,): none where too few devices or processors are."""
     n = len(view.fleet.leaf)
+    if devices == 0:
+        return np.zeros(n)
     count = np.bincount(view.fleet.node, weights=usable, minlength=n)
     runs = (count >= devices) & (view.free_cpu >= shape.cpu_milli * devices)
     return np.where(runs, np.bincount(view.fleet.node, weights=np.where(usable, free, 0), minlength=n), 0.0)
