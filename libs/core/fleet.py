@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from schemas.resources import WHOLE_MILLI, Claim, Device, Inventory
+from schemas.resources import WHOLE_MILLI, Claim, Device, Inventory, MigBoard
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -62,6 +62,15 @@ class Node:
     rows: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A MIG board that may be cut anew. `rows`: its instances, row of the fleet -> (profile, first memory slice)."""
+
+    node: str
+    board: MigBoard
+    rows: dict[int, tuple[str, int]]
+
+
 _NO_ROW = -1
 
 
@@ -70,11 +79,12 @@ class Fleet:
 
     Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes;
     `domain` is the NVLink island, which a fabric joins over nodes, or -1),
-    `index`, `memory_mib`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (it is a CPU), `held` (position of its
+    `runtime` (code), `memory_mib` (usable), `power_w` (board limit), `index`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (it is a CPU), `held` (position of its
     beneficiary in `State.holds`, or -1), `torus` (code of a TPU chip's torus, or -1) and its coordinates `t0`, `t1`, `t2`
     (0 along axes that the torus has not).
     Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes), `simulated` (0 or 1), `cpu_milli` and `host_mib`
-    (what the node has), `free_cpu` and `free_host` (what of it no claim holds).
+    (what the node has), `free_cpu` and `free_host` (what of it no claim holds), `rack_w` (the power cap that it declares
+    for its leaf, watts, 0: none), `fetch_mib_s`.
     """
 
     def __init__(self) -> None:
@@ -91,6 +101,10 @@ class Fleet:
         self.node_names = Index()
         self.holders: dict[str, set[int]] = {}
         """Content name -> codes of the nodes that have it on their disk."""
+        self.boards: dict[str, Board] = {}
+        """Boards that may be cut anew, by id, of nodes that are up or were."""
+        self.board_of: dict[int, str] = {}
+        """Row of an instance of such a board -> the board's id."""
         self.version = 0
         """Grows when nodes or devices come or go: whoever caches something derived from the shape compares it."""
         for name in _DEVICE_COLUMNS:
@@ -141,6 +155,7 @@ class Fleet:
         self.up[rows] = True
         node = Node(inventory.node, inventory, incarnation, up=True, rows=rows)
         self.nodes[inventory.node] = node
+        self._set_boards(inventory, rows)
         return node
 
     def leave(self, name: str) -> None:
@@ -253,6 +268,20 @@ class Fleet:
                 del self.holders[name]
         for name in inventory.contents:
             self.holders.setdefault(name, set()).add(code)
+
+    def _set_boards(self, inventory: Inventory, rows: list[int]) -> None:
+        for gone in [name for name, board in self.boards.items() if board.node == inventory.node]:
+            for row in self.boards.pop(gone).rows:
+                self.board_of.pop(row, None)
+        for board in inventory.boards:
+            if board.dynamic:
+                instances = {
+                    row: (d.mig_profile, d.mig_start)
+                    for row, d in zip(rows, inventory.devices, strict=True)
+                    if d.parent == board.id
+                }
+                self.boards[board.id] = Board(inventory.node, board, instances)
+                self.board_of.update(dict.fromkeys(instances, board.id))
 
     def _device_row(self, device: Device, node_code: int, node: str) -> int:
         row, memory_mib = self.devices.find(device.id), usable_mib(device)

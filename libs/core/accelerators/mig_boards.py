@@ -1,10 +1,10 @@
 """MIG geometry of every board that has it, as NVIDIA's driver tells it: profiles, slices and legal starts.
 
 Written from shared/reference/accelerators.json (`mig.boards`), whose sources each entry names: `nvidia-smi mig -lgip` and
-`-lgipp` captures, NVIDIA's MIG guide, mig-parted and driver code. A real board's own driver is asked first; this table
-cuts simulated boards and checks what a driver says. Starts and sizes are memory slices; memory is MiB of one instance
-(it varies by up to 1.5 GiB between drivers). Where no capture gives it, 95 % of the GiB in the profile's name stand in. [D]: from driver
-code and NVIDIA's k8s-test-infra golden test.
+`-lgipp` captures, NVIDIA's MIG guide, mig-parted and driver code ([D]: starts derived from driver code and NVIDIA's
+k8s-test-infra golden test). A real board's own driver is asked first; this table cuts simulated boards and checks what a
+driver says. Starts and sizes are memory slices; memory is MiB of one instance (it varies by up to 1.5 GiB between
+drivers). Where no capture gives it, 95 % of the GiB in the profile's name stand in.
 """
 
 from dataclasses import dataclass
