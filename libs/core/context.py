@@ -11,7 +11,7 @@ import numpy as np
 
 from libs.core.fleet import Fleet
 from libs.core.model import Job, State
-from libs.core.placement.view import Context
+from libs.core.placement.view import Context, View
 
 KinKey = tuple[str, str]
 """Team and spread key."""
@@ -61,3 +61,14 @@ def taken_by(fleet: Fleet, job: Job, nodes: Iterable[int]) -> set[int]:
     if column is None or len(codes) == 0:
         return set(codes.tolist())
     return set(np.flatnonzero(np.isin(column[: len(fleet.node_names)], column[codes])).tolist())
+
+
+def keep_hosts(state: State, view: View, sign: int, only: str = "") -> None:
+    """Takes the processors and host memory that beneficiaries will need beside their held devices out of what is free
+    (`sign` 1), or gives those of one of them back (-1)."""
+    for holder, devices in state.holds.items():
+        job = state.jobs.get(holder)
+        if job is not None and only in ("", holder) and (job.shape.cpu_milli or job.shape.host_mib):
+            nodes = state.fleet.node[[state.fleet.row(device) for device in devices]]
+            np.subtract.at(view.free_cpu, nodes, sign * job.shape.cpu_milli)
+            np.subtract.at(view.free_host, nodes, sign * job.shape.host_mib)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from libs.core.context import KinKey, context_of, kin_key, taken_by
+from libs.core.context import KinKey, context_of, keep_hosts, kin_key, taken_by
 from libs.core.fleet import Ints
 from libs.core.fold import hold_code
 from libs.core.model import Job, QueueKey, State
@@ -25,6 +25,7 @@ from libs.core.placement import Blocked, Placed, Reason, View, find
 from libs.core.placement.constraints import fitting
 from libs.core.placement.topology import allowed_levels, groups_at
 from libs.core.placement.view import NOBODY, Context, memory_of
+from libs.core.throughput import Chooser
 from schemas.resources import WHOLE_MILLI, Claim
 
 
@@ -39,6 +40,8 @@ class Policy:
     claims_per_cycle: int = 1024
     """A cycle ends before it grants more than this (a larger gang goes alone): a record must fit into one message of
     the bus. The next cycle goes on with the next input, a tick at the latest."""
+    chooser: Chooser | None = None
+    """Orders device models by measured throughput, for jobs with an objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
     """Grants for the jobs that fit now. Changes nothing; `state` is read at time `t_us`."""
     if not state.queues:
         return Plan()
-    view = View.of(state.fleet)
+    view = View.of(state.fleet, policy.chooser)
+    keep_hosts(state, view, 1)
     result = Plan()
     used = {team: state.committed_milli(team) for _, team, _ in state.queues}
     lines = {key: iter(line) for key, line in state.queues.items()}
@@ -132,7 +136,13 @@ def _try(state: State, view: View, job: Job, used: dict[str, int], context: Cont
     held = job.id in state.holds
     if limit is not None and not held and used[job.team] + job.shape.total_milli > limit:
         return Blocked(Reason.QUOTA, ((Reason.QUOTA, 0),), 0)
-    return find(view, job.shape, hold_code(state, job.id) if held else NOBODY, context)
+    if not held:
+        return find(view, job.shape, NOBODY, context)
+    keep_hosts(state, view, -1, job.id)
+    outcome = find(view, job.shape, hold_code(state, job.id), context)
+    if isinstance(outcome, Blocked):
+        keep_hosts(state, view, 1, job.id)
+    return outcome
 
 
 def _claims(view: View, job: Job, rows: Ints) -> tuple[Claim, ...]:

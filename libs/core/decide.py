@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from libs.core import fold
-from libs.core.context import context_of
+from libs.core.context import context_of, keep_hosts
 from libs.core.lifecycle import PREEMPTIBLE
 from libs.core.model import Attempt, Job, State
 from libs.core.placement import Placed, View, find
@@ -223,6 +223,7 @@ def would_be_free(state: State, victims: list[Job]) -> View:
                 view.free_mib[row] += claim.memory_mib
                 view.free_cpu[state.fleet.node[row]] += claim.cpu_milli
                 view.free_host[state.fleet.node[row]] += claim.host_memory_mib
+    keep_hosts(state, view, 1)
     return view
 
 

@@ -78,8 +78,8 @@ class Fleet:
     """All devices and nodes of a pool.
 
     Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes;
-    `domain` is the NVLink island, which a fabric joins over nodes, or -1),
-    `runtime` (code), `memory_mib` (usable), `power_w` (board limit), `index`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (it is a CPU), `held` (position of its
+    `domain` is the NVLink island, which a fabric joins over nodes, or -1), `runtime` (code), `memory_mib` (usable),
+    `power_w` (board limit), `index`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (it is a CPU), `held` (position of its
     beneficiary in `State.holds`, or -1), `torus` (code of a TPU chip's torus, or -1) and its coordinates `t0`, `t1`, `t2`
     (0 along axes that the torus has not).
     Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes), `simulated` (0 or 1), `cpu_milli` and `host_mib`

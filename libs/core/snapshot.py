@@ -55,6 +55,7 @@ def load(data: bytes) -> State:
         for part in job.current.parts.values() if job.current else ():
             if not part.freed:
                 state.on_node[part.node][job.id] = None
+                state.fleet.occupy_hosts(part.claims)
     state.holds = {holder: tuple(devices) for holder, devices in body["holds"]}
     mark_holds(state)
     return state

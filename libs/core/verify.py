@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas import ledger as led
 from schemas.jobs import JobSpec
-from schemas.resources import WHOLE_MILLI, Claim
+from schemas.resources import WHOLE_MILLI, Claim, Resources
 
 MAX_VIOLATIONS = 1000
 """A report names this many; more are counted."""
@@ -61,8 +61,21 @@ class _Attempt:
 class _Device:
     memory_mib: int
     node: str
+    power_w: int = 0
     epoch: int = 0
     holders: dict[str, Claim] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Host:
+    """What a node has beside its devices, and what of it is granted."""
+
+    leaf: tuple[str, str, str]
+    cpu_milli: int
+    memory_mib: int
+    rack_w: int
+    used_cpu: int = 0
+    used_mib: int = 0
 
 
 class Checker:
@@ -73,6 +86,8 @@ class Checker:
         self._jobs: dict[str, _Job] = {}
         self._devices: dict[str, _Device] = {}
         self._nodes: dict[str, tuple[int, bool]] = {}
+        self._hosts: dict[str, _Host] = {}
+        self._racks: dict[tuple[str, str, str], int] = {}
         self._quotas: dict[str, int] = {}
         self._used: dict[str, int] = defaultdict(int)
         self._held: dict[str, tuple[str, int]] = {}
@@ -119,14 +134,32 @@ class Checker:
         if node in self._nodes and e.incarnation <= self._nodes[node][0]:
             self._broken("I8", f"node {node} joins with incarnation {e.incarnation} after {self._nodes[node][0]}")
         self._nodes[node] = (e.incarnation, True)
+        self._host_joined(e)
         for device in e.inventory.devices:
             known = self._devices.get(device.id)
+            measured = device.memory_free_mib
+            memory_mib = device.memory_mib if measured is None or measured > device.memory_mib else measured
             if known is None:
-                self._devices[device.id] = _Device(device.memory_mib, node)
+                self._devices[device.id] = _Device(memory_mib, node, device.power_limit_w)
                 continue
             if known.holders:
                 self._broken("I8", f"node {node} joins while {device.id} is held by {', '.join(known.holders)}")
-            known.memory_mib, known.node = device.memory_mib, node
+            known.memory_mib, known.node, known.power_w = memory_mib, node, device.power_limit_w
+
+    def _host_joined(self, e: led.NodeJoined) -> None:
+        """A leaf's power cap is the smallest that a node of it declares."""
+        where, node = e.inventory.position, e.inventory.node
+        leaf = (where.zone, where.spine, where.leaf)
+        known = self._hosts.get(node)
+        host = _Host(leaf, e.inventory.cpus * 1000, e.inventory.memory_mib, e.inventory.rack_power_w)
+        if known is not None:
+            host.used_cpu, host.used_mib = known.used_cpu, known.used_mib
+        self._hosts[node] = host
+        for rack in {leaf, known.leaf} if known is not None else {leaf}:
+            caps = [h.rack_w for h in self._hosts.values() if h.leaf == rack and h.rack_w]
+            self._racks.pop(rack, None)
+            if caps:
+                self._racks[rack] = min(caps)
 
     def _node_left(self, e: led.NodeLeft, t_us: int) -> None:
         self._nodes[e.node] = (e.incarnation, False)
@@ -157,7 +190,8 @@ class Checker:
             self._broken("I5", f"{e.job_id}: attempt {e.attempt} follows {job.attempts}")
         job.attempts = e.attempt
         asked = job.spec.resources
-        if len(e.claims) != asked.devices or len({c.device for c in e.claims}) != asked.devices:
+        distinct = len({c.device for c in e.claims})
+        if len(e.claims) != distinct or not _fewest(asked) <= distinct <= asked.devices:
             self._broken("I2", f"{e.job_id} asked for {asked.devices} devices and is granted {len(e.claims)} claims")
         by_node: dict[str, list[Claim]] = defaultdict(list)
         for claim in e.claims:
@@ -166,6 +200,35 @@ class Checker:
             self._used[job.team] += claim.milli
         job.open = _Attempt(e.attempt, t_us, dict(by_node))
         self._within_quota(job.team)
+        self._within_hosts(e, by_node)
+
+    def _within_hosts(self, e: led.JobGranted, by_node: dict[str, list[Claim]]) -> None:
+        """Processors and host memory of each node, power of each leaf, at the moment that they are taken."""
+        for node, claims in by_node.items():
+            host = self._hosts.get(node)
+            if host is None:
+                continue
+            cpu, mib = sum(c.cpu_milli for c in claims), sum(c.host_memory_mib for c in claims)
+            host.used_cpu, host.used_mib = host.used_cpu + cpu, host.used_mib + mib
+            if cpu and host.used_cpu > host.cpu_milli:
+                self._broken("I1", f"{node} has {host.cpu_milli} milli of processors, {host.used_cpu} are granted")
+            if mib and host.used_mib > host.memory_mib:
+                self._broken("I1", f"{node} has {host.memory_mib} MiB of host memory, {host.used_mib} are granted")
+        for leaf in {self._hosts[node].leaf for node in by_node if node in self._hosts}:
+            cap_w = self._racks.get(leaf)
+            drawn_mw = self._drawn_mw(leaf) if cap_w is not None else 0
+            if cap_w is not None and drawn_mw > cap_w * 1000:
+                self._broken(
+                    "I1", f"leaf {'/'.join(leaf)} may draw {cap_w} W, granted devices draw {drawn_mw / 1000:g}"
+                )
+
+    def _drawn_mw(self, leaf: tuple[str, str, str]) -> int:
+        """Milliwatts: each granted device at its board limit, a share of one pro rata."""
+        return sum(
+            device.power_w * sum(claim.milli for claim in device.holders.values())
+            for device in self._devices.values()
+            if device.holders and device.node in self._hosts and self._hosts[device.node].leaf == leaf
+        )
 
     def _within_quota(self, team: str) -> None:
         """What a team holds, and what is kept for it, at the moment that either grows."""
@@ -212,6 +275,9 @@ class Checker:
             if claim.device in self._devices:
                 self._devices[claim.device].holders.pop(f"{e.job_id}.{e.attempt}", None)
             self._used[job.team] -= claim.milli
+            if claim.node in self._hosts:
+                self._hosts[claim.node].used_cpu -= claim.cpu_milli
+                self._hosts[claim.node].used_mib -= claim.host_memory_mib
             amount = claim.milli * (t_us - job.open.opened_us)
             self.report.milli_us += amount
             self._by_team[job.team] += amount
@@ -257,6 +323,13 @@ class Checker:
         else:
             return job
         return None
+
+
+def _fewest(asked: Resources) -> int:
+    """The fewest devices that fulfil a request: elastic ones may get fewer than they ask for."""
+    if asked.roles:
+        return sum((role.min_count or role.count) * role.devices for role in asked.roles)
+    return asked.min_devices or asked.devices
 
 
 _CHECKS: dict[type, Any] = {

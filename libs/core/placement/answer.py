@@ -14,10 +14,16 @@ class Reason(StrEnum):
     PROFILE = "mig-profile"
     LABELS = "labels"
     MEMORY = "memory"
+    RUNTIME = "runtime"
+    PRECISION = "precision"
+    CPU = "cpu"
+    HOST_MEMORY = "host-memory"
     SIMULATION = "simulation"
     HELD = "held"
     RESERVED = "reserved"
     BUSY = "busy"
+    SPREAD = "spread"
+    POWER = "power"
     TOPOLOGY = "topology"
     QUOTA = "quota"
 
@@ -45,3 +51,8 @@ class Blocked:
     removed: tuple[tuple[Reason, int], ...]
     left: int
     """Free and fitting devices, fewer than were asked for or too far apart."""
+
+
+def dominant(removed: tuple[tuple[Reason, int], ...]) -> Reason:
+    """The constraint that removed the most; nothing removed means that the pool is too small."""
+    return max(removed, key=lambda r: r[1])[0] if removed else Reason.NO_DEVICES

@@ -1,13 +1,18 @@
 """Which devices a request may use at all: constraints in a fixed order, each counting what it removes.
 
 The counts are the explanation when nothing is left. The first constraints are static: waiting does not change them.
+
+Processors, host memory and rack power are not a device's own: many devices draw on one node's or one leaf's. Of such a
+group, `candidates` leaves no more devices than what is free there can serve, so that whichever of them are chosen, they
+are served. A group that can serve the whole job loses none, because the job takes no more than its size anyway.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from libs.core.fleet import Bools, Fleet
+from libs.core.accelerators.precisions import computes
+from libs.core.fleet import Bools, Fleet, Ints
 from libs.core.model import Shape
 from libs.core.placement.answer import Reason
 from libs.core.placement.view import NOBODY, Context, View
@@ -27,27 +32,46 @@ def candidates(
 ) -> tuple[Bools, tuple[tuple[Reason, int], ...]]:
     """The devices that `shape` may use now (mask of shape (D,)), and how many each constraint removed, in order."""
     mask = view.fleet.up.copy()
-    removed: list[tuple[Reason, int]] = []
+    removed: dict[Reason, int] = {}
     left = int(np.count_nonzero(mask))
-    for reason, allowed in _constraints(view, shape, beneficiary, context):
+    for reason, allowed in _constraints(view, shape, beneficiary, context, mask):
         mask &= allowed
         now = int(np.count_nonzero(mask))
         if now != left:
-            removed.append((reason, left - now))
+            removed[reason] = removed.get(reason, 0) + left - now
         left = now
-    return mask, tuple(removed)
+    return mask, tuple(removed.items())
 
 
-def _constraints(view: View, shape: Shape, beneficiary: int, context: Context) -> Iterator[tuple[Reason, Bools]]:
-    yield from _static(view.fleet, shape)
+def per_node_limit(view: View, shape: Shape) -> Ints | None:
+    """How many devices of `shape` each node can serve with its free processors and host memory, shape (N,).
+
+    None when the request names neither. A node that did not tell what it has serves none.
+    """
+    limits = [limit for _, limit in _host_limits(view, shape)]
+    return np.minimum.reduce(limits) if limits else None
+
+
+def _constraints(
+    view: View, shape: Shape, beneficiary: int, context: Context, mask: Bools
+) -> Iterator[tuple[Reason, Bools]]:
+    """`mask` is what the constraints so far have left: those on shared resources count the devices in it."""
+    fleet = view.fleet
+    yield from _static(fleet, shape)
     if shape.whole:
         yield Reason.BUSY, view.free_milli == WHOLE_MILLI
     else:
-        need = shape.memory_mib or view.fleet.memory_mib * shape.milli // WHOLE_MILLI
+        need = shape.memory_mib or fleet.memory_mib * shape.milli // WHOLE_MILLI
         yield Reason.BUSY, (view.free_milli >= shape.milli) & (view.free_mib >= need)
     yield Reason.HELD, (view.held == NOBODY) | (view.held == beneficiary)
     if beneficiary == NOBODY:
         yield Reason.RESERVED, ~view.blocked
+    if context.avoid:
+        yield Reason.SPREAD, _apart(fleet, context.avoid, shape.spread[1])
+    for reason, limit in _host_limits(view, shape):
+        yield reason, _at_most(fleet, shape, mask, fleet.node, limit)
+    if fleet.rack_w.any():
+        yield Reason.POWER, _powered(view, shape, beneficiary, mask)
 
 
 def _static(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
@@ -61,10 +85,19 @@ def _static(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
     yield Reason.PROFILE, fleet.profile == (profile if profile >= 0 else -1)
     if shape.memory_mib:
         yield Reason.MEMORY, fleet.memory_mib >= shape.memory_mib
+    if shape.runtime:
+        yield Reason.RUNTIME, fleet.runtime == fleet.runtimes.find(shape.runtime)
+    if shape.precision:
+        able = [code for code, name in enumerate(fleet.models.names) if computes(name, shape.precision)]
+        yield Reason.PRECISION, np.isin(fleet.model, able)
     if shape.labels:
         yield Reason.LABELS, _labelled(fleet, shape)
     if shape.simulated:
         yield Reason.SIMULATION, fleet.simulated[fleet.node] == 1
+    if shape.cpu_milli:
+        yield Reason.CPU, (fleet.cpu_milli >= shape.cpu_milli)[fleet.node]
+    if shape.host_mib:
+        yield Reason.HOST_MEMORY, (fleet.host_mib >= shape.host_mib)[fleet.node]
 
 
 def _labelled(fleet: Fleet, shape: Shape) -> Bools:
@@ -74,3 +107,85 @@ def _labelled(fleet: Fleet, shape: Shape) -> Bools:
         labels = node.inventory.labels
         good[fleet.node_names.find(node.name)] = all(labels.get(k) == v for k, v in shape.labels)
     return good[fleet.node]
+
+
+def _host_limits(view: View, shape: Shape) -> Iterator[tuple[Reason, Ints]]:
+    if shape.cpu_milli:
+        yield Reason.CPU, np.maximum(0, view.free_cpu) // shape.cpu_milli
+    if shape.host_mib:
+        yield Reason.HOST_MEMORY, np.maximum(0, view.free_host) // shape.host_mib
+
+
+def _apart(fleet: Fleet, avoid: tuple[int, ...], level: str) -> Bools:
+    """Devices that share no group of `level` with the nodes `avoid`; levels below a node keep clear of the whole node."""
+    codes = np.array(avoid, dtype=np.int64)
+    near = np.zeros(len(fleet.leaf), dtype=np.bool_)
+    near[codes] = True
+    if level == "pool":
+        near[:] = True
+    column = {"leaf": fleet.leaf, "spine": fleet.spine, "zone": fleet.zone}.get(level)
+    if column is not None:
+        near |= np.isin(column, column[codes])
+    taken = near[fleet.node]
+    if level == "nvlink":  # a fabric may span nodes
+        islands = np.unique(fleet.domain[taken & fleet.up])
+        taken |= np.isin(fleet.domain, islands[islands >= 0])
+    return ~taken
+
+
+def _powered(view: View, shape: Shape, beneficiary: int, mask: Bools) -> Bools:
+    """Devices that their leaf's power cap can serve, beside what is granted and what is kept for others.
+
+    A device counts its board limit, a share of one pro rata. All in milliwatts, so that nothing is rounded.
+    """
+    fleet = view.fleet
+    caps_w = np.full(len(fleet.leaves), np.iinfo(np.int64).max // WHOLE_MILLI, dtype=np.int64)
+    capped = np.flatnonzero(fleet.rack_w)
+    np.minimum.at(caps_w, fleet.leaf[capped], fleet.rack_w[capped])
+    kept = (view.held != NOBODY) & (view.held != beneficiary)
+    drawn_mw = fleet.power_w * np.where(kept, WHOLE_MILLI, WHOLE_MILLI - view.free_milli)
+    leaf = fleet.leaf[fleet.node]
+    free_mw = caps_w * WHOLE_MILLI - np.bincount(leaf, weights=drawn_mw, minlength=len(caps_w)).astype(np.int64)
+    need_mw = fleet.power_w * shape.milli
+    allowed = need_mw <= free_mw[leaf]
+    if shape.devices == 1:
+        return allowed
+    rows = _fullest_first(fleet, shape, mask & allowed, leaf)
+    group = _groups(fleet, shape, leaf)[rows]
+    drawn = np.cumsum(need_mw[rows])
+    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]]) if len(rows) else np.zeros(0, dtype=np.int64)
+    before = np.repeat(drawn[starts] - need_mw[rows[starts]], np.diff(np.r_[starts, len(rows)]))
+    most = np.zeros(len(caps_w), dtype=np.int64)  # what the hungriest devices of this job could draw on each leaf
+    np.maximum.at(most, leaf[rows], need_mw[rows] * shape.devices)
+    surplus = (drawn - before > free_mw[leaf[rows]]) & (most > free_mw)[leaf[rows]]
+    allowed[rows[surplus]] = False
+    return allowed
+
+
+def _at_most(fleet: Fleet, shape: Shape, mask: Bools, where: Ints, limit: Ints) -> Bools:
+    """Of the devices in `mask` no more in each group than its `limit`, islands together; `where`: group codes, shape (D,)."""
+    allowed = limit[where] > 0
+    rows = np.flatnonzero(mask & allowed & (limit[where] < shape.devices))
+    if len(rows) == 0:
+        return allowed
+    islands = fleet.domain[rows] + 1
+    together = np.bincount(islands)[islands]
+    rows = rows[np.lexsort((fleet.index[rows], islands, -together, _groups(fleet, shape, where)[rows]))]
+    group = _groups(fleet, shape, where)[rows]
+    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    place = np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)]))
+    allowed[rows[place >= limit[where[rows]]]] = False
+    return allowed
+
+
+def _groups(fleet: Fleet, shape: Shape, where: Ints) -> Ints:
+    """What is counted together, shape (D,): a gang is of one model, so models do not compete; roles may be of several."""
+    return where if shape.roles else where * len(fleet.models) + fleet.model
+
+
+def _fullest_first(fleet: Fleet, shape: Shape, mask: Bools, where: Ints) -> Ints:
+    """Rows of `mask`, group by group; in each the nodes with the most of them first, so that nodes stay together."""
+    rows = np.flatnonzero(mask)
+    on_node = np.bincount(fleet.node[rows], minlength=len(fleet.leaf))
+    node = fleet.node[rows]
+    return rows[np.lexsort((fleet.index[rows], node, -on_node[node], _groups(fleet, shape, where)[rows]))]

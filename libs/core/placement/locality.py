@@ -1,0 +1,24 @@
+"""How soon a node is ready for a job: what it must fetch first."""
+
+import numpy as np
+import numpy.typing as npt
+
+from libs.core.fleet import Fleet, Ints
+from libs.core.model import Shape
+
+Floats = npt.NDArray[np.float64]
+
+
+def seconds_to_ready(fleet: Fleet, node_codes: Ints, shape: Shape) -> Floats:
+    """Seconds that each of the nodes (codes of shape (n,)) needs to fetch those contents of `shape` that it has not.
+
+    The sum of their sizes over the node's fetch speed, shape (n,). Other transfers of that node are not counted.
+    """
+    missing_mib = np.zeros(len(node_codes), dtype=np.float64)
+    for name, size_mib in shape.contents:
+        holders = fleet.holders.get(name)
+        if not holders:
+            missing_mib += size_mib
+        else:
+            missing_mib[~np.isin(node_codes, np.fromiter(holders, dtype=np.int64, count=len(holders)))] += size_mib
+    return missing_mib / np.maximum(1, fleet.fetch_mib_s[node_codes])
