@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from libs.core.context import KinKey, context_of, keep_hosts, kin_key, taken_by
-from libs.core.fleet import Ints
 from libs.core.fold import hold_code
 from libs.core.model import Job, QueueKey, State
 from libs.core.placement import Blocked, Placed, Reason, View, find
-from libs.core.placement.constraints import fitting
-from libs.core.placement.topology import allowed_levels, groups_at
-from libs.core.placement.view import NOBODY, Context, memory_of
+from libs.core.placement.gang import cut, usable, within_quota
+from libs.core.placement.topology import allowed_levels, spans_at
+from libs.core.placement.view import NOBODY, Context, host_of, memory_of
 from libs.core.throughput import Chooser
 from schemas.resources import WHOLE_MILLI, Claim
 
@@ -85,20 +84,20 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
         if entry.young and used[job.team] != entry.used:  # its team was granted something since: no longer first
             heapq.heappush(heap, _entry(job, used, t_us, policy))
             continue
-        outcome = _try(state, view, job, used, context_of(state, job, t_us, kin))
+        context = context_of(state, job, t_us, kin)
+        outcome = _try(state, view, job, used, context)
         if isinstance(outcome, Placed):
-            claims += job.shape.devices
+            claims += len(outcome.rows)
             if result.grants and claims > policy.claims_per_cycle:
                 return result
-            result.grants.append(Grant(job, _claims(view, job, outcome.rows)))
-            view.take(outcome.rows, job.shape)
+            result.grants.append(Grant(job, _claims(view, job, outcome)))
+            view.take(outcome.rows, job.shape, outcome.roles)
             if job.shape.spread[0]:
                 nodes = state.fleet.node[outcome.rows].tolist()
                 kin.setdefault(kin_key(job), set()).update(taken_by(state.fleet, job, nodes))
             result.waiting.pop(job.queue, None)
-            if job.id not in state.holds:
-                used[job.team] += job.shape.total_milli
-            else:  # the rest of what was kept for it is open again, also to those who were turned away before
+            used[job.team] += len(outcome.rows) * job.shape.milli - state.kept_milli(job.id)
+            if job.id in state.holds:  # the rest of what was kept for it is open again, also to those who were turned away before
                 view.held[view.held == hold_code(state, job.id)] = NOBODY
                 for other in stuck.values():
                     heapq.heappush(heap, _entry(other, used, t_us, policy))
@@ -108,7 +107,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
         result.waiting[job.queue] = outcome
         stuck[job.queue] = job
         if not entry.young and outcome.reason is not Reason.QUOTA and reserved < policy.reservations:
-            reserved += reserve(view, job)
+            reserved += reserve(view, job, context)
         if job.id in state.holds:  # it waits for its own devices: the next in its line may still fit elsewhere
             consider_next(job.queue)
     return result
@@ -132,22 +131,26 @@ def _entry(job: Job, used: dict[str, int], t_us: int, policy: Policy) -> _Entry:
 
 
 def _try(state: State, view: View, job: Job, used: dict[str, int], context: Context) -> Placed | Blocked:
-    limit = state.quotas.get(job.team)
-    held = job.id in state.holds
-    if limit is not None and not held and used[job.team] + job.shape.total_milli > limit:
+    """An elastic job is cut to its team's quota. What is kept for a job is its own, also if the quota shrank since."""
+    kept = len(state.holds.get(job.id, ()))
+    wish = within_quota(job.shape, state.quotas.get(job.team), used[job.team] - state.kept_milli(job.id))
+    if kept and (wish is None or wish.devices < kept):
+        wish = cut(job.shape, kept)
+    if wish is None:
         return Blocked(Reason.QUOTA, ((Reason.QUOTA, 0),), 0)
-    if not held:
-        return find(view, job.shape, NOBODY, context)
+    if not kept:
+        return find(view, wish, NOBODY, context)
     keep_hosts(state, view, -1, job.id)
-    outcome = find(view, job.shape, hold_code(state, job.id), context)
+    outcome = find(view, wish, hold_code(state, job.id), context)
     if isinstance(outcome, Blocked):
         keep_hosts(state, view, 1, job.id)
     return outcome
 
 
-def _claims(view: View, job: Job, rows: Ints) -> tuple[Claim, ...]:
-    """The claims of a grant on `rows` (rank order), each with the next epoch of its device."""
-    fleet = view.fleet
+def _claims(view: View, job: Job, placed: Placed) -> tuple[Claim, ...]:
+    """The claims of a grant in rank order, each with the next epoch of its device."""
+    fleet, rows = view.fleet, placed.rows
+    cpu_milli, host_mib = host_of(job.shape, placed.roles, len(rows))
     memory = memory_of(view, rows, job.shape)
     epochs = view.epoch[rows] + 1
     fleet_nodes, fleet_devices = fleet.node_names.names, fleet.devices.names
@@ -157,34 +160,35 @@ def _claims(view: View, job: Job, rows: Ints) -> tuple[Claim, ...]:
             node=fleet_nodes[int(fleet.node[row])],
             milli=job.shape.milli,
             memory_mib=int(memory[i]),
-            cpu_milli=job.shape.cpu_milli,
-            host_memory_mib=job.shape.host_mib,
+            cpu_milli=int(cpu_milli[i]),
+            host_memory_mib=int(host_mib[i]),
             epoch=int(epochs[i]),
         )
         for i, row in enumerate(rows.tolist())
     )
 
 
-def reserve(view: View, job: Job) -> bool:
+def reserve(view: View, job: Job, context: Context = Context()) -> bool:
     """Keeps the devices where `job` will fit soonest from others in this cycle; False when it can never fit.
 
-    Soonest is guessed as: in the narrowest level that can hold the gang at all, the group with the most free devices
-    now; in it the freest nodes that suffice.
+    Soonest is guessed as: in the nearest level that can hold the gang (or the least of an elastic one) at all, the group
+    with the most free devices now; in it the freest nodes that suffice. How roles nest is not looked at.
     """
     fleet, shape = view.fleet, job.shape
-    possible = fitting(view, shape) & ~view.blocked
-    capacity = np.bincount(fleet.node, weights=possible, minlength=len(fleet.leaf))
-    free = np.bincount(fleet.node, weights=possible & (view.free_milli == WHOLE_MILLI), minlength=len(fleet.leaf))
-    nodes = np.flatnonzero(capacity)
-    for level in allowed_levels(shape):
-        groups = groups_at(fleet, level, nodes)
-        enough = np.bincount(groups, weights=capacity[nodes]) >= shape.devices
+    rows = np.flatnonzero(usable(view, shape) & ~view.blocked)
+    free = view.free_milli[rows] == WHOLE_MILLI
+    levels = allowed_levels(shape, context)
+    for level in levels:
+        groups = spans_at(fleet, level, rows, within=levels[-1])
+        enough = np.bincount(groups) >= shape.least
         if not enough.any():
             continue
-        group = int(np.argmax(np.where(enough, np.bincount(groups, weights=free[nodes]), -1)))
-        members = nodes[groups == group]
-        members = members[np.argsort(-free[members], kind="stable")]
-        needed = int(np.searchsorted(np.cumsum(capacity[members]), shape.devices)) + 1
-        view.blocked |= possible & np.isin(fleet.node, members[:needed])
+        inside = groups == int(np.argmax(np.where(enough, np.bincount(groups, weights=free), -1)))
+        capacity = np.bincount(fleet.node[rows[inside]])
+        members = np.flatnonzero(capacity)
+        free_there = np.bincount(fleet.node[rows[inside]], weights=free[inside])[members]
+        members = members[np.argsort(-free_there, kind="stable")]
+        needed = int(np.searchsorted(np.cumsum(capacity[members]), shape.least)) + 1
+        view.blocked[rows[inside & np.isin(fleet.node[rows], members[:needed])]] = True
         return True
     return False

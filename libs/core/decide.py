@@ -17,6 +17,7 @@ from libs.core.context import context_of, keep_hosts
 from libs.core.lifecycle import PREEMPTIBLE
 from libs.core.model import Attempt, Job, State
 from libs.core.placement import Placed, View, find
+from libs.core.placement.gang import cut
 from schemas import inbox, ledger
 from schemas.jobs import JobState
 
@@ -187,14 +188,15 @@ def _preemption_planned(d: Decision, m: inbox.PreemptionPlanned) -> None:
     victims = [_victim(d, m, job, victim) for victim in dict.fromkeys(m.victims)]
     view = would_be_free(state, victims)
     rows = [_plan_row(state, m, device) for device in m.devices]
-    if len(set(rows)) != job.shape.devices or len(rows) != job.shape.devices:
+    wish = cut(job.shape, len(rows))
+    if wish is None or wish.devices != len(set(rows)) or len(set(rows)) != len(rows):
         raise Rejected(f"plan {m.plan_id}: {len(set(rows))} devices for a job of {job.shape.devices}")
     _keep_only(view, rows)
     context = context_of(state, job, d.t_us, without={victim.id for victim in victims})
-    if not isinstance(find(view, job.shape, context=context), Placed):
+    if not isinstance(find(view, wish, context=context), Placed):
         raise Rejected(f"plan {m.plan_id}: {m.beneficiary} would not fit on the planned devices")
     limit = state.quotas.get(job.team)
-    if limit is not None and state.committed_milli(job.team) + job.shape.total_milli > limit:
+    if limit is not None and state.committed_milli(job.team) + wish.total_milli > limit:
         raise Rejected(f"plan {m.plan_id}: team {job.team} would exceed its quota of {limit} milli")
     for victim in victims:
         assert victim.current is not None

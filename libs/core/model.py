@@ -69,6 +69,8 @@ class Shape:
     @property
     def least(self) -> int:
         """The fewest devices that are of use."""
+        if self.roles:
+            return sum(role.min_count * role.devices for role in self.roles)
         return self.min_devices or self.devices
 
 
@@ -210,5 +212,9 @@ class State:
         for holder in self.holds:
             job = self.jobs.get(holder)
             if job is not None and holder != but_not and job.team == team:
-                total += job.shape.total_milli
+                total += self.kept_milli(holder)
         return total
+
+    def kept_milli(self, job_id: str) -> int:
+        """Compute of the devices that are kept for a job, which may be fewer than an elastic one asked for."""
+        return len(self.holds[job_id]) * self.jobs[job_id].shape.milli if job_id in self.holds else 0

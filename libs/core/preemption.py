@@ -12,7 +12,7 @@ A gang is never cut: all of it gives way, also its parts elsewhere. Greedy with 
 optimum of the underlying set-cover problem; it is within one victim per group of it and costs O(groups x victims).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from libs.core.decide import would_be_free
 from libs.core.lifecycle import PREEMPTIBLE
 from libs.core.model import Job, State
 from libs.core.placement import Placed, View, find
-from libs.core.placement.constraints import fitting
-from libs.core.placement.topology import allowed_levels, groups_at
+from libs.core.placement.gang import usable, within_quota
+from libs.core.placement.topology import allowed_levels, spans_at
 from schemas.ids import event_id
 from schemas.inbox import PreemptionPlanned
 
@@ -49,8 +49,10 @@ def plans(state: State, t_us: int, base_seq: int) -> list[PreemptionPlanned]:
     for job in _beneficiaries(state):
         limit = state.quotas.get(job.team)
         committed = state.committed_milli(job.team) + extra_milli.get(job.team, 0)
-        if limit is not None and committed + job.shape.total_milli > limit:
+        wish = within_quota(job.shape, limit, committed)
+        if wish is None:
             continue
+        job = replace(job, shape=wish)
         view = View.of(state.fleet)
         view.blocked |= promised
         now = find(view, job.shape, context=context_of(state, job, t_us))
@@ -61,7 +63,7 @@ def plans(state: State, t_us: int, base_seq: int) -> list[PreemptionPlanned]:
         if choice is None:
             continue
         promised[choice.placed.rows] = True
-        extra_milli[job.team] = extra_milli.get(job.team, 0) + job.shape.total_milli
+        extra_milli[job.team] = extra_milli.get(job.team, 0) + len(choice.placed.rows) * job.shape.milli
         spent.update(victim.id for victim in choice.victims)
         names = state.fleet.devices.names
         result.append(
@@ -83,7 +85,7 @@ def cost_device_s(job: Job, t_us: int) -> float:
     attempt = job.current
     assert attempt is not None
     since_us = attempt.checkpoint_us or attempt.running_us or t_us
-    return job.shape.total_milli / 1000 * ((t_us - since_us) / 1e6 + RESTART_S)
+    return sum(c.milli for c in attempt.claims) / 1000 * ((t_us - since_us) / 1e6 + RESTART_S)
 
 
 def _beneficiaries(state: State) -> list[Job]:
@@ -97,33 +99,30 @@ def _beneficiaries(state: State) -> list[Job]:
 
 
 def _cheapest(state: State, job: Job, t_us: int, spent: set[str], promised: np.ndarray) -> _Choice | None:
-    possible = fitting(View.of(state.fleet), job.shape) & ~promised & (state.fleet.held < 0)
+    possible = usable(View.of(state.fleet), job.shape) & ~promised & (state.fleet.held < 0)
     victims = [
         v
         for v in state.jobs.values()
         if v.state in PREEMPTIBLE and v.priority < job.priority and v.id not in spent and v.current is not None
     ]
-    capacity = np.bincount(state.fleet.node, weights=possible, minlength=len(state.fleet.leaf))
-    nodes = np.flatnonzero(capacity)
-    for level in allowed_levels(job.shape):
-        codes = groups_at(state.fleet, level, nodes)
+    rows = np.flatnonzero(possible)
+    levels = allowed_levels(job.shape, context_of(state, job, t_us))
+    for level in levels:
+        codes = spans_at(state.fleet, level, rows, within=levels[-1])
         choices = [
             choice
-            for group in np.unique(codes)
-            if (choice := _within(state, job, t_us, victims, possible, nodes[codes == group])) is not None
+            for group in np.flatnonzero(np.bincount(codes) >= job.shape.least)
+            if (choice := _within(state, job, t_us, victims, rows[codes == group])) is not None
         ]
         if choices:
             return min(choices, key=lambda c: (c.cost, len(c.victims), tuple(v.id for v in c.victims)))
     return None
 
 
-def _within(
-    state: State, job: Job, t_us: int, victims: list[Job], possible: np.ndarray, nodes: np.ndarray
-) -> _Choice | None:
-    """The cheapest victims found that let `job` run on `nodes` alone."""
-    inside = possible & np.isin(state.fleet.node, nodes)
-    if int(np.count_nonzero(inside)) < job.shape.devices:
-        return None
+def _within(state: State, job: Job, t_us: int, victims: list[Job], rows: np.ndarray) -> _Choice | None:
+    """The cheapest victims found that let `job` run on the devices `rows` alone."""
+    inside = np.zeros(len(state.fleet.up), dtype=np.bool_)
+    inside[rows] = True
     helpful = []
     for victim in victims:
         frees = _devices_inside(state, victim, inside)
