@@ -109,6 +109,7 @@ CATALOG: tuple[Message, ...] = (
     _inbox("node", "registered", inbox.NodeRegistered, "agent"),
     _inbox("node", "observed", inbox.NodeObserved, "agent"),
     _inbox("node", "lost", inbox.NodeLost, "telemetry"),
+    _inbox("node", "board-cut", inbox.BoardCut, "agent"),
     _inbox("clock", "tick", inbox.Tick, "telemetry"),
     _inbox("quota", "changed", inbox.QuotaChanged, "quota_billing"),
     _inbox("preemption", "planned", inbox.PreemptionPlanned, "preemption"),

@@ -105,6 +105,19 @@ class NodeLost(Fact):
     planned: bool = Field(default=False, description="it left in good order: its jobs do not count this as a loss")
 
 
+class BoardCut(Fact):
+    """An agent has cut a MIG board anew as its desired state asked, or has put it back as it was. Sent by the agent,
+    repeated until the desired state no longer asks."""
+
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    board: DeviceId
+    number: int = Field(ge=1, description="of the recut that it answers")
+    ok: bool
+    reason: str = Field(default="", max_length=1024, description="why it failed; the board is as it was")
+    inventory: Inventory = Field(description="what the node offers now")
+
+
 class Tick(Fact):
     """Time passes. Sent by telemetry every second; its broker timestamp is what deadlines are measured against."""
 
@@ -130,5 +143,13 @@ class PreemptionPlanned(Fact):
 
 
 InboxMessage = (
-    JobAdmitted | CancelRequested | NodeRegistered | NodeObserved | NodeLost | Tick | QuotaChanged | PreemptionPlanned
+    JobAdmitted
+    | CancelRequested
+    | NodeRegistered
+    | NodeObserved
+    | NodeLost
+    | BoardCut
+    | Tick
+    | QuotaChanged
+    | PreemptionPlanned
 )

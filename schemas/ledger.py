@@ -14,7 +14,7 @@ from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.jobs import AcceptedSpec, Checkpoint, JobState
-from schemas.resources import Claim, Inventory
+from schemas.resources import Claim, Inventory, Recut
 
 LEDGER_VERSION: Final = 1
 
@@ -172,6 +172,29 @@ class HoldReleased(Fact):
     job_id: JobId
 
 
+class BoardRecut(Fact):
+    """A MIG board is to be cut anew for a request that waits: nobody is granted the instances that go any more."""
+
+    kind: Literal["board.recut"] = "board.recut"
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    recut: Recut
+    why: str = Field(default="", max_length=1024)
+
+
+class BoardCutDone(Fact):
+    """The node has cut the board, or put it back as it was; `inventory` is what it offers from here on."""
+
+    kind: Literal["board.cut"] = "board.cut"
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    board: DeviceId
+    number: int = Field(ge=1)
+    ok: bool
+    reason: str = Field(default="", max_length=1024, description="why it failed")
+    inventory: Inventory
+
+
 class InputRejected(Fact):
     """An inbox message that cannot be applied, with the reason. It never blocks the next; a copy goes to DEAD."""
 
@@ -198,6 +221,8 @@ LedgerEvent = Annotated[
     | JobFinished
     | DevicesHeld
     | HoldReleased
+    | BoardRecut
+    | BoardCutDone
     | InputRejected,
     Field(discriminator="kind"),
 ]

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.jobs import AcceptedSpec, Checkpoint
+from schemas.resources import Recut
 
 
 class Action(StrEnum):
@@ -55,6 +56,7 @@ class DesiredState(Fact):
     incarnation: int = Field(ge=1)
     ledger_seq: int = Field(ge=0)
     parts: tuple[DesiredPart, ...]
+    recuts: tuple[Recut, ...] = Field(default=(), description="MIG boards to cut anew now")
 
 
 class DesiredQuery(Fact):

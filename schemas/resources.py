@@ -93,6 +93,22 @@ class MigBoard(Fact):
     dynamic: bool = Field(default=False, description="Baton may cut idle slices anew; false: instances stay as found")
 
 
+class MigPlace(Fact):
+    """One instance of a board: its profile, and the memory slice that it starts at."""
+
+    profile: str = Field(max_length=32, examples=["3g.40gb"])
+    start: int = Field(ge=0, le=7)
+
+
+class Recut(Fact):
+    """A board that is to be cut anew: idle instances go, others come; all that is not named stays as it is."""
+
+    board: DeviceId
+    number: int = Field(ge=1, description="counts the cuts of this board; tells a repeated report from a new one")
+    destroy: tuple[DeviceId, ...] = Field(default=(), max_length=8, description="instances that go; none of them is used")
+    create: tuple[MigPlace, ...] = Field(default=(), max_length=8, description="instances that come, with their places")
+
+
 class Position(Fact):
     """Where a node stands in the network: names that are equal on two nodes mean 'together at this level'."""
 
@@ -200,6 +216,7 @@ class Objective(StrEnum):
     """How a job chooses among device types."""
 
     LISTED = "listed"
+    ANY = "any"
     FINISH = "finish"
     COST = "cost"
 
@@ -218,7 +235,7 @@ class Resources(Strict):
     )
     objective: Objective = Field(
         default=Objective.LISTED,
-        description="listed: types in their order; finish: the one that ends soonest; cost: the cheapest per step",
+        description="listed: types in their order; any: the one that the pool misses least; finish: the one that ends soonest; cost: the cheapest per step",
     )
     family: str = Field(default="", max_length=128, description="job family, for measured throughput per device type")
     runtime: Runtime | None = Field(default=None, description="programming interface that its binary needs")
