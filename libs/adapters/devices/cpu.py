@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
-from libs.adapters.devices.layer import NoDevices, share_environment
+from libs.adapters.devices.layer import process_environment
 from schemas.nodes import DeviceSample, Rank
-from schemas.resources import Device, DeviceKind
+from schemas.resources import Device, DeviceKind, Runtime
 
 MODEL = "CPU"
 _MIB = 1024 * 1024
@@ -20,7 +20,9 @@ class CpuLayer:
 
     def discover(self) -> tuple[Device, ...]:
         memory_mib = psutil.virtual_memory().total // _MIB
-        return (Device(id=self._id, index=0, kind=DeviceKind.CPU, model=MODEL, memory_mib=memory_mib),)
+        return (
+            Device(id=self._id, index=0, kind=DeviceKind.CPU, model=MODEL, memory_mib=memory_mib, runtime=Runtime.CPU),
+        )
 
     def sample(self, busy: Mapping[str, int]) -> tuple[DeviceSample, ...]:
         """Utilisation since the last call, in per cent of all processors."""
@@ -30,8 +32,6 @@ class CpuLayer:
 
     def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
         """No accelerator is visible; thread pools are told how many processors the share amounts to."""
-        for rank in ranks:
-            if rank.device != self._id:
-                raise NoDevices(f"device {rank.device} is not on this node; it has {self._id}")
+        devices = {device.id: device for device in self.discover()}
         threads = max(1, (psutil.cpu_count() or 1) * ranks[0].milli // 1000)
-        return share_environment(ranks) | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads)}
+        return process_environment(ranks, devices) | {"OMP_NUM_THREADS": str(threads)}

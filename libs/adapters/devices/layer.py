@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from libs.core.accelerators.vendors import Granted, visibility
 from schemas.nodes import DeviceSample, Rank
-from schemas.resources import WHOLE_MILLI, Device
+from schemas.resources import Device
 
 
 class NoDevices(RuntimeError):
@@ -27,16 +28,13 @@ class DeviceLayer(Protocol):
         """
 
 
-def share_environment(ranks: Sequence[Rank]) -> dict[str, str]:
-    """The variables that tell a process its part of a shared device, for NVIDIA MPS and for the job itself.
+def process_environment(ranks: Sequence[Rank], devices: Mapping[str, Device]) -> dict[str, str]:
+    """What a process is told of its devices: those of Baton, and those by which the vendor makes just these visible.
 
-    `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE` (1 to 100) can only lower what the MPS daemon allows; without a daemon it has no
-    effect, and the share is what the job keeps to by itself. Whole devices get no such variable.
+    `devices`: all of the node, by id. Raises NoDevices naming one that is not among them.
     """
-    first = ranks[0]
-    out = {"BATON_DEVICES": ",".join(r.device for r in ranks), "BATON_SHARE_MILLI": str(first.milli)}
-    if first.milli < WHOLE_MILLI:
-        out["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, first.milli // 10))
-        if first.memory_mib:
-            out["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={first.memory_mib}M"
-    return out
+    missing = [rank.device for rank in ranks if rank.device not in devices]
+    if missing:
+        raise NoDevices(f"device {missing[0]} is not on this node; it has {', '.join(sorted(devices))}")
+    own = {"BATON_DEVICES": ",".join(r.device for r in ranks), "BATON_SHARE_MILLI": str(ranks[0].milli)}
+    return own | visibility([Granted(devices[r.device], r.milli, r.memory_mib) for r in ranks])

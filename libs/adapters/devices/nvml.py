@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from libs.adapters.devices.layer import NoDevices, share_environment
+from libs.adapters.devices.layer import NoDevices, process_environment
+from libs.core.accelerators.catalog import find_model
 from schemas.nodes import DeviceSample, Rank
 from schemas.resources import Device, DeviceKind
 
@@ -33,6 +34,7 @@ class NvmlLayer:
         self._handles: dict[str, Any] = {}
         self._models: dict[str, str] = {}
         self._parents: dict[str, Any] = {}
+        self._devices: dict[str, Device] = {}
         try:
             self._api.nvmlInit()
         except self._api.NVMLError as e:
@@ -53,6 +55,7 @@ class NvmlLayer:
                 found.append(self._gpu(board, len(found), island))
         if not found:
             raise NoDevices("the NVIDIA driver answers but offers no device; create MIG instances or leave MIG mode")
+        self._devices = {device.id: device for device in found}
         return tuple(found)
 
     def _boards(self) -> list[Any]:
@@ -198,16 +201,17 @@ class NvmlLayer:
             return otherwise
 
     def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
-        """UUIDs, never indices: indices depend on enumeration order and change when a board is lost."""
-        missing = [rank.device for rank in ranks if rank.device not in self._handles]
-        if missing:
-            raise NoDevices(f"device {missing[0]} is not on this node; it has {', '.join(sorted(self._handles))}")
-        visible = ",".join(rank.device for rank in ranks)
-        return share_environment(ranks) | {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return process_environment(ranks, self._devices)
 
 
 def short_model(name: str | bytes) -> str:
-    """The model as jobs ask for it: `NVIDIA H100 80GB HBM3` is H100, `Tesla T4` is T4, `NVIDIA RTX A6000` is RTX-A6000."""
+    """The model as jobs ask for it: `NVIDIA H100 80GB HBM3` is H100, `Tesla T4` is T4, `NVIDIA RTX A6000` is RTX-A6000.
+
+    Boards that the catalogue doesn't know are named by the driver's words without maker, form and memory.
+    """
+    known = find_model(_text(name))
+    if known is not None:
+        return known.model
     words = _text(name).replace("-", " ").split()
     kept: list[str] = []
     for word in words:

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from zlib import crc32
 
-from libs.adapters.devices.layer import NoDevices, share_environment
+from libs.adapters.devices.layer import process_environment
 from schemas.nodes import DeviceSample, Rank
 from schemas.resources import WHOLE_MILLI, Device
 
@@ -20,7 +20,7 @@ class SimulatedLayer:
 
     def __init__(self, devices: tuple[Device, ...]) -> None:
         self._devices = devices
-        self._index = {d.id: d.index for d in devices}
+        self._by_id = {d.id: d for d in devices}
         self._round = 0
 
     def discover(self) -> tuple[Device, ...]:
@@ -46,9 +46,5 @@ class SimulatedLayer:
         )
 
     def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
-        """Indices, as on a real node; there is nothing behind them."""
-        missing = [rank.device for rank in ranks if rank.device not in self._index]
-        if missing:
-            raise NoDevices(f"device {missing[0]} is not on this node; it has {', '.join(sorted(self._index))}")
-        indices = ",".join(str(self._index[rank.device]) for rank in ranks)
-        return share_environment(ranks) | {"CUDA_VISIBLE_DEVICES": indices}
+        """As on a real node, by index; there is nothing behind them."""
+        return process_environment(ranks, self._by_id)
