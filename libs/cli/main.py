@@ -37,6 +37,7 @@ COMMANDS: dict[str, Entry] = {
     "bill": Entry("bill", "GPU-seconds and money"),
     "status": Entry("status", "The pool's figures at a glance"),
     "replay": Entry("replay", "Run a trace of a real cluster through Baton"),
+    "placer": Entry("placer", "Score the placement engine: requests as JSON lines in, placements out"),
     "ledger": Entry("ledger", "Audit the ledger"),
     "dead": Entry("dead", "Messages that could not be processed (operators)"),
     "quota": Entry("quota", "Set a team's quota (operators)"),

@@ -7,6 +7,7 @@ them so is corrupt, and the fold stops there.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +106,8 @@ class Fleet:
         """Boards that may be cut anew, by id, of nodes that are up or were."""
         self.board_of: dict[int, str] = {}
         """Row of an instance of such a board -> the board's id."""
+        self.scorer: Any = None
+        """The placer's scorer (`libs.core.placement.score`), where there is one: views of this fleet carry it."""
         self.version = 0
         """Grows when nodes or devices come or go: whoever caches something derived from the shape compares it."""
         for name in _DEVICE_COLUMNS:

@@ -34,13 +34,14 @@ class Placed:
 
     `rows`: rows of the fleet in rank order. `level`: the widest level that the gang spans. `link_gb_s`: bandwidth of the
     slowest link between two of its devices, GB/s one way; 0 when it has none or it is unknown. `roles`: for a nested gang
-    the position in `Shape.roles` of each rank, else None.
+    the position in `Shape.roles` of each rank, else None. `node`: for a request without devices, the code of its node.
     """
 
     rows: Ints
     level: str
     link_gb_s: float = 0.0
     roles: Ints | None = None
+    node: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,13 @@ import numpy as np
 
 from libs.core.fleet import Bools, Fleet, Ints
 from libs.core.model import Shape
-from libs.core.placement.answer import Blocked, Placed, Reason
+from libs.core.placement.answer import Blocked, Placed, Reason, dominant
+from libs.core.placement.choice import best_scored, on_processors
 from libs.core.placement.constraints import candidates
-from libs.core.placement.topology import place_gang
+from libs.core.placement.gang import place_nested
+from libs.core.placement.migfit import cheapest
+from libs.core.placement.topology import confined, place_elastic, place_gang
+from libs.core.placement.torus import place_box
 from libs.core.placement.view import NOBODY, Context, View
 from schemas.resources import WHOLE_MILLI, Objective
 
@@ -25,23 +29,36 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
         beneficiary: code of the job in `view.held`, for which held devices are open.
         context: what else bears on this request: how long it has waited, where its kin run, how fast it must be.
     """
+    if shape.devices == 0:
+        return on_processors(view, shape, context)
+    if shape.roles:
+        return place_nested(view, shape, beneficiary, context, _models)
     mask, removed = candidates(view, shape, beneficiary, context)
     left = int(np.count_nonzero(mask))
-    if left < shape.devices:
-        return Blocked(_dominant(removed), removed, left)
-    for model in _models(view, shape, mask):
-        rows = np.flatnonzero(mask & (view.fleet.model == model))
+    if left < shape.least:
+        return Blocked(dominant(removed), removed, left)
+    models = _models(view, shape, mask)
+    if shape.objective == Objective.ANY and (
+        placed := best_scored(view, shape, np.flatnonzero(mask), context)
+    ) is not None:
+        return placed
+    options = [np.flatnonzero(mask & (view.fleet.model == model)) for model in models]
+    for rows in options:
         if len(rows) < shape.devices:
             continue
-        placed = _single(view, rows) if shape.devices == 1 else place_gang(view, shape, rows, context)
+        if shape.objective != Objective.ANY and (placed := best_scored(view, shape, rows, context)) is not None:
+            return placed
+        if shape.torus:
+            placed = place_box(view, shape, rows)
+        elif shape.devices == 1:
+            placed = _single(view, cheapest(view, shape, rows))
+        else:
+            placed = place_gang(view, shape, rows, context)
         if placed is not None:
             return placed
-    return Blocked(Reason.TOPOLOGY if shape.required else Reason.BUSY, removed, left)
-
-
-def _dominant(removed: tuple[tuple[Reason, int], ...]) -> Reason:
-    """The constraint that removed the most; nothing removed means that the pool is too small."""
-    return max(removed, key=lambda r: r[1])[0] if removed else Reason.NO_DEVICES
+    if shape.least < shape.devices and (placed := place_elastic(view, shape, options, context)) is not None:
+        return placed
+    return Blocked(Reason.TOPOLOGY if shape.torus or confined(shape, context) else Reason.BUSY, removed, left)
 
 
 def _models(view: View, shape: Shape, mask: Bools) -> list[int]:

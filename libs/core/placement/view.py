@@ -1,12 +1,23 @@
 """What is free, as a cycle sees it: the fleet's arrays with the cycle's own grants already taken out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from libs.core.fleet import Bools, Fleet, Ints
 from libs.core.model import Shape
 from libs.core.throughput import Chooser
+
+Costs = tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]
+
+
+class Scores(Protocol):
+    """What `find` needs of a scorer; see `libs.core.placement.score.Scorer`."""
+
+    def costs(self, view: "View", shape: Shape) -> Costs | None: ...
+
 
 NOBODY = -1
 
@@ -38,6 +49,8 @@ class View:
     """Per node, shape (N,), MiB."""
     blocked: Bools
     """Devices reserved for a gang that has waited long: nobody else is placed there in this cycle."""
+    scorer: Scores | None = None
+    """Says what a placement costs the requests to come; without one the tightest fit is taken."""
     chooser: Chooser | None = None
     """Orders device models by measured throughput, for jobs with an objective; without it their list is the order."""
 
@@ -52,18 +65,47 @@ class View:
             fleet.free_cpu.copy(),
             fleet.free_host.copy(),
             np.zeros(len(fleet.up), dtype=np.bool_),
-            chooser,
+            scorer=fleet.scorer,
+            chooser=chooser,
         )
 
-    def take(self, rows: Ints, shape: Shape) -> None:
-        """Takes a placement out of what is free."""
+    def take_processors(self, node: int, cpu_milli: int, host_mib: int) -> None:
+        """Takes a request without devices; negative amounts give one back."""
+        self.free_cpu[node] -= cpu_milli
+        self.free_host[node] -= host_mib
+
+    def copy(self) -> "View":
+        """The same free capacity in arrays of its own, to plan on further."""
+        arrays = ("free_milli", "free_mib", "held", "epoch", "free_cpu", "free_host", "blocked")
+        return replace(self, **{name: getattr(self, name).copy() for name in arrays})
+
+    def take(self, rows: Ints, shape: Shape, roles: Ints | None = None) -> None:
+        """Takes a placement out of what is free. `roles`: position in `shape.roles` of each rank, shape (n,)."""
         self.free_milli[rows] -= shape.milli
         self.free_mib[rows] -= memory_of(self, rows, shape)
         self.held[rows] = NOBODY
         self.epoch[rows] += 1
-        if shape.cpu_milli or shape.host_mib:
-            np.subtract.at(self.free_cpu, self.fleet.node[rows], shape.cpu_milli)
-            np.subtract.at(self.free_host, self.fleet.node[rows], shape.host_mib)
+        cpu_milli, host_mib = host_of(shape, roles, len(rows))
+        if cpu_milli.any() or host_mib.any():
+            np.subtract.at(self.free_cpu, self.fleet.node[rows], cpu_milli)
+            np.subtract.at(self.free_host, self.fleet.node[rows], host_mib)
+
+    def give_back(self, rows: Ints, shape: Shape, roles: Ints | None = None) -> None:
+        """The inverse of `take`, but for the epochs: they only grow."""
+        self.free_milli[rows] += shape.milli
+        self.free_mib[rows] += memory_of(self, rows, shape)
+        cpu_milli, host_mib = host_of(shape, roles, len(rows))
+        np.add.at(self.free_cpu, self.fleet.node[rows], cpu_milli)
+        np.add.at(self.free_host, self.fleet.node[rows], host_mib)
+
+
+def host_of(shape: Shape, roles: Ints | None, ranks: int) -> tuple[Ints, Ints]:
+    """Processors (thousandths) and host memory (MiB) of each rank, both of shape (ranks,)."""
+    if roles is None:
+        return np.full(ranks, shape.cpu_milli, dtype=np.int64), np.full(ranks, shape.host_mib, dtype=np.int64)
+    cpu = np.array([role.cpu_milli for role in shape.roles], dtype=np.int64)
+    host = np.array([role.host_mib for role in shape.roles], dtype=np.int64)
+    return cpu[roles], host[roles]
 
 
 def memory_of(view: View, rows: Ints, shape: Shape) -> Ints:

@@ -1,0 +1,74 @@
+"""Which node: the one whose use costs the requests to come the least (`score`), among those that are equally near."""
+
+import numpy as np
+
+from libs.core.fleet import Fleet, Ints
+from libs.core.model import Shape
+from libs.core.placement.answer import Blocked, Placed, dominant
+from libs.core.placement.constraints import candidates
+from libs.core.placement.links import slowest
+from libs.core.placement.topology import allowed_levels, in_order, spans_at
+from libs.core.placement.view import NOBODY, Context, View
+
+
+def best_scored(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | None:
+    """The cheapest node for `shape` among the devices `rows`; None when scores do not apply: nothing is learned yet, a
+    latency-critical request, a MIG instance, or a gang that no single node holds."""
+    if view.scorer is None or context.fast or shape.profile or shape.torus or not len(rows):
+        return None
+    level = "node"
+    if shape.devices > 1:
+        together = _together(view.fleet, shape, rows, context)
+        if together is None:
+            return None
+        level, rows = together
+    scored = view.scorer.costs(view, shape)
+    if scored is None:
+        return None
+    cost, pick = scored
+    nodes = view.fleet.node[rows]
+    fits = np.bincount(nodes, minlength=len(cost))[: len(cost)] >= max(shape.devices, 1)
+    node = int(np.argmin(np.where(fits, cost, np.inf)))
+    if not fits[node] or not np.isfinite(cost[node]):
+        return None
+    here = rows[nodes == node]
+    if shape.whole:
+        chosen = in_order(view.fleet, _lowest(view.fleet, level, here, shape.devices))
+        return Placed(chosen, level, slowest(view.fleet, chosen, level) if shape.devices > 1 else 0.0)
+    free = view.free_milli[here]
+    wanted = here[free == pick[node]]
+    return Placed(wanted[:1] if len(wanted) else here[[int(np.argmin(free))]], "node")
+
+
+def _together(fleet: Fleet, shape: Shape, rows: Ints, context: Context) -> tuple[str, Ints] | None:
+    """The nearest level within a node, and those of `rows` that lie where the gang fits in one group of it."""
+    for level in ("nvlink", "node"):
+        if level not in allowed_levels(shape, context):
+            return None
+        codes = spans_at(fleet, level, rows)
+        enough = np.bincount(codes)[codes] >= shape.devices
+        if enough.any():
+            return level, rows[enough]
+    return None
+
+
+def _lowest(fleet: Fleet, level: str, rows: Ints, need: int) -> Ints:
+    """The `need` devices of lowest index in the fullest group of `level` that holds them."""
+    codes = spans_at(fleet, level, rows)
+    totals = np.bincount(codes)
+    group = int(np.argmin(np.where(totals >= need, totals, len(rows) + 1)))
+    inside = rows[codes == group]
+    return inside[np.argsort(fleet.index[inside], kind="stable")[:need]]
+
+
+def on_processors(view: View, shape: Shape, context: Context) -> Placed | Blocked:
+    """A request without devices: a node with enough free processors and memory, the cheapest or else the fullest."""
+    mask, removed = candidates(view, shape, NOBODY, context)
+    nodes = np.unique(view.fleet.node[mask])
+    if not len(nodes):
+        return Blocked(dominant(removed), removed, 0)
+    scored = view.scorer.costs(view, shape) if view.scorer is not None and not context.fast else None
+    cost = scored[0][nodes] if scored is not None else np.full(len(nodes), np.inf)
+    if not np.isfinite(cost).any():
+        cost = view.free_cpu[nodes].astype(np.float64)
+    return Placed(np.zeros(0, dtype=np.int64), "node", node=int(nodes[int(np.argmin(cost))]))

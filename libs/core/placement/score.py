@@ -1,0 +1,279 @@
+"""What a placement costs the requests to come: the score by which `find` chooses among nodes that fit.
+
+    cost(request, node) = V(state) - V(state after)                what the node could still have served, milli
+                        + 3.0 * rho[class] * compute               devices of a class that others need more
+                        + 0.3 * sum over b of beta[b, class] * 1000 b * (blocks of b broken)
+
+V is a Monte-Carlo value over the learned mix (`kernels`), rho and beta are prices in [0, 1] that follow the remaining
+stock: rho clears the market of device classes, where each kind of request buys from the classes it accepts, at the
+lowest price; beta grows when the blocks that are left are few beside the requests for them. A price must follow the
+stock: dual values of a fixed plan say nothing, since all classes are worth the same until one runs out.
+Reference points: fragmentation gradient descent (Weng et al., USENIX ATC '23), which V with one-request streams becomes;
+rollout values (Bertsekas, "Rollout algorithms for discrete optimization"). Measured against both in docs/placement.md.
+
+Scores depend on the view's arrays and on the mix alone: what is kept between decisions is keyed by the node's state.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from libs.core.fleet import Bools, Fleet, Ints
+from libs.core.model import Shape
+from libs.core.placement import kernels
+from libs.core.placement.mix import Kind, Mix, kind_of, sample
+from libs.core.placement.view import NOBODY, View
+
+Floats = npt.NDArray[np.float64]
+
+BLOCKS = np.array([8, 4, 2], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Constants of the score. Sizes trade time for noise; the rest was set once, see docs/placement.md."""
+
+    streams: int = 128
+    length: int = 48
+    headroom: float = 1.05
+    """Demand to come, relative to the room left: the remaining requests are taken to just overfill it."""
+    price_every: int = 64
+    block_every: int = 16
+    first_build: int = 64
+    memo: int = 1 << 18
+    cached_bytes_per_device: int = 512
+
+
+@dataclass(slots=True)
+class _Cached:
+    seen: kernels.Words
+    drop: kernels.Floats
+    pick: npt.NDArray[np.int16]
+
+
+@dataclass(slots=True)
+class _Classes:
+    """Nodes by what they accept, for one version of the fleet."""
+
+    version: int
+    ptr: Ints
+    order: Ints
+    cls: Ints
+    contents: list[frozenset[tuple[str, str]]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> "_Classes":
+        n = len(fleet.node_names)
+        rows = np.flatnonzero(fleet.up & ~fleet.cpu)
+        order = rows[np.lexsort((fleet.index[rows], fleet.node[rows]))]
+        ptr = np.zeros(n + 1, dtype=np.int64)
+        np.cumsum(np.bincount(fleet.node[rows], minlength=n)[:n], out=ptr[1:])
+        codes: dict[frozenset[tuple[str, str]], int] = {}
+        of_node = np.zeros(n, dtype=np.int64)
+        for node in range(n):
+            mine = order[ptr[node] : ptr[node + 1]]
+            content = frozenset(
+                (fleet.models.names[m], fleet.profiles.names[p])
+                for m, p in set(zip(fleet.model[mine].tolist(), fleet.profile[mine].tolist(), strict=True))
+            )
+            of_node[node] = codes.setdefault(content, len(codes))
+        return cls(fleet.version, ptr, order, of_node, list(codes))
+
+    def accepting(self, kind: Kind) -> Bools:
+        """Classes (mask of shape (C,)) that a kind of request may run on."""
+        return np.array(
+            [not kind.num or any(_accepts(kind, m, p) for m, p in c) for c in self.contents], dtype=np.bool_
+        )
+
+
+def _accepts(kind: Kind, model: str, profile: str) -> bool:
+    return profile == kind.profile and (not kind.types or model in kind.types)
+
+
+class Scorer:
+    """Scores placements by a mix. `observe` each request, `upkeep` between decisions, `costs` for a decision."""
+
+    def __init__(self, mix: Mix | None = None, settings: Settings = Settings()) -> None:
+        self.mix = mix if mix is not None else Mix()
+        self.settings = settings
+        self._classes: _Classes | None = None
+        self._tables: _Tables | None = None
+        self._built_at = -1
+        self._priced_at = self._blocked_at = -1
+        self._cache: dict[Kind, _Cached] = {}
+        self._memo = (np.zeros(settings.memo, np.uint64), np.zeros(settings.memo, np.float64), np.zeros(1, np.int64))
+        self._rho: Floats = np.zeros(0)
+        self._beta: Floats = np.zeros((len(BLOCKS), 0))
+
+    @property
+    def ready(self) -> bool:
+        """False until the mix is known well enough to score with."""
+        return self._tables is not None
+
+    def observe(self, shape: Shape) -> None:
+        """A request arrived."""
+        self.mix.observe(kind_of(shape))
+
+    def upkeep(self, view: View) -> None:
+        """Learns: values when the arrivals have doubled (or devices changed), prices every few arrivals."""
+        if self._classes is None or self._classes.version != view.fleet.version:
+            self._classes, self._tables = _Classes.of(view.fleet), None
+        arrived, knows = self.mix.arrived, bool(self.mix.prior)
+        if self._tables is None or arrived >= max(2 * self._built_at, 256):
+            if not knows and arrived < self.settings.first_build:
+                return
+            shares = self.mix.shares()
+            if not shares:
+                return
+            self._tables = _Tables.of(shares, self._classes, self.settings)
+            self._built_at, self._priced_at, self._blocked_at = arrived, -1, -1
+            self._cache.clear()
+            self._memo[0][:] = 0
+            self._memo[2][:] = 0
+            self._rho = np.zeros(len(self._classes.contents))
+            self._beta = np.zeros((len(BLOCKS), len(self._classes.contents)))
+        if self._priced_at < 0 or arrived - self._blocked_at >= self.settings.block_every:
+            self._price(view, arrived)
+
+    def costs(self, view: View, shape: Shape) -> tuple[Floats, npt.NDArray[np.int16]] | None:
+        """Cost of `shape` on each node (shape (N,), milli; inf where it does not fit as a whole), and for a share the free
+        compute of the device it should go to. None while nothing is known of the mix or the fleet has changed."""
+        classes, tables = self._classes, self._tables
+        if classes is None or tables is None or classes.version != view.fleet.version:
+            return None
+        kind = kind_of(shape)
+        free, cpu = _free(view, classes)
+        cached = self._cached(kind, len(classes.cls))
+        keys = np.empty(len(classes.cls), np.uint64)
+        kernels.node_keys(classes.ptr, classes.order, free, cpu, classes.cls, keys)
+        milli = kind.milli if kind.num else 0
+        kernels.drops(
+            classes.ptr, classes.order, free, cpu, classes.cls, keys, cached.seen, cached.drop, cached.pick,
+            kind.cpu, kind.num, milli, classes.accepting(kind), self.settings.streams,
+            tables.streams, tables.mix, tables.limits, *self._memo,
+        )  # fmt: skip
+        out = np.empty(len(classes.cls))
+        kernels.prices(
+            classes.ptr, classes.order, free, cpu, classes.cls, cached.drop, cached.pick, kind.cpu, kind.num, milli,
+            self._rho, self._beta, tables.block_cpu, BLOCKS, out,
+        )  # fmt: skip
+        return out, cached.pick
+
+    def _cached(self, kind: Kind, nodes: int) -> _Cached:
+        entry = self._cache.pop(kind, None)
+        if entry is None:
+            devices = max(1, len(self._classes.order)) if self._classes is not None else 1
+            while self._cache and (len(self._cache) + 1) * nodes * 14 > max(
+                1 << 24, devices * self.settings.cached_bytes_per_device
+            ):
+                self._cache.pop(next(iter(self._cache)))
+            entry = _Cached(np.zeros(nodes, np.uint64), np.full(nodes, np.inf, np.float32), np.zeros(nodes, np.int16))
+        self._cache[kind] = entry
+        return entry
+
+    def _price(self, view: View, arrived: int) -> None:
+        classes, tables = self._classes, self._tables
+        assert classes is not None
+        assert tables is not None
+        free, cpu = _free(view, classes)
+        room = np.zeros(len(classes.contents))
+        whole = np.zeros((len(BLOCKS), len(classes.contents)))
+        kernels.stock(classes.ptr, classes.order, free, cpu, classes.cls, tables.block_cpu, BLOCKS, room, whole)
+        if self._priced_at < 0 or arrived - self._priced_at >= self.settings.price_every:
+            self._rho = clear(room, tables.access, tables.demand, self._rho, self.settings.headroom)
+            self._priced_at = arrived
+        self._blocked_at = arrived
+        expected = self.settings.headroom * room.sum() / max(tables.mean_milli, 1e-9)
+        pressure = np.zeros_like(whole)
+        for b in range(len(BLOCKS)):
+            for mask, per_request in tables.blocks_wanted[b]:
+                pressure[b, mask] += expected * per_request / max(0.5, whole[b, mask].sum())
+        self._beta = np.clip((pressure - 0.5) / 0.5, 0.0, 1.0)
+
+
+def _free(view: View, classes: _Classes) -> tuple[Ints, Ints]:
+    """Free compute per device and free processors per node, as a request that nothing is kept for sees them."""
+    closed = (view.held != NOBODY) | view.blocked
+    free = np.where(closed, 0, view.free_milli) if closed.any() else view.free_milli
+    return free, view.free_cpu
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """A mix as arrays, for one set of classes."""
+
+    streams: tuple[Any, ...]
+    mix: tuple[Any, ...]
+    limits: tuple[int, int]
+    access: Bools
+    demand: Floats
+    """Share of the compute asked for, by distinct set of acceptable classes (rows of `access`)."""
+    mean_milli: float
+    block_cpu: Floats
+    blocks_wanted: tuple[tuple[tuple[Bools, float], ...], ...]
+
+    @classmethod
+    def of(cls, shares: Any, classes: _Classes, settings: Settings) -> "_Tables":
+        kinds: list[Kind] = list(shares)
+        share = np.array(list(shares.values()))
+        cpu = np.array([k.cpu for k in kinds], np.int64)
+        num = np.array([k.num for k in kinds], np.int64)
+        milli = np.array([k.milli if k.num else 0 for k in kinds], np.int64)
+        accepted = np.array([classes.accepting(k) for k in kinds], np.bool_).reshape(len(kinds), -1)
+        drawn = sample(share, settings.streams * settings.length)
+        asked = share * num * milli
+        groups: dict[bytes, float] = {}
+        wanted: list[dict[bytes, float]] = [{} for _ in BLOCKS]
+        for i, kind in enumerate(kinds):
+            if not kind.num:
+                continue
+            mask = accepted[i].tobytes()
+            groups[mask] = groups.get(mask, 0.0) + float(asked[i])
+            for b, size in enumerate(BLOCKS.tolist()):
+                if kind.num >= size:
+                    wanted[b][mask] = wanted[b].get(mask, 0.0) + float(share[i]) * kind.num / size
+        total = sum(groups.values())
+        return cls(
+            streams=(cpu[drawn], num[drawn], milli[drawn], accepted[drawn]),
+            mix=(cpu, num, milli, share.astype(np.float32), accepted),
+            limits=(int(cpu.min()), int(min((m for m in milli.tolist() if m), default=1))),
+            access=np.array([np.frombuffer(g, np.bool_) for g in groups], np.bool_).reshape(len(groups), -1),
+            demand=np.array([v / total for v in groups.values()]) if total else np.zeros(0),
+            mean_milli=float(asked.sum()),
+            block_cpu=np.array([_mean_cpu(kinds, share, b) for b in BLOCKS.tolist()]),
+            blocks_wanted=tuple(tuple((np.frombuffer(m, np.bool_), v) for m, v in by.items()) for by in wanted),
+        )
+
+
+def _mean_cpu(kinds: Iterable[Kind], share: Floats, block: int) -> float:
+    """Mean processors (thousandths, at least 1) of the requests for a block of this size."""
+    mine = [(float(s), k.cpu) for k, s in zip(kinds, share, strict=True) if k.num == block]
+    weight = sum(s for s, _ in mine)
+    return max(1.0, sum(s * c for s, c in mine) / weight) if weight else 1.0
+
+
+def clear(room: Floats, access: Bools, demand: Floats, rho: Floats, headroom: float) -> Floats:
+    """Prices in [0, 1] per class (shape (C,)) at which demand meets room, by damped price adjustment.
+
+    Each buyer k spreads its demand (a share of all, shape (K,)) over the classes it accepts (`access`, (K, C)) in
+    proportion to room * exp(-(price - its lowest price) / 0.1); a class asked for more than its room gets dearer
+    (tatonnement). The mean of the last half of 200 rounds is returned; `rho` is the start.
+    """
+    if not len(demand) or not room.any():
+        return np.zeros(len(room))
+    wanted = headroom * room.sum() * demand
+    price, mean = rho.copy(), np.zeros(len(room))
+    stock = np.maximum(room, 1e-9)
+    for i in range(200):
+        lowest = np.where(access, price, np.inf).min(axis=1, initial=np.inf)
+        lowest = np.where(np.isfinite(lowest), lowest, 0.0)
+        weight = np.where(access, room * np.exp(-(price - lowest[:, None]) / 0.1), 0.0)
+        total = weight.sum(axis=1)
+        load = (wanted / np.where(total > 0, total, 1.0)) @ weight
+        price = np.clip(price + 0.2 / (1 + 0.05 * i) * (load / stock - 1), 0.0, 1.0)
+        if i >= 100:
+            mean += price / 100
+    return mean
