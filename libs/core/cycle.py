@@ -97,7 +97,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
                 kin.setdefault(kin_key(job), set()).update(taken_by(state.fleet, job, nodes))
             result.waiting.pop(job.queue, None)
             used[job.team] += len(outcome.rows) * job.shape.milli - state.kept_milli(job.id)
-            if job.id in state.holds:  # the rest of what was kept for it is open again, also to those who were turned away before
+            if job.id in state.holds:  # the rest of what was kept is open again, also to those turned away before
                 view.held[view.held == hold_code(state, job.id)] = NOBODY
                 for other in stuck.values():
                     heapq.heappush(heap, _entry(other, used, t_us, policy))
