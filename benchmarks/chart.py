@@ -44,7 +44,7 @@ def log_log(
     ys = [p[1] for line in lines for p in line.points if p[1] > 0]
     x_low, x_high = math.log10(min(xs)) - 0.05, math.log10(max(xs)) + 0.05
     y_low, y_high = math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys)) + 1e-9)
-    left, right, top, bottom = x + 62, x + width - 150, y + 26, y + height - 46
+    left, right, top, bottom = x + 72, x + width - 150, y + 44, y + height - 46
 
     def px(v: float) -> float:
         return left + (math.log10(v) - x_low) / (x_high - x_low) * (right - left)
@@ -60,7 +60,7 @@ def log_log(
         out.append(_rule(px(v), top, px(v), bottom))
         out.append(_text(px(v), bottom + 17, _number(v), anchor="middle"))
     out.append(_text((left + right) / 2, bottom + 36, axes[0], anchor="middle"))
-    out.append(_text(left - 48, top - 6, axes[1]))
+    out.append(_text(x + 24, top - 14, axes[1]))
     ends = _spread([py(line.points[-1][1]) for line in lines], 15)
     for i, line in enumerate(lines):
         colour = COLOURS[i % len(COLOURS)]
@@ -85,10 +85,12 @@ def dots(x: float, y: float, width: float, caption: str, unit: str, rows: Sequen
     out = [_text(x + 24, y + 10, caption, size=13, bold=True)]
     at = x + 24
     for i, m in enumerate(marks):
+        if all(v is None for v in m.values):
+            continue
         colour = COLOURS[i % len(COLOURS)]
         out.append(f'<circle cx="{at:g}" cy="{y + 28:g}" r="{6 if m.strong else 4}" fill="{colour}"/>')
         out.append(_text(at + 10, y + 32, m.name, colour=colour))
-        at += 22 + 7 * len(m.name)
+        at += 26 + 6.3 * len(m.name)
     tick = max(1, round((high - low) / 6))
     for v in range(low, high + 1, tick):
         out.append(_rule(px(v), top - 8, px(v), bottom - 8))
