@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
+from libs.core.accelerators import vendors
 from libs.core.environment import refused_names
 from libs.core.feasible import demand_of, objections
 from libs.core.fleet_shape import FleetShape, digest
@@ -102,6 +103,7 @@ def evaluate(request: SubmitJob, team: str, context: AdmissionContext) -> Outcom
         *_environment(job),
         *_command(job),
         *demand.refusals,
+        *_hardware(job),
         *_quota(job, team, context),
         *([] if context.fleet.empty else objections(job, demand, context.fleet)),
     ]
@@ -172,6 +174,13 @@ def _command(job: JobSpec) -> Iterator[Refusal]:
             Why.COMMAND, "job.workdir", job.workdir, "is not an absolute path",
             "give a path from the node's root, or leave it empty for a fresh directory",
         )  # fmt: skip
+
+
+def _hardware(job: JobSpec) -> Iterator[Refusal]:
+    """What no device of a named type could serve, whatever pool it is in."""
+    why = {"torus": Why.TOPOLOGY, "mig_profile": Why.PROFILE}
+    for p in vendors.problems(job.resources):
+        yield refuse(why.get(p.field, Why.TYPE), f"job.resources.{p.field}", p.value, p.problem, p.fix)
 
 
 def _quota(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refusal]:

@@ -7,19 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from libs.core import vram
+from libs.core.accelerators import catalog
 from libs.core.fleet_shape import LEVELS, Capacity, FleetShape, Need, level_of
 from libs.core.refusal import Refusal, Why, meant, refuse
 from schemas.jobs import JobSpec
 from schemas.resources import WHOLE_MILLI, Resources, TopologyPolicy
 
-KNOWN_MODELS = frozenset(
-    name
-    for family in (
-        "A10 A100 A10G A2 A30 A40 B200 B300 CPU GB200 GB300 GH200 H100 H20 H200 H800 L4 L40 L40S P100 RTX-A6000 T4 V100",
-        "MI210 MI250X MI300A MI300X MI325X MI355X Gaudi2 Gaudi3 v5e v5p v6e",
-    )
-    for name in family.split()
-)
+KNOWN_MODELS = catalog.models() | {"A2", "H800", "MI210", "MI300A", "P100"}
 """Models that may be listed as an alternative although the pool has none of them."""
 
 
@@ -82,7 +76,7 @@ def _level(r: Resources) -> Iterator[Refusal]:
     if level_of(level) != level.value:
         yield refuse(
             Why.TOPOLOGY, "job.resources.topology.level", level.value, "jobs are not placed by this level",
-            "use node, leaf, spine, zone or pool",
+            "use nvlink, node, leaf, spine, zone or pool",
         )  # fmt: skip
 
 
