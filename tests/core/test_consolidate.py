@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from libs.core.fleet import Fleet
 from libs.core.model import Shape
 from libs.core.placement import Placed, View, find
-from libs.core.placement.consolidate import Effort, Movable, Proposal, block_gain, copy_of, give, propose, span
-from tests.core.builders import node
+from libs.core.placement.consolidate import Effort, Movable, Proposal, block_gain, propose
+from libs.core.placement.topology import SPANS, span_of
+from schemas.resources import Device, Inventory
+from tests.core.builders import GIB, node
 
 
 def fleet_of(*nodes) -> Fleet:
@@ -31,9 +33,9 @@ def running(view: View, job: str, devices: list[str], *, milli: int = 1000, cost
 
 def applied(view: View, proposal: Proposal, movable: list[Movable]) -> View:
     """What is free after the moves: all stop, then each starts at its new place."""
-    after, shapes = copy_of(view), {m.job: m.shape for m in movable}
+    after, shapes = view.copy(), {m.job: m.shape for m in movable}
     for move in proposal.moves:
-        give(after, move.rows_from, shapes[move.job])
+        after.give_back(move.rows_from, shapes[move.job])
     for move in proposal.moves:
         after.take(move.rows_to, shapes[move.job])
     return after
@@ -110,6 +112,19 @@ def test_a_gang_is_never_torn_apart_to_make_room():
     assert propose(view, [pair], Shape(devices=4), gain=100) is None
 
 
+def test_a_job_moves_to_the_other_nvlink_island_of_its_node():
+    islands = tuple(
+        Device(id=f"a-gpu{i}", index=i, model="H100", memory_mib=80 * GIB, nvlink_domain=f"island-{i // 2}")
+        for i in range(4)
+    )
+    view = View.of(fleet_of(Inventory(node="a", devices=islands)))
+    movable = [running(view, "one", ["a-gpu0"], cost=2), running(view, "two", ["a-gpu3"], cost=1)]
+    found = propose(view, movable, Shape(devices=2, level="nvlink"), gain=100)
+    assert found is not None
+    assert [(m.job, view.fleet.devices.names[m.rows_to[0]]) for m in found.moves] == [("two", "a-gpu1")]
+    assert found.block.tolist() == [2, 3]
+
+
 def test_several_jobs_move_when_one_is_not_enough():
     view = View.of(fleet_of(node("a", 4), node("b", 4)))
     movable = [running(view, f"a{i}", [f"a-gpu{i}"], cost=5) for i in range(2)]
@@ -168,20 +183,20 @@ def test_after_the_moves_the_block_is_free_and_nothing_is_overcommitted(pool):
     assert isinstance(find(after, replace(want, required=True)), Placed)
     for move in found.moves:
         assert len(move.rows_to) == len(move.rows_from)
-        assert span(view.fleet, move.rows_to) <= span(view.fleet, move.rows_from)
+        assert SPANS.index(span_of(view.fleet, move.rows_to)) <= SPANS.index(span_of(view.fleet, move.rows_from))
 
 
 def one_move_would_do(view: View, movable: list[Movable], want: Shape, gain: float) -> bool:
     """Brute force: some job cheaper than `gain` whose place, given up for another one, completes a block."""
     for mover in movable:
-        without = copy_of(view)
-        give(without, mover.rows, mover.shape)
+        without = view.copy()
+        without.give_back(mover.rows, mover.shape)
         for at in range(len(view.fleet.nodes)):
             whole = np.flatnonzero((view.fleet.node == at) & view.fleet.up & (without.free_milli == 1000))
             if mover.cost_gpu_s >= gain or len(whole) < want.devices:
                 continue
             kept = sorted(whole.tolist(), key=lambda r: r in mover.rows, reverse=True)[: want.devices]
-            after = copy_of(without)
+            after = without.copy()
             after.take(np.array(kept), want)
             fits = [
                 np.count_nonzero((view.fleet.node == n) & view.fleet.up & (after.free_milli >= mover.shape.milli))

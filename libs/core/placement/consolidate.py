@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from libs.core.fleet import Bools, Fleet, Ints
+from libs.core.fleet import Bools, Ints
 from libs.core.model import Shape
 from libs.core.placement.answer import Placed
 from libs.core.placement.constraints import fitting
 from libs.core.placement.find import find
-from libs.core.placement.topology import LEVELS, groups_at
-from libs.core.placement.view import NOBODY, View, memory_of
+from libs.core.placement.topology import SPANS, span_of, spans_at
+from libs.core.placement.view import NOBODY, View
 from schemas.resources import WHOLE_MILLI
 
 
@@ -121,15 +121,15 @@ def _board(view: View, movers: list[Movable], block: Shape) -> _Board:
     moved = np.zeros(len(fleet.up), dtype=np.int64)
     np.add.at(moved, row, np.array([m.shape.milli for m in movers], dtype=np.int64)[mover])
     possible = fitting(view, block) & ~view.blocked & (view.held == NOBODY) & (view.free_milli + moved == WHOLE_MILLI)
-    group = np.where(possible, groups_at(fleet, _level(block), fleet.node), -1)
+    group = np.where(possible, spans_at(fleet, _level(block), np.arange(len(fleet.up))), -1)
     free = possible & (view.free_milli == WHOLE_MILLI)
     inside = possible[row]
     return _Board(group, np.bincount(group[free], minlength=int(group.max(initial=0)) + 1), mover[inside], row[inside])
 
 
 def _level(block: Shape) -> str:
-    """The level at which groups are compared: within a node `find` itself keeps to NVLink domains."""
-    return block.level if block.level in LEVELS else "node"
+    """The level at which groups are compared."""
+    return block.level if block.level in SPANS else "node"
 
 
 def _sets(
@@ -191,9 +191,9 @@ def _greedy(mover: Ints, row: Ints, cost: Ints, need: int) -> tuple[int, ...]:
 
 def _places(view: View, movers: list[Movable], block: Shape, group: Bools) -> tuple[tuple[Move, ...], Ints] | None:
     """The block within `group` and the movers' new places, the largest first; None when not all of it fits."""
-    trial = copy_of(view)
+    trial = view.copy()
     for mover in movers:
-        give(trial, mover.rows, mover.shape)
+        trial.give_back(mover.rows, mover.shape)
     before = trial.blocked.copy()
     trial.blocked |= ~group
     opened = find(trial, block)
@@ -205,31 +205,13 @@ def _places(view: View, movers: list[Movable], block: Shape, group: Bools) -> tu
     for mover in sorted(movers, key=lambda m: (-len(m.rows), -m.shape.milli, m.job)):
         shape = replace(mover.shape, devices=len(mover.rows), min_devices=0)
         placed = find(trial, shape)
-        if not isinstance(placed, Placed) or span(view.fleet, placed.rows) > span(view.fleet, mover.rows):
+        if not isinstance(placed, Placed) or _span(view, placed.rows) > _span(view, mover.rows):
             return None
         trial.take(placed.rows, shape)
         moves.append(Move(mover.job, mover.rows, placed.rows))
     return tuple(moves), opened.rows
 
 
-def span(fleet: Fleet, rows: Ints) -> int:
-    """Position in `LEVELS` of the narrowest level that holds all of `rows`."""
-    nodes = fleet.node[rows]
-    return next(i for i, level in enumerate(LEVELS) if len(np.unique(groups_at(fleet, level, nodes))) == 1)
-
-
-def copy_of(view: View) -> View:
-    """A view of its own with the same content."""
-    fresh = View.of(view.fleet, view.chooser)
-    for name in ("free_milli", "free_mib", "held", "epoch", "free_cpu", "free_host", "blocked"):
-        setattr(fresh, name, getattr(view, name).copy())
-    return fresh
-
-
-def give(view: View, rows: Ints, shape: Shape) -> None:
-    """The reverse of `View.take` on capacity: what a grant of `shape` on `rows` holds is free again."""
-    view.free_milli[rows] += shape.milli
-    view.free_mib[rows] += memory_of(view, rows, shape)
-    if shape.cpu_milli or shape.host_mib:
-        np.add.at(view.free_cpu, view.fleet.node[rows], shape.cpu_milli)
-        np.add.at(view.free_host, view.fleet.node[rows], shape.host_mib)
+def _span(view: View, rows: Ints) -> int:
+    """How far apart `rows` are: position in `SPANS` of the nearest level that holds them all."""
+    return SPANS.index(span_of(view.fleet, rows))
