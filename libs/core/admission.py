@@ -185,7 +185,9 @@ def _hardware(job: JobSpec) -> Iterator[Refusal]:
 
 def _quota(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refusal]:
     limit = context.fleet.quotas.get(team)
-    asked = job.resources.devices * job.resources.share_milli
+    r = job.resources
+    fewest = sum((role.min_count or role.count) * role.devices for role in r.roles) or r.min_devices or r.devices
+    asked = fewest * r.share_milli
     if limit is not None and asked > limit:
         yield refuse(
             Why.QUOTA,

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from libs.core import vram
 from libs.core.accelerators import catalog
+from libs.core.accelerators.precisions import computes
 from libs.core.fleet_shape import LEVELS, Capacity, FleetShape, Need, level_of
 from libs.core.refusal import Refusal, Why, meant, refuse
 from schemas.jobs import JobSpec
-from schemas.resources import WHOLE_MILLI, Resources, TopologyPolicy
+from schemas.resources import WHOLE_MILLI, Precision, Resources, TopologyPolicy
 
 KNOWN_MODELS = catalog.models() | {"A2", "H800", "MI210", "MI300A", "P100"}
 """Models that may be listed as an alternative although the pool has none of them."""
@@ -54,7 +55,8 @@ def objections(job: JobSpec, demand: Demand, fleet: FleetShape) -> Iterator[Refu
     """Constraint by constraint; only when each can be met by itself, whether all can be met together."""
     r = job.resources
     need = Need(
-        r.types, r.mig_profile, demand.memory_mib, frozenset(r.labels.items()), job.simulation is not None
+        r.types, r.mig_profile, demand.memory_mib, frozenset(r.labels.items()), job.simulation is not None,
+        r.runtime.value if r.runtime else "", r.precision.value if r.precision else "", r.cpu_milli, r.host_memory_mib,
     )  # fmt: skip
     capacity = fleet.capacity(need)
     single = [
@@ -64,10 +66,13 @@ def objections(job: JobSpec, demand: Demand, fleet: FleetShape) -> Iterator[Refu
         *_memory(job, demand, fleet),
         *_labels(r, capacity, fleet),
         *_simulation(job, capacity),
+        *_runtime(r, capacity, fleet),
+        *_precision(r, capacity, fleet),
+        *_hosts(r, capacity, fleet),
     ]
     if single:
         yield from _beyond(r, demand, capacity, fleet)
-    yield from single or _together(r, capacity)
+    yield from single or (_roles(job, demand, fleet) if r.roles else _together(r, capacity))
 
 
 def _level(r: Resources) -> Iterator[Refusal]:
@@ -195,6 +200,71 @@ def _simulation(job: JobSpec, capacity: Capacity) -> Iterator[Refusal]:
         )
 
 
+def _roles(job: JobSpec, demand: Demand, fleet: FleetShape) -> Iterator[Refusal]:
+    """Each role by itself: enough fitting devices, and one group of them within the level that it requires."""
+    r = job.resources
+    for i, role in enumerate(r.roles):
+        memory = role.memory_mib or demand.memory_mib
+        need = Need(
+            role.types or r.types, "", memory, frozenset(r.labels.items()), job.simulation is not None
+        )  # fmt: skip
+        capacity = fleet.capacity(need)
+        left, least = capacity.left[-1][1], (role.min_count or role.count) * role.devices
+        if left < least:
+            yield refuse(
+                Why.CAPACITY, f"job.resources.roles.{i}", f"{role.name}: {_count(least)}",
+                f"this pool has {_count(left, 'fitting ')} even when all are free", f"ask for at most {_count(left)}",
+            )  # fmt: skip
+            continue
+        level = level_of(role.topology.level)
+        most, model = capacity.best[level]
+        if role.topology.policy is TopologyPolicy.REQUIRED and most < role.devices:
+            yield refuse(
+                Why.TOPOLOGY, f"job.resources.roles.{i}.topology", f"{_count(role.devices)} within one {level}",
+                f"the largest {level} has {_count(most, 'fitting ')} of one model ({model})",
+                f"ask for groups of at most {most}, for a wider level, or for policy preferred",
+            )  # fmt: skip
+
+
+def _runtime(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
+    if r.runtime is not None and not capacity.alone["runtime"]:
+        yield refuse(
+            Why.RUNTIME, "job.resources.runtime", r.runtime.value, "no device of this pool has this runtime",
+            f"this pool has {', '.join(fleet.runtimes())}; leave runtime out if the binary serves any of them",
+        )  # fmt: skip
+
+
+def _precision(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
+    if r.precision is not None and not capacity.alone["precision"]:
+        models = fleet.models()
+        able = [p.value for p in Precision if any(computes(model, p.value) for model in models)]
+        yield refuse(
+            Why.PRECISION, "job.resources.precision", r.precision.value,
+            f"no device of this pool computes in it; it has {', '.join(models)}",
+            f"use one of: {', '.join(able)}",
+        )  # fmt: skip
+
+
+def _hosts(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
+    """Processors and host memory that no node has, even for one device of the job."""
+    most_cpu, most_mib = fleet.hosts()
+    if not capacity.alone["processors"]:
+        yield refuse(
+            Why.CPU, "job.resources.cpu_milli", r.cpu_milli,
+            f"no node has so many processors; the largest has {most_cpu / 1000:g}",
+            f"ask for at most {most_cpu} thousandths per device" if most_cpu else _UNTOLD.format(what="cpu_milli"),
+        )  # fmt: skip
+    if not capacity.alone["host memory"]:
+        yield refuse(
+            Why.HOST_MEMORY, "job.resources.host_memory_mib", r.host_memory_mib,
+            f"no node has so much host memory; the largest has {most_mib} MiB",
+            f"ask for at most {most_mib} MiB per device" if most_mib else _UNTOLD.format(what="host_memory_mib"),
+        )  # fmt: skip
+
+
+_UNTOLD = "leave {what} out: the nodes of this pool do not tell what they have"
+
+
 def _together(r: Resources, capacity: Capacity) -> Iterator[Refusal]:
     left = capacity.left[-1][1]
     if left == 0:
@@ -207,14 +277,15 @@ def _together(r: Resources, capacity: Capacity) -> Iterator[Refusal]:
     required = r.topology.policy is TopologyPolicy.REQUIRED
     level = level_of(r.topology.level) if required else "pool"
     most, model = capacity.best[level]
-    if most >= r.devices:
+    least = r.min_devices or r.devices
+    if most >= least:
         return
-    wider = next((x for x in LEVELS[LEVELS.index(level) :] if capacity.best[x][0] >= r.devices), None)
+    wider = next((x for x in LEVELS[LEVELS.index(level) :] if capacity.best[x][0] >= least), None)
     if wider is not None:
         yield refuse(
             Why.TOPOLOGY,
             "job.resources.topology",
-            f"{_count(r.devices)} within one {level}",
+            f"{_count(least)} within one {level}",
             f"the largest {level} has {_count(most, 'fitting ')} of one model ({model})",
             f"set topology.level to {wider}, or policy to preferred, or ask for at most {_count(most)}",
         )

@@ -7,26 +7,31 @@ question; this answers "could it ever". Job ids never expire, so all are kept, a
 import json
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from typing import Any
 
+from libs.core.accelerators.precisions import computes
+from libs.core.fleet import usable_mib
 from schemas import ledger as led
-from schemas.resources import DeviceKind, Inventory, Level
+from schemas.resources import Device, DeviceKind, Inventory, Level
 
-VERSION = 1
-LEVELS = ("node", "leaf", "spine", "zone", "pool")
-_NARROW = {Level.DEVICE: "node", Level.NVLINK: "node"}
+VERSION = 2
+LEVELS = ("nvlink", "node", "leaf", "spine", "zone", "pool")
+_NARROW = {Level.DEVICE: "node"}
+_GROUPED_BY = {"nvlink": "domain"}
 _CACHED = 4096
+_ENDLESS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Identical devices of one node."""
+    """Identical devices of one node. `domain`: their NVLink island, unique in the pool; empty: they have none."""
 
     node: str
+    domain: str
     leaf: str
     spine: str
     zone: str
@@ -34,6 +39,9 @@ class Block:
     cpu: bool
     profile: str
     memory_mib: int
+    runtime: str
+    host_cpu_milli: int
+    host_mib: int
     labels: frozenset[tuple[str, str]]
     simulated: bool
     count: int
@@ -41,13 +49,18 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What waiting cannot change about a request. `memory_mib` is what each device must have."""
+    """What waiting cannot change about a request. `memory_mib`, `cpu_milli` (thousandths of a processor of its node) and
+    `host_mib` are what each device must have."""
 
     types: tuple[str, ...] = ()
     profile: str = ""
     memory_mib: int = 0
     labels: frozenset[tuple[str, str]] = frozenset()
     simulated: bool = False
+    runtime: str = ""
+    precision: str = ""
+    cpu_milli: int = 0
+    host_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,14 @@ class FleetShape:
         self._jobs: dict[bytes, bytes] = {}
         self._cache: dict[Need, Capacity] = {}
         self._models: dict[str, int] | None = None
+
+    @classmethod
+    def of(cls, inventories: Iterable[Inventory], quotas: Mapping[str, int]) -> "FleetShape":
+        """A shape made at once; it knows no job."""
+        shape = cls()
+        shape.quotas = dict(quotas)
+        shape.blocks = {inventory.node: tuple(_blocks(inventory)) for inventory in inventories}
+        return shape
 
     def apply(self, record: led.LedgerRecord) -> None:
         """Folds a valid record."""
@@ -110,6 +131,15 @@ class FleetShape:
                 memory[block.model] = max(memory.get(block.model, 0), block.memory_mib)
             self._models = dict(sorted(memory.items()))
         return self._models
+
+    def runtimes(self) -> list[str]:
+        """Programming interfaces of the pool's devices."""
+        return sorted({block.runtime for block in self._all()})
+
+    def hosts(self) -> tuple[int, int]:
+        """The most processors (thousandths) and the most host memory (MiB) that one node with devices has."""
+        blocks = self._all()
+        return max((b.host_cpu_milli for b in blocks), default=0), max((b.host_mib for b in blocks), default=0)
 
     def profiles(self) -> list[str]:
         """MIG profiles that the pool has."""
@@ -174,11 +204,14 @@ def digest(spec_hash: str) -> bytes:
 
 
 def level_of(level: Level) -> str:
-    """The level at which devices are grouped: NVLink islands are looked for within nodes."""
+    """The level at which devices are grouped."""
     return _NARROW.get(level, level.value)
 
 
-_BLOCK_PLAIN = ("node", "leaf", "spine", "zone", "model", "cpu", "profile", "memory_mib", "simulated", "count")
+_BLOCK_PLAIN = (
+    "node", "domain", "leaf", "spine", "zone", "model", "cpu", "profile", "memory_mib", "runtime", "host_cpu_milli",
+    "host_mib", "simulated", "count",
+)  # fmt: skip
 
 
 def _job_key(job_id: str) -> bytes:
@@ -187,10 +220,14 @@ def _job_key(job_id: str) -> bytes:
 
 def _blocks(inventory: Inventory) -> Iterable[Block]:
     where = inventory.position
-    kinds = Counter((d.model, d.kind is DeviceKind.CPU, d.mig_profile, d.memory_mib) for d in inventory.devices)
-    for (model, cpu, profile, memory_mib), count in kinds.items():
+    kinds = Counter(
+        (_island(inventory.node, d), d.model, d.kind is DeviceKind.CPU, d.mig_profile, usable_mib(d), d.runtime.value)
+        for d in inventory.devices
+    )
+    for (domain, model, cpu, profile, memory_mib, runtime), count in kinds.items():
         yield Block(
             node=inventory.node,
+            domain=domain,
             leaf=f"{where.zone}/{where.spine}/{where.leaf}",
             spine=f"{where.zone}/{where.spine}",
             zone=where.zone,
@@ -198,10 +235,18 @@ def _blocks(inventory: Inventory) -> Iterable[Block]:
             cpu=cpu,
             profile=profile,
             memory_mib=memory_mib,
+            runtime=runtime,
+            host_cpu_milli=inventory.cpus * 1000,
+            host_mib=inventory.memory_mib,
             labels=frozenset(inventory.labels.items()),
             simulated=inventory.simulated,
             count=count,
         )
+
+
+def _island(node: str, device: Device) -> str:
+    """As `libs.core.fleet` names it: a fabric joins nodes, an island is a node's own."""
+    return device.fabric or (f"{node}/{device.nvlink_domain}" if device.nvlink_domain else "")
 
 
 def _constraints(need: Need) -> list[tuple[str, Callable[[Block], bool]]]:
@@ -213,6 +258,10 @@ def _constraints(need: Need) -> list[tuple[str, Callable[[Block], bool]]]:
         ("memory", lambda b: b.memory_mib >= need.memory_mib),
         ("labels", lambda b: need.labels <= b.labels),
         ("simulation", lambda b: b.simulated or not need.simulated),
+        ("runtime", lambda b: need.runtime in ("", b.runtime)),
+        ("precision", lambda b: not need.precision or computes(b.model, need.precision)),
+        ("processors", lambda b: b.host_cpu_milli >= need.cpu_milli),
+        ("host memory", lambda b: b.host_mib >= need.host_mib),
     ]
 
 
@@ -227,7 +276,20 @@ def _capacity(blocks: list[Block], need: Need) -> Capacity:
     best: dict[str, tuple[int, str]] = {}
     for level in LEVELS:
         groups: Counter[tuple[str, str]] = Counter()
+        room: dict[tuple[str, str], int] = {}
         for b in fitting:
-            groups["" if level == "pool" else getattr(b, level), b.model] += b.count
+            if level == "nvlink" and not b.domain:  # each is an island of its own
+                groups["", b.model] = 1
+                continue
+            limit = _limit(b, need) if level == "nvlink" else room.get((b.node, b.model), _limit(b, need))
+            served = min(b.count, limit)
+            room[b.node, b.model] = limit - served
+            groups["" if level == "pool" else getattr(b, _GROUPED_BY.get(level, level)), b.model] += served
         best[level] = max(((count, model) for (_, model), count in groups.items()), default=(0, ""))
     return Capacity(sum(b.count for b in blocks), tuple(left), alone, best)
+
+
+def _limit(block: Block, need: Need) -> int:
+    """How many devices of one model the processors and the host memory of the block's node can serve."""
+    cpu = block.host_cpu_milli // need.cpu_milli if need.cpu_milli else _ENDLESS
+    return min(cpu, block.host_mib // need.host_mib if need.host_mib else _ENDLESS)

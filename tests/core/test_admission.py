@@ -20,6 +20,7 @@ from schemas.resources import (
     Position,
     Precision,
     Resources,
+    Role,
     Topology,
     TopologyPolicy,
 )
@@ -156,14 +157,55 @@ def test_an_unknown_type_does_not_hide_what_is_too_large_for_the_whole_pool() ->
     assert set(refusals(submit(resources={"types": ("h10o",), "devices": 32, "memory_mib": 80 * GIB}))) == {Why.TYPE}
 
 
-@pytest.mark.parametrize("level", [Level.DEVICE, Level.NVLINK])
+@pytest.mark.parametrize("level", [Level.DEVICE])
 @pytest.mark.parametrize("policy", list(TopologyPolicy))
 def test_a_level_that_placement_does_not_know_is_refused(level: Level, policy: TopologyPolicy) -> None:
     result = outcome(submit(resources={"topology": Topology(level=level, policy=policy)}))
     (refusal,) = result.refusals
     assert (refusal.why, refusal.reason.field, refusal.reason.value, refusal.reason.fix) == (
-        Why.TOPOLOGY, "job.resources.topology.level", level.value, "use node, leaf, spine, zone or pool"
+        Why.TOPOLOGY, "job.resources.topology.level", level.value, "use nvlink, node, leaf, spine, zone or pool"
     )  # fmt: skip
+
+
+def test_a_gang_within_nvlink_needs_an_island_of_its_size() -> None:
+    within = Topology(level=Level.NVLINK, policy=TopologyPolicy.REQUIRED)
+    islands = [
+        led.NodeJoined(
+            incarnation=1,
+            inventory=Inventory(
+                node=f"n{n}",
+                devices=tuple(
+                    Device(id=f"n{n}-{i}", index=i, model="H100", memory_mib=80 * GIB, nvlink_domain=f"nvl{i // 4}")
+                    for i in range(8)
+                ),
+            ),
+        )
+        for n in range(2)
+    ]
+    assert isinstance(outcome(submit(resources={"devices": 4, "topology": within}), *islands), Admitted)
+    found = refusals(submit(resources={"devices": 6, "topology": within}), *islands)
+    assert found[Why.TOPOLOGY][1] == "the largest nvlink has 4 fitting devices of one model (H100)"
+    assert "set topology.level to node" in found[Why.TOPOLOGY][2]
+    assert isinstance(outcome(submit(resources={"devices": 1, "topology": within})), Admitted)
+
+
+def test_each_role_must_be_possible_by_itself() -> None:
+    within = Topology(level=Level.NODE, policy=TopologyPolicy.REQUIRED)
+    stages = Role(name="stage", count=2, devices=8, topology=within)
+    assert isinstance(outcome(submit(resources={"roles": (stages,)})), Admitted)
+    wide = stages.model_copy(update={"count": 1, "devices": 9})
+    assert refusals(submit(resources={"roles": (wide,)}))[Why.TOPOLOGY][0] == "job.resources.roles.0.topology"
+    many = stages.model_copy(update={"count": 99})
+    assert refusals(submit(resources={"roles": (many,)}))[Why.CAPACITY][0] == "job.resources.roles.0"
+    fewer = many.model_copy(update={"min_count": 1})
+    assert isinstance(outcome(submit(resources={"roles": (fewer,)})), Admitted)
+
+
+def test_an_elastic_job_is_measured_by_its_least() -> None:
+    assert isinstance(outcome(submit(resources={"devices": 64, "min_devices": 4})), Admitted)
+    quota = led.QuotaSet(team="research", limit_milli=4000)
+    assert isinstance(outcome(submit(resources={"devices": 8, "min_devices": 4}), *TWO_LEAVES, quota), Admitted)
+    assert Why.QUOTA in refusals(submit(resources={"devices": 8, "min_devices": 5}), *TWO_LEAVES, quota)
 
 
 def test_cpus_are_used_only_when_named() -> None:
@@ -296,3 +338,37 @@ def test_the_shipped_classes_are_those_of_the_code() -> None:
     path = Path(__file__).parents[2] / "deploy/classes.yaml"
     shipped = tuple(PriorityClass(**entry) for entry in yaml.safe_load(path.read_text())["classes"])
     assert shipped == DEFAULT_CLASSES
+
+
+def test_what_no_node_has_is_refused_with_what_it_has() -> None:
+    events = (node("a", cpus=96, memory_mib=1024 * GIB), node("b", model="A100", gib=40, cpus=32, memory_mib=256 * GIB))
+    field, problem, fix = refusals(submit(resources={"cpu_milli": 96_001}), *events)[Why.CPU]
+    assert field == "job.resources.cpu_milli"
+    assert problem.endswith("the largest has 96")
+    assert fix == "ask for at most 96000 thousandths per device"
+    _, problem, _ = refusals(submit(resources={"host_memory_mib": 1025 * GIB}), *events)[Why.HOST_MEMORY]
+    assert problem.endswith(f"the largest has {1024 * GIB} MiB")
+    assert "leave cpu_milli out" in refusals(submit(resources={"cpu_milli": 1}))[Why.CPU][2]
+    field, _, fix = refusals(submit(resources={"runtime": "rocm"}), *events)[Why.RUNTIME]
+    assert field == "job.resources.runtime"
+    assert fix.startswith("this pool has cuda;")
+    field, problem, fix = refusals(submit(resources={"precision": "fp4"}), *events)[Why.PRECISION]
+    assert (field, problem) == ("job.resources.precision", "no device of this pool computes in it; it has A100, H100")
+    assert fix == "use one of: fp32, tf32, bf16, fp16, fp8, int8, int4"
+    assert Why.CAPACITY in refusals(submit(resources={"precision": "fp8", "types": ("A100",)}), *events)
+    assert Why.CAPACITY in refusals(submit(resources={"types": ("A100",), "cpu_milli": 33_000}), *events)
+
+
+def test_a_gang_counts_the_processors_of_its_nodes() -> None:
+    events = [node(name, cpus=32) for name in "ab"]
+    _, problem, fix = refusals(submit(resources={"devices": 9, "cpu_milli": 8000}), *events)[Why.CAPACITY]
+    assert "8 fitting devices" in problem
+    assert fix == "ask for at most 8 devices"
+    assert isinstance(outcome(submit(resources={"devices": 8, "cpu_milli": 8000}), *events), Admitted)
+
+
+def test_measured_free_memory_is_what_a_device_has() -> None:
+    event = node("a", 1)
+    device = event.inventory.devices[0].model_copy(update={"memory_free_mib": 50 * GIB})
+    event = event.model_copy(update={"inventory": event.inventory.model_copy(update={"devices": (device,)})})
+    assert f"the largest has {50 * GIB} MiB" in refusals(submit(resources={"memory_mib": 60 * GIB}), event)[Why.MEMORY][1]
