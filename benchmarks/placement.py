@@ -2,11 +2,14 @@
 
 A decision is `find(...)` and `View.take` of what it answers. Measured in one process, one thread, on prepared fleets:
 
+Scores come from a mix of requests; `Scorer.upkeep` learns it between decisions and is timed apart.
+
 - *openb*: 6,212 GPUs of 1,213 nodes (the kinds of nodes and the requests of Alibaba's trace v2023, from
   `benchmarks/data`), filled to 90 %; then one job comes, one goes. Full scoring, the fast path (`Context(fast=True)`) and a
   plain numpy first-fit decide the same jobs from the same start. Jobs without GPUs are left out.
 - *hundred thousand*: 12,500 nodes of 8 in leaves of 32 and spines of 16 leaves, one leaf in ten empty, the others filled
   at random to 60 %: one device each, and a gang of 512.
+- *consolidation*: on openb at 90 %, when no node with 8 free GPUs is left, which jobs to move to open one.
 - *memory*: bytes per device of the arrays that a search reads, and of everything that a pool of that size keeps.
 - *growth*: the same decision on 1,000 to 100,000 devices, and one cycle with 10 to 10,000 jobs waiting.
 
@@ -18,7 +21,7 @@ import csv
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,18 +33,20 @@ from libs.core.cycle import plan
 from libs.core.fleet import Fleet
 from libs.core.model import Job, Shape, State
 from libs.core.placement import Context, Placed, View, find
-from libs.core.placement.consolidate import copy_of, give
+from libs.core.placement.consolidate import Movable, block_gain, propose
+from libs.core.placement.mix import Mix, kind_of
+from libs.core.placement.score import Scorer
 from schemas.jobs import JobSpec
-from schemas.resources import WHOLE_MILLI, Device, Inventory, Position
+from schemas.resources import WHOLE_MILLI, Device, Inventory, Objective, Position
 
 DATA = Path(__file__).resolve().parent / "data"
 IMAGE = Path(__file__).resolve().parents[1] / "docs" / "img" / "placement-cost.svg"
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 QUEUES = (10, 100, 1_000, 10_000)
 SEED = 42
+ONE = Shape(devices=1, cpu_milli=8000, host_mib=32768, objective=Objective.ANY.value)
 
 Rows = Any
-Decide = Callable[[View, Shape], Rows]
 """Rows for a shape, or None when it does not fit."""
 
 
@@ -54,10 +59,10 @@ def main() -> None:
     about = machine.describe()
     result: dict[str, Any] = {"machine": about, "seed": SEED}
     result["openb"] = _openb(options.decisions)
+    result["consolidation"] = _consolidation()
     result["largest"], result["memory"] = _largest(options.largest, max(100, options.decisions // 4))
-    result["growth_devices"] = _growth(
-        [n for n in SIZES if n <= options.largest], max(100, options.decisions // 10), result["largest"]
-    )
+    sizes = [n for n in SIZES if n <= options.largest]
+    result["growth_devices"] = _growth(sizes, max(100, options.decisions // 10))
     result["growth_waiting"] = _cycles()
     print(f"written to {machine.write('placement', result)}")
     IMAGE.parent.mkdir(parents=True, exist_ok=True)
@@ -68,14 +73,33 @@ def main() -> None:
 # ---------------------------------------------------------------------------------------------------- who decides
 
 
-def _full(view: View, shape: Shape) -> Rows:
-    placed = find(view, shape)
-    return placed.rows if isinstance(placed, Placed) else None
+class Full:
+    """The engine as the service runs it: scores by what a placement costs the requests to come."""
+
+    def __init__(self, view: View) -> None:
+        self.scorer = view.scorer = learned()
+
+    def __call__(self, view: View, shape: Shape) -> Rows:
+        placed = find(view, shape)
+        return placed.rows if isinstance(placed, Placed) else None
+
+    def learn(self, view: View, shape: Shape) -> None:
+        self.scorer.observe(shape)
+        self.scorer.upkeep(view)
 
 
-def _fast(view: View, shape: Shape) -> Rows:
-    placed = find(view, shape, context=Context(fast=True))
-    return placed.rows if isinstance(placed, Placed) else None
+class Fast:
+    """The engine for latency-critical jobs: the first good fit."""
+
+    def __init__(self, view: View) -> None:
+        self.context = Context(fast=True)
+
+    def __call__(self, view: View, shape: Shape) -> Rows:
+        placed = find(view, shape, context=self.context)
+        return placed.rows if isinstance(placed, Placed) else None
+
+    def learn(self, view: View, shape: Shape) -> None:
+        pass
 
 
 class FirstFit:
@@ -101,9 +125,18 @@ class FirstFit:
             return self.row[at, np.flatnonzero(fits[at])[: shape.devices]]
         return self.row[at, [int(np.argmin(np.where(fits[at], free[at], 1 << 30)))]]
 
+    def learn(self, view: View, shape: Shape) -> None:
+        pass
 
-def _deciders(view: View) -> dict[str, Decide]:
-    return {"full": _full, "fast": _fast, "first_fit": FirstFit(view)}
+
+Decider = Full | Fast | FirstFit
+DECIDERS: dict[str, type[Decider]] = {"full": Full, "fast": Fast, "first_fit": FirstFit}
+
+
+def learned() -> Scorer:
+    """A scorer that knows openb's mix from the start."""
+    shapes, shares = mix()
+    return Scorer(Mix.expecting((kind_of(shape), float(share)) for shape, share in zip(shapes, shares, strict=True)))
 
 
 # ---------------------------------------------------------------------------------------------------- pools and jobs
@@ -160,6 +193,7 @@ def mix() -> tuple[list[Shape], Any]:
             cpu_milli=int(r["cpu_milli"]) // int(r["devices"]),
             host_mib=int(r["memory_mib"]) // int(r["devices"]),
             required=True,
+            objective=Objective.ANY.value,
         )
         for r in table
     ]
@@ -221,19 +255,42 @@ def _openb(decisions: int) -> dict[str, Any]:
         "running": len(running),
         "decisions": decisions,
     }
-    for name, decide in _deciders(start).items():
-        result[name] = _churn(name, copy_of(start), list(running), decide, decisions)
+    for name in DECIDERS:
+        result[name] = _churn(name, start.copy(), list(running), decisions)
     return _with_ratios(result)
 
 
-def _churn(
-    name: str, view: View, running: list[tuple[Rows, Shape]], decide: Decide, decisions: int
-) -> dict[str, float]:
+def _consolidation() -> dict[str, Any]:
+    """One proposal for a block of 8, every running job movable; a move costs between 1 and 60 minutes of its devices."""
+    view = View.of(openb_fleet())
+    running = fill(view, 0.9, SEED)
+    want = Shape(devices=8, required=True)
+    while isinstance(found := find(view, want), Placed):
+        view.take(found.rows, want)
+    rng = np.random.default_rng(SEED)
+    movable = [
+        Movable(f"job-{i:05}", rows, shape, float(rng.integers(60, 3600)) * shape.total_milli / WHOLE_MILLI)
+        for i, (rows, shape) in enumerate(running)
+    ]
+    gain = block_gain(8, waiting=10, mean_run_s=3600, horizon_s=86_400)
+    times = []
+    for _ in _progress("consolidation", 5):
+        began = time.perf_counter()
+        proposal = propose(view, movable, want, gain)
+        times.append(time.perf_counter() - began)
+    row: dict[str, Any] = {"movable": len(movable), "gain_gpu_s": gain, **_spread(times)}
+    if proposal is not None:
+        row |= {"moves": len(proposal.moves), "cost_gpu_s": round(proposal.cost)}
+    print(f"  {row}")
+    return row
+
+
+def _churn(name: str, view: View, running: list[tuple[Rows, Shape]], decisions: int) -> dict[str, float]:
     """Times `decisions`; after each, jobs end at random until the load is what it was."""
     rng = np.random.default_rng(SEED)
-    coming = arrivals(SEED + 1)
-    rows = decide(view, next(coming))  # compiles what is compiled, builds what is cached
-    taken, placed, times = 0, 0, []
+    coming, decide = arrivals(SEED + 1), DECIDERS[name](view)
+    _warm(decide, view, next(coming))
+    taken, placed, times, learning = 0, 0, [], []
     for _ in _progress(name, decisions):
         shape = next(coming)
         began = time.perf_counter()
@@ -241,6 +298,8 @@ def _churn(
         if rows is not None:
             view.take(rows, shape)
         times.append(time.perf_counter() - began)
+        decide.learn(view, shape)
+        learning.append(time.perf_counter() - began - times[-1])
         if rows is None:
             continue
         placed += 1
@@ -250,16 +309,24 @@ def _churn(
             at = int(rng.integers(len(running)))
             running[at], running[-1] = running[-1], running[at]
             ended, what = running.pop()
-            give(view, ended, what)
+            view.give_back(ended, what)
             taken -= what.total_milli
-    return {**_spread(times), "placed": placed}
+    upkeep = {"upkeep_mean_ms": _spread(learning)["mean_ms"]} if name == "full" else {}
+    return {**_spread(times), **upkeep, "placed": placed}
 
 
-def _timed(name: str, view: View, shape: Shape, decide: Decide, count: int) -> dict[str, float]:
-    """Times the same request again and again; each one takes its devices."""
+def _warm(decide: Decider, view: View, shape: Shape) -> None:
+    """Compiles what is compiled, and builds what is kept."""
+    decide.learn(view, shape)
     decide(view, shape)
+
+
+def _timed(label: str, name: str, view: View, shape: Shape, count: int) -> dict[str, float]:
+    """Times the same request again and again; each one takes its devices."""
+    decide = DECIDERS[name](view)
+    _warm(decide, view, shape)
     times, placed = [], 0
-    for _ in _progress(name, count):
+    for _ in _progress(label, count):
         began = time.perf_counter()
         rows = decide(view, shape)
         if rows is not None:
@@ -277,43 +344,51 @@ def _largest(devices: int, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
     tracemalloc.stop()
     view = View.of(fleet)
     scatter(view, 0.6, SEED)
-    trial = copy_of(view)
-    tracemalloc.start()
-    _full(trial, Shape(devices=1))
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    kept, peak = _kept(view.copy())
     n = len(fleet)
     memory = {
         "devices": n,
         "fleet_arrays_bytes_per_device": round(_array_bytes(fleet) / n, 1),
         "view_arrays_bytes_per_device": round(_array_bytes(view) / n, 1),
-        "kept_by_a_search_bytes_per_device": round(kept / n, 1),
+        "scorer_arrays_bytes_per_device": round(kept / n, 1),
         "peak_of_a_search_bytes_per_device": round(peak / n, 1),
         "fleet_with_names_and_inventories_bytes_per_device": round(everything / n, 1),
     }
     print("  " + ", ".join(f"{k} {v}" for k, v in memory.items()))
     gang = Shape(devices=512, level="spine")
     result: dict[str, Any] = {"devices": n, "nodes": len(fleet.nodes), "load": 0.54, "decisions": count}
-    for name, decide in _deciders(view).items():
-        result[name] = _timed(name, copy_of(view), Shape(devices=1), decide, count)
+    for name in DECIDERS:
+        result[name] = _timed(name, name, view.copy(), ONE, count)
     result = _with_ratios(result)
     for name in ("full", "fast"):
-        decide = {"full": _full, "fast": _fast}[name]
-        result[f"gang_512_{name}"] = _timed(f"gang of 512, {name}", copy_of(view), gang, decide, 9)
+        result[f"gang_512_{name}"] = _timed(f"gang of 512, {name}", name, view.copy(), gang, 9)
     return result, memory
 
 
-def _growth(sizes: list[int], count: int, largest: dict[str, Any]) -> list[dict[str, Any]]:
+def _kept(view: View) -> tuple[int, int]:
+    """Bytes of the arrays that the scorer keeps after one decision on each shape of the mix, and the peak that the last
+    of them allocated beside."""
+    decide = Full(view)
+    for shape in mix()[0]:
+        _warm(decide, view, shape)
+    tracemalloc.start()
+    decide(view, ONE)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return _deep_bytes(decide.scorer), peak
+
+
+def _growth(sizes: list[int], count: int) -> list[dict[str, Any]]:
     """A single device, and a gang of 64 on one spine, on fleets of growing size filled alike."""
     result = []
     for size in sizes:
         view = View.of(tree_fleet(size))
         scatter(view, 0.6, SEED)
         row: dict[str, Any] = {"devices": len(view.fleet)}
-        for name, decide in _deciders(view).items():
-            row[name] = _timed(f"{size:,}, {name}", copy_of(view), Shape(devices=1), decide, count)
+        for name in DECIDERS:
+            row[name] = _timed(f"{size:,}, {name}", name, view.copy(), ONE, count)
         gang = Shape(devices=64, level="spine")
-        row["gang_64"] = _timed(f"{size:,}, gang of 64", copy_of(view), gang, _full, 3 if size < 3_000 else 9)
+        row["gang_64"] = _timed(f"{size:,}, gang of 64", "full", view.copy(), gang, 3 if size < 3_000 else 9)
         result.append(row)
     return result
 
@@ -325,6 +400,8 @@ def _cycles() -> list[dict[str, Any]]:
     fill(view, 0.9, SEED)
     fleet.free_milli, fleet.free_mib = view.free_milli, view.free_mib
     fleet.free_cpu, fleet.free_host = view.free_cpu, view.free_host
+    fleet.scorer = learned()
+    fleet.scorer.upkeep(View.of(fleet))
     plan(_waiting(fleet, 1), 1)
     result = []
     for count in QUEUES:
@@ -372,6 +449,18 @@ def _array_bytes(thing: Any) -> int:
     """Bytes of the numpy arrays that an object holds directly."""
     names = getattr(thing, "__slots__", None) or vars(thing)
     return sum(v.nbytes for name in names if isinstance(v := getattr(thing, name), np.ndarray))
+
+
+def _deep_bytes(thing: Any) -> int:
+    """Bytes of all numpy arrays that an object holds, also in its own objects, tuples, lists and dicts."""
+    if isinstance(thing, np.ndarray):
+        return int(thing.nbytes)
+    if isinstance(thing, dict):
+        return sum(map(_deep_bytes, thing.values()))
+    if isinstance(thing, list | tuple):
+        return sum(map(_deep_bytes, thing))
+    names = list(getattr(thing, "__slots__", ())) + list(getattr(thing, "__dict__", ()))
+    return sum(_deep_bytes(getattr(thing, name)) for name in names)
 
 
 def _progress(name: str, count: int) -> Iterator[int]:
