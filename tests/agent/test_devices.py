@@ -205,6 +205,41 @@ def test_the_demo_fleet_is_what_its_name_says():
     assert {(d.model, d.memory_mib) for node in nodes for d in node.devices} == {("H100", 81_920)}
 
 
+def test_the_zoo_has_every_kind_and_knows_what_each_is():
+    nodes = {node.node: node for node in read_fleet(FLEETS / "zoo.yaml")}
+    found = {(d.model, d.kind.value, d.runtime.value) for node in nodes.values() for d in node.devices}
+    assert found == {
+        ("H100", "gpu", "cuda"), ("H100", "mig", "cuda"), ("MI300X", "gpu", "rocm"), ("v5p", "tpu", "tpu"),
+        ("v5e", "tpu", "tpu"), ("Gaudi3", "npu", "synapse"), ("Trainium2", "npu", "neuron"), ("U280", "fpga", "xrt"),
+        ("Hailo-8", "npu", "hailo"), ("Coral", "npu", "edgetpu"), ("CPU", "cpu", "cpu"),
+    }  # fmt: skip
+    assert {kind for _, kind, _ in found} == set(DeviceKind)
+    assert [d.nvlink_domain for n in ("mi300x-0", "fpga-0", "v5e-0") for d in nodes[n].devices][7:11] == [
+        "nvl0", "", "", "",
+    ]  # fmt: skip
+
+
+def test_simulated_boards_are_cut_as_their_geometry_allows():
+    node = next(node for node in read_fleet(FLEETS / "zoo.yaml") if node.node == "mig-0")
+    assert len(node.boards) == 4
+    first = [(d.mig_profile, d.mig_start) for d in node.devices if d.parent == node.boards[0].id]
+    assert sorted(profile for profile, _ in first) == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
+    starts = {profile.name: profile.starts for profile in node.boards[0].profiles}
+    assert all(start in starts[profile] for profile, start in first)
+
+
+def test_every_chip_of_a_simulated_torus_has_its_place_and_hosts_are_boxes():
+    chips = [d for node in read_fleet(FLEETS / "zoo.yaml") for d in node.devices if d.model == "v5p"]
+    assert {d.torus for d in chips} == {"v5p-00"}
+    assert len({d.torus_at for d in chips}) == 4 * 4 * 4
+    assert [d.torus_at for d in chips[:5]] == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (0, 0, 1)]
+
+
+def test_a_second_torus_begins_after_the_last_host_of_the_first():
+    text = "groups: [{name: 'n{i}', count: 4, devices: {model: v5e, count: 4, torus: {shape: [2, 4], host: [2, 2]}}}]"
+    assert [node.devices[0].torus for node in parse_fleet(text, "f")] == ["n0", "n0", "n2", "n2"]
+
+
 GROUP = "groups: [{name: 'n{i}', count: 2, devices: {model: H100, count: 4, memory_gib: 80%s}%s}]"
 
 
@@ -212,6 +247,11 @@ GROUP = "groups: [{name: 'n{i}', count: 2, devices: {model: H100, count: 4, memo
     ("text", "message"),
     [
         (GROUP % ("", ", count: many"), "not YAML|groups.0.count is 'many'"),
+        (GROUP % (", mig: [4g.40gb, 4g.40gb]", ""), "no board can be cut into 4g.40gb, 4g.40gb at once; its profiles"),
+        (GROUP.replace("H100", "L4") % (", mig: [1g.5gb]", ""), "L4 has no MIG"),
+        (GROUP.replace("80%s", "0%s").replace("H100", "H1") % ("", ""), "H1 is not in the catalogue.*memory_gib"),
+        (GROUP % (", torus: {shape: [4, 4], host: [2, 4]}", ""), r"count is 4, and a host of \[2, 4\] has 8 chips"),
+        (GROUP % (", torus: {shape: [4, 3], host: [2, 2]}", ""), r"hosts of \[2, 2\] chips do not fill"),
         (GROUP % (", nvlink_domains: 3", ""), "4 devices cannot be cut into 3 equal NVLink domains"),
         (GROUP % ("", ", colour: red"), "groups.0.colour is 'red': .*remove it or correct its spelling"),
         ("groups: []", "groups is .*at least 1 item"),

@@ -10,16 +10,30 @@ groups:
     cpus: 192
     memory_gib: 2048
     labels: {site: west}
+
+Kind, programming interface and memory follow from the model where the catalogue knows it. Two more keys of `devices`:
+
+    mig: [3g.40gb, 2g.20gb, 1g.10gb]              every board cut into these instances
+    torus: {shape: [4, 4, 4], host: [2, 2, 1]}    TPU chips: node i of the group is host i of its torus, in the order of
+                                                  coordinates; after the last host the next torus begins
+
+An example of every kind: deploy/fleets/zoo.yaml.
 """
 
+from collections.abc import Iterator
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from libs.core.accelerators.catalog import Accelerator, find_model
+from libs.core.accelerators.mig_boards import Geometry, geometry_for
+from libs.core.placement.mig import Layout, layouts
 from schemas.base import NodeName, Strict
-from schemas.resources import Device, DeviceKind, Inventory, Position
+from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Position, Runtime
 
 MIB_PER_GIB = 1024
 
@@ -28,15 +42,79 @@ class FleetError(ValueError):
     """The fleet file cannot be used. Each line names the field, the value and the fix."""
 
 
+class FleetTorus(Strict):
+    """A torus of TPU chips, and the box of chips that each host has. Sides are chips."""
+
+    shape: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(min_length=2, max_length=3)
+    host: tuple[Annotated[int, Field(ge=1, le=8)], ...] = Field(min_length=2, max_length=3)
+
+    @property
+    def hosts(self) -> int:
+        return prod(self.shape) // prod(self.host)
+
+    def chips(self, host: int) -> list[tuple[int, ...]]:
+        """Coordinates of the chips of host `host`, in their order."""
+        corners = list(product(*(range(0, n, h) for n, h in zip(self.shape, self.host, strict=True))))
+        inside = product(*(range(h) for h in self.host))
+        return [tuple(c + o for c, o in zip(corners[host], offset, strict=True)) for offset in inside]
+
+
 class FleetDevices(Strict):
     """The devices of each node of a group."""
 
     model: str = Field(min_length=1, max_length=64, description="model name as jobs ask for it, e.g. H100")
     count: int = Field(ge=1, le=64, description="devices per node")
-    memory_gib: float = Field(gt=0, le=4096, description="memory of each device, GiB")
-    kind: DeviceKind = DeviceKind.GPU
-    nvlink_domains: int = Field(default=1, ge=0, le=64, description="NVLink islands per node; 0: no NVLink")
+    memory_gib: float = Field(default=0, ge=0, le=4096, description="memory of each device, GiB; 0: as the model has")
+    kind: DeviceKind | None = Field(default=None, description="by default as the model is; an unknown one is a GPU")
+    runtime: Runtime | None = Field(default=None, description="by default as the model's; of an unknown one, cuda")
+    nvlink_domains: int = Field(default=1, ge=0, le=64, description="NVLink (xGMI, ...) islands per node; 0: none")
     power_limit_w: int = Field(default=0, ge=0, description="board power limit, watts; 0: unknown")
+    mig: tuple[str, ...] = Field(default=(), description="instances that each board is cut into, by profile")
+    torus: FleetTorus | None = Field(default=None, description="TPU chips only")
+
+    @property
+    def known(self) -> Accelerator | None:
+        return find_model(self.model)
+
+    @property
+    def memory_mib(self) -> int:
+        return int((self.memory_gib or (self.known.memory_gib if self.known else 0)) * MIB_PER_GIB)
+
+    @property
+    def geometry(self) -> Geometry | None:
+        return geometry_for(self.model, self.memory_mib)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the instances of `mig` start: the first legal layout that has just them. Empty when there is none."""
+        every = layouts(self.geometry) if self.geometry else ()
+        return next((one for one in every if sorted(name for name, _ in one) == sorted(self.mig)), ())
+
+    @model_validator(mode="after")
+    def _is_known_or_told(self) -> "FleetDevices":
+        if not self.memory_gib and self.known is None:
+            raise ValueError(f"{self.model} is not in the catalogue of accelerators: give its memory_gib")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_cut(self) -> "FleetDevices":
+        if self.mig and self.geometry is None:
+            raise ValueError(f"{self.model} has no MIG: leave mig out")
+        if self.mig and self.geometry and not self.layout:
+            names = ", ".join(profile.name for profile in self.geometry.profiles)
+            raise ValueError(f"no board can be cut into {', '.join(self.mig)} at once; its profiles are {names}")
+        return self
+
+    @model_validator(mode="after")
+    def _hosts_fill_the_torus(self) -> "FleetDevices":
+        if self.torus is None:
+            return self
+        shape, host = self.torus.shape, self.torus.host
+        if len(shape) != len(host) or any(n % h for n, h in zip(shape, host, strict=True)):
+            raise ValueError(f"hosts of {list(host)} chips do not fill a torus of {list(shape)}")
+        if self.count != prod(host):
+            raise ValueError(f"count is {self.count}, and a host of {list(host)} has {prod(host)} chips")
+        return self
 
     @model_validator(mode="after")
     def _islands_are_equal(self) -> "FleetDevices":
@@ -121,7 +199,8 @@ def _node(path: str, number: int, group: FleetGroup, i: int) -> Inventory:
         return Inventory(
             node=texts["name"],
             position=Position(leaf=texts["leaf"], spine=texts["spine"], zone=texts["zone"]),
-            devices=tuple(_device(group.devices, texts["name"], index) for index in range(group.devices.count)),
+            devices=tuple(_devices(group, texts["name"], i)),
+            boards=tuple(_boards(group.devices, texts["name"])),
             cpus=group.cpus,
             memory_mib=int(group.memory_gib * MIB_PER_GIB),
             labels=group.labels,
@@ -134,14 +213,69 @@ def _node(path: str, number: int, group: FleetGroup, i: int) -> Inventory:
         ) from None
 
 
-def _device(devices: FleetDevices, node: NodeName, index: int) -> Device:
-    per_island = devices.count // devices.nvlink_domains if devices.nvlink_domains else 0
-    return Device(
-        id=f"{node}-{devices.kind.value}{index}",
-        index=index,
-        kind=devices.kind,
-        model=devices.model,
-        memory_mib=int(devices.memory_gib * MIB_PER_GIB),
-        nvlink_domain=f"nvl{index // per_island}" if per_island else "",
-        power_limit_w=devices.power_limit_w,
-    )
+def _devices(group: FleetGroup, node: NodeName, i: int) -> Iterator[Device]:
+    """The devices of node `i` of its group, in index order."""
+    devices = group.devices
+    linked = devices.known is None or devices.known.link.reach in ("pair", "node", "rack")
+    per_island = devices.count // devices.nvlink_domains if devices.nvlink_domains and linked else 0
+    kind = devices.kind or (devices.known.kind if devices.known else DeviceKind.GPU)
+    runtime = devices.runtime or (devices.known.runtime if devices.known else Runtime.CUDA)
+    if devices.mig:
+        yield from _instances(devices, node)
+        return
+    for index in range(devices.count):
+        yield Device(
+            id=f"{node}-{kind.value}{index}",
+            index=index,
+            kind=kind,
+            model=devices.model,
+            memory_mib=devices.memory_mib,
+            nvlink_domain=f"nvl{index // per_island}" if per_island else "",
+            power_limit_w=devices.power_limit_w,
+            runtime=runtime,
+            **_coordinates(group, i, index),
+        )
+
+
+def _coordinates(group: FleetGroup, i: int, index: int) -> dict[str, Any]:
+    """The torus fields of one chip. A torus has the name of its first host."""
+    torus = group.devices.torus
+    if torus is None:
+        return {}
+    number, host = divmod(i, torus.hosts)
+    first = number * torus.hosts
+    name = group.name.format(i=first, leaf=first // group.nodes_per_leaf)
+    return {"torus": name, "torus_shape": torus.shape, "torus_at": torus.chips(host)[index]}
+
+
+def _boards(devices: FleetDevices, node: NodeName) -> Iterator[MigBoard]:
+    geometry = devices.geometry
+    if not devices.mig or geometry is None:
+        return
+    for index in range(devices.count):
+        yield MigBoard(
+            id=f"{node}-gpu{index}",
+            index=index,
+            model=devices.model,
+            memory_mib=devices.memory_mib,
+            slices=geometry.slices,
+            profiles=geometry.profiles,
+        )
+
+
+def _instances(devices: FleetDevices, node: NodeName) -> Iterator[Device]:
+    """The MIG instances of a node's boards, board by board."""
+    assert devices.geometry is not None
+    memory = {profile.name: profile.memory_mib for profile in devices.geometry.profiles}
+    for index, (board, (profile, start)) in enumerate(product(range(devices.count), devices.layout)):
+        yield Device(
+            id=f"{node}-mig{index}",
+            index=index,
+            kind=DeviceKind.MIG,
+            model=devices.model,
+            memory_mib=memory[profile],
+            mig_profile=profile,
+            parent=f"{node}-gpu{board}",
+            mig_start=start,
+            power_limit_w=devices.power_limit_w,
+        )
