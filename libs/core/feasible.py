@@ -206,7 +206,9 @@ def _roles(job: JobSpec, demand: Demand, fleet: FleetShape) -> Iterator[Refusal]
     for i, role in enumerate(r.roles):
         memory = role.memory_mib or demand.memory_mib
         need = Need(
-            role.types or r.types, "", memory, frozenset(r.labels.items()), job.simulation is not None
+            role.types or r.types, "", memory, frozenset(r.labels.items()), job.simulation is not None,
+            r.runtime.value if r.runtime else "", r.precision.value if r.precision else "",
+            role.cpu_milli or r.cpu_milli, role.host_memory_mib or r.host_memory_mib,
         )  # fmt: skip
         capacity = fleet.capacity(need)
         left, least = capacity.left[-1][1], (role.min_count or role.count) * role.devices

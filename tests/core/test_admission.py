@@ -371,4 +371,5 @@ def test_measured_free_memory_is_what_a_device_has() -> None:
     event = node("a", 1)
     device = event.inventory.devices[0].model_copy(update={"memory_free_mib": 50 * GIB})
     event = event.model_copy(update={"inventory": event.inventory.model_copy(update={"devices": (device,)})})
-    assert f"the largest has {50 * GIB} MiB" in refusals(submit(resources={"memory_mib": 60 * GIB}), event)[Why.MEMORY][1]
+    _, problem, _ = refusals(submit(resources={"memory_mib": 60 * GIB}), event)[Why.MEMORY]
+    assert f"the largest has {50 * GIB} MiB" in problem
