@@ -34,6 +34,10 @@ RESTART_S = 30.0
 """What a restart costs a gang besides lost work, s per device: start, load of the checkpoint, warm-up."""
 
 
+_CENT = 1e-3
+"""Costs closer than this, device-seconds, are equal: then the group that needs fewer victims is searched first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Victims and what they cost (device-seconds), and where the beneficiary would then run."""
@@ -124,8 +128,8 @@ def _cheapest(state: State, job: Job, t_us: int, spent: set[str], promised: Bool
     for level in levels:
         best: Choice | None = None
         groups = _groups(rows, spans_at(state.fleet, level, rows, within=levels[-1]), job.shape.least)
-        for bound, group in sorted(((ground.bound(group), group) for group in groups), key=lambda pair: pair[0]):
-            if bound == inf or (best is not None and bound > best.cost):
+        for (bound, _, _), group in sorted(((ground.bound(group), group) for group in groups), key=lambda g: g[0]):
+            if bound == inf or (best is not None and bound >= best.cost - _CENT):
                 break
             choice = _within(state, job, t_us, ground, group)
             if choice is not None and (best is None or _rank(choice) < _rank(best)):
@@ -176,17 +180,18 @@ class _Ground:
         """Devices of `rows` that victims must free at the least; 0 for a share, which may fit beside others."""
         return max(0, self._need - int(np.count_nonzero(self._free[rows]))) if self._whole else 0
 
-    def bound(self, rows: Ints) -> float:
-        """The missing devices at the lowest costs per device (a fractional knapsack); infinite when they are too few."""
-        missing, frees, total = self.missing(rows), self.frees(rows), 0.0
+    def bound(self, rows: Ints) -> tuple[float, int, int]:
+        """(cost, victims, first row) to search groups by: the missing devices at the lowest costs per device, which is a
+        fractional knapsack and so never too high; infinite when they are too few."""
+        missing, frees, total, victims = self.missing(rows), self.frees(rows), 0.0, 0
         if missing == 0:
-            return 0.0
-        for each, count in sorted((self.cost[victim] / count, count) for victim, count in frees.items()):
-            taken = min(count, missing)
-            total, missing = total + each * taken, missing - taken
+            return 0.0, 0, int(rows[0])
+        for each, minus_count in sorted((self.cost[victim] / count, -count) for victim, count in frees.items()):
+            taken = min(-minus_count, missing)
+            total, missing, victims = total + each * taken, missing - taken, victims + 1
             if missing == 0:
-                return total * (1 - 1e-9)  # never above the exact sum, whatever the order of the additions
-        return inf
+                return round(total, 6), victims, int(rows[0])
+        return inf, 0, int(rows[0])
 
 
 def _within(state: State, job: Job, t_us: int, ground: _Ground, rows: Ints) -> Choice | None:

@@ -12,7 +12,8 @@ Three rules, each with a measured or computed reason:
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from libs.core.metering import billed_model
+import numpy as np
+
 from libs.core.model import State
 from libs.core.throughput import HOUR_S, Price, Throughputs, choose
 from schemas.jobs import JobSpec, Workload
@@ -25,28 +26,28 @@ EFFICIENT = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of device that the pool has. `billed` is the name in the price book: `H100`, or `H100:1g.10gb`."""
+    """A kind of device that the pool has; `profile` is "" for a whole one."""
 
-    billed: str
+    model: str
+    profile: str
     memory_mib: int
-    profile: str = ""
 
     @property
-    def model(self) -> str:
-        return self.billed.partition(":")[0]
+    def billed(self) -> str:
+        """Its name in the price book: `H100`, or `H100:1g.10gb`."""
+        return f"{self.model}:{self.profile}" if self.profile else self.model
 
 
 def kinds_of(state: State) -> tuple[Kind, ...]:
     """What the pool's nodes that are up offer, without CPUs; of one kind the smallest memory."""
-    found: dict[str, Kind] = {}
-    for node in state.fleet.nodes.values():
-        for device in node.inventory.devices if node.up else ():
-            if device.kind != "cpu":
-                kind = Kind(billed_model(device), device.memory_mib, device.mig_profile)
-                known = found.get(kind.billed)
-                if known is None or kind.memory_mib < known.memory_mib:
-                    found[kind.billed] = kind
-    return tuple(found[name] for name in sorted(found))
+    fleet, found = state.fleet, []
+    offered = fleet.up & ~fleet.cpu
+    codes = fleet.model * (len(fleet.profiles) + 1) + fleet.profile
+    for code in np.unique(codes[offered]).tolist():
+        model, profile = divmod(code, len(fleet.profiles) + 1)
+        memory_mib = int(fleet.memory_mib[offered & (codes == code)].min())
+        found.append(Kind(fleet.models.names[model], fleet.profiles.names[profile], memory_mib))
+    return tuple(sorted(found, key=lambda kind: kind.billed))
 
 
 def suggest(
