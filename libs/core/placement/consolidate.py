@@ -137,35 +137,31 @@ def _sets(
 ) -> set[tuple[float, int, int, tuple[int, ...]]]:
     """(cost, movers, group, their positions) of sets that cost less than `gain` and would free enough in a group."""
     cost = np.array([m.cost_gpu_s for m in movers])
-    groups = board.group[board.row]
-    estimates: list[tuple[float, int, Bools]] = []
+    order = np.argsort(board.group[board.row], kind="stable")
+    mover, row = board.mover[order], board.row[order]
+    groups, begins = np.unique(board.group[row], return_index=True)
+    ends = np.append(begins, len(row))[1:]
+    estimates: list[tuple[float, int, slice]] = []
     result: set[tuple[float, int, int, tuple[int, ...]]] = set()
-    for group in np.unique(groups).tolist():
-        here = groups == group
+    for group, begin, end in zip(groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
+        here = slice(begin, end)
         need = block.devices - int(board.free[group])
-        devices, device = np.unique(board.row[here], return_inverse=True)
+        who, position, shares = np.unique(mover[here], return_inverse=True, return_counts=True)
+        devices, device = np.unique(row[here], return_inverse=True)
         if need > len(devices):
             continue
-        inside = board.mover[here]
-        for i, freed in _freed_alone(inside, device, len(devices)):
-            if freed >= need and cost[i] < gain:
-                result.add((float(cost[i]), 1, group, (i,)))
-        part = cost[inside] / np.bincount(inside)[inside]
-        price = np.sort(np.bincount(device, weights=part, minlength=len(devices)))
+        alone = np.bincount(device)[device] == 1
+        freed = np.bincount(position[alone], minlength=len(who))
+        for i in who[(freed >= need) & (cost[who] < gain)].tolist():
+            result.add((float(cost[i]), 1, group, (i,)))
+        price = np.sort(np.bincount(device, weights=(cost[who] / shares)[position]))
         estimates.append((float(price[:need].sum()), group, here))
     for _, group, here in sorted(estimates, key=lambda e: e[:2])[: effort.groups]:
-        chosen = _greedy(board.mover[here], board.row[here], cost, block.devices - int(board.free[group]))
+        chosen = _greedy(mover[here], row[here], cost, block.devices - int(board.free[group]))
         total = float(cost[list(chosen)].sum())
         if total < gain:
             result.add((total, len(chosen), group, chosen))
     return result
-
-
-def _freed_alone(mover: Ints, device: Ints, devices: int) -> list[tuple[int, int]]:
-    """(mover, devices that become free when it alone moves), for movers that free any."""
-    alone = np.bincount(device, minlength=devices)[device] == 1
-    freed = np.bincount(mover[alone])
-    return [(int(i), int(freed[i])) for i in np.flatnonzero(freed)]
 
 
 def _greedy(mover: Ints, row: Ints, cost: Ints, need: int) -> tuple[int, ...]:
