@@ -4,12 +4,14 @@
 again (`libs.ledger.writer`): the log decides what happened, not this process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from libs.core import cycle, fold, snapshot
 from libs.core.decide import Decision
-from libs.core.model import State
+from libs.core.fleet import Fleet
+from libs.core.model import Shape, State, shape_of
+from libs.core.placement.view import Scores, View
 from schemas import ledger
 
 
@@ -28,11 +30,23 @@ class Item(Protocol):
     def error(self) -> str: ...
 
 
+class Learner(Scores, Protocol):
+    """A scorer that learns the mix of requests; see `libs.core.placement.score.Scorer`."""
+
+    def observe(self, shape: Shape) -> None: ...
+    def due(self, fleet: Fleet) -> bool: ...
+    def upkeep(self, view: View) -> None: ...
+
+
 class Machine:
     """Placement's state and its two moves: `apply` what was committed, `decide` what comes next."""
 
-    def __init__(self, state: State | None = None, policy: cycle.Policy = cycle.Policy()) -> None:
+    def __init__(
+        self, state: State | None = None, policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None
+    ) -> None:
         self.state = state if state is not None else State()
+        self.state.fleet.scorer = learner
+        self.learner = learner
         self.policy = policy
         self.plan = cycle.Plan()
         """The last cycle's plan: why each line waits (explain, queue list)."""
@@ -48,12 +62,14 @@ class Machine:
     def apply(self, record: ledger.LedgerRecord, seq: int) -> None:
         """Folds a committed record."""
         fold.apply_record(self.state, record)
+        self._learn(record.events)
 
     def decide(self, inputs: Sequence[Item], t_us: int) -> list[Any]:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle."""
         decision = Decision(self.state, t_us)
         for item in inputs:
             decision.take(item.seq, item.subject, item.message, item.error)
+        self._learn(decision.events)
         self.plan = cycle.plan(self.state, t_us, self.policy)
         for grant in self.plan.grants:
             job = grant.job
@@ -67,22 +83,35 @@ class Machine:
             self.state.inbox_seq = inputs[-1].seq
         return decision.events
 
+    def upkeep(self) -> None:
+        """Brings what the placer has learned up to date. For between decisions: it can take some ten milliseconds."""
+        if self.learner is not None and self.learner.due(self.state.fleet):
+            self.learner.upkeep(View.of(self.state.fleet))
+
     def dump(self) -> bytes:
         return snapshot.dump(self.state)
 
     @classmethod
-    def load(cls, data: bytes, policy: cycle.Policy = cycle.Policy()) -> "Machine":
-        return cls(snapshot.load(data), policy)
+    def load(cls, data: bytes, policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None) -> "Machine":
+        return cls(snapshot.load(data), policy, learner)
+
+    def _learn(self, events: Sequence[Any]) -> None:
+        if self.learner is None:
+            return
+        for event in events:
+            if isinstance(event, ledger.JobQueued):
+                self.learner.observe(shape_of(event.spec))
 
 
 class Machines:
-    """Makes machines of one policy: new ones, and ones from a snapshot."""
+    """Makes machines of one policy: new ones, and ones from a snapshot. Each learns anew, from the ledger that it folds."""
 
-    def __init__(self, policy: cycle.Policy = cycle.Policy()) -> None:
+    def __init__(self, policy: cycle.Policy = cycle.Policy(), learner: Callable[[], Learner] | None = None) -> None:
         self.policy = policy
+        self._learner = learner
 
     def new(self) -> Machine:
-        return Machine(policy=self.policy)
+        return Machine(policy=self.policy, learner=self._learner() if self._learner else None)
 
     def load(self, data: bytes) -> Machine:
-        return Machine.load(data, self.policy)
+        return Machine.load(data, self.policy, self._learner() if self._learner else None)

@@ -19,6 +19,7 @@ from libs.bus.streams import bind
 from libs.core.cycle import Policy
 from libs.core.desired import desired, nodes_touched
 from libs.core.machine import Machine, Machines
+from libs.core.placement.score import Scorer, warm
 from libs.ledger.snapshots import Snapshots
 from libs.ledger.writer import LedgerWriter
 from libs.service.app import Tasks, make_asgi
@@ -61,11 +62,12 @@ class Placement:
         """Prepares the writer. Raises when the pool's streams do not exist."""
         js = nats.jetstream()
         await bind(js, [self.pool])
+        await asyncio.to_thread(warm)
         self._nats = nats
         self.writer = LedgerWriter(
             js,
             self.pool,
-            Machines(Policy(reserve_after_us=int(self.settings.reserve_after_s * 1e6))),
+            Machines(Policy(reserve_after_us=int(self.settings.reserve_after_s * 1e6)), Scorer),
             writer_id=self.writer_id,
             snapshots=Snapshots(js, self.pool),
             batch=self.settings.batch,
@@ -120,6 +122,7 @@ class Placement:
         for event in record.events:
             self._events.labels(event.kind).inc()
         await self._tell(sorted(_touched(record, machine)), machine, seq)
+        machine.upkeep()
 
     async def _tell(self, nodes: Iterable[str], machine: Machine, seq: int) -> None:
         assert self._nats is not None

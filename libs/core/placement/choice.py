@@ -58,7 +58,8 @@ def _lowest(fleet: Fleet, level: str, rows: Ints, need: int) -> Ints:
     totals = np.bincount(codes)
     group = int(np.argmin(np.where(totals >= need, totals, len(rows) + 1)))
     inside = rows[codes == group]
-    return inside[np.argsort(fleet.index[inside], kind="stable")[:need]]
+    chosen: Ints = inside[np.argsort(fleet.index[inside], kind="stable")[:need]]
+    return chosen
 
 
 def on_processors(view: View, shape: Shape, context: Context) -> Placed | Blocked:

@@ -7,7 +7,8 @@ of the stream accepts; less a tenth of its fragmentation (Weng et al., USENIX AT
 same for all states, so differences between values are far less noisy than the values are.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,16 @@ Words = npt.NDArray[np.uint64]
 MAX_DEVICES = 64
 """Devices of a node that scoring looks at: more are a node of that many."""
 WHOLE = 1000
+CEILINGS = (1000, 999, 500, 200)
+"""A state whose freest device has no more than this skips the requests for more: most states late in the day."""
 _FRAGMENTATION = 0.1
 
-_compiled: Any = njit(cache=True, nogil=True, boundscheck=False)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _compiled(function: F) -> F:
+    """Compiled at its first call, and from then on read from numba's cache beside this file."""
+    return cast(F, njit(cache=True, nogil=True)(function))
 
 
 @_compiled
@@ -52,26 +60,33 @@ def _key(cls: int, cpu: int, free: Ints, n: int) -> np.uint64:
     h = _mix(np.uint64(cls + 1), np.uint64(cpu))
     for i in range(n):
         h = _mix(h, np.uint64(free[i]))
-    return h | np.uint64(1)
+    key: np.uint64 = h | np.uint64(1)
+    return key
 
 
 @_compiled
 def _walk(
     cls: int, cpu: int, free: Ints, n: int, streams: int,
-    s_cpu: Ints, s_num: Ints, s_milli: Ints, s_class: Bools, least_cpu: int, least_milli: int, left: Ints,
+    s_cpu: Ints, s_num: Ints, s_milli: Ints, s_class: Bools, s_from: Ints, least_cpu: int, least_milli: int, left: Ints,
 ) -> float:  # fmt: skip
-    """Mean over the streams of the compute that the state would serve, milli."""
-    length = len(s_cpu) // streams
+    """Mean over the streams of the compute that the state would serve, milli. `free` is sorted.
+
+    The streams come once per ceiling of `CEILINGS`, without what no device below the ceiling could serve; `s_from` (shape
+    (ceilings, streams + 1)) says where each begins.
+    """
     total = 0
     room = 0
     for i in range(n):
         room += free[i]
+    ceiling = 0
+    while ceiling + 1 < len(CEILINGS) and (n == 0 or free[n - 1] <= CEILINGS[ceiling + 1]):
+        ceiling += 1
     for r in range(streams):
         for i in range(n):
             left[i] = free[i]
         c = cpu
         rest = room
-        for k in range(r * length, (r + 1) * length):
+        for k in range(s_from[ceiling, r], s_from[ceiling, r + 1]):
             if c < least_cpu or rest < least_milli:
                 break
             need = s_cpu[k]
@@ -146,7 +161,7 @@ def _value(cls, cpu, free, n, streams, s, m, limits, memo_keys, memo_values, cou
         if memo_keys[slot] == key:
             return memo_values[slot]
         slot = (slot + np.uint64(1)) & size
-    value = _walk(cls, cpu, free, n, streams, s[0], s[1], s[2], s[3], limits[0], limits[1], left)
+    value = _walk(cls, cpu, free, n, streams, s[0], s[1], s[2], s[3], s[4], limits[0], limits[1], left)
     value -= _FRAGMENTATION * _fragmentation(cls, cpu, free, n, m[0], m[1], m[2], m[3], m[4])
     if count[0] * 2 > len(memo_keys):
         memo_keys[:] = 0

@@ -26,6 +26,7 @@ from libs.core.model import Shape
 from libs.core.placement import kernels
 from libs.core.placement.mix import Kind, Mix, kind_of, sample
 from libs.core.placement.view import NOBODY, View
+from schemas.resources import Device, Inventory
 
 Floats = npt.NDArray[np.float64]
 
@@ -117,17 +118,21 @@ class Scorer:
         """A request arrived."""
         self.mix.observe(kind_of(shape))
 
+    def due(self, fleet: Fleet) -> bool:
+        """Whether `upkeep` has something to do."""
+        if self._tables is None or self._classes is None or self._classes.version != fleet.version:
+            return bool(self.mix.prior) or self.mix.arrived >= self.settings.first_build
+        return self.mix.arrived >= min(self._blocked_at + self.settings.block_every, max(2 * self._built_at, 256))
+
     def upkeep(self, view: View) -> None:
         """Learns: values when the arrivals have doubled (or devices changed), prices every few arrivals."""
+        if not self.due(view.fleet):
+            return
         if self._classes is None or self._classes.version != view.fleet.version:
             self._classes, self._tables = _Classes.of(view.fleet), None
-        arrived, knows = self.mix.arrived, bool(self.mix.prior)
+        arrived = self.mix.arrived
         if self._tables is None or arrived >= max(2 * self._built_at, 256):
-            if not knows and arrived < self.settings.first_build:
-                return
             shares = self.mix.shares()
-            if not shares:
-                return
             self._tables = _Tables.of(shares, self._classes, self.settings)
             self._built_at, self._priced_at, self._blocked_at = arrived, -1, -1
             self._cache.clear()
@@ -237,7 +242,7 @@ class _Tables:
                     wanted[b][mask] = wanted[b].get(mask, 0.0) + float(share[i]) * kind.num / size
         total = sum(groups.values())
         return cls(
-            streams=(cpu[drawn], num[drawn], milli[drawn], accepted[drawn]),
+            streams=_streams(drawn.reshape(settings.streams, -1), cpu, num, milli, accepted),
             mix=(cpu, num, milli, share.astype(np.float32), accepted),
             limits=(int(cpu.min()), int(min((m for m in milli.tolist() if m), default=1))),
             access=np.array([np.frombuffer(g, np.bool_) for g in groups], np.bool_).reshape(len(groups), -1),
@@ -246,6 +251,16 @@ class _Tables:
             block_cpu=np.array([_mean_cpu(kinds, share, b) for b in BLOCKS.tolist()]),
             blocks_wanted=tuple(tuple((np.frombuffer(m, np.bool_), v) for m, v in by.items()) for by in wanted),
         )
+
+
+def _streams(drawn: Ints, cpu: Ints, num: Ints, milli: Ints, accepted: Bools) -> tuple[Any, ...]:
+    """The streams (kinds, shape (R, L)) once per ceiling, as `kernels` walks them."""
+    kept = [(num[drawn] == 0) | (milli[drawn] <= ceiling) for ceiling in kernels.CEILINGS]
+    order = np.concatenate([drawn[keep] for keep in kept])
+    lengths = np.stack([keep.sum(axis=1) for keep in kept])
+    ends = np.cumsum(lengths.ravel()).reshape(lengths.shape)
+    starts = np.concatenate([(ends - lengths)[:, :1], ends], axis=1)
+    return cpu[order], num[order], milli[order], accepted[order], starts
 
 
 def _mean_cpu(kinds: Iterable[Kind], share: Floats, block: int) -> float:
@@ -277,3 +292,14 @@ def clear(room: Floats, access: Bools, demand: Floats, rho: Floats, headroom: fl
         if i >= 100:
             mean += price / 100
     return mean
+
+
+def warm() -> None:
+    """Compiles the kernels (seconds the first time, then from numba's cache): before the first decision, not in it."""
+    fleet = Fleet()
+    fleet.join(Inventory(node="warm", devices=(Device(id="warm", index=0, model="GPU", memory_mib=1),), cpus=1), 1)
+    shape = Shape(devices=1)
+    scorer = Scorer(Mix.expecting([(kind_of(shape), 1.0)]))
+    view = View.of(fleet)
+    scorer.upkeep(view)
+    scorer.costs(view, shape)
