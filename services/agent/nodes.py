@@ -9,6 +9,7 @@ from libs.adapters.devices import DeviceLayer, NoDevices
 from libs.adapters.devices.cpu import CpuLayer
 from libs.adapters.devices.fleet import read_fleet
 from libs.adapters.devices.nvml import NvmlLayer
+from libs.adapters.devices.scan import ScannedLayer
 from libs.adapters.devices.simulated import SimulatedLayer
 from schemas.resources import Inventory, Position
 from services.agent.settings import AgentSettings, Devices
@@ -36,7 +37,9 @@ def hosted(settings: AgentSettings) -> list[Hosted]:
         out.append(Hosted(_this_machine(settings, layer), layer))
     names = [node.inventory.node for node in out]
     if not names:
-        raise ValueError("this agent has no node: set BATON_AGENT_FLEET, or BATON_AGENT_DEVICES to auto, nvml or cpu")
+        raise ValueError(
+            "this agent has no node: set BATON_AGENT_FLEET, or BATON_AGENT_DEVICES to auto, nvml, scan or cpu"
+        )
     if len(set(names)) < len(names):
         raise ValueError(f"BATON_AGENT_NODE is {settings.node!r}, which the fleet file names too; choose another")
     return out
@@ -46,16 +49,19 @@ def _layer(settings: AgentSettings) -> DeviceLayer | None:
     match settings.devices:
         case Devices.NVML:
             return NvmlLayer()
+        case Devices.SCAN:
+            return ScannedLayer(settings.node)
         case Devices.CPU:
             return CpuLayer(settings.node)
         case Devices.AUTO if settings.fleet is None:
-            try:
-                layer = NvmlLayer()
-                layer.discover()
-                return layer
-            except NoDevices as e:
-                log.info("no GPU here, offering the processors: %s", e)
-                return CpuLayer(settings.node)
+            for kind in (NvmlLayer, lambda: ScannedLayer(settings.node)):
+                try:
+                    layer: DeviceLayer = kind()
+                    layer.discover()
+                    return layer
+                except NoDevices as e:
+                    log.info("looked for accelerators: %s", e)
+            return CpuLayer(settings.node)
     return None
 
 

@@ -17,6 +17,7 @@ class Devices(StrEnum):
 
     AUTO = "auto"
     NVML = "nvml"
+    SCAN = "scan"
     CPU = "cpu"
     NONE = "none"
 
@@ -31,7 +32,7 @@ class AgentSettings(ServiceSettings):
     fleet: Path | None = Field(default=None, description="YAML file of simulated nodes (deploy/fleets/)")
     devices: Devices = Field(
         default=Devices.AUTO,
-        description="auto: this machine's NVIDIA GPUs, else its processors; nothing when a fleet is given",
+        description="auto: its NVIDIA GPUs, else other accelerators (scan), else its processors; with a fleet none",
     )
     node: NodeName = Field(default_factory=_host, description="this machine's name in the pool")
     position: str = Field(

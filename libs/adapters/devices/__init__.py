@@ -1,4 +1,7 @@
-"""Devices of a node: one seam, several kinds. `nvml` real GPUs, `cpu` this machine, `simulated` a fleet from a file."""
+"""Devices of a node: one seam, several kinds.
+
+`nvml` NVIDIA's, `scan` all others', `cpu` this machine's processors, `simulated` a fleet from a file.
+"""
 
 from libs.adapters.devices.layer import DeviceLayer, NoDevices
 
