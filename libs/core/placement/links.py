@@ -49,13 +49,14 @@ _SHARE = {"leaf": 1.0, "spine": 1.0, "zone": ACROSS_SPINES, "pool": ACROSS_ZONES
 UNKNOWN = Links(0.0, 0.0, 0.0)
 
 LINKS = {
-    # V100: a hybrid cube mesh, one or two links of 25 per pair. A30, A40, RTX-A6000: bridges of two cards.
+    # V100: a hybrid cube mesh, one or two links of 25 per pair (150 only behind the switches of a DGX-2).
+    # A30, A40, RTX-A6000: bridges of two cards.
     "P100": Links(20.0, _PCIE[3], _EDR),
     "V100": Links(25.0, _PCIE[3], _EDR),
     "A30": Links(100.0, _PCIE[4], _SMALL),
     "A40": Links(56.25, _PCIE[4], _SMALL),
     "RTX-A6000": Links(56.25, _PCIE[4], _SMALL),
-    "T4": Links(0.0, _PCIE[3], _SMALL),
+    **dict.fromkeys(("T4", "U50", "U280"), Links(0.0, _PCIE[3], _SMALL)),
     **dict.fromkeys(("A2", "A10", "A10G", "L4", "L40", "L40S", "RTX-4090"), Links(0.0, _PCIE[4], _SMALL)),
     **dict.fromkeys(("RTX-5090", "RTX-PRO-6000"), Links(0.0, _PCIE[5], _SMALL)),
     # NVSwitch: any pair of an island at the full rate.
@@ -67,12 +68,12 @@ LINKS = {
     "GB200": Links(900.0, _PCIE[5], _NDR),  # NVL72; the C2C link (450) reaches its own Grace only
     "B300": Links(900.0, _PCIE[6], _XDR),
     "GB300": Links(900.0, _PCIE[6], _XDR),
-    # xGMI: a full mesh of direct links, so a pair has one of them.
+    # xGMI: a mesh of direct links, so a pair has one of them.
     **dict.fromkeys(("MI210", "MI250X"), Links(50.0, _PCIE[4], _HDR)),
     **dict.fromkeys(("MI300X", "MI325X"), Links(64.0, _PCIE[5], _NDR)),
     "MI300A": Links(64.0, _PCIE[5], _NDR),
     "MI355X": Links(76.5, _PCIE[5], _NDR),
-    # All-to-all of 8 over 21 of 24 ports: three ports of 12.5 (25) per pair; PCIe is no faster than it must be.
+    # All-to-all of 8 over 21 of 24 ports: three ports of 12.5 (25) per pair.
     "Gaudi2": Links(37.5, _PCIE[4], _HDR),
     "Gaudi3": Links(75.0, _PCIE[5], _NDR),
     # ICI: one link of the torus, half of its two-way rate divided by the links of a chip.
@@ -80,7 +81,7 @@ LINKS = {
     "v5e": Links(50.0, _PCIE[3], _EDR),
     "v5p": Links(100.0, _PCIE[4], _EDR),
     "v6e": Links(100.0, _PCIE[4], _EDR),
-    "Ironwood": Links(100.0, _PCIE[5], _EDR),
+    "tpu7x": Links(100.0, _PCIE[5], _EDR),
 }
 """Models by the short name that jobs use."""
 

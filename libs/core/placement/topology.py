@@ -116,18 +116,21 @@ def groups_at(fleet: Fleet, level: str, nodes: Ints) -> Ints:
 def tightest(fleet: Fleet, level: str, rows: Ints, codes: Ints, need: int) -> Bools | None:
     """Which of `rows` are in the group with the fewest devices that holds `need` (mask of shape (n,)); None: no group.
 
-    Of equal groups the one in the fullest parent, then that of the lowest code.
+    Of equal groups the one in the fullest node, leaf, spine and zone, then that of the lowest code.
     """
     totals = np.bincount(codes)
     enough = np.flatnonzero(totals >= need)
     if len(enough) == 0:
         return None
     best = enough[totals[enough] == totals[enough].min()]
-    if len(best) > 1 and level != "pool":
-        parents = groups_at(fleet, SPANS[SPANS.index(level) + 1], fleet.node[rows])
+    for wider in SPANS[SPANS.index(level) + 1 :]:
+        if len(best) == 1:
+            break
+        parents = groups_at(fleet, wider, fleet.node[rows])
         parent_of = np.zeros(len(totals), dtype=np.int64)
         parent_of[codes] = parents
-        best = best[[int(np.argmin(np.bincount(parents)[parent_of[best]]))]]
+        around = np.bincount(parents)[parent_of[best]]
+        best = best[around == around.min()]
     inside: Bools = codes == best[0]
     return inside
 
