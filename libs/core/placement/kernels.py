@@ -17,7 +17,10 @@ from numba import njit
 from libs.core.fleet import Bools, Ints
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Shorts = npt.NDArray[np.int16]
 Words = npt.NDArray[np.uint64]
+Tuples = tuple[Any, ...]
 
 MAX_DEVICES = 64
 """Devices of a node that scoring looks at: more are a node of that many."""
@@ -152,14 +155,27 @@ def _fragmentation(
 
 
 @_compiled
-def _value(cls, cpu, free, n, streams, s, m, limits, memo_keys, memo_values, count, left):  # type: ignore[no-untyped-def]
+def _value(
+    cls: int,
+    cpu: int,
+    free: Ints,
+    n: int,
+    streams: int,
+    s: Tuples,
+    m: Tuples,
+    limits: Tuples,
+    memo_keys: Words,
+    memo_values: Doubles,
+    count: Ints,
+    left: Ints,
+) -> float:
     """The value of a state whose `free` is sorted; remembered by its hash in an open-addressed table."""
     key = _key(cls, cpu, free, n)
     size = np.uint64(len(memo_keys) - 1)
     slot = key & size
     while memo_keys[slot] != 0:
         if memo_keys[slot] == key:
-            return memo_values[slot]
+            return float(memo_values[slot])
         slot = (slot + np.uint64(1)) & size
     value = _walk(cls, cpu, free, n, streams, s[0], s[1], s[2], s[3], s[4], limits[0], limits[1], left)
     value -= _FRAGMENTATION * _fragmentation(cls, cpu, free, n, m[0], m[1], m[2], m[3], m[4])
@@ -184,10 +200,28 @@ def node_keys(ptr: Ints, order: Ints, free: Ints, cpu: Ints, cls: Ints, out: Wor
 
 
 @_compiled
-def drops(  # type: ignore[no-untyped-def]
-    ptr, order, free, cpu, cls, keys, seen, drop, pick, need_cpu, num, milli, accepted,
-    streams, s, m, limits, memo_keys, memo_values, count,
-):  # fmt: skip
+def drops(
+    ptr: Ints,
+    order: Ints,
+    free: Ints,
+    cpu: Ints,
+    cls: Ints,
+    keys: Words,
+    seen: Words,
+    drop: Floats,
+    pick: Shorts,
+    need_cpu: int,
+    num: int,
+    milli: int,
+    accepted: Bools,
+    streams: int,
+    s: Tuples,
+    m: Tuples,
+    limits: Tuples,
+    memo_keys: Words,
+    memo_values: Doubles,
+    count: Ints,
+) -> None:
     """What one request would take from each node's value, milli; computed only where the state is not as it was `seen`.
 
     drop (shape (N,)): value before minus value after; inf where it does not fit. pick (shape (N,)): for a share, the free
@@ -242,7 +276,23 @@ def drops(  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def prices(ptr, order, free, cpu, cls, drop, pick, need_cpu, num, milli, rho, beta, block_cpu, blocks, out):  # type: ignore[no-untyped-def]
+def prices(
+    ptr: Ints,
+    order: Ints,
+    free: Ints,
+    cpu: Ints,
+    cls: Ints,
+    drop: Floats,
+    pick: Shorts,
+    need_cpu: int,
+    num: int,
+    milli: int,
+    rho: Doubles,
+    beta: Doubles,
+    block_cpu: Doubles,
+    blocks: Ints,
+    out: Doubles,
+) -> None:
     """The cost of the request on each node into `out` (shape (N,)): drop, plus the prices of its class's devices and of
     the blocks (idle devices with the processors that such requests need) that it breaks."""
     for node in range(len(cls)):
@@ -265,7 +315,17 @@ def prices(ptr, order, free, cpu, cls, drop, pick, need_cpu, num, milli, rho, be
 
 
 @_compiled
-def stock(ptr, order, free, cpu, cls, block_cpu, blocks, room, whole):  # type: ignore[no-untyped-def]
+def stock(
+    ptr: Ints,
+    order: Ints,
+    free: Ints,
+    cpu: Ints,
+    cls: Ints,
+    block_cpu: Doubles,
+    blocks: Ints,
+    room: Doubles,
+    whole: Doubles,
+) -> None:
     """Per class: free compute (milli) into `room` (shape (C,)), and blocks into `whole` (shape (B, C))."""
     room[:] = 0
     whole[:] = 0
