@@ -234,7 +234,11 @@ class Launch:
         self.http[name] = f"http://{LOOPBACK}:{lease.port}"
         home = self.state_dir / "services" / name
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = {"BATON_QUOTA_BILLING_PRICES": options.prices, "BATON_QUOTA_BILLING_TEAMS": options.quotas}
+        own = {
+            "BATON_QUOTA_BILLING_PRICES": options.prices,
+            "BATON_QUOTA_BILLING_TEAMS": options.quotas,
+            "BATON_PLACEMENT_PRICES": options.prices,
+        }
         return ProcessSpec(
             name=name,
             argv=[sys.executable, "-m", f"services.{service}"],

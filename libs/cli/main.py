@@ -27,6 +27,7 @@ COMMANDS: dict[str, Entry] = {
     "demo": Entry("demo", "Show Baton at work on this machine, with simulated GPUs"),
     "up": Entry("up", "Run Baton on this machine: servers, services, agents"),
     "submit": Entry("submit", "Ask for jobs to be run, from a file or a command line"),
+    "plan": Entry("plan", "What would become of a job: where, when, at what price; nothing is submitted"),
     "get": Entry("get", "List jobs, nodes, devices, queues or quotas"),
     "describe": Entry("describe", "Everything about one job or node"),
     "explain": Entry("explain", "Why a job is where it is, and what would let it run"),

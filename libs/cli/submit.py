@@ -61,7 +61,7 @@ def command(
     }  # fmt: skip
     options = {flag: value for flag, value in given.items() if value not in (None, [])}
     if file is not None:
-        requests = _from_file(file, [*options, *(["COMMAND"] if argv else [])])
+        requests = from_file(file, [*options, *(["COMMAND"] if argv else [])])
     else:
         requests = [_from_options(options, argv or [])]
     if key is not None:
@@ -71,12 +71,18 @@ def command(
     if dry_run:
         document([_shown(request) for request in requests], Format.YAML if output is Format.YAML else Format.JSON)
         return
+    speaker = team_of(requests, team)
+    run(lambda baton: _submit(baton, requests, not no_wait, output), speaker, url, operator=False)
+
+
+def team_of(requests: list[JobRequest], team: str | None) -> str | None:
+    """The one team that `requests` belong to; `team` was named on the command line. Raises Usage for several."""
     teams = {team or request.team for request in requests}
     if len(teams) > 1:
         raise Usage(
             f"the file's jobs belong to several teams ({', '.join(sorted(t or 'none' for t in teams))}): split it"
         )
-    run(lambda baton: _submit(baton, requests, not no_wait, output), next(iter(teams)) or None, url, operator=False)
+    return next(iter(teams)) or None
 
 
 async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool, output: Format) -> None:
@@ -93,7 +99,8 @@ async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool,
         document([{"job_id": s.job_id, "client_key": s.client_key, "team": s.team} for s in done], output)
 
 
-def _from_file(file: str, flags: list[str]) -> list[JobRequest]:
+def from_file(file: str, flags: list[str]) -> list[JobRequest]:
+    """The jobs of a file; `-` is stdin. `flags` are those that may not stand beside it."""
     if flags:
         raise Usage(f"-f and {', '.join(flags)} exclude each other: write them into the file")
     if file == "-":

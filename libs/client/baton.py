@@ -42,6 +42,8 @@ from schemas.queries import (
     LogQuery,
     NodeList,
     NodeListQuery,
+    PlanQuery,
+    PlanReply,
     PoolStatus,
     PoolStatusQuery,
     QueueList,
@@ -280,6 +282,17 @@ class Baton:
     async def explain(self, job_id: str) -> Explanation:
         """Why a job is where it is, and the smallest change that would let it run."""
         reply: Explanation = await ask(self.nats, "job.explain", self.team, _valid(ExplainQuery, job_id=job_id))
+        return reply
+
+    async def plan(self, spec: JobSpec, *, steps: float | None = None) -> PlanReply:
+        """What would become of a job if it were submitted now; nothing is submitted.
+
+        Args:
+            steps: training steps that it has to do, for time and cost.
+        """
+        reply: PlanReply = await ask(
+            self.nats, "job.plan", self.team, _valid(PlanQuery, job=spec, steps=steps), timeout_s=10.0
+        )
         return reply
 
     async def bill(self, query: BillQuery | None = None) -> BillReply:

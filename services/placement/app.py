@@ -20,9 +20,12 @@ from libs.core.cycle import Policy
 from libs.core.desired import desired, nodes_touched
 from libs.core.machine import Machine, Machines
 from libs.core.placement.score import Scorer, warm
+from libs.core.plan import Market
+from libs.core.throughput import Chooser
 from libs.ledger.snapshots import Snapshots
 from libs.ledger.writer import LedgerWriter
 from libs.service.app import Tasks, make_asgi
+from libs.service.files import read_classes, read_prices, read_throughputs
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.ledger import LedgerRecord
@@ -41,6 +44,7 @@ class Placement:
 
     def __init__(self, settings: PlacementSettings, writer_id: str, registry: CollectorRegistry) -> None:
         self.settings = settings
+        self.market = market_of(settings)
         self.pool = settings.pool
         self.writer_id = writer_id
         self.latencies = handlers.Latencies(settings.latency_window)
@@ -67,7 +71,7 @@ class Placement:
         self.writer = LedgerWriter(
             js,
             self.pool,
-            Machines(Policy(reserve_after_us=int(self.settings.reserve_after_s * 1e6)), Scorer),
+            Machines(self.market.policy, Scorer),
             writer_id=self.writer_id,
             snapshots=Snapshots(js, self.pool),
             batch=self.settings.batch,
@@ -142,6 +146,17 @@ class Placement:
         )
 
 
+def market_of(settings: PlacementSettings) -> Market:
+    """Prices, rates and classes from their files, and the policy of the cycle. Raises BadFile."""
+    prices = read_prices(settings.prices, "BATON_PLACEMENT_PRICES")
+    table = read_throughputs(settings.throughputs, "BATON_PLACEMENT_THROUGHPUTS")
+    chooser = Chooser(table, lambda model: prices.of(model, "*"))
+    policy = Policy(reserve_after_us=int(settings.reserve_after_s * 1e6), chooser=chooser)
+    if settings.classes is None:
+        return Market(prices, table, policy=policy)
+    return Market(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)
+
+
 def _touched(record: LedgerRecord, machine: Machine) -> set[str]:
     jobs: set[str] = set()
     nodes: set[str] = set()
@@ -198,6 +213,12 @@ def _serve_questions(broker: Any, placement: Placement) -> None:
     seq, latencies = (lambda: placement.seq), (lambda: placement.latencies)
     ask = partial(serve, broker, queue="placement")
     ask(BY_TYPE["io.baton.job.explain.query.v1"], on_machine(handlers.explain_job))
+    ask(
+        BY_TYPE["io.baton.job.plan.query.v1"],
+        on_machine(
+            handlers.Planner(placement.market), now_us=lambda: time.time_ns() // 1000, clock=lambda: time.perf_counter
+        ),
+    )
     ask(BY_TYPE["io.baton.queue.list.query.v1"], on_machine(handlers.queue_list))
     ask(
         BY_TYPE["io.baton.pool.status.query.v1"],

@@ -1,17 +1,32 @@
 """Placement's answers: load the machine, ask the core, return. Nothing here changes anything."""
 
 from collections import deque
+from collections.abc import Callable
 
 from libs.bus.queries import NotFound
 from libs.core.desired import desired
 from libs.core.explain import explain, queue_view
+from libs.core.fleet import Fleet
+from libs.core.fleet_shape import FleetShape
 from libs.core.machine import Machine
-from libs.core.model import Job
+from libs.core.model import Job, State
+from libs.core.plan import Market, hide, plan_job, shape_of_fleet
 from libs.core.status import quantiles, status
 from schemas.ledger import JobGranted, JobQueued, LedgerRecord
 from schemas.nodes import DesiredQuery, DesiredReply
-from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQuery, QueueList, QueueListQuery
+from schemas.queries import (
+    ExplainQuery,
+    Explanation,
+    PlanQuery,
+    PlanReply,
+    PoolStatus,
+    PoolStatusQuery,
+    QueueList,
+    QueueListQuery,
+)
 from schemas.subjects import OPERATOR
+
+Clock = Callable[[], float]
 
 
 class Latencies:
@@ -41,6 +56,30 @@ class Latencies:
 
 def explain_job(machine: Machine, query: ExplainQuery, team: str) -> Explanation:
     return explain(machine.state, _job_of(machine, query.job_id, team), machine.plan)
+
+
+class Planner:
+    """Answers plans; keeps what admission would know of the fleet until the fleet changes."""
+
+    def __init__(self, market: Market) -> None:
+        self.market = market
+        self._of: tuple[Fleet, int, dict[str, int]] | None = None
+        self._shape = FleetShape()
+
+    def __call__(self, machine: Machine, query: PlanQuery, team: str, *, now_us: int, clock: Clock) -> PlanReply:
+        """`now_us` is this process's clock; `clock` tells seconds and measures only how long the answer took."""
+        began = clock()
+        state = machine.state
+        reply = plan_job(
+            state, query.job, team, max(now_us, state.t_us), self.market, fleet=self._fleet(state), steps=query.steps
+        )
+        return hide(reply, team).model_copy(update={"took_ms": round((clock() - began) * 1000, 3)})
+
+    def _fleet(self, state: State) -> FleetShape:
+        if self._of is None or self._of[0] is not state.fleet or self._of[1:] != (state.fleet.version, state.quotas):
+            self._of = (state.fleet, state.fleet.version, dict(state.quotas))
+            self._shape = shape_of_fleet(state)
+        return self._shape
 
 
 def queue_list(machine: Machine, query: QueueListQuery, team: str) -> QueueList:

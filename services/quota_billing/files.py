@@ -1,20 +1,17 @@
 """The two files that people write: the price book and the teams' quotas. What is wrong in them is said at start."""
 
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-import yaml
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, Field
 
-from libs.core.metering import NoPrice, Prices
+from libs.core.metering import Prices
+from libs.service.files import BadFile, read, read_prices
 from schemas.base import Name, Strict
-from schemas.billing import PriceBook
 
-M = TypeVar("M", bound=BaseModel)
+__all__ = ["BadFile", "TeamEntry", "TeamsFile", "load_prices", "load_quotas", "quota_changes"]
 
-
-class BadFile(ValueError):
-    """A configuration file cannot be used; the text names file, place, problem and fix."""
+_SETTINGS = "BATON_QUOTA_BILLING_*"
 
 
 def _thousandths(devices: float | None) -> float | None:
@@ -37,15 +34,12 @@ class TeamsFile(Strict):
 
 def load_prices(path: Path) -> Prices:
     """The price book. Raises BadFile."""
-    try:
-        return Prices(_load(path, PriceBook))
-    except NoPrice as error:
-        raise BadFile(f"{path}: {error}") from None
+    return read_prices(path, _SETTINGS)
 
 
 def load_quotas(path: Path) -> dict[str, int | None]:
     """Team -> limit in thousandths of a device, None for no limit. Raises BadFile."""
-    teams = _load(path, TeamsFile).teams
+    teams = read(path, TeamsFile, _SETTINGS).teams
     return {team: None if e.devices is None else round(e.devices * 1000) for team, e in teams.items()}
 
 
@@ -60,17 +54,3 @@ def quota_changes(
         for team, limit in wanted.items()
         if (team not in applied or applied[team] != limit) and ledger.get(team) != limit
     }
-
-
-def _load(path: Path, model: type[M]) -> M:
-    try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadFile(f"{path} cannot be read ({error.strerror}): name another with BATON_QUOTA_BILLING_*") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadFile(f"{path} is not YAML: {error}") from None
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors(include_url=False)]
-        raise BadFile(f"{path}: {'; '.join(problems)}") from None

@@ -1,0 +1,61 @@
+"""Files that people write for services: what is wrong in one is said at start, with its name, the place and the fix."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+
+from libs.core.admission import PriorityClass
+from libs.core.metering import NoPrice, Prices
+from libs.core.throughput import ThroughputBook, Throughputs
+from schemas.base import Strict
+from schemas.billing import PriceBook
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class BadFile(ValueError):
+    """A configuration file cannot be used; the text names file, place, problem and fix."""
+
+
+class ClassesFile(Strict):
+    """`deploy/classes.yaml`."""
+
+    classes: tuple[PriorityClass, ...] = Field(min_length=1)
+
+
+def read(path: Path, model: type[M], setting: str) -> M:
+    """The file at `path` as a `model`. Raises BadFile; `setting` is the variable that names another file."""
+    try:
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read ({error.strerror}): name another with {setting}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path} is not YAML: {error}") from None
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors(include_url=False)]
+        raise BadFile(f"{path}: {'; '.join(problems)}") from None
+
+
+def read_prices(path: Path, setting: str) -> Prices:
+    """A price book. Raises BadFile."""
+    try:
+        return Prices(read(path, PriceBook, setting))
+    except NoPrice as error:
+        raise BadFile(f"{path}: {error}") from None
+
+
+def read_throughputs(path: Path, setting: str) -> Throughputs:
+    """Measured rates. Raises BadFile."""
+    return Throughputs(read(path, ThroughputBook, setting).rows())
+
+
+def read_classes(path: Path, setting: str) -> dict[str, PriorityClass]:
+    """Priority classes by name. Raises BadFile."""
+    entries = read(path, ClassesFile, setting).classes
+    if len({entry.name for entry in entries}) < len(entries):
+        raise BadFile(f"{path}: a class is named twice: {', '.join(entry.name for entry in entries)}")
+    return {entry.name: entry for entry in entries}

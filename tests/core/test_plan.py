@@ -1,0 +1,332 @@
+"""A dry run says what the cycle would do, without doing it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from libs.core import preemption
+from libs.core.explain import explain
+from libs.core.metering import Prices
+from libs.core.model import State
+from libs.core.plan import Market, hide, plan_job
+from libs.core.rightsize import Kind, kinds_of, suggest
+from libs.core.throughput import Chooser, Measured, Throughputs
+from schemas.billing import Price, PriceBook
+from schemas.inbox import NodeLost, QuotaChanged, Tick
+from schemas.jobs import CheckpointPolicy, JobSpec, ModelShape, Simulation, Workload
+from schemas.queries import PlanReply, PlanVerdict
+from schemas.resources import Level, Objective, Resources, Topology, TopologyPolicy
+from tests.core.builders import GIB, World, job, node
+
+BOOK = PriceBook(
+    currency="USD",
+    prices=(
+        Price(model="*", micros_per_device_hour=2_000_000),
+        Price(model="H100", micros_per_device_hour=3_000_000),
+        Price(model="A10", micros_per_device_hour=600_000),
+    ),
+)
+RATES = Throughputs(
+    [
+        Measured("bert", "H100", 1, 10.0),
+        Measured("bert", "H100", 2, 19.0),
+        Measured("bert", "H100", 4, 24.0),
+        Measured("bert", "H100", 8, 25.0),
+        Measured("bert", "A10", 1, 4.0),
+    ]
+)
+
+
+def market(table: Throughputs = RATES) -> Market:
+    prices = Prices(BOOK)
+    plain = Market(prices, table)
+    return replace(plain, policy=replace(plain.policy, chooser=Chooser(table, lambda model: prices.of(model, "*"))))
+
+
+def spec(devices: int = 1, *, klass: str = "experiment", time_limit_s: float = 0, **resources: Any) -> JobSpec:
+    return JobSpec(
+        command=("true",),
+        priority_class=klass,
+        time_limit_s=time_limit_s,
+        resources=Resources(devices=devices, **resources),
+    )
+
+
+def planned(world: World, asked: JobSpec, steps: float | None = None, team: str = "research") -> PlanReply:
+    before = world.machine.dump()
+    reply = plan_job(world.machine.state, asked, team, world.now_us, market(), steps=steps)
+    assert world.machine.dump() == before, "a plan changed the state"
+    return reply
+
+
+def within(level: Level) -> Topology:
+    return Topology(level=level, policy=TopologyPolicy.REQUIRED)
+
+
+def running(world: World, name: str, devices: int = 8, **options: Any) -> str:
+    id_ = world.submit(job(name, devices, priority=100, **options))
+    world.started(id_)
+    return id_
+
+
+def test_what_fits_is_planned_where_the_cycle_then_puts_it() -> None:
+    world = World(node("n0"), node("n1", leaf="leaf-1"))
+    running(world, "half", 4)
+    reply = planned(world, spec(4))
+    assert (reply.verdict, reply.start_s, reply.level) == (PlanVerdict.NOW, 0.0, "node")
+    id_ = world.submit(job("same", 4, priority=100))
+    claims = world.machine.state.jobs[id_].current.claims  # type: ignore[union-attr]
+    assert reply.nodes[0].devices == tuple(claim.device for claim in claims)
+    assert reply.nodes[0].model == "H100"
+
+
+def test_a_plan_costs_what_the_price_book_says() -> None:
+    world = World(node("n0"))
+    cost = planned(world, spec(4, time_limit_s=1800)).cost
+    assert cost is not None
+    assert (cost.currency, cost.micros_per_hour, cost.run_s) == ("USD", 12_000_000, 1800)
+    assert cost.total_micros == 6_000_000
+    assert planned(world, spec(4)).cost.total_micros is None  # type: ignore[union-attr]
+
+
+def test_steps_and_a_measured_rate_say_how_long_it_takes() -> None:
+    cost = planned(World(node("n0")), spec(2, family="bert"), steps=1900).cost
+    assert cost is not None
+    assert cost.run_s == pytest.approx(100)
+    assert cost.total_micros == round(6_000_000 * 100 / 3600)
+    assert cost.micros_per_step == pytest.approx(6_000_000 / 3600 / 19)
+
+
+def test_the_start_is_guessed_between_age_and_limit() -> None:
+    world = World(node("n0"))
+    running(world, "long", time_limit_s=10_000)
+    world.send(Tick(), after_us=100_000_000)
+    reply = planned(world, spec(8))
+    assert reply.verdict is PlanVerdict.LATER
+    assert reply.latest_s == pytest.approx(9900, abs=1)
+    assert reply.start_s == pytest.approx((100 * 10_000) ** 0.5 - 100, abs=1)
+    assert [n.node for n in reply.nodes] == ["n0"]
+    assert "1 running job of 1 end" in reply.start_basis
+
+
+def test_the_soonest_end_that_suffices_counts() -> None:
+    world = World(node("n0"), node("n1"))
+    running(world, "first", time_limit_s=1000)
+    running(world, "second", time_limit_s=5000)
+    one, both = planned(world, spec(8)), planned(world, spec(16))
+    assert one.latest_s == pytest.approx(1000, abs=1)
+    assert both.latest_s == pytest.approx(5000, abs=1)
+
+
+def test_a_timer_ends_when_it_says() -> None:
+    world = World(node("n0"))
+    admitted = job("timer", 8, priority=100)
+    timed = admitted.spec.model_copy(update={"simulation": Simulation(duration_s=300)})
+    id_ = world.submit(admitted.model_copy(update={"spec": timed}))
+    world.started(id_)
+    reply = planned(world, spec(8))
+    assert reply.start_s == reply.latest_s == pytest.approx(300, abs=1)
+
+
+def test_without_limits_the_start_is_unknown_and_says_why() -> None:
+    world = World(node("n0"))
+    running(world, "endless")
+    reply = planned(world, spec(8))
+    assert (reply.verdict, reply.start_s) == (PlanVerdict.UNKNOWN, None)
+    assert "1 running job without a time limit" in reply.start_basis
+
+
+def test_jobs_that_wait_ahead_go_first() -> None:
+    world = World(node("n0"), node("n1"))
+    running(world, "first", time_limit_s=1000)
+    running(world, "second", time_limit_s=5000)
+    world.submit(job("ahead", 8, priority=200))
+    reply = planned(world, spec(8))
+    assert reply.ahead == 1
+    assert reply.latest_s == pytest.approx(5000, abs=1)
+
+
+def test_a_long_queue_ahead_makes_the_start_unknown() -> None:
+    world = World(node("n0"))
+    running(world, "first", time_limit_s=1000)
+    for i in range(20):
+        world.submit(job(f"ahead{i}", 8, priority=200))
+    reply = planned(world, spec(8))
+    assert reply.verdict is PlanVerdict.UNKNOWN
+    assert "20 jobs wait ahead" in reply.start_basis
+
+
+def test_devices_reserved_for_an_old_gang_are_not_promised() -> None:
+    world = World(node("n0"))
+    running(world, "half", 4, time_limit_s=1000)
+    world.submit(job("gang", 8, priority=100))
+    assert planned(world, spec(4)).verdict is PlanVerdict.NOW
+    world.send(Tick(), after_us=61_000_000)
+    later = planned(world, spec(4))
+    assert later.verdict is not PlanVerdict.NOW
+    assert [(r.constraint, r.devices) for r in later.removed] == [("busy", 4), ("reserved", 4)]
+
+
+def test_what_can_never_fit_on_what_is_up_is_told() -> None:
+    world = World(node("n0"), node("n1"))
+    world.send(NodeLost(node="n1", incarnation=1, silent_s=11))
+    reply = planned(world, spec(16))
+    assert reply.verdict is PlanVerdict.NEVER
+    assert reply.suggestion == "set resources.devices to 8"
+
+
+def test_victims_are_those_that_preemption_takes() -> None:
+    world = World(node("n0"), node("n1"))
+    cheap, dear = running(world, "cheap"), running(world, "dear", team="other")
+    world.send(Tick(), after_us=1_000_000_000)
+    world.checkpointed(cheap, 7)
+    asked = spec(8, klass="serving")
+    reply = planned(world, asked)
+    assert (reply.verdict, [v.job_id for v in reply.victims]) == (PlanVerdict.AFTER_PREEMPTION, [cheap])
+    assert reply.start_s == CheckpointPolicy().grace_s
+    world.submit(job("real", 8, priority=300, preempts=True))
+    (plan,) = preemption.plans(world.machine.state, world.now_us, 1)
+    assert plan.victims == (cheap,)
+    assert plan.cost_device_s == pytest.approx(reply.victims[0].lost_device_s, abs=0.1)
+    assert dear not in plan.victims
+
+
+def test_of_another_teams_victims_only_class_and_size_are_told() -> None:
+    world = World(node("n0"))
+    running(world, "theirs", team="blue")
+    reply = planned(world, spec(8, klass="serving"))
+    assert [(v.job_id, v.team, v.devices) for v in hide(reply, "research").victims] == [("", "", 8)]
+    assert hide(reply, "operator").victims[0].team == "blue"
+
+
+def test_a_refusal_is_admissions_with_field_value_and_fix() -> None:
+    reply = planned(World(node("n0")), spec(1, types=("H1000",)))
+    assert reply.verdict is PlanVerdict.REFUSED
+    assert reply.reasons[0].field == "job.resources.types.0"
+    assert reply.reasons[0].value == "H1000"
+    assert "did you mean H100?" in reply.reasons[0].fix
+
+
+def test_memory_that_no_device_has_is_refused_with_the_arithmetic() -> None:
+    large = spec(1).model_copy(update={"model": ModelShape(parameters_b=70)})
+    reply = planned(World(node("n0")), large)
+    assert reply.verdict is PlanVerdict.REFUSED
+    assert "70e9 x 12 bytes (adamw)" in reply.reasons[0].problem
+    assert "70e9 x 12 bytes (adamw)" in reply.memory_text
+
+
+@pytest.mark.parametrize(
+    ("asked", "suggestion"),
+    [
+        (spec(7), "set resources.devices to 6"),
+        (spec(5, topology=within(Level.NODE)), "set resources.topology.level to leaf"),
+        (spec(1, types=("A10",)), "add H100 to resources.types"),
+        (spec(1, memory_mib=100 * GIB), "set resources.memory_mib to 81920"),
+    ],
+    ids=["fewer", "wider", "type", "memory"],
+)
+def test_the_smallest_change_is_one_that_works(asked: JobSpec, suggestion: str) -> None:
+    """Three free devices on each of two H100 nodes of a leaf; the A10 and the large card are taken."""
+    large = node("large", 1, memory_gib=141)
+    world = World(node("n0"), node("n1"), node("n2", 1, model="A10", memory_gib=24), large)
+    running(world, "large", 1, memory_gib=141)
+    running(world, "a10", 1, types=("A10",))
+    for name in ("a", "b"):
+        running(world, name, 5, required=Level.NODE)
+    reply = planned(world, asked)
+    assert reply.verdict is not PlanVerdict.NOW
+    assert reply.suggestion == suggestion
+    assert all(change != suggestion for change in reply.alternatives)
+
+
+def test_explain_and_plan_say_the_same() -> None:
+    world = World(node("n0"), node("n1"))
+    running(world, "a", 4, required=Level.NODE)
+    running(world, "b", 8, required=Level.NODE)
+    asked = spec(8)
+    reply = planned(world, asked)
+    id_ = world.submit(job("asked", 8, priority=100))
+    told = explain(world.machine.state, world.machine.state.jobs[id_], world.machine.plan)
+    assert (told.reason, told.text, told.removed, told.suggestion) == (
+        reply.reason,
+        reply.text,
+        reply.removed,
+        reply.suggestion,
+    )
+    assert told.suggestion == "set resources.devices to 4"
+
+
+def test_fewer_devices_keep_the_models_split_and_its_memory() -> None:
+    world = World(node("n0"))
+    running(world, "five", 5)
+    model = ModelShape(parameters_b=7, tensor_parallel=2, workload=Workload.INFERENCE)
+    reply = planned(world, spec(4).model_copy(update={"model": model}))
+    assert reply.suggestion == "set resources.devices to 2"
+
+
+def test_a_quota_is_a_reason_and_its_end_a_time() -> None:
+    world = World(node("n0"), node("n1"))
+    world.send(QuotaChanged(team="research", limit_milli=8000))
+    running(world, "mine", 6, time_limit_s=600)
+    reply = planned(world, spec(4))
+    assert reply.reason == "quota"
+    assert reply.suggestion == "set resources.devices to 2"
+    assert reply.latest_s == pytest.approx(600, abs=1)
+
+
+def test_without_a_node_it_would_wait_for_the_first() -> None:
+    reply = plan_job(State(), spec(1), "research", 1, market())
+    assert reply.verdict is PlanVerdict.UNKNOWN
+    assert "no node is up" in reply.text
+
+
+# -------------------------------------------------------------------------------------------------------- right-sizing
+
+
+def test_poor_scaling_is_told_with_what_it_wastes() -> None:
+    (smaller,) = planned(World(node("n0")), spec(8, family="bert")).right_size
+    assert smaller.change == "set resources.devices to 2"
+    assert smaller.saves_micros_per_hour == 6 * 3_000_000
+    assert smaller.saves_micros_per_step == pytest.approx(3_000_000 / 3600 * (8 / 25 - 2 / 19))
+    assert planned(World(node("n0")), spec(2, family="bert")).right_size == ()
+
+
+def test_a_cheaper_card_that_ends_in_time_is_told() -> None:
+    world = World(node("n0"), node("n1", model="A10", memory_gib=24))
+    asked = spec(1, family="bert", types=("H100",), time_limit_s=300)
+    (smaller,) = planned(world, asked, steps=1000).right_size  # 100 s on H100, 250 s on A10
+    assert smaller.change == "set resources.types to [A10]"
+    assert smaller.saves_micros_per_hour == 2_400_000
+    assert smaller.saves_micros_per_step == pytest.approx((3_000_000 / 10 - 600_000 / 4) / 3600)
+    assert planned(world, asked, steps=1300).right_size == ()  # 325 s: too late
+
+
+def test_what_fits_a_slice_or_a_smaller_card_is_told() -> None:
+    world = World(node("n0"), node("n1", model="A10", memory_gib=24))
+    serve = ModelShape(parameters_b=7, workload=Workload.INFERENCE)
+    asked = spec(1, types=("H100",)).model_copy(update={"model": serve})
+    (smaller,) = planned(world, asked).right_size
+    assert smaller.change == "set resources.types to [A10]"
+    assert smaller.saves_micros_per_hour == 2_400_000
+    assert "not measured" in smaller.why
+    kinds = (Kind("H100", "", 81_920), Kind("H100", "2g.20gb", 20_000), Kind("A10", "", 10_000))
+    (slice_,) = suggest(asked, RATES, {"H100": 9, "H100:2g.20gb": 3, "A10": 1}.__getitem__, kinds, "H100", 15_000)
+    assert slice_.change == "set resources.types to [H100] and resources.mig_profile to 2g.20gb"
+
+
+def test_a_job_that_uses_what_it_asks_for_gets_no_advice() -> None:
+    assert planned(World(node("n0")), spec(1, memory_mib=70 * GIB)).right_size == ()
+    assert planned(World(node("n0")), spec(4)).right_size == ()
+
+
+def test_kinds_are_what_is_up() -> None:
+    world = World(node("n0", memory_gib=80), node("n1", model="A10", memory_gib=24))
+    assert kinds_of(world.machine.state) == (Kind("A10", "", 24 * GIB), Kind("H100", "", 80 * GIB))
+
+
+def test_the_objective_decides_where_it_would_run() -> None:
+    world = World(node("n0"), node("n1", model="A10", memory_gib=24))
+    finish = planned(world, spec(1, family="bert", objective=Objective.FINISH))
+    cheap = planned(world, spec(1, family="bert", objective=Objective.COST))
+    assert (finish.nodes[0].model, cheap.nodes[0].model) == ("H100", "A10")
