@@ -80,6 +80,13 @@ def test_tpu_chips_by_pci_id_and_not_googles_network_card(tmp_path):
     assert found.environment((rank("here-tpu-0000:00:05.0"),))["TPU_CHIPS_PER_HOST_BOUNDS"] == "1,1,1"
 
 
+def test_the_chips_of_a_tpu_host_are_a_small_torus(tmp_path):
+    files = [pci(f"0000:00:{n:02d}.0", "1ae0", "0063") for n in range(4, 12)]
+    found = layer(tree(tmp_path, {k: v for f in files for k, v in f.items()})).discover()
+    assert {(d.torus, d.torus_shape) for d in found} == {("here", (2, 4))}
+    assert [d.torus_at for d in found][:5] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
+
+
 def test_gaudi_is_counted_by_module_and_an_intel_npu_is_none(tmp_path):
     def accel(number, vendor, device, module=None):
         at = f"sys/class/accel/accel{number}/device"

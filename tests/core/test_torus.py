@@ -235,3 +235,12 @@ def test_the_nearest_boxes_are_legal_and_near():
     assert nearest(v5p, 12)[0] in [(2, 2, 2), (2, 2, 4)]
     assert nearest(v5p, 100)[0] == (4, 4, 8)
     assert all(legal(g, b) for g in tpu_generations().values() for n in (1, 3, 50, 5000) for b in nearest(g, n, 5))
+
+
+def test_what_is_no_box_never_splits_a_host_and_shares_stay_off_devices_that_are_whole():
+    v = view(*pod())
+    assert isinstance(find(v, Shape(devices=1)), Placed)
+    blocked = find(v, Shape(devices=4))
+    assert isinstance(blocked, Blocked)
+    assert blocked.reason == "type"
+    assert isinstance(find(v, Shape(devices=1, milli=500)), Blocked)

@@ -1,7 +1,8 @@
 """Accelerators of this machine that no NVML knows, found in /sys and /dev.
 
     AMD       /sys/class/kfd/kfd/topology/nodes/*/properties, in KFD's order, which HIP counts by
-    TPU       /sys/bus/pci/devices/*, vendor 1ae0; torus and coordinates are not in sysfs, so they stay empty
+    TPU       /sys/bus/pci/devices/*, vendor 1ae0; sysfs doesn't tell the place in the pod, so each host is offered as a
+              torus of its own, and slices of several hosts are not
     Gaudi     /sys/class/accel/accel*/device, vendor 1da3 (Intel's own NPUs have accel nodes as well)
     Neuron    neuron-ls --json-output, and the machine's product name for the generation
     FPGA      /sys/bus/pci/devices/*, vendor 10ee; one card is one slot with several functions
@@ -19,14 +20,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from libs.adapters.devices.layer import NoDevices, process_environment
-from libs.core.accelerators.catalog import Accelerator, catalog, find_model, find_pci
+from libs.core.accelerators.catalog import Accelerator, catalog, find_model, find_pci, tpu_generations
 from libs.core.accelerators.vendors import VENDORS
 from schemas.nodes import DeviceSample, Rank
 from schemas.resources import Device
 
 _MIB = 1024 * 1024
 _HOST_LIMIT_S = 10.0
+_HOST_BOXES = {(2, 1): (1, 1), (2, 4): (2, 2), (2, 8): (2, 4), (3, 1): (1, 1, 1), (3, 4): (2, 2, 1)}
+"""(dimensions of the torus, chips of the host): the host's box. That indices count along it row by row is assumed."""
 _VIDEO_MEMORY = (1, 2)
 """KFD heap types: frame buffer, visible to the host or not."""
 
@@ -112,7 +117,10 @@ def tpu(node: str, root: Path) -> Iterator[Device]:
     """Chips by PCI address, which is the order of their indices."""
     found = [(at, m) for at, device_id in _pci(root, "google") if (m := find_pci("google", device_id)) is not None]
     for index, (address, model) in enumerate(found):
-        yield _device(node, f"tpu-{address}", index, model)
+        chip = _device(node, f"tpu-{address}", index, model)
+        shape = _HOST_BOXES.get((tpu_generations()[model.model].dims, len(found)), ())
+        at = tuple(int(x) for x in np.unravel_index(index, shape)) if shape else ()
+        yield chip.model_copy(update={"torus": node if shape else "", "torus_shape": shape, "torus_at": at})
 
 
 def gaudi(node: str, root: Path) -> Iterator[Device]:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
@@ -113,6 +113,7 @@ def models() -> frozenset[str]:
     return frozenset(a.model for a in catalog().values())
 
 
+@lru_cache(maxsize=4096)
 def find_model(name: str) -> Accelerator | None:
     """The accelerator of a name: a driver's ("NVIDIA H100 80GB HBM3"), a shop's or a job's ("H100"); None if unknown.
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from libs.core.accelerators.precisions import computes
+from libs.core.accelerators.vendors import sharable
 from libs.core.fleet import Bools, Fleet, Ints
 from libs.core.model import Shape
 from libs.core.placement.answer import Reason
@@ -81,6 +82,11 @@ def _static(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
         yield Reason.TYPE, np.isin(fleet.model, [c for c in codes if c >= 0])
     else:
         yield Reason.TYPE, ~fleet.cpu
+    if not shape.whole:
+        whole_only = [code for code, name in enumerate(fleet.models.names) if not sharable(name)]
+        yield Reason.TYPE, ~np.isin(fleet.model, whole_only)
+    if shape.torus or shape.devices > 1:  # chips of a torus are granted as boxes: anything else would split their hosts
+        yield Reason.TYPE, (fleet.torus >= 0) == bool(shape.torus)
     profile = fleet.profiles.find(shape.profile)
     yield Reason.PROFILE, fleet.profile == (profile if profile >= 0 else -1)
     if shape.memory_mib:
