@@ -2,6 +2,7 @@
 
 # ruff: noqa: N802, N815 - the recorded API has NVIDIA's names
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from libs.adapters.devices import NoDevices
 from libs.adapters.devices.cpu import CpuLayer
 from libs.adapters.devices.fleet import FleetError, parse_fleet, read_fleet
-from libs.adapters.devices.nvml import NvmlLayer, short_model
+from libs.adapters.devices.nvml import NvmlLayer, runs_a_job, short_model
 from libs.adapters.devices.simulated import SimulatedLayer
 from schemas.resources import DeviceKind
 from tests.agent.build import inventory, rank
@@ -34,6 +35,8 @@ class Nvml:
     NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 2, 0
     NVML_TEMPERATURE_GPU, NVML_VOLATILE_ECC, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 0, 1
     NVML_ERROR_GPU_IS_LOST, nvmlMemory_v2 = 15, 0x02000028
+    NVML_SUCCESS, NVML_GPU_FABRIC_STATE_COMPLETED = 0, 3
+    c_nvmlGpuFabricInfo_v2_t = pynvml.c_nvmlGpuFabricInfo_v2_t
 
     def __init__(self, *boards: dict, driver: bool = True) -> None:
         self.boards, self.driver = boards, driver
@@ -78,6 +81,16 @@ class Nvml:
 
     def nvmlDeviceGetEnforcedPowerLimit(self, h):
         return 700_000
+
+    def nvmlDeviceGetComputeRunningProcesses(self, h):
+        return [SimpleNamespace(pid=pid) for pid in h.get("pids", ())]
+
+    def nvmlDeviceGetGpuFabricInfoV(self, h, info):
+        if "fabric" not in h:
+            raise NVMLError(3)
+        cluster, clique, info._obj.state = h["fabric"]
+        info._obj.cliqueId = clique
+        info._obj.clusterUuid[:] = cluster
 
     def nvmlDeviceGetNvLinkState(self, h, link):
         if link >= h.get("links", 0):
@@ -124,6 +137,28 @@ def test_whole_gpus_with_what_a_job_can_use_of_their_memory():
     assert (first.id, first.index, first.kind, first.model) == ("GPU-0", 0, DeviceKind.GPU, "H100")
     assert (first.memory_mib, first.power_limit_w) == (81_034, 700)
     assert second.memory_mib == 81_559, "an older driver does not tell what it keeps"
+
+
+def test_measured_free_memory_counts_only_what_no_job_takes():
+    own, foreign = h100(0, used=30_000, pids=[7]), h100(1, used=30_000, pids=[8])
+    devices = NvmlLayer(Nvml(own, foreign, h100(2)), is_job=lambda pid: pid == 7).discover()
+    assert [device.memory_free_mib for device in devices] == [None, 81_559 - 525 - 30_000, 81_559 - 525]
+
+
+def test_a_process_that_cannot_be_read_might_be_a_job():
+    assert runs_a_job(2**22 + 1)
+    assert not runs_a_job(os.getpid())
+
+
+def test_a_fabric_that_spans_nodes_is_named_by_cluster_and_clique():
+    cluster = bytes(range(16))
+    boards = [
+        h100(0, fabric=(cluster, 5, 3)),
+        h100(1, fabric=(cluster, 5, 2)),
+        h100(2, fabric=(bytes(16), 0, 3)),
+        h100(3),
+    ]
+    assert [d.fabric for d in NvmlLayer(Nvml(*boards)).discover()] == [f"{cluster.hex()}-5", "", "", ""]
 
 
 def test_nvlink_islands_come_from_links_and_peers_not_from_index_order():
@@ -265,6 +300,21 @@ GROUP = "groups: [{name: 'n{i}', count: 2, devices: {model: H100, count: 4, memo
 def test_fleet_errors_name_field_value_and_fix(text, message):
     with pytest.raises(FleetError, match=message):
         parse_fleet(text, "fleet.yaml")
+
+
+def test_a_simulated_node_may_tell_its_disk_and_its_racks_power_cap():
+    text = """
+groups:
+  - name: "n{i}"
+    count: 1
+    devices: {model: H100, count: 2, power_limit_w: 700, memory_free_gib: 70}
+    rack_power_w: 900
+    contents: [image]
+    fetch_mib_s: 250
+"""
+    (node,) = parse_fleet(text, "f.yaml")
+    assert (node.rack_power_w, node.contents, node.fetch_mib_s) == (900, ("image",), 250)
+    assert [device.memory_free_mib for device in node.devices] == [70 * 1024] * 2
 
 
 def test_a_missing_fleet_file_names_the_setting():

@@ -10,6 +10,9 @@ groups:
     cpus: 192
     memory_gib: 2048
     labels: {site: west}
+    rack_power_w: 42000          optional: power cap of each leaf, watts
+    contents: [sha256:9f86]      optional: images and datasets on the disks of its nodes
+    fetch_mib_s: 2500            optional: how fast a node fetches what it has not
 
 Kind, programming interface and memory follow from the model where the catalogue knows it. Two more keys of `devices`:
 
@@ -69,6 +72,9 @@ class FleetDevices(Strict):
     runtime: Runtime | None = Field(default=None, description="by default as the model's; of an unknown one, cuda")
     nvlink_domains: int = Field(default=1, ge=0, le=64, description="NVLink (xGMI, ...) islands per node; 0: none")
     power_limit_w: int = Field(default=0, ge=0, description="board power limit, watts; 0: unknown")
+    memory_free_gib: float | None = Field(
+        default=None, ge=0, description="measured free memory, GiB; null: not measured"
+    )
     mig: tuple[str, ...] = Field(default=(), description="instances that each board is cut into, by profile")
     torus: FleetTorus | None = Field(default=None, description="TPU chips only")
 
@@ -136,6 +142,9 @@ class FleetGroup(Strict):
     cpus: int = Field(default=0, ge=0)
     memory_gib: float = Field(default=0, ge=0, description="host memory, GiB")
     labels: dict[str, str] = Field(default_factory=dict)
+    contents: tuple[str, ...] = Field(default=(), description="images and datasets on each node's disk")
+    fetch_mib_s: int = Field(default=1000, ge=1, description="how fast a node fetches what it has not, MiB/s")
+    rack_power_w: int = Field(default=0, ge=0, description="power cap of each leaf, watts; 0: none")
 
 
 class Fleet(Strict):
@@ -204,6 +213,9 @@ def _node(path: str, number: int, group: FleetGroup, i: int) -> Inventory:
             cpus=group.cpus,
             memory_mib=int(group.memory_gib * MIB_PER_GIB),
             labels=group.labels,
+            contents=group.contents,
+            fetch_mib_s=group.fetch_mib_s,
+            rack_power_w=group.rack_power_w,
             simulated=True,
         )
     except ValidationError as e:
@@ -230,6 +242,7 @@ def _devices(group: FleetGroup, node: NodeName, i: int) -> Iterator[Device]:
             kind=kind,
             model=devices.model,
             memory_mib=devices.memory_mib,
+            memory_free_mib=None if devices.memory_free_gib is None else int(devices.memory_free_gib * MIB_PER_GIB),
             nvlink_domain=f"nvl{index // per_island}" if per_island else "",
             power_limit_w=devices.power_limit_w,
             runtime=runtime,

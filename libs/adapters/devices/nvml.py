@@ -6,8 +6,10 @@ neutral value. A board that is lost (XID 79) is left out of the samples, which t
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import byref
 from typing import Any, TypeVar
 
+import psutil
 import pynvml
 
 from libs.adapters.devices.layer import NoDevices, process_environment
@@ -23,14 +25,25 @@ _HARD_THROTTLE = 0x8 | 0x40 | 0x80
 _FORM = ("SXM", "PCIE", "NVL", "HBM")
 
 
+def runs_a_job(pid: int) -> bool:
+    """Whether a process of this machine is a job's, by its environment; what cannot be read might be."""
+    try:
+        return "BATON_PART" in psutil.Process(pid).environ()
+    except (psutil.Error, OSError):
+        return True
+
+
 class NvmlLayer:
     """The NVIDIA devices of this machine. `api` is the `pynvml` module, or a recorded one in tests.
+
+    `is_job` tells whether a process (its pid) belongs to a job: then free memory is not measured.
 
     Raises NoDevices when there is no driver, saying how to go on without.
     """
 
-    def __init__(self, api: Any = pynvml) -> None:
+    def __init__(self, api: Any = pynvml, is_job: Callable[[int], bool] = runs_a_job) -> None:
         self._api = api
+        self._is_job = is_job
         self._handles: dict[str, Any] = {}
         self._models: dict[str, str] = {}
         self._parents: dict[str, Any] = {}
@@ -82,7 +95,9 @@ class NvmlLayer:
             kind=DeviceKind.GPU,
             model=model,
             memory_mib=self._memory(board)[1],
+            memory_free_mib=self._free_mib(board),
             nvlink_domain=island,
+            fabric=self._fabric(board),
             power_limit_w=self._try(lambda: self._api.nvmlDeviceGetEnforcedPowerLimit(board), 0) // 1000,
         )
 
@@ -104,6 +119,7 @@ class NvmlLayer:
                 kind=DeviceKind.MIG,
                 model=model,
                 memory_mib=total_mib,
+                memory_free_mib=self._free_mib(instance),
                 mig_profile=self._profile(instance, total_mib),
                 parent=parent,
             )
@@ -190,6 +206,32 @@ class NvmlLayer:
         except (self._api.NVMLError, AttributeError):
             info = self._api.nvmlDeviceGetMemoryInfo(handle)
             return info.used // _MIB, info.total // _MIB
+
+    def _free_mib(self, handle: Any) -> int | None:
+        """What is free beside processes that are no jobs, MiB; None while a job may run there: it will give it back."""
+        api = self._api
+        pids = self._try(lambda: [process.pid for process in api.nvmlDeviceGetComputeRunningProcesses(handle)], None)
+        if pids is None or any(self._is_job(pid) for pid in pids):
+            return None
+        used, usable = self._memory(handle)
+        return max(0, usable - used)
+
+    def _fabric(self, board: Any) -> str:
+        """Cluster uuid and clique of an NVLink fabric that spans nodes (NVL72), "" without one.
+
+        The switches of a single node (HGX) also complete a registration, with a cluster uuid of zeros: all such nodes
+        would look like one fabric.
+        """
+        api = self._api
+        info = api.c_nvmlGpuFabricInfo_v2_t()
+        try:
+            api.nvmlDeviceGetGpuFabricInfoV(board, byref(info))
+        except api.NVMLError:
+            return ""  # an older driver, or a board without NVLink
+        cluster = bytes(info.clusterUuid)
+        if info.state != api.NVML_GPU_FABRIC_STATE_COMPLETED or info.status != api.NVML_SUCCESS or not any(cluster):
+            return ""
+        return f"{cluster.hex()}-{info.cliqueId}"
 
     def _try(self, read: Callable[[], T], otherwise: T) -> T:
         """What `read` gives, or the neutral value when this driver or board cannot tell."""
