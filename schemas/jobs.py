@@ -82,6 +82,7 @@ class Optimizer(StrEnum):
 
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw-8bit"
+    ADAMW_NO_MASTER = "adamw-no-master"
     SGD = "sgd"
     NONE = "none"
 

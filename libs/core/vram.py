@@ -35,8 +35,17 @@ _CACHE = {Precision.FP32: 4, Precision.TF32: 4, Precision.FP8: 1}
 _FULL = frozenset({Precision.FP32, Precision.TF32})
 _FROZEN_ONLY = frozenset({Precision.INT8, Precision.INT4})
 
-_STATES = {Optimizer.ADAMW: 8.0, Optimizer.ADAMW_8BIT: 2.0, Optimizer.SGD: 4.0, Optimizer.NONE: 0.0}
+_STATES = {
+    Optimizer.ADAMW: 8.0,
+    Optimizer.ADAMW_NO_MASTER: 8.0,
+    Optimizer.ADAMW_8BIT: 2.0,
+    Optimizer.SGD: 4.0,
+    Optimizer.NONE: 0.0,
+}
 """Bytes of optimizer state per trained parameter; mixed precision keeps 4 more, the fp32 master weights."""
+
+
+_NO_MASTER = frozenset({Optimizer.NONE, Optimizer.ADAMW_NO_MASTER})
 
 
 class Impossible(ValueError):
@@ -110,7 +119,7 @@ def state_bytes(shape: ModelShape) -> tuple[float, float, float]:
     states = _STATES[shape.optimizer]
     if shape.precision in _FULL:
         return 4.0, 4.0, states
-    master = 4.0 if shape.optimizer is not Optimizer.NONE else 0.0
+    master = 0.0 if shape.optimizer in _NO_MASTER else 4.0
     return (1.0 if shape.precision is Precision.FP8 else 2.0), 2.0, master + states
 
 
@@ -135,6 +144,12 @@ def layer_bytes(
     if sequence_parallel:
         return sequence * batch * hidden * (per_unit + scores) / tensor
     return sequence * batch * hidden * (10 + (per_unit - 10) / tensor + scores / tensor)
+
+
+def logits_bytes(sequence: int, batch: int, vocabulary: int, *, tensor: int = 1, per_logit: float = 4) -> float:
+    """b s V / t logits, 4 (fp32) to 6 bytes each (ml-engineering, training/performance). No estimate counts them: a loss
+    that is computed in pieces avoids them."""
+    return per_logit * batch * sequence * vocabulary / tensor
 
 
 def kv_bytes_per_token(layers: int, hidden: int, kv_heads_fraction: float, bytes_per_value: int) -> float:

@@ -9,6 +9,7 @@ from libs.core.vram import (
     estimate,
     kv_bytes_per_token,
     layer_bytes,
+    logits_bytes,
     remedy,
     state_bytes,
 )  # fmt: skip
@@ -79,6 +80,35 @@ def test_llama_8b_at_32k_matches_the_measured_layer_and_checkpoints() -> None:
     assert states / GB == pytest.approx(128.5, abs=0.1)
 
 
+def test_llama_8b_at_32k_needs_31_gib_recomputed_and_240_kept() -> None:
+    """ml-engineering: layer 7.0 + checkpoints 8.0 + logits 15.7 GiB; 32 layers and logits without recomputation."""
+    logits = logits_bytes(32768, 1, 128_256) / GIB
+    layer = layer_bytes(32768, 1, 4096, per_unit=56) / GIB
+    checkpoints = 32 * 2 * 32768 * 4096 / GIB
+    assert logits == pytest.approx(15.7, abs=0.05)
+    assert checkpoints == pytest.approx(8.0)
+    assert layer + checkpoints + logits == pytest.approx(31, abs=0.5)
+    assert 32 * layer + logits == pytest.approx(240, abs=0.5)
+
+
+def test_opt_13b_keeps_1_68_gb_for_2048_tokens() -> None:
+    """vLLM, arXiv 2309.06180: 800 KB per token, "up to 1.6 GB" (of 2^30)."""
+    opt = ModelShape(workload=Workload.INFERENCE, parameters_b=13, layers=40, hidden=5120, sequence=2048)
+    assert parts(opt)["KV cache"] / GB == pytest.approx(1.68, abs=0.005)
+
+
+def test_full_fine_tuning_of_65b_needs_more_than_780_gb() -> None:
+    """QLoRA, arXiv 2305.14314: 16-bit weights and gradients, fp32 Adam moments, no master weights: 12 bytes each."""
+    shape = ModelShape(parameters_b=65, optimizer=Optimizer.ADAMW_NO_MASTER)
+    assert sum(size for name, size in parts(shape).items() if name != "framework") / GB == pytest.approx(780)
+
+
+def test_an_fp8_cache_is_half_of_a_16_bit_one() -> None:
+    shape = ModelShape(workload=Workload.INFERENCE, parameters_b=8, layers=32, hidden=4096, sequence=8192)
+    half = shape.model_copy(update={"precision": Precision.FP8})
+    assert parts(half)["KV cache"] * 2 == parts(shape)["KV cache"]
+
+
 def test_qlora_holds_65b_in_a_48_gib_device() -> None:
     shape = ModelShape(workload=Workload.LORA, parameters_b=65, precision=Precision.INT4, lora_fraction=0.002)
     assert parts(shape)["weights"] / GB == pytest.approx(32.5 + 65 * 0.016)
@@ -98,6 +128,7 @@ def test_lora_of_llama2_7b_needs_134_mb_of_states() -> None:
         (Optimizer.ADAMW, Precision.BF16, 16),
         (Optimizer.ADAMW, Precision.FP32, 16),
         (Optimizer.ADAMW_8BIT, Precision.BF16, 10),
+        (Optimizer.ADAMW_NO_MASTER, Precision.BF16, 12),
         (Optimizer.SGD, Precision.FP16, 12),
         (Optimizer.NONE, Precision.BF16, 4),
         (Optimizer.ADAMW, Precision.FP8, 15),
