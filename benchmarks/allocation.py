@@ -8,7 +8,8 @@ own books, so a wrong answer is seen), with `baton placer` as the placer: once f
 - `--mode replay`: pods come and go at their recorded times, on so few nodes that the peak demand exceeds them
   (`--pressure`, peak demand / capacity). FGD and first-fit run here too, by fgdsim, on the same nodes.
 
-Writes `benchmarks/results/allocation.json` (each mode its own part) and `docs/img/placement-allocation.svg`.
+Controls: `--shuffle-names` (a placer that lives on the order of the node file shows it) and `--no-workload` (Baton learns
+the mix from what arrives). Writes `benchmarks/results/allocation.json` (each mode and control its own part) and `docs/img/placement-allocation.svg`.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def main() -> None:
     }
     if options.mode == "replay":
         settings["pressure"] = options.pressure
-    result = {**_earlier(), options.mode: {"machine": about, **settings, "lists": part}}
+    result = {**_earlier(), _part(options): {"machine": about, **settings, "lists": part}}
     print(f"written to {machine.write('allocation', result)}")
     if "inflate" in result:
         IMAGE.parent.mkdir(parents=True, exist_ok=True)
@@ -74,6 +75,12 @@ def main() -> None:
     wrong = {key: n for run in runs for key, n in run["failures"].items() if key.startswith("invalid")}
     if wrong:
         raise SystemExit(f"wrong answers: {wrong}")
+
+
+def _part(options: argparse.Namespace) -> str:
+    """The part of the result that a run replaces: controls stand beside what they control."""
+    name: str = options.mode
+    return name + "_shuffled" * options.shuffle_names + "_untold" * options.no_workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +291,9 @@ def _picture(part: dict[str, Any]) -> str:
     right = panel(
         610, "fragmentation_100", "Free GPUs that the next job could not use (F)", "% of GPUs; less is better"
     )
-    title = f"Placement on Alibaba's openb trace (others: published means; Baton: seeds {part['seeds']})"
+    title = (
+        f"Placement on Alibaba's openb trace (others: published means, FirstFit: fgdsim; Baton: seeds {part['seeds']})"
+    )
     return chart.page(1220, 56 + chart.dots_height(len(rows)) + 10, title, [left, right])
 
 
