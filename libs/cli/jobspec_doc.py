@@ -52,6 +52,60 @@ only the fields of the tables below.
 
 Arguments of `command`, values of `env` and of `resources.labels` are text as they are written: `0.10` stays `0.10`, `on` stays
 `on`. Elsewhere a number is decimal. Anchors, aliases, tags and repeated keys are refused; a file has at most 256 KiB.
+
+## How to ask for a place
+
+The tables below list every field; this is what the less common ones are for. Each may be left out.
+
+```yaml
+# An elastic training: 16 devices at best, 8 will do. It stays within one leaf for ten minutes, then goes wider.
+command: [python, train.py]
+resources:
+  devices: 16
+  min_devices: 8
+  types: [H200, H100]
+  objective: finish              # the type on which this family, as measured, ends soonest; cost: the cheapest per step
+  family: llama-70b
+  topology: {level: leaf, policy: preferred, widen_after_s: 600}
+  cpu_milli: 12000               # 12 processors and 128 GiB of host memory for each device
+  host_memory_mib: 131072
+```
+
+```yaml
+# A nested gang: 8 tensor-parallel groups of 8, each on one NVLink island, with two judges of another type. All of it
+# starts together or not at all; `devices` is the sum and is left out.
+command: [python, train.py]
+resources:
+  topology: {level: spine, policy: required}
+  roles:
+    - {name: trainer, count: 8, min_count: 4, devices: 8, types: [H100], topology: {level: nvlink, policy: required}}
+    - {name: judge, count: 2, devices: 1, types: [L40S], cpu_milli: 4000}
+```
+
+```yaml
+# A TPU slice: a box of 2 x 2 x 4 chips that lie next to each other in one torus.
+command: [python, train.py]
+resources: {types: [v5p], torus: [2, 2, 4]}
+```
+
+```yaml
+# A replica of a service: never on one leaf with another replica of the same team and key. Its binary was built for CUDA,
+# it computes in fp8, and it is ready sooner where its image is on the disk already.
+command: [serve]
+resources:
+  runtime: cuda
+  precision: fp8
+  spread: {key: chat, level: leaf}
+  contents: [{name: "sha256:9f86d081884c", size_mib: 18000}]
+```
+
+What is asked of the node beside its devices (`cpu_milli`, `host_memory_mib`) is kept for the job like a device is: a node
+takes no more devices of it than it can serve, and a node that does not tell what it has serves none. `precision` looks at
+what hardware computes in; a format that would only be emulated counts as missing, a device model that Baton does not know
+is allowed. Anti-affinity counts both ways: of two jobs with one key the wider level holds, whichever came first. Where an
+operator has capped a rack's power, a granted device counts its board's power limit, a share of one its part.
+What no node of the pool could ever serve is refused at once, with the value and the fix; everything else waits, and
+`baton explain` names the constraint that keeps it waiting.
 """
 
 
@@ -85,16 +139,20 @@ def _sections(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iter
 
 
 def _object(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The object that a field holds, itself or as items of a list; None when it holds none."""
     node = _target(field, definitions)
+    node = _target(node.get("items", {}), definitions) if node.get("type") == "array" else node
     return node if "properties" in node else None
 
 
 def _target(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a field holds: of a reference what it refers to, of a value that may be null the value."""
     for branch in (field, *field.get("anyOf", ()), *field.get("allOf", ())):
         if "$ref" in branch:
             found: Mapping[str, Any] = definitions[branch["$ref"].rpartition("/")[2]]
             return found
-    return field
+    branches: list[Mapping[str, Any]] = [b for b in field.get("anyOf", ()) if b.get("type") != "null"]
+    return branches[0] if branches else field
 
 
 def _type(field: Mapping[str, Any], definitions: Mapping[str, Any], place: str) -> str:
@@ -139,7 +197,9 @@ def _default(field: Mapping[str, Any], required: bool) -> str:
 
 
 def _enum_doc(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    return str(_target(field, definitions).get("description", "")).partition("\n")[0]
+    node = _target(field, definitions)
+    node = _target(node.get("items", {}), definitions) if node.get("type") == "array" else node
+    return str(node.get("description", "")).partition("\n")[0]
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_json_is_yaml() -> None:
 
 def test_every_example_of_the_documentation_is_right() -> None:
     examples = re.findall(r"```yaml\n(.*?)```", DOC.read_text(), re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 6
     assert all(read_jobs(example) for example in examples)
 
 
