@@ -9,7 +9,8 @@ own books, so a wrong answer is seen), with `baton placer` as the placer: once f
   (`--pressure`, peak demand / capacity). FGD and first-fit run here too, by fgdsim, on the same nodes.
 
 Controls: `--shuffle-names` (a placer that lives on the order of the node file shows it) and `--no-workload` (Baton learns
-the mix from what arrives). Writes `benchmarks/results/allocation.json` (each mode and control its own part) and `docs/img/placement-allocation.svg`.
+the mix from what arrives). Writes `benchmarks/results/allocation.json` (each mode and control its own part) and
+`docs/img/placement-allocation.svg`.
 """
 
 import argparse
