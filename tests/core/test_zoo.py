@@ -7,10 +7,11 @@ import pytest
 from libs.adapters.devices.fleet import read_fleet
 from libs.core.admission import AdmissionContext, Admitted, Rejected, evaluate
 from libs.core.fleet_shape import FleetShape
-from libs.core.machine import Machine
+from libs.core.model import Shape
+from libs.core.placement import View, find
+from libs.core.snapshot import dump, load
 from schemas import inbox
 from schemas.jobs import JobSpec, SubmitJob
-from schemas.ledger import LedgerRecord
 from tests.core.builders import World
 
 ZOO = read_fleet(Path(__file__).parents[2] / "deploy" / "fleets" / "zoo.yaml")
@@ -97,13 +98,14 @@ def test_what_a_kind_cannot_do_is_refused_with_its_field(zoo, resources, field):
     assert field in [r.reason.field for r in verdict.refusals]
 
 
-def test_a_restarted_machine_places_the_next_slice_at_the_same_chips(zoo):
+def test_a_snapshot_knows_where_every_chip_is(zoo):
     ask(zoo, "first", types=["v5p"], torus=[2, 2, 4])
-    copy = Machine()
-    for number, record in enumerate(zoo.records, 1):
-        copy.apply(LedgerRecord.model_validate_json(record.model_dump_json()), number)
-    _, devices = ask(zoo, "second", types=["v5p"], torus=[2, 2, 2])
-    fleet = copy.state.fleet
-    assert {(int(fleet.t0[r]), int(fleet.t1[r]), int(fleet.t2[r])) for r in map(fleet.row, devices)} == {
-        device.torus_at for node in ZOO for device in node.devices if device.id in devices
-    }
+    before, after = zoo.machine.state, load(dump(zoo.machine.state))
+    shape = Shape(devices=8, types=("v5p",), torus=(2, 2, 2))
+    placed = [find(View.of(state.fleet), shape) for state in (before, after)]
+    names = [[state.fleet.devices.names[r] for r in p.rows] for state, p in zip((before, after), placed, strict=True)]
+    assert names[0] == names[1]
+    at = {d.id: d.torus_at for node in ZOO for d in node.devices}
+    assert [at[name] for name in names[0]] == sorted((at[name] for name in names[0]), key=lambda a: (a[2], a)), (
+        "host by host: here hosts are 2x2x1 and lie along the third axis"
+    )

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from itertools import permutations, product
 
 import numpy as np
-import numpy.typing as npt
 
 from libs.core.accelerators.catalog import Accelerator, find_model, tpu_generations
 from libs.core.accelerators.vendors.tpu_boxes import CUBE, legal
@@ -38,10 +37,11 @@ def place_box(view: View, shape: Shape, rows: Ints) -> Placed | None:
     generation = tpu_generations().get(model.model)
     if generation is None or not legal(generation, shape.torus):
         return None
-    codes, free = np.unique(fleet.torus[rows], return_counts=True)
-    for code in codes[np.lexsort((codes, free))].tolist():
+    codes, free = np.unique(fleet.torus[rows[fleet.torus[rows] >= 0]], return_counts=True)
+    by_fullest = sorted(zip(free.tolist(), codes.tolist(), strict=True), key=lambda t: (t[0], fleet.tori.names[t[1]]))
+    for _, code in by_fullest:
         torus = fleet.torus_shapes.get(code)
-        if code < 0 or torus is None or len(torus) != generation.dims:
+        if torus is None or len(torus) != generation.dims:
             continue
         grid = _grid(fleet, code, torus)
         host = _host_shape(fleet, grid)
@@ -67,86 +67,82 @@ def find_box(
         wrap: per axis, whether the box may reach over the edge.
         cube: sides of the block that smaller slices may not cross and larger ones are made of.
     """
-    best: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    best: tuple[tuple[int, ...], Ints, tuple[int, ...]] | None = None
     for sides in sorted(set(permutations(box)), key=lambda s: (s != tuple(box), s)):
-        starts = _starts(free, sides, host, wrap, cube)
-        if starts is None or not starts.any():
+        starts = _starts(free.shape, sides, host, wrap, cube)
+        if len(starts) == 0:
             continue
-        at = np.argwhere(starts)
-        keys = [_contact(free, sides, wrap)[starts] * -1]
+        occupied = _table(free, sides, wrap)
+        starts = starts[_count(occupied, starts, sides) == 0]
+        if len(starts) == 0:
+            continue
         cells = [c for c in (host, cube) if c is not None and _inside(sides, c)]
-        keys = [_free_in_cell(free, cell)[starts] for cell in cells] + keys
-        first = int(np.lexsort((*at.T[::-1], *keys[::-1]))[0])
+        keys = [_free_in_cell(free, cell)[tuple(starts.T)] for cell in cells]
+        keys.append(-sum(_count(occupied, starts, sides, axis) for axis in range(free.ndim)))
+        first = int(np.lexsort((*starts.T[::-1], *keys[::-1]))[0])
         score = tuple(int(key[first]) for key in keys)
         if best is None or score < best[0]:
-            best = score, (*at[first].tolist(), *sides)
-    if best is None:
-        return None
-    dims = free.ndim
-    return _coordinates(best[1][:dims], best[1][dims:], free.shape, host)
+            best = score, starts[first], sides
+    return None if best is None else _coordinates(best[1].tolist(), best[2], free.shape, host)
 
 
 def _starts(
-    free: Bools, sides: tuple[int, ...], host: Sequence[int], wrap: Sequence[bool], cube: Sequence[int] | None
-) -> Bools | None:
-    """Where the box may start (mask of the torus's shape): free, aligned, atomic. None when it fits nowhere."""
-    if any(side > length for side, length in zip(sides, free.shape, strict=True)):
-        return None
+    torus: Sequence[int], sides: tuple[int, ...], host: Sequence[int], wrap: Sequence[bool], cube: Sequence[int] | None
+) -> Ints:
+    """Where a box may start if all were free: aligned, hosts and cubes whole. Shape (starts, dims), in order."""
+    nowhere = np.zeros((0, len(sides)), dtype=np.int64)
+    if any(side > length for side, length in zip(sides, torus, strict=True)):
+        return nowhere
+    step, cell = tuple(host), None
     if _inside(sides, host):
-        step, cell = (1,) * free.ndim, tuple(host)
-    elif any(side % h for side, h in zip(sides, host, strict=True)):
-        return None
-    elif cube is None:
-        step, cell = tuple(host), None
-    elif not any(side % c for side, c in zip(sides, cube, strict=True)):
-        step, cell = tuple(cube), None
-    elif _inside(sides, cube):
-        step, cell = tuple(host), tuple(cube)
-    else:
-        return None
-    allowed = np.ones(free.shape, dtype=np.bool_)
-    for axis, length in enumerate(free.shape):
-        at = np.arange(length)
-        fits = at % step[axis] == 0
+        step, cell = (1,) * len(sides), tuple(host)
+    elif not _divides(host, sides):
+        return nowhere
+    elif cube is not None and _divides(cube, sides):
+        step = tuple(cube)
+    elif cube is not None and _inside(sides, cube):
+        cell = tuple(cube)
+    elif cube is not None:
+        return nowhere
+    along: list[Ints] = []
+    for axis, (side, length) in enumerate(zip(sides, torus, strict=True)):
+        at = np.arange(0, length, step[axis])
         if cell is not None:
-            fits &= at % cell[axis] + sides[axis] <= cell[axis]
-        if sides[axis] == length:
-            fits &= at == 0  # a whole ring: where it starts makes no difference
+            at = at[at % cell[axis] + side <= cell[axis]]
+        if side == length:
+            at = at[:1]  # a whole ring: where it starts makes no difference
         elif not wrap[axis] or length % step[axis]:
-            fits &= at + sides[axis] <= length
-        allowed &= _along(fits, axis, free.ndim)
-    allowed &= _sums(free, sides, wrap, (0,) * free.ndim) == 0
-    return allowed
+            at = at[at + side <= length]
+        along.append(at)
+    out: Ints = np.stack(np.meshgrid(*along, indexing="ij"), axis=-1).reshape(-1, len(sides))
+    return out
 
 
-def _contact(free: Bools, sides: tuple[int, ...], wrap: Sequence[bool]) -> Ints:
-    """For each start, how many chips or edge places next to the box's faces are occupied; the box itself is free."""
-    total = np.zeros(free.shape, dtype=np.int64)
-    for axis in range(free.ndim):
-        total += _sums(free, sides, wrap, tuple(int(a == axis) for a in range(free.ndim)))
-    return total
-
-
-def _sums(free: Bools, sides: tuple[int, ...], wrap: Sequence[bool], margin: tuple[int, ...]) -> Ints:
-    """For each start, the occupied places in the box, widened by `margin` to both sides. Beyond an edge that does not
-    wrap all is occupied. By a summed-area table: 2^dims look-ups for each start, whatever the box's size."""
-    occupied = (~free).astype(np.int64)
+def _table(free: Bools, sides: tuple[int, ...], wrap: Sequence[bool]) -> Ints:
+    """Summed-area table of what is occupied, with one place before and `side` places after each axis: the other edge's
+    where the axis wraps, else all occupied."""
+    table = (~free).astype(np.int64)
     for axis, length in enumerate(free.shape):
         reach = np.arange(-1, length + sides[axis])
         over = (
             (reach < 0) | (reach >= length) if sides[axis] == length or not wrap[axis] else np.zeros_like(reach, bool)
         )
-        occupied = np.take(occupied, reach, axis=axis, mode="wrap")
-        occupied = np.where(_along(over, axis, free.ndim), 1, occupied)
+        table = np.take(table, reach, axis=axis, mode="wrap")
+        table = np.where(over.reshape([-1 if a == axis else 1 for a in range(free.ndim)]), 1, table)
     for axis in range(free.ndim):
-        occupied = np.insert(np.cumsum(occupied, axis=axis), 0, 0, axis=axis)
-    total = np.zeros(free.shape, dtype=np.int64)
-    for ends in product((0, 1), repeat=free.ndim):
-        corner = tuple(
-            np.arange(free.shape[a]) + (1 + sides[a] + margin[a] if end else 1 - margin[a])
-            for a, end in enumerate(ends)
-        )
-        total += (-1) ** (free.ndim - sum(ends)) * occupied[np.ix_(*corner)]
+        table = np.cumsum(table, axis=axis)
+    return np.pad(table, [(1, 0)] * free.ndim)
+
+
+def _count(table: Ints, starts: Ints, sides: tuple[int, ...], wider: int | None = None) -> Ints:
+    """Occupied places in the box at each of `starts`, by 2^dims look-ups whatever its size. With `wider`, the box has one
+    more place at both ends of that axis: the box itself being free, these are what its two faces touch."""
+    margin = np.array([int(axis == wider) for axis in range(len(sides))])
+    low, high = starts + 1 - margin, starts + 1 + np.array(sides) + margin
+    total = np.zeros(len(starts), dtype=np.int64)
+    for ends in product((False, True), repeat=len(sides)):
+        corner = np.where(np.array(ends), high, low)
+        total += (-1) ** (len(sides) - sum(ends)) * table[tuple(corner.T)]
     return total
 
 
@@ -175,15 +171,13 @@ def _inside(sides: Sequence[int], cell: Sequence[int]) -> bool:
     return all(side <= c for side, c in zip(sides, cell, strict=True))
 
 
-def _along(values: npt.NDArray[np.bool_], axis: int, dims: int) -> Bools:
-    """`values` (shape (n,)) laid along one axis of an array of `dims` dimensions."""
-    out: Bools = values.reshape([-1 if a == axis else 1 for a in range(dims)])
-    return out
+def _divides(cell: Sequence[int], sides: Sequence[int]) -> bool:
+    return not any(side % c for side, c in zip(sides, cell, strict=True))
 
 
 def _rings(box: Sequence[int], torus: Sequence[int], cube: Sequence[int] | None) -> tuple[bool, ...]:
     """Per axis, whether a slice may reach over the edge: only one of whole cubes, in a torus of whole cubes."""
-    if cube is None or any(side % c for side, c in zip(box, cube, strict=True)):
+    if cube is None or not _divides(cube, box):
         return (False,) * len(box)
     return tuple(length % c == 0 for length, c in zip(torus, cube, strict=True))
 
