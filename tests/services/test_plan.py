@@ -1,0 +1,119 @@
+"""`baton plan` from the job file to the table: the command as a process, a real placement behind a real broker."""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from libs.bus.queries import ask
+from schemas import inbox
+from schemas.catalog import BY_TYPE
+from schemas.jobs import JobSpec
+from schemas.ledger import AttemptRunning, JobGranted, JobQueued
+from schemas.queries import PlanQuery, PlanReply, PlanVerdict
+from schemas.resources import Resources
+from services.placement.app import make_app, market_of
+from services.placement.settings import PlacementSettings
+from tests.admission.running import running
+from tests.core.builders import job, node
+from tests.services.pool import Pool
+
+ROOT = Path(__file__).parents[2]
+JOB = """
+name: train
+command: [python, train.py]
+time_limit_s: 1800
+gpus: H100:{devices}
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+async def plan(tmp_path: Path, nats_url: str, text: str, *flags: str, command: str = "plan") -> Result:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "libs.cli", command, "-f", str(file), "--team", "red", *flags),
+        env={**clean, "PYTHONPATH": str(ROOT), "BATON_NATS_URL": nats_url},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert b"Traceback" not in err, err.decode()
+    return Result(process.returncode or 0, out.decode(), err.decode())
+
+
+@pytest.fixture
+def settings(world: Pool, nats_url: str, redis_url: str) -> PlacementSettings:
+    return PlacementSettings(nats_url=nats_url, redis_url=redis_url, pool=world.name)
+
+
+async def test_a_plan_from_the_file_to_the_table(world: Pool, settings: PlacementSettings, tmp_path: Path) -> None:
+    async with running(make_app(settings, writer_id="w1")):
+        await world.put(inbox.NodeRegistered(incarnation=1, inventory=node("n1", 4), lease_s=10))
+        await world.put(job("j", 2, team="red", time_limit_s=600))
+        granted = await world.event(JobGranted)
+        await world.started(granted)
+        await world.event(AttemptRunning)
+
+        now = await plan(tmp_path, settings.nats_url, JOB.format(devices=2))
+        later = await plan(tmp_path, settings.nats_url, JOB.format(devices=4), "--json")
+        refused = await plan(tmp_path, settings.nats_url, JOB.format(devices=40))
+        events = [event for record in await world.records() for event in record.events]
+
+    assert now.code == 0, now.err
+    assert "would run:    now" in now.out
+    assert "5.98 USD per hour, 2.99 USD for 30m (time-limit: at most)" in now.out
+    assert "n1\tH100\t2" in now.out
+
+    assert later.code == 3, later.err
+    reply = PlanReply.model_validate(json.loads(later.out))
+    assert (reply.verdict, reply.suggestion) == (PlanVerdict.LATER, "set resources.devices to 2")
+    assert reply.latest_s is not None
+    assert 0 < reply.latest_s <= 600
+    assert reply.took_ms > 0
+
+    assert refused.code == 4
+    assert "job.resources.devices = 40: this pool has 4" in refused.err
+    assert sum(isinstance(event, JobQueued) for event in events) == 1, "a plan submitted something"
+
+
+async def test_a_wrong_file_is_told_as_submit_tells_it(nats_url: str, tmp_path: Path) -> None:
+    text = "command: [x]\nresources: {devices: many}\n"
+    told = await plan(tmp_path, nats_url, text)
+    assert told.code == 2
+    assert "job.yaml:2:13: resources.devices" in told.err
+    assert told == await plan(tmp_path, nats_url, text, command="submit")
+
+
+async def test_of_another_teams_victims_a_team_learns_only_the_size(world: Pool, settings: PlacementSettings) -> None:
+    query = PlanQuery(job=JobSpec(command=("x",), priority_class="serving", resources=Resources(devices=2)))
+    message = BY_TYPE["io.baton.job.plan.query.v1"]
+    async with running(make_app(settings, writer_id="w1")):
+        await world.put(
+            inbox.NodeRegistered(incarnation=1, inventory=node("n1", 2), lease_s=10), job("j", 2, team="red")
+        )
+        await world.started(await world.event(JobGranted))
+        await world.event(AttemptRunning)
+        told: dict[str, PlanReply] = {team: await ask(world.nats, message, team, query) for team in ("red", "blue")}
+    assert {reply.verdict for reply in told.values()} == {PlanVerdict.AFTER_PREEMPTION}
+    assert told["red"].victims[0].team == "red"
+    assert told["blue"].victims[0].job_id == told["blue"].victims[0].team == ""
+
+
+def test_the_shipped_files_make_a_market(settings: PlacementSettings) -> None:
+    market = market_of(settings)
+    assert market.prices.of("V100", "experiment") == 550_000
+    assert market.table.models("ResNet-50 (batch size 64)") == ("K80", "P100", "V100")
+    assert sorted(market.classes) == ["experiment", "production", "serving"]
+    assert market.chooser is not None
