@@ -126,7 +126,7 @@ class _Entry:
 
 
 def _entry(job: Job, used: dict[str, int], t_us: int, policy: Policy) -> _Entry:
-    young = job.shape.devices == 1 or t_us - job.queued_us < policy.reserve_after_us
+    young = job.shape.devices <= 1 or t_us - job.queued_us < policy.reserve_after_us
     return _Entry(-job.priority, young, used[job.team] if young else 0, job.submitted_us, job.id, job)
 
 

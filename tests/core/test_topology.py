@@ -171,15 +171,20 @@ def test_the_remainder_goes_where_it_fits_tightest():
 # ---------------------------------------------------------------------------------------------------------- widening
 
 
-def submit(w: World, name: str, resources: Resources, *, team: str = "research", **kw) -> str:
-    w.send(
-        inbox.JobAdmitted(
-            job_id=job_id(team, name), team=team, client_key=name, spec_hash=name, submitted_us=1,
-            spec=JobSpec(name=name, command=("true",), resources=resources, checkpoint=CheckpointPolicy()),
-            **{"priority": 0, "preempts": False} | kw,
-        )
-    )  # fmt: skip
-    return job_id(team, name)
+def admitted(name: str, resources: Resources, *, team: str = "research", **kw) -> inbox.JobAdmitted:
+    return inbox.JobAdmitted(
+        job_id=job_id(team, name),
+        team=team,
+        client_key=name,
+        spec_hash=name,
+        spec=JobSpec(name=name, command=("true",), resources=resources, checkpoint=CheckpointPolicy()),
+        **{"priority": 0, "preempts": False, "submitted_us": 1} | kw,
+    )
+
+
+def submit(w: World, name: str, resources: Resources, **kw) -> str:
+    w.send(job := admitted(name, resources, **kw))
+    return job.job_id
 
 
 def level(name: str, *, required: bool = True, widen_after_s: float = 0) -> Topology:
@@ -292,6 +297,16 @@ def test_an_elastic_gang_is_cut_to_its_teams_quota():
     assert len(w.machine.state.jobs[job].current.claims) == 5
     below = submit(w, "below", Resources(devices=2, min_devices=1))
     assert w.state_of(below) == "queued"
+    w.check()
+
+
+def test_what_an_elastic_gang_did_not_get_is_open_to_its_team_in_the_same_cycle():
+    w = World(host("a", 4), host("b", 2))
+    elastic = Resources(devices=8, min_devices=2, topology=level("node"))
+    w.send(inbox.QuotaChanged(team="research", limit_milli=6000))
+    batch = [admitted("elastic", elastic), admitted("pair", Resources(devices=2), submitted_us=2)]
+    granted = [e for e in w.send(*batch) if e.kind == "job.granted"]
+    assert [len(e.claims) for e in granted] == [4, 2]
     w.check()
 
 
