@@ -22,7 +22,7 @@ from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import JobSpec
 from schemas.ledger import JobGranted, JobQueued, LedgerRecord, NodeJoined
-from schemas.resources import Claim, Content, Device, Inventory, Level, Position, Resources, Runtime, Spread
+from schemas.resources import Claim, Content, Device, Inventory, Level, Position, Resources, Role, Runtime, Spread
 from tests.core.builders import GIB, World
 
 
@@ -309,24 +309,47 @@ def test_seconds_to_ready_counts_what_is_missing() -> None:
 
 def _random_resources(rng: random.Random) -> dict[str, Any]:
     wanted: dict[str, Any] = {"devices": rng.choice((1, 1, 2, 3, 6))}
+    if rng.random() < 0.15:
+        wanted = {"roles": tuple(_random_role(rng, name) for name in "ab"[: rng.randrange(1, 3)])}
+    elif wanted["devices"] > 1 and rng.random() < 0.4:
+        wanted["min_devices"] = rng.randrange(1, wanted["devices"])
     if rng.random() < 0.6:
-        wanted |= {"cpu_milli": rng.randrange(1, 20_000), "host_memory_mib": rng.randrange(0, 200 * GIB)}
+        wanted |= _random_host(rng)
     if rng.random() < 0.4:
         wanted["spread"] = Spread(key=rng.choice("xy"), level=rng.choice([Level.NODE, Level.LEAF]))
-    if wanted["devices"] == 1 and rng.random() < 0.4:
+    if wanted.get("devices") == 1 and rng.random() < 0.4:
         wanted["share_milli"] = rng.choice((250, 500))
     if rng.random() < 0.3:
         wanted["contents"] = (Content(name="image", size_mib=10),)
     return wanted
 
 
-@pytest.mark.parametrize("seed", range(20))
+def _random_host(rng: random.Random) -> dict[str, int]:
+    return {"cpu_milli": rng.randrange(1, 20_000), "host_memory_mib": rng.randrange(0, 200 * GIB)}
+
+
+def _random_role(rng: random.Random, name: str) -> Role:
+    count = rng.randrange(1, 4)
+    fewest = rng.choice((None, 1, count))
+    hosts = _random_host(rng) if rng.random() < 0.5 else {}
+    return Role(name=name, count=count, min_count=fewest, devices=rng.randrange(1, 4), **hosts)
+
+
+@pytest.mark.parametrize("seed", range(15))
 def test_random_worlds_never_break_a_constraint(seed: int) -> None:
     """The independent checker sees processors, host memory and power; kin are looked at here, after every message."""
     rng = random.Random(seed)
-    world = World(*(host(f"n{i}", leaf=f"l{i // 2}", rack_power_w=rng.choice((0, 0, 3100))) for i in range(6)))
+    nodes = [host(f"n{i}", leaf=f"l{i // 2}", rack_power_w=rng.choice((0, 0, 3100))) for i in range(6)]
+    world = World(*nodes)
     for i in range(60):
         state = world.machine.state
+        if rng.random() < 0.08:
+            again = rng.choice(nodes)
+            life = state.fleet.nodes[again.node].incarnation
+            if rng.random() < 0.5:
+                world.send(inbox.NodeLost(node=again.node, incarnation=life, silent_s=9))
+            again = again.model_copy(update={"cpus": rng.choice((0, 16, 64)), "rack_power_w": rng.choice((0, 2000))})
+            world.send(inbox.NodeRegistered(incarnation=life + 1, inventory=again, lease_s=10))
         running = [j.id for j in state.jobs.values() if j.current is not None]
         if running and rng.random() < 0.45:
             world.released(rng.choice(sorted(running)), own_exit=True)
