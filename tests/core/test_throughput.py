@@ -110,7 +110,7 @@ def test_a_mig_profile_has_rates_of_its_own() -> None:
 
 def test_a_line_that_cannot_be_read_is_named() -> None:
     head = "gpu_type,job_type,num_gpus,steps_per_s\n"
-    with pytest.raises(ValueError, match="line 3: 'v100,A3C,two,1.0' is not gpu_type"):
+    with pytest.raises(ValueError, match=r"line 3: 'v100,A3C,two,1.0' is not gpu_type"):
         parse_gavel(head + "v100,A3C,1,7.1\nv100,A3C,two,1.0\n")
     with pytest.raises(ValueError, match="line 1: expected gpu_type"):
         parse_gavel("a,b\n")
