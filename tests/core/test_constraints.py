@@ -324,14 +324,14 @@ def _random_resources(rng: random.Random) -> dict[str, Any]:
     return wanted
 
 
-def _random_host(rng: random.Random) -> dict[str, int]:
+def _random_host(rng: random.Random) -> dict[str, Any]:
     return {"cpu_milli": rng.randrange(1, 20_000), "host_memory_mib": rng.randrange(0, 200 * GIB)}
 
 
 def _random_role(rng: random.Random, name: str) -> Role:
     count = rng.randrange(1, 4)
     fewest = rng.choice((None, 1, count))
-    hosts = _random_host(rng) if rng.random() < 0.5 else {}
+    hosts: dict[str, Any] = _random_host(rng) if rng.random() < 0.5 else {}
     return Role(name=name, count=count, min_count=fewest, devices=rng.randrange(1, 4), **hosts)
 
 
