@@ -74,4 +74,7 @@ def _this_machine(settings: AgentSettings, layer: DeviceLayer) -> Inventory:
         cpus=psutil.cpu_count() or 1,
         memory_mib=psutil.virtual_memory().total // _MIB,
         labels=settings.labels,
+        contents=settings.contents,
+        fetch_mib_s=settings.fetch_mib_s,
+        rack_power_w=settings.rack_power_w,
     )

@@ -39,6 +39,11 @@ class AgentSettings(ServiceSettings):
         default="leaf-0/spine-0/zone-0", pattern=r"^[^/]+/[^/]+/[^/]+$", description="leaf/spine/zone"
     )
     labels: dict[str, str] = Field(default_factory=dict, description='JSON object, e.g. {"site": "west"}')
+    rack_power_w: int = Field(default=0, ge=0, description="power cap of this machine's rack (its leaf), watts; 0: none")
+    contents: tuple[str, ...] = Field(
+        default=(), description='images and datasets on its disk, by content name, a JSON list: ["sha256:9f86..."]'
+    )
+    fetch_mib_s: int = Field(default=1000, ge=1, description="how fast it fetches what is not on its disk, MiB/s")
     address_template: str = Field(default="{node}", description="how other nodes reach {node}: for MASTER_ADDR")
     lease_s: float = Field(default=10.0, ge=0.5, le=600, description="work stops so long after the last renewal, s")
     ask_s: float = Field(default=3.0, gt=0, le=60, description="how often the whole desired state is asked for, s")

@@ -15,6 +15,8 @@ from libs.adapters.devices.fleet import FleetError, parse_fleet, read_fleet
 from libs.adapters.devices.nvml import NvmlLayer, runs_a_job, short_model
 from libs.adapters.devices.simulated import SimulatedLayer
 from schemas.resources import DeviceKind
+from services.agent.nodes import hosted
+from services.agent.settings import AgentSettings
 from tests.agent.build import inventory, rank
 
 FLEETS = Path(__file__).parents[2] / "deploy" / "fleets"
@@ -341,3 +343,11 @@ def test_this_machines_processors_are_one_device():
     (reading,) = layer.sample({})
     assert 0 <= reading.utilization_pct <= 100
     assert layer.environment((rank("here-cpu0", milli=500),))["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_an_operator_tells_an_agent_what_it_cannot_find_by_itself(monkeypatch, tmp_path):
+    for name, value in {"RACK_POWER_W": "42000", "CONTENTS": '["image", "data"]', "FETCH_MIB_S": "250"}.items():
+        monkeypatch.setenv(f"BATON_AGENT_{name}", value)
+    (one,) = hosted(AgentSettings(devices="cpu", state_dir=tmp_path))
+    assert (one.inventory.rack_power_w, one.inventory.contents) == (42_000, ("image", "data"))
+    assert one.inventory.fetch_mib_s == 250
