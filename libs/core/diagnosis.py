@@ -5,13 +5,14 @@ the placer was asked and said that the job would then run now. Smaller changes c
 devices, how many.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 
 from libs.core import vram
+from libs.core.fleet import Ints
 from libs.core.model import Job, Shape, State
 from libs.core.placement import Blocked, Context, Placed, Reason, View, find
 from libs.core.placement.constraints import fitting
@@ -204,9 +205,10 @@ def _runs(view: View, shape: Shape, context: Context) -> bool:
     return isinstance(find(view, shape, context=context), Placed)
 
 
-def _falling(values: Iterable[int], least: int, below: int) -> list[int]:
+def _falling(values: Ints, least: int, below: int) -> list[int]:
     """The few largest different values from `least` to under `below`."""
-    return sorted({int(v) for v in values if max(least, 1) <= v < below}, reverse=True)[:_TRIED]
+    inside = values[(values >= max(least, 1)) & (values < below)]
+    return [int(value) for value in np.unique(inside)[::-1][:_TRIED]]
 
 
 def _devices(milli: int) -> str:
