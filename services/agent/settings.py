@@ -39,7 +39,9 @@ class AgentSettings(ServiceSettings):
         default="leaf-0/spine-0/zone-0", pattern=r"^[^/]+/[^/]+/[^/]+$", description="leaf/spine/zone"
     )
     labels: dict[str, str] = Field(default_factory=dict, description='JSON object, e.g. {"site": "west"}')
-    rack_power_w: int = Field(default=0, ge=0, description="power cap of this machine's rack (its leaf), watts; 0: none")
+    rack_power_w: int = Field(
+        default=0, ge=0, description="power cap of this machine's rack (its leaf), watts; 0: none"
+    )
     contents: tuple[str, ...] = Field(
         default=(), description='images and datasets on its disk, by content name, a JSON list: ["sha256:9f86..."]'
     )
