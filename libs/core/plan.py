@@ -276,12 +276,13 @@ def _later(state: State, job: Job, outcome: Blocked, context: Context, t_us: int
     but = f"; {_some(endless, 'running job')} without a time limit not counted" if endless else ""
     if len(ahead) > AHEAD:
         return {"start_basis": f"unknown: {len(ahead)} jobs wait ahead of it{but}"}
+    held = _Held(state, [end.job for end in ends])
     ends.sort(key=lambda end: (end.at_us, end.job.id))
-    guess = _start(state, job, ahead, ends, [end.at_us for end in ends], t_us, market)
+    guess = _start(state, job, ahead, ends, [end.at_us for end in ends], held, t_us, market)
     if guess is None:
         return {"start_basis": f"unknown: it needs devices of jobs that have no time limit{but}"}
     ends.sort(key=lambda end: (end.latest_us, end.job.id))
-    latest = _start(state, job, ahead, ends, [end.latest_us for end in ends], t_us, market)
+    latest = _start(state, job, ahead, ends, [end.latest_us for end in ends], held, t_us, market)
     at_us, placed, ended = guess
     return {
         "verdict": PlanVerdict.LATER,
@@ -325,7 +326,7 @@ def _end_of(job: Job, t_us: int) -> _End | None:
 
 
 def _start(
-    state: State, job: Job, ahead: list[Job], ends: list[_End], times: list[int], t_us: int, market: Market
+    state: State, job: Job, ahead: list[Job], ends: list[_End], times: list[int], held: "_Held", t_us: int, market: Market
 ) -> tuple[int, Placed, int] | None:
     """(time, place, how many running jobs have ended by then) of `job`'s start; None when the known ends do not do.
 
@@ -334,8 +335,9 @@ def _start(
 
     Args:
         ends: in the order of `times`, when each of them happens.
+        held: what their jobs hold, in any order.
     """
-    replay = _Replay(state, _open(state, market), [end.job for end in ends])
+    replay = _Replay(state, _open(state, market), [end.job for end in ends], held)
     for one in (*ahead, job):
         context = replace(context_of(state, one, t_us), avoid=())
         found = replay.first(one, context)
@@ -348,22 +350,32 @@ def _start(
     return None
 
 
-class _Replay:
-    """One view on which running jobs end, in order, and waiting ones start. What the jobs hold is looked up once:
-    arrays over their claims, of which the first `_upto[n]` are free after n ends."""
+class _Held:
+    """What jobs hold, looked up once: arrays over their open claims. `owner` is the job's place in the list given."""
 
-    def __init__(self, state: State, view: View, jobs: list[Job]) -> None:
+    def __init__(self, state: State, jobs: list[Job]) -> None:
+        self.index = {job.id: i for i, job in enumerate(jobs)}
+        claims = [(i, claim) for i, job in enumerate(jobs) for part in _open_parts(job) for claim in part]
+        find_row = state.fleet.row
+        table = [(i, find_row(c.device), c.milli, c.memory_mib, c.cpu_milli, c.host_memory_mib) for i, c in claims]
+        columns = np.array(table, dtype=np.int64).reshape(len(table), 6)
+        self.owner, self.rows, self.holds = columns[:, 0], columns[:, 1], columns[:, 2:]
+
+
+class _Replay:
+    """One view on which running jobs end, in order, and waiting ones start. Of the claims, in the order of the
+    ends, the first `_upto[n]` are free after n ends."""
+
+    def __init__(self, state: State, view: View, jobs: list[Job], held: "_Held") -> None:
         self.ended = 0
         self._state, self._view, self._jobs = state, view, jobs
         self._started: dict[str, int] = {}
         """Team -> milli that it has got in the replay."""
-        held = [[claim for part in _open_parts(job) for claim in part] for job in jobs]
-        claims = [claim for of_job in held for claim in of_job]
-        self._upto = np.concatenate([[0], np.cumsum([len(of_job) for of_job in held], dtype=np.int64)])
-        self._rows = np.array([state.fleet.row(claim.device) for claim in claims], dtype=np.int64)
-        self._holds = np.array(
-            [(c.milli, c.memory_mib, c.cpu_milli, c.host_memory_mib) for c in claims], dtype=np.int64
-        ).reshape(len(claims), 4)
+        rank = np.empty(len(jobs), dtype=np.int64)
+        rank[[held.index[job.id] for job in jobs]] = np.arange(len(jobs))
+        in_order = np.argsort(rank[held.owner], kind="stable")
+        self._upto = np.searchsorted(rank[held.owner][in_order], np.arange(len(jobs) + 1))
+        self._rows, self._holds = held.rows[in_order], held.holds[in_order]
 
     def after(self, ends: int, job: Job, context: Context) -> Placed | None:
         """Where `job` would go after so many ends, counted from the beginning."""
