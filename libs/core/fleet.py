@@ -106,6 +106,9 @@ class Fleet:
         """Boards that may be cut anew, by id, of nodes that are up or were."""
         self.board_of: dict[int, str] = {}
         """Row of an instance of such a board -> the board's id."""
+        self.lasting: dict[Any, Any] = {}
+        self.lasting_version = -1
+        """What the constraints that do not pass leave, by kind of request (`placement.constraints`)."""
         self.scorer: Any = None
         """The placer's scorer (`libs.core.placement.score`), where there is one: views of this fleet carry it."""
         self.version = 0

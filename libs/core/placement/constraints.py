@@ -19,11 +19,13 @@ from libs.core.placement.answer import Reason
 from libs.core.placement.view import NOBODY, Context, View
 from schemas.resources import WHOLE_MILLI
 
+_REMEMBERED = 64
+
 
 def fitting(view: View, shape: Shape) -> Bools:
     """Devices (mask of shape (D,)) that `shape` could run on if all were free: the constraints that do not pass."""
-    mask = view.fleet.up.copy()
-    for _, allowed in _static(view.fleet, shape):
+    mask = _lasting(view.fleet, shape)[0].copy()
+    for _, allowed in _able(view.fleet, shape):
         mask &= allowed
     return mask
 
@@ -32,9 +34,8 @@ def candidates(
     view: View, shape: Shape, beneficiary: int, context: Context
 ) -> tuple[Bools, tuple[tuple[Reason, int], ...]]:
     """The devices that `shape` may use now (mask of shape (D,)), and how many each constraint removed, in order."""
-    mask = view.fleet.up.copy()
-    removed: dict[Reason, int] = {}
-    left = int(np.count_nonzero(mask))
+    known, counted, left = _lasting(view.fleet, shape)
+    mask, removed = known.copy(), dict(counted)
     for reason, allowed in _constraints(view, shape, beneficiary, context, mask):
         mask &= allowed
         now = int(np.count_nonzero(mask))
@@ -58,13 +59,16 @@ def _constraints(
 ) -> Iterator[tuple[Reason, Bools]]:
     """`mask` is what the constraints so far have left: those on shared resources count the devices in it."""
     fleet = view.fleet
-    yield from _static(fleet, shape)
+    yield from _able(fleet, shape)
     if shape.whole:
         yield Reason.BUSY, view.free_milli == WHOLE_MILLI
-    else:
-        need = shape.memory_mib or fleet.memory_mib * shape.milli // WHOLE_MILLI
-        yield Reason.BUSY, (view.free_milli >= shape.milli) & (view.free_mib >= need)
-    yield Reason.HELD, (view.held == NOBODY) | (view.held == beneficiary)
+    elif shape.memory_mib:
+        yield Reason.BUSY, (view.free_milli >= shape.milli) & (view.free_mib >= shape.memory_mib)
+    else:  # its part of the memory, rounded down: memory * milli // 1000 <= free, without the slow division
+        part = fleet.memory_mib * shape.milli < (view.free_mib + 1) * WHOLE_MILLI
+        yield Reason.BUSY, (view.free_milli >= shape.milli) & part
+    open_ = view.held == NOBODY
+    yield Reason.HELD, open_ if beneficiary == NOBODY else open_ | (view.held == beneficiary)
     if beneficiary == NOBODY:
         yield Reason.RESERVED, ~view.blocked
     if context.avoid:
@@ -73,6 +77,36 @@ def _constraints(
         yield reason, _at_most(fleet, shape, mask, fleet.node, limit)
     if fleet.rack_w.any():
         yield Reason.POWER, _powered(view, shape, beneficiary, mask)
+
+
+def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[Reason, int], int]:
+    """What `_static` leaves (shape (D,), not to be written to), what it removes, and how many are left.
+
+    Remembered in the fleet until devices or nodes come or go, for the last few kinds of request.
+    """
+    key = (
+        shape.types, shape.whole, bool(shape.torus), shape.devices > 1, shape.profile, shape.memory_mib, shape.runtime,
+        shape.precision, shape.labels, shape.simulated,
+    )  # fmt: skip
+    if fleet.lasting_version != fleet.version:
+        fleet.lasting.clear()
+        fleet.lasting_version = fleet.version
+    known: tuple[Bools, dict[Reason, int], int] | None = fleet.lasting.pop(key, None)
+    if known is None:
+        if len(fleet.lasting) >= _REMEMBERED:
+            del fleet.lasting[next(iter(fleet.lasting))]
+        mask = fleet.up.copy()
+        removed: dict[Reason, int] = {}
+        left = int(np.count_nonzero(mask))
+        for reason, allowed in _static(fleet, shape):
+            mask &= allowed
+            now = int(np.count_nonzero(mask))
+            if now != left:
+                removed[reason] = removed.get(reason, 0) + left - now
+            left = now
+        known = (mask, removed, left)
+    fleet.lasting[key] = known
+    return known
 
 
 def _static(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
@@ -100,6 +134,10 @@ def _static(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
         yield Reason.LABELS, _labelled(fleet, shape)
     if shape.simulated:
         yield Reason.SIMULATION, fleet.simulated[fleet.node] == 1
+
+
+def _able(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
+    """Nodes that have enough for one device of the job. Requests differ much in these two, so they are not remembered."""
     if shape.cpu_milli:
         yield Reason.CPU, (fleet.cpu_milli >= shape.cpu_milli)[fleet.node]
     if shape.host_mib:
@@ -170,7 +208,9 @@ def _powered(view: View, shape: Shape, beneficiary: int, mask: Bools) -> Bools:
 
 def _at_most(fleet: Fleet, shape: Shape, mask: Bools, where: Ints, limit: Ints) -> Bools:
     """Of the devices in `mask` no more in each group than its `limit`, islands together; `where`: group codes, shape (D,)."""
-    allowed = limit[where] > 0
+    allowed = (limit > 0)[where]
+    if shape.devices <= 1:
+        return allowed
     rows = np.flatnonzero(mask & allowed & (limit[where] < shape.devices))
     if len(rows) == 0:
         return allowed

@@ -37,12 +37,15 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
     left = int(np.count_nonzero(mask))
     if left < shape.least:
         return Blocked(dominant(removed), removed, left)
-    models = _models(view, shape, mask)
-    if shape.objective == Objective.ANY and (
-        placed := best_scored(view, shape, np.flatnonzero(mask), context)
-    ) is not None:
-        return placed
-    options = [np.flatnonzero(mask & (view.fleet.model == model)) for model in models]
+    if shape.objective == Objective.ANY:
+        anywhere = np.flatnonzero(mask)
+        if (placed := best_scored(view, shape, anywhere, context)) is not None:
+            return placed
+    options = (
+        [anywhere]
+        if shape.objective == Objective.ANY and shape.devices == 1
+        else [np.flatnonzero(mask & (view.fleet.model == model)) for model in _models(view, shape, mask)]
+    )
     for rows in options:
         if len(rows) < shape.devices:
             continue
@@ -78,8 +81,9 @@ def _listed(fleet: Fleet, shape: Shape, mask: Bools) -> list[int]:
     present = np.flatnonzero(np.bincount(fleet.model[mask])).tolist()
     if len(present) == 1:
         return present
-    memory = {m: int(fleet.memory_mib[mask & (fleet.model == m)].min()) for m in present}
-    return sorted(present, key=lambda m: (memory[m], fleet.models.names[m]))
+    memory = np.full(len(fleet.models), np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(memory, fleet.model[mask], fleet.memory_mib[mask])
+    return sorted(present, key=lambda m: (int(memory[m]), fleet.models.names[m]))
 
 
 def _single(view: View, rows: Ints) -> Placed:

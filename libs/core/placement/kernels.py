@@ -2,8 +2,8 @@
 
 A node's *state* is its free processors (thousandths), the free compute of each of its devices (thousandths) and its
 class (an index: nodes of one class accept the same requests). A state's *value* is how much compute (milli) of the
-requests to come it would still serve: the mean over R streams, each a sample of L requests, of what a first-fit walk
-of the stream accepts; less a tenth of its fragmentation (Weng et al., USENIX ATC '23, section 4). The streams are the
+requests to come it would still serve: a mean over R streams, each a sample of L requests, of what a first-fit walk
+of the stream accepts; less a fifth of its fragmentation (Weng et al., USENIX ATC '23, section 4). The streams are the
 same for all states, so differences between values are far less noisy than the values are.
 """
 
@@ -27,7 +27,7 @@ MAX_DEVICES = 64
 WHOLE = 1000
 CEILINGS = (1000, 999, 500, 200)
 """A state whose freest device has no more than this skips the requests for more: most states late in the day."""
-_FRAGMENTATION = 0.1
+_FRAGMENTATION = 0.2
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,12 +72,14 @@ def _walk(
     cls: int, cpu: int, free: Ints, n: int, streams: int,
     s_cpu: Ints, s_num: Ints, s_milli: Ints, s_class: Bools, s_from: Ints, least_cpu: int, least_milli: int, left: Ints,
 ) -> float:  # fmt: skip
-    """Mean over the streams of the compute that the state would serve, milli. `free` is sorted.
+    """Power mean (exponent 4) over the streams of the compute that the state would serve, milli. `free` is sorted.
+
+    A plain mean takes what comes; but the pool sends a node the requests that suit it, so good streams count for more.
 
     The streams come once per ceiling of `CEILINGS`, without what no device below the ceiling could serve; `s_from` (shape
     (ceilings, streams + 1)) says where each begins.
     """
-    total = 0
+    mean = 0.0
     room = 0
     for i in range(n):
         room += free[i]
@@ -85,6 +87,7 @@ def _walk(
     while ceiling + 1 < len(CEILINGS) and (n == 0 or free[n - 1] <= CEILINGS[ceiling + 1]):
         ceiling += 1
     for r in range(streams):
+        total = 0
         for i in range(n):
             left[i] = free[i]
         c = cpu
@@ -128,7 +131,8 @@ def _walk(
                     c -= need
                     total += num * WHOLE
                     rest -= num * WHOLE
-    return total / streams
+        mean += float(total) ** 4 / streams
+    return float(mean**0.25)
 
 
 @_compiled
@@ -337,3 +341,37 @@ def stock(
                 idle += 1
         for b in range(len(blocks)):
             whole[b, cls[node]] += min(idle // blocks[b], int(cpu[node] / block_cpu[b]))
+
+
+@_compiled
+def clear(room: Doubles, access: Bools, demand: Doubles, rho: Doubles, headroom: float) -> Doubles:
+    """Prices in [0, 1] per class (shape (C,)) at which demand meets room, by damped price adjustment.
+
+    Each buyer k spreads its demand (a share of all, shape (K,)) over the classes it accepts (`access`, (K, C)) in
+    proportion to room * exp(-(price - its lowest price) / 0.1); a class asked for more than its room gets dearer
+    (tatonnement). The mean of the last half of 200 rounds is returned; `rho` is the start.
+    """
+    classes = len(room)
+    price, mean = rho.copy(), np.zeros(classes)
+    weight, load = np.empty(classes), np.empty(classes)
+    stock = room.sum()
+    for round_ in range(200):
+        load[:] = 0
+        for k in range(len(demand)):
+            lowest = np.inf
+            for c in range(classes):
+                if access[k, c] and price[c] < lowest:
+                    lowest = price[c]
+            total = 0.0
+            for c in range(classes):
+                weight[c] = room[c] * np.exp(-(price[c] - lowest) / 0.1) if access[k, c] else 0.0
+                total += weight[c]
+            if total > 0:
+                for c in range(classes):
+                    load[c] += headroom * stock * demand[k] * weight[c] / total
+        for c in range(classes):
+            step = 0.2 / (1 + 0.05 * round_) * (load[c] / max(room[c], 1e-9) - 1)
+            price[c] = min(1.0, max(0.0, price[c] + step))
+            if round_ >= 100:
+                mean[c] += price[c] / 100
+    return mean

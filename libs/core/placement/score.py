@@ -37,13 +37,15 @@ BLOCKS = np.array([8, 4, 2], dtype=np.int64)
 class Settings:
     """Constants of the score. Sizes trade time for noise; the rest was set once, see docs/placement.md."""
 
-    streams: int = 128
+    streams: int = 64
     length: int = 48
     headroom: float = 1.05
     """Demand to come, relative to the room left: the remaining requests are taken to just overfill it."""
     price_every: int = 64
     block_every: int = 16
     first_build: int = 64
+    relearn_every: int = 512
+    """Arrivals between new values at most; the first come at 256, by doubling."""
     memo: int = 1 << 18
     cached_bytes_per_device: int = 512
 
@@ -122,16 +124,16 @@ class Scorer:
         """Whether `upkeep` has something to do."""
         if self._tables is None or self._classes is None or self._classes.version != fleet.version:
             return bool(self.mix.prior) or self.mix.arrived >= self.settings.first_build
-        return self.mix.arrived >= min(self._blocked_at + self.settings.block_every, max(2 * self._built_at, 256))
+        return self.mix.arrived >= min(self._blocked_at + self.settings.block_every, self._rebuild_at())
 
     def upkeep(self, view: View) -> None:
-        """Learns: values when the arrivals have doubled (or devices changed), prices every few arrivals."""
+        """Learns: values every few hundred arrivals (or when devices changed), prices every few."""
         if not self.due(view.fleet):
             return
         if self._classes is None or self._classes.version != view.fleet.version:
             self._classes, self._tables = _Classes.of(view.fleet), None
         arrived = self.mix.arrived
-        if self._tables is None or arrived >= max(2 * self._built_at, 256):
+        if self._tables is None or arrived >= self._rebuild_at():
             shares = self.mix.shares()
             self._tables = _Tables.of(shares, self._classes, self.settings)
             self._built_at, self._priced_at, self._blocked_at = arrived, -1, -1
@@ -142,6 +144,9 @@ class Scorer:
             self._beta = np.zeros((len(BLOCKS), len(self._classes.contents)))
         if self._priced_at < 0 or arrived - self._blocked_at >= self.settings.block_every:
             self._price(view, arrived)
+
+    def _rebuild_at(self) -> int:
+        return min(max(2 * self._built_at, 256), self._built_at + self.settings.relearn_every)
 
     def costs(self, view: View, shape: Shape) -> tuple[Floats, npt.NDArray[np.int16]] | None:
         """Cost of `shape` on each node (shape (N,), milli; inf where it does not fit as a whole), and for a share the free
@@ -188,7 +193,7 @@ class Scorer:
         whole = np.zeros((len(BLOCKS), len(classes.contents)))
         kernels.stock(classes.ptr, classes.order, free, cpu, classes.cls, tables.block_cpu, BLOCKS, room, whole)
         if self._priced_at < 0 or arrived - self._priced_at >= self.settings.price_every:
-            self._rho = clear(room, tables.access, tables.demand, self._rho, self.settings.headroom)
+            self._rho = kernels.clear(room, tables.access, tables.demand, self._rho, self.settings.headroom)
             self._priced_at = arrived
         self._blocked_at = arrived
         expected = self.settings.headroom * room.sum() / max(tables.mean_milli, 1e-9)
@@ -268,30 +273,6 @@ def _mean_cpu(kinds: Iterable[Kind], share: Floats, block: int) -> float:
     mine = [(float(s), k.cpu) for k, s in zip(kinds, share, strict=True) if k.num == block]
     weight = sum(s for s, _ in mine)
     return max(1.0, sum(s * c for s, c in mine) / weight) if weight else 1.0
-
-
-def clear(room: Floats, access: Bools, demand: Floats, rho: Floats, headroom: float) -> Floats:
-    """Prices in [0, 1] per class (shape (C,)) at which demand meets room, by damped price adjustment.
-
-    Each buyer k spreads its demand (a share of all, shape (K,)) over the classes it accepts (`access`, (K, C)) in
-    proportion to room * exp(-(price - its lowest price) / 0.1); a class asked for more than its room gets dearer
-    (tatonnement). The mean of the last half of 200 rounds is returned; `rho` is the start.
-    """
-    if not len(demand) or not room.any():
-        return np.zeros(len(room))
-    wanted = headroom * room.sum() * demand
-    price, mean = rho.copy(), np.zeros(len(room))
-    stock = np.maximum(room, 1e-9)
-    for i in range(200):
-        lowest = np.where(access, price, np.inf).min(axis=1, initial=np.inf)
-        lowest = np.where(np.isfinite(lowest), lowest, 0.0)
-        weight = np.where(access, room * np.exp(-(price - lowest[:, None]) / 0.1), 0.0)
-        total = weight.sum(axis=1)
-        load = (wanted / np.where(total > 0, total, 1.0)) @ weight
-        price = np.clip(price + 0.2 / (1 + 0.05 * i) * (load / stock - 1), 0.0, 1.0)
-        if i >= 100:
-            mean += price / 100
-    return mean
 
 
 def warm() -> None:
