@@ -6,7 +6,8 @@ own books, so a wrong answer is seen), with `baton placer` as the placer: once f
 - `--mode inflate`, the published one: pods arrive until 130 % of the GPUs are asked for, none leaves, what does not fit is
   lost. Compared with the published means (`data/fgd_published.csv`, seeds 42..51) and fgdsim's own first-fit.
 - `--mode replay`: pods come and go at their recorded times, on so few nodes that the peak demand exceeds them
-  (`--pressure`, peak demand / capacity). FGD and first-fit run here too, by fgdsim, on the same nodes.
+  (`--pressure`, peak demand / capacity). FGD and first-fit run here too, by fgdsim, on the same nodes. Ten pods are half
+  of the trace's GPU time, so a few seeds say little more than which of those found room.
 
 Controls: `--shuffle-names` (a placer that lives on the order of the node file shows it) and `--no-workload` (Baton learns
 the mix from what arrives). Writes `benchmarks/results/allocation.json` (each mode and control its own part) and
