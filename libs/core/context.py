@@ -65,10 +65,14 @@ def taken_by(fleet: Fleet, job: Job, nodes: Iterable[int]) -> set[int]:
 
 def keep_hosts(state: State, view: View, sign: int, only: str = "") -> None:
     """Takes the processors and host memory that beneficiaries will need beside their held devices out of what is free
-    (`sign` 1), or gives those of one of them back (-1)."""
+    (`sign` 1), or gives those of one of them back (-1). Of a nested gang each device counts as its hungriest role."""
     for holder, devices in state.holds.items():
         job = state.jobs.get(holder)
-        if job is not None and only in ("", holder) and (job.shape.cpu_milli or job.shape.host_mib):
+        if job is None or only not in ("", holder):
+            continue
+        cpu_milli = max((job.shape.cpu_milli, *(role.cpu_milli for role in job.shape.roles)))
+        host_mib = max((job.shape.host_mib, *(role.host_mib for role in job.shape.roles)))
+        if cpu_milli or host_mib:
             nodes = state.fleet.node[[state.fleet.row(device) for device in devices]]
-            np.subtract.at(view.free_cpu, nodes, sign * job.shape.cpu_milli)
-            np.subtract.at(view.free_host, nodes, sign * job.shape.host_mib)
+            np.subtract.at(view.free_cpu, nodes, sign * cpu_milli)
+            np.subtract.at(view.free_host, nodes, sign * host_mib)

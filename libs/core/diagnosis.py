@@ -16,7 +16,7 @@ from libs.core.fleet import Ints
 from libs.core.model import Job, Shape, State
 from libs.core.placement import Blocked, Context, Placed, Reason, View, find
 from libs.core.placement.constraints import fitting
-from libs.core.placement.topology import LEVELS
+from libs.core.placement.topology import SPANS
 from schemas.queries import Removed
 
 TEXT = {
@@ -119,8 +119,8 @@ def _looser(shape: Shape) -> Iterator[tuple[str, Shape]]:
     """Further apart: the next wider levels first, then wherever it fits."""
     if not shape.required:
         return
-    at = LEVELS.index(shape.level) if shape.level in LEVELS else 0
-    for level in LEVELS[at + 1 : -1]:
+    at = SPANS.index(shape.level) if shape.level in SPANS else 0
+    for level in SPANS[at + 1 : -1]:
         yield f"set resources.topology.level to {level}", replace(shape, level=level)
     yield "set resources.topology.policy to preferred", replace(shape, required=False, widen_us=0)
 

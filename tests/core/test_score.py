@@ -220,3 +220,13 @@ def _unusable(kind: Kind, model: str, cpu: int, free: list[int]) -> int:
     fits = [f for f in free if f >= kind.milli]
     served = kind.num and kind.cpu <= cpu and (not kind.types or model in kind.types) and len(fits) >= kind.num
     return sum(free) - (sum(fits) if served else 0)
+
+
+def test_a_scored_gang_is_whole_although_its_node_lies_in_two_fabrics() -> None:
+    fleet = Fleet()
+    devices = tuple(Device(id=f"d{i}", index=i, model="GB200", memory_mib=1, fabric=f"f{i // 4}") for i in range(8))
+    fleet.join(Inventory(node="n", devices=devices, cpus=64), 1)
+    view, _ = scored(fleet, (request(4), 1.0))
+    found = find(view, request(6))
+    assert isinstance(found, Placed)
+    assert (len(found.rows), found.level) == (6, "node")

@@ -45,7 +45,7 @@ def _together(fleet: Fleet, shape: Shape, rows: Ints, context: Context) -> tuple
     for level in ("nvlink", "node"):
         if level not in allowed_levels(shape, context):
             return None
-        codes = spans_at(fleet, level, rows)
+        codes = spans_at(fleet, level, rows, within="node")
         enough = np.bincount(codes)[codes] >= shape.devices
         if enough.any():
             return level, rows[enough]
@@ -54,7 +54,7 @@ def _together(fleet: Fleet, shape: Shape, rows: Ints, context: Context) -> tuple
 
 def _lowest(fleet: Fleet, level: str, rows: Ints, need: int) -> Ints:
     """The `need` devices of lowest index in the fullest group of `level` that holds them."""
-    codes = spans_at(fleet, level, rows)
+    codes = spans_at(fleet, level, rows, within="node")
     totals = np.bincount(codes)
     group = int(np.argmin(np.where(totals >= need, totals, len(rows) + 1)))
     inside = rows[codes == group]
