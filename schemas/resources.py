@@ -28,6 +28,10 @@ class DeviceKind(StrEnum):
     CPU = "cpu"
 
 
+NAMED_ONLY = frozenset({DeviceKind.CPU, DeviceKind.NPU, DeviceKind.FPGA})
+"""Kinds that are granted only to jobs that name a model: what runs on a GPU does not run on them."""
+
+
 class Level(StrEnum):
     """How far apart devices are, nearest first. The slowest link that a gang uses is that of its widest level."""
 
@@ -105,7 +109,9 @@ class Recut(Fact):
 
     board: DeviceId
     number: int = Field(ge=1, description="counts the cuts of this board; tells a repeated report from a new one")
-    destroy: tuple[DeviceId, ...] = Field(default=(), max_length=8, description="instances that go; none of them is used")
+    destroy: tuple[DeviceId, ...] = Field(
+        default=(), max_length=8, description="instances that go; none of them is used"
+    )
     create: tuple[MigPlace, ...] = Field(default=(), max_length=8, description="instances that come, with their places")
 
 
@@ -231,11 +237,12 @@ class Resources(Strict):
     types: tuple[DeviceType, ...] = Field(
         default=(),
         max_length=16,
-        description="acceptable device models, best first, e.g. [H100, A100]; empty: any accelerator, CPU only if named",
+        description="acceptable device models, best first, e.g. [H100, A100]; empty: any GPU or TPU (a CPU, NPU, FPGA is named)",
     )
     objective: Objective = Field(
         default=Objective.LISTED,
-        description="listed: types in their order; any: the one that the pool misses least; finish: the one that ends soonest; cost: the cheapest per step",
+        description="listed: types in their order; any: the one that the pool misses least; finish: the one that ends "
+        "soonest; cost: the cheapest per step",
     )
     family: str = Field(default="", max_length=128, description="job family, for measured throughput per device type")
     runtime: Runtime | None = Field(default=None, description="programming interface that its binary needs")

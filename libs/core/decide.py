@@ -20,6 +20,7 @@ from libs.core.placement import Placed, View, find
 from libs.core.placement.gang import cut
 from schemas import inbox, ledger
 from schemas.jobs import JobState
+from schemas.resources import Inventory
 
 
 class Rejected(ValueError):
@@ -93,14 +94,7 @@ def _node_registered(d: Decision, m: inbox.NodeRegistered) -> None:
         raise Rejected(
             f"node {name}: incarnation {m.incarnation} is not newer than {known.incarnation}; restart its agent"
         )
-    for device in m.inventory.devices:
-        row = d.state.fleet.devices.find(device.id)
-        if row >= 0 and d.state.fleet.up[row]:
-            owner = d.state.fleet.node_names.names[int(d.state.fleet.node[row])]
-            if owner != name:
-                raise Rejected(
-                    f"node {name}: device {device.id} already belongs to node {owner}; device ids are unique"
-                )
+    _refuse_foreign(d, m.inventory)
     _vacate(d, name, "new-incarnation", f"node {name} started anew")
     d.emit(ledger.NodeJoined(incarnation=m.incarnation, inventory=m.inventory))
 
@@ -161,6 +155,43 @@ def _released(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Re
 def _refused(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Refused) -> None:
     _free(d, node, job, attempt, "refused", seen.reason)
     _after_loss(d, job, attempt, "part-refused", f"node {node} refused it: {seen.reason}")
+
+
+def _board_cut(d: Decision, m: inbox.BoardCut) -> None:
+    """The first report of the recut that is under way counts; repeated and older ones say nothing new."""
+    known = d.state.fleet.nodes.get(m.node)
+    if known is None or not known.up or known.incarnation != m.incarnation:
+        raise Rejected(f"node {m.node}, incarnation {m.incarnation}, is not up: what it cut no longer counts")
+    asked = d.state.recuts.get(m.board)
+    if asked is None or asked.node != m.node or asked.recut.number != m.number:
+        if m.number <= d.state.recut_number.get(m.board, 0):
+            return
+        raise Rejected(f"node {m.node} was not asked for cut {m.number} of board {m.board}")
+    if m.inventory.node != m.node:
+        raise Rejected(f"node {m.node} reports a cut with the inventory of {m.inventory.node}")
+    _refuse_foreign(d, m.inventory)
+    d.emit(
+        ledger.BoardCutDone(
+            node=m.node,
+            incarnation=m.incarnation,
+            board=m.board,
+            number=m.number,
+            ok=m.ok,
+            reason=m.reason,
+            inventory=m.inventory,
+        )
+    )
+
+
+def _refuse_foreign(d: Decision, inventory: Inventory) -> None:
+    """Raises Rejected when a device already belongs to another node that is up."""
+    fleet = d.state.fleet
+    for device in inventory.devices:
+        row = fleet.devices.find(device.id)
+        if row >= 0 and fleet.up[row] and (owner := fleet.node_names.names[int(fleet.node[row])]) != inventory.node:
+            raise Rejected(
+                f"node {inventory.node}: device {device.id} already belongs to node {owner}; device ids are unique"
+            )
 
 
 def _tick(d: Decision, m: inbox.Tick) -> None:
@@ -347,6 +378,7 @@ _DECIDE: dict[type, Callable[[Decision, Any], None]] = {
     inbox.NodeRegistered: _node_registered,
     inbox.NodeObserved: _node_observed,
     inbox.NodeLost: _node_lost,
+    inbox.BoardCut: _board_cut,
     inbox.Tick: _tick,
     inbox.QuotaChanged: _quota_changed,
     inbox.PreemptionPlanned: _preemption_planned,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schemas.resources import WHOLE_MILLI, Claim, Device, Inventory, MigBoard
+from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Claim, Device, Inventory, MigBoard
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -80,7 +80,8 @@ class Fleet:
 
     Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes;
     `domain` is the NVLink island, which a fabric joins over nodes, or -1), `runtime` (code), `memory_mib` (usable),
-    `power_w` (board limit), `index`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (it is a CPU), `held` (position of its
+    `power_w` (board limit), `index`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (granted only to jobs that name it),
+    `held` (position of its
     beneficiary in `State.holds`, or -1), `torus` (code of a TPU chip's torus, or -1) and its coordinates `t0`, `t1`, `t2`
     (0 along axes that the torus has not).
     Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes), `simulated` (0 or 1), `cpu_milli` and `host_mib`
@@ -310,7 +311,7 @@ class Fleet:
         self.memory_mib[row] = memory_mib
         self.runtime[row] = self.runtimes.code(device.runtime.value)
         self.power_w[row] = device.power_limit_w
-        self.cpu[row] = device.kind == "cpu"
+        self.cpu[row] = device.kind in NAMED_ONLY
         self._torus_row(row, device)
         return row
 

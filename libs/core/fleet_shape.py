@@ -16,7 +16,7 @@ from typing import Any
 from libs.core.accelerators.precisions import computes
 from libs.core.fleet import usable_mib
 from schemas import ledger as led
-from schemas.resources import Device, DeviceKind, Inventory, Level
+from schemas.resources import Device, Inventory, Level
 
 VERSION = 2
 LEVELS = ("nvlink", "node", "leaf", "spine", "zone", "pool")
@@ -101,7 +101,7 @@ class FleetShape:
         for event in record.events:
             if isinstance(event, led.JobQueued):
                 self._jobs[_job_key(event.job_id)] = digest(event.spec_hash)
-            elif isinstance(event, led.NodeJoined):
+            elif isinstance(event, led.NodeJoined | led.BoardCutDone):
                 self.blocks[event.inventory.node] = tuple(_blocks(event.inventory))
                 self._changed()
             elif isinstance(event, led.QuotaSet):
@@ -221,7 +221,7 @@ def _job_key(job_id: str) -> bytes:
 def _blocks(inventory: Inventory) -> Iterable[Block]:
     where = inventory.position
     kinds = Counter(
-        (_island(inventory.node, d), d.model, d.kind is DeviceKind.CPU, d.mig_profile, usable_mib(d), d.runtime.value)
+        (_island(inventory.node, d), d.model, d.kind in NAMED_ONLY, d.mig_profile, usable_mib(d), d.runtime.value)
         for d in inventory.devices
     )
     for (domain, model, cpu, profile, memory_mib, runtime), count in kinds.items():

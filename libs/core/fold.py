@@ -13,7 +13,7 @@ from libs.core import lifecycle
 from libs.core.model import Attempt, Job, Part, State, shape_of
 from schemas import ledger as led
 from schemas.jobs import JobState
-from schemas.resources import Claim
+from schemas.resources import WHOLE_MILLI, Claim
 
 CAUSES: dict[str, Any] = {
     "refused": "part-refused",
@@ -40,10 +40,44 @@ def apply_record(state: State, record: led.LedgerRecord) -> None:
 def _node_joined(state: State, e: led.NodeJoined, t_us: int) -> None:
     state.fleet.join(e.inventory, e.incarnation)
     state.on_node.setdefault(e.inventory.node, {})
+    _forget_recuts(state, e.inventory.node)
 
 
 def _node_left(state: State, e: led.NodeLeft, t_us: int) -> None:
     state.fleet.leave(e.node)
+    _forget_recuts(state, e.node)
+
+
+def _forget_recuts(state: State, node: str) -> None:
+    """A node that starts anew or is gone was asked for nothing."""
+    for board in [board for board, asked in state.recuts.items() if asked.node == node]:
+        del state.recuts[board]
+
+
+def _board_recut(state: State, e: led.BoardRecut, t_us: int) -> None:
+    board = e.recut.board
+    for device in e.recut.destroy:
+        if state.fleet.free_milli[state.fleet.row(device)] != WHOLE_MILLI:
+            raise lifecycle.Forbidden(f"{device} is to be destroyed while it is in use")
+    if board in state.recuts:
+        raise lifecycle.Forbidden(f"board {board} is cut anew while its last recut is under way")
+    state.recuts[board], state.recut_number[board], state.recut_us[board] = e, e.recut.number, t_us
+    mark_recuts(state)
+
+
+def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
+    """Claims stay with their devices: rows are found by id, and a joined row keeps what is free of it."""
+    del state.recuts[e.board]
+    state.fleet.join(e.inventory, e.incarnation)
+    mark_recuts(state)
+
+
+def mark_recuts(state: State) -> None:
+    """Nobody is granted an instance that is about to go. (Whoever joins a node's inventory calls it after.)"""
+    for asked in state.recuts.values():
+        for device in asked.recut.destroy:
+            state.fleet.up[state.fleet.row(device)] = False
+            state.fleet.version += 1
 
 
 def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
@@ -242,5 +276,7 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.JobFinished: _job_finished,
     led.DevicesHeld: _devices_held,
     led.HoldReleased: _hold_released,
+    led.BoardRecut: _board_recut,
+    led.BoardCutDone: _board_cut_done,
     led.InputRejected: _input_rejected,
 }

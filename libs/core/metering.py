@@ -99,7 +99,7 @@ class Meter:
             return
         for event in record.events:
             match event:
-                case led.NodeJoined():
+                case led.NodeJoined() | led.BoardCutDone():
                     self._models.update((d.id, billed_model(d)) for d in event.inventory.devices)
                 case led.QuotaSet(team=team, limit_milli=None):
                     self.quotas.pop(team, None)

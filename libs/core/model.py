@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from libs.core.fleet import Fleet
 from schemas.jobs import Checkpoint, JobSpec, JobState
+from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, Claim, Resources, Role
 
 
@@ -200,6 +201,12 @@ class State:
     """Beneficiary -> devices that are kept for it."""
     limited: dict[str, int] = field(default_factory=dict)
     """Running jobs with a time limit: id -> when they must end, us."""
+    recuts: dict[str, BoardRecut] = field(default_factory=dict)
+    """MIG boards that are being cut anew: board id -> what its node was asked for."""
+    recut_number: dict[str, int] = field(default_factory=dict)
+    """Board id -> number of its last recut, done or under way."""
+    recut_us: dict[str, int] = field(default_factory=dict)
+    """Board id -> when its last recut was decided, us: a board rests between two."""
     t_us: int = 0
     inbox_seq: int = 0
     grants: int = 0

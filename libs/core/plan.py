@@ -326,7 +326,14 @@ def _end_of(job: Job, t_us: int) -> _End | None:
 
 
 def _start(
-    state: State, job: Job, ahead: list[Job], ends: list[_End], times: list[int], held: "_Held", t_us: int, market: Market
+    state: State,
+    job: Job,
+    ahead: list[Job],
+    ends: list[_End],
+    times: list[int],
+    held: "_Held",
+    t_us: int,
+    market: Market,
 ) -> tuple[int, Placed, int] | None:
     """(time, place, how many running jobs have ended by then) of `job`'s start; None when the known ends do not do.
 

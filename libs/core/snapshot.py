@@ -5,9 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from libs.core.fleet import Fleet
-from libs.core.fold import mark_holds
+from libs.core.fold import mark_holds, mark_recuts
 from libs.core.model import Attempt, Job, Part, State, shape_of
 from schemas.jobs import Checkpoint, JobSpec, JobState
+from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory
 
 VERSION = 2
@@ -31,6 +32,9 @@ def dump(state: State) -> bytes:
         "version": VERSION,
         "fleet": _dump_fleet(state.fleet),
         "jobs": [_dump_job(job) for job in sorted(state.jobs.values(), key=lambda j: j.id)],
+        "recuts": [asked.model_dump(mode="json") for asked in state.recuts.values()],
+        "recut_number": state.recut_number,
+        "recut_us": state.recut_us,
         "holds": [[holder, list(devices)] for holder, devices in state.holds.items()],
         **{name: getattr(state, name) for name in _PLAIN},
     }
@@ -58,6 +62,10 @@ def load(data: bytes) -> State:
                 state.fleet.occupy_hosts(part.claims)
     state.holds = {holder: tuple(devices) for holder, devices in body["holds"]}
     mark_holds(state)
+    asked = [BoardRecut.model_validate(raw) for raw in body.get("recuts", ())]
+    state.recuts = {one.recut.board: one for one in asked}
+    state.recut_number, state.recut_us = body.get("recut_number", {}), body.get("recut_us", {})
+    mark_recuts(state)
     return state
 
 

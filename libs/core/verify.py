@@ -91,6 +91,10 @@ class Checker:
         self._quotas: dict[str, int] = {}
         self._used: dict[str, int] = defaultdict(int)
         self._held: dict[str, tuple[str, int]] = {}
+        self._going: dict[str, str] = {}
+        """Instances that are to be destroyed -> their board: nobody may be granted them."""
+        self._gone: set[str] = set()
+        """Instances that a recut destroyed."""
         self._head = 0
         self._seq = 0
         self._by_team: dict[str, int] = defaultdict(int)
@@ -135,6 +139,7 @@ class Checker:
             self._broken("I8", f"node {node} joins with incarnation {e.incarnation} after {self._nodes[node][0]}")
         self._nodes[node] = (e.incarnation, True)
         self._host_joined(e)
+        self._forget_recuts(node, {device.id for device in e.inventory.devices})
         for device in e.inventory.devices:
             known = self._devices.get(device.id)
             measured = device.memory_free_mib
@@ -145,6 +150,36 @@ class Checker:
             if known.holders:
                 self._broken("I8", f"node {node} joins while {device.id} is held by {', '.join(known.holders)}")
             known.memory_mib, known.node, known.power_w = memory_mib, node, device.power_limit_w
+
+    def _forget_recuts(self, node: str, offered: set[str]) -> None:
+        self._going = {device: board for device, board in self._going.items() if self._devices[device].node != node}
+        self._gone -= offered
+
+    def _board_recut(self, e: led.BoardRecut, t_us: int) -> None:
+        for device_id in e.recut.destroy:
+            device = self._devices.get(device_id)
+            if device is None or device.node != e.node:
+                self._broken("I8", f"{device_id} is to be destroyed and is not of node {e.node}")
+            elif device.holders:
+                self._broken("I8", f"{device_id} is to be destroyed while held by {', '.join(device.holders)}")
+            else:
+                self._going[device_id] = e.recut.board
+
+    def _board_cut(self, e: led.BoardCutDone, t_us: int) -> None:
+        """The node's inventory is another; what is held stays held, and is still there."""
+        if self._nodes.get(e.node) != (e.incarnation, True) or e.inventory.node != e.node:
+            self._broken("I8", f"node {e.node} cuts board {e.board} in a life that is not its present one")
+        self._going = {device_id: board for device_id, board in self._going.items() if board != e.board}
+        offered = {device.id for device in e.inventory.devices}
+        for device_id, known in self._devices.items():
+            if known.node == e.node and device_id not in offered:
+                self._gone.add(device_id)
+        self._gone -= offered
+        for device in e.inventory.devices:
+            measured = device.memory_free_mib
+            memory_mib = device.memory_mib if measured is None or measured > device.memory_mib else measured
+            known = self._devices.setdefault(device.id, _Device(memory_mib, e.node, device.power_limit_w))
+            known.memory_mib, known.node, known.power_w = memory_mib, e.node, device.power_limit_w
 
     def _host_joined(self, e: led.NodeJoined) -> None:
         """A leaf's power cap is the smallest that a node of it declares."""
@@ -248,6 +283,8 @@ class Checker:
 
     def _open(self, e: led.JobGranted, claim: Claim, asked_milli: int) -> None:
         device = self._devices.get(claim.device)
+        if claim.device in self._going or claim.device in self._gone:
+            self._broken("I8", f"{e.job_id} is granted {claim.device}, which a recut destroys")
         if device is None or not self._nodes.get(claim.node, (0, False))[1] or device.node != claim.node:
             self._broken("I8", f"{e.job_id} is granted {claim.device} of {claim.node}, which is not in the pool now")
             return
@@ -334,6 +371,8 @@ def _fewest(asked: Resources) -> int:
 
 _CHECKS: dict[type, Any] = {
     led.NodeJoined: Checker._node_joined,
+    led.BoardRecut: Checker._board_recut,
+    led.BoardCutDone: Checker._board_cut,
     led.NodeLeft: Checker._node_left,
     led.QuotaSet: Checker._quota_set,
     led.JobQueued: Checker._job_queued,

@@ -165,8 +165,10 @@ def _touched(record: LedgerRecord, machine: Machine) -> set[str]:
             jobs.add(event.job_id)
         elif event.kind == "devices.freed":
             nodes.add(event.node)
-        elif event.kind == "node.joined":
+        elif event.kind in ("node.joined", "board.cut"):
             nodes.add(event.inventory.node)
+        elif event.kind == "board.recut":
+            nodes.add(event.node)
     return nodes_touched(machine.state, jobs, nodes)
 
 

@@ -211,9 +211,9 @@ def _plain_value(scorer: Scorer, model: str, cpu: int, free: list[int]) -> float
                 left[i] -= kind.milli
             c -= kind.cpu
             served += kind.num * kind.milli
-        total += served**4
+        total += served
     fragmented = sum(share * _unusable(kind, model, cpu, free) for kind, share in shares.items())
-    return (total / SMALL.streams) ** 0.25 - 0.2 * fragmented
+    return total / SMALL.streams - 0.1 * fragmented
 
 
 def _unusable(kind: Kind, model: str, cpu: int, free: list[int]) -> int:

@@ -23,11 +23,11 @@ PRECISIONS = MappingProxyType(
         **dict.fromkeys(("MI300X", "MI325X"), _HOPPER),
         "MI355X": _FP | {"fp8", "fp4", "int8"},
         **dict.fromkeys(("v4", "v5e", "v5p"), frozenset({"bf16", "int8"})),
-        **dict.fromkeys(("v6e", "7x"), frozenset({"bf16", "int8", "fp8"})),
+        **dict.fromkeys(("v6e", "tpu7x"), frozenset({"bf16", "int8", "fp8"})),
         **dict.fromkeys(("Inferentia2", "Trainium1"), _HOPPER),
         "Trainium2": _FP | {"tf32", "fp8"},
         "Trainium3": _FP | {"tf32", "fp8", "fp4"},
-        **dict.fromkeys(("Hailo-8", "Edge-TPU"), frozenset({"int8"})),
+        **dict.fromkeys(("Hailo-8", "Coral"), frozenset({"int8"})),
     }
 )
 """Short model name, as jobs ask for it, to its formats."""

@@ -2,8 +2,8 @@
 
 A node's *state* is its free processors (thousandths), the free compute of each of its devices (thousandths) and its
 class (an index: nodes of one class accept the same requests). A state's *value* is how much compute (milli) of the
-requests to come it would still serve: a mean over R streams, each a sample of L requests, of what a first-fit walk
-of the stream accepts; less a fifth of its fragmentation (Weng et al., USENIX ATC '23, section 4). The streams are the
+requests to come it would still serve: the mean over R streams, each a sample of L requests, of what a first-fit walk
+of the stream accepts; less a tenth of its fragmentation (Weng et al., USENIX ATC '23, section 4). The streams are the
 same for all states, so differences between values are far less noisy than the values are.
 """
 
@@ -27,7 +27,7 @@ MAX_DEVICES = 64
 WHOLE = 1000
 CEILINGS = (1000, 999, 500, 200)
 """A state whose freest device has no more than this skips the requests for more: most states late in the day."""
-_FRAGMENTATION = 0.2
+_FRAGMENTATION = 0.1
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,14 +72,12 @@ def _walk(
     cls: int, cpu: int, free: Ints, n: int, streams: int,
     s_cpu: Ints, s_num: Ints, s_milli: Ints, s_class: Bools, s_from: Ints, least_cpu: int, least_milli: int, left: Ints,
 ) -> float:  # fmt: skip
-    """Power mean (exponent 4) over the streams of the compute that the state would serve, milli. `free` is sorted.
-
-    A plain mean takes what comes; but the pool sends a node the requests that suit it, so good streams count for more.
+    """Mean over the streams of the compute that the state would serve, milli. `free` is sorted.
 
     The streams come once per ceiling of `CEILINGS`, without what no device below the ceiling could serve; `s_from` (shape
     (ceilings, streams + 1)) says where each begins.
     """
-    mean = 0.0
+    total = 0
     room = 0
     for i in range(n):
         room += free[i]
@@ -87,7 +85,6 @@ def _walk(
     while ceiling + 1 < len(CEILINGS) and (n == 0 or free[n - 1] <= CEILINGS[ceiling + 1]):
         ceiling += 1
     for r in range(streams):
-        total = 0
         for i in range(n):
             left[i] = free[i]
         c = cpu
@@ -131,8 +128,7 @@ def _walk(
                     c -= need
                     total += num * WHOLE
                     rest -= num * WHOLE
-        mean += float(total) ** 4 / streams
-    return float(mean**0.25)
+    return total / streams
 
 
 @_compiled

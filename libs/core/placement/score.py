@@ -37,7 +37,7 @@ BLOCKS = np.array([8, 4, 2], dtype=np.int64)
 class Settings:
     """Constants of the score. Sizes trade time for noise; the rest was set once, see docs/placement.md."""
 
-    streams: int = 64
+    streams: int = 128
     length: int = 48
     headroom: float = 1.05
     """Demand to come, relative to the room left: the remaining requests are taken to just overfill it."""
