@@ -170,6 +170,13 @@ def _board_cut(d: Decision, m: inbox.BoardCut) -> None:
     if m.inventory.node != m.node:
         raise Rejected(f"node {m.node} reports a cut with the inventory of {m.inventory.node}")
     _refuse_foreign(d, m.inventory)
+    offered = {device.id for device in m.inventory.devices}
+    for job_id in d.state.on_node.get(m.node, {}):
+        attempt = d.state.jobs[job_id].current
+        assert attempt is not None
+        lost = next((c.device for c in attempt.parts[m.node].claims if c.device not in offered), None)
+        if lost is not None:
+            raise Rejected(f"node {m.node} reports a cut without {lost}, which {job_id} holds")
     d.emit(
         ledger.BoardCutDone(
             node=m.node,

@@ -16,7 +16,7 @@ from typing import Any
 from libs.core.accelerators.precisions import computes
 from libs.core.fleet import usable_mib
 from schemas import ledger as led
-from schemas.resources import Device, Inventory, Level
+from schemas.resources import NAMED_ONLY, Device, Inventory, Level
 
 VERSION = 2
 LEVELS = ("nvlink", "node", "leaf", "spine", "zone", "pool")

@@ -110,7 +110,7 @@ class HotState:
         job = self._row("jobs", event.job_id)
         self._move(job, lifecycle.after(event.kind, JobState(job["state"])))
 
-    def _node_joined(self, e: led.NodeJoined, t_us: int) -> None:
+    def _node_joined(self, e: led.NodeJoined | led.BoardCutDone, t_us: int) -> None:
         name, where = e.inventory.node, e.inventory.position
         offered = {device.id for device in e.inventory.devices}
         for gone in [d for d in self.nodes.get(name, {}).get("devices", ()) if d not in offered]:
@@ -148,6 +148,10 @@ class HotState:
                     **{column: held[column] for column in ("milli_used", "memory_used_mib", "jobs")},
                 },
             )
+
+    def _board_cut(self, e: led.BoardCutDone, t_us: int) -> None:
+        since_us = self._row("nodes", e.node)["since_us"]
+        self._node_joined(e, since_us)
 
     def _node_left(self, e: led.NodeLeft, t_us: int) -> None:
         node = self._row("nodes", e.node)
@@ -222,6 +226,7 @@ def _copy(row: Row | None) -> Row | None:
 _COUNTERS = ("seq", "t_us", "grants", "preemptions")
 _FOLD: dict[type, Callable[[HotState, Any, int], None]] = {
     led.NodeJoined: HotState._node_joined,
+    led.BoardCutDone: HotState._board_cut,
     led.NodeLeft: HotState._node_left,
     led.QuotaSet: HotState._quota_set,
     led.JobQueued: HotState._job_queued,
