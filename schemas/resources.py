@@ -237,7 +237,7 @@ class Resources(Strict):
     types: tuple[DeviceType, ...] = Field(
         default=(),
         max_length=16,
-        description="acceptable device models, best first, e.g. [H100, A100]; empty: any GPU or TPU (a CPU, NPU, FPGA is named)",
+        description="acceptable device models, best first, e.g. [H100, A100]; empty: any GPU or TPU (CPU, NPU, FPGA: name it)",
     )
     objective: Objective = Field(
         default=Objective.LISTED,

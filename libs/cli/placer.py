@@ -105,6 +105,7 @@ def serve(lines: Iterable[bytes], out: IO[bytes], err: IO[str], fast: bool = Fal
                 raise Malformed('the first line must be {"type": "cluster", "nodes": [...]}')
             if told.get("type") == "release":
                 placer.release(str(_given(told, "pod")))
+                placer.scorer.departed()
                 continue
             answer = placer.place(told)
         except ValueError as e:

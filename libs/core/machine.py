@@ -7,12 +7,12 @@ again (`libs.ledger.writer`): the log decides what happened, not this process.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from libs.core import cycle, fold, snapshot
+from libs.core import cycle, fold, repartition, snapshot
 from libs.core.decide import Decision
 from libs.core.fleet import Fleet
 from libs.core.model import Shape, State, shape_of
 from libs.core.placement.view import Scores, View
-from schemas import ledger
+from schemas import inbox, ledger
 
 
 class Item(Protocol):
@@ -34,6 +34,7 @@ class Learner(Scores, Protocol):
     """A scorer that learns the mix of requests; see `libs.core.placement.score.Scorer`."""
 
     def observe(self, shape: Shape) -> None: ...
+    def departed(self) -> None: ...
     def due(self, fleet: Fleet) -> bool: ...
     def upkeep(self, view: View) -> None: ...
 
@@ -65,7 +66,7 @@ class Machine:
         self._learn(record.events)
 
     def decide(self, inputs: Sequence[Item], t_us: int) -> list[Any]:
-        """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle."""
+        """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also recuts boards."""
         decision = Decision(self.state, t_us)
         for item in inputs:
             decision.take(item.seq, item.subject, item.message, item.error)
@@ -78,6 +79,9 @@ class Machine:
             decision.emit(
                 ledger.JobGranted(job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume)
             )
+        if any(isinstance(item.message, inbox.Tick) for item in inputs):
+            for recut in repartition.plan_recuts(self.state, self.plan, t_us, self.policy):
+                decision.emit(recut)
         self.state.t_us = t_us
         if inputs:
             self.state.inbox_seq = inputs[-1].seq
@@ -101,6 +105,8 @@ class Machine:
         for event in events:
             if isinstance(event, ledger.JobQueued):
                 self.learner.observe(shape_of(event.spec))
+            elif isinstance(event, ledger.JobFinished):
+                self.learner.departed()
 
 
 class Machines:

@@ -15,7 +15,7 @@ from libs.core.placement.mix import PRIOR_WEIGHT, Kind, Mix, kind_of, sample
 from libs.core.placement.score import Scorer, Settings
 from schemas.resources import Device, Inventory
 
-SMALL = Settings(streams=16, length=12, memo=1 << 10, first_build=4)
+SMALL = Settings(streams=16, length=12, memo=1 << 10, first_build=4, thinnings=0)
 
 
 def fleet_of(*nodes: tuple[str, int, int]) -> Fleet:

@@ -59,7 +59,6 @@ def _constraints(
 ) -> Iterator[tuple[Reason, Bools]]:
     """`mask` is what the constraints so far have left: those on shared resources count the devices in it."""
     fleet = view.fleet
-    yield from _able(fleet, shape)
     if shape.whole:
         yield Reason.BUSY, view.free_milli == WHOLE_MILLI
     elif shape.memory_mib:

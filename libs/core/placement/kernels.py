@@ -371,3 +371,59 @@ def clear(room: Doubles, access: Bools, demand: Doubles, rho: Doubles, headroom:
             if round_ >= 100:
                 mean[c] += price[c] / 100
     return mean
+
+
+@_compiled
+def acceptance(
+    ptr: Ints,
+    order: Ints,
+    free: Ints,
+    cpu: Ints,
+    cls: Ints,
+    every: int,
+    drawn: Ints,
+    need: Ints,
+    nums: Ints,
+    millis: Ints,
+    accepted: Bools,
+    served: Doubles,
+) -> None:
+    """How many requests of each kind the pool would accept if each node got a stream of its own: into `served` (K,).
+
+    drawn: kinds by stream, shape (R, L); K means no request. Every `every`-th node counts, each with an eighth of the
+    streams in turn, which is enough for a sum over nodes.
+    """
+    left = np.empty(MAX_DEVICES, np.int64)
+    streams, kinds = len(drawn), len(need)
+    walks = max(1, streams // 8)
+    for node in range(0, len(cls), every):
+        n = min(ptr[node + 1] - ptr[node], MAX_DEVICES)
+        for turn in range(walks):
+            r = (node + 8 * turn) % streams
+            for i in range(n):
+                left[i] = free[order[ptr[node] + i]]
+            c = cpu[node]
+            for k in drawn[r]:
+                if k == kinds or need[k] > c or not accepted[k, cls[node]]:
+                    continue
+                fits = 0
+                tightest = -1
+                for i in range(n):
+                    if left[i] >= millis[k]:
+                        fits += 1
+                        if tightest < 0 or left[i] < left[tightest]:
+                            tightest = i
+                if fits < nums[k]:
+                    continue
+                c -= need[k]
+                served[k] += every / walks
+                if nums[k] == 0:
+                    continue
+                if millis[k] < WHOLE:
+                    left[tightest] -= millis[k]
+                    continue
+                taken = 0
+                for i in range(n):
+                    if left[i] == WHOLE and taken < nums[k]:
+                        left[i] = 0
+                        taken += 1

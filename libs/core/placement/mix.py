@@ -14,6 +14,7 @@ from libs.core.fleet import Ints
 from libs.core.model import Shape
 
 PRIOR_WEIGHT = 500
+_BELIEVED = 200  # arrivals that the first guess of the turnover counts as
 MOST_KINDS = 512
 """Kinds kept in a sample: the rarest beyond are left out."""
 
@@ -35,11 +36,12 @@ def kind_of(shape: Shape) -> Kind:
 
 @dataclass(slots=True)
 class Mix:
-    """Counts of what arrived. `arrived` grows by one with each request."""
+    """Counts of what arrived. `arrived` grows by one with each request, `left` with each that gave its place back."""
 
     prior: dict[Kind, float] = field(default_factory=dict)
     counts: dict[Kind, int] = field(default_factory=dict)
     arrived: int = 0
+    left: int = 0
 
     @classmethod
     def expecting(cls, prior: Iterable[tuple[Kind, float]]) -> "Mix":
@@ -53,6 +55,12 @@ class Mix:
     def observe(self, kind: Kind) -> None:
         self.arrived += 1
         self.counts[kind] = self.counts.get(kind, 0) + 1
+
+    @property
+    def turnover(self) -> float:
+        """The share of requests that leave again, 0 to 1: whether places come back or are gone for good. Until shown
+        otherwise they come back."""
+        return min(1.0, (self.left + _BELIEVED) / (self.arrived + _BELIEVED))
 
     def shares(self) -> Mapping[Kind, float]:
         """Each kind's share of all requests, most frequent first; ties in a fixed order. Sums to 1, or is empty."""

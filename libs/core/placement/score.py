@@ -14,7 +14,7 @@ rollout values (Bertsekas, "Rollout algorithms for discrete optimization"). Meas
 Scores depend on the view's arrays and on the mix alone: what is kept between decisions is keyed by the node's state.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from schemas.resources import Device, Inventory
 
 Floats = npt.NDArray[np.float64]
 
+_SAMPLED_NODES = 2000
 BLOCKS = np.array([8, 4, 2], dtype=np.int64)
 
 
@@ -37,15 +38,21 @@ BLOCKS = np.array([8, 4, 2], dtype=np.int64)
 class Settings:
     """Constants of the score. Sizes trade time for noise; the rest was set once, see docs/placement.md."""
 
-    streams: int = 128
+    streams: int = 64
     length: int = 48
     headroom: float = 1.05
     """Demand to come, relative to the room left: the remaining requests are taken to just overfill it."""
+    whole_blocks: float = 0.1
+    """Least price of a block where places come back, by the turnover. Blocks are then worth keeping at any time: to fill
+    up a broken node first costs nothing, and a gang may come tomorrow. Where nothing leaves, it costs half a point."""
     price_every: int = 64
     block_every: int = 16
+    thinnings: int = 2
     first_build: int = 64
     relearn_every: int = 512
     """Arrivals between new values at most; the first come at 256, by doubling."""
+    values_ahead: int = 20_000
+    """Most states valued at once when values are learned anew; one takes some 10 us."""
     memo: int = 1 << 18
     cached_bytes_per_device: int = 512
 
@@ -120,6 +127,10 @@ class Scorer:
         """A request arrived."""
         self.mix.observe(kind_of(shape))
 
+    def departed(self) -> None:
+        """A request gave its place back."""
+        self.mix.left += 1
+
     def due(self, fleet: Fleet) -> bool:
         """Whether `upkeep` has something to do."""
         if self._tables is None or self._classes is None or self._classes.version != fleet.version:
@@ -135,13 +146,19 @@ class Scorer:
         arrived = self.mix.arrived
         if self._tables is None or arrived >= self._rebuild_at():
             shares = self.mix.shares()
-            self._tables = _Tables.of(shares, self._classes, self.settings)
+            self._tables = _Tables.of(shares, self._classes, self.settings, *_free(view, self._classes))
             self._built_at, self._priced_at, self._blocked_at = arrived, -1, -1
+            recent = list(self._cache)
             self._cache.clear()
             self._memo[0][:] = 0
             self._memo[2][:] = 0
             self._rho = np.zeros(len(self._classes.contents))
             self._beta = np.zeros((len(BLOCKS), len(self._classes.contents)))
+            free, cpu = _free(view, self._classes)
+            keys = _keys(self._classes, free, cpu)
+            for kind in recent[::-1]:  # what came last will come next: valued here, and not in a decision
+                if self._memo[2][0] < self.settings.values_ahead:
+                    self._drops(kind, self._classes, self._tables, free, cpu, keys)
         if self._priced_at < 0 or arrived - self._blocked_at >= self.settings.block_every:
             self._price(view, arrived)
 
@@ -156,21 +173,26 @@ class Scorer:
             return None
         kind = kind_of(shape)
         free, cpu = _free(view, classes)
-        cached = self._cached(kind, len(classes.cls))
-        keys = np.empty(len(classes.cls), np.uint64)
-        kernels.node_keys(classes.ptr, classes.order, free, cpu, classes.cls, keys)
         milli = kind.milli if kind.num else 0
-        kernels.drops(
-            classes.ptr, classes.order, free, cpu, classes.cls, keys, cached.seen, cached.drop, cached.pick,
-            kind.cpu, kind.num, milli, classes.accepting(kind), self.settings.streams,
-            tables.streams, tables.mix, tables.limits, *self._memo,
-        )  # fmt: skip
+        cached = self._drops(kind, classes, tables, free, cpu, _keys(classes, free, cpu))
         out = np.empty(len(classes.cls))
         kernels.prices(
             classes.ptr, classes.order, free, cpu, classes.cls, cached.drop, cached.pick, kind.cpu, kind.num, milli,
             self._rho, self._beta, tables.block_cpu, BLOCKS, out,
         )  # fmt: skip
         return out, cached.pick
+
+    def _drops(
+        self, kind: Kind, classes: _Classes, tables: "_Tables", free: Ints, cpu: Ints, keys: kernels.Words
+    ) -> _Cached:
+        """What `kind` takes from each node's value, computed anew where the state has changed."""
+        cached = self._cached(kind, len(classes.cls))
+        kernels.drops(
+            classes.ptr, classes.order, free, cpu, classes.cls, keys, cached.seen, cached.drop, cached.pick,
+            kind.cpu, kind.num, kind.milli if kind.num else 0, classes.accepting(kind), self.settings.streams,
+            tables.streams, tables.mix, tables.limits, *self._memo,
+        )  # fmt: skip
+        return cached
 
     def _cached(self, kind: Kind, nodes: int) -> _Cached:
         entry = self._cache.pop(kind, None)
@@ -201,7 +223,14 @@ class Scorer:
         for b in range(len(BLOCKS)):
             for mask, per_request in tables.blocks_wanted[b]:
                 pressure[b, mask] += expected * per_request / max(0.5, whole[b, mask].sum())
-        self._beta = np.clip((pressure - 0.5) / 0.5, 0.0, 1.0)
+        floor = self.settings.whole_blocks * self.mix.turnover
+        self._beta = np.clip((pressure - 0.5) / 0.5, floor, 1.0)
+
+
+def _keys(classes: _Classes, free: Ints, cpu: Ints) -> kernels.Words:
+    keys = np.empty(len(classes.cls), np.uint64)
+    kernels.node_keys(classes.ptr, classes.order, free, cpu, classes.cls, keys)
+    return keys
 
 
 def _free(view: View, classes: _Classes) -> tuple[Ints, Ints]:
@@ -226,15 +255,18 @@ class _Tables:
     blocks_wanted: tuple[tuple[tuple[Bools, float], ...], ...]
 
     @classmethod
-    def of(cls, shares: Any, classes: _Classes, settings: Settings) -> "_Tables":
+    def of(
+        cls, shares: Mapping[Kind, float], classes: _Classes, settings: Settings, free: Ints, free_cpu: Ints
+    ) -> "_Tables":
         kinds: list[Kind] = list(shares)
         share = np.array(list(shares.values()))
         cpu = np.array([k.cpu for k in kinds], np.int64)
         num = np.array([k.num for k in kinds], np.int64)
         milli = np.array([k.milli if k.num else 0 for k in kinds], np.int64)
         accepted = np.array([classes.accepting(k) for k in kinds], np.bool_).reshape(len(kinds), -1)
-        drawn = sample(share, settings.streams * settings.length)
         asked = share * num * milli
+        to_come = settings.headroom * float(free[classes.order].sum()) / max(float(asked.sum()), 1e-9)
+        drawn = _consistent(share, to_come, classes, settings, free, free_cpu, (cpu, num, milli, accepted))
         groups: dict[bytes, float] = {}
         wanted: list[dict[bytes, float]] = [{} for _ in BLOCKS]
         for i, kind in enumerate(kinds):
@@ -247,7 +279,7 @@ class _Tables:
                     wanted[b][mask] = wanted[b].get(mask, 0.0) + float(share[i]) * kind.num / size
         total = sum(groups.values())
         return cls(
-            streams=_streams(drawn.reshape(settings.streams, -1), cpu, num, milli, accepted),
+            streams=_streams(drawn, cpu, num, milli, accepted),
             mix=(cpu, num, milli, share.astype(np.float32), accepted),
             limits=(int(cpu.min()), int(min((m for m in milli.tolist() if m), default=1))),
             access=np.array([np.frombuffer(g, np.bool_) for g in groups], np.bool_).reshape(len(groups), -1),
@@ -258,9 +290,39 @@ class _Tables:
         )
 
 
+def _consistent(
+    share: Floats,
+    to_come: float,
+    classes: _Classes,
+    settings: Settings,
+    free: Ints,
+    free_cpu: Ints,
+    kinds: tuple[Ints, Ints, Ints, Bools],
+) -> Ints:
+    """Streams of kinds, shape (R, L), that agree with what is to come: K stands for no request.
+
+    Each node is valued as if the streams were its own, but all nodes draw on the same arrivals. So a kind of which the pool
+    would accept more than will come (small requests, for which many nodes have room) is thinned until both agree.
+    """
+    kept, size = np.ones(len(share)), settings.streams * settings.length
+    every = max(1, len(classes.cls) // _SAMPLED_NODES)
+    for _ in range(settings.thinnings):
+        drawn = _draw(share * kept, size).reshape(settings.streams, -1)
+        served = np.zeros(len(share))
+        kernels.acceptance(classes.ptr, classes.order, free, free_cpu, classes.cls, every, drawn, *kinds, served)
+        kept = np.clip(kept * share * to_come / np.maximum(served, 1e-9), 0.0, 1.0)
+    return _draw(share * kept, size).reshape(settings.streams, -1)
+
+
+def _draw(share: Floats, size: int) -> Ints:
+    return sample(np.append(share, max(0.0, 1.0 - float(share.sum()))), size)
+
+
 def _streams(drawn: Ints, cpu: Ints, num: Ints, milli: Ints, accepted: Bools) -> tuple[Any, ...]:
     """The streams (kinds, shape (R, L)) once per ceiling, as `kernels` walks them."""
-    kept = [(num[drawn] == 0) | (milli[drawn] <= ceiling) for ceiling in kernels.CEILINGS]
+    real = drawn < len(num)
+    drawn = np.where(real, drawn, 0)
+    kept = [real & ((num[drawn] == 0) | (milli[drawn] <= ceiling)) for ceiling in kernels.CEILINGS]
     order = np.concatenate([drawn[keep] for keep in kept])
     lengths = np.stack([keep.sum(axis=1) for keep in kept])
     ends = np.cumsum(lengths.ravel()).reshape(lengths.shape)
