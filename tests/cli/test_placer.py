@@ -1,0 +1,86 @@
+"""`baton placer` over its real pipe: placements, releases, refusals, bad lines."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+NODES = [
+    {"node": "big", "cpu_milli": 16_500, "memory_mib": 64_000, "gpu": 2, "model": "A"},
+    {"node": "small", "cpu_milli": 8_000, "memory_mib": 16_000, "gpu": 1, "model": "B"},
+]
+
+
+def pod(name: str, gpus: int = 1, milli: int = 1000, **more: Any) -> dict[str, Any]:
+    base = {"pod": name, "cpu_milli": 1000, "memory_mib": 1000, "num_gpu": gpus, "gpu_milli": milli, "gpu_spec": ""}
+    return base | {"prev": None} | more
+
+
+def talk(*lines: Any, args: tuple[str, ...] = ()) -> tuple[list[dict[str, Any]], str]:
+    text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    done = subprocess.run(
+        [sys.executable, "-m", "libs.cli", "placer", *args], input=text, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def cluster(*workload: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "cluster", "nodes": NODES, "workload": list(workload)}
+
+
+def test_pods_are_placed_until_nothing_fits_and_again_when_one_left() -> None:
+    told, _ = talk(
+        cluster({"cpu_milli": 1000, "num_gpu": 1, "gpu_milli": 1000, "gpu_spec": "", "share": 1.0}),
+        pod("gang", 2),
+        pod("one", gpu_spec="A|B"),
+        pod("two"),
+        {"type": "release", "pod": "gang", "node": "big", "gpus": [0, 1]},
+        pod("three", gpu_spec="A"),
+        pod("half", milli=500),
+    )
+    assert told[0] == {"node": "big", "gpus": [0, 1]}
+    assert told[1] == {"node": "small", "gpus": [0]}
+    assert told[2]["node"] is None
+    assert told[2]["reason"]
+    assert (told[3]["node"], len(told[3]["gpus"])) == ("big", 1)
+    assert told[4]["node"] == "big"
+    assert told[4]["gpus"] != told[3]["gpus"]
+
+
+def test_processors_alone_are_placed_and_count() -> None:
+    told, _ = talk(
+        cluster(), pod("a", 0, 0, cpu_milli=16_500), pod("b", 1, gpu_spec="A"), pod("c", 0, 0, cpu_milli=8_000)
+    )
+    assert told[0] == {"node": "big", "gpus": []}
+    assert told[1]["node"] is None
+    assert told[2] == {"node": "small", "gpus": []}
+
+
+def test_what_was_rejected_is_free_again() -> None:
+    told, _ = talk(cluster(), pod("a", gpu_spec="B"), pod("b", gpu_spec="B", prev="rejected"), pod("c", gpu_spec="B"))
+    assert [answer["node"] for answer in told] == ["small", "small", None]
+
+
+def test_a_bad_line_is_answered_with_what_is_wrong_and_the_next_is_served() -> None:
+    told, err = talk(
+        pod("early"),
+        cluster(),
+        "not json\n",
+        pod("a", -1),
+        pod("b", 2, 500),
+        {"pod": "c", "num_gpu": 1, "gpu_milli": 1000},
+        pod("d"),
+    )
+    assert [answer["node"] for answer in told[:-1]] == [None] * 5
+    assert "first line" in told[0]["error"]
+    assert "num_gpu: -1" in told[2]["error"]
+    assert "set num_gpu to 1" in told[3]["error"]
+    assert "cpu_milli" in told[4]["error"]
+    assert told[-1]["node"] is not None
+    assert err.count("baton placer:") == 5
+
+
+def test_the_fast_path_places_without_scores() -> None:
+    told, _ = talk(cluster(), pod("a", 2), pod("b", milli=300), args=("--fast",))
+    assert [answer["node"] for answer in told] == ["big", "small"]
