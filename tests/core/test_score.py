@@ -230,3 +230,20 @@ def test_a_scored_gang_is_whole_although_its_node_lies_in_two_fabrics() -> None:
     found = find(view, request(6))
     assert isinstance(found, Placed)
     assert (len(found.rows), found.level) == (6, "node")
+
+
+def test_a_node_that_has_the_data_is_chosen_with_and_without_scores() -> None:
+    def nodes() -> Fleet:
+        fleet = Fleet()
+        for i, contents in enumerate([(), ("data",), ()]):
+            devices = tuple(Device(id=f"d{i}-{j}", index=j, model="G", memory_mib=1000) for j in range(2))
+            fleet.join(Inventory(node=f"n{i}", devices=devices, cpus=8, contents=contents, fetch_mib_s=100), 1)
+        return fleet
+
+    for devices in (1, 2):
+        shape = Shape(devices=devices, contents=(("data", 50_000),))
+        bare = find(View.of(nodes()), shape)
+        view, _ = scored(nodes(), (request(), 0.7), (request(2), 0.3))
+        for found in (bare, find(view, shape)):
+            assert isinstance(found, Placed)
+            assert found.rows.tolist() == [2, 3][:devices]

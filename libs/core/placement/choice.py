@@ -7,8 +7,12 @@ from libs.core.model import Shape
 from libs.core.placement.answer import Blocked, Placed, dominant
 from libs.core.placement.constraints import candidates
 from libs.core.placement.links import slowest
+from libs.core.placement.locality import seconds_to_ready
 from libs.core.placement.topology import allowed_levels, in_order, spans_at
 from libs.core.placement.view import NOBODY, Context, View
+
+MILLI_PER_SECOND = 10.0
+"""What a second of fetching counts: a hundred seconds weigh as much as a device that nobody else could use."""
 
 
 def best_scored(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | None:
@@ -26,6 +30,8 @@ def best_scored(view: View, shape: Shape, rows: Ints, context: Context) -> Place
     if scored is None:
         return None
     cost, pick = scored
+    if shape.contents:
+        cost = cost + MILLI_PER_SECOND * seconds_to_ready(view.fleet, np.arange(len(cost)), shape)
     nodes = view.fleet.node[rows]
     fits = np.bincount(nodes, minlength=len(cost))[: len(cost)] >= max(shape.devices, 1)
     node = int(np.argmin(np.where(fits, cost, np.inf)))

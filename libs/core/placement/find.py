@@ -13,6 +13,7 @@ from libs.core.placement.answer import Blocked, Placed, Reason, dominant
 from libs.core.placement.choice import best_scored, on_processors
 from libs.core.placement.constraints import candidates
 from libs.core.placement.gang import place_nested
+from libs.core.placement.locality import soonest
 from libs.core.placement.migfit import cheapest
 from libs.core.placement.topology import confined, place_elastic, place_gang
 from libs.core.placement.torus import place_box
@@ -54,9 +55,9 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
         if shape.torus:
             placed = place_box(view, shape, rows)
         elif shape.devices == 1:
-            placed = _single(view, cheapest(view, shape, rows))
+            placed = _single(view, cheapest(view, shape, soonest(view.fleet, rows, shape)))
         else:
-            placed = place_gang(view, shape, rows, context)
+            placed = _gang(view, shape, rows, context)
         if placed is not None:
             return placed
     if shape.least < shape.devices and (placed := place_elastic(view, shape, options, context)) is not None:
@@ -84,6 +85,16 @@ def _listed(fleet: Fleet, shape: Shape, mask: Bools) -> list[int]:
     memory = np.full(len(fleet.models), np.iinfo(np.int64).max, dtype=np.int64)
     np.minimum.at(memory, fleet.model[mask], fleet.memory_mib[mask])
     return sorted(present, key=lambda m: (int(memory[m]), fleet.models.names[m]))
+
+
+def _gang(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | None:
+    """On the nodes that are ready first, where that is no wider than elsewhere."""
+    placed = place_gang(view, shape, rows, context)
+    ready = soonest(view.fleet, rows, shape)
+    if placed is None or len(ready) in (len(rows), 0):
+        return placed
+    there = place_gang(view, shape, ready, context)
+    return there if there is not None and there.level == placed.level else placed
 
 
 def _single(view: View, rows: Ints) -> Placed:

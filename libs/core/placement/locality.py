@@ -22,3 +22,12 @@ def seconds_to_ready(fleet: Fleet, node_codes: Ints, shape: Shape) -> Floats:
         else:
             missing_mib[~np.isin(node_codes, np.fromiter(holders, dtype=np.int64, count=len(holders)))] += size_mib
     return missing_mib / np.maximum(1, fleet.fetch_mib_s[node_codes])
+
+
+def soonest(fleet: Fleet, rows: Ints, shape: Shape) -> Ints:
+    """Those of the devices `rows` whose nodes are ready first; all of them when the job reads nothing that is known."""
+    if not shape.contents or len(rows) == 0:
+        return rows
+    seconds = seconds_to_ready(fleet, fleet.node[rows], shape)
+    first: Ints = rows[seconds == seconds.min()]
+    return first
