@@ -41,6 +41,12 @@ class Policy:
     the bus. The next cycle goes on with the next input, a tick at the latest."""
     chooser: Chooser | None = None
     """Orders device models by measured throughput, for jobs with an objective."""
+    recut: bool = True
+    """Cut idle slices of dynamic MIG boards anew for requests that no instance serves (`libs.core.repartition`)."""
+    recut_after_us: int = 30_000_000
+    """How long such a request waits first: what runs may end soon, and its instance serves without a cut."""
+    recut_rest_us: int = 300_000_000
+    """How long a board stays as it is after a recut, so that two profiles in competition do not cut it to and fro."""
 
 
 @dataclass(frozen=True, slots=True)

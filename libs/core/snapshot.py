@@ -90,15 +90,16 @@ def _dump_fleet(fleet: Fleet) -> dict[str, Any]:
 
 
 def _load_fleet(body: dict[str, Any]) -> Fleet:
+    """Devices get their rows back: of two equal ones the lower row is taken, and recuts add rows out of node order."""
     fleet = Fleet()
+    for name, *_ in body["devices"]:  # also those that no node has now: their epochs must still never go back
+        fleet.adopt(name)
     for raw, incarnation, up in body["nodes"]:
         node = fleet.join(Inventory.model_validate(raw), incarnation)
         if not up:
             fleet.leave(node.name)
     for name, epoch, free_milli, free_mib, memory_mib in body["devices"]:
-        row = fleet.devices.find(name)
-        if row < 0:  # a device that its node no longer has: its epoch must still never go back
-            row = fleet.adopt(name)
+        row = fleet.row(name)
         fleet.epoch[row], fleet.free_milli[row] = epoch, free_milli
         fleet.free_mib[row], fleet.memory_mib[row] = free_mib, memory_mib
     return fleet

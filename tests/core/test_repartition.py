@@ -1,0 +1,307 @@
+"""MIG boards cut anew for who waits: when, which, and what never happens."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from libs.core.accelerators.mig_boards import GEOMETRIES
+from libs.core.cycle import Policy
+from libs.core.machine import Machine
+from libs.core.model import State
+from libs.core.placement import mig
+from schemas import inbox
+from schemas.ledger import BoardRecut
+from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Resources
+from tests.core.builders import World, job
+
+GEOMETRY = GEOMETRIES["H100-80GB-SXM"]
+PROFILES = {p.name: p for p in GEOMETRY.profiles}
+ONE, THREE, SEVEN = "1g.10gb", "3g.40gb", "7g.80gb"
+ONES = tuple((ONE, start) for start in range(7))
+SECOND = 1_000_000
+POLICY = Policy()
+
+
+def cut(name: str, boards: dict[str, tuple[mig.Instance, ...]], *, dynamic: bool = True, **fields) -> Inventory:
+    """A node whose boards are cut like this."""
+    devices = [
+        Device(
+            id=f"{board}-{profile}-{start}", index=0, kind=DeviceKind.MIG, model="H100",
+            memory_mib=PROFILES[profile].memory_mib, mig_profile=profile, mig_start=start, parent=board,
+        )
+        for board, instances in boards.items()
+        for profile, start in sorted(instances, key=lambda x: x[1])
+    ]  # fmt: skip
+    return Inventory(
+        node=name,
+        devices=tuple(d.model_copy(update={"index": i}) for i, d in enumerate(devices)),
+        boards=tuple(
+            MigBoard(id=b, index=i, model="H100", memory_mib=81_559, profiles=GEOMETRY.profiles, dynamic=dynamic)
+            for i, b in enumerate(boards)
+        ),
+        simulated=True,
+        **fields,
+    )
+
+
+def ask(name: str, profile: str, devices: int = 1, **fields) -> inbox.JobAdmitted:
+    """A job for instances of `profile`."""
+    resources = {
+        key: fields.pop(key) for key in ("labels", "types", "memory_mib", "cpu_milli", "min_devices") if key in fields
+    }
+    admitted = job(name, devices, **fields)
+    spec = admitted.spec.model_copy(update={"resources": Resources(devices=devices, mig_profile=profile, **resources)})
+    return admitted.model_copy(update={"spec": spec})
+
+
+def tick(world: World, seconds: float = 1) -> list[BoardRecut]:
+    return [e for e in world.send(inbox.Tick(), after_us=int(seconds * SECOND)) if e.kind == "board.recut"]
+
+
+def instances(state: State, node: str) -> dict[str, list[mig.Instance]]:
+    """As the node's last inventory has them."""
+    known = state.fleet.nodes[node].inventory
+    return {b.id: [(d.mig_profile, d.mig_start) for d in known.devices if d.parent == b.id] for b in known.boards}
+
+
+def after(state: State, recut: BoardRecut) -> Inventory:
+    """The inventory of a node that has carried the recut out. Fails when what it asks for is not legal."""
+    boards = instances(state, recut.node)
+    board = recut.recut.board
+    old = {f"{board}-{profile}-{start}": (profile, start) for profile, start in boards[board]}
+    assert set(recut.recut.destroy) <= set(old)
+    new = [i for name, i in old.items() if name not in recut.recut.destroy]
+    new += [(place.profile, place.start) for place in recut.recut.create]
+    assert mig.legal(GEOMETRY, new)
+    boards[board] = new
+    return cut(recut.node, {name: tuple(i) for name, i in boards.items()})
+
+
+def carry_out(world: World, recut: BoardRecut, *, ok: bool = True) -> list:
+    state = world.machine.state
+    told = after(state, recut) if ok else state.fleet.nodes[recut.node].inventory
+    return world.send(
+        inbox.BoardCut(
+            node=recut.node, incarnation=recut.incarnation, board=recut.recut.board, number=recut.recut.number, ok=ok,
+            reason="" if ok else "the driver refused", inventory=told,
+        )
+    )  # fmt: skip
+
+
+def held(world: World, job_id: str) -> list[str]:
+    current = world.machine.state.jobs[job_id].current
+    return [claim.device for claim in current.claims] if current else []
+
+
+def in_use(state: State) -> set[str]:
+    parts = [part for j in state.jobs.values() if j.current is not None for part in j.current.parts.values()]
+    return {claim.device for part in parts if not part.freed for claim in part.claims}
+
+
+def one_busy() -> tuple[World, str]:
+    """A board of seven 1g of which one runs."""
+    world = World(cut("n0", {"b0": ONES}))
+    runs = world.submit(ask("runs", ONE))
+    assert len(held(world, runs)) == 1
+    return world, runs
+
+
+def test_who_waits_long_enough_gets_a_board_cut_around_what_runs() -> None:
+    world, runs = one_busy()
+    before = held(world, runs)
+    waits = world.submit(ask("waits", THREE))
+    assert tick(world, 29) == []
+    (recut,) = tick(world, 1)
+    assert not set(recut.recut.destroy) & set(before)
+    assert waits in recut.why
+    assert [place.profile for place in recut.recut.create].count(THREE) == 1
+    assert tick(world, 400) == [], "one recut of a board at a time, however long it takes"
+    carry_out(world, recut)
+    assert held(world, waits) == [d for d in held(world, waits) if THREE in d] != []
+    assert held(world, runs) == before
+    world.started(runs)
+    world.released(runs)
+    assert world.state_of(runs) == "ended"
+    world.check()
+
+
+def test_only_a_tick_recuts_and_only_when_it_may() -> None:
+    world, _ = one_busy()
+    world.submit(ask("waits", THREE))
+    world.send(inbox.QuotaChanged(team="other", limit_milli=1), after_us=60 * SECOND)
+    assert not world.machine.state.recuts
+    world.machine.policy = replace(POLICY, recut=False)
+    assert tick(world) == []
+    world.machine.policy = POLICY
+    assert len(tick(world)) == 1
+
+
+def test_boards_that_are_not_dynamic_or_gone_or_full_stay_as_they_are() -> None:
+    found = World(cut("n0", {"b0": ONES}, dynamic=False))
+    found.submit(ask("waits", THREE))
+    assert tick(found, 60) == []
+    gone = World(cut("n0", {"b0": ONES}))
+    gone.submit(ask("waits", THREE))
+    gone.send(inbox.NodeLost(node="n0", incarnation=1, silent_s=30))
+    assert tick(gone, 60) == []
+    full = World(cut("n0", {"b0": ONES}))
+    full.submit(ask("fills", ONE, 7))
+    full.submit(ask("waits", THREE))
+    assert tick(full, 60) == []
+
+
+@pytest.mark.parametrize(
+    "wish", [{"types": ("A100",)}, {"labels": {"rack": "r9"}}, {"memory_mib": 60_000}, {"cpu_milli": 1000}]
+)
+def test_no_board_is_cut_for_what_its_instances_would_not_serve(wish) -> None:
+    world = World(cut("n0", {"b0": ONES}))
+    world.submit(ask("waits", THREE, **wish))
+    assert tick(world, 60) == []
+
+
+def test_nothing_is_cut_for_who_waits_for_something_else_than_an_instance() -> None:
+    world = World(cut("n0", {"b0": ONES, "b1": ((THREE, 0), (THREE, 4))}, cpus=4))
+    world.submit(ask("cpus", THREE, cpu_milli=3000))
+    world.submit(ask("too many cpus", THREE, cpu_milli=3000))
+    world.send(inbox.QuotaChanged(team="poor", limit_milli=0))
+    world.submit(ask("poor", SEVEN, team="poor"))
+    assert tick(world, 60) == []
+
+
+def test_a_line_gets_as_many_boards_as_it_lacks_instances_and_no_more() -> None:
+    world = World(*(cut(f"n{i}", {f"b{i}": ONES}) for i in range(4)))
+    for i in range(5):
+        world.submit(ask(f"j{i}", THREE))
+    recuts = tick(world, 60)
+    assert len(recuts) == 3
+    assert sum(place.profile == THREE for r in recuts for place in r.recut.create) in (5, 6)
+    for recut in recuts:
+        carry_out(world, recut)
+    assert not world.machine.state.queues
+    world.check()
+
+
+def test_the_rest_of_a_cut_board_serves_the_rest_of_the_demand() -> None:
+    world = World(cut("n0", {"b0": ((SEVEN, 0),)}))
+    world.submit(ask("three", THREE))
+    for i in range(2):
+        world.submit(ask(f"two{i}", "2g.20gb"))
+    (recut,) = tick(world, 60)
+    carry_out(world, recut)
+    assert not world.machine.state.queues
+    world.check()
+
+
+def test_a_higher_priority_keeps_the_idle_instances_that_it_waits_for() -> None:
+    world = World(cut("n0", {"b0": ONES}), cut("n1", {"b1": ((SEVEN, 0),)}))
+    big = world.submit(ask("big", SEVEN))
+    assert held(world, big)
+    world.submit(ask("gang", ONE, 8, priority=10))
+    world.submit(ask("three", THREE))
+    assert tick(world, 60) == []
+    world.submit(ask("urgent", THREE, priority=20))
+    (recut,) = tick(world, 60)
+    assert recut.recut.board == "b0"
+    world.check()
+
+
+def test_a_board_rests_after_a_recut_also_after_one_that_failed() -> None:
+    world, _ = one_busy()
+    world.submit(ask("waits", THREE))
+    (recut,) = tick(world, 30)
+    carry_out(world, recut, ok=False)
+    assert tick(world, 299) == []
+    (again,) = tick(world, 1)
+    assert again.recut.number == 2
+    carry_out(world, again)
+    world.check()
+
+
+def test_a_cut_that_lacks_a_held_instance_is_rejected_and_nothing_changes() -> None:
+    world, runs = one_busy()
+    world.submit(ask("waits", THREE))
+    (recut,) = tick(world, 30)
+    lacks = inbox.BoardCut(
+        node="n0", incarnation=1, board="b0", number=1, ok=True, inventory=cut("n0", {"b0": ((THREE, 0), (THREE, 4))})
+    )  # fmt: skip
+    (event,) = world.send(lacks)
+    assert event.kind == "input.rejected"
+    assert held(world, runs)[0] in event.reason
+    assert "b0" in world.machine.state.recuts
+    carry_out(world, recut)
+    world.check()
+
+
+def test_an_empty_board_is_cut_for_the_first_who_comes() -> None:
+    world = World(cut("n0", {"b0": ()}))
+    waits = world.submit(ask("waits", THREE))
+    (recut,) = tick(world, 30)
+    assert recut.recut.destroy == ()
+    carry_out(world, recut)
+    assert held(world, waits)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_long_random_life_never_flaps_and_breaks_no_invariant(seed: int) -> None:
+    """Two profiles compete for boards for hours; nodes report late, fail, and start anew."""
+    rng = Random(seed)
+    nodes = {f"n{i}": {f"b{i}-{k}": ONES for k in range(2)} for i in range(2)}
+    world = World(*(cut(name, boards) for name, boards in nodes.items()))
+    state = world.machine.state
+    last: dict[str, int] = {}
+    pending: list[BoardRecut] = []
+    granted: set[str] = set()
+    for step in range(400):
+        if rng.random() < 0.35:
+            profile = rng.choice([ONE, ONE, THREE, THREE, "2g.20gb", SEVEN])
+            devices = rng.choice([1, 1, 1, 2, 4]) if profile == ONE else rng.choice([1, 1, 2])
+            world.submit(ask(f"{seed}-{step}", profile, devices, priority=rng.choice([0, 0, 10])))
+        running = sorted(j.id for j in state.jobs.values() if j.current is not None)
+        granted |= set(running)
+        for job_id in running:
+            if rng.random() < 0.06:
+                world.started(job_id)
+                world.released(job_id)
+        claims = in_use(state)
+        for recut in tick(world, rng.choice([1, 5, 20, 60])):
+            board = recut.recut.board
+            assert world.now_us - last.get(board, -POLICY.recut_rest_us) >= POLICY.recut_rest_us
+            assert all(asked.recut.board != board for asked in pending)
+            assert not set(recut.recut.destroy) & claims
+            last[board] = world.now_us
+            pending.append(recut)
+        for recut in list(pending):
+            if rng.random() < 0.3:
+                pending.remove(recut)
+                carry_out(world, recut, ok=rng.random() < 0.9)
+        if rng.random() < 0.01:
+            name = rng.choice(sorted(nodes))
+            world.send(
+                inbox.NodeRegistered(
+                    incarnation=state.fleet.nodes[name].incarnation + 1,
+                    inventory=state.fleet.nodes[name].inventory,
+                    lease_s=10,
+                )
+            )
+            pending = [recut for recut in pending if recut.node != name]
+        assert set(state.recuts) == {recut.recut.board for recut in pending}
+        assert world.checker.finish().violations == []
+    assert last, "boards were cut"
+    assert len(granted) > 20
+    world.check()
+
+
+def test_a_machine_that_was_loaded_plans_the_same() -> None:
+    world, _ = one_busy()
+    world.submit(ask("waits", THREE))
+    again = Machine.load(world.machine.dump())
+    assert tick(world, 60)
+    assert again.decide([_Tick(99)], world.now_us)[-1].model_dump() == world.records[-1].events[-1].model_dump()
+
+
+class _Tick:
+    subject, message, error, time_us = "t", inbox.Tick(), "", 0
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
