@@ -8,11 +8,15 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import settings
 
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.streams import provision
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from tests.kit.background import ServerInBackground
+
+settings.register_profile("house", deadline=None)  # a busy machine is not a failure
+settings.load_profile("house")
 
 STREAM_SCALE = 0.01
 """Streams of a hundredth of their size: thousands of test pools fit into the server's reservation."""
