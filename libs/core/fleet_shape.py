@@ -15,6 +15,7 @@ from typing import Any
 
 from libs.core.accelerators.precisions import computes
 from libs.core.fleet import usable_mib
+from libs.core.placement import mig
 from schemas import ledger as led
 from schemas.resources import NAMED_ONLY, Device, Inventory, Level
 
@@ -45,6 +46,8 @@ class Block:
     labels: frozenset[tuple[str, str]]
     simulated: bool
     count: int
+    possible: bool = False
+    """MIG instances that are not there but could be cut, from a board that may be cut anew if nothing ran on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class FleetShape:
         return max((b.host_cpu_milli for b in blocks), default=0), max((b.host_mib for b in blocks), default=0)
 
     def profiles(self) -> list[str]:
-        """MIG profiles that the pool has."""
+        """MIG profiles that the pool has, or can cut."""
         return sorted({block.profile for block in self._all() if block.profile})
 
     def label_values(self, name: str) -> list[str]:
@@ -210,7 +213,7 @@ def level_of(level: Level) -> str:
 
 _BLOCK_PLAIN = (
     "node", "domain", "leaf", "spine", "zone", "model", "cpu", "profile", "memory_mib", "runtime", "host_cpu_milli",
-    "host_mib", "simulated", "count",
+    "host_mib", "simulated", "count", "possible",
 )  # fmt: skip
 
 
@@ -220,11 +223,8 @@ def _job_key(job_id: str) -> bytes:
 
 def _blocks(inventory: Inventory) -> Iterable[Block]:
     where = inventory.position
-    kinds = Counter(
-        (_island(inventory.node, d), d.model, d.kind in NAMED_ONLY, d.mig_profile, usable_mib(d), d.runtime.value)
-        for d in inventory.devices
-    )
-    for (domain, model, cpu, profile, memory_mib, runtime), count in kinds.items():
+    kinds = Counter(_kind(inventory.node, d) for d in inventory.devices)
+    for (domain, model, cpu, profile, memory_mib, runtime, possible), count in (kinds + _could_be(inventory)).items():
         yield Block(
             node=inventory.node,
             domain=domain,
@@ -241,7 +241,31 @@ def _blocks(inventory: Inventory) -> Iterable[Block]:
             labels=frozenset(inventory.labels.items()),
             simulated=inventory.simulated,
             count=count,
+            possible=possible,
         )
+
+
+_Kind = tuple[str, str, bool, str, int, str, bool]
+
+
+def _kind(node: str, d: Device, possible: bool = False) -> _Kind:
+    island = _island(node, d)
+    return island, d.model, d.kind in NAMED_ONLY, d.mig_profile, usable_mib(d), d.runtime.value, possible
+
+
+def _could_be(inventory: Inventory) -> Counter[_Kind]:
+    """Of each profile of a board that may be cut anew, the instances that it lacks to hold as many as fit on it."""
+    kinds: Counter[_Kind] = Counter()
+    for board in inventory.boards:
+        there = [d for d in inventory.devices if d.parent == board.id]
+        for profile in board.profiles if board.dynamic else ():
+            most = round(mig.potential(mig.geometry_of(board), (), {profile.name: 1}) / profile.memory_slices)
+            like = there[0] if there else Device(id=board.id, index=board.index, model=board.model, memory_mib=0)
+            new = like.model_copy(
+                update={"mig_profile": profile.name, "memory_mib": profile.memory_mib, "memory_free_mib": None}
+            )
+            kinds[_kind(inventory.node, new, True)] += max(0, most - sum(d.mig_profile == profile.name for d in there))
+    return kinds
 
 
 def _island(node: str, device: Device) -> str:
@@ -268,7 +292,7 @@ def _constraints(need: Need) -> list[tuple[str, Callable[[Block], bool]]]:
 def _capacity(blocks: list[Block], need: Need) -> Capacity:
     left: list[tuple[str, int]] = []
     alone: dict[str, bool] = {}
-    fitting = blocks
+    fitting = blocks = [b for b in blocks if not b.possible or b.profile == need.profile]
     for name, allows in _constraints(need):
         alone[name] = any(map(allows, blocks))
         fitting = [b for b in fitting if allows(b)]

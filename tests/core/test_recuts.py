@@ -114,4 +114,4 @@ def test_admission_learns_the_new_instances() -> None:
     shape.apply(ledger.LedgerRecord(
         pool="main", prev_seq=0, prev_hash="", inbox_seq=1, t_us=1, writer="w", events=(joined, *d.events)
     ))  # fmt: skip
-    assert shape.profiles() == ["1g.10gb", "3g.40gb"]
+    assert {block.profile for block in shape.blocks["n1"] if not block.possible} == {"1g.10gb", "3g.40gb"}

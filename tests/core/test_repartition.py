@@ -7,6 +7,8 @@ import pytest
 
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.cycle import Policy
+from libs.core.feasible import demand_of, objections
+from libs.core.fleet_shape import FleetShape
 from libs.core.machine import Machine
 from libs.core.model import State
 from libs.core.placement import mig
@@ -290,6 +292,33 @@ def test_a_long_random_life_never_flaps_and_breaks_no_invariant(seed: int) -> No
     assert last, "boards were cut"
     assert len(granted) > 20
     world.check()
+
+
+def verdict(admitted: inbox.JobAdmitted, *inventories: Inventory) -> list[str]:
+    fleet = FleetShape.of(inventories, {})
+    again = FleetShape.load(fleet.dump())
+    told = [o.reason.field for o in objections(admitted.spec, demand_of(admitted.spec), fleet)]
+    assert [o.reason.field for o in objections(admitted.spec, demand_of(admitted.spec), again)] == told
+    return told
+
+
+def test_admission_takes_what_a_board_could_be_cut_into() -> None:
+    """Without any such instance now; as many as fit on all boards, with the memory of that profile, and no more."""
+    board = cut("n0", {"b0": ONES})
+    found = cut("n0", {"b0": ONES}, dynamic=False)
+    both = (board, cut("n1", {"b1": ((SEVEN, 0),)}))
+    assert verdict(ask("j", THREE), board) == []
+    assert verdict(ask("j", THREE), found) == ["job.resources.mig_profile"]
+    assert verdict(ask("j", THREE, memory_mib=40_000), board) == []
+    assert verdict(ask("j", THREE, memory_mib=50_000), board) == ["job.resources.memory_mib"]
+    assert verdict(ask("j", THREE, 2), board) == []
+    assert verdict(ask("j", THREE, 3), board) == ["job.resources.devices"]
+    assert verdict(ask("j", THREE, 4), *both) == []
+    assert verdict(ask("j", ONE, 14), *both) == []
+    assert verdict(ask("j", ONE, 15), *both) == ["job.resources.devices"]
+    assert verdict(ask("j", "5g.99gb"), board) == ["job.resources.mig_profile"]
+    assert verdict(ask("j", SEVEN, labels={"rack": "r9"}), *both) == ["job.resources.labels.rack"]
+    assert verdict(ask("j", THREE), cut("n0", {"b0": ()})) == []
 
 
 def test_a_machine_that_was_loaded_plans_the_same() -> None:
