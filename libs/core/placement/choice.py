@@ -71,7 +71,7 @@ def _lowest(fleet: Fleet, level: str, rows: Ints, need: int) -> Ints:
 def on_processors(view: View, shape: Shape, context: Context) -> Placed | Blocked:
     """A request without devices: a node with enough free processors and memory, the cheapest or else the fullest."""
     mask, removed = candidates(view, shape, NOBODY, context)
-    nodes = np.unique(view.fleet.node[mask])
+    nodes = np.flatnonzero(np.bincount(view.fleet.node[mask]))
     if not len(nodes):
         return Blocked(dominant(removed), removed, 0)
     scored = view.scorer.costs(view, shape) if view.scorer is not None and not context.fast else None
