@@ -210,9 +210,11 @@ def _at_most(fleet: Fleet, shape: Shape, mask: Bools, where: Ints, limit: Ints) 
     allowed = (limit > 0)[where]
     if shape.devices <= 1:
         return allowed
-    rows = np.flatnonzero(mask & allowed & (limit[where] < shape.devices))
-    if len(rows) == 0:
+    open_ = mask & allowed
+    short = (limit < shape.devices) & (np.bincount(where[open_], minlength=len(limit)) > limit)
+    if not short.any():
         return allowed
+    rows = np.flatnonzero(open_ & short[where])
     islands = fleet.domain[rows] + 1
     together = np.bincount(islands)[islands]
     rows = rows[np.lexsort((fleet.index[rows], islands, -together, _groups(fleet, shape, where)[rows]))]
