@@ -7,16 +7,17 @@ of an earlier one is left.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from libs.adapters.devices import DeviceLayer
-from schemas.inbox import CheckpointTaken, NodeRegistered, Observation, Refused, Released, Started
+from schemas.inbox import BoardCut, CheckpointTaken, NodeRegistered, Observation, Refused, Released, Started
 from schemas.nodes import DesiredPart, DesiredState
-from schemas.resources import Inventory
+from schemas.resources import Inventory, Recut
 from services.agent.lease import Lease
 from services.agent.reconcile import Forget, Key, Phase, Refuse, Save, Start, Stop, View, concerns, follow, plan
+from services.agent.recuts import carry_out, refusal
 
 log = logging.getLogger("baton.agent")
 
@@ -30,8 +31,17 @@ class Part(Protocol):
     async def kill(self) -> None: ...
 
 
-Report = Callable[[str, int, Observation | NodeRegistered], None]
+Report = Callable[[str, int, Observation | NodeRegistered | BoardCut], None]
 MakePart = Callable[["Node", DesiredPart, Callable[[Observation], None]], Part]
+
+
+@dataclass(eq=False, slots=True)
+class Cut:
+    """A recut of this life: under way until `at`, when it was last reported, is set. `reason`: why it failed."""
+
+    recut: Recut
+    at: float | None = None
+    reason: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -66,6 +76,11 @@ class Node:
     may_start: Callable[[], bool] = lambda: True
     parts: dict[Key, Part] = field(default_factory=dict)
     _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
+    _cuts: dict[tuple[str, int], Cut] = field(default_factory=dict)
+    """(board, number) -> recuts of this life that were asked for; one that is no longer asked for is not asked again."""
+    _cutters: set[asyncio.Task[None]] = field(default_factory=set)
+    _cutting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One board at a time: each report then tells of boards that are whole."""
     _registered_at: float = 0.0
     _asked_to_save: bool = False
     _dying: bool = False
@@ -91,6 +106,7 @@ class Node:
         self.known, self.missed, self._asked_to_save, self._dying = False, 0, False, False
         self.parts.clear()
         self._ends.clear()
+        self._cuts.clear()
         self.counts.lives += 1
         self.register()
 
@@ -122,6 +138,58 @@ class Node:
                     )
                 case Forget(key):
                     self._ends.pop(key, None)
+        self._follow_recuts(desired.recuts)
+
+    def _follow_recuts(self, recuts: Iterable[Recut]) -> None:
+        """Begins the recuts that are new, each once in this life."""
+        asked = {(recut.board, recut.number): recut for recut in recuts}
+        for key in [key for key, cut in self._cuts.items() if cut.at is not None and key not in asked]:
+            del self._cuts[key]
+        for key, recut in asked.items():
+            if key in self._cuts or self._leaving or not self.lease.valid(self.now()):
+                continue
+            cut = self._cuts[key] = Cut(recut)
+            if reason := refusal(recut, self.inventory, self.busy()):
+                self._cut_done(cut, reason)
+                continue
+            self._offer()
+            task = asyncio.create_task(self._cut(cut))
+            self._cutters.add(task)
+            task.add_done_callback(self._cutters.discard)
+
+    async def _cut(self, cut: Cut) -> None:
+        async with self._cutting:
+            if self._dying:
+                return
+            log.info("%s cuts board %s (cut %d)", self.name, cut.recut.board, cut.recut.number)
+            reason, self.inventory = await asyncio.to_thread(carry_out, self.layer, cut.recut, self.inventory)
+            self._cut_done(cut, reason)
+
+    def _cut_done(self, cut: Cut, reason: str) -> None:
+        if reason:
+            log.warning("%s did not cut board %s anew: %s", self.name, cut.recut.board, reason)
+        cut.at, cut.reason = self.now(), reason
+        self._offer()
+        self._report_cut(cut)
+
+    def _offer(self) -> None:
+        """Parts may use what the inventory has, less the instances that are about to go."""
+        going = {name for cut in self._cuts.values() if cut.at is None for name in cut.recut.destroy}
+        self.view.devices = frozenset(device.id for device in self.inventory.devices if device.id not in going)
+
+    def _report_cut(self, cut: Cut) -> None:
+        if self._dying:
+            return
+        seen = BoardCut(
+            node=self.name,
+            incarnation=self.incarnation,
+            board=cut.recut.board,
+            number=cut.recut.number,
+            ok=not cut.reason,
+            reason=cut.reason,
+            inventory=self.inventory,
+        )
+        self.report(self.name, self.incarnation, seen)
 
     def _start(self, part: DesiredPart) -> None:
         key = (part.job_id, part.attempt)
@@ -170,6 +238,10 @@ class Node:
             if now - at >= older_than_s:
                 self._ends[key] = (now, seen)
                 self.report(self.name, self.incarnation, seen)
+        for cut in self._cuts.values():
+            if cut.at is not None and now - cut.at >= older_than_s:
+                cut.at = now
+                self._report_cut(cut)
 
     def renewed(self, sent: float) -> bool:
         """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid."""
@@ -197,6 +269,8 @@ class Node:
         self._dying = True
         await asyncio.gather(*(part.kill() for part in list(self.parts.values())))
         self.parts.clear()
+        while self._cutters:  # a board that is being cut is nothing to begin a new life with
+            await asyncio.wait(self._cutters)
 
     def busy(self) -> dict[str, int]:
         """Granted milli per device of what is not gone yet."""

@@ -31,7 +31,10 @@ def hosted(settings: AgentSettings) -> list[Hosted]:
     """All nodes of this agent. Raises FleetError, NoDevices, or ValueError when there is none or a name comes twice."""
     out = []
     if settings.fleet is not None:
-        out = [Hosted(inventory, SimulatedLayer(inventory.devices)) for inventory in read_fleet(settings.fleet)]
+        out = [
+            Hosted(inventory, SimulatedLayer(inventory.devices, inventory.boards))
+            for inventory in read_fleet(settings.fleet)
+        ]
     layer = _layer(settings)
     if layer is not None:
         out.append(Hosted(_this_machine(settings, layer), layer))
@@ -48,13 +51,13 @@ def hosted(settings: AgentSettings) -> list[Hosted]:
 def _layer(settings: AgentSettings) -> DeviceLayer | None:
     match settings.devices:
         case Devices.NVML:
-            return NvmlLayer()
+            return NvmlLayer(dynamic=settings.mig_dynamic)
         case Devices.SCAN:
             return ScannedLayer(settings.node)
         case Devices.CPU:
             return CpuLayer(settings.node)
         case Devices.AUTO if settings.fleet is None:
-            for kind in (NvmlLayer, lambda: ScannedLayer(settings.node)):
+            for kind in (lambda: NvmlLayer(dynamic=settings.mig_dynamic), lambda: ScannedLayer(settings.node)):
                 try:
                     layer: DeviceLayer = kind()
                     layer.discover()
@@ -71,6 +74,7 @@ def _this_machine(settings: AgentSettings, layer: DeviceLayer) -> Inventory:
         node=settings.node,
         position=Position(leaf=leaf, spine=spine, zone=zone),
         devices=layer.discover(),
+        boards=layer.boards(),
         cpus=psutil.cpu_count() or 1,
         memory_mib=psutil.virtual_memory().total // _MIB,
         labels=settings.labels,

@@ -13,7 +13,7 @@ from typing import Any
 from libs.bus.messages import Outgoing, outgoing
 from schemas import subjects
 from schemas.catalog import TYPE_OF
-from schemas.inbox import CheckpointTaken, NodeLost, NodeObserved, NodeRegistered, Observation
+from schemas.inbox import BoardCut, CheckpointTaken, NodeLost, NodeObserved, NodeRegistered, Observation
 
 log = logging.getLogger("baton.agent")
 
@@ -26,8 +26,11 @@ _ROOM = 160
 """Upper estimate of an observation's JSON without its free texts, bytes."""
 
 Publish = Callable[[Sequence[Outgoing]], Awaitable[Any]]
-Entry = tuple[str, int, Observation | NodeRegistered | NodeLost]
+Whole = NodeRegistered | NodeLost | BoardCut
+"""What is a message of its own."""
+Entry = tuple[str, int, Observation | Whole]
 """(node, incarnation at the time of the observation, what was seen)."""
+_SUBJECTS: dict[type[Whole], str] = {NodeRegistered: "registered", NodeLost: "lost", BoardCut: "board-cut"}
 
 
 class Reports:
@@ -42,7 +45,7 @@ class Reports:
         self._since = 0.0
         self.published = 0
 
-    def add(self, node: str, incarnation: int, seen: Observation | NodeRegistered | NodeLost) -> None:
+    def add(self, node: str, incarnation: int, seen: Observation | Whole) -> None:
         if isinstance(seen, CheckpointTaken):
             self._drop_older(node, seen)
         self._waiting.append((node, incarnation, seen))
@@ -89,17 +92,16 @@ class Reports:
             ]
 
     def _messages(self, entries: Iterable[Entry]) -> list[Outgoing]:
-        """One message per node and life, in the order of their first entries; registrations and farewells stand
-        between."""
+        """One message per node and life, in the order of their first entries; registrations, cuts and farewells
+        stand between."""
         out: list[Outgoing] = []
         groups: dict[tuple[str, int], list[Observation]] = {}
         for node, incarnation, seen in entries:
-            if isinstance(seen, NodeRegistered | NodeLost):
+            if isinstance(seen, Whole):
                 earlier = [key for key in groups if key[0] == node]
                 for key in earlier:
                     out.extend(self._observed(*key, groups.pop(key)))
-                what = "registered" if isinstance(seen, NodeRegistered) else "lost"
-                out.append(self._message(seen, what, f"{node}/{incarnation}"))
+                out.append(self._message(seen, _SUBJECTS[type(seen)], f"{node}/{incarnation}"))
             else:
                 groups.setdefault((node, incarnation), []).append(seen)
         for key, observations in groups.items():
@@ -116,7 +118,7 @@ class Reports:
             for piece in _pieces(observations)
         ]
 
-    def _message(self, model: NodeObserved | NodeRegistered | NodeLost, what: str, life: str) -> Outgoing:
+    def _message(self, model: NodeObserved | Whole, what: str, life: str) -> Outgoing:
         self._count += 1
         return outgoing(
             model,

@@ -34,6 +34,9 @@ class AgentSettings(ServiceSettings):
         default=Devices.AUTO,
         description="auto: its NVIDIA GPUs, else other accelerators (scan), else its processors; with a fleet none",
     )
+    mig_dynamic: bool = Field(
+        default=False, description="Baton may cut idle MIG instances of this machine anew; needs the right to do so"
+    )
     node: NodeName = Field(default_factory=_host, description="this machine's name in the pool")
     position: str = Field(
         default="leaf-0/spine-0/zone-0", pattern=r"^[^/]+/[^/]+/[^/]+$", description="leaf/spine/zone"

@@ -7,7 +7,7 @@ from typing import Any
 from schemas.ids import job_id
 from schemas.jobs import JobSpec
 from schemas.nodes import Action, DesiredPart, DesiredState, Rank
-from schemas.resources import Device, Inventory
+from schemas.resources import Device, Inventory, Recut
 
 _NUMBERS = count()
 
@@ -43,9 +43,14 @@ def part(job: JobSpec | None = None, *ranks: Rank, key: str = "", **fields: Any)
 
 
 def state(
-    *parts: DesiredPart, seq: int = 1, node: str = "n0", incarnation: int = 1, pool: str = "main"
+    *parts: DesiredPart,
+    seq: int = 1,
+    node: str = "n0",
+    incarnation: int = 1,
+    pool: str = "main",
+    recuts: tuple[Recut, ...] = (),
 ) -> DesiredState:
-    return DesiredState(pool=pool, node=node, incarnation=incarnation, ledger_seq=seq, parts=parts)
+    return DesiredState(pool=pool, node=node, incarnation=incarnation, ledger_seq=seq, parts=parts, recuts=recuts)
 
 
 def but(wanted: DesiredPart, action: Action) -> DesiredPart:

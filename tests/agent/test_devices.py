@@ -72,6 +72,12 @@ class Nvml:
             raise NVMLError(6)
         return h["mig"][index]
 
+    def nvmlDeviceGetGpuInstanceProfileInfo(self, h, profile, version=2):
+        raise NVMLError(3)  # as a driver that is too old; tests/agent/test_recut.py has one that answers
+
+    def nvmlDeviceGetGpuInstanceId(self, h):
+        raise NVMLError(3)
+
     def nvmlDeviceGetAttributes(self, h):
         return SimpleNamespace(gpuInstanceSliceCount=h["slices"])
 

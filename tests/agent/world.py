@@ -4,8 +4,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from schemas import subjects
-from schemas.inbox import NodeLost, NodeObserved, NodeRegistered, Observation
+from schemas.inbox import BoardCut, NodeLost, NodeObserved, NodeRegistered, Observation
 from schemas.nodes import DesiredPart, DesiredQuery, DesiredReply, DesiredState, Heartbeat, LeaseGranted, NodeSampled
+from schemas.resources import Recut
 from tests.agent.build import state
 from tests.agent.conftest import until
 
@@ -21,6 +22,8 @@ class World:
         self.farewells: list[NodeLost] = []
         self.seen: list[tuple[str, int, Observation]] = []
         self.samples: list[NodeSampled] = []
+        self.cuts: list[BoardCut] = []
+        self.recuts: dict[str, tuple[Recut, ...]] = {}
         self.wanted: dict[str, tuple[DesiredPart, ...]] = {}
         self.seq = 1
         self.disowned: set[str] = set()
@@ -31,6 +34,7 @@ class World:
             (subjects.inbox("node", "registered", self.pool), self._registered),
             (subjects.inbox("node", "observed", self.pool), self._observed),
             (subjects.inbox("node", "lost", self.pool), self._left),
+            (subjects.inbox("node", "board-cut", self.pool), self._cut),
             (subjects.heartbeat(self.pool), self._heartbeat),
             (subjects.sample(self.pool), self._sampled),
             (subjects.query("node", "desired", self.pool), self._asked),
@@ -56,6 +60,9 @@ class World:
     async def _left(self, msg: Msg) -> None:
         self.farewells.append(NodeLost.model_validate_json(msg.data))
 
+    async def _cut(self, msg: Msg) -> None:
+        self.cuts.append(BoardCut.model_validate_json(msg.data))
+
     async def _heartbeat(self, msg: Msg) -> None:
         beat = Heartbeat.model_validate_json(msg.data)
         if self.grants:
@@ -72,13 +79,18 @@ class World:
 
     def state(self, node: str) -> DesiredState:
         parts = self.wanted.get(node, ())
-        return state(*parts, seq=self.seq, node=node, incarnation=self.lives[node][-1], pool=self.pool)
+        life, recuts = self.lives[node][-1], self.recuts.get(node, ())
+        return state(*parts, seq=self.seq, node=node, incarnation=life, pool=self.pool, recuts=recuts)
 
     async def want(self, node: str, *parts: DesiredPart) -> None:
         """From now on exactly this should run on `node`; pushed at once, as after a commit."""
         self.seq += 1
         self.wanted[node] = parts
         await self.push(self.state(node))
+
+    async def ask_recuts(self, node: str, *recuts: Recut) -> None:
+        self.recuts[node] = recuts
+        await self.want(node, *self.wanted.get(node, ()))
 
     async def push(self, desired: DesiredState) -> None:
         await self.nats.publish(subjects.desired(self.pool, desired.node), desired.model_dump_json().encode())

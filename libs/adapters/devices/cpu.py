@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
-from libs.adapters.devices.layer import process_environment
+from libs.adapters.devices.layer import NoMig, process_environment
 from schemas.nodes import DeviceSample, Rank
 from schemas.resources import Device, DeviceKind, Runtime
 
@@ -12,7 +12,7 @@ MODEL = "CPU"
 _MIB = 1024 * 1024
 
 
-class CpuLayer:
+class CpuLayer(NoMig):
     """One device: all processors and the memory of the host. Jobs share it by thousandths."""
 
     def __init__(self, node: str) -> None:

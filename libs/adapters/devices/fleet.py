@@ -14,9 +14,10 @@ groups:
     contents: [sha256:9f86]      optional: images and datasets on the disks of its nodes
     fetch_mib_s: 2500            optional: how fast a node fetches what it has not
 
-Kind, programming interface and memory follow from the model where the catalogue knows it. Two more keys of `devices`:
+Kind, programming interface and memory follow from the model where the catalogue knows it. More keys of `devices`:
 
     mig: [3g.40gb, 2g.20gb, 1g.10gb]              every board cut into these instances
+    dynamic: true                                 with mig: Baton may cut idle instances anew
     torus: {shape: [4, 4, 4], host: [2, 2, 1]}    TPU chips: node i of the group is host i of its torus, in the order of
                                                   coordinates; after the last host the next torus begins
 
@@ -76,6 +77,7 @@ class FleetDevices(Strict):
         default=None, ge=0, description="measured free memory, GiB; null: not measured"
     )
     mig: tuple[str, ...] = Field(default=(), description="instances that each board is cut into, by profile")
+    dynamic: bool = Field(default=False, description="with mig: Baton may cut idle instances anew")
     torus: FleetTorus | None = Field(default=None, description="TPU chips only")
 
     @property
@@ -109,6 +111,12 @@ class FleetDevices(Strict):
         if self.mig and self.geometry and not self.layout:
             names = ", ".join(profile.name for profile in self.geometry.profiles)
             raise ValueError(f"no board can be cut into {', '.join(self.mig)} at once; its profiles are {names}")
+        return self
+
+    @model_validator(mode="after")
+    def _only_instances_are_dynamic(self) -> "FleetDevices":
+        if self.dynamic and not self.mig:
+            raise ValueError("only boards cut by mig can be dynamic: give mig, e.g. [7g.80gb], or leave dynamic out")
         return self
 
     @model_validator(mode="after")
@@ -273,6 +281,7 @@ def _boards(devices: FleetDevices, node: NodeName) -> Iterator[MigBoard]:
             memory_mib=devices.memory_mib,
             slices=geometry.slices,
             profiles=geometry.profiles,
+            dynamic=devices.dynamic,
         )
 
 

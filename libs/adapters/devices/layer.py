@@ -5,11 +5,15 @@ from typing import Protocol
 
 from libs.core.accelerators.vendors import Granted, visibility
 from schemas.nodes import DeviceSample, Rank
-from schemas.resources import Device
+from schemas.resources import Device, MigBoard, MigPlace
 
 
 class NoDevices(RuntimeError):
     """The driver or the devices are not there; the text says what was tried and what to do."""
+
+
+class CutFailed(RuntimeError):
+    """A board was not cut anew; the text says why, and whether it is as it was."""
 
 
 class DeviceLayer(Protocol):
@@ -21,11 +25,28 @@ class DeviceLayer(Protocol):
     def sample(self, busy: Mapping[str, int]) -> tuple[DeviceSample, ...]:
         """One reading per device that answers. `busy` (device id -> granted milli) is used by simulated ones only."""
 
+    def boards(self) -> tuple[MigBoard, ...]:
+        """The MIG boards that the devices last discovered are cut from, as far as their geometry is known."""
+
+    def recut(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
+        """Cuts a MIG board anew: instances `destroy` go, `create` come, the others stay. May take seconds; the devices
+        are to be discovered anew afterwards. Raises CutFailed, and leaves the board as it was, as far as it can."""
+
     def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
         """The variables that make exactly the devices of `ranks` visible to a process, in rank order.
 
         Raises NoDevices naming a device that is not on this node.
         """
+
+
+class NoMig:
+    """The part of a layer whose devices cannot be cut."""
+
+    def boards(self) -> tuple[MigBoard, ...]:
+        return ()
+
+    def recut(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
+        raise CutFailed(f"{board} is no MIG board: the devices of this node cannot be cut")
 
 
 def process_environment(ranks: Sequence[Rank], devices: Mapping[str, Device]) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """NVIDIA devices through NVML (nvidia-ml-py): whole GPUs, and the MIG instances that exist, with their NVLink islands.
 
-A board in MIG mode is offered as its instances only: the board itself cannot be used. Instances are read, not made.
+A board in MIG mode is offered as its instances only: the board itself cannot be used. `recut` cuts one anew
+(`nvml_mig`), which the agent asks for only where its operator lets Baton do so.
 Every call after discovery may fail alone (older drivers, boards that lack a sensor): such a reading is left at its
 neutral value. A board that is lost (XID 79) is left out of the samples, which telemetry sees.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import byref
 from typing import Any, TypeVar
@@ -12,10 +14,12 @@ from typing import Any, TypeVar
 import psutil
 import pynvml
 
-from libs.adapters.devices.layer import NoDevices, process_environment
+from libs.adapters.devices import nvml_mig
+from libs.adapters.devices.layer import CutFailed, NoDevices, process_environment
 from libs.core.accelerators.catalog import find_model
+from libs.core.placement.mig import geometry_of, legal
 from schemas.nodes import DeviceSample, Rank
-from schemas.resources import Device, DeviceKind
+from schemas.resources import Device, DeviceKind, MigBoard, MigPlace
 
 T = TypeVar("T")
 _MIB = 1024 * 1024
@@ -37,13 +41,19 @@ class NvmlLayer:
     """The NVIDIA devices of this machine. `api` is the `pynvml` module, or a recorded one in tests.
 
     `is_job` tells whether a process (its pid) belongs to a job: then free memory is not measured.
+    `dynamic`: boards in MIG mode may be cut anew.
 
     Raises NoDevices when there is no driver, saying how to go on without.
     """
 
-    def __init__(self, api: Any = pynvml, is_job: Callable[[int], bool] = runs_a_job) -> None:
+    def __init__(self, api: Any = pynvml, is_job: Callable[[int], bool] = runs_a_job, dynamic: bool = False) -> None:
         self._api = api
         self._is_job = is_job
+        self._dynamic = dynamic
+        self._boards_by_id: dict[str, Any] = {}
+        self._mig_boards: tuple[MigBoard, ...] = ()
+        self._lock = threading.RLock()
+        """Held while handles are found, used or made invalid: samples are taken in another thread than recuts."""
         self._handles: dict[str, Any] = {}
         self._models: dict[str, str] = {}
         self._parents: dict[str, Any] = {}
@@ -57,19 +67,67 @@ class NvmlLayer:
             ) from None
 
     def discover(self) -> tuple[Device, ...]:
-        self._handles, self._models, self._parents = {}, {}, {}
+        with self._lock:
+            return self._discover()
+
+    def _discover(self) -> tuple[Device, ...]:
+        self._handles, self._models, self._parents, self._boards_by_id = {}, {}, {}, {}
+        mig: list[MigBoard] = []
         boards = self._boards()
         islands = self._islands(boards)
         found: list[Device] = []
-        for board, island in zip(boards, islands, strict=True):
+        for number, (board, island) in enumerate(zip(boards, islands, strict=True)):
             if self._in_mig_mode(board):
-                found.extend(self._instances(board, len(found)))
+                instances = list(self._instances(board, len(found)))
+                found.extend(instances)
+                mig.extend(self._mig_board(board, number, instances))
             else:
                 found.append(self._gpu(board, len(found), island))
-        if not found:
+        self._mig_boards = tuple(mig)
+        if not found and not any(board.dynamic for board in mig):
             raise NoDevices("the NVIDIA driver answers but offers no device; create MIG instances or leave MIG mode")
         self._devices = {device.id: device for device in found}
         return tuple(found)
+
+    def boards(self) -> tuple[MigBoard, ...]:
+        return self._mig_boards
+
+    def _mig_board(self, board: Any, number: int, instances: Sequence[Device]) -> Iterator[MigBoard]:
+        """The board, unless the driver does not tell its geometry and where all its instances are (older ones do not,
+        nor do some without root), or they are such as Baton does not cut: then it stays as it is."""
+        nothing: tuple[nvml_mig.Offer, ...] = ()
+        known = self._try(lambda: nvml_mig.offers(self._api, board), nothing)
+        starts = [self._start(board, self._handles[instance.id]) for instance in instances]
+        if not known or None in starts:
+            return
+        uuid, profiles = _text(self._api.nvmlDeviceGetUUID(board)), tuple(offer.profile for offer in known)
+        cut = MigBoard(
+            id=uuid,
+            index=number,
+            model=short_model(self._api.nvmlDeviceGetName(board)),
+            memory_mib=self._memory(board)[1],
+            slices=max(p.memory_slices + max(p.starts) for p in profiles),
+            profiles=profiles,
+            dynamic=self._dynamic,
+        )
+        if legal(geometry_of(cut), [(instance.mig_profile, instance.mig_start) for instance in instances]):
+            self._boards_by_id[uuid] = board
+            yield cut
+
+    def _start(self, board: Any, instance: Any) -> int | None:
+        return self._try(lambda: nvml_mig.start_of(self._api, board, instance), None)
+
+    def recut(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
+        """Devices that go must have no process. What fails is undone."""
+        with self._lock:
+            handle = self._boards_by_id.get(board)
+            if handle is None:
+                raise CutFailed(f"{board} is no MIG board of this machine whose geometry is known")
+            instances = {d.id: self._handles[d.id] for d in self._devices.values() if d.parent == board}
+            gone = [name for name in destroy if name not in instances]
+            if gone:
+                raise CutFailed(f"board {board} has no instance {gone[0]}")
+            nvml_mig.recut(self._api, handle, instances, destroy, create)
 
     def _boards(self) -> list[Any]:
         """Handles of the boards that answer; one that fell off the bus is left out."""
@@ -122,6 +180,7 @@ class NvmlLayer:
                 memory_free_mib=self._free_mib(instance),
                 mig_profile=self._profile(instance, total_mib),
                 parent=parent,
+                mig_start=self._start(board, instance) or 0,
             )
             index += 1
 
@@ -171,11 +230,12 @@ class NvmlLayer:
 
     def sample(self, busy: Mapping[str, int]) -> tuple[DeviceSample, ...]:
         out = []
-        for uuid, handle in self._handles.items():
-            try:
-                out.append(self._read(uuid, handle))
-            except self._api.NVMLError:
-                continue  # lost: its silence is the message
+        with self._lock:
+            for uuid, handle in self._handles.items():
+                try:
+                    out.append(self._read(uuid, handle))
+                except self._api.NVMLError:
+                    continue  # lost: its silence is the message
         return tuple(out)
 
     def _read(self, uuid: str, handle: Any) -> DeviceSample:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from libs.adapters.devices.layer import NoDevices, process_environment
+from libs.adapters.devices.layer import NoDevices, NoMig, process_environment
 from libs.core.accelerators.catalog import Accelerator, catalog, find_model, find_pci, tpu_generations
 from libs.core.accelerators.vendors import VENDORS
 from schemas.nodes import DeviceSample, Rank
@@ -47,7 +47,7 @@ def neuron_ls() -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-class ScannedLayer:
+class ScannedLayer(NoMig):
     """The devices found below `root` on the node `node`. `neuron` gives what neuron-ls prints."""
 
     def __init__(self, node: str, root: Path = Path("/"), neuron: Callable[[], str] = neuron_ls) -> None:

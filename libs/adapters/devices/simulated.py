@@ -3,28 +3,80 @@
 `read_fleet` makes the nodes of a whole pool from a YAML file (examples: deploy/fleets/).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from uuid import uuid4
 from zlib import crc32
 
-from libs.adapters.devices.layer import process_environment
+from libs.adapters.devices.layer import CutFailed, process_environment
+from libs.core.placement.mig import geometry_of, legal
 from schemas.nodes import DeviceSample, Rank
-from schemas.resources import WHOLE_MILLI, Device
+from schemas.resources import WHOLE_MILLI, Device, DeviceKind, MigBoard, MigPlace
 
 _IDLE_W, _IDLE_C, _BUSY_C = 70.0, 31.0, 36.0
 _UNKNOWN_LIMIT_W = 700.0
 _VARIATION_PCT = 6.0
 
 
-class SimulatedLayer:
-    """`devices` as they would be found. Readings follow what is granted, with a small repeatable variation."""
+def _unique() -> Callable[[], str]:
+    """Names that no other layer gives, in this process or another: an id must not come back as another device."""
+    life, number = uuid4().hex[:12], count(1)
+    return lambda: f"{life}-{next(number)}"
 
-    def __init__(self, devices: tuple[Device, ...]) -> None:
-        self._devices = devices
+
+class SimulatedLayer:
+    """`devices` as they would be found. Readings follow what is granted, with a small repeatable variation.
+
+    Instances that a recut makes are called `<board>-<name>`, each with a name of `fresh`.
+    """
+
+    def __init__(
+        self, devices: tuple[Device, ...], boards: tuple[MigBoard, ...] = (), fresh: Callable[[], str] | None = None
+    ) -> None:
+        self._devices, self._boards, self._fresh = devices, boards, fresh or _unique()
         self._by_id = {d.id: d for d in devices}
         self._round = 0
 
     def discover(self) -> tuple[Device, ...]:
         return self._devices
+
+    def boards(self) -> tuple[MigBoard, ...]:
+        return self._boards
+
+    def recut(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
+        """As on a real board, what its geometry does not allow fails before anything changes."""
+        cut = next((one for one in self._boards if one.id == board), None)
+        if cut is None:
+            raise CutFailed(f"{board} is no MIG board of this node")
+        there = {d.id: d for d in self._devices if d.parent == board}
+        gone = [name for name in destroy if name not in there]
+        if gone:
+            raise CutFailed(f"board {board} has no instance {gone[0]}")
+        stay = [d for d in there.values() if d.id not in destroy]
+        after = [(d.mig_profile, d.mig_start) for d in stay] + [(place.profile, place.start) for place in create]
+        if not legal(geometry_of(cut), after):
+            raise CutFailed(f"board {board} cannot be cut into {', '.join(f'{name} at {at}' for name, at in after)}")
+        memory = {profile.name: profile.memory_mib for profile in cut.profiles}
+        limit_w = next((d.power_limit_w for d in there.values()), 0)
+        made = [
+            Device(
+                id=f"{board}-{self._fresh()}",
+                index=0,
+                kind=DeviceKind.MIG,
+                model=cut.model,
+                memory_mib=memory[place.profile],
+                mig_profile=place.profile,
+                parent=board,
+                mig_start=place.start,
+                power_limit_w=limit_w,
+            )
+            for place in create
+        ]
+        others = [d for d in self._devices if d.parent != board]
+        order = {one.id: one.index for one in self._boards}
+        every = sorted([*others, *stay, *made], key=lambda d: (order.get(d.parent, -1), d.mig_start, d.index))
+        devices = tuple(d.model_copy(update={"index": index}) for index, d in enumerate(every))
+        self._by_id, self._devices = {d.id: d for d in devices}, devices
 
     def sample(self, busy: Mapping[str, int]) -> tuple[DeviceSample, ...]:
         self._round += 1
