@@ -24,10 +24,10 @@ from libs.core.placement.view import NOBODY
 from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, MigPlace, Recut, Runtime
 
-AT_ONCE = 64
-"""Recuts in one record at most: it must fit into one message of the bus. The next tick goes on."""
-_LOOKED_AT = 64
-"""Boards whose layouts are worked out for one request."""
+AT_ONCE = 16
+"""Recuts in one record at most, so that a tick stays short and its record small. The next tick goes on."""
+_LOOKED_AT = 8
+"""Boards whose layouts are worked out for one recut: 1 to 3 ms each."""
 
 
 def plan_recuts(state: State, plan: Plan, t_us: int, policy: Policy) -> list[BoardRecut]:
@@ -134,6 +134,7 @@ class _Boards:
             for place in asked.recut.create
         ]
         self._layouts: dict[tuple[object, ...], mig.Layout] = {}
+        self._room: dict[tuple[object, ...], bool] = {}
 
     def use_what_is_there(self, line: _Line) -> None:
         """Counts idle instances and those that come already as `line`'s, each for one line only; they stay."""
@@ -166,11 +167,15 @@ class _Boards:
 
     def _promising(self, line: _Line) -> list[_Open]:
         """Boards where an instance for `line` would fit; the fullest first, as their rest is worth the least."""
-        found = [
-            o for o in self._open.values()
-            if self._serves(o.board, line) and mig.fits(o.geometry, o.fixed, line.profile)
-        ]  # fmt: skip
+        found = [o for o in self._open.values() if self._has_room(o, line.profile) and self._serves(o.board, line)]
         return sorted(found, key=lambda o: (-len(o.fixed), len(o.idle)))[:_LOOKED_AT]
+
+    def _has_room(self, open_: _Open, profile: str) -> bool:
+        key = (open_.geometry, tuple(open_.fixed), profile)
+        known = self._room.get(key)
+        if known is None:
+            known = self._room[key] = bool(mig.fits(open_.geometry, open_.fixed, profile))
+        return known
 
     def _layout(self, open_: _Open, line: _Line) -> mig.Layout:
         """Serves all lines as far as that takes nothing from `line` and those before it."""
