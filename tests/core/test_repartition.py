@@ -128,6 +128,20 @@ def test_who_waits_long_enough_gets_a_board_cut_around_what_runs() -> None:
     world.check()
 
 
+def test_a_board_that_is_being_cut_is_not_cut_for_another_however_long_it_takes() -> None:
+    world = World(cut("n0", {"b0": ONES}))
+    first = world.submit(ask("first", THREE))
+    (recut,) = tick(world, 60)
+    second = world.submit(ask("second", THREE))
+    assert tick(world, 400) == []
+    carry_out(world, recut)
+    (then,) = tick(world, 1)
+    carry_out(world, then)
+    assert held(world, first)
+    assert held(world, second)
+    world.check()
+
+
 def test_only_a_tick_recuts_and_only_when_it_may() -> None:
     world, _ = one_busy()
     world.submit(ask("waits", THREE))
