@@ -38,19 +38,15 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
     left = int(np.count_nonzero(mask))
     if left < shape.least:
         return Blocked(dominant(removed), removed, left)
-    if shape.objective == Objective.ANY:
-        anywhere = np.flatnonzero(mask)
-        if (placed := best_scored(view, shape, anywhere, context)) is not None:
-            return placed
-    options = (
-        [anywhere]
-        if shape.objective == Objective.ANY and shape.devices == 1
-        else [np.flatnonzero(mask & (view.fleet.model == model)) for model in _models(view, shape, mask)]
-    )
-    for rows in options:
+    of_any = shape.objective == Objective.ANY
+    if of_any and (placed := best_scored(view, shape, np.flatnonzero(mask), context)) is not None:
+        return placed
+    models: list[int | None] = [None] if of_any and shape.devices == 1 else [*_models(view, shape, mask)]
+    for model in models:
+        rows = _of_model(view.fleet, mask, model)
         if len(rows) < shape.devices:
             continue
-        if shape.objective != Objective.ANY and (placed := best_scored(view, shape, rows, context)) is not None:
+        if not of_any and (placed := best_scored(view, shape, rows, context)) is not None:
             return placed
         if shape.torus:
             placed = place_box(view, shape, rows)
@@ -60,9 +56,16 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
             placed = _gang(view, shape, rows, context)
         if placed is not None:
             return placed
-    if shape.least < shape.devices and (placed := place_elastic(view, shape, options, context)) is not None:
-        return placed
+    if shape.least < shape.devices:
+        options = [_of_model(view.fleet, mask, model) for model in models]
+        if (placed := place_elastic(view, shape, options, context)) is not None:
+            return placed
     return Blocked(Reason.TOPOLOGY if shape.torus or confined(shape, context) else Reason.BUSY, removed, left)
+
+
+def _of_model(fleet: Fleet, mask: Bools, model: int | None) -> Ints:
+    """Rows of `mask`, of one model or of any."""
+    return np.flatnonzero(mask if model is None else mask & (fleet.model == model))
 
 
 def _models(view: View, shape: Shape, mask: Bools) -> list[int]:

@@ -42,6 +42,8 @@ def place_elastic(view: View, shape: Shape, options: list[Ints], context: Contex
 def _place(fleet: Fleet, shape: Shape, rows: Ints, need: int, context: Context) -> Placed | None:
     levels = allowed_levels(shape, context)
     for level in levels:
+        if level == "nvlink" and need > 1 and not (fleet.domain[rows] >= 0).any():
+            continue  # no islands at all
         codes = spans_at(fleet, level, rows, within=levels[-1])
         inside = tightest(fleet, level, rows, codes, need)
         if inside is not None:
