@@ -203,13 +203,13 @@ def test_backoff_doubles_to_its_limit_and_starts_over_after_health() -> None:
 # ---------------------------------------------------------------------------------------------------------------- stop
 
 
-async def test_a_process_that_ignores_sigterm_is_killed(state_dir: Path, python: Build) -> None:
+async def test_a_process_that_ignores_sigterm_is_killed(state_dir: Path, python: Build, until: Until) -> None:
     spec = python("agent", STUBBORN, stop_timeout_s=0.2)
     async with Supervisor(state_dir) as supervisor:
         await supervisor.start(python("agent", STUBBORN, stop_timeout_s=0.2, ready=says(spec.log_path, "up")))
         pid = supervisor.pid("agent")
         await supervisor.stop("agent")
-        assert not psutil.pid_exists(pid)
+        await until(lambda: gone(pid))
 
 
 async def test_what_a_process_started_goes_with_it(state_dir: Path, python: Build, until: Until) -> None:
