@@ -16,6 +16,7 @@ from libs.core.accelerators.vendors import sharable
 from libs.core.fleet import Bools, Fleet, Ints
 from libs.core.model import Shape
 from libs.core.placement.answer import Reason
+from libs.core.placement.sieve import first_of_each, members, open_devices, served
 from libs.core.placement.view import NOBODY, Context, View
 from schemas.resources import WHOLE_MILLI
 
@@ -34,14 +35,11 @@ def candidates(
     view: View, shape: Shape, beneficiary: int, context: Context
 ) -> tuple[Bools, tuple[tuple[Reason, int], ...]]:
     """The devices that `shape` may use now (mask of shape (D,)), and how many each constraint removed, in order."""
-    known, counted, left = _lasting(view.fleet, shape)
+    known, counted, _ = _lasting(view.fleet, shape)
     mask, removed = known.copy(), dict(counted)
-    for reason, allowed in _constraints(view, shape, beneficiary, context, mask):
-        mask &= allowed
-        now = int(np.count_nonzero(mask))
-        if now != left:
-            removed[reason] = removed.get(reason, 0) + left - now
-        left = now
+    for reason, gone in _narrowed(view, shape, beneficiary, context, mask):
+        if gone:
+            removed[reason] = removed.get(reason, 0) + gone
     return mask, tuple(removed.items())
 
 
@@ -54,28 +52,29 @@ def per_node_limit(view: View, shape: Shape) -> Ints | None:
     return np.minimum.reduce(limits) if limits else None
 
 
-def _constraints(
+def _narrowed(
     view: View, shape: Shape, beneficiary: int, context: Context, mask: Bools
-) -> Iterator[tuple[Reason, Bools]]:
-    """`mask` is what the constraints so far have left: those on shared resources count the devices in it."""
+) -> Iterator[tuple[Reason, int]]:
+    """Narrows `mask` by what is free now, and says how many devices each constraint took out. Those on shared resources
+    count the devices that the constraints so far have left."""
     fleet = view.fleet
-    if shape.whole:
-        yield Reason.BUSY, view.free_milli == WHOLE_MILLI
-    elif shape.memory_mib:
-        yield Reason.BUSY, (view.free_milli >= shape.milli) & (view.free_mib >= shape.memory_mib)
-    else:  # its part of the memory, rounded down: memory * milli // 1000 <= free, without the slow division
-        part = fleet.memory_mib * shape.milli < (view.free_mib + 1) * WHOLE_MILLI
-        yield Reason.BUSY, (view.free_milli >= shape.milli) & part
-    open_ = view.held == NOBODY
-    yield Reason.HELD, open_ if beneficiary == NOBODY else open_ | (view.held == beneficiary)
-    if beneficiary == NOBODY:
-        yield Reason.RESERVED, ~view.blocked
+    gone = open_devices(
+        mask, view.free_milli, view.free_mib, fleet.memory_mib, view.held, view.blocked,
+        shape.milli, shape.memory_mib, beneficiary,
+    )  # fmt: skip
+    yield from zip((Reason.BUSY, Reason.HELD, Reason.RESERVED), gone, strict=True)
     if context.avoid:
-        yield Reason.SPREAD, _apart(fleet, context.avoid, shape.spread[1])
+        yield Reason.SPREAD, _cut(mask, _apart(fleet, context.avoid, shape.spread[1]))
     for reason, limit in _host_limits(view, shape):
-        yield reason, _at_most(fleet, shape, mask, fleet.node, limit)
+        yield reason, _at_most(fleet, shape, mask, limit)
     if fleet.rack_w.any():
-        yield Reason.POWER, _powered(view, shape, beneficiary, mask)
+        yield Reason.POWER, _cut(mask, _powered(view, shape, beneficiary, mask))
+
+
+def _cut(mask: Bools, allowed: Bools) -> int:
+    before = int(np.count_nonzero(mask))
+    mask &= allowed
+    return before - int(np.count_nonzero(mask))
 
 
 def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[Reason, int], int]:
@@ -194,7 +193,7 @@ def _powered(view: View, shape: Shape, beneficiary: int, mask: Bools) -> Bools:
     if shape.devices == 1:
         return allowed
     rows = _fullest_first(fleet, shape, mask & allowed, leaf)
-    group = _groups(fleet, shape, leaf)[rows]
+    group = _groups(fleet, shape, leaf, rows)
     drawn = np.cumsum(need_mw[rows])
     starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]]) if len(rows) else np.zeros(0, dtype=np.int64)
     before = np.repeat(drawn[starts] - need_mw[rows[starts]], np.diff(np.r_[starts, len(rows)]))
@@ -205,29 +204,27 @@ def _powered(view: View, shape: Shape, beneficiary: int, mask: Bools) -> Bools:
     return allowed
 
 
-def _at_most(fleet: Fleet, shape: Shape, mask: Bools, where: Ints, limit: Ints) -> Bools:
-    """Of the devices in `mask` no more in each group than its `limit`, islands together; `where`: group codes, shape (D,)."""
-    allowed = (limit > 0)[where]
+def _at_most(fleet: Fleet, shape: Shape, mask: Bools, limit: Ints) -> int:
+    """Leaves in `mask` no more devices of each node than its `limit` (shape (N,)), islands together; how many it took out."""
+    gone, left = served(mask, fleet.node, limit)
     if shape.devices <= 1:
-        return allowed
-    open_ = mask & allowed
-    short = (limit < shape.devices) & (np.bincount(where[open_], minlength=len(limit)) > limit)
-    if not short.any():
-        return allowed
-    rows = np.flatnonzero(open_ & short[where])
+        return gone
+    short = (limit < shape.devices) & (left > limit)
+    surplus = int(left[short].sum())
+    if not surplus:
+        return gone
+    rows = members(mask, fleet.node, short, surplus)
     islands = fleet.domain[rows] + 1
     together = np.bincount(islands)[islands]
-    rows = rows[np.lexsort((fleet.index[rows], islands, -together, _groups(fleet, shape, where)[rows]))]
-    group = _groups(fleet, shape, where)[rows]
-    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
-    place = np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)]))
-    allowed[rows[place >= limit[where[rows]]]] = False
-    return allowed
+    group = _groups(fleet, shape, fleet.node, rows)
+    order = np.lexsort((fleet.index[rows], islands, -together, group))
+    rows = rows[order]
+    return gone + first_of_each(mask, rows, group[order], limit[fleet.node[rows]])
 
 
-def _groups(fleet: Fleet, shape: Shape, where: Ints) -> Ints:
-    """What is counted together, shape (D,): a gang is of one model, so models do not compete; roles may be of several."""
-    return where if shape.roles else where * len(fleet.models) + fleet.model
+def _groups(fleet: Fleet, shape: Shape, where: Ints, rows: Ints) -> Ints:
+    """What is counted together, shape of `rows`: a gang is of one model, so models do not compete; roles may be of several."""
+    return where[rows] if shape.roles else where[rows] * len(fleet.models) + fleet.model[rows]
 
 
 def _fullest_first(fleet: Fleet, shape: Shape, mask: Bools, where: Ints) -> Ints:
@@ -235,4 +232,4 @@ def _fullest_first(fleet: Fleet, shape: Shape, mask: Bools, where: Ints) -> Ints
     rows = np.flatnonzero(mask)
     on_node = np.bincount(fleet.node[rows], minlength=len(fleet.leaf))
     node = fleet.node[rows]
-    return rows[np.lexsort((fleet.index[rows], node, -on_node[node], _groups(fleet, shape, where)[rows]))]
+    return rows[np.lexsort((fleet.index[rows], node, -on_node[node], _groups(fleet, shape, where, rows)))]

@@ -7,7 +7,7 @@ slowest device; roles of a nested gang may differ.
 
 import numpy as np
 
-from libs.core.fleet import Bools, Fleet, Ints
+from libs.core.fleet import Fleet, Ints
 from libs.core.model import Shape
 from libs.core.placement.answer import Blocked, Placed, Reason, dominant
 from libs.core.placement.choice import best_scored, on_processors
@@ -35,15 +35,16 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
     if shape.roles:
         return place_nested(view, shape, beneficiary, context, _models)
     mask, removed = candidates(view, shape, beneficiary, context)
-    left = int(np.count_nonzero(mask))
+    able = np.flatnonzero(mask)
+    left = len(able)
     if left < shape.least:
         return Blocked(dominant(removed), removed, left)
     of_any = shape.objective == Objective.ANY
-    if of_any and (placed := best_scored(view, shape, np.flatnonzero(mask), context)) is not None:
+    if of_any and (placed := best_scored(view, shape, able, context)) is not None:
         return placed
-    models: list[int | None] = [None] if of_any and shape.devices == 1 else [*_models(view, shape, mask)]
+    models: list[int | None] = [None] if of_any and shape.devices == 1 else [*_models(view, shape, able)]
     for model in models:
-        rows = _of_model(view.fleet, mask, model)
+        rows = _of_model(view.fleet, able, model)
         if len(rows) < shape.devices:
             continue
         if not of_any and (placed := best_scored(view, shape, rows, context)) is not None:
@@ -57,20 +58,20 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
         if placed is not None:
             return placed
     if shape.least < shape.devices:
-        options = [_of_model(view.fleet, mask, model) for model in models]
+        options = [_of_model(view.fleet, able, model) for model in models]
         if (placed := place_elastic(view, shape, options, context)) is not None:
             return placed
     return Blocked(Reason.TOPOLOGY if shape.torus or confined(shape, context) else Reason.BUSY, removed, left)
 
 
-def _of_model(fleet: Fleet, mask: Bools, model: int | None) -> Ints:
-    """Rows of `mask`, of one model or of any."""
-    return np.flatnonzero(mask if model is None else mask & (fleet.model == model))
+def _of_model(fleet: Fleet, rows: Ints, model: int | None) -> Ints:
+    """Those of `rows` that are of one model, or of any."""
+    return rows if model is None else rows[fleet.model[rows] == model]
 
 
-def _models(view: View, shape: Shape, mask: Bools) -> list[int]:
+def _models(view: View, shape: Shape, rows: Ints) -> list[int]:
     """Acceptable models, best first: by the job's objective where its family was measured, else as `_listed`."""
-    fleet, codes = view.fleet, _listed(view.fleet, shape, mask)
+    fleet, codes = view.fleet, _listed(view.fleet, shape, rows)
     if view.chooser is None or not shape.family or shape.objective == Objective.LISTED or len(codes) < 2:
         return codes
     names = tuple(fleet.models.names[code] for code in codes)
@@ -78,15 +79,16 @@ def _models(view: View, shape: Shape, mask: Bools) -> list[int]:
     return [fleet.models.find(name) for name in ranked]
 
 
-def _listed(fleet: Fleet, shape: Shape, mask: Bools) -> list[int]:
+def _listed(fleet: Fleet, shape: Shape, rows: Ints) -> list[int]:
     """Acceptable models, the job's order first; without one the smallest memory first, to keep big devices free."""
     if shape.types:
         return [code for name in shape.types if (code := fleet.models.find(name)) >= 0]
-    present = np.flatnonzero(np.bincount(fleet.model[mask])).tolist()
+    models = fleet.model[rows]
+    present = np.flatnonzero(np.bincount(models)).tolist()
     if len(present) == 1:
         return present
     memory = np.full(len(fleet.models), np.iinfo(np.int64).max, dtype=np.int64)
-    np.minimum.at(memory, fleet.model[mask], fleet.memory_mib[mask])
+    np.minimum.at(memory, models, fleet.memory_mib[rows])
     return sorted(present, key=lambda m: (int(memory[m]), fleet.models.names[m]))
 
 

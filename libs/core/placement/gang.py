@@ -42,8 +42,8 @@ _ORDERS = 6
 _TRIES = 64
 """Groups of one level that are tried: each could hold every role by itself, and only their competition can fail."""
 
-Models = Callable[[View, Shape, Bools], list[int]]
-"""Acceptable models among candidates, best first."""
+Models = Callable[[View, Shape, Ints], list[int]]
+"""Acceptable models among candidates (rows of shape (n,)), best first."""
 Counts = tuple[int, ...]
 """Groups wanted of each role."""
 
@@ -150,7 +150,7 @@ def _ideal(empty: View, shape: Shape, placed: Placed) -> float:
         for first in placed.rows[placed.roles == i][:1]
     )
     same_size = replace(shape, roles=roles, devices=len(placed.rows))
-    outcome = place_nested(empty, same_size, -1, free, lambda v, s, m: [fleet.models.find(s.types[0])])
+    outcome = place_nested(empty, same_size, -1, free, lambda v, s, r: [fleet.models.find(s.types[0])])
     return outcome.link_gb_s if isinstance(outcome, Placed) else 0.0
 
 
@@ -266,8 +266,9 @@ class _Nest:
     def _role(self, wish: Shape, size: int, count: int, mask: Bools) -> Ints | None:
         """`count` groups of `size` devices of one model, group by group; None when they do not fit."""
         fleet = self.view.fleet
-        for model in self.models(self.view, wish, mask):
-            rows = np.flatnonzero(mask & (fleet.model == model))
+        able = np.flatnonzero(mask)
+        for model in self.models(self.view, wish, able):
+            rows = able[fleet.model[able] == model]
             if len(rows) < size * count:
                 continue
             packed = pack_groups(fleet, rows, size, count, self._inner(wish))

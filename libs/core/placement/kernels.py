@@ -32,12 +32,12 @@ _FRAGMENTATION = 0.1
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _compiled(function: F) -> F:
+def compiled(function: F) -> F:
     """Compiled at its first call, and from then on read from numba's cache beside this file."""
     return cast(F, njit(cache=True, nogil=True)(function))
 
 
-@_compiled
+@compiled
 def _mix(h: np.uint64, x: np.uint64) -> np.uint64:
     """One round of splitmix64 over a running hash."""
     h = (h ^ x) * np.uint64(0x9E3779B97F4A7C15)
@@ -46,7 +46,7 @@ def _mix(h: np.uint64, x: np.uint64) -> np.uint64:
     return h ^ (h >> np.uint64(32))
 
 
-@_compiled
+@compiled
 def _sort(values: Ints, n: int) -> None:
     """Insertion sort of the first n, ascending: n is small and they are nearly sorted."""
     for i in range(1, n):
@@ -58,7 +58,7 @@ def _sort(values: Ints, n: int) -> None:
         values[j + 1] = x
 
 
-@_compiled
+@compiled
 def _key(cls: int, cpu: int, free: Ints, n: int) -> np.uint64:
     h = _mix(np.uint64(cls + 1), np.uint64(cpu))
     for i in range(n):
@@ -67,7 +67,7 @@ def _key(cls: int, cpu: int, free: Ints, n: int) -> np.uint64:
     return key
 
 
-@_compiled
+@compiled
 def _walk(
     cls: int, cpu: int, free: Ints, n: int, streams: int,
     s_cpu: Ints, s_num: Ints, s_milli: Ints, s_class: Bools, s_from: Ints, least_cpu: int, least_milli: int, left: Ints,
@@ -131,7 +131,7 @@ def _walk(
     return total / streams
 
 
-@_compiled
+@compiled
 def _fragmentation(
     cls: int, cpu: int, free: Ints, n: int, m_cpu: Ints, m_num: Ints, m_milli: Ints, m_share: Floats, m_class: Bools
 ) -> float:
@@ -154,7 +154,7 @@ def _fragmentation(
     return total
 
 
-@_compiled
+@compiled
 def _value(
     cls: int,
     cpu: int,
@@ -189,7 +189,7 @@ def _value(
     return value
 
 
-@_compiled
+@compiled
 def node_keys(ptr: Ints, order: Ints, free: Ints, cpu: Ints, cls: Ints, out: Words) -> None:
     """A hash of each node's state into `out` (shape (N,)). Device order counts: equal nodes may differ in it."""
     for node in range(len(cls)):
@@ -199,7 +199,7 @@ def node_keys(ptr: Ints, order: Ints, free: Ints, cpu: Ints, cls: Ints, out: Wor
         out[node] = h
 
 
-@_compiled
+@compiled
 def drops(
     ptr: Ints,
     order: Ints,
@@ -275,7 +275,7 @@ def drops(
                 pick[node] = last
 
 
-@_compiled
+@compiled
 def prices(
     ptr: Ints,
     order: Ints,
@@ -314,7 +314,7 @@ def prices(
             out[node] += 0.3 * beta[b, t] * 1000 * blocks[b] * (was - now)
 
 
-@_compiled
+@compiled
 def stock(
     ptr: Ints,
     order: Ints,
@@ -339,7 +339,7 @@ def stock(
             whole[b, cls[node]] += min(idle // blocks[b], int(cpu[node] / block_cpu[b]))
 
 
-@_compiled
+@compiled
 def clear(room: Doubles, access: Bools, demand: Doubles, rho: Doubles, headroom: float) -> Doubles:
     """Prices in [0, 1] per class (shape (C,)) at which demand meets room, by damped price adjustment.
 
@@ -373,7 +373,7 @@ def clear(room: Doubles, access: Bools, demand: Doubles, rho: Doubles, headroom:
     return mean
 
 
-@_compiled
+@compiled
 def acceptance(
     ptr: Ints,
     order: Ints,

@@ -42,6 +42,8 @@ class Settings:
     length: int = 48
     headroom: float = 1.05
     """Demand to come, relative to the room left: the remaining requests are taken to just overfill it."""
+    scarce: float = 0.625
+    """Requests expected per block from which a block has a price; at twice that it costs its full price."""
     whole_blocks: float = 0.1
     """Least price of a block where places come back, by the turnover. Blocks are then worth keeping at any time: to fill
     up a broken node first costs nothing, and a gang may come tomorrow. Where nothing leaves, it costs half a point."""
@@ -224,7 +226,7 @@ class Scorer:
             for mask, per_request in tables.blocks_wanted[b]:
                 pressure[b, mask] += expected * per_request / max(0.5, whole[b, mask].sum())
         floor = self.settings.whole_blocks * self.mix.turnover
-        self._beta = np.clip((pressure - 0.5) / 0.5, floor, 1.0)
+        self._beta = np.clip(pressure / self.settings.scarce - 1.0, floor, 1.0)
 
 
 def _keys(classes: _Classes, free: Ints, cpu: Ints) -> kernels.Words:

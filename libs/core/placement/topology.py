@@ -125,9 +125,11 @@ def tightest(fleet: Fleet, level: str, rows: Ints, codes: Ints, need: int) -> Bo
     if len(enough) == 0:
         return None
     best = enough[totals[enough] == totals[enough].min()]
-    for wider in SPANS[SPANS.index(level) + 1 :]:
+    for wider in SPANS[SPANS.index(level) + 1 : -1]:
         if len(best) == 1:
             break
+        if wider != "node" and len({"leaf": fleet.leaves, "spine": fleet.spines, "zone": fleet.zones}[wider]) == 1:
+            continue
         parents = groups_at(fleet, wider, fleet.node[rows])
         parent_of = np.zeros(len(totals), dtype=np.int64)
         parent_of[codes] = parents
