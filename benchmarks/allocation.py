@@ -8,6 +8,9 @@ own books, so a wrong answer is seen), with `baton placer` as the placer: once f
 - `--mode replay`: pods come and go at their recorded times, on so few nodes that the peak demand exceeds them
   (`--pressure`, peak demand / capacity). FGD and first-fit run here too, by fgdsim, on the same nodes. Ten pods are half
   of the trace's GPU time, so a few seeds say little more than which of those found room.
+- `--mode churn`: 8,000 pods drawn from the list arrive at random and stay for a random while (log-normal, whatever their
+  size), about ten times as many as run at once, on one node in ten. `--pressure`: mean demand / capacity. FGD and
+  first-fit meet the same pods. No pod weighs much here, so it tells more than the replay.
 
 Controls: `--shuffle-names` (a placer that lives on the order of the node file shows it) and `--no-workload` (Baton learns
 the mix from what arrives). Writes `benchmarks/results/allocation.json` (each mode and control its own part) and
@@ -39,6 +42,8 @@ FGDSIM = ROOT.parent / "shared" / "tools" / "fgdsim.py"
 PLACER = shlex.join([str(Path(sys.executable).parent / "baton"), "placer"])
 POLICIES = ("FGD", "FirstFit", "BestFit", "GpuPacking", "GpuClustering", "DotProd", "Random")
 AT = ("100", "130")
+CHURN_PODS = 8_000
+CHURN_SCALE = 10.0
 
 
 def main() -> None:
@@ -48,8 +53,10 @@ def main() -> None:
     parser.add_argument("--placer", default=PLACER, help="command of the placer (JSON lines)")
     parser.add_argument("--lists", default="", help="e.g. default,gpuspec10; default: all at hand")
     parser.add_argument("--seeds", default="42-44", help="e.g. 42 or 42-51")
-    parser.add_argument("--mode", choices=("inflate", "replay"), default="inflate")
-    parser.add_argument("--pressure", type=float, default=1.5, help="replay: peak demand / capacity")
+    parser.add_argument("--mode", choices=("inflate", "replay", "churn"), default="inflate")
+    parser.add_argument(
+        "--pressure", type=float, default=0.0, help="demand / capacity (replay: 1.5 at the peak; churn: 1.1)"
+    )
     parser.add_argument("--shuffle-names", action="store_true", help="permute names and order of the nodes, per seed")
     parser.add_argument("--no-workload", action="store_true", help="do not tell the placer the mix of requests")
     parser.add_argument("--processes", type=int, default=2)
@@ -57,7 +64,8 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # progress, also into a file
     about = machine.describe()
     lists = _lists(options)
-    work = _replays(options, lists) if options.mode == "replay" else _inflations(options, lists)
+    options.pressure = options.pressure or {"replay": 1.5, "churn": 1.1}.get(options.mode, 0.0)
+    work = {"inflate": _inflations, "replay": _replays, "churn": _churns}[options.mode](options, lists)
     runs = _all(options, work)
     part = (_compared if options.mode == "inflate" else _replayed)(lists, runs)
     settings = {
@@ -66,7 +74,7 @@ def main() -> None:
         "shuffled_names": options.shuffle_names,
         "told_the_mix": not options.no_workload,
     }
-    if options.mode == "replay":
+    if options.pressure:
         settings["pressure"] = options.pressure
     result = {**_earlier(), _part(options): {"machine": about, **settings, "lists": part}}
     print(f"written to {machine.write('allocation', result)}")
@@ -135,6 +143,35 @@ def _replays(options: argparse.Namespace, lists: list[str]) -> list[Run]:
     return result
 
 
+def _churns(options: argparse.Namespace, lists: list[str]) -> list[Run]:
+    return [
+        Run(name, seed, policy, CHURN_SCALE)
+        for name in lists
+        for seed in _seeds(options.seeds)
+        for policy in ("", "fgd", "firstfit")
+    ]
+
+
+def _churning(pods: list[dict[str, str]], capacity: float, pressure: float, seed: int, to: Path) -> Path:
+    """A list of pods drawn from `pods`, with exponential gaps of 100 s on average, that stay for log-normal times (sigma 1)
+    of such a mean that they ask for `pressure` x `capacity` (GPUs) at once."""
+    rng = random.Random(seed)
+    asked = fmean(int(p["num_gpu"]) * int(p["gpu_milli"] or 0) / 1000 for p in pods)
+    mean_s = 100 * pressure * capacity / asked
+    now, rows = 0.0, []
+    for k in range(CHURN_PODS):
+        now += rng.expovariate(1 / 100)
+        stays = mean_s * rng.lognormvariate(-0.5, 1.0)
+        pod = pods[rng.randrange(len(pods))]
+        times = {"creation_time": str(int(now)), "deletion_time": str(int(now + max(1.0, stays)))}
+        rows.append({**pod, "name": f"churn-{k:05}", **times})
+    with to.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return to
+
+
 def _peak_gpus(pods: list[dict[str, str]]) -> float:
     """The most GPUs asked for at once; 0 when the list has no times."""
     if not pods or "creation_time" not in pods[0]:
@@ -174,9 +211,13 @@ def _simulate(options: argparse.Namespace, run: Run, folder: Path) -> dict[str, 
     nodes = options.data / "openb_node_list_gpu_node.csv"
     if options.shuffle_names:
         nodes = _shuffled(nodes, run.seed, out.with_suffix(".csv"))
+    pods = options.data / f"openb_pod_list_{run.workload}.csv"
+    if options.mode == "churn":
+        gpus = sum(int(node["gpu"]) for node in _rows(nodes)) / run.scale
+        pods = _churning(_rows(pods), gpus, options.pressure, run.seed, out.with_suffix(".pods.csv"))
     command = [sys.executable, str(options.fgdsim), "--nodes", str(nodes), "--seeds", str(run.seed)]
-    command += ["--pods", str(options.data / f"openb_pod_list_{run.workload}.csv"), "--json", str(out)]
-    command += ["--mode", options.mode, "--scale", str(run.scale), "--timeout", "180"]
+    command += ["--pods", str(pods), "--json", str(out), "--timeout", "180", "--scale", str(run.scale)]
+    command += ["--mode", "inflate" if options.mode == "inflate" else "replay"]
     command += ["--policy", run.policy] if run.policy else ["--placer", options.placer]
     command += ["--no-workload"] if options.no_workload else []
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=_alone())
