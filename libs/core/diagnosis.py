@@ -197,7 +197,8 @@ def _fallback(state: State, job: Job, view: View) -> tuple[str, ...]:
     possible = int(np.count_nonzero(fitting(view, job.shape)))
     if possible >= job.shape.least:
         return ()
-    models = sorted({d.model for node in state.fleet.nodes.values() if node.up for d in node.inventory.devices})
+    fleet = state.fleet
+    models = sorted(fleet.models.names[code] for code in np.unique(fleet.model[fleet.up]).tolist())
     return (f"only {possible} such devices are up; the pool has the types {', '.join(models)}",) if models else ()
 
 

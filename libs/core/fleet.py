@@ -5,6 +5,7 @@ is counted in milli (1,000 is the whole device), memory in MiB. `free_*` never g
 them so is corrupt, and the fold stops there.
 """
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,10 +58,23 @@ class Node:
     """A machine of the pool. `rows` are its devices' rows in index order."""
 
     name: str
-    inventory: Inventory
+    labels: dict[str, str]
+    packed: bytes
+    """The inventory, as compressed JSON: what a search needs of it is in the fleet's arrays, and as objects it would take
+    more room than all else together."""
     incarnation: int
     up: bool
     rows: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, inventory: Inventory, incarnation: int, rows: list[int]) -> "Node":
+        packed = zlib.compress(inventory.model_dump_json(exclude_defaults=True).encode(), level=1)
+        return cls(inventory.node, dict(inventory.labels), packed, incarnation, up=True, rows=rows)
+
+    @property
+    def inventory(self) -> Inventory:
+        """What the node last told."""
+        return Inventory.model_validate_json(zlib.decompress(self.packed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +174,7 @@ class Fleet:
         if old is not None:
             self.up[old.rows] = False
         self.up[rows] = True
-        node = Node(inventory.node, inventory, incarnation, up=True, rows=rows)
+        node = Node.of(inventory, incarnation, rows)
         self.nodes[inventory.node] = node
         self._set_boards(inventory, rows)
         return node

@@ -254,8 +254,7 @@ class _Boards:
             shape.host_mib and fleet.free_host[at] < shape.host_mib
         ):
             return False
-        labels = node.inventory.labels
-        return all(labels.get(key) == value for key, value in shape.labels)
+        return all(node.labels.get(key) == value for key, value in shape.labels)
 
 
 def _runtime(fleet: Fleet, board: Board) -> str:

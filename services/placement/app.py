@@ -19,7 +19,8 @@ from libs.bus.streams import bind
 from libs.core.cycle import Policy
 from libs.core.desired import desired, nodes_touched
 from libs.core.machine import Machine, Machines
-from libs.core.placement.score import Scorer, warm
+from libs.core.placement.find import warm
+from libs.core.placement.score import Scorer
 from libs.core.plan import Market
 from libs.core.throughput import Chooser
 from libs.ledger.snapshots import Snapshots

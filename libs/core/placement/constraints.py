@@ -146,8 +146,7 @@ def _labelled(fleet: Fleet, shape: Shape) -> Bools:
     """Devices on nodes that carry all labels of the request."""
     good = np.zeros(len(fleet.leaf), dtype=np.bool_)
     for node in fleet.nodes.values():
-        labels = node.inventory.labels
-        good[fleet.node_names.find(node.name)] = all(labels.get(k) == v for k, v in shape.labels)
+        good[fleet.node_names.find(node.name)] = all(node.labels.get(k) == v for k, v in shape.labels)
     return good[fleet.node]
 
 

@@ -15,10 +15,12 @@ from libs.core.placement.constraints import candidates
 from libs.core.placement.gang import place_nested
 from libs.core.placement.locality import soonest
 from libs.core.placement.migfit import cheapest
+from libs.core.placement.mix import Mix, kind_of
+from libs.core.placement.score import Scorer
 from libs.core.placement.topology import confined, place_elastic, place_gang
 from libs.core.placement.torus import place_box
 from libs.core.placement.view import NOBODY, Context, View
-from schemas.resources import WHOLE_MILLI, Objective
+from schemas.resources import WHOLE_MILLI, Device, Inventory, Objective
 
 
 def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context = Context()) -> Placed | Blocked:
@@ -108,3 +110,16 @@ def _single(view: View, rows: Ints) -> Placed:
     whole_on_node = np.bincount(nodes, weights=free_milli == WHOLE_MILLI).astype(np.int64)
     order = (free_milli * (whole_on_node.max() + 1) + whole_on_node[nodes]) * len(view.fleet.up) + rows
     return Placed(rows[[int(np.argmin(order))]], "node")
+
+
+def warm() -> None:
+    """Compiles the kernels (seconds the first time, then from numba's cache): before the first decision, not in it."""
+    fleet = Fleet()
+    devices = tuple(Device(id=f"warm-{i}", index=i, model="GPU", memory_mib=1) for i in range(2))
+    fleet.join(Inventory(node="warm", devices=devices, cpus=3), 1)
+    gang = Shape(devices=2, cpu_milli=2000, objective=Objective.ANY.value)  # more than the node's processors can serve
+    fleet.scorer = Scorer(Mix.expecting([(kind_of(Shape(devices=1)), 1.0)]))
+    view = View.of(fleet)
+    fleet.scorer.upkeep(view)
+    find(view, gang)
+    find(view, Shape(devices=1, milli=500, objective=Objective.ANY.value))

@@ -26,7 +26,6 @@ from libs.core.model import Shape
 from libs.core.placement import kernels
 from libs.core.placement.mix import Kind, Mix, kind_of, sample
 from libs.core.placement.view import NOBODY, View
-from schemas.resources import Device, Inventory
 
 Floats = npt.NDArray[np.float64]
 
@@ -337,14 +336,3 @@ def _mean_cpu(kinds: Iterable[Kind], share: Floats, block: int) -> float:
     mine = [(float(s), k.cpu) for k, s in zip(kinds, share, strict=True) if k.num == block]
     weight = sum(s for s, _ in mine)
     return max(1.0, sum(s * c for s, c in mine) / weight) if weight else 1.0
-
-
-def warm() -> None:
-    """Compiles the kernels (seconds the first time, then from numba's cache): before the first decision, not in it."""
-    fleet = Fleet()
-    fleet.join(Inventory(node="warm", devices=(Device(id="warm", index=0, model="GPU", memory_mib=1),), cpus=1), 1)
-    shape = Shape(devices=1)
-    scorer = Scorer(Mix.expecting([(kind_of(shape), 1.0)]))
-    view = View.of(fleet)
-    scorer.upkeep(view)
-    scorer.costs(view, shape)
