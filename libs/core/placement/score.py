@@ -216,7 +216,8 @@ class Scorer:
         whole = np.zeros((len(BLOCKS), len(classes.contents)))
         kernels.stock(classes.ptr, classes.order, free, cpu, classes.cls, tables.block_cpu, BLOCKS, room, whole)
         if self._priced_at < 0 or arrived - self._priced_at >= self.settings.price_every:
-            self._rho = kernels.clear(room, tables.access, tables.demand, self._rho, self.settings.headroom)
+            cleared = kernels.clear(room, tables.access, tables.demand, self._rho, self.settings.headroom)
+            self._rho = np.maximum(cleared, self.mix.turnover * _bound(room, tables, self.settings.headroom))
             self._priced_at = arrived
         self._blocked_at = arrived
         expected = self.settings.headroom * room.sum() / max(tables.mean_milli, 1e-9)
@@ -226,6 +227,15 @@ class Scorer:
                 pressure[b, mask] += expected * per_request / max(0.5, whole[b, mask].sum())
         floor = self.settings.whole_blocks * self.mix.turnover
         self._beta = np.clip(pressure / self.settings.scarce - 1.0, floor, 1.0)
+
+
+def _bound(room: Floats, tables: "_Tables", headroom: float) -> Floats:
+    """The part of each class's room (shape (C,), 0 to 1) that requests which do not accept every class will ask for."""
+    asked = np.zeros(len(room))
+    for accepts, demand in zip(tables.access, tables.demand, strict=True):
+        if not accepts.all():
+            asked += demand * accepts * room / max(float(room[accepts].sum()), 1e-9)
+    return np.clip(headroom * float(room.sum()) * asked / np.maximum(room, 1e-9), 0.0, 1.0)
 
 
 def _keys(classes: _Classes, free: Ints, cpu: Ints) -> kernels.Words:
