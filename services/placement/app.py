@@ -152,7 +152,13 @@ def market_of(settings: PlacementSettings) -> Market:
     prices = read_prices(settings.prices, "BATON_PLACEMENT_PRICES")
     table = read_throughputs(settings.throughputs, "BATON_PLACEMENT_THROUGHPUTS")
     chooser = Chooser(table, lambda model: prices.of(model, "*"))
-    policy = Policy(reserve_after_us=int(settings.reserve_after_s * 1e6), chooser=chooser)
+    policy = Policy(
+        reserve_after_us=int(settings.reserve_after_s * 1e6),
+        recut=settings.recut,
+        recut_after_us=int(settings.recut_after_s * 1e6),
+        recut_rest_us=int(settings.recut_rest_s * 1e6),
+        chooser=chooser,
+    )
     if settings.classes is None:
         return Market(prices, table, policy=policy)
     return Market(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)

@@ -70,6 +70,8 @@ class Books:
     ended_seq: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, JobRejected] = field(default_factory=dict)
     writers: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    """events of each kind"""
     letters: list[Letter] = field(default_factory=list)
     changes: int = 0
     """how often a record was written by another process than the one before it"""
@@ -131,6 +133,7 @@ class Auditor:
         for job, events in job_events(record).items():
             books.stories[job] = advance(books.stories.get(job), events, record.t_us, seq)
         for event in record.events:
+            books.kinds[event.kind] += 1
             match event:
                 case led.JobGranted():
                     milli = {c.device: c.milli for c in event.claims}

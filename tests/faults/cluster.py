@@ -24,12 +24,17 @@ READY_S = 120.0
 
 
 @asynccontextmanager
-async def running(state_dir: Path, copies: Mapping[str, int] | None = None) -> AsyncIterator[Launch]:
-    """The cluster, ready; `copies` runs a service several times."""
+async def running(
+    state_dir: Path,
+    copies: Mapping[str, int] | None = None,
+    fleet: Path = FLEET,
+    placement: Mapping[str, str] | None = None,
+) -> AsyncIterator[Launch]:
+    """The cluster, ready; `copies` runs a service several times, `placement` is more of that service's environment."""
     options = LaunchOptions(
         state_dir=state_dir,
         teams=TEAMS,
-        fleet=FLEET,
+        fleet=fleet,
         real_node="cpu",
         quotas=QUOTAS,
         copies=copies or {},
@@ -38,7 +43,7 @@ async def running(state_dir: Path, copies: Mapping[str, int] | None = None) -> A
             # 64 jobs of a share each on two cores: numerical libraries must not start a thread per core in every service.
             "*": {"OPENBLAS_NUM_THREADS": "1"},
             # Small, so that restarts resume from snapshots and do not only fold from the beginning.
-            "placement": {"BATON_PLACEMENT_SNAPSHOT_RECORDS": "100"},
+            "placement": {"BATON_PLACEMENT_SNAPSHOT_RECORDS": "100", **(placement or {})},
             "preemption": {"BATON_PREEMPTION_SNAPSHOT_RECORDS": "100"},
             "admission": {"BATON_ADMISSION_SNAPSHOT_RECORDS": "100"},
             "history": {"BATON_HISTORY_SNAPSHOT_RECORDS": "100"},
