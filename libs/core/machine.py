@@ -37,6 +37,8 @@ class Learner(Scores, Protocol):
     def departed(self) -> None: ...
     def due(self, fleet: Fleet) -> bool: ...
     def upkeep(self, view: View) -> None: ...
+    def dump(self) -> Any: ...
+    def restore(self, learned: Any) -> None: ...
 
 
 class Machine:
@@ -93,11 +95,14 @@ class Machine:
             self.learner.upkeep(View.of(self.state.fleet))
 
     def dump(self) -> bytes:
-        return snapshot.dump(self.state)
+        return snapshot.dump(self.state, self.learner.dump() if self.learner is not None else None)
 
     @classmethod
     def load(cls, data: bytes, policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None) -> "Machine":
-        return cls(snapshot.load(data), policy, learner)
+        state, learned = snapshot.load_learned(data)
+        if learner is not None and learned is not None:
+            learner.restore(learned)
+        return cls(state, policy, learner)
 
     def _learn(self, events: Sequence[Any]) -> None:
         if self.learner is None:
@@ -110,7 +115,7 @@ class Machine:
 
 
 class Machines:
-    """Makes machines of one policy: new ones, and ones from a snapshot. Each learns anew, from the ledger that it folds."""
+    """Makes machines of one policy: new ones, and ones from a snapshot. Each learns from the ledger that it folds."""
 
     def __init__(self, policy: cycle.Policy = cycle.Policy(), learner: Callable[[], Learner] | None = None) -> None:
         self.policy = policy

@@ -26,10 +26,11 @@ class WrongVersion(ValueError):
     """The snapshot was written by another version of this code: ignore it and fold from the beginning."""
 
 
-def dump(state: State) -> bytes:
-    """JSON with sorted keys, UTF-8."""
+def dump(state: State, learned: Any = None) -> bytes:
+    """JSON with sorted keys, UTF-8. `learned`: what the placer knows of the mix of requests."""
     body = {
         "version": VERSION,
+        "learned": learned,
         "fleet": _dump_fleet(state.fleet),
         "jobs": [_dump_job(job) for job in sorted(state.jobs.values(), key=lambda j: j.id)],
         "recuts": [asked.model_dump(mode="json") for asked in state.recuts.values()],
@@ -43,6 +44,11 @@ def dump(state: State) -> bytes:
 
 def load(data: bytes) -> State:
     """The inverse of `dump`. Raises WrongVersion."""
+    return load_learned(data)[0]
+
+
+def load_learned(data: bytes) -> tuple[State, Any]:
+    """The state, and what was `learned` (None: nothing). Raises WrongVersion."""
     body = json.loads(data)
     if body["version"] != VERSION:
         raise WrongVersion(f"snapshot version {body['version']}, this code reads {VERSION}")
@@ -66,7 +72,7 @@ def load(data: bytes) -> State:
     state.recuts = {one.recut.board: one for one in asked}
     state.recut_number, state.recut_us = body.get("recut_number", {}), body.get("recut_us", {})
     mark_recuts(state)
-    return state
+    return state, body.get("learned")
 
 
 def _grant_order(job: Job) -> tuple[int, int, str]:

@@ -1,5 +1,6 @@
 """Scores: the compiled walk against a plain one, caching that changes nothing, prices that follow the stock."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,30 @@ def test_an_indifferent_request_leaves_the_scarce_class_alone() -> None:
     found = find(view, request())
     assert isinstance(found, Placed)
     assert fleet.models.names[int(fleet.model[found.rows[0]])] == "PLENTY"
+
+
+def test_where_places_come_back_a_class_that_some_are_bound_to_is_left_to_them() -> None:
+    """They will not need all of it, and its node has the processors to spare; but a job may stay there for weeks."""
+    fleet = fleet_of(("BOUND", 4, 64), *[("OTHER", 4, 32)] * 3)
+    wanted = (request(cpu=8000, types=("BOUND",)), 0.2), (request(cpu=8000), 0.8)
+    view, scorer = scored(fleet, *wanted)
+    for left, model in ((1_000_000, "OTHER"), (0, "BOUND")):
+        scorer.restore({**scorer.dump(), "arrived": 1_000_000, "left": left})
+        scorer.upkeep(view)
+        found = find(view, request(cpu=12_000))
+        assert isinstance(found, Placed)
+        assert fleet.models.names[int(fleet.model[found.rows[0]])] == model
+
+
+def test_a_mix_is_the_same_after_a_snapshot_and_forgets_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libs.core.placement.mix.HORIZON", 100)
+    mix = Mix.expecting([(kind_of(request(types=("A", "B"))), 1.0)])
+    for i in range(170):
+        mix.observe(kind_of(request(1 if i < 90 else 2)))
+    again = Mix.load(json.loads(json.dumps(mix.dump())))
+    assert again == mix
+    assert again.arrived == 170
+    assert again.counts == {kind_of(request(1)): 22, kind_of(request(2)): 47}
 
 
 def test_a_latency_critical_request_asks_no_scores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ that had no room included, on top of a prior where one is given (it counts as `P
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from libs.core.model import Shape
 
 PRIOR_WEIGHT = 500
 _BELIEVED = 200  # arrivals that the first guess of the turnover counts as
+HORIZON = 50_000
+"""Arrivals after which all counts are halved, so that what a pool was used for long ago fades."""
 MOST_KINDS = 512
 """Kinds kept in a sample: the rarest beyond are left out."""
 
@@ -42,6 +44,7 @@ class Mix:
     counts: dict[Kind, int] = field(default_factory=dict)
     arrived: int = 0
     left: int = 0
+    _weight: int = 0
 
     @classmethod
     def expecting(cls, prior: Iterable[tuple[Kind, float]]) -> "Mix":
@@ -55,12 +58,31 @@ class Mix:
     def observe(self, kind: Kind) -> None:
         self.arrived += 1
         self.counts[kind] = self.counts.get(kind, 0) + 1
+        self._weight += 1
+        if self._weight >= HORIZON:
+            self.counts = {known: count // 2 for known, count in self.counts.items() if count > 1}
+            self._weight = sum(self.counts.values())
 
     @property
     def turnover(self) -> float:
         """The share of requests that leave again, 0 to 1: whether places come back or are gone for good. Until shown
         otherwise they come back."""
         return min(1.0, (self.left + _BELIEVED) / (self.arrived + _BELIEVED))
+
+    def dump(self) -> dict[str, Any]:
+        """Plain data, for a snapshot; equal mixes give equal data."""
+        return {
+            "prior": [[list(kind), share] for kind, share in sorted(self.prior.items())],
+            "counts": [[list(kind), count] for kind, count in sorted(self.counts.items())],
+            "arrived": self.arrived,
+            "left": self.left,
+        }
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> "Mix":
+        """The inverse of `dump`."""
+        prior, counts = ({_kind(kind): n for kind, n in data[name]} for name in ("prior", "counts"))
+        return cls(prior, counts, data["arrived"], data["left"], sum(counts.values()))
 
     def shares(self) -> Mapping[Kind, float]:
         """Each kind's share of all requests, most frequent first; ties in a fixed order. Sums to 1, or is empty."""
@@ -70,6 +92,11 @@ class Mix:
         kept = sorted(weight.items(), key=lambda item: (-item[1], item[0]))[:MOST_KINDS]
         total = sum(share for _, share in kept)
         return {kind: share / total for kind, share in kept} if total > 0 else {}
+
+
+def _kind(data: list[Any]) -> Kind:
+    cpu, num, milli, types, profile = data
+    return Kind(cpu, num, milli, tuple(types), profile)
 
 
 def sample(shares: Iterable[float], size: int) -> Ints:

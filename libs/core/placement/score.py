@@ -132,6 +132,14 @@ class Scorer:
         """A request gave its place back."""
         self.mix.left += 1
 
+    def dump(self) -> Any:
+        """The mix, as plain data for a snapshot."""
+        return self.mix.dump()
+
+    def restore(self, learned: Any) -> None:
+        """The inverse of `dump`; values and prices follow at the next `upkeep`."""
+        self.mix, self._tables = Mix.load(learned), None
+
     def due(self, fleet: Fleet) -> bool:
         """Whether `upkeep` has something to do."""
         if self._tables is None or self._classes is None or self._classes.version != fleet.version:
