@@ -28,6 +28,11 @@ compose *args:
 bench *args: _house
     python -m benchmarks.throughput "$@"
 
+# What a placement decision costs, against first-fit in numpy (see also `python -m benchmarks.allocation`)
+[group("run")]
+bench-placement *args: _house
+    python -m benchmarks.placement "$@"
+
 # What CI runs: style, types, import contracts and schema drift (tests/architecture) and every other test, on two cores
 [group("test")]
 [no-exit-message]

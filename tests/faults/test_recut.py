@@ -7,8 +7,11 @@ import pytest
 import pytest_asyncio
 
 from libs.cli.launch import SIMULATED, Launch
+from libs.cli.report import collect
+from libs.cli.report.figures import report
 from schemas.jobs import JobSpec, JobState, Simulation
 from schemas.resources import Resources
+from schemas.subjects import OPERATOR
 from tests.faults.books import books_agree
 from tests.faults.cluster import ROOT, back, clients, kill9, running
 from tests.faults.load import RETRY, Planned, submit
@@ -55,6 +58,12 @@ async def test_boards_are_cut_for_larger_instances_and_back(cluster: Launch) -> 
     assert again["board.recut"] > whole["board.recut"]
     assert again["board.cut"] == again["board.recut"]
     assert not again["attempt.preempting"], "nothing that runs is moved for a recut"
+
+    async with clients(cluster) as teams:
+        story = await collect(teams[OPERATOR])
+    assert len(story.facts.attempts()) == len(small) + 2 + 2 + 8
+    told = report(story.facts, story.audit, story.bill, title="recut", pool=cluster.options.pool, steps=())
+    assert told.jobs == len(story.facts.jobs)
 
 
 async def test_an_agent_that_dies_while_boards_are_cut_starts_with_what_they_are(cluster: Launch) -> None:

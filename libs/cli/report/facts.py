@@ -122,10 +122,6 @@ class Facts:
     def teams(self) -> list[str]:
         return sorted({job.team for job in self.jobs.values()})
 
-    def by_key(self, team: str, client_key: str) -> JobFacts | None:
-        """The job that its team gave this name, once it is in the ledger."""
-        return next((j for j in self.jobs.values() if j.client_key == client_key and j.team == team), None)
-
     def attempts(self) -> list[AttemptFacts]:
         """Every attempt, in the order of grants."""
         return sorted((a for job in self.jobs.values() for a in job.attempts), key=lambda a: (a.granted_us, a.job.id))
@@ -149,10 +145,17 @@ class Facts:
         node = e.inventory.node
         self._leave(node, t_us)
         self.up[node].append((t_us, 0))
-        self._inventories[node] = e.inventory
-        for d in e.inventory.devices:
+        self._know(e.inventory)
+
+    def _board_cut(self, e: led.BoardCutDone, t_us: int, time_us: int) -> None:
+        self._know(e.inventory)
+
+    def _know(self, inventory: Inventory) -> None:
+        """Instances that a recut has destroyed keep their seats: what ran there stays in the picture."""
+        self._inventories[inventory.node] = inventory
+        for d in inventory.devices:
             accelerator = d.kind is not DeviceKind.CPU
-            self.seats[d.id] = Seat(d.id, node, e.inventory.position.leaf, d.index, d.model, accelerator)
+            self.seats[d.id] = Seat(d.id, inventory.node, inventory.position.leaf, d.index, d.model, accelerator)
 
     def _node_left(self, e: led.NodeLeft, t_us: int, time_us: int) -> None:
         self._leave(e.node, t_us)
@@ -223,6 +226,7 @@ class Facts:
 
 _TAKE: dict[type, Callable[[Facts, Any, int, int], None]] = {
     led.NodeJoined: Facts._node_joined,
+    led.BoardCutDone: Facts._board_cut,
     led.NodeLeft: Facts._node_left,
     led.QuotaSet: Facts._quota_set,
     led.JobQueued: Facts._job_queued,
