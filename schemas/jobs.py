@@ -106,6 +106,12 @@ class ModelShape(Strict):
     zero_stage: int = Field(default=0, ge=0, le=3, description="ZeRO / FSDP stage: what is sharded over data-parallel")
     activation_checkpointing: bool = Field(default=True, description="recompute activations instead of keeping them")
     lora_fraction: float = Field(default=0.01, gt=0, le=1, description="trainable share of the parameters, for lora")
+    vocabulary: int = Field(
+        default=0, ge=0, le=100_000_000, description="words whose logits a training keeps; 0: left out of the estimate"
+    )
+    gated_mlp: bool = Field(
+        default=False, description="gated MLP with grouped-query attention (Llama): its layers keep more activations"
+    )
 
 
 class Simulation(Strict):

@@ -9,12 +9,15 @@ from enum import StrEnum
 from math import prod
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from schemas.base import DeviceId, Fact, NodeName, Strict
 
 WHOLE_MILLI = 1000
 """The compute of one device, in thousandths."""
+MOST_MIB = 1_000_000_000
+"""Beyond any machine (954 TiB): what is larger is a slip, and would not fit the arrays that placement counts in."""
 
 
 class DeviceKind(StrEnum):
@@ -130,12 +133,12 @@ class Device(Fact):
     index: int = Field(ge=0, description="index on its node, as device variables count them")
     kind: DeviceKind = DeviceKind.GPU
     model: str = Field(description="short model name as jobs ask for it", examples=["H100", "A100", "CPU"])
-    memory_mib: int = Field(ge=0, description="usable memory, MiB (measured, where the driver tells)")
+    memory_mib: int = Field(ge=0, le=MOST_MIB, description="usable memory, MiB (measured, where the driver tells)")
     nvlink_domain: str = Field(default="", description="devices of a node with equal names share an NVLink island")
     mig_profile: str = Field(default="", description="set for a MIG instance: its profile")
     parent: str = Field(default="", description="set for a MIG instance: the id of the board it is cut from")
     mig_start: int = Field(default=0, ge=0, le=7, description="set for a MIG instance: its first memory slice")
-    power_limit_w: int = Field(default=0, ge=0, description="board power limit, watts; 0 when unknown")
+    power_limit_w: int = Field(default=0, ge=0, le=1_000_000, description="board power limit, watts; 0 when unknown")
     runtime: Runtime = Field(default=Runtime.CUDA, description="programming interface")
     memory_free_mib: int | None = Field(
         default=None, ge=0, description="measured free while no job of the pool ran on it, MiB; null: not measured"
@@ -154,13 +157,15 @@ class Inventory(Fact):
     node: NodeName
     position: Position = Field(default_factory=Position)
     devices: tuple[Device, ...]
-    cpus: int = Field(default=0, ge=0, description="logical processors")
-    memory_mib: int = Field(default=0, ge=0, description="host memory, MiB")
+    cpus: int = Field(default=0, ge=0, le=1_000_000, description="logical processors")
+    memory_mib: int = Field(default=0, ge=0, le=MOST_MIB, description="host memory, MiB")
     labels: dict[str, str] = Field(default_factory=dict)
     boards: tuple[MigBoard, ...] = ()
     contents: tuple[str, ...] = Field(default=(), description="images and datasets on its disk, by content name")
     fetch_mib_s: int = Field(default=1000, ge=1, description="how fast it fetches what is not on its disk, MiB/s")
-    rack_power_w: int = Field(default=0, ge=0, description="power cap of its leaf (rack), watts; 0: none")
+    rack_power_w: int = Field(
+        default=0, ge=0, le=1_000_000_000, description="power cap of its leaf (rack), watts; 0: none"
+    )
     simulated: bool = Field(default=False, description="true when the devices are simulated: timer jobs may run here")
 
 
@@ -198,9 +203,15 @@ class Role(Strict):
     min_count: int | None = Field(default=None, ge=1, le=4096, description="elastic: the fewest groups that are of use")
     devices: int = Field(default=1, ge=1, le=4096, description="devices of each group")
     types: tuple[DeviceType, ...] = Field(default=(), max_length=16, description="empty: as the job's")
-    memory_mib: int = Field(default=0, ge=0, description="memory needed on each device, MiB; 0: as the job's")
-    cpu_milli: int = Field(default=0, ge=0, description="processors per device, thousandths; 0: as the job's")
-    host_memory_mib: int = Field(default=0, ge=0, description="host memory per device, MiB; 0: as the job's")
+    memory_mib: int = Field(
+        default=0, ge=0, le=MOST_MIB, description="memory needed on each device, MiB; 0: as the job's"
+    )
+    cpu_milli: int = Field(
+        default=0, ge=0, le=1_000_000, description="processors per device, thousandths; 0: as the job's"
+    )
+    host_memory_mib: int = Field(
+        default=0, ge=0, le=MOST_MIB, description="host memory per device, MiB; 0: as the job's"
+    )
     topology: Topology = Field(default_factory=Topology)
 
 
@@ -215,7 +226,7 @@ class Content(Strict):
     """An image or a dataset that the job reads: a node that has it is ready sooner."""
 
     name: str = Field(min_length=1, max_length=256, description="content name, e.g. an image digest")
-    size_mib: int = Field(ge=0, le=1_000_000_000)
+    size_mib: int = Field(ge=0, le=MOST_MIB)
 
 
 class Objective(StrEnum):
@@ -247,7 +258,9 @@ class Resources(Strict):
     family: str = Field(default="", max_length=128, description="job family, for measured throughput per device type")
     runtime: Runtime | None = Field(default=None, description="programming interface that its binary needs")
     precision: Precision | None = Field(default=None, description="number format that the device must compute in")
-    memory_mib: int = Field(default=0, ge=0, description="memory needed on each device, MiB; 0: no demand of its own")
+    memory_mib: int = Field(
+        default=0, ge=0, le=MOST_MIB, description="memory needed on each device, MiB; 0: no demand of its own"
+    )
     share_milli: int = Field(
         default=WHOLE_MILLI,
         ge=1,
@@ -256,7 +269,7 @@ class Resources(Strict):
     )
     mig_profile: str = Field(default="", max_length=32, description="a MIG instance of this profile, e.g. 1g.10gb")
     cpu_milli: int = Field(default=0, ge=0, le=1_000_000, description="processors per device, thousandths")
-    host_memory_mib: int = Field(default=0, ge=0, description="host memory per device, MiB")
+    host_memory_mib: int = Field(default=0, ge=0, le=MOST_MIB, description="host memory per device, MiB")
     topology: Topology = Field(default_factory=Topology)
     roles: tuple[Role, ...] = Field(default=(), max_length=16, description="nested gang: `devices` is then their sum")
     torus: tuple[Annotated[int, Field(ge=1, le=256)], ...] = Field(
@@ -283,32 +296,49 @@ class Resources(Strict):
     @model_validator(mode="after")
     def _shares_are_single(self) -> "Resources":
         if self.share_milli < WHOLE_MILLI and self.devices > 1:
-            raise ValueError("share_milli below 1000 shares one device: set devices to 1, or ask for whole devices")
+            problem = "share_milli below 1000 shares one device: set devices to 1, or ask for whole devices"
+            raise _wrong(problem, self.share_milli, "share_milli")
         if self.share_milli < WHOLE_MILLI and self.mig_profile:
-            raise ValueError("share_milli and mig_profile exclude each other: a MIG instance is granted whole")
+            problem = "share_milli and mig_profile exclude each other: a MIG instance is granted whole"
+            raise _wrong(problem, self.mig_profile, "mig_profile")
         return self
 
     @model_validator(mode="after")
     def _adds_up(self) -> "Resources":
         total = sum(role.count * role.devices for role in self.roles)
         if self.roles and self.devices != total:
-            raise ValueError(f"devices is {self.devices} and the roles add up to {total}: leave devices out")
+            problem = f"devices is {self.devices} and the roles add up to {total}: leave devices out"
+            raise _wrong(problem, self.devices, "devices")
         if self.roles and self.min_devices is not None:
-            raise ValueError("min_devices and roles exclude each other: use min_count of the role that may shrink")
-        if self.roles and (self.torus or self.mig_profile or self.share_milli < WHOLE_MILLI):
-            raise ValueError("roles are of whole devices: leave out torus, mig_profile and share_milli")
+            problem = "min_devices and roles exclude each other: use min_count of the role that may shrink"
+            raise _wrong(problem, self.min_devices, "min_devices")
+        whole = {"torus": self.torus, "mig_profile": self.mig_profile, "share_milli": WHOLE_MILLI - self.share_milli}
+        if self.roles and (given := next((name for name, value in whole.items() if value), "")):
+            problem = "roles are of whole devices: leave out torus, mig_profile and share_milli"
+            raise _wrong(problem, getattr(self, given), given)
         if self.torus and self.devices != prod(self.torus):
-            raise ValueError(f"devices is {self.devices} and the torus box holds {prod(self.torus)}: leave devices out")
+            problem = f"devices is {self.devices} and the torus box holds {prod(self.torus)}: leave devices out"
+            raise _wrong(problem, self.devices, "devices")
         if self.torus and self.min_devices is not None:
-            raise ValueError("a torus box is atomic: leave min_devices out")
+            raise _wrong("a torus box is atomic: leave min_devices out", self.min_devices, "min_devices")
         if self.min_devices is not None and self.min_devices > self.devices:
-            raise ValueError(f"min_devices {self.min_devices} is above devices {self.devices}: lower it")
-        for role in self.roles:
+            problem = f"min_devices {self.min_devices} is above devices {self.devices}: lower it"
+            raise _wrong(problem, self.min_devices, "min_devices")
+        names: set[str] = set()
+        for i, role in enumerate(self.roles):
             if role.min_count is not None and role.min_count > role.count:
-                raise ValueError(f"role {role.name}: min_count {role.min_count} is above count {role.count}: lower it")
-        if len({role.name for role in self.roles}) < len(self.roles):
-            raise ValueError("two roles have the same name: rename one")
+                problem = f"role {role.name}: min_count {role.min_count} is above count {role.count}: lower it"
+                raise _wrong(problem, role.min_count, "roles", i, "min_count")
+            if role.name in names:
+                raise _wrong("two roles have the same name: rename one", role.name, "roles", i, "name")
+            names.add(role.name)
         return self
+
+
+def _wrong(problem: str, value: object, *path: str | int) -> ValidationError:
+    """Fields that do not go together, told by the one to correct: as pydantic tells what is wrong within a field."""
+    error = InitErrorDetails(type=PydanticCustomError("value_error", problem), loc=path, input=value)
+    return ValidationError.from_exception_data("Resources", [error])
 
 
 class Claim(Fact):

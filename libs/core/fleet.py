@@ -295,12 +295,15 @@ class Fleet:
             for row in self.boards.pop(gone).rows:
                 self.board_of.pop(row, None)
         for board in inventory.boards:
-            if board.dynamic:
-                instances = {
-                    row: (d.mig_profile, d.mig_start)
-                    for row, d in zip(rows, inventory.devices, strict=True)
-                    if d.parent == board.id
-                }
+            if not board.dynamic:
+                continue
+            instances = {
+                row: (d.mig_profile, d.mig_start)
+                for row, d in zip(rows, inventory.devices, strict=True)
+                if d.parent == board.id
+            }
+            known = {(profile.name, start) for profile in board.profiles for start in profile.starts}
+            if known.issuperset(instances.values()):  # else somebody cut it by hand, in ways that no plan can go on from
                 self.boards[board.id] = Board(inventory.node, board, instances)
                 self.board_of.update(dict.fromkeys(instances, board.id))
 

@@ -11,7 +11,7 @@ from libs.core.accelerators.catalog import tpu_generations
 from libs.core.accelerators.vendors.tpu_boxes import legal, nearest
 from libs.core.fleet import Fleet
 from libs.core.model import Shape
-from libs.core.placement import Blocked, Placed, View, find
+from libs.core.placement import Blocked, Context, Placed, View, find
 from libs.core.placement.torus import find_box, place_box
 from schemas.resources import Device, DeviceKind, Inventory, Position, Runtime
 
@@ -153,7 +153,7 @@ def ask(*box):
 
 
 def place(v, *box):
-    return place_box(v, ask(*box), np.flatnonzero(v.fleet.up & (v.free_milli == 1000)))
+    return place_box(v, ask(*box), np.flatnonzero(v.fleet.up & (v.free_milli == 1000)), Context())
 
 
 def test_slices_fill_a_pod_without_a_gap_and_know_their_level_and_link():

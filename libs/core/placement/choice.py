@@ -47,20 +47,35 @@ def best_scored(view: View, shape: Shape, rows: Ints, context: Context) -> Place
 
 
 def _together(fleet: Fleet, shape: Shape, rows: Ints, context: Context) -> tuple[str, Ints] | None:
-    """The nearest level within a node, and those of `rows` that lie where the gang fits in one group of it."""
+    """The nearest level within a node, and those of `rows` that lie where the gang fits in one group of it; None also
+    where a fabric that joins nodes holds it over faster links than one node does."""
+    levels = allowed_levels(shape, context)
     for level in ("nvlink", "node"):
-        if level not in allowed_levels(shape, context):
+        if level not in levels:
             return None
-        codes = spans_at(fleet, level, rows, within="node")
+        codes = _of_one_model(fleet, level, rows)
         enough = np.bincount(codes)[codes] >= shape.devices
         if enough.any():
             return level, rows[enough]
+        if level == "nvlink" and (fleet.domain[rows] >= 0).any():
+            wide = _by_model(fleet, rows, spans_at(fleet, level, rows, within=levels[-1]))
+            if (np.bincount(wide) >= shape.devices).any():
+                return None
     return None
 
 
+def _of_one_model(fleet: Fleet, level: str, rows: Ints) -> Ints:
+    """Codes (shape (n,)) of the groups of `level` within a node, each of one device model."""
+    return _by_model(fleet, rows, spans_at(fleet, level, rows, within="node"))
+
+
+def _by_model(fleet: Fleet, rows: Ints, codes: Ints) -> Ints:
+    return codes * len(fleet.models) + fleet.model[rows]
+
+
 def _lowest(fleet: Fleet, level: str, rows: Ints, need: int) -> Ints:
-    """The `need` devices of lowest index in the fullest group of `level` that holds them."""
-    codes = spans_at(fleet, level, rows, within="node")
+    """The `need` devices of lowest index in the fullest group of `level` that holds them, all of one model."""
+    codes = _of_one_model(fleet, level, rows)
     totals = np.bincount(codes)
     group = int(np.argmin(np.where(totals >= need, totals, len(rows) + 1)))
     inside = rows[codes == group]

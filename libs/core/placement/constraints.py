@@ -20,6 +20,7 @@ from libs.core.placement.sieve import first_of_each, members, open_devices, serv
 from libs.core.placement.view import NOBODY, Context, View
 from schemas.resources import WHOLE_MILLI
 
+EACH = -1
 _REMEMBERED = 64
 
 
@@ -32,12 +33,26 @@ def fitting(view: View, shape: Shape) -> Bools:
 
 
 def candidates(
-    view: View, shape: Shape, beneficiary: int, context: Context
+    view: View,
+    shape: Shape,
+    beneficiary: int,
+    context: Context,
+    together: int = 0,
+    within: Bools | None = None,
 ) -> tuple[Bools, tuple[tuple[Reason, int], ...]]:
-    """The devices that `shape` may use now (mask of shape (D,)), and how many each constraint removed, in order."""
+    """The devices that `shape` may use now (mask of shape (D,)), and how many each constraint removed, in order.
+
+    Args:
+        together: how many devices must be near each other (of a role those of one group; 0: all of them). Of a node with
+            too little for all its devices, whole islands' worth of so many are left where there are any. `EACH`: every
+            device is judged by itself, and none is left out for the sake of others.
+        within: the only devices that count (mask of shape (D,)); those outside are not counted as removed.
+    """
     known, counted, _ = _lasting(view.fleet, shape)
     mask, removed = known.copy(), dict(counted)
-    for reason, gone in _narrowed(view, shape, beneficiary, context, mask):
+    if within is not None:
+        mask &= within
+    for reason, gone in _narrowed(view, shape, beneficiary, context, mask, together or shape.devices):
         if gone:
             removed[reason] = removed.get(reason, 0) + gone
     return mask, tuple(removed.items())
@@ -53,7 +68,7 @@ def per_node_limit(view: View, shape: Shape) -> Ints | None:
 
 
 def _narrowed(
-    view: View, shape: Shape, beneficiary: int, context: Context, mask: Bools
+    view: View, shape: Shape, beneficiary: int, context: Context, mask: Bools, together: int
 ) -> Iterator[tuple[Reason, int]]:
     """Narrows `mask` by what is free now, and says how many devices each constraint took out. Those on shared resources
     count the devices that the constraints so far have left."""
@@ -66,9 +81,9 @@ def _narrowed(
     if context.avoid:
         yield Reason.SPREAD, _cut(mask, _apart(fleet, context.avoid, shape.spread[1]))
     for reason, limit in _host_limits(view, shape):
-        yield reason, _at_most(fleet, shape, mask, limit)
+        yield reason, _at_most(fleet, shape, mask, limit, together)
     if fleet.rack_w.any():
-        yield Reason.POWER, _cut(mask, _powered(view, shape, beneficiary, mask))
+        yield Reason.POWER, _cut(mask, _powered(view, shape, beneficiary, mask, together))
 
 
 def _cut(mask: Bools, allowed: Bools) -> int:
@@ -174,7 +189,7 @@ def _apart(fleet: Fleet, avoid: tuple[int, ...], level: str) -> Bools:
     return ~taken
 
 
-def _powered(view: View, shape: Shape, beneficiary: int, mask: Bools) -> Bools:
+def _powered(view: View, shape: Shape, beneficiary: int, mask: Bools, together: int) -> Bools:
     """Devices that their leaf's power cap can serve, beside what is granted and what is kept for others.
 
     A device counts its board limit, a share of one pro rata. All in milliwatts, so that nothing is rounded.
@@ -189,9 +204,9 @@ def _powered(view: View, shape: Shape, beneficiary: int, mask: Bools) -> Bools:
     free_mw = caps_w * WHOLE_MILLI - np.bincount(leaf, weights=drawn_mw, minlength=len(caps_w)).astype(np.int64)
     need_mw = fleet.power_w * shape.milli
     allowed = need_mw <= free_mw[leaf]
-    if shape.devices == 1:
+    if together == EACH or shape.devices == 1:
         return allowed
-    rows = _fullest_first(fleet, shape, mask & allowed, leaf)
+    rows = _fullest_first(fleet, shape, mask & allowed, leaf, together)
     group = _groups(fleet, shape, leaf, rows)
     drawn = np.cumsum(need_mw[rows])
     starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]]) if len(rows) else np.zeros(0, dtype=np.int64)
@@ -203,20 +218,19 @@ def _powered(view: View, shape: Shape, beneficiary: int, mask: Bools) -> Bools:
     return allowed
 
 
-def _at_most(fleet: Fleet, shape: Shape, mask: Bools, limit: Ints) -> int:
+def _at_most(fleet: Fleet, shape: Shape, mask: Bools, limit: Ints, together: int) -> int:
     """Leaves in `mask` no more devices of each node than its `limit` (shape (N,)), islands together; how many it took out."""
     gone, left = served(mask, fleet.node, limit)
-    if shape.devices <= 1:
+    if together == EACH or shape.devices <= 1:
         return gone
     short = (limit < shape.devices) & (left > limit)
     surplus = int(left[short].sum())
     if not surplus:
         return gone
     rows = members(mask, fleet.node, short, surplus)
-    islands = fleet.domain[rows] + 1
-    together = np.bincount(islands)[islands]
     group = _groups(fleet, shape, fleet.node, rows)
-    order = np.lexsort((fleet.index[rows], islands, -together, group))
+    islands, size, over = _islands(fleet, rows, together)
+    order = np.lexsort((fleet.index[rows], islands, -size, over, group))
     rows = rows[order]
     return gone + first_of_each(mask, rows, group[order], limit[fleet.node[rows]])
 
@@ -226,9 +240,26 @@ def _groups(fleet: Fleet, shape: Shape, where: Ints, rows: Ints) -> Ints:
     return where[rows] if shape.roles else where[rows] * len(fleet.models) + fleet.model[rows]
 
 
-def _fullest_first(fleet: Fleet, shape: Shape, mask: Bools, where: Ints) -> Ints:
+def _fullest_first(fleet: Fleet, shape: Shape, mask: Bools, where: Ints, together: int) -> Ints:
     """Rows of `mask`, group by group; in each the nodes with the most of them first, so that nodes stay together."""
     rows = np.flatnonzero(mask)
-    on_node = np.bincount(fleet.node[rows], minlength=len(fleet.leaf))
     node = fleet.node[rows]
-    return rows[np.lexsort((fleet.index[rows], node, -on_node[node], _groups(fleet, shape, where, rows)))]
+    on_node = np.bincount(node, minlength=len(fleet.leaf))[node]
+    islands, size, over = _islands(fleet, rows, together)
+    group = _groups(fleet, shape, where, rows)
+    return rows[np.lexsort((fleet.index[rows], islands, -size, node, -on_node, over, group))]
+
+
+def _islands(fleet: Fleet, rows: Ints, together: int) -> tuple[Ints, Ints, Bools]:
+    """For each of `rows` (shape (n,)): its island within its node (code), how many of them are of that island, and whether
+    it is over: the islands' devices beyond a multiple of `together`, by index."""
+    islands = fleet.node[rows] * (len(fleet.domains) + 1) + fleet.domain[rows] + 1
+    islands = np.unique(islands, return_inverse=True)[1].astype(np.int64)
+    size = np.bincount(islands)[islands]
+    order = np.lexsort((fleet.index[rows], islands))
+    place = np.empty(len(rows), dtype=np.int64)
+    first = np.ones(len(rows), dtype=np.bool_)
+    first[1:] = islands[order][1:] != islands[order][:-1]
+    starts = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
+    place[order] = np.arange(len(rows)) - starts
+    return islands, size, place >= size // together * together

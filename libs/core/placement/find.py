@@ -52,7 +52,7 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
         if not of_any and (placed := best_scored(view, shape, rows, context)) is not None:
             return placed
         if shape.torus:
-            placed = place_box(view, shape, rows)
+            placed = place_box(view, shape, rows, context)
         elif shape.devices == 1:
             placed = _single(view, cheapest(view, shape, soonest(view.fleet, rows, shape)))
         else:

@@ -21,7 +21,7 @@ import numpy as np
 from libs.core.fleet import Bools, Fleet, Ints
 from libs.core.model import Group, Shape
 from libs.core.placement.answer import Blocked, Placed, Reason, dominant
-from libs.core.placement.constraints import candidates, fitting
+from libs.core.placement.constraints import EACH, candidates, fitting
 from libs.core.placement.links import slowest
 from libs.core.placement.topology import (
     SPANS,
@@ -160,19 +160,26 @@ class _Nest:
     def __init__(self, view: View, shape: Shape, beneficiary: int, context: Context, models: Models) -> None:
         self.view, self.shape, self.beneficiary, self.context, self.models = view, shape, beneficiary, context, models
         self.shapes = [role_shape(shape, role, role.count) for role in shape.roles]
-        found = [candidates(view, s, beneficiary, context) for s in self.shapes]
-        self.masks = [mask for mask, _ in found]
+        self.shared = any(s.cpu_milli or s.host_mib for s in self.shapes) or bool(view.fleet.rack_w.any())
+        found = [
+            candidates(view, s, beneficiary, context, together=role.devices)
+            for s, role in zip(self.shapes, shape.roles, strict=True)
+        ]
+        self.counts = [int(np.count_nonzero(mask)) for mask, _ in found]
         self.reasons = [removed for _, removed in found]
+        self.removed = self.reasons[self.counts.index(min(self.counts))]
+        # Which devices go without processors or power depends on what the roles before took: nothing is cut yet.
+        self.masks = (
+            [candidates(view, s, beneficiary, context, together=EACH)[0] for s in self.shapes]
+            if self.shared
+            else [mask for mask, _ in found]
+        )
         self.any: Bools = np.logical_or.reduce(self.masks)
         self.left = int(np.count_nonzero(self.any))
-        self.shared = any(s.cpu_milli or s.host_mib for s in self.shapes) or bool(view.fleet.rack_w.any())
-        worst = min(range(len(found)), key=lambda i: int(np.count_nonzero(self.masks[i])))
-        self.removed = self.reasons[worst]
 
     def short(self) -> Blocked | None:
         """Why it cannot fit wherever its devices are: a role, or all together, has too few."""
-        for role, mask, removed in zip(self.shape.roles, self.masks, self.reasons, strict=True):
-            left = int(np.count_nonzero(mask))
+        for role, left, removed in zip(self.shape.roles, self.counts, self.reasons, strict=True):
             if left < role.min_count * role.devices:
                 return Blocked(dominant(removed), removed, left)
         if self.left < self.shape.least:
@@ -248,11 +255,11 @@ class _Nest:
         free[inside] = True
         taken: dict[int, Ints] = {}
         for i in order:
-            wish = self.shapes[i]
-            mask = self.masks[i]
-            if self.shared and taken:  # what the roles before it draw on their nodes is gone
-                mask, _ = candidates(view, wish, self.beneficiary, self.context)
-            mask = mask & free
+            wish, size = self.shapes[i], self.shape.roles[i].devices
+            if self.shared:  # what the roles before it draw on their nodes is gone
+                mask, _ = candidates(view, wish, self.beneficiary, self.context, together=size, within=free)
+            else:
+                mask = self.masks[i] & free
             rows = self._role(wish, self.shape.roles[i].devices, counts[i], mask)
             if rows is None:
                 return None

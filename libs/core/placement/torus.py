@@ -23,23 +23,30 @@ from libs.core.accelerators.vendors.tpu_boxes import CUBE, legal
 from libs.core.fleet import Bools, Fleet, Ints
 from libs.core.model import Shape
 from libs.core.placement.answer import Placed
-from libs.core.placement.view import View
+from libs.core.placement.topology import allowed_levels, groups_at
+from libs.core.placement.view import Context, View
 
 _LEVELS = ("node", "leaf", "spine", "zone")
 
 
-def place_box(view: View, shape: Shape, rows: Ints) -> Placed | None:
+def place_box(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | None:
     """`shape.torus` among `rows` (free chips of one model, shape (n,)), in the torus with the fewest free chips that has
-    room. Ranks follow the slice's coordinates, host by host. None when there is no room or the box is not legal."""
+    room; within one group of the widest level that the job may span now (a torus is an island: `nvlink` asks no more).
+    Ranks follow the slice's coordinates, host by host. None when there is no room or the box is not legal."""
     fleet = view.fleet
     if len(rows) == 0 or (model := find_model(fleet.models.names[fleet.model[rows[0]]])) is None:
         return None
     generation = tpu_generations().get(model.model)
     if generation is None or not legal(generation, shape.torus):
         return None
-    codes, free = np.unique(fleet.torus[rows[fleet.torus[rows] >= 0]], return_counts=True)
-    by_fullest = sorted(zip(free.tolist(), codes.tolist(), strict=True), key=lambda t: (t[0], fleet.tori.names[t[1]]))
-    for _, code in by_fullest:
+    rows = rows[fleet.torus[rows] >= 0]
+    widest = allowed_levels(shape, context)[-1]
+    groups = groups_at(fleet, "pool" if widest == "nvlink" else widest, fleet.node[rows])
+    places, free = np.unique(np.stack([fleet.torus[rows], groups]), axis=1, return_counts=True)
+    by_fullest = sorted(
+        zip(free.tolist(), *places.tolist(), strict=True), key=lambda t: (t[0], fleet.tori.names[t[1]], t[2])
+    )
+    for _, code, group in by_fullest:
         torus = fleet.torus_shapes.get(code)
         if torus is None or len(torus) != generation.dims:
             continue
@@ -48,7 +55,9 @@ def place_box(view: View, shape: Shape, rows: Ints) -> Placed | None:
         if host is None:
             continue
         cube = (CUBE,) * 3 if generation.cubes else None
-        found = find_box(np.isin(grid, rows), shape.torus, host, _rings(shape.torus, torus, cube), cube)
+        found = find_box(
+            np.isin(grid, rows[groups == group]), shape.torus, host, _rings(shape.torus, torus, cube), cube
+        )
         if found is not None:
             chosen: Ints = grid[tuple(found.T)]
             return Placed(chosen, _level(fleet, chosen), _slowest_gb_s(model, chosen))
