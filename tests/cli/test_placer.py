@@ -84,3 +84,52 @@ def test_a_bad_line_is_answered_with_what_is_wrong_and_the_next_is_served() -> N
 def test_the_fast_path_places_without_scores() -> None:
     told, _ = talk(cluster(), pod("a", 2), pod("b", milli=300), args=("--fast",))
     assert [answer["node"] for answer in told] == ["big", "small"]
+
+
+def test_a_node_without_gpus_serves_what_asks_for_none() -> None:
+    nodes = [*NODES, {"node": "plain", "cpu_milli": 4000, "memory_mib": 4000, "gpu": 0, "model": ""}]
+    asked = [pod(f"p{i}", 0, 0, cpu_milli=4000, memory_mib=4000) for i in range(8)]
+    workload = [{"cpu_milli": 4000, "num_gpu": 0, "gpu_milli": 0, "gpu_spec": "", "share": 1.0}]
+    told, _ = talk({"type": "cluster", "nodes": nodes, "workload": workload}, *asked)
+    assert sorted(answer["node"] or "" for answer in told) == ["", *["big"] * 4, "plain", *["small"] * 2]
+    assert told[-1]["node"] is None
+
+
+def test_totals_that_do_not_divide_lose_nothing() -> None:
+    node = {"node": "n", "cpu_milli": 1000, "memory_mib": 10, "gpu": 8, "model": "A"}
+    told, _ = talk(
+        {"type": "cluster", "nodes": [node]},
+        pod("three", 3, cpu_milli=500, memory_mib=5),
+        pod("five", 5, cpu_milli=500, memory_mib=5),
+    )
+    assert [answer["node"] for answer in told] == ["n", "n"]
+
+
+def test_of_two_pods_of_one_name_the_one_on_those_gpus_is_released() -> None:
+    told, _ = talk(
+        cluster(),
+        pod("twin", gpu_spec="A"),
+        pod("twin", gpu_spec="A"),
+        {"type": "release", "pod": "twin", "node": "big", "gpus": [0]},
+        {"type": "release", "pod": "stranger", "node": "big", "gpus": [1]},
+        pod("next", gpu_spec="A"),
+    )
+    assert [answer["gpus"] for answer in told] == [[0], [1], [0]]
+
+
+def test_lines_that_ask_for_no_answer_get_none_when_they_are_wrong() -> None:
+    told, complaints = talk(
+        {"type": "cluster", "nodes": NODES, "workload": [{"cpu_milli": 1, "num_gpu": 0, "gpu_milli": 0}]},
+        {"type": "cluster", "nodes": [{"node": "n", "cpu_milli": 2**70, "memory_mib": 1, "gpu": 1, "model": "A"}]},
+        {"type": "cluster", "nodes": NODES, "workload": [7]},
+        cluster(),
+        {"type": "release"},
+        '{"pod": ' + "[" * 100_000 + "\n",
+        pod("whole", cpu_milli=1000.0),
+        pod("half", cpu_milli=0.5),
+    )
+    assert len(told) == 3
+    assert told[1]["node"] is not None
+    assert "cpu_milli: 0.5" in told[2]["error"]
+    for wrong in ("share: missing", f"cpu_milli: {2**70}", "workload: must be a list", "pod: missing"):
+        assert wrong in complaints

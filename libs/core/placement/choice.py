@@ -2,14 +2,13 @@
 
 import numpy as np
 
-from libs.core.fleet import Fleet, Ints
+from libs.core.fleet import Bools, Fleet, Ints
 from libs.core.model import Shape
-from libs.core.placement.answer import Blocked, Placed, dominant
-from libs.core.placement.constraints import candidates
+from libs.core.placement.answer import Blocked, Placed, Reason
 from libs.core.placement.links import slowest
 from libs.core.placement.locality import seconds_to_ready
 from libs.core.placement.topology import allowed_levels, in_order, spans_at
-from libs.core.placement.view import NOBODY, Context, View
+from libs.core.placement.view import Context, View
 
 MILLI_PER_SECOND = 10.0
 """What a second of fetching counts: a hundred seconds weigh as much as a device that nobody else could use."""
@@ -84,13 +83,29 @@ def _lowest(fleet: Fleet, level: str, rows: Ints, need: int) -> Ints:
 
 
 def on_processors(view: View, shape: Shape, context: Context) -> Placed | Blocked:
-    """A request without devices: a node with enough free processors and memory, the cheapest or else the fullest."""
-    mask, removed = candidates(view, shape, NOBODY, context)
-    nodes = np.flatnonzero(np.bincount(view.fleet.node[mask]))
+    """A request without devices: a node with enough free processors and memory, also one that has no devices; the cheapest
+    or else the fullest."""
+    fleet = view.fleet
+    up = _nodes_up(fleet)
+    with_cpu = up & (view.free_cpu >= shape.cpu_milli)
+    nodes = np.flatnonzero(with_cpu & (view.free_host >= shape.host_mib))
     if not len(nodes):
-        return Blocked(dominant(removed), removed, 0)
+        return Blocked(Reason.HOST_MEMORY if with_cpu.any() else Reason.CPU if up.any() else Reason.NO_DEVICES, (), 0)
     scored = view.scorer.costs(view, shape) if view.scorer is not None and not context.fast else None
     cost = scored[0][nodes] if scored is not None else np.full(len(nodes), np.inf)
     if not np.isfinite(cost).any():
         cost = view.free_cpu[nodes].astype(np.float64)
     return Placed(np.zeros(0, dtype=np.int64), "node", node=int(nodes[int(np.argmin(cost))]))
+
+
+def _nodes_up(fleet: Fleet) -> Bools:
+    """Mask of shape (N,), kept until nodes come or go."""
+    if fleet.lasting_version != fleet.version:
+        fleet.lasting.clear()
+        fleet.lasting_version = fleet.version
+    known: Bools | None = fleet.lasting.get("nodes")
+    if known is None:
+        known = np.zeros(len(fleet.leaf), dtype=np.bool_)
+        known[[fleet.node_names.find(node.name) for node in fleet.nodes.values() if node.up]] = True
+        fleet.lasting["nodes"] = known
+    return known

@@ -301,7 +301,9 @@ class _Tables:
             streams=_streams(drawn, cpu, num, milli, accepted),
             mix=(cpu, num, milli, share.astype(np.float32), accepted),
             limits=(int(cpu.min()), int(min((m for m in milli.tolist() if m), default=1))),
-            access=np.array([np.frombuffer(g, np.bool_) for g in groups], np.bool_).reshape(len(groups), -1),
+            access=np.array([np.frombuffer(g, np.bool_) for g in groups], np.bool_).reshape(
+                len(groups), -1 if groups else 0
+            ),
             demand=np.array([v / total for v in groups.values()]) if total else np.zeros(0),
             mean_milli=float(asked.sum()),
             block_cpu=np.array([_mean_cpu(kinds, share, b) for b in BLOCKS.tolist()]),
