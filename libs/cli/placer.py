@@ -17,6 +17,7 @@ from typing import IO, Any
 from libs.core.fleet import Fleet
 from libs.core.model import Shape
 from libs.core.placement import Context, Placed, View, find
+from libs.core.placement.find import warm
 from libs.core.placement.mix import Mix, kind_of
 from libs.core.placement.score import Scorer
 from schemas.resources import WHOLE_MILLI, Device, Inventory, Objective
@@ -138,6 +139,7 @@ def serve(lines: Iterable[bytes], out: IO[bytes], err: IO[str], fast: bool = Fal
 
 def command(fast: bool = False) -> None:
     """Reads a cluster and requests from stdin, answers on stdout. --fast: the first good fit, as for serving classes."""
+    warm()
     serve(sys.stdin.buffer, sys.stdout.buffer, sys.stderr, fast)
 
 
