@@ -299,7 +299,7 @@ class Resources(Strict):
             problem = "share_milli below 1000 shares one device: set devices to 1, or ask for whole devices"
             raise _wrong(problem, self.share_milli, "share_milli")
         if self.share_milli < WHOLE_MILLI and self.mig_profile:
-            problem = "share_milli and mig_profile exclude each other: a MIG instance is granted whole"
+            problem = "share_milli and mig_profile exclude each other: leave share_milli out, a MIG instance is granted whole"
             raise _wrong(problem, self.mig_profile, "mig_profile")
         return self
 
@@ -327,7 +327,7 @@ class Resources(Strict):
         names: set[str] = set()
         for i, role in enumerate(self.roles):
             if role.min_count is not None and role.min_count > role.count:
-                problem = f"role {role.name}: min_count {role.min_count} is above count {role.count}: lower it"
+                problem = f"min_count {role.min_count} is above count {role.count}: lower it"
                 raise _wrong(problem, role.min_count, "roles", i, "min_count")
             if role.name in names:
                 raise _wrong("two roles have the same name: rename one", role.name, "roles", i, "name")

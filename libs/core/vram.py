@@ -11,6 +11,7 @@ too, and the part says so.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
+from operator import truediv
 
 from schemas.jobs import ModelShape, Optimizer, Workload
 from schemas.resources import Precision
@@ -21,6 +22,8 @@ FRAMEWORK_BYTES = 300 * MIB
 
 ACTIVATION_BYTES = 34
 """Bytes kept per token and hidden unit of one layer without attention scores (Korthikanti, arXiv 2205.05198)."""
+GATED_ACTIVATION_BYTES = 56
+"""The same of a gated MLP with grouped-query attention, measured on Llama-3.1-8B (ml-engineering, training/performance)."""
 
 _WEIGHT = {
     Precision.FP32: 4.0,
@@ -29,11 +32,12 @@ _WEIGHT = {
     Precision.FP16: 2.0,
     Precision.FP8: 1.0,
     Precision.INT8: 1.0,
+    Precision.FP4: 0.5 + 0.016,
     Precision.INT4: 0.5 + 0.016,  # with double-quantised constants (QLoRA, arXiv 2305.14314)
 }
 _CACHE = {Precision.FP32: 4, Precision.TF32: 4, Precision.FP8: 1}
 _FULL = frozenset({Precision.FP32, Precision.TF32})
-_FROZEN_ONLY = frozenset({Precision.INT8, Precision.INT4})
+_FROZEN_ONLY = frozenset({Precision.INT8, Precision.INT4, Precision.FP4})
 
 _STATES = {
     Optimizer.ADAMW: 8.0,
@@ -138,7 +142,7 @@ def layer_bytes(
     Args:
         heads: attention heads whose scores are stored; 0: none are (FlashAttention, or selective recomputation).
         sequence_parallel: without it the 10 of 34 bytes that tensor parallelism does not split stay whole.
-        per_unit: measured figures of other layer types go here (56 for a gated MLP with grouped-query attention).
+        per_unit: measured figures of other layer types go here (`GATED_ACTIVATION_BYTES`).
     """
     scores = 5 * heads * sequence / hidden
     if sequence_parallel:
@@ -147,8 +151,8 @@ def layer_bytes(
 
 
 def logits_bytes(sequence: int, batch: int, vocabulary: int, *, tensor: int = 1, per_logit: float = 4) -> float:
-    """b s V / t logits, 4 (fp32) to 6 bytes each (ml-engineering, training/performance). No estimate counts them: a loss
-    that is computed in pieces avoids them."""
+    """b s V / t logits, 4 (fp32) to 6 bytes each (ml-engineering, training/performance). Estimates count them only where
+    the vocabulary is given: a loss that is computed in pieces avoids them."""
     return per_logit * batch * sequence * vocabulary / tensor
 
 
@@ -179,11 +183,11 @@ def _parts(shape: ModelShape, replicas: int) -> Iterator[Part]:
         yield _kv_cache(shape)
     elif shape.workload is Workload.LORA:
         yield _weights(shape, replicas if shape.zero_stage == 3 else 1)
-        yield from _adapter(shape, replicas)
-        yield _activations(shape)
+        yield _adapter(shape, replicas)
+        yield from _activations(shape)
     else:
         yield from _states(shape, replicas)
-        yield _activations(shape)
+        yield from _activations(shape)
     yield Part("framework", FRAMEWORK_BYTES, "CUDA context, low end of 0.3 to 1 GB")
 
 
@@ -215,35 +219,72 @@ def _states(shape: ModelShape, replicas: int) -> Iterator[Part]:
         )
 
 
-def _adapter(shape: ModelShape, replicas: int) -> Iterator[Part]:
-    """The trained share: weights and gradients in 16 bit, and the optimizer's states with fp32 master weights."""
+def _adapter(shape: ModelShape, replicas: int) -> Part:
+    """The trained share: weights and gradients in 16 bit, and the optimizer's states with fp32 master weights. ZeRO shards
+    them as `_states`."""
     trained = shape.model_copy(update={"precision": Precision.BF16})
     split, words = _split(shape)
-    each = sum(state_bytes(trained))
-    shards = replicas if shape.zero_stage == 3 else 1
-    yield Part(
+    each = state_bytes(trained)
+    shards = [replicas if shape.zero_stage >= stage else 1 for stage in (3, 2, 1)]
+    if len(set(shards)) == 1:
+        count, over = f"{sum(each):g}", _over(shards[0])
+    else:
+        count, over = "(" + " + ".join(f"{x:g}{_over(n)}" for x, n in zip(each, shards, strict=True)) + ")", ""
+    return Part(
         "adapter",
-        ceil(shape.parameters_b * 1e9 * shape.lora_fraction * each / split / shards),
-        f"{shape.parameters_b:g}e9 x {shape.lora_fraction:g} x {each:g} bytes "
-        f"(weights, gradients, {shape.optimizer.value}){words}{_over(shards)}",
+        ceil(shape.parameters_b * 1e9 * shape.lora_fraction * sum(map(truediv, each, shards)) / split),
+        f"{shape.parameters_b:g}e9 x {shape.lora_fraction:g} x {count} bytes "
+        f"(weights, gradients, {shape.optimizer.value}){words}{over}",
     )
 
 
-def _activations(shape: ModelShape) -> Part:
-    """The first pipeline stage keeps as many micro-batches as there are stages (1F1B): together all layers' worth."""
+def _activations(shape: ModelShape) -> Iterator[Part]:
+    """Activations and logits of the pipeline stage that needs the most.
+
+    The first stage keeps as many micro-batches as there are stages (1F1B): together all layers' worth. The last keeps one,
+    and has the logits.
+    """
+    logits = _logits(shape)
     if not (shape.layers and shape.hidden and shape.sequence):
-        return Part("activations", 0, "left out: give layers, hidden and sequence")
+        yield Part("activations", 0, "left out: give layers, hidden and sequence")
+        yield logits
+        return
+    stages = shape.pipeline_parallel
+    first = _layers(shape, 1)
+    if stages == 1:
+        yield first
+        yield logits
+        return
+    last = _layers(shape, stages)
+    if last.bytes + logits.bytes > first.bytes:
+        yield last
+        yield logits
+    else:
+        yield first
+
+
+def _layers(shape: ModelShape, stages: int) -> Part:
+    """Activations of `layers / stages` layers."""
     tensor = shape.tensor_parallel
     scale = 2 if shape.precision in _FULL else 1
-    layer = layer_bytes(shape.sequence, shape.batch, shape.hidden, tensor=tensor) * scale
+    per_unit = (GATED_ACTIVATION_BYTES if shape.gated_mlp else ACTIVATION_BYTES) * scale
+    layer = layer_bytes(shape.sequence, shape.batch, shape.hidden, tensor=tensor, per_unit=per_unit)
     unit = f"{shape.sequence} tokens x {shape.batch} x {shape.hidden} hidden"
     over = f" / tensor {tensor}" if tensor > 1 else ""
+    layers = f"{shape.layers} layers" + (f" / pipeline {stages}" if stages > 1 else "")
     if not shape.activation_checkpointing:
-        words = f"{shape.layers} layers x {unit} x {ACTIVATION_BYTES * scale} bytes{over}"
-        return Part("activations", ceil(shape.layers * layer), words)
-    kept = shape.layers * 2 * scale * shape.sequence * shape.batch * shape.hidden / tensor
-    words = f"({shape.layers} layers x {2 * scale} bytes + one live layer of {ACTIVATION_BYTES * scale}) x {unit}{over}"
+        return Part("activations", ceil(shape.layers / stages * layer), f"{layers} x {unit} x {per_unit} bytes{over}")
+    kept = shape.layers / stages * 2 * scale * shape.sequence * shape.batch * shape.hidden / tensor
+    words = f"({layers} x {2 * scale} bytes + one live layer of {per_unit}) x {unit}{over}"
     return Part("activations", ceil(kept + layer), words)
+
+
+def _logits(shape: ModelShape) -> Part:
+    tensor = shape.tensor_parallel
+    size = logits_bytes(shape.sequence, shape.batch, shape.vocabulary, tensor=tensor)
+    over = f" / tensor {tensor}" if tensor > 1 else ""
+    words = f"{shape.sequence} tokens x {shape.batch} x {shape.vocabulary} words x 4 bytes{over}"
+    return Part("logits", ceil(size), words if size else "left out: give vocabulary and sequence")
 
 
 def _kv_cache(shape: ModelShape) -> Part:

@@ -82,13 +82,25 @@ def test_llama_8b_at_32k_matches_the_measured_layer_and_checkpoints() -> None:
 
 def test_llama_8b_at_32k_needs_31_gib_recomputed_and_240_kept() -> None:
     """ml-engineering: layer 7.0 + checkpoints 8.0 + logits 15.7 GiB; 32 layers and logits without recomputation."""
-    logits = logits_bytes(32768, 1, 128_256) / GIB
-    layer = layer_bytes(32768, 1, 4096, per_unit=56) / GIB
-    checkpoints = 32 * 2 * 32768 * 4096 / GIB
-    assert logits == pytest.approx(15.7, abs=0.05)
-    assert checkpoints == pytest.approx(8.0)
-    assert layer + checkpoints + logits == pytest.approx(31, abs=0.5)
-    assert 32 * layer + logits == pytest.approx(240, abs=0.5)
+    llama = ModelShape(parameters_b=8.03, layers=32, hidden=4096, sequence=32768, vocabulary=128_256, gated_mlp=True)
+    recomputed, kept = parts(llama), parts(llama.model_copy(update={"activation_checkpointing": False}))
+    assert recomputed["logits"] / GIB == pytest.approx(15.7, abs=0.05)
+    assert recomputed["activations"] / GIB == pytest.approx(7.0 + 8.0)
+    assert (recomputed["activations"] + recomputed["logits"]) / GIB == pytest.approx(31, abs=0.5)
+    assert (kept["activations"] + kept["logits"]) / GIB == pytest.approx(240, abs=0.5)
+    assert "logits 15.7 GiB = 32768 tokens x 1 x 128256 words x 4 bytes" in estimate(llama, 1).text
+
+
+def test_logits_are_of_the_last_pipeline_stage_and_are_split_by_tensor_parallelism() -> None:
+    shape = ModelShape(parameters_b=8, layers=32, hidden=4096, sequence=8192, pipeline_parallel=4, tensor_parallel=2)
+    first = parts(shape, 8)["activations"]
+    small = parts(shape.model_copy(update={"vocabulary": 1000}), 8)
+    assert (small["activations"], "logits" in small) == (first, False)  # the first stage still needs more
+    large = parts(shape.model_copy(update={"vocabulary": 128_000}), 8)
+    assert large["logits"] == logits_bytes(8192, 1, 128_000, tensor=2) == 4 * 8192 * 128_000 / 2
+    assert large["activations"] == (32 / 4 * 2 + 34) * 8192 * 4096 / 2 < first
+    serve = shape.model_copy(update={"workload": Workload.INFERENCE, "vocabulary": 128_000})
+    assert "logits" not in parts(serve, 8)
 
 
 def test_opt_13b_keeps_1_68_gb_for_2048_tokens() -> None:
@@ -120,6 +132,38 @@ def test_lora_of_llama2_7b_needs_134_mb_of_states() -> None:
     shape = ModelShape(workload=Workload.LORA, parameters_b=6.738, lora_fraction=trained / 6.738e9)
     assert trained == pytest.approx(8.39e6, rel=0.001)
     assert parts(shape)["adapter"] / 1e6 == pytest.approx(134, abs=0.5)
+
+
+@pytest.mark.parametrize(("stage", "each"), [(0, 16), (1, 4 + 12 / 8), (2, 2 + 14 / 8), (3, 16 / 8)])
+def test_zero_stages_shard_an_adapter_like_what_is_trained_in_full(stage: int, each: float) -> None:
+    shape = ModelShape(workload=Workload.LORA, parameters_b=7, lora_fraction=1, zero_stage=stage)
+    assert parts(shape, 8)["adapter"] == 7e9 * each
+    full = parts(ModelShape(parameters_b=7, zero_stage=stage), 8)
+    assert parts(shape, 8)["adapter"] == sum(full[name] for name in ("weights", "gradients", "optimizer"))
+
+
+def test_the_text_of_an_adapter_says_what_is_sharded() -> None:
+    shape = ModelShape(workload=Workload.LORA, parameters_b=7, lora_fraction=1, zero_stage=2)
+    words = "7e9 x 1 x (2 + 2 / 8 data-parallel + 12 / 8 data-parallel) bytes (weights, gradients, adamw)"
+    assert words in estimate(shape, 8).text
+    whole = shape.model_copy(update={"zero_stage": 3})
+    assert "7e9 x 1 x 16 bytes (weights, gradients, adamw) / 8 data-parallel" in estimate(whole, 8).text
+
+
+@pytest.mark.parametrize("workload", Workload)
+@pytest.mark.parametrize("precision", Precision)
+def test_every_precision_is_estimated_or_refused_with_a_fix(precision: Precision, workload: Workload) -> None:
+    shape = ModelShape(workload=workload, parameters_b=7, precision=precision, layers=32, hidden=4096, sequence=2048)
+    if workload is Workload.TRAINING and precision in (Precision.INT8, Precision.INT4, Precision.FP4):
+        with pytest.raises(Impossible, match=f"precision: {precision.value} weights cannot be trained; use bf16"):
+            estimate(shape, 1)
+    else:
+        assert estimate(shape, 1).total_bytes > 0.5 * 7e9
+
+
+def test_fp4_weights_are_as_large_as_int4s() -> None:
+    shape = ModelShape(workload=Workload.INFERENCE, parameters_b=7, precision=Precision.FP4)
+    assert parts(shape)["weights"] == 7e9 * 0.516
 
 
 @pytest.mark.parametrize(
