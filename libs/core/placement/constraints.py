@@ -250,16 +250,19 @@ def _fullest_first(fleet: Fleet, shape: Shape, mask: Bools, where: Ints, togethe
     return rows[np.lexsort((fleet.index[rows], islands, -size, node, -on_node, over, group))]
 
 
-def _islands(fleet: Fleet, rows: Ints, together: int) -> tuple[Ints, Ints, Bools]:
-    """For each of `rows` (shape (n,)): its island within its node (code), how many of them are of that island, and whether
-    it is over: the islands' devices beyond a multiple of `together`, by index."""
-    islands = fleet.node[rows] * (len(fleet.domains) + 1) + fleet.domain[rows] + 1
-    islands = np.unique(islands, return_inverse=True)[1].astype(np.int64)
-    size = np.bincount(islands)[islands]
-    order = np.lexsort((fleet.index[rows], islands))
-    place = np.empty(len(rows), dtype=np.int64)
-    first = np.ones(len(rows), dtype=np.bool_)
-    first[1:] = islands[order][1:] != islands[order][:-1]
-    starts = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))
-    place[order] = np.arange(len(rows)) - starts
-    return islands, size, place >= size // together * together
+def _islands(fleet: Fleet, rows: Ints, together: int) -> tuple[Ints, Ints, Ints]:
+    """For each of `rows` (shape (n,)): its island (code), how many of them are of that island of its node, and 1 if it is
+    over: of those beyond a multiple of `together`, by index. All 0 without islands."""
+    islands = fleet.domain[rows] + 1
+    if not islands.any():
+        return islands, islands, islands
+    node = fleet.node[rows]
+    order = np.lexsort((fleet.index[rows], islands, node))
+    starts = np.ones(len(rows), dtype=np.bool_)
+    starts[1:] = (np.diff(node[order]) != 0) | (np.diff(islands[order]) != 0)
+    run = np.cumsum(starts) - 1
+    count = np.bincount(run)[run]
+    place = np.arange(len(rows)) - np.flatnonzero(starts)[run]
+    size, over = np.empty_like(count), np.empty_like(count)
+    size[order], over[order] = count, place >= count // together * together
+    return islands, size, over
