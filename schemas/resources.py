@@ -299,7 +299,9 @@ class Resources(Strict):
             problem = "share_milli below 1000 shares one device: set devices to 1, or ask for whole devices"
             raise _wrong(problem, self.share_milli, "share_milli")
         if self.share_milli < WHOLE_MILLI and self.mig_profile:
-            problem = "share_milli and mig_profile exclude each other: leave share_milli out, a MIG instance is granted whole"
+            problem = (
+                "share_milli and mig_profile exclude each other: leave share_milli out, a MIG instance is granted whole"
+            )
             raise _wrong(problem, self.mig_profile, "mig_profile")
         return self
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from libs.core.accelerators import vendors
 from libs.core.environment import refused_names
-from libs.core.feasible import demand_of, objections
+from libs.core.feasible import demand_of, objections, unserved, with_demand
 from libs.core.fleet_shape import FleetShape, digest
 from libs.core.refusal import Refusal, Why, meant, refuse
 from schemas.base import Name, Strict
@@ -105,12 +105,11 @@ def evaluate(request: SubmitJob, team: str, context: AdmissionContext) -> Outcom
         *demand.refusals,
         *_hardware(job),
         *_quota(job, team, context),
-        *([] if context.fleet.empty else objections(job, demand, context.fleet)),
+        *(unserved(job, demand) if context.fleet.empty else objections(job, demand, context.fleet)),
     ]
     if refusals:
         return Rejected(job_of_key, tuple(refusals))
-    if demand.memory_mib != job.resources.memory_mib:
-        resources = job.resources.model_copy(update={"memory_mib": demand.memory_mib})
+    if (resources := with_demand(job.resources, demand)) != job.resources:
         job = job.model_copy(update={"resources": resources})
     note = "no node has registered yet: it waits for the first" if context.fleet.empty else ""
     priority_class = context.classes[job.priority_class]
@@ -177,9 +176,12 @@ def _command(job: JobSpec) -> Iterator[Refusal]:
 
 
 def _hardware(job: JobSpec) -> Iterator[Refusal]:
-    """What no device of a named type could serve, whatever pool it is in."""
+    """What a named type could not serve, whatever pool it is in. Of a share it is enough that one type can be shared."""
     why = {"torus": Why.TOPOLOGY, "mig_profile": Why.PROFILE}
+    shared = any(map(vendors.sharable, job.resources.types))
     for p in vendors.problems(job.resources):
+        if p.field == "share_milli" and shared:
+            continue
         yield refuse(why.get(p.field, Why.TYPE), f"job.resources.{p.field}", p.value, p.problem, p.fix)
 
 

@@ -1,16 +1,20 @@
 """Why a job is where it is: the same code that places it says what keeps it out."""
 
-from libs.core.context import context_of
-from libs.core.cycle import Plan
+from collections.abc import Mapping
+
+from libs.core.context import context_of, keep_hosts
+from libs.core.cycle import Plan, Policy, reserve
 from libs.core.diagnosis import diagnose
 from libs.core.model import Job, QueueKey, State
 from libs.core.placement import Blocked, Reason, View, find
+from libs.core.placement.gang import within_quota
+from libs.core.throughput import Chooser
 from schemas.jobs import JobState
 from schemas.queries import Explanation, QueuedJob
 
 
-def explain(state: State, job: Job, plan: Plan) -> Explanation:
-    """The explanation of a job that has not ended. `plan` is the last cycle's."""
+def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Explanation:
+    """The explanation of a job that has not ended. `plan` is the last cycle's, `policy` that of all cycles."""
     if job.state is not JobState.QUEUED:
         return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=_running(job))
     if job.id in state.holds:
@@ -18,9 +22,11 @@ def explain(state: State, job: Job, plan: Plan) -> Explanation:
         text = f"{devices} devices are being freed for it: lower classes are saving their work and giving way"
         return Explanation(job_id=job.id, state=job.state, reason="preempting", text=text)
     outcome = plan.waiting.get(job.queue)
-    view, context = View.of(state.fleet), context_of(state, job, state.t_us)
-    if outcome is None or outcome.reason is not Reason.QUOTA:
-        found = find(view, job.shape, context=context)
+    view, context = open_view(state, policy.chooser), context_of(state, job, state.t_us)
+    keep_reserved(view, state, job, plan.waiting, state.t_us, policy)
+    wish = within_quota(job.shape, state.quotas.get(job.team), state.committed_milli(job.team))
+    if wish is not None and (outcome is None or outcome.reason is not Reason.QUOTA):
+        found = find(view, wish, context=context)
         outcome = found if isinstance(found, Blocked) else outcome
     ahead = order(state).index(job.id)
     if outcome is None:
@@ -36,6 +42,34 @@ def explain(state: State, job: Job, plan: Plan) -> Explanation:
         removed=found_out.removed,
         suggestion=found_out.suggestion,
     )
+
+
+def open_view(state: State, chooser: Chooser | None) -> View:
+    """What is free, less what beneficiaries of preemptions will need."""
+    view = View.of(state.fleet, chooser)
+    keep_hosts(state, view, 1)
+    return view
+
+
+def keep_reserved(
+    view: View, state: State, job: Job, waiting: Mapping[QueueKey, Blocked], t_us: int, policy: Policy
+) -> None:
+    """Keeps on `view` what a cycle keeps from `job` for gangs that have waited long, first come first.
+
+    `waiting`: why each line waits. For a line of which that is not known nothing is kept.
+    """
+    mine = (-job.priority, job.submitted_us, job.id)
+    aged = t_us - policy.reserve_after_us
+    heads = [state.jobs[next(iter(line))] for key, line in state.queues.items() if line and key[0] >= job.priority]
+    gangs = sorted((-j.priority, j.submitted_us, j.id) for j in heads if j.shape.devices > 1 and j.queued_us <= aged)
+    left = policy.reservations
+    for key in gangs:
+        gang = state.jobs[key[2]]
+        if gang.id == job.id or (key > mine and job.shape.devices > 1 and job.queued_us <= aged):
+            break  # it comes first itself
+        blocked = waiting.get(gang.queue)
+        if left and blocked is not None and blocked.reason is not Reason.QUOTA:
+            left -= reserve(view, gang, context_of(state, gang, t_us))
 
 
 def order(state: State) -> list[str]:

@@ -303,7 +303,9 @@ class Fleet:
                 if d.parent == board.id
             }
             known = {(profile.name, start) for profile in board.profiles for start in profile.starts}
-            if known.issuperset(instances.values()):  # else somebody cut it by hand, in ways that no plan can go on from
+            if known.issuperset(
+                instances.values()
+            ):  # else somebody cut it by hand, in ways that no plan can go on from
                 self.boards[board.id] = Board(inventory.node, board, instances)
                 self.board_of.update(dict.fromkeys(instances, board.id))
 

@@ -1,30 +1,38 @@
 """What admission knows of a pool: which devices it has ever offered, quotas, and which job ids are taken.
 
 A pure fold of the ledger. Lost nodes count: they may return. Free or busy does not matter here, that is placement's
-question; this answers "could it ever". Job ids never expire, so all are kept, as 16 bytes each of id and body digest.
+question; this answers "could it ever": by sums over blocks of like devices, which tell what to correct, and by asking the
+placer itself with every device free. Job ids never expire, so all are kept, as 16 bytes each of id and body digest.
 """
 
 import json
+import zlib
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from typing import Any
 
 from libs.core.accelerators.precisions import computes
-from libs.core.fleet import usable_mib
+from libs.core.fleet import Fleet, usable_mib
+from libs.core.model import Shape
 from libs.core.placement import mig
+from libs.core.placement.answer import Blocked
+from libs.core.placement.find import find
+from libs.core.placement.view import Context, View
 from schemas import ledger as led
 from schemas.resources import NAMED_ONLY, Device, Inventory, Level
 
-VERSION = 2
+VERSION = 3
 LEVELS = ("nvlink", "node", "leaf", "spine", "zone", "pool")
 _NARROW = {Level.DEVICE: "node"}
 _GROUPED_BY = {"nvlink": "domain"}
 _CACHED = 4096
 _ENDLESS = 1 << 62
+PATIENT = Context(waited_us=_ENDLESS)
+"""Waited long enough for every preferred level to widen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +88,26 @@ class Capacity:
     best: dict[str, tuple[int, str]]
 
 
+class _Unjudged:
+    """What has no verdict yet; None is one."""
+
+
+_UNJUDGED = _Unjudged()
+
+
 class FleetShape:
     """Feed it every valid record. `version` grows when devices come or change."""
 
     def __init__(self) -> None:
         self.blocks: dict[str, tuple[Block, ...]] = {}
+        self.fleet = Fleet()
+        """Every node as it last told, with nothing taken; nodes that left stay."""
         self.quotas: dict[str, int] = {}
         self.version = 0
         self._jobs: dict[bytes, bytes] = {}
         self._cache: dict[Need, Capacity] = {}
+        self._verdicts: dict[Shape, Blocked | None] = {}
+        self._view: View | None = None
         self._models: dict[str, int] | None = None
 
     @classmethod
@@ -96,7 +115,8 @@ class FleetShape:
         """A shape made at once; it knows no job."""
         shape = cls()
         shape.quotas = dict(quotas)
-        shape.blocks = {inventory.node: tuple(_blocks(inventory)) for inventory in inventories}
+        for inventory in inventories:
+            shape._join(inventory)
         return shape
 
     def apply(self, record: led.LedgerRecord) -> None:
@@ -105,8 +125,7 @@ class FleetShape:
             if isinstance(event, led.JobQueued):
                 self._jobs[_job_key(event.job_id)] = digest(event.spec_hash)
             elif isinstance(event, led.NodeJoined | led.BoardCutDone):
-                self.blocks[event.inventory.node] = tuple(_blocks(event.inventory))
-                self._changed()
+                self.join(event.inventory)
             elif isinstance(event, led.QuotaSet):
                 if event.limit_milli is None:
                     self.quotas.pop(event.team, None)
@@ -164,14 +183,37 @@ class FleetShape:
             known = self._cache[need] = _capacity(self._all(), need)
         return known
 
+    def empty_view(self) -> View:
+        """The pool with every device free; to be read only."""
+        if self._view is None:
+            self._view = View.of(self.fleet)
+        return self._view
+
+    def verdict(self, shape: Shape) -> Blocked | None:
+        """Why the placer would find no place for `shape` with every device free, however long it waits; None when it
+        would, or when boards could be cut into what is asked for (`cuttable`). Remembered until devices change."""
+        key = replace(shape, contents=(), family="", spread=("", ""))
+        known = self._verdicts.get(key, _UNJUDGED)
+        if isinstance(known, _Unjudged):
+            if len(self._verdicts) >= _CACHED:
+                self._verdicts.clear()
+            known = self._verdicts[key] = self._judge(key)
+        return known
+
+    def cuttable(self, profile: str) -> bool:
+        """Whether boards could be cut into more instances of this profile than there are."""
+        return bool(profile) and any(block.possible and block.profile == profile for block in self._all())
+
+    def join(self, inventory: Inventory) -> None:
+        """A node offers devices, for the first time or others than before."""
+        self._join(inventory)
+        self._changed()
+
     def dump(self) -> bytes:
-        """JSON for a snapshot."""
-        blocks = [
-            {**{name: getattr(b, name) for name in _BLOCK_PLAIN}, "labels": sorted(b.labels)} for b in self._all()
-        ]
+        """JSON for a snapshot: of each node the inventory, compressed."""
         jobs = b"".join(key + body for key, body in self._jobs.items())
-        nodes = list(self.blocks)
-        body = {"version": VERSION, "nodes": nodes, "blocks": blocks, "quotas": self.quotas}
+        nodes = [b64encode(node.packed).decode() for node in self.fleet.nodes.values()]
+        body = {"version": VERSION, "nodes": nodes, "quotas": self.quotas}
         return json.dumps(body | {"jobs": b64encode(jobs).decode()}, separators=(",", ":")).encode()
 
     @classmethod
@@ -182,11 +224,8 @@ class FleetShape:
             raise ValueError(f"snapshot version {body.get('version')}, this code reads {VERSION}")
         shape = cls()
         shape.quotas = dict(body["quotas"])
-        shape.blocks = dict.fromkeys(body["nodes"], ())
-        for fields in body["blocks"]:
-            labels = frozenset((key, value) for key, value in fields.pop("labels"))
-            block = Block(**fields, labels=labels)
-            shape.blocks[block.node] += (block,)
+        for packed in body["nodes"]:
+            shape._join(Inventory.model_validate_json(zlib.decompress(b64decode(packed))))
         jobs = iter(b64decode(body["jobs"]))
         while entry := bytes(islice(jobs, 32)):
             shape._jobs[entry[:16]] = entry[16:]
@@ -195,10 +234,21 @@ class FleetShape:
     def _all(self) -> list[Block]:
         return [block for blocks in self.blocks.values() for block in blocks]
 
+    def _join(self, inventory: Inventory) -> None:
+        self.fleet.join(inventory, incarnation=1)
+        self.blocks[inventory.node] = tuple(_blocks(inventory, self.fleet.boards))
+
+    def _judge(self, shape: Shape) -> Blocked | None:
+        if self.cuttable(shape.profile):
+            return None
+        outcome = find(self.empty_view(), shape, context=PATIENT)
+        return outcome if isinstance(outcome, Blocked) else None
+
     def _changed(self) -> None:
         self.version += 1
-        self._models = None
+        self._models = self._view = None
         self._cache.clear()
+        self._verdicts.clear()
 
 
 def digest(spec_hash: str) -> bytes:
@@ -211,20 +261,16 @@ def level_of(level: Level) -> str:
     return _NARROW.get(level, level.value)
 
 
-_BLOCK_PLAIN = (
-    "node", "domain", "leaf", "spine", "zone", "model", "cpu", "profile", "memory_mib", "runtime", "host_cpu_milli",
-    "host_mib", "simulated", "count", "possible",
-)  # fmt: skip
-
-
 def _job_key(job_id: str) -> bytes:
     return bytes.fromhex(job_id.removeprefix("job-"))
 
 
-def _blocks(inventory: Inventory) -> Iterable[Block]:
+def _blocks(inventory: Inventory, may_be_cut: Container[str]) -> Iterable[Block]:
     where = inventory.position
     kinds = Counter(_kind(inventory.node, d) for d in inventory.devices)
-    for (domain, model, cpu, profile, memory_mib, runtime, possible), count in (kinds + _could_be(inventory)).items():
+    for (domain, model, cpu, profile, memory_mib, runtime, possible), count in (
+        kinds + _could_be(inventory, may_be_cut)
+    ).items():
         yield Block(
             node=inventory.node,
             domain=domain,
@@ -253,12 +299,12 @@ def _kind(node: str, d: Device, possible: bool = False) -> _Kind:
     return island, d.model, d.kind in NAMED_ONLY, d.mig_profile, usable_mib(d), d.runtime.value, possible
 
 
-def _could_be(inventory: Inventory) -> Counter[_Kind]:
+def _could_be(inventory: Inventory, may_be_cut: Container[str]) -> Counter[_Kind]:
     """Of each profile of a board that may be cut anew, the instances that it lacks to hold as many as fit on it."""
     kinds: Counter[_Kind] = Counter()
     for board in inventory.boards:
         there = [d for d in inventory.devices if d.parent == board.id]
-        for profile in board.profiles if board.dynamic else ():
+        for profile in board.profiles if board.id in may_be_cut else ():
             most = round(mig.potential(mig.geometry_of(board), (), {profile.name: 1}) / profile.memory_slices)
             like = there[0] if there else Device(id=board.id, index=board.index, model=board.model, memory_mib=0)
             new = like.model_copy(

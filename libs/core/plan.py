@@ -24,14 +24,14 @@ import numpy as np
 
 from libs.core import cycle, preemption
 from libs.core.admission import DEFAULT_CLASSES, AdmissionContext, Admitted, PriorityClass, Rejected, evaluate
-from libs.core.context import context_of, keep_hosts
+from libs.core.context import context_of
 from libs.core.diagnosis import diagnose
-from libs.core.explain import order
+from libs.core.explain import keep_reserved, open_view, order
 from libs.core.feasible import demand_of
 from libs.core.fleet import Ints
 from libs.core.fleet_shape import FleetShape
 from libs.core.metering import Prices
-from libs.core.model import Job, QueueKey, State, shape_of
+from libs.core.model import Job, State, shape_of
 from libs.core.placement import Blocked, Context, Placed, Reason, View, find
 from libs.core.rightsize import kinds_of, suggest
 from libs.core.throughput import HOUR_S, Chooser, Throughputs
@@ -78,8 +78,8 @@ def plan_job(
         fleet: the shape of `state`'s fleet, if the caller has kept it (`FleetShape.of`).
         steps: training steps that the job has to do, for time and cost.
     """
-    request = SubmitJob(client_key=_ME, job=spec)
-    judged = evaluate(request, team, AdmissionContext(fleet or shape_of_fleet(state), market.classes))
+    admission = AdmissionContext(fleet or shape_of_fleet(state), market.classes)
+    judged = evaluate(SubmitJob(client_key=_ME, job=spec), team, admission)
     demand = demand_of(spec)
     memory_text = demand.estimate.text if demand.estimate else ""
     if isinstance(judged, Rejected):
@@ -106,7 +106,7 @@ def plan_job(
             "memory_mib": job.shape.memory_mib,
             "memory_text": memory_text,
             "cost": _cost(job, answer, market, steps),
-            "right_size": _right_size(state, job, answer, market, steps),
+            "right_size": _right_size(state, job, answer, market, steps, admission),
         }
     )
 
@@ -159,7 +159,7 @@ def _answer(state: State, job: Job, t_us: int, market: Market) -> PlanReply:
         suggestion=found.suggestion,
         alternatives=found.changes[1:],
     )
-    choice = preemption.cheapest(state, job, t_us) if outcome.reason is not Reason.QUOTA else None
+    choice = preemption.choice_for(state, job, t_us) if outcome.reason is not Reason.QUOTA else None
     if choice is not None:
         return reply.model_copy(update=_by_preemption(state, choice, t_us))
     return reply.model_copy(update=_later(state, job, outcome, context, t_us, market))
@@ -176,7 +176,7 @@ def _now(state: State, job: Job, t_us: int, market: Market) -> tuple[Placed | No
         for key, line in state.queues.items()
         if key == job.queue or (key[0] >= job.priority and key[2].devices > 1 and _old(state, line, t_us, market))
     }
-    view = _open(state, market)
+    view = open_view(state, market.chooser)
     result = cycle.plan(replace(state, queues=keep), t_us, market.policy)
     for grant in result.grants:
         rows = np.array([state.fleet.row(claim.device) for claim in grant.claims])
@@ -184,23 +184,12 @@ def _now(state: State, job: Job, t_us: int, market: Market) -> tuple[Placed | No
             return _exactly(view, job, rows, context_of(state, job, t_us)), None, view
         view.take(rows, grant.job.shape)
     outcome = result.waiting.get(job.queue) or Blocked(Reason.BUSY, (), 0)
-    for waiting in _reserving(state, keep, job, t_us, market):
-        cycle.reserve(view, waiting, context_of(state, waiting, t_us))
+    keep_reserved(view, state, job, result.waiting, t_us, market.policy)
     return None, outcome, view
 
 
 def _old(state: State, line: Mapping[str, int], t_us: int, market: Market) -> bool:
     return any(t_us - state.jobs[j].queued_us >= market.policy.reserve_after_us for j in islice(line, 1))
-
-
-def _reserving(
-    state: State, lines: Mapping[QueueKey, Mapping[str, int]], job: Job, t_us: int, market: Market
-) -> list[Job]:
-    """The gangs for which the cycle keeps devices, first come first."""
-    heads = [state.jobs[next(iter(line))] for line in lines.values()]
-    old = [j for j in heads if j.id != job.id and t_us - j.queued_us >= market.policy.reserve_after_us]
-    first = sorted(old, key=lambda j: (-j.priority, j.submitted_us, j.id))
-    return first[: market.policy.reservations]
 
 
 def _exactly(view: View, job: Job, rows: Ints, context: Context) -> Placed:
@@ -344,7 +333,7 @@ def _start(
         ends: in the order of `times`, when each of them happens.
         held: what their jobs hold, in any order.
     """
-    replay = _Replay(state, _open(state, market), [end.job for end in ends], held)
+    replay = _Replay(state, open_view(state, market.chooser), [end.job for end in ends], held)
     for one in (*ahead, job):
         context = replace(context_of(state, one, t_us), avoid=())
         found = replay.first(one, context)
@@ -424,13 +413,6 @@ class _Replay:
         return view
 
 
-def _open(state: State, market: Market) -> View:
-    """What is free, less what beneficiaries of preemptions will need."""
-    view = View.of(state.fleet, market.chooser)
-    keep_hosts(state, view, 1)
-    return view
-
-
 def _first(works: Callable[[int], bool], least: int, most: int) -> int | None:
     """The least n of `least`..`most` for which `works`, which never stops working as n grows; None when it never does.
 
@@ -494,15 +476,19 @@ def _billed(job: Job, answer: PlanReply) -> str | None:
 
 
 def _right_size(
-    state: State, job: Job, answer: PlanReply, market: Market, steps: float | None
+    state: State, job: Job, answer: PlanReply, market: Market, steps: float | None, admission: AdmissionContext
 ) -> tuple[RightSize, ...]:
     billed = _billed(job, answer)
     if billed is None:
         return ()
     klass = job.spec.priority_class
+
+    def admits(changed: JobSpec) -> bool:
+        return isinstance(evaluate(SubmitJob(client_key=_ME, job=changed), job.team, admission), Admitted)
+
     return suggest(
         job.spec, market.table, lambda model: market.prices.of(model, klass), kinds_of(state), billed,
-        job.shape.memory_mib, steps,
+        job.shape.memory_mib, steps, admits,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from libs.bus.settle import Received, consume
 from libs.bus.streams import bind
 from libs.core.admission import AdmissionContext, PriorityClass
 from libs.core.fleet_shape import FleetShape
+from libs.core.placement.find import warm
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots
 from libs.service.app import Tasks, make_asgi
@@ -129,6 +130,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         nats = await connect(settings.nats_url, name="admission-ledger", die_on_close=True)
         js = nats.jetstream(publish_async_max_pending=4096)
         await bind(js, [settings.pool])
+        await asyncio.to_thread(warm)
         outboxes[:] = [Outbox(js)]
         tasks.start("pool knowledge", knowledge.follow(js))
         async with tasks.until_stopped():

@@ -10,7 +10,7 @@ from libs.core.fleet import Fleet
 from libs.core.fleet_shape import FleetShape
 from libs.core.machine import Machine
 from libs.core.model import Job, State
-from libs.core.plan import Market, hide, plan_job, shape_of_fleet
+from libs.core.plan import Market, hide, plan_job
 from libs.core.status import quantiles, status
 from schemas.ledger import JobGranted, JobQueued, LedgerRecord
 from schemas.nodes import DesiredQuery, DesiredReply
@@ -55,15 +55,17 @@ class Latencies:
 
 
 def explain_job(machine: Machine, query: ExplainQuery, team: str) -> Explanation:
-    return explain(machine.state, _job_of(machine, query.job_id, team), machine.plan)
+    return explain(machine.state, _job_of(machine, query.job_id, team), machine.plan, policy=machine.policy)
 
 
 class Planner:
-    """Answers plans; keeps what admission would know of the fleet until the fleet changes."""
+    """Answers plans; keeps what admission would know of the fleet, and takes in only the nodes that have changed."""
 
     def __init__(self, market: Market) -> None:
         self.market = market
-        self._of: tuple[Fleet, int, dict[str, int]] | None = None
+        self._of: Fleet | None = None
+        self._version = -1
+        self._told: dict[str, bytes] = {}
         self._shape = FleetShape()
 
     def __call__(self, machine: Machine, query: PlanQuery, team: str, *, now_us: int, clock: Clock) -> PlanReply:
@@ -76,9 +78,16 @@ class Planner:
         return hide(reply, team).model_copy(update={"took_ms": round((clock() - began) * 1000, 3)})
 
     def _fleet(self, state: State) -> FleetShape:
-        if self._of is None or self._of[0] is not state.fleet or self._of[1:] != (state.fleet.version, state.quotas):
-            self._of = (state.fleet, state.fleet.version, dict(state.quotas))
-            self._shape = shape_of_fleet(state)
+        fleet = state.fleet
+        if self._of is not fleet:  # the ledger was folded anew
+            self._of, self._version, self._told, self._shape = fleet, -1, {}, FleetShape()
+        if self._version != fleet.version:
+            for node in fleet.nodes.values():
+                if self._told.get(node.name) != node.packed:
+                    self._told[node.name] = node.packed
+                    self._shape.join(node.inventory)
+            self._version = fleet.version
+        self._shape.quotas = dict(state.quotas)
         return self._shape
 
 

@@ -1,11 +1,14 @@
 """What admission refuses, with every reason at once, and what it lets wait."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
+from libs.bus.reasons import reasons_of
 from libs.core.admission import DEFAULT_CLASSES, AdmissionContext, Admitted, PriorityClass, Rejected, Repeated, evaluate
 from libs.core.fleet_shape import FleetShape
 from libs.core.refusal import Why
@@ -21,6 +24,7 @@ from schemas.resources import (
     Precision,
     Resources,
     Role,
+    Runtime,
     Topology,
     TopologyPolicy,
 )
@@ -373,3 +377,229 @@ def test_measured_free_memory_is_what_a_device_has() -> None:
     event = event.model_copy(update={"inventory": event.inventory.model_copy(update={"devices": (device,)})})
     _, problem, _ = refusals(submit(resources={"memory_mib": 60 * GIB}), event)[Why.MEMORY]
     assert f"the largest has {50 * GIB} MiB" in problem
+
+
+def within(level: Level) -> Topology:
+    return Topology(level=level, policy=TopologyPolicy.REQUIRED)
+
+
+ONE, TWO = (node("a"),), (node("a"), node("b"))
+
+
+@pytest.mark.parametrize(
+    ("resources", "event"),
+    [
+        ({"memory_mib": 90 * GIB, "roles": (Role(name="a", memory_mib=10 * GIB),)}, node("a")),
+        ({"cpu_milli": 900_000, "roles": (Role(name="a", cpu_milli=10),)}, node("a", cpus=64)),
+        (
+            {"host_memory_mib": 9000 * GIB, "roles": (Role(name="a", host_memory_mib=10),)},
+            node("a", memory_mib=64 * GIB),
+        ),
+        ({"types": ("B200",), "roles": (Role(name="a", types=("H100",)),)}, node("a")),
+        ({"roles": (Role(name="a", types=("CPU",)),)}, node("c", 4, model="CPU", gib=4)),
+    ],
+)
+def test_what_every_role_gives_itself_the_jobs_value_does_not_bind(resources: dict[str, Any], event: Any) -> None:
+    assert isinstance(outcome(submit(resources=resources), event), Admitted)
+    inherits = (*resources["roles"], Role(name="b"))
+    assert isinstance(outcome(submit(resources=resources | {"roles": inherits}), event), Rejected)
+
+
+def test_a_wrong_value_of_a_role_is_told_by_the_roles_field_and_a_shared_one_once() -> None:
+    def told(*roles: Role, **resources: Any) -> dict[Why, tuple[str, str, str]]:
+        result = outcome(submit(resources=resources | {"roles": roles}), *ONE)
+        assert len(result.refusals) == len({r.reason.field for r in result.refusals})
+        return {r.why: (r.reason.field, r.reason.problem, r.reason.fix) for r in result.refusals}
+
+    found = told(Role(name="a", types=("H1000",)))
+    assert found == {
+        Why.TYPE: ("job.resources.roles.0.types.0", "no device model of this name is known",
+                   "did you mean H100? this pool has H100")
+    }  # fmt: skip
+    assert told(Role(name="a", types=("B200",)))[Why.TYPE][0] == "job.resources.roles.0.types"
+    level = told(Role(name="a"), Role(name="b", topology=Topology(level=Level.DEVICE)))[Why.TOPOLOGY]
+    assert level[0] == "job.resources.roles.1.topology.level"
+    assert told(Role(name="a", memory_mib=90 * GIB))[Why.MEMORY][0] == "job.resources.roles.0.memory_mib"
+    assert told(Role(name="a", cpu_milli=9))[Why.CPU][0] == "job.resources.roles.0.cpu_milli"
+    shared = told(Role(name="a"), Role(name="b"), memory_mib=90 * GIB)
+    assert {why: found[0] for why, found in shared.items()} == {Why.MEMORY: "job.resources.memory_mib"}
+    both = Role(name="a", types=("A100",), memory_mib=60 * GIB)
+    result = refusals(submit(resources={"roles": (both,), "labels": {"disk": "nvme"}}), *TWO_LEAVES)
+    assert "at most 0" not in str(result)
+
+
+def capped(cap_w: int, board_w: int = 700) -> Any:
+    """A node of eight boards whose rack has a power cap."""
+    event = node("p", rack_power_w=cap_w)
+    devices = tuple(d.model_copy(update={"power_limit_w": board_w}) for d in event.inventory.devices)
+    return event.model_copy(update={"inventory": event.inventory.model_copy(update={"devices": devices})})
+
+
+def tpus(model: str, torus: tuple[int, ...], host: tuple[int, ...]) -> list[Any]:
+    """The hosts of one torus."""
+    events = []
+    for corner in product(*(range(0, length, side) for length, side in zip(torus, host, strict=True))):
+        name = "t-" + "-".join(map(str, corner))
+        places = [tuple(c + o for c, o in zip(corner, offset, strict=True)) for offset in product(*map(range, host))]
+        devices = tuple(
+            Device(
+                id=f"{name}-{i}", index=i, kind=DeviceKind.TPU, model=model, memory_mib=16 * GIB, runtime=Runtime.TPU,
+                torus="t", torus_shape=torus, torus_at=at,
+            )
+            for i, at in enumerate(places)
+        )  # fmt: skip
+        events.append(led.NodeJoined(incarnation=1, inventory=Inventory(node=name, devices=devices)))
+    return events
+
+
+V5E, V5P = tpus("v5e", (4, 4), (2, 4)), tpus("v5p", (4, 4, 4), (2, 2, 1))
+MI300X = node("m", model="MI300X")
+FIVES = Role(name="a", count=3, devices=5, topology=within(Level.NODE))
+
+
+@pytest.mark.parametrize(
+    ("resources", "events", "why", "field", "fix"),
+    [
+        (
+            {"roles": (Role(name="a", devices=12), Role(name="b", devices=12))}, TWO,
+            Why.CAPACITY, "roles", "ask for fewer or smaller groups, or give a role other types",
+        ),
+        (
+            {"roles": (Role(name="a", devices=6), Role(name="b", devices=6)), "topology": within(Level.NODE)}, TWO,
+            Why.TOPOLOGY, "topology.level", "set topology.level to leaf, or policy to preferred, or ask for fewer devices",
+        ),
+        ({"roles": (FIVES,)}, TWO, Why.TOPOLOGY, "roles.0", "ask for at most 2 groups"),
+        (
+            {"roles": (Role(name="a", count=8, cpu_milli=3000),)}, (node("a", cpus=16),),
+            Why.CAPACITY, "roles.0", "ask for at most 5 groups",
+        ),
+        (
+            {"roles": (Role(name="a", devices=12, types=("H100", "A100")),)}, (node("a"), node("b", model="A100")),
+            Why.CAPACITY, "roles.0", "ask for groups of at most 8 devices",
+        ),
+        (
+            {"roles": (Role(name="a", devices=4),)}, V5E, Why.CAPACITY, "roles.0",
+            "name other types: chips of a TPU are granted as boxes of a torus, which a role cannot ask for",
+        ),
+        ({"torus": (2, 2, 1)}, ONE, Why.TOPOLOGY, "torus", "leave torus out and set devices to 4"),
+        ({"torus": (2, 2, 1)}, V5E, Why.TOPOLOGY, "torus", "set torus to [2, 2] or [1, 2]"),
+        ({"torus": (8, 8)}, V5E, Why.TOPOLOGY, "torus", "set torus to [4, 4] or [2, 4]"),
+        ({"torus": (4, 2, 2)}, V5P, Why.TOPOLOGY, "torus", "set torus to [2, 2, 4] or [2, 2, 2]"),
+        ({"devices": 4}, V5P, Why.TOPOLOGY, "torus", "set torus to [2, 2, 1] or [1, 2, 1] instead of devices"),
+        ({"devices": 16}, [*V5E, *ONE], Why.CAPACITY, "devices", "ask for at most 8 devices"),
+        (
+            {"share_milli": 500}, (MI300X,),
+            Why.TYPE, "share_milli", "leave share_milli out, or ask for types that can be shared",
+        ),
+        (
+            {"share_milli": 500, "types": ("MI300X", "H100")}, (MI300X,),
+            Why.TYPE, "share_milli", "leave share_milli out, or ask for types that can be shared",
+        ),
+        ({"devices": 8}, (capped(2000),), Why.CAPACITY, "devices", "ask for at most 2 devices"),
+        (
+            {}, (capped(500),),
+            Why.CAPACITY, "devices", "name types that take less power, or have an operator raise the cap",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_placer_could_never_place_is_refused_by_a_field_and_with_a_fix(
+    resources: dict[str, Any], events: Any, why: Why, field: str, fix: str
+) -> None:
+    result = outcome(submit(resources=resources), *events)
+    assert isinstance(result, Rejected)
+    (refusal,) = result.refusals
+    assert (refusal.why, refusal.reason.field, refusal.reason.fix) == (why, f"job.resources.{field}", fix)
+
+
+@pytest.mark.parametrize(
+    ("resources", "events"),
+    [
+        ({"roles": (Role(name="a", devices=10), Role(name="b", devices=6))}, TWO),
+        ({"roles": (FIVES.model_copy(update={"min_count": 2}),)}, TWO),
+        ({"roles": (FIVES.model_copy(update={"topology": Topology()}),)}, TWO),
+        ({"torus": (4, 4)}, V5E),
+        ({"torus": (2, 2, 4)}, V5P),
+        ({"devices": 1}, V5E),
+        ({"share_milli": 500, "types": ("MI300X", "H100")}, (MI300X, *ONE)),
+        ({"devices": 2}, (capped(2000),)),
+        ({"devices": 8, "min_devices": 2}, (capped(2000),)),
+        ({"devices": 16, "topology": Topology(level=Level.NODE, widen_after_s=86_400)}, TWO),
+    ],
+)
+def test_what_the_placer_could_place_is_admitted(resources: dict[str, Any], events: Any) -> None:
+    assert isinstance(outcome(submit(resources=resources), *events), Admitted)
+
+
+def test_a_verdict_is_remembered_until_devices_change_and_survives_a_snapshot() -> None:
+    shape, request = fleet(*TWO), submit(resources={"roles": (FIVES,)})
+    assert isinstance(evaluate(request, "research", AdmissionContext(shape)), Rejected)
+    again = FleetShape.load(shape.dump())
+    for each in (shape, again):
+        assert isinstance(evaluate(request, "research", AdmissionContext(each)), Rejected)
+        each.apply(record(led.NodeLeft(node="a", incarnation=1, reason="silent"), node("c")))
+        assert isinstance(evaluate(request, "research", AdmissionContext(each)), Admitted)
+
+
+@pytest.mark.parametrize(
+    ("resources", "field", "value", "fix"),
+    [
+        ({"devices": 2, "min_devices": 4}, "min_devices", "4", "lower it"),
+        ({"devices": 2, "share_milli": 500}, "share_milli", "500", "set devices to 1, or ask for whole devices"),
+        ({"roles": [{"name": "a"}, {"name": "a"}]}, "roles.1.name", "a", "rename one"),
+        ({"roles": [{"name": "a"}, {"name": "b", "min_count": 3}]}, "roles.1.min_count", "3", "lower it"),
+        ({"devices": 3, "roles": [{"name": "a"}]}, "devices", "3", "leave devices out"),
+        ({"devices": 3, "torus": [2, 2]}, "devices", "3", "leave devices out"),
+        ({"torus": [2, 2], "min_devices": 2}, "min_devices", "2", "leave min_devices out"),
+        ({"roles": [{"name": "a"}], "min_devices": 1}, "min_devices", "1", "use min_count of the role that may shrink"),
+    ],
+)
+def test_fields_that_do_not_go_together_are_told_by_the_one_to_correct(
+    resources: dict[str, Any], field: str, value: str, fix: str
+) -> None:
+    with pytest.raises(ValidationError) as e:
+        SubmitJob.model_validate({"client_key": "k", "job": {"command": ["a"], "resources": resources}})
+    (reason,) = reasons_of(e.value, model=SubmitJob)
+    assert (reason.field, reason.value, reason.fix) == (f"job.resources.{field}", value, fix)
+
+
+@pytest.mark.parametrize(
+    ("resources", "field"),
+    [
+        ({"types": ("H100",), "mig_profile": "9g.999gb"}, "mig_profile"),
+        ({"types": ("A100",), "precision": "fp8"}, "precision"),
+        (
+            {"precision": "fp8", "roles": (Role(name="a", types=("A100",)), Role(name="b", types=("A100",)))},
+            "precision",
+        ),
+        ({"topology": Topology(level=Level.DEVICE)}, "topology.level"),
+        ({"types": ("H1000",)}, ""),
+        ({"types": ("X9",), "mig_profile": "9g.999gb"}, ""),
+        ({"types": ("A100", "H100"), "precision": "fp8"}, ""),
+        ({"types": ("H100",), "mig_profile": "1g.10gb"}, ""),
+    ],
+)
+def test_without_any_node_a_known_model_is_held_to_what_it_can_do(resources: dict[str, Any], field: str) -> None:
+    result = evaluate(submit(resources=resources), "research", AdmissionContext(FleetShape()))
+    if not field:
+        assert isinstance(result, Admitted)
+        return
+    assert isinstance(result, Rejected)
+    assert [r.reason.field for r in result.refusals] == [f"job.resources.{field}"]
+
+
+def test_an_elastic_job_must_fit_on_its_fewest_devices() -> None:
+    model = ModelShape(parameters_b=30, zero_stage=3)
+    found = refusals(submit(resources={"devices": 8, "min_devices": 2}, model=model), node("a"))
+    field, _, fix = found[Why.MODEL]
+    assert (field, fix) == ("job.model", "set min_devices to 6: on fewer devices each must hold more")
+    assert isinstance(outcome(submit(resources={"devices": 8, "min_devices": 6}, model=model), node("a")), Admitted)
+
+
+def test_a_role_needs_what_the_model_needs_though_it_asks_for_less() -> None:
+    request = submit(
+        resources={"roles": [{"name": "a", "count": 2, "memory_mib": 1}]}, model=ModelShape(parameters_b=4)
+    )
+    assert refusals(request, node("a", model="A10", gib=24))[Why.MODEL][0] == "job.model"
+    admitted = outcome(request, node("a"))
+    assert isinstance(admitted, Admitted)
+    assert admitted.job.resources.roles[0].memory_mib == admitted.job.resources.memory_mib > 60_000

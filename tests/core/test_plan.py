@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 
 from libs.core import preemption
+from libs.core.diagnosis import text_of
 from libs.core.explain import explain
 from libs.core.metering import Prices
-from libs.core.model import State
+from libs.core.model import Job, Shape, State
+from libs.core.placement import Blocked, Reason
+from libs.core.placement.answer import dominant
 from libs.core.plan import Market, hide, plan_job
 from libs.core.rightsize import Kind, kinds_of, suggest
 from libs.core.throughput import Chooser, Measured, Throughputs
@@ -16,7 +19,7 @@ from schemas.billing import Price, PriceBook
 from schemas.inbox import NodeLost, QuotaChanged, Tick
 from schemas.jobs import CheckpointPolicy, JobSpec, ModelShape, Simulation, Workload
 from schemas.queries import PlanReply, PlanVerdict
-from schemas.resources import Level, Objective, Resources, Topology, TopologyPolicy
+from schemas.resources import Inventory, Level, Objective, Precision, Resources, Role, Runtime, Topology, TopologyPolicy
 from tests.core.builders import GIB, World, job, node
 
 BOOK = PriceBook(
@@ -281,6 +284,126 @@ def test_without_a_node_it_would_wait_for_the_first() -> None:
     assert "no node is up" in reply.text
 
 
+def test_jobs_ahead_take_their_victims_first() -> None:
+    world = World(node("n0", 2), node("n1", 2))
+    running(world, "a", 2)
+    running(world, "b", 2)
+    world.submit(job("first", 2, priority=300, preempts=True))
+    assert planned(world, spec(2, klass="serving")).verdict is PlanVerdict.AFTER_PREEMPTION
+    world.submit(job("second", 2, priority=300, preempts=True))
+    reply = planned(world, spec(2, klass="serving"))
+    assert (reply.verdict, reply.victims) == (PlanVerdict.UNKNOWN, ())
+
+
+# ------------------------------------------------------------------------------------------------------------- reasons
+
+
+def test_waiting_for_busy_devices_is_not_blamed_on_what_it_asks_for() -> None:
+    world = World(node("h", 4), node("a", 8, model="A10", memory_gib=24))
+    running(world, "all", 4, types=("H100",))
+    reply = planned(world, spec(1, types=("H100",)))
+    assert (reply.reason, reply.text) == ("busy", "0 fitting devices are free and it needs 1 at once")
+    assert [(r.constraint, r.devices) for r in reply.removed] == [("type", 8), ("busy", 4)]
+
+
+@pytest.mark.parametrize(
+    ("removed", "left", "need", "reason"),
+    [
+        (((Reason.TYPE, 8), (Reason.BUSY, 4)), 0, 1, Reason.BUSY),
+        (((Reason.TYPE, 8), (Reason.BUSY, 4)), 0, 5, Reason.TYPE),
+        (((Reason.BUSY, 2), (Reason.CPU, 2)), 0, 1, Reason.CPU),
+        (((Reason.BUSY, 2), (Reason.CPU, 1)), 1, 2, Reason.BUSY),
+        (((Reason.TYPE, 4), (Reason.LABELS, 8)), 0, 1, Reason.LABELS),
+        (((Reason.BUSY, 2),), 0, 4, Reason.BUSY),
+        ((), 4, 8, Reason.NO_DEVICES),
+    ],
+)
+def test_the_dominant_reason(removed: tuple[tuple[Reason, int], ...], left: int, need: int, reason: Reason) -> None:
+    assert dominant(removed, left, need) is reason
+
+
+def test_no_device_is_only_said_when_none_is_left() -> None:
+    state = World(node("n0", 4), node("n1", 8, model="A10")).machine.state
+    asked = asking(Shape(8, types=("H100",)))
+    some = Blocked(Reason.TYPE, ((Reason.TYPE, 8),), 4)
+    assert text_of(state, asked, some) == (
+        "8 of 12 devices are of no type that it asks for (H100); 4 are left and it needs 8 at once"
+    )
+    assert text_of(state, asked, Blocked(Reason.TYPE, ((Reason.TYPE, 12),), 0)).startswith("no device of an acceptable")
+
+
+def asking(shape: Shape) -> Job:
+    return Job(
+        id="x",
+        team="t",
+        spec=spec(),
+        spec_hash="",
+        priority=0,
+        preempts=False,
+        submitted_us=1,
+        queued_us=1,
+        shape=shape,
+    )
+
+
+def test_explain_keeps_what_is_reserved() -> None:
+    world = World(node("n0", 4))
+    running(world, "half", 2)
+    world.submit(job("gang", 4, priority=100))
+    world.send(Tick(), after_us=70_000_000)
+    id_ = world.submit(job("small", 2, priority=100, types=("H100",)))
+    told = explain(world.machine.state, world.machine.state.jobs[id_], world.machine.plan)
+    assert (told.reason, told.suggestion) == ("reserved", "")
+    reply = planned(world, spec(2, types=("H100",)))
+    assert (reply.reason, reply.removed, reply.suggestion) == (told.reason, told.removed, told.suggestion)
+
+
+def test_the_gang_that_reserves_is_not_kept_from_its_own() -> None:
+    world = World(node("n0", 4))
+    running(world, "half", 2)
+    id_ = world.submit(job("gang", 4, priority=100))
+    world.send(Tick(), after_us=70_000_000)
+    told = explain(world.machine.state, world.machine.state.jobs[id_], world.machine.plan)
+    assert (told.reason, told.suggestion) == ("busy", "set resources.devices to 2")
+
+
+@pytest.mark.parametrize(
+    ("asked", "suggestion"),
+    [
+        (spec(1, cpu_milli=16_000), "set resources.cpu_milli to 12000"),
+        (spec(2, cpu_milli=7_000), "set resources.cpu_milli to 6000"),
+        (spec(1, host_memory_mib=90_000), "set resources.host_memory_mib to 70000"),
+        (spec(2, host_memory_mib=40_000), "set resources.host_memory_mib to 35000"),
+    ],
+)
+def test_less_of_its_node_is_the_most_that_is_free(asked: JobSpec, suggestion: str) -> None:
+    world = World(node("n0", 4).model_copy(update={"cpus": 32, "memory_mib": 100_000}))
+    admitted = job("busy", 2, priority=100)
+    resources = admitted.spec.resources.model_copy(update={"cpu_milli": 10_000, "host_memory_mib": 15_000})
+    world.submit(admitted.model_copy(update={"spec": admitted.spec.model_copy(update={"resources": resources})}))
+    assert planned(world, asked).suggestion == suggestion
+
+
+def test_a_smaller_share_is_the_largest_that_is_free() -> None:
+    world = World(node("n0", 2))
+    running(world, "a", 1, share_milli=600)
+    running(world, "b", 1, share_milli=700)
+    assert planned(world, spec(1, share_milli=500)).suggestion == "set resources.share_milli to 400"
+
+
+@pytest.mark.parametrize("min_count", [None, 4])
+def test_fewer_groups_of_a_role(min_count: int | None) -> None:
+    world = World(*(node(f"n{i}", 4) for i in range(4)))
+    running(world, "one", 4, required=Level.NODE)
+    role = Role(name="tp", count=5 if min_count else 4, min_count=min_count, devices=4, topology=within(Level.NODE))
+    field = "min_count" if min_count else "count"
+    asked = JobSpec(command=("true",), resources=Resources(roles=(role,)))
+    assert planned(world, asked).suggestion == f"set resources.roles.0.{field} to 3"
+    world.send(QuotaChanged(team="research", limit_milli=16_000))
+    reply = planned(world, asked)
+    assert (reply.reason, reply.suggestion) == ("quota", f"set resources.roles.0.{field} to 3")
+
+
 # -------------------------------------------------------------------------------------------------------- right-sizing
 
 
@@ -313,6 +436,104 @@ def test_what_fits_a_slice_or_a_smaller_card_is_told() -> None:
     kinds = (Kind("H100", "", 81_920), Kind("H100", "2g.20gb", 20_000), Kind("A10", "", 10_000))
     (slice_,) = suggest(asked, RATES, {"H100": 9, "H100:2g.20gb": 3, "A10": 1}.__getitem__, kinds, "H100", 15_000)
     assert slice_.change == "set resources.types to [H100] and resources.mig_profile to 2g.20gb"
+
+
+def rates(family: str, model: str, curve: dict[int, float]) -> Throughputs:
+    return Throughputs([Measured(family, model, devices, rate) for devices, rate in curve.items()])
+
+
+def advice(world: World, asked: JobSpec, table: Throughputs = RATES, steps: float | None = None) -> list[str]:
+    """The changes that a plan suggests."""
+    reply = plan_job(world.machine.state, asked, "research", world.now_us, market(table), steps=steps)
+    assert reply.verdict is not PlanVerdict.REFUSED, reply.text
+    return [smaller.change for smaller in reply.right_size]
+
+
+def test_fewer_devices_end_within_the_time_limit() -> None:
+    world, asked = World(node("n0")), spec(8, family="bert", time_limit_s=1100)
+    (smaller,) = planned(world, asked, steps=24_000).right_size  # 960 s on 8, 1000 s on 4, 1263 s on 2
+    assert smaller.change == "set resources.devices to 4"
+    assert smaller.why.endswith("and ends in 1000 s of its 1100 s")
+    assert advice(world, asked, steps=20_000) == ["set resources.devices to 2"]  # 1053 s
+    assert advice(world, asked, steps=27_000) == []
+    assert advice(world, asked) == []  # how much work there is was not said
+
+
+def test_fewer_devices_still_hold_the_model() -> None:
+    world, asked = World(node("n0")), spec(8, family="bert")
+    sharded = ModelShape(parameters_b=30, zero_stage=3)  # 56 GiB on each of 8, 112 on 4
+    assert advice(world, asked.model_copy(update={"model": sharded})) == []
+    split = ModelShape(parameters_b=7, workload=Workload.INFERENCE, tensor_parallel=4)
+    assert advice(world, asked.model_copy(update={"model": split})) == ["set resources.devices to 4"]
+
+
+def test_fewer_devices_are_no_fewer_than_the_least() -> None:
+    world = World(node("n0"))
+    assert advice(world, spec(8, min_devices=4, family="bert")) == ["set resources.devices to 4"]
+    assert advice(world, spec(8, min_devices=5, family="bert")) == []
+
+
+@pytest.mark.parametrize(
+    ("curve", "devices", "expected"),
+    [
+        ({1: 10, 2: 19, 3: 19.1}, 3, ["set resources.devices to 2"]),
+        ({1: 10, 2: 19, 3: 19.1}, 4, ["set resources.devices to 2"]),  # 4 was not measured: hardly faster than 3
+        ({1: 10, 2: 15, 4: 22.5, 8: 33.75}, 8, []),  # each doubling adds just half
+        ({1: 10, 2: 15, 4: 22.5, 8: 33.7}, 8, ["set resources.devices to 4"]),
+        ({3: 30, 6: 31, 8: 31.5}, 8, ["set resources.devices to 3"]),
+    ],
+)
+def test_every_measured_count_is_compared(curve: dict[int, float], devices: int, expected: list[str]) -> None:
+    assert advice(World(node("n0")), spec(devices, family="f"), rates("f", "H100", curve)) == expected
+
+
+def test_a_cheaper_card_is_there_often_enough() -> None:
+    few = World(node("n0"), node("n1", 2, model="A10", memory_gib=24))
+    asked = spec(8, family="bert", types=("H100",))
+    assert advice(few, asked) == ["set resources.devices to 2"]
+    least = asked.model_copy(update={"resources": asked.resources.model_copy(update={"min_devices": 2})})
+    assert advice(few, least) == ["set resources.devices to 2"]  # the rate would be that of 8
+    many = World(node("n0"), node("n1", 8, model="A10", memory_gib=24))
+    assert "set resources.types to [A10]" in advice(many, asked)
+
+
+def test_a_cheaper_card_computes_in_the_precision_and_has_the_runtime() -> None:
+    world = World(node("n0"), node("n1", model="A10", memory_gib=24), rocm("n2"))
+    table = Throughputs([Measured("bert", m, 1, rate) for m, rate in (("H100", 10), ("A10", 9), ("MI300X", 40))])
+    asked = spec(1, family="bert", types=("H100",))
+    assert advice(world, asked, table) == ["set resources.types to [MI300X]"]
+    cuda = asked.resources.model_copy(update={"runtime": Runtime.CUDA})
+    assert advice(world, asked.model_copy(update={"resources": cuda}), table) == ["set resources.types to [A10]"]
+    fp8 = cuda.model_copy(update={"precision": Precision.FP8})
+    assert advice(world, asked.model_copy(update={"resources": fp8}), table) == []
+
+
+def test_a_smaller_card_computes_in_the_precision_and_has_the_runtime() -> None:
+    world = World(node("n0"), node("n1", model="A10", memory_gib=24), rocm("n2"))
+    asked = spec(1, types=("H100",), memory_mib=20 * GIB)
+    assert advice(world, asked) == ["set resources.types to [A10]"]
+    fp8 = asked.resources.model_copy(update={"precision": Precision.FP8})
+    assert advice(world, asked.model_copy(update={"resources": fp8})) == ["set resources.types to [MI300X]"]
+    cuda = fp8.model_copy(update={"runtime": Runtime.CUDA})
+    assert advice(world, asked.model_copy(update={"resources": cuda})) == []
+    assert advice(world, asked.model_copy(update={"time_limit_s": 600})) == []  # nobody knows whether it would end
+
+
+def rocm(name: str) -> Inventory:
+    """A node with one MI300X; the price book has it for less than an H100."""
+    found = node(name, 1, model="MI300X", memory_gib=192)
+    devices = tuple(device.model_copy(update={"runtime": Runtime.ROCM}) for device in found.devices)
+    return found.model_copy(update={"devices": devices})
+
+
+@pytest.mark.parametrize("workload", Workload)
+@pytest.mark.parametrize("precision", Precision)
+def test_every_precision_is_planned_or_refused(precision: Precision, workload: Workload) -> None:
+    model = ModelShape(workload=workload, parameters_b=1, precision=precision)
+    reply = planned(World(node("n0")), spec(1).model_copy(update={"model": model}))
+    frozen = precision in (Precision.INT8, Precision.INT4, Precision.FP4) and workload is Workload.TRAINING
+    assert (reply.verdict is PlanVerdict.REFUSED) == frozen
+    assert not frozen or reply.reasons[0].field == "job.model.precision"
 
 
 def test_a_job_that_uses_what_it_asks_for_gets_no_advice() -> None:

@@ -60,6 +60,20 @@ def test_no_more_victims_than_needed():
     assert len(plan.victims) == 3
 
 
+def test_of_many_victims_those_that_are_not_needed_stay():
+    """More victims than the clean-up tries, half of them on devices of the other model: a gang is of one."""
+    w = World(*(node(f"n{i}", 8, model=("H100", "A10")[i % 2]) for i in range(12)))
+    ids = [w.submit(job(f"small{i}", 1)) for i in range(96)]
+    for id_ in ids:
+        w.started(id_)
+    w.submit(job("serve", 40, **SERVING))
+    (plan,) = plans(w)
+    assert len(plan.victims) == 40
+    w.send(plan)
+    assert w.state_of(plan.victims[0]) == "preempting"
+    w.check()
+
+
 def test_two_beneficiaries_do_not_count_on_the_same_devices():
     w, _, _ = full_world()
     w.submit(job("serve-1", 8, **SERVING))

@@ -7,7 +7,7 @@ from libs.core.fleet import Ints
 
 
 class Reason(StrEnum):
-    """Why a job cannot be placed now: the constraint that takes out the last devices. Also metric label and event."""
+    """Why a job cannot be placed now: the constraint to blame (`dominant`). Also metric label and event."""
 
     NO_DEVICES = "no-devices"
     TYPE = "type"
@@ -26,6 +26,12 @@ class Reason(StrEnum):
     POWER = "power"
     TOPOLOGY = "topology"
     QUOTA = "quota"
+
+
+TRANSIENT = frozenset(
+    {Reason.BUSY, Reason.HELD, Reason.RESERVED, Reason.SPREAD, Reason.CPU, Reason.HOST_MEMORY, Reason.POWER}
+)
+"""Constraints on what is free now; all others stay as they are while a job waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,18 @@ class Blocked:
     """Free and fitting devices, fewer than were asked for or too far apart."""
 
 
-def dominant(removed: tuple[tuple[Reason, int], ...]) -> Reason:
-    """The constraint that removed the most; nothing removed means that the pool is too small."""
-    return max(removed, key=lambda r: r[1])[0] if removed else Reason.NO_DEVICES
+def dominant(removed: tuple[tuple[Reason, int], ...], left: int = 0, need: int = 1) -> Reason:
+    """What to tell of `removed`, which is in order of application; nothing removed means that the pool is too small.
+
+    The constraints that pass with time are to blame when the others leave `need` devices: of them the one that removed
+    the most, the last of equals. Else it is the largest of those that waiting does not change.
+
+    Args:
+        left: devices that all of them left.
+        need: the fewest devices that would have done.
+    """
+    passing = [r for r in removed if r[0] in TRANSIENT]
+    lasting = [r for r in removed if r[0] not in TRANSIENT]
+    possible = left + sum(n for _, n in passing)
+    told = passing if passing and (possible >= need or not lasting) else lasting
+    return max(reversed(told), key=lambda r: r[1])[0] if told else Reason.NO_DEVICES

@@ -40,7 +40,7 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
     able = np.flatnonzero(mask)
     left = len(able)
     if left < shape.least:
-        return Blocked(dominant(removed), removed, left)
+        return Blocked(dominant(removed, left, shape.least), removed, left)
     of_any = shape.objective == Objective.ANY
     if of_any and (placed := best_scored(view, shape, able, context)) is not None:
         return placed

@@ -180,10 +180,10 @@ class _Nest:
     def short(self) -> Blocked | None:
         """Why it cannot fit wherever its devices are: a role, or all together, has too few."""
         for role, left, removed in zip(self.shape.roles, self.counts, self.reasons, strict=True):
-            if left < role.min_count * role.devices:
-                return Blocked(dominant(removed), removed, left)
-        if self.left < self.shape.least:
-            return Blocked(dominant(self.removed), self.removed, self.left)
+            if left < (need := role.min_count * role.devices):
+                return Blocked(dominant(removed, left, need), removed, left)
+        if self.left < (need := self.shape.least):
+            return Blocked(dominant(self.removed, self.left, need), self.removed, self.left)
         return None
 
     def most(self) -> Placed | None:
