@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks import chart, machine
-from libs.core.cycle import plan
-from libs.core.fleet import Fleet
-from libs.core.model import Job, Shape, State
 from libs.core.placement import Context, Placed, View, find
 from libs.core.placement.consolidate import Movable, block_gain, propose
-from libs.core.placement.mix import Mix, kind_of
-from libs.core.placement.score import Scorer
+from libs.core.placement.score.mix import Mix, kind_of
+from libs.core.placement.score.scorer import Scorer
+from libs.core.scheduling.cycle import plan
+from libs.core.state.fleet import Fleet
+from libs.core.state.model import Job, Shape, State
 from schemas.jobs import JobSpec
 from schemas.resources import WHOLE_MILLI, Device, Inventory, Objective, Position
 

@@ -24,7 +24,7 @@ Argument = Annotated[str, Field(max_length=4096)]
 
 
 class JobState(StrEnum):
-    """Where a job stands. The law of what may follow what is `libs.core.lifecycle`."""
+    """Where a job stands. The law of what may follow what is `libs.core.state.lifecycle`."""
 
     QUEUED = "queued"
     GRANTED = "granted"

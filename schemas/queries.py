@@ -111,7 +111,9 @@ class Explanation(Fact):
 
     job_id: JobId
     state: JobState
-    reason: str = Field(description="an outcome of libs.core.cycle, e.g. no-free-block, quota, type, memory, held")
+    reason: str = Field(
+        description="an outcome of libs.core.scheduling.cycle, e.g. no-free-block, quota, type, memory, held"
+    )
     text: str
     ahead: int = Field(default=0, ge=0, description="jobs that are considered before it")
     removed: tuple[Removed, ...] = ()

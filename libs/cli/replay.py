@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from libs.cli.launch import ROOT, Launch, LaunchOptions
 from libs.cli.traces import ENCODING, ERRORS, BadRow, TraceJob, UnknownColumns, physical_lines, read
-from libs.core.admission import DEFAULT_CLASSES
+from libs.core.admission.evaluate import DEFAULT_CLASSES
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
 from schemas.resources import Resources
 

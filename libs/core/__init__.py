@@ -1,5 +1,13 @@
 """How Baton thinks: pure functions over data, with time and ids as arguments.
 
-`cycle.py` tells the story of one scheduling cycle on a screen; `decide.py` says what each inbox message leads to;
-`fold.py` is what each ledger event means. The live placement service, dry-run, explain and simulation all call these.
+Eight rooms on four floors; a room imports only rooms below it (docs/architecture.md has the picture).
+
+    explain        why a job waits, what would help, a dry run
+    scheduling     who is next and what each input leads to: the cycle, the reactions, one package per policy
+    admission      may this request enter a pool at all?
+    placement      where a job runs: search, score, MIG
+    billing        usage and money from the ledger
+    projections    what readers of the ledger keep: documents, rows, the checker
+    state          what a ledger folds into: fleet, jobs, attempts
+    accelerators   facts about devices: models, MIG boards, vendors, memory estimates
 """

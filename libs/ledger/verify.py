@@ -2,7 +2,7 @@
 
 from nats.js import JetStreamContext
 
-from libs.core.verify import Checker, Report
+from libs.core.projections.verify import Checker, Report
 from libs.ledger.reader import LedgerReader
 
 

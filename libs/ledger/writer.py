@@ -24,8 +24,8 @@ from nats.js import JetStreamContext
 from libs.ledger.append import Outcome, append
 from libs.ledger.chain import GENESIS, Entry, Head, LedgerStopped, encode
 from libs.ledger.dead import bury
+from libs.ledger.decider import Counters, M, MachineFactory, OnCommit, OnRefold
 from libs.ledger.inputs import InboxItem, read_input
-from libs.ledger.machine import Counters, M, MachineFactory, OnCommit, OnRefold
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots
 from libs.ledger.tail import Stored, Tail

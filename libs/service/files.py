@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
-from libs.core.admission import PriorityClass
-from libs.core.metering import NoPrice, Prices
-from libs.core.throughput import ThroughputBook, Throughputs
+from libs.core.admission.evaluate import PriorityClass
+from libs.core.billing.metering import NoPrice, Prices
+from libs.core.placement.throughput import ThroughputBook, Throughputs
 from schemas.base import Strict
 from schemas.billing import PriceBook
 

@@ -17,8 +17,8 @@ from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.settle import Received, consume
 from libs.bus.streams import bind
-from libs.core.admission import AdmissionContext, PriorityClass
-from libs.core.fleet_shape import FleetShape
+from libs.core.admission.evaluate import AdmissionContext, PriorityClass
+from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement.find import warm
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots

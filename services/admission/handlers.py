@@ -19,8 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.settle import Received, dead_letter
-from libs.core.admission import AdmissionContext, Admitted, Rejected, evaluate
-from libs.core.refusal import Why
+from libs.core.admission.evaluate import AdmissionContext, Admitted, Rejected, evaluate
+from libs.core.admission.refusal import Why
 from schemas import ids, subjects
 from schemas.base import Name
 from schemas.envelope import Envelope

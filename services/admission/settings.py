@@ -6,7 +6,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from libs.core.admission import DEFAULT_CLASSES, PriorityClass
+from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
 from libs.service.settings import ServiceSettings
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
-from libs.core.environment import refused_names
+from libs.core.admission.environment import refused_names
 from schemas.jobs import Launch
 from schemas.nodes import DesiredPart
 

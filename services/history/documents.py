@@ -18,7 +18,7 @@ from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.adapters.mongo.store import Checkpoint, JobStore, StoreAway
-from libs.core.history import Story, UnknownJob, advance, job_events
+from libs.core.projections.history import Story, UnknownJob, advance, job_events
 from libs.ledger.chain import GENESIS, Entry, Head
 from libs.ledger.reader import LedgerReader
 from schemas.ledger import JobQueued

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from libs.bus.cursors import Cursors
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
-from libs.core.history import Feed, WrongVersion
+from libs.core.projections.history import Feed, WrongVersion
 from libs.ledger.chain import GENESIS, Entry, LedgerRewound
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots

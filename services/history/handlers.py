@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from libs.adapters.mongo.store import JobStore
 from libs.bus.queries import NotFound
-from libs.core.history import Story, tell
+from libs.core.projections.history import Story, tell
 from schemas.base import Fact
 from schemas.jobs import JobEvent
 from schemas.queries import EventList, EventListQuery, JobDocument, JobGet, JobList, JobListQuery

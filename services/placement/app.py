@@ -16,13 +16,13 @@ from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.queries import serve
 from libs.bus.streams import bind
-from libs.core.cycle import Policy
-from libs.core.desired import desired, nodes_touched
-from libs.core.machine import Machine, Machines
+from libs.core.explain.dry_run import Market
 from libs.core.placement.find import warm
-from libs.core.placement.score import Scorer
-from libs.core.plan import Market
-from libs.core.throughput import Chooser
+from libs.core.placement.score.scorer import Scorer
+from libs.core.placement.throughput import Chooser
+from libs.core.scheduling.cycle import Policy
+from libs.core.scheduling.decider import Machine, Machines
+from libs.core.state.desired import desired, nodes_touched
 from libs.ledger.snapshots import Snapshots
 from libs.ledger.writer import LedgerWriter
 from libs.service.app import Tasks, make_asgi

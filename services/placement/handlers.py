@@ -5,14 +5,14 @@ from collections import deque
 from collections.abc import Callable
 
 from libs.bus.queries import NotFound
-from libs.core.desired import desired
-from libs.core.explain import explain, queue_view
-from libs.core.fleet import Fleet
-from libs.core.fleet_shape import FleetShape
-from libs.core.machine import Machine
-from libs.core.model import Job, State
-from libs.core.plan import Market, hide, plan_job
-from libs.core.status import quantiles, status
+from libs.core.admission.fleet_shape import FleetShape
+from libs.core.explain.dry_run import Market, hide, plan_job
+from libs.core.explain.waiting import explain, queue_view
+from libs.core.projections.pool_status import quantiles, status
+from libs.core.scheduling.decider import Machine
+from libs.core.state.desired import desired
+from libs.core.state.fleet import Fleet
+from libs.core.state.model import Job, State
 from schemas.ledger import JobGranted, JobQueued, LedgerRecord
 from schemas.nodes import DesiredQuery, DesiredReply
 from schemas.queries import (

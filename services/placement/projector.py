@@ -15,7 +15,7 @@ from nats.js import JetStreamContext
 
 from libs.adapters.redis import NeedRebuild, Projection
 from libs.adapters.redis.projection import Unavailable
-from libs.core.projection import Delta, HotState
+from libs.core.projections.hot_state import Delta, HotState
 from libs.ledger.chain import Entry
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots

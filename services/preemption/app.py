@@ -12,7 +12,7 @@ from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.streams import bind
-from libs.core import snapshot
+from libs.core.state import snapshot
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots
 from libs.service.app import Tasks, make_asgi

@@ -1,7 +1,8 @@
 """Keeps placement's state as a reader of the ledger, and decides when it is time to plan again."""
 
-from libs.core import fold, preemption
-from libs.core.model import State
+from libs.core.scheduling import preemption
+from libs.core.state import fold
+from libs.core.state.model import State
 from schemas.inbox import PreemptionPlanned
 from schemas.ledger import LedgerRecord
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from libs.core.metering import Prices
+from libs.core.billing.metering import Prices
 from libs.service.files import BadFile, read, read_prices
 from schemas.base import Name, Strict
 

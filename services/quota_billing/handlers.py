@@ -1,7 +1,7 @@
 """Quota_billing's answers: load the meter, price or count, return."""
 
 from libs.bus.queries import Invalid
-from libs.core.metering import Meter, Prices, TeamUse, bill
+from libs.core.billing.metering import Meter, Prices, TeamUse, bill
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
 from schemas.queries import PoolStatusQuery

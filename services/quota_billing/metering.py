@@ -11,7 +11,7 @@ import time
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from libs.core.metering import Meter, WrongVersion
+from libs.core.billing.metering import Meter, WrongVersion
 from libs.ledger.chain import GENESIS
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots

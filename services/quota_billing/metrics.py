@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from libs.core.metering import Prices
+from libs.core.billing.metering import Prices
 from services.quota_billing.metering import Metering
 
 _MICROS_PER_DEVICE_SECOND = 1000 * 1_000_000

@@ -18,7 +18,7 @@ from libs.bus.connect import connect
 from libs.bus.messages import Malformed, decode_bare
 from libs.bus.queries import serve
 from libs.bus.streams import bind
-from libs.core.projection import HotState, Row
+from libs.core.projections.hot_state import HotState, Row
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots
 from libs.service.app import Tasks, make_asgi

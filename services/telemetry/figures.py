@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from libs.core.health import Watch
-from libs.core.projection import HotState
+from libs.core.projections.hot_state import HotState
+from libs.core.projections.node_health import Watch
 from libs.ledger.chain import Entry
 from schemas import ledger as led
 

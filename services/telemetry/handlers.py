@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from libs.bus.queries import NotFound
-from libs.core.projection import Row
+from libs.core.projections.hot_state import Row
 from schemas.nodes import DeviceSample
 from schemas.queries import DeviceList, DeviceListQuery, DeviceView, NodeList, NodeListQuery, NodeView
 from schemas.resources import WHOLE_MILLI

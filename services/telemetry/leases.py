@@ -17,7 +17,7 @@ from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableEr
 from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
-from libs.core.health import Watch
+from libs.core.projections.node_health import Watch
 from schemas import subjects
 from schemas.inbox import NodeLost, Tick
 from schemas.nodes import Heartbeat, LeaseGranted

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from libs.core.projection import HotState
+from libs.core.projections.hot_state import HotState
 from schemas.nodes import DeviceSample, NodeSampled
 
 _MAX_NODES = 20_000

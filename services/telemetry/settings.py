@@ -3,7 +3,7 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.core.health import Terms
+from libs.core.projections.node_health import Terms
 from libs.service.settings import ServiceSettings
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from libs.bus.settle import Received
-from libs.core.admission import AdmissionContext
-from libs.core.fleet_shape import FleetShape
-from libs.core.refusal import Why
+from libs.core.admission.evaluate import AdmissionContext
+from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.refusal import Why
 from schemas import ids, subjects
 from schemas.envelope import MSG_ID
 from schemas.inbox import CancelRequested, JobAdmitted

@@ -1,7 +1,7 @@
 """A rejection never names a job that is not its own: followers would take it for the job's end. No server."""
 
-from libs.core.admission import AdmissionContext
-from libs.core.fleet_shape import FleetShape
+from libs.core.admission.evaluate import AdmissionContext
+from libs.core.admission.fleet_shape import FleetShape
 from schemas import ids
 from services.admission.handlers import Recent, Result, handle
 from tests.admission.test_handlers import CONTEXT, GOOD, judged, received, rejection

@@ -3,7 +3,7 @@
 import pytest
 
 from libs.adapters.devices.simulated import SimulatedLayer
-from libs.core.environment import refused_names
+from libs.core.admission.environment import refused_names
 from services.agent.variables import BadEnvironment, Paths, master_address, master_port, ranks_of, variables
 from tests.agent.build import inventory, part, rank, spec
 

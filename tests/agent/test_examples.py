@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from libs.cli.jobfile import read_jobs
-from libs.core.environment import refused_names
+from libs.core.admission.environment import refused_names
 from services.agent.acknowledge import Acknowledgement
 from tests.agent.conftest import until_now
 

@@ -16,7 +16,14 @@ SERVICES = [
     if contract["type"] == "independence"
     for module in contract["modules"]
 ]
-LIBS = ("service", "ledger", "bus", "adapters", "core", "client", "cli", "embedded", "simulation")
+ROOMS = [
+    room.strip()
+    for contract in CONTRACTS
+    if contract["name"].startswith("Eight rooms")
+    for floor in contract["layers"]
+    for room in floor.split("|")
+]
+LIBS = ("service", "ledger", "bus", "adapters", "core", "client", "cli", "embedded", "report", "simulation")
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -35,6 +42,7 @@ def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "schemas",
         *(f"services/{name}" for name in SERVICES),
         *(f"libs/{name}" for name in LIBS),
+        *(f"libs/core/{name.removeprefix('libs.core.')}" for name in ROOMS),
     ]
     for name in names:
         (root / name).mkdir()
@@ -52,9 +60,22 @@ def test_the_contracts_know_every_service() -> None:
     assert found == set(SERVICES), "name a new service in the independence contract of pyproject.toml"
 
 
+def test_the_contracts_know_every_room_of_the_core() -> None:
+    found = {path.parent.name for path in (ROOT / "libs/core").glob("*/__init__.py")}
+    assert found == {room.removeprefix("libs.core.") for room in ROOMS}
+    assert {path.name for path in (ROOT / "libs/core").glob("*.py")} == {"__init__.py"}, "put it into a room"
+
+
 @pytest.mark.parametrize(
     ("module", "target"),
     [
+        ("libs.core.state", "libs.core.placement"),
+        ("libs.core.accelerators", "libs.core.state"),
+        ("libs.core.placement", "libs.core.scheduling"),
+        ("libs.core.placement", "libs.core.billing"),
+        ("libs.core.admission", "libs.core.scheduling"),
+        ("libs.core.scheduling", "libs.core.admission"),
+        ("libs.core.scheduling", "libs.core.explain"),
         ("schemas", "libs.core"),
         ("schemas", "time"),
         ("libs.core", "asyncio"),

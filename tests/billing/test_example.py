@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from libs.core.metering import Prices, Usage, bill, split_days
+from libs.core.billing.metering import Prices, Usage, bill, split_days
 from schemas.billing import BillQuery, Price, PriceBook
 
 PRICES = Prices(

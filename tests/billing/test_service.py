@@ -8,7 +8,7 @@ import pytest
 from nats.aio.client import Client
 
 from libs.bus.queries import QueryError, ask
-from libs.core.verify import Checker
+from libs.core.projections.verify import Checker
 from schemas import subjects
 from schemas.billing import BillQuery, BillReply
 from schemas.catalog import BY_TYPE

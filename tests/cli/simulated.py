@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from libs.cli.report.facts import Facts
-from libs.core.metering import Meter, Prices, bill
-from libs.core.preemption import plans
-from libs.core.verify import Report as Audit
+from libs.core.billing.metering import Meter, Prices, bill
+from libs.core.projections.verify import Report as Audit
+from libs.core.scheduling.preemption.victims import plans
+from libs.report.facts import Facts
 from schemas import inbox
 from schemas.billing import BillQuery, BillReply, Price, PriceBook
 from schemas.ids import job_id

@@ -17,9 +17,9 @@ from libs.cli.demo import checks, load
 from libs.cli.demo.follow import Stuck
 from libs.cli.demo.play import Demo, fresh
 from libs.cli.demo.screen import Screen
-from libs.cli.report.document import Step
 from libs.embedded import StateDirLocked
 from libs.embedded.records import read_processes
+from libs.report.document import Step
 from tests.cli.simulated import Ask, Run, busy
 
 ROOT = Path(__file__).parents[2]

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from libs.bus.connect import BusConnection
-from libs.cli.report import Story, collect, summary, write
-from libs.cli.report.document import Report, Step
-from libs.cli.report.facts import Facts
-from libs.cli.report.figures import allocation, queue_length, report, spread, window
-from libs.cli.report.page import page
-from libs.cli.report.picture import draw
 from libs.client import Baton
 from libs.client.where import Place
 from libs.ledger.append import Outcome, append
 from libs.ledger.chain import encode
+from libs.report import Story, collect, summary, write
+from libs.report.document import Report, Step
+from libs.report.facts import Facts
+from libs.report.figures import allocation, queue_length, report, spread, window
+from libs.report.page import page
+from libs.report.picture import draw
 from tests.cli.simulated import Ask, Run, busy, fleet
 
 DOCS = Path(__file__).parents[2] / "docs" / "demo.md"
@@ -193,8 +193,8 @@ def test_fifteen_hundred_attempts_stay_below_three_megabytes():
 
 
 def test_a_large_picture_is_bounded_and_says_so(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("libs.cli.report.picture.MAX_ROWS", 40)
-    monkeypatch.setattr("libs.cli.report.picture.MAX_ATTEMPTS", 10)
+    monkeypatch.setattr("libs.report.picture.MAX_ROWS", 40)
+    monkeypatch.setattr("libs.report.picture.MAX_ATTEMPTS", 10)
     html = page(run.facts, numbers(run))
     assert "89 devices more are not drawn" in html
     assert "shorter attempts are not drawn" in html

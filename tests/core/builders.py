@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from libs.core.machine import Machine
-from libs.core.verify import Checker
+from libs.core.projections.verify import Checker
+from libs.core.scheduling.decider import Machine
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import Checkpoint, CheckpointPolicy, JobSpec, RetryPolicy

@@ -8,7 +8,7 @@ from libs.core.accelerators import mig_boards
 from libs.core.accelerators.catalog import catalog, find_model, find_pci, models
 from libs.core.accelerators.vendors import VENDORS, Granted, problems, sharable, vendor_named, vendor_of, visibility
 from libs.core.accelerators.vendors.amd import legal, modes, partition_memory_gib
-from libs.core.environment import refused_names
+from libs.core.admission.environment import refused_names
 from schemas.resources import Device, DeviceKind, Precision, Resources, Runtime
 
 NO_PLACEMENTS_KNOWN = "RTXPRO6000-96GB"

@@ -9,9 +9,17 @@ import yaml
 from pydantic import ValidationError
 
 from libs.bus.reasons import reasons_of
-from libs.core.admission import DEFAULT_CLASSES, AdmissionContext, Admitted, PriorityClass, Rejected, Repeated, evaluate
-from libs.core.fleet_shape import FleetShape
-from libs.core.refusal import Why
+from libs.core.admission.evaluate import (
+    DEFAULT_CLASSES,
+    AdmissionContext,
+    Admitted,
+    PriorityClass,
+    Rejected,
+    Repeated,
+    evaluate,
+)
+from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.refusal import Why
 from schemas import ledger as led
 from schemas.ids import content_hash, job_id
 from schemas.jobs import JobSpec, ModelShape, Simulation, SubmitJob, Workload

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.fleet import Fleet
-from libs.core.model import Shape
 from libs.core.placement import Placed, View, find
 from libs.core.placement.consolidate import Effort, Movable, Proposal, block_gain, propose
-from libs.core.placement.topology import SPANS, span_of
+from libs.core.placement.search.topology import SPANS, span_of
+from libs.core.state.fleet import Fleet
+from libs.core.state.model import Shape
 from schemas.resources import Device, Inventory
 from tests.core.builders import GIB, node
 

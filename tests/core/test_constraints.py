@@ -8,16 +8,16 @@ import pytest
 
 from libs.core.accelerators.catalog import catalog
 from libs.core.accelerators.precisions import computes
-from libs.core.context import context_of
-from libs.core.explain import explain
-from libs.core.fleet import Fleet, Overcommitted
-from libs.core.machine import Machine
-from libs.core.model import Shape, State
+from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, Context, Placed, Reason, View, find
-from libs.core.placement.constraints import per_node_limit
-from libs.core.placement.locality import seconds_to_ready
-from libs.core.preemption import plans
-from libs.core.verify import Checker
+from libs.core.placement.context import context_of
+from libs.core.placement.search.constraints import per_node_limit
+from libs.core.placement.search.locality import seconds_to_ready
+from libs.core.projections.verify import Checker
+from libs.core.scheduling.decider import Machine
+from libs.core.scheduling.preemption.victims import plans
+from libs.core.state.fleet import Fleet, Overcommitted
+from libs.core.state.model import Shape, State
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import JobSpec

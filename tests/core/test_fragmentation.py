@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.fleet import Fleet
-from libs.core.model import Shape
 from libs.core.placement import View
-from libs.core.placement.fragmentation import fragmentation, unusable_percent
+from libs.core.placement.score.fragmentation import fragmentation, unusable_percent
+from libs.core.state.fleet import Fleet
+from libs.core.state.model import Shape
 from schemas.resources import Device, Inventory
 from tests.core.builders import GIB, node
 

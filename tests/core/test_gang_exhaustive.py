@@ -11,13 +11,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from libs.core.fleet import Fleet
-from libs.core.model import Shape, shape_of
 from libs.core.placement import Placed, View, find
-from libs.core.placement.links import link_gb_s
-from libs.core.placement.mix import Mix, kind_of
-from libs.core.placement.score import Scorer
-from libs.core.placement.topology import SPANS, groups_at
+from libs.core.placement.score.mix import Mix, kind_of
+from libs.core.placement.score.scorer import Scorer
+from libs.core.placement.search.links import link_gb_s
+from libs.core.placement.search.topology import SPANS, groups_at
+from libs.core.state.fleet import Fleet
+from libs.core.state.model import Shape, shape_of
 from schemas.jobs import JobSpec
 from schemas.resources import Claim, Device, Inventory, Objective, Position, Resources, Topology, TopologyPolicy
 

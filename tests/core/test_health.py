@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.core.health import Seen, Terms, Watch, overdue
+from libs.core.projections.node_health import Seen, Terms, Watch, overdue
 
 TERMS = Terms(max_lease_s=30, kill_bound_s=5, rho=0.01, margin_s=2)
 PATIENCE = (10 + 5) * 1.02 + 2  # of a lease of 10 s

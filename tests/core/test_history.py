@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core import history
-from libs.core.history import Feed, Story, UnknownJob, advance, apply, job_events, tell
-from libs.core.metering import Meter
+from libs.core.billing.metering import Meter
+from libs.core.projections import history
+from libs.core.projections.history import Feed, Story, UnknownJob, advance, apply, job_events, tell
 from schemas import inbox
 from schemas import ledger as led
 from schemas.jobs import JobState

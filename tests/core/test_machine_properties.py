@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from libs.core import preemption
-from libs.core.lifecycle import ACTIVE
+from libs.core.scheduling import preemption
+from libs.core.state.lifecycle import ACTIVE
 from schemas import inbox
 from schemas.jobs import Checkpoint, RetryPolicy
 from schemas.resources import Level
@@ -133,7 +133,7 @@ class Pool(RuleBasedStateMachine):
     @invariant()
     def nothing_that_fits_is_left_waiting(self) -> None:
         """After each decision a further cycle would grant nothing: the cycle is complete."""
-        from libs.core import cycle
+        from libs.core.scheduling import cycle
 
         state = self.world.machine.state
         assert cycle.plan(state, self.world.now_us).grants == []

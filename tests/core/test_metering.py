@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.metering import (
+from libs.core.billing.metering import (
     DAY_US,
     Meter,
     NoPrice,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.fleet import Fleet, Overcommitted
-from libs.core.model import shape_of
 from libs.core.placement import Blocked, Placed, Reason, View, find
+from libs.core.state.fleet import Fleet, Overcommitted
+from libs.core.state.model import shape_of
 from schemas.jobs import JobSpec
 from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Topology, TopologyPolicy
 from tests.core.builders import GIB, node

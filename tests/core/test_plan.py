@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from libs.core import preemption
-from libs.core.diagnosis import text_of
-from libs.core.explain import explain
-from libs.core.metering import Prices
-from libs.core.model import Job, Shape, State
+from libs.core.billing.metering import Prices
+from libs.core.explain.diagnosis import text_of
+from libs.core.explain.dry_run import Market, hide, plan_job
+from libs.core.explain.right_sizing import Kind, kinds_of, suggest
+from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, Reason
 from libs.core.placement.answer import dominant
-from libs.core.plan import Market, hide, plan_job
-from libs.core.rightsize import Kind, kinds_of, suggest
-from libs.core.throughput import Chooser, Measured, Throughputs
+from libs.core.placement.throughput import Chooser, Measured, Throughputs
+from libs.core.scheduling import preemption
+from libs.core.state.model import Job, Shape, State
 from schemas.billing import Price, PriceBook
 from schemas.inbox import NodeLost, QuotaChanged, Tick
 from schemas.jobs import CheckpointPolicy, JobSpec, ModelShape, Simulation, Workload

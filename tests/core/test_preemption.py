@@ -1,6 +1,6 @@
 """Preemption takes whole gangs of a lower class, the cheapest that suffice, and only if the beneficiary then fits."""
 
-from libs.core import preemption
+from libs.core.scheduling import preemption
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.resources import Level

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import given, settings
 
-from libs.core.projection import HotState, encode
+from libs.core.projections.hot_state import HotState, encode
 from schemas import inbox
 from schemas.jobs import JobState
 from tests.core.builders import World, job, node

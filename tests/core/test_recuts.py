@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from libs.core import snapshot
 from libs.core.accelerators.mig_boards import GEOMETRIES
-from libs.core.decide import Decision
-from libs.core.desired import desired
-from libs.core.fleet_shape import FleetShape
-from libs.core.model import State
+from libs.core.admission.fleet_shape import FleetShape
+from libs.core.scheduling.reactions import Decision
+from libs.core.state import snapshot
+from libs.core.state.desired import desired
+from libs.core.state.model import State
 from schemas import inbox, ledger
 from schemas.resources import Device, DeviceKind, Inventory, MigBoard, MigPlace, Recut
 

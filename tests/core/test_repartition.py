@@ -6,12 +6,12 @@ from random import Random
 import pytest
 
 from libs.core.accelerators.mig_boards import GEOMETRIES
-from libs.core.cycle import Policy
-from libs.core.feasible import demand_of, objections
-from libs.core.fleet_shape import FleetShape
-from libs.core.machine import Machine
-from libs.core.model import State
+from libs.core.admission.feasible import demand_of, objections
+from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement import mig
+from libs.core.scheduling.cycle import Policy
+from libs.core.scheduling.decider import Machine
+from libs.core.state.model import State
 from schemas import inbox
 from schemas.ledger import BoardRecut
 from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Resources

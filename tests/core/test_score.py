@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.fleet import Fleet
-from libs.core.model import Shape
 from libs.core.placement import Blocked, Context, Placed, View, find
-from libs.core.placement.kernels import clear
-from libs.core.placement.mix import PRIOR_WEIGHT, Kind, Mix, kind_of, sample
-from libs.core.placement.score import Scorer, Settings
+from libs.core.placement.score.kernels import clear
+from libs.core.placement.score.mix import PRIOR_WEIGHT, Kind, Mix, kind_of, sample
+from libs.core.placement.score.scorer import Scorer, Settings
+from libs.core.state.fleet import Fleet
+from libs.core.state.model import Shape
 from schemas.resources import Device, Inventory
 
 SMALL = Settings(streams=16, length=12, memo=1 << 10, first_build=4, thinnings=0)
@@ -116,7 +116,7 @@ def test_where_places_come_back_a_class_that_some_are_bound_to_is_left_to_them()
 
 
 def test_a_mix_is_the_same_after_a_snapshot_and_forgets_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libs.core.placement.mix.HORIZON", 100)
+    monkeypatch.setattr("libs.core.placement.score.mix.HORIZON", 100)
     mix = Mix.expecting([(kind_of(request(types=("A", "B"))), 1.0)])
     for i in range(170):
         mix.observe(kind_of(request(1 if i < 90 else 2)))

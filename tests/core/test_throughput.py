@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from libs.core.model import Shape
 from libs.core.placement import Placed, View, find
-from libs.core.throughput import Choice, Chooser, Measured, ThroughputBook, Throughputs, choose, parse_gavel
+from libs.core.placement.throughput import Choice, Chooser, Measured, ThroughputBook, Throughputs, choose, parse_gavel
+from libs.core.state.model import Shape
 from tests.core.builders import World, node
 
 GAVEL = Path(__file__).parents[1] / "data" / "gavel" / "throughputs.csv"

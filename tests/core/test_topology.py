@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libs.core import preemption
-from libs.core.cycle import reserve
-from libs.core.fleet import Fleet, Index
-from libs.core.model import Shape
 from libs.core.placement import Blocked, Context, Placed, Reason, View, find
-from libs.core.placement.gang import cut, gap
-from libs.core.placement.links import LINKS, link_gb_s
-from libs.core.placement.topology import SPANS
+from libs.core.placement.search.gang import cut, gap
+from libs.core.placement.search.links import LINKS, link_gb_s
+from libs.core.placement.search.topology import SPANS
+from libs.core.scheduling import preemption
+from libs.core.scheduling.cycle import reserve
+from libs.core.state.fleet import Fleet, Index
+from libs.core.state.model import Shape
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import CheckpointPolicy, JobSpec

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.fleet import Fleet
-from libs.core.model import Shape, shape_of
 from libs.core.placement import Blocked, Context, Placed, Reason, View, find
-from libs.core.placement.gang import gap
-from libs.core.placement.links import link_gb_s
-from libs.core.placement.topology import SPANS
+from libs.core.placement.search.gang import gap
+from libs.core.placement.search.links import link_gb_s
+from libs.core.placement.search.topology import SPANS
+from libs.core.state.fleet import Fleet
+from libs.core.state.model import Shape, shape_of
 from schemas.jobs import JobSpec
 from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Role, Topology, TopologyPolicy
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from libs.core.verify import Checker
+from libs.core.projections.verify import Checker
 from schemas import ledger as led
 from schemas.inbox import QuotaChanged
 from schemas.jobs import JobState

@@ -2,7 +2,7 @@
 
 import pytest
 
-from libs.core.vram import (
+from libs.core.accelerators.vram import (
     FRAMEWORK_BYTES,
     MIB,
     Impossible,

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from libs.adapters.devices.fleet import read_fleet
-from libs.core.admission import AdmissionContext, Admitted, Rejected, evaluate
-from libs.core.fleet_shape import FleetShape
-from libs.core.model import Shape
+from libs.core.admission.evaluate import AdmissionContext, Admitted, Rejected, evaluate
+from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement import View, find
-from libs.core.snapshot import dump, load
+from libs.core.state.model import Shape
+from libs.core.state.snapshot import dump, load
 from schemas import inbox
 from schemas.jobs import JobSpec, SubmitJob
 from tests.core.builders import World

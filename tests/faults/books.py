@@ -20,9 +20,9 @@ from libs.adapters.redis.projection import Projection, Unavailable
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.queries import NoAnswer, QueryError, ask
 from libs.cli.launch import Launch
-from libs.core.history import Story, advance, job_events
-from libs.core.projection import HotState
-from libs.core.verify import Checker, Report
+from libs.core.projections.history import Story, advance, job_events
+from libs.core.projections.hot_state import HotState
+from libs.core.projections.verify import Checker, Report
 from libs.ledger.reader import LedgerReader
 from schemas import ledger as led
 from schemas.billing import BillQuery, BillReply

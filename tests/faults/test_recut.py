@@ -7,8 +7,8 @@ import pytest
 import pytest_asyncio
 
 from libs.cli.launch import SIMULATED, Launch
-from libs.cli.report import collect
-from libs.cli.report.figures import report
+from libs.report import collect
+from libs.report.figures import report
 from schemas.jobs import JobSpec, JobState, Simulation
 from schemas.resources import Resources
 from schemas.subjects import OPERATOR

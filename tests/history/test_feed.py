@@ -9,7 +9,7 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
 from libs.bus.cursors import Cursors
-from libs.core.history import Feed
+from libs.core.projections.history import Feed
 from libs.ledger.chain import LedgerRewound
 from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, Reason

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from nats.js import JetStreamContext
 
-from libs.core.history import Story, advance, job_events
+from libs.core.projections.history import Story, advance, job_events
 from libs.ledger.chain import GENESIS, Head, encode
 from schemas import inbox, subjects
 from schemas.ledger import LedgerRecord

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nats.js import JetStreamContext
 
-from libs.core.projection import Delta, HotState, encode
+from libs.core.projections.hot_state import Delta, HotState, encode
 from libs.ledger.chain import encode as encode_record
 from schemas import subjects
 from schemas.ledger import LedgerRecord

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from libs.adapters.redis import NeedRebuild, Projection, keys
-from libs.core.projection import HotState, encode
+from libs.core.projections.hot_state import HotState, encode
 from tests.core.builders import World, job, node
 from tests.core.histories import drive, steps
 from tests.redis.ledgers import batches, chain, tables

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from libs.adapters.redis import Projection
 from libs.adapters.redis.projection import Unavailable
-from libs.core.projection import HotState
+from libs.core.projections.hot_state import HotState
 from libs.embedded import ServerOptions, Servers, read_processes
 from libs.embedded.servers import VALKEY
 from libs.ledger.snapshots import Snapshots

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from libs.bus.queries import QueryError, ask
-from libs.core.machine import Machine
+from libs.core.scheduling.decider import Machine
 from libs.ledger.snapshots import Snapshots
 from schemas import inbox, subjects
 from schemas.base import Fact

@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from libs.bus.queries import NotFound
-from libs.core.health import Terms, Watch
-from libs.core.projection import HotState
+from libs.core.projections.hot_state import HotState
+from libs.core.projections.node_health import Terms, Watch
 from libs.ledger.chain import Entry
 from schemas import inbox
 from schemas.ledger import LedgerRecord

@@ -12,7 +12,7 @@ from nats.errors import Error as NatsError
 
 from libs.adapters.redis import Projection
 from libs.bus.queries import QueryError, ask
-from libs.core.projection import HotState
+from libs.core.projections.hot_state import HotState
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.inbox import NodeLost, NodeRegistered

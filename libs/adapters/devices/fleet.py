@@ -35,7 +35,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from libs.core.accelerators.catalog import Accelerator, find_model
 from libs.core.accelerators.mig_boards import Geometry, geometry_for
-from libs.core.placement.mig import Layout, layouts
+from libs.core.placement.mig.layouts import Layout, layouts
 from schemas.base import NodeName, Strict
 from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Position, Runtime
 

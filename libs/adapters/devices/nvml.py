@@ -17,7 +17,7 @@ import pynvml
 from libs.adapters.devices import nvml_mig
 from libs.adapters.devices.layer import CutFailed, NoDevices, process_environment
 from libs.core.accelerators.catalog import find_model
-from libs.core.placement.mig import geometry_of, legal
+from libs.core.placement.mig.layouts import geometry_of, legal
 from schemas.nodes import DeviceSample, Rank
 from schemas.resources import Device, DeviceKind, MigBoard, MigPlace
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 from zlib import crc32
 
 from libs.adapters.devices.layer import CutFailed, process_environment
-from libs.core.placement.mig import geometry_of, legal
+from libs.core.placement.mig.layouts import geometry_of, legal
 from schemas.nodes import DeviceSample, Rank
 from schemas.resources import WHOLE_MILLI, Device, DeviceKind, MigBoard, MigPlace
 

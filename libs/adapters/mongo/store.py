@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from pymongo import ReplaceOne
 from pymongo.errors import PyMongoError
 
-from libs.core.history import Story
+from libs.core.projections.history import Story
 from schemas.jobs import JobEvent, JobState
 from schemas.queries import JobDocument
 

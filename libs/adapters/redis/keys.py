@@ -18,7 +18,7 @@ do that and read (a function runs with its caller's rights):
         +exists +rename +expire +persist
 """
 
-from libs.core.projection import TABLES
+from libs.core.projections.hot_state import TABLES
 from schemas.subjects import token
 
 

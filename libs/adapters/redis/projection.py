@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from libs.adapters.redis import keys
-from libs.core.projection import TABLES, Delta, Row, encode
+from libs.core.projections.hot_state import TABLES, Delta, Row, encode
 
 _FILL = 1000
 """Rows per call of a rebuild: a few ms of Redis' one thread, and some 20 ms of ours."""

@@ -13,7 +13,7 @@ from libs.cli.demo.play import Demo, Result
 from libs.cli.demo.screen import Screen
 from libs.cli.exits import Ended, Exit
 from libs.cli.output import hint
-from libs.cli.report import summary
+from libs.report import summary
 
 
 def command(

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable
 
 from libs.cli.demo.load import GRACE_S, SAVE_EVERY, SAVE_S, STEP_S, STEPS
-from libs.cli.report.document import Step
-from libs.cli.report.facts import AttemptFacts, Facts, JobFacts
-from libs.cli.report.figures import end_of, window
-from libs.core.verify import Report as Audit
+from libs.core.projections.verify import Report as Audit
+from libs.report.document import Step
+from libs.report.facts import AttemptFacts, Facts, JobFacts
+from libs.report.figures import end_of, window
 from schemas.billing import BillReply
 from schemas.resources import WHOLE_MILLI
 

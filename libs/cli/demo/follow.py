@@ -7,9 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from libs.cli.report.facts import Facts
 from libs.client import Baton
 from libs.ledger.reader import LedgerReader
+from libs.report.facts import Facts
 
 
 class Stuck(RuntimeError):

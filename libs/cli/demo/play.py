@@ -15,10 +15,10 @@ from libs.cli.demo.follow import Follower, Stuck
 from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, Ask
 from libs.cli.demo.screen import Screen
 from libs.cli.launch import REAL, ROOT, SIMULATED, Launch, LaunchOptions
-from libs.cli.report import Report, Step, collect, write
-from libs.cli.report.facts import Facts, JobFacts
 from libs.client import Baton, connect
 from libs.embedded import EventKind, StateDirLocked
+from libs.report import Report, Step, collect, write
+from libs.report.facts import Facts, JobFacts
 from schemas.ids import job_id
 from schemas.subjects import OPERATOR
 

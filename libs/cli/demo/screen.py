@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from libs.cli.report.document import Step
-from libs.cli.report.facts import Facts
+from libs.report.document import Step
+from libs.report.facts import Facts
 from schemas.resources import WHOLE_MILLI
 
 _LINE_EVERY_S = 5.0

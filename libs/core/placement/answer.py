@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from libs.core.fleet import Ints
+from libs.core.state.fleet import Ints
 
 
 class Reason(StrEnum):

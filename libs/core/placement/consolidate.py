@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from libs.core.fleet import Bools, Ints
-from libs.core.model import Shape
 from libs.core.placement.answer import Placed
-from libs.core.placement.constraints import fitting
 from libs.core.placement.find import find
-from libs.core.placement.topology import SPANS, span_of, spans_at
+from libs.core.placement.search.constraints import fitting
+from libs.core.placement.search.topology import SPANS, span_of, spans_at
 from libs.core.placement.view import NOBODY, View
+from libs.core.state.fleet import Bools, Ints
+from libs.core.state.model import Shape
 from schemas.resources import WHOLE_MILLI
 
 

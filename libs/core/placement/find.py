@@ -1,25 +1,25 @@
 """One request against one view: constraints, then the choice among what is left.
 
 For each acceptable device model in the job's order: one device (or a share of one) goes where `_single` says, a gang
-where `libs.core.placement.topology` says. A gang is of one device model: a mixed one would run at the pace of its
+where `libs.core.placement.search.topology` says. A gang is of one device model: a mixed one would run at the pace of its
 slowest device; roles of a nested gang may differ.
 """
 
 import numpy as np
 
-from libs.core.fleet import Fleet, Ints
-from libs.core.model import Shape
 from libs.core.placement.answer import Blocked, Placed, Reason, dominant
-from libs.core.placement.choice import best_scored, on_processors
-from libs.core.placement.constraints import candidates
-from libs.core.placement.gang import place_nested
-from libs.core.placement.locality import soonest
-from libs.core.placement.migfit import cheapest
-from libs.core.placement.mix import Mix, kind_of
-from libs.core.placement.score import Scorer
-from libs.core.placement.topology import confined, place_elastic, place_gang
-from libs.core.placement.torus import place_box
+from libs.core.placement.mig.fit import cheapest
+from libs.core.placement.score.mix import Mix, kind_of
+from libs.core.placement.score.scorer import Scorer
+from libs.core.placement.search.choice import best_scored, on_processors
+from libs.core.placement.search.constraints import candidates
+from libs.core.placement.search.gang import place_nested
+from libs.core.placement.search.locality import soonest
+from libs.core.placement.search.topology import confined, place_elastic, place_gang
+from libs.core.placement.search.torus import place_box
 from libs.core.placement.view import NOBODY, Context, View
+from libs.core.state.fleet import Fleet, Ints
+from libs.core.state.model import Shape
 from schemas.resources import WHOLE_MILLI, Device, Inventory, Objective
 
 

@@ -6,15 +6,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from libs.core.fleet import Bools, Fleet, Ints
-from libs.core.model import Shape
-from libs.core.throughput import Chooser
+from libs.core.placement.throughput import Chooser
+from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.model import Shape
 
 Costs = tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]
 
 
 class Scores(Protocol):
-    """What `find` needs of a scorer; see `libs.core.placement.score.Scorer`."""
+    """What `find` needs of a scorer; see `libs.core.placement.score.scorer.Scorer`."""
 
     def costs(self, view: "View", shape: Shape) -> Costs | None: ...
 

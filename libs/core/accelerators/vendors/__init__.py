@@ -1,7 +1,7 @@
 """One plugin per vendor. Whoever needs a vendor's fact asks its plugin; no fact about a vendor has a second home.
 
 visibility(granted)      the agent: which variables show a process its devices
-REFUSED, REFUSED_PREFIXES  libs.core.environment: which variables a job may not set
+REFUSED, REFUSED_PREFIXES  libs.core.admission.environment: which variables a job may not set
 problems(resources)      admission: what can never be served, with the field, the value and the fix
 sharable(model)          placement: whether a fraction may be granted
 """

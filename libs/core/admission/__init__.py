@@ -1,0 +1,1 @@
+"""May this request enter a pool, and could the pool ever hold it? `evaluate` gives every objection at once."""

@@ -1,0 +1,204 @@
+"""Should this request enter the pool? Every objection at once, each with the value and the fix.
+
+    evaluate(request, team, context) -> Admitted | Repeated | Rejected
+
+Refused is what is not allowed or could never run here: waiting would not help. What merely does not fit now is admitted
+and waits. Where a model is described, its estimated memory per device becomes the job's memory demand, so that it is
+never placed on a device that it cannot run on.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from libs.core.accelerators import vendors
+from libs.core.admission.environment import refused_names
+from libs.core.admission.feasible import demand_of, objections, unserved, with_demand
+from libs.core.admission.fleet_shape import FleetShape, digest
+from libs.core.admission.refusal import Refusal, Why, meant, refuse
+from schemas.base import Name, Strict
+from schemas.ids import content_hash, job_id
+from schemas.jobs import JobSpec, SubmitJob
+from schemas.resources import WHOLE_MILLI
+
+MAX_COMMAND_BYTES = 65_536
+"""Command, environment and working directory together: each grant of the job sends them to its nodes."""
+
+
+class PriorityClass(Strict):
+    """A class of jobs. Classes are data: deploy/classes.yaml."""
+
+    name: Name
+    priority: int = Field(ge=-1_000_000, le=1_000_000, description="higher goes first")
+    preempts: bool = Field(description="may take devices from jobs of lower priority")
+    description: str = Field(min_length=1)
+
+
+DEFAULT_CLASSES: tuple[PriorityClass, ...] = (
+    PriorityClass(
+        name="serving", priority=300, preempts=True,
+        description="Answers users: takes devices from every lower class, gives none away.",
+    ),
+    PriorityClass(
+        name="production", priority=200, preempts=True,
+        description="Trainings with a date: takes devices from experiments, gives way to serving.",
+    ),
+    PriorityClass(
+        name="experiment", priority=100, preempts=False,
+        description="Everything else: runs on what is free, gives way to both.",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionContext:
+    """What a request is judged against."""
+
+    fleet: FleetShape
+    classes: Mapping[str, PriorityClass] = field(default_factory=lambda: {c.name: c for c in DEFAULT_CLASSES})
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """`job` may differ from what was submitted in `resources.memory_mib`: see `estimate` in docs/vram.md.
+
+    `note` says what the job waits for when nothing could be checked.
+    """
+
+    job_id: str
+    job: JobSpec
+    spec_hash: str
+    priority_class: PriorityClass
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The same request was admitted before: nothing new happens."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    job_id: str
+    refusals: tuple[Refusal, ...]
+
+
+Outcome = Admitted | Repeated | Rejected
+
+
+def evaluate(request: SubmitJob, team: str, context: AdmissionContext) -> Outcome:
+    """Judges a well-formed request of `team`."""
+    job, job_of_key = request.job, job_id(team, request.client_key)
+    spec_hash = content_hash(request.model_dump_json().encode())
+    taken = context.fleet.body_of(job_of_key)
+    if taken == digest(spec_hash):
+        return Repeated(job_of_key)
+    demand = demand_of(job)
+    refusals = [
+        *_client_key(request, job_of_key, taken),
+        *_class(job, context),
+        *_environment(job),
+        *_command(job),
+        *demand.refusals,
+        *_hardware(job),
+        *_quota(job, team, context),
+        *(unserved(job, demand) if context.fleet.empty else objections(job, demand, context.fleet)),
+    ]
+    if refusals:
+        return Rejected(job_of_key, tuple(refusals))
+    if (resources := with_demand(job.resources, demand)) != job.resources:
+        job = job.model_copy(update={"resources": resources})
+    note = "no node has registered yet: it waits for the first" if context.fleet.empty else ""
+    priority_class = context.classes[job.priority_class]
+    return Admitted(job_of_key, job, spec_hash, priority_class, note)
+
+
+def _client_key(request: SubmitJob, job_of_key: str, taken: bytes | None) -> Iterator[Refusal]:
+    if taken is not None:
+        yield refuse(
+            Why.CLIENT_KEY,
+            "client_key",
+            request.client_key,
+            f"client_key already names {job_of_key} with another body",
+            "use a new client_key for a new job; repeat exactly the first body to ask for the same job again",
+        )
+
+
+def _class(job: JobSpec, context: AdmissionContext) -> Iterator[Refusal]:
+    if job.priority_class not in context.classes:
+        names = sorted(context.classes, key=lambda name: -context.classes[name].priority)
+        yield refuse(
+            Why.CLASS,
+            "job.priority_class",
+            job.priority_class,
+            "no such priority class",
+            f"{meant(job.priority_class, names)}use one of: {', '.join(names)}",
+        )
+
+
+def _environment(job: JobSpec) -> Iterator[Refusal]:
+    for name in refused_names(job.env):
+        yield refuse(
+            Why.ENVIRONMENT,
+            f"job.env.{name}",
+            job.env[name],
+            f"{name} belongs to Baton or to the program loader, and a job may not set it",
+            "remove it; devices, ranks and rendezvous are set by Baton",
+        )
+
+
+def _command(job: JobSpec) -> Iterator[Refusal]:
+    size = sum(len(a.encode()) + 1 for a in job.command) + len(job.workdir.encode())
+    size += sum(len(name) + len(value.encode()) + 2 for name, value in job.env.items())
+    if size > MAX_COMMAND_BYTES:
+        yield refuse(
+            Why.COMMAND,
+            "job.command",
+            f"{size} bytes",
+            f"command, environment and workdir are {size} bytes together; at most {MAX_COMMAND_BYTES} are allowed",
+            "put long arguments into a file and pass its path",
+        )
+    for path, value in (
+        *((f"job.command.{i}", a) for i, a in enumerate(job.command)),
+        *((f"job.env.{name}", value) for name, value in job.env.items()),
+        ("job.workdir", job.workdir),
+    ):
+        if "\0" in value:
+            yield refuse(Why.COMMAND, path, repr(value), "contains a NUL byte", "remove it: no program can receive it")
+    if job.workdir and not job.workdir.startswith("/"):
+        yield refuse(
+            Why.COMMAND, "job.workdir", job.workdir, "is not an absolute path",
+            "give a path from the node's root, or leave it empty for a fresh directory",
+        )  # fmt: skip
+
+
+def _hardware(job: JobSpec) -> Iterator[Refusal]:
+    """What a named type could not serve, whatever pool it is in. Of a share it is enough that one type can be shared."""
+    why = {"torus": Why.TOPOLOGY, "mig_profile": Why.PROFILE}
+    shared = any(map(vendors.sharable, job.resources.types))
+    for p in vendors.problems(job.resources):
+        if p.field == "share_milli" and shared:
+            continue
+        yield refuse(why.get(p.field, Why.TYPE), f"job.resources.{p.field}", p.value, p.problem, p.fix)
+
+
+def _quota(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refusal]:
+    limit = context.fleet.quotas.get(team)
+    r = job.resources
+    fewest = sum((role.min_count or role.count) * role.devices for role in r.roles) or r.min_devices or r.devices
+    asked = fewest * r.share_milli
+    if limit is not None and asked > limit:
+        yield refuse(
+            Why.QUOTA,
+            "job.resources.devices",
+            job.resources.devices,
+            f"team {team} may hold {_devices(limit)} at once, this job alone asks for {asked / WHOLE_MILLI:g}",
+            f"ask for at most {_devices(limit)}, or have an operator raise the quota",
+        )
+
+
+def _devices(milli: int) -> str:
+    return f"{milli / WHOLE_MILLI:g} device{'' if milli == WHOLE_MILLI else 's'}"

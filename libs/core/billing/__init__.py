@@ -1,0 +1,1 @@
+"""Usage and money, folded from the ledger in integers."""

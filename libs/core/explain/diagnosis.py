@@ -1,0 +1,311 @@
+"""Why a request does not fit now: the dominant reason, what each constraint removes, and what would help.
+
+One function for `explain` (a job that waits) and `plan` (one that is not submitted yet). A change is offered only after
+the placer was asked and said that the job would then run now. Smaller changes come first: how close together, which
+devices, how much of their nodes or of them, how many.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+import numpy as np
+
+from libs.core.accelerators import vram
+from libs.core.placement import Blocked, Context, Placed, Reason, View, find
+from libs.core.placement.search.constraints import fitting
+from libs.core.placement.search.topology import SPANS
+from libs.core.state.fleet import Ints
+from libs.core.state.model import Job, Shape, State
+from schemas.queries import Removed
+
+TEXT = {
+    Reason.NO_DEVICES: "the pool has {up} usable devices and the job needs {need} at once",
+    Reason.TYPE: "no device of an acceptable type is usable: it asks for {types}",
+    Reason.PROFILE: "no MIG instance of profile {profile} is usable",
+    Reason.LABELS: "no usable node carries the labels {labels}",
+    Reason.MEMORY: "no usable device has {memory} MiB of memory",
+    Reason.RUNTIME: "no usable device speaks {runtime}",
+    Reason.PRECISION: "no usable device computes in {precision}",
+    Reason.CPU: "no node has {cpu} processors free for each device",
+    Reason.HOST_MEMORY: "no node has {host} MiB of host memory free for each device",
+    Reason.SIMULATION: "it runs as a timer, and no node with simulated devices is usable",
+    Reason.HELD: "the devices that are free are held for a job of a higher class",
+    Reason.RESERVED: "the devices that are free are reserved for a gang that has waited longer",
+    Reason.BUSY: "{left} fitting devices are free and it needs {need} at once",
+    Reason.SPREAD: "where devices are free, jobs with the spread key {spread} run already",
+    Reason.POWER: "the racks with free devices have no power left for it",
+    Reason.TOPOLOGY: "{left} fitting devices are free, but not {need} of them within one {level}",
+    Reason.QUOTA: "team {team} holds {used} of its quota of {limit} devices and the job needs {need}",
+}
+"""When the constraint leaves no device."""
+
+SOME = {
+    Reason.TYPE: "of no type that it asks for ({types})",
+    Reason.PROFILE: "no MIG instances of profile {profile}",
+    Reason.LABELS: "on nodes without the labels {labels}",
+    Reason.MEMORY: "too small for {memory} MiB of memory",
+    Reason.RUNTIME: "not for {runtime}",
+    Reason.PRECISION: "unable to compute in {precision}",
+    Reason.CPU: "on nodes without {cpu} processors free for each",
+    Reason.HOST_MEMORY: "on nodes without {host} MiB of host memory free for each",
+    Reason.SIMULATION: "not simulated, and it runs as a timer",
+    Reason.HELD: "held for a job of a higher class",
+    Reason.RESERVED: "reserved for a gang that has waited longer",
+    Reason.SPREAD: "where jobs with the spread key {spread} run already",
+    Reason.POWER: "on racks that have no power left for them",
+}
+"""When it leaves some, but too few or none that the next ones leave: what those are that it takes out."""
+
+_MOST = 4
+_TRIED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`changes`: each alone would let the job run now, the smallest first."""
+
+    reason: Reason
+    text: str
+    removed: tuple[Removed, ...]
+    changes: tuple[str, ...]
+
+    @property
+    def suggestion(self) -> str:
+        return self.changes[0] if self.changes else ""
+
+
+def diagnose(state: State, job: Job, outcome: Blocked, view: View, context: Context, most: int = _MOST) -> Diagnosis:
+    """Why `job` got `outcome`. Changes are tried on `view`; `most` of them are offered."""
+    changes = tuple(islice(_changes(state, job, outcome, view, context), most)) or _fallback(state, job, view)
+    return Diagnosis(
+        outcome.reason,
+        text_of(state, job, outcome),
+        tuple(Removed(constraint=reason.value, devices=n) for reason, n in outcome.removed),
+        changes,
+    )
+
+
+def text_of(state: State, job: Job, outcome: Blocked) -> str:
+    """The dominant reason in a sentence."""
+    shape = job.shape
+    text, (before, gone) = TEXT[outcome.reason], _counts(outcome)
+    if outcome.reason in SOME and gone < before:
+        text = f"{gone} of {before} devices are {SOME[outcome.reason]}; {{left}} are left and it needs {{need}} at once"
+    return text.format(
+        up=int(state.fleet.up.sum()),
+        need=_devices(shape.least * shape.milli),
+        types=", ".join(shape.types) or "any accelerator",
+        profile=shape.profile or "(none)",
+        labels=dict(shape.labels),
+        memory=shape.memory_mib,
+        runtime=shape.runtime,
+        precision=shape.precision,
+        cpu=f"{shape.cpu_milli / 1000:g}",
+        host=shape.host_mib,
+        left=outcome.left,
+        level=shape.level,
+        spread=shape.spread[0],
+        team=job.team,
+        used=_devices(state.committed_milli(job.team)),
+        limit=_devices(state.quotas.get(job.team, 0)),
+    )
+
+
+def _counts(outcome: Blocked) -> tuple[int, int]:
+    """Devices that the dominant constraint found, and how many of them it took out."""
+    before = outcome.left + sum(n for _, n in outcome.removed)
+    for reason, gone in outcome.removed:
+        if reason is outcome.reason:
+            return before, gone
+        before -= gone
+    return 0, 0
+
+
+def _changes(state: State, job: Job, outcome: Blocked, view: View, context: Context) -> Iterator[str]:
+    """Changes with which `find` places the job on `view`."""
+    if outcome.reason is Reason.QUOTA:
+        yield from _within_quota(state, job, view, context)
+        return
+    if _runs(view, job.shape, context):  # something else is in the way: whatever is tried would run
+        return
+    for words, shape in _looser(job.shape):
+        if _runs(view, shape, context):
+            yield words
+    if context.avoid and _runs(view, job.shape, replace(context, avoid=())):
+        yield "leave out resources.spread"
+    if job.shape.roles:
+        yield from _fewer_groups(view, job.shape, context, job.shape.least - 1)
+        return
+    yield from _other_types(view, job.shape, context)
+    for words, shape in (*_labels(job.shape), *_less_memory(view, job), *_profiles(view, job.shape)):
+        if _runs(view, shape, context):
+            yield words
+    yield from _less_of_host(view, job.shape, context)
+    yield from _smaller_share(view, job.shape, context)
+    yield from _fewer(view, job, context, job.shape.least - 1)
+
+
+def _within_quota(state: State, job: Job, view: View, context: Context) -> Iterator[str]:
+    room = max(0, state.quotas.get(job.team, 0) - state.committed_milli(job.team)) // job.shape.milli
+    yield from _fewer(view, job, context, min(room, job.shape.least - 1))
+    yield from _fewer_groups(view, job.shape, context, min(room, job.shape.least - 1))
+
+
+def _looser(shape: Shape) -> Iterator[tuple[str, Shape]]:
+    """Further apart: the next wider levels first, then wherever it fits."""
+    if not shape.required:
+        return
+    at = SPANS.index(shape.level) if shape.level in SPANS else 0
+    for level in SPANS[at + 1 : -1]:
+        yield f"set resources.topology.level to {level}", replace(shape, level=level)
+    yield "set resources.topology.policy to preferred", replace(shape, required=False, widen_us=0)
+
+
+def _other_types(view: View, shape: Shape, context: Context) -> Iterator[str]:
+    if not shape.types:
+        return
+    placed = find(view, replace(shape, types=()), context=context)
+    if isinstance(placed, Placed):
+        yield f"add {view.fleet.models.names[int(view.fleet.model[placed.rows[0]])]} to resources.types"
+
+
+def _labels(shape: Shape) -> Iterator[tuple[str, Shape]]:
+    for name, value in shape.labels:
+        rest = tuple(label for label in shape.labels if label != (name, value))
+        yield f"leave out resources.labels.{name}", replace(shape, labels=rest)
+
+
+def _less_memory(view: View, job: Job) -> Iterator[tuple[str, Shape]]:
+    """The sizes of device that there are, largest first, but not less than its model is known to need."""
+    shape, need = job.shape, _need_mib(job, job.shape.devices)
+    sizes = view.fleet.memory_mib if shape.whole else view.free_mib
+    for size in _falling(sizes[view.fleet.up], need, shape.memory_mib):
+        yield f"set resources.memory_mib to {size}", replace(shape, memory_mib=size)
+
+
+def _profiles(view: View, shape: Shape) -> Iterator[tuple[str, Shape]]:
+    """Smaller MIG instances than the one asked for, largest first."""
+    if not shape.profile:
+        return
+    fleet = view.fleet
+    sizes: dict[str, int] = {}
+    for code in np.unique(fleet.profile[fleet.up]).tolist():
+        sizes[fleet.profiles.names[code]] = int(fleet.memory_mib[fleet.up & (fleet.profile == code)].max())
+    asked = sizes.get(shape.profile, 1 << 40)
+    for name in sorted(sizes, key=lambda n: (-sizes[n], n))[:_TRIED]:
+        if name and name != shape.profile and sizes[name] <= asked:
+            yield f"set resources.mig_profile to {name}", replace(shape, profile=name)
+
+
+def _less_of_host(view: View, shape: Shape, context: Context) -> Iterator[str]:
+    """The most processors, then host memory, per device with which it runs."""
+    cpu = _parts(view, view.free_cpu, shape, shape.cpu_milli)
+    good = _most(len(cpu), lambda n: _runs(view, replace(shape, cpu_milli=cpu[n - 1]), context))
+    if good:
+        yield f"set resources.cpu_milli to {cpu[good - 1]}"
+    host = _parts(view, view.free_host, shape, shape.host_mib)
+    good = _most(len(host), lambda n: _runs(view, replace(shape, host_mib=host[n - 1]), context))
+    if good:
+        yield f"set resources.host_memory_mib to {host[good - 1]}"
+
+
+def _parts(view: View, free: Ints, shape: Shape, asked: int) -> list[int]:
+    """What nodes have free for each of 1, 2, ... devices, rising, under `asked`: between these nothing changes."""
+    if not asked:
+        return []
+    ranks = min(max(1, shape.devices), int(np.bincount(view.fleet.node[view.fleet.up], minlength=1).max()))
+    amounts = np.unique(np.maximum(0, free)[:, None] // np.arange(1, max(1, ranks) + 1))
+    return [int(amount) for amount in amounts[(amounts >= 1) & (amounts < asked)]]
+
+
+def _smaller_share(view: View, shape: Shape, context: Context) -> Iterator[str]:
+    """The largest free share of a device on which it runs."""
+    if shape.whole:
+        return
+    for share in _falling(view.free_milli[fitting(view, shape)], 1, shape.milli):
+        if _runs(view, replace(shape, milli=share), context):
+            yield f"set resources.share_milli to {share}"
+            return
+
+
+def _fewer_groups(view: View, shape: Shape, context: Context, most: int) -> Iterator[str]:
+    """Of each role alone, the most groups with which the job runs on at most `most` devices at the least."""
+    for i, role in enumerate(shape.roles):
+        fewest = role.min_count - max(1, -(-(shape.least - most) // role.devices))
+        good = _most(fewest, partial(_runs_with, view, shape, context, i))
+        if good:
+            field = "min_count" if role.min_count < role.count else "count"
+            yield f"set resources.roles.{i}.{field} to {good}"
+
+
+def _runs_with(view: View, shape: Shape, context: Context, i: int, count: int) -> bool:
+    """Whether it runs with `count` groups of role `i`, and the fewest of each other."""
+    roles = tuple(replace(r, count=r.min_count) for r in shape.roles)
+    roles = (*roles[:i], replace(roles[i], count=count, min_count=count), *roles[i + 1 :])
+    return _runs(view, replace(shape, roles=roles, devices=sum(r.count * r.devices for r in roles)), context)
+
+
+def _most(most: int, works: Callable[[int], bool]) -> int:
+    """The largest n of 1..`most` for which `works`, which never works again as n grows; 0 when it never does."""
+    good, bad = 0, most + 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if works(middle) else (good, middle)
+    return good
+
+
+def _fewer(view: View, job: Job, context: Context, most: int) -> Iterator[str]:
+    """The most devices, of at most `most`, with which it runs. What fits with n fits with fewer, so by bisection."""
+    shape = job.shape
+    if shape.torus or shape.roles:
+        return
+    model = job.spec.model
+    unit = model.tensor_parallel * model.pipeline_parallel if model else 1
+
+    def works(units: int) -> bool:
+        memory = max(job.spec.resources.memory_mib if model else shape.memory_mib, _need_mib(job, units * unit))
+        fewer = replace(shape, devices=units * unit, min_devices=0, memory_mib=memory)
+        return _runs(view, fewer, context)
+
+    good = _most(most // unit, works)
+    if good:
+        field = "min_devices" if shape.min_devices else "devices"
+        yield f"set resources.{field} to {good * unit}"
+
+
+def _need_mib(job: Job, devices: int) -> int:
+    """What the described model needs on each of `devices` devices, MiB; 0 without a description."""
+    if job.spec.model is None:
+        return 0
+    try:
+        return vram.estimate(job.spec.model, devices).total_mib
+    except vram.Impossible:
+        return 0
+
+
+def _fallback(state: State, job: Job, view: View) -> tuple[str, ...]:
+    """When no change was found: what there is of such devices at all, if that is too little."""
+    if job.shape.roles:
+        return ()
+    possible = int(np.count_nonzero(fitting(view, job.shape)))
+    if possible >= job.shape.least:
+        return ()
+    fleet = state.fleet
+    models = sorted(fleet.models.names[code] for code in np.unique(fleet.model[fleet.up]).tolist())
+    return (f"only {possible} such devices are up; the pool has the types {', '.join(models)}",) if models else ()
+
+
+def _runs(view: View, shape: Shape, context: Context) -> bool:
+    return isinstance(find(view, shape, context=context), Placed)
+
+
+def _falling(values: Ints, least: int, below: int) -> list[int]:
+    """The few largest different values from `least` to under `below`."""
+    inside = values[(values >= max(least, 1)) & (values < below)]
+    return [int(value) for value in np.unique(inside)[::-1][:_TRIED]]
+
+
+def _devices(milli: int) -> str:
+    return f"{milli / 1000:g}"

@@ -1,0 +1,1 @@
+"""What a placement costs the requests that are still to come."""

@@ -1,0 +1,1 @@
+"""Which devices satisfy a request, and which of them lie close enough together."""

@@ -1,0 +1,111 @@
+"""Which node: the one whose use costs the requests to come the least (`score`), among those that are equally near."""
+
+import numpy as np
+
+from libs.core.placement.answer import Blocked, Placed, Reason
+from libs.core.placement.search.links import slowest
+from libs.core.placement.search.locality import seconds_to_ready
+from libs.core.placement.search.topology import allowed_levels, in_order, spans_at
+from libs.core.placement.view import Context, View
+from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.model import Shape
+
+MILLI_PER_SECOND = 10.0
+"""What a second of fetching counts: a hundred seconds weigh as much as a device that nobody else could use."""
+
+
+def best_scored(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | None:
+    """The cheapest node for `shape` among the devices `rows`; None when scores do not apply: nothing is learned yet, a
+    latency-critical request, a MIG instance, or a gang that no single node holds."""
+    if view.scorer is None or context.fast or shape.profile or shape.torus or not len(rows):
+        return None
+    level = "node"
+    if shape.devices > 1:
+        together = _together(view.fleet, shape, rows, context)
+        if together is None:
+            return None
+        level, rows = together
+    scored = view.scorer.costs(view, shape)
+    if scored is None:
+        return None
+    cost, pick = scored
+    if shape.contents:
+        cost = cost + MILLI_PER_SECOND * seconds_to_ready(view.fleet, np.arange(len(cost)), shape)
+    nodes = view.fleet.node[rows]
+    fits = np.bincount(nodes, minlength=len(cost))[: len(cost)] >= max(shape.devices, 1)
+    node = int(np.argmin(np.where(fits, cost, np.inf)))
+    if not fits[node] or not np.isfinite(cost[node]):
+        return None
+    here = rows[nodes == node]
+    if shape.whole:
+        chosen = in_order(view.fleet, _lowest(view.fleet, level, here, shape.devices))
+        return Placed(chosen, level, slowest(view.fleet, chosen, level) if shape.devices > 1 else 0.0)
+    free = view.free_milli[here]
+    wanted = here[free == pick[node]]
+    return Placed(wanted[:1] if len(wanted) else here[[int(np.argmin(free))]], "node")
+
+
+def _together(fleet: Fleet, shape: Shape, rows: Ints, context: Context) -> tuple[str, Ints] | None:
+    """The nearest level within a node, and those of `rows` that lie where the gang fits in one group of it; None also
+    where a fabric that joins nodes holds it over faster links than one node does."""
+    levels = allowed_levels(shape, context)
+    for level in ("nvlink", "node"):
+        if level not in levels:
+            return None
+        codes = _of_one_model(fleet, level, rows)
+        enough = np.bincount(codes)[codes] >= shape.devices
+        if enough.any():
+            return level, rows[enough]
+        if level == "nvlink" and (fleet.domain[rows] >= 0).any():
+            wide = _by_model(fleet, rows, spans_at(fleet, level, rows, within=levels[-1]))
+            if (np.bincount(wide) >= shape.devices).any():
+                return None
+    return None
+
+
+def _of_one_model(fleet: Fleet, level: str, rows: Ints) -> Ints:
+    """Codes (shape (n,)) of the groups of `level` within a node, each of one device model."""
+    return _by_model(fleet, rows, spans_at(fleet, level, rows, within="node"))
+
+
+def _by_model(fleet: Fleet, rows: Ints, codes: Ints) -> Ints:
+    return codes * len(fleet.models) + fleet.model[rows]
+
+
+def _lowest(fleet: Fleet, level: str, rows: Ints, need: int) -> Ints:
+    """The `need` devices of lowest index in the fullest group of `level` that holds them, all of one model."""
+    codes = _of_one_model(fleet, level, rows)
+    totals = np.bincount(codes)
+    group = int(np.argmin(np.where(totals >= need, totals, len(rows) + 1)))
+    inside = rows[codes == group]
+    chosen: Ints = inside[np.argsort(fleet.index[inside], kind="stable")[:need]]
+    return chosen
+
+
+def on_processors(view: View, shape: Shape, context: Context) -> Placed | Blocked:
+    """A request without devices: a node with enough free processors and memory, also one that has no devices; the cheapest
+    or else the fullest."""
+    fleet = view.fleet
+    up = _nodes_up(fleet)
+    with_cpu = up & (view.free_cpu >= shape.cpu_milli)
+    nodes = np.flatnonzero(with_cpu & (view.free_host >= shape.host_mib))
+    if not len(nodes):
+        return Blocked(Reason.HOST_MEMORY if with_cpu.any() else Reason.CPU if up.any() else Reason.NO_DEVICES, (), 0)
+    scored = view.scorer.costs(view, shape) if view.scorer is not None and not context.fast else None
+    cost = scored[0][nodes] if scored is not None else np.full(len(nodes), np.inf)
+    if not np.isfinite(cost).any():
+        cost = view.free_cpu[nodes].astype(np.float64)
+    return Placed(np.zeros(0, dtype=np.int64), "node", node=int(nodes[int(np.argmin(cost))]))
+
+
+def _nodes_up(fleet: Fleet) -> Bools:
+    """Mask of shape (N,), kept until nodes come or go."""
+    if fleet.lasting_version != fleet.version:
+        fleet.lasting.clear()
+        fleet.lasting_version = fleet.version
+    known: Bools | None = fleet.lasting.get("nodes")
+    if known is None:
+        known = np.zeros(len(fleet.leaf), dtype=np.bool_)
+        known[[fleet.node_names.find(node.name) for node in fleet.nodes.values() if node.up]] = True
+        fleet.lasting["nodes"] = known
+    return known

@@ -1,0 +1,268 @@
+"""Which devices a request may use at all: constraints in a fixed order, each counting what it removes.
+
+The counts are the explanation when nothing is left. The first constraints are static: waiting does not change them.
+
+Processors, host memory and rack power are not a device's own: many devices draw on one node's or one leaf's. Of such a
+group, `candidates` leaves no more devices than what is free there can serve, so that whichever of them are chosen, they
+are served. A group that can serve the whole job loses none, because the job takes no more than its size anyway.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from libs.core.accelerators.precisions import computes
+from libs.core.accelerators.vendors import sharable
+from libs.core.placement.answer import Reason
+from libs.core.placement.search.sieve import first_of_each, members, open_devices, served
+from libs.core.placement.view import NOBODY, Context, View
+from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.model import Shape
+from schemas.resources import WHOLE_MILLI
+
+EACH = -1
+_REMEMBERED = 64
+
+
+def fitting(view: View, shape: Shape) -> Bools:
+    """Devices (mask of shape (D,)) that `shape` could run on if all were free: the constraints that do not pass."""
+    mask = _lasting(view.fleet, shape)[0].copy()
+    for _, allowed in _able(view.fleet, shape):
+        mask &= allowed
+    return mask
+
+
+def candidates(
+    view: View,
+    shape: Shape,
+    beneficiary: int,
+    context: Context,
+    together: int = 0,
+    within: Bools | None = None,
+) -> tuple[Bools, tuple[tuple[Reason, int], ...]]:
+    """The devices that `shape` may use now (mask of shape (D,)), and how many each constraint removed, in order.
+
+    Args:
+        together: how many devices must be near each other (of a role those of one group; 0: all of them). Of a node with
+            too little for all its devices, whole islands' worth of so many are left where there are any. `EACH`: every
+            device is judged by itself, and none is left out for the sake of others.
+        within: the only devices that count (mask of shape (D,)); those outside are not counted as removed.
+    """
+    known, counted, _ = _lasting(view.fleet, shape)
+    mask, removed = known.copy(), dict(counted)
+    if within is not None:
+        mask &= within
+    for reason, gone in _narrowed(view, shape, beneficiary, context, mask, together or shape.devices):
+        if gone:
+            removed[reason] = removed.get(reason, 0) + gone
+    return mask, tuple(removed.items())
+
+
+def per_node_limit(view: View, shape: Shape) -> Ints | None:
+    """How many devices of `shape` each node can serve with its free processors and host memory, shape (N,).
+
+    None when the request names neither. A node that did not tell what it has serves none.
+    """
+    limits = [limit for _, limit in _host_limits(view, shape)]
+    return np.minimum.reduce(limits) if limits else None
+
+
+def _narrowed(
+    view: View, shape: Shape, beneficiary: int, context: Context, mask: Bools, together: int
+) -> Iterator[tuple[Reason, int]]:
+    """Narrows `mask` by what is free now, and says how many devices each constraint took out. Those on shared resources
+    count the devices that the constraints so far have left."""
+    fleet = view.fleet
+    gone = open_devices(
+        mask, view.free_milli, view.free_mib, fleet.memory_mib, view.held, view.blocked,
+        shape.milli, shape.memory_mib, beneficiary,
+    )  # fmt: skip
+    yield from zip((Reason.BUSY, Reason.HELD, Reason.RESERVED), gone, strict=True)
+    if context.avoid:
+        yield Reason.SPREAD, _cut(mask, _apart(fleet, context.avoid, shape.spread[1]))
+    for reason, limit in _host_limits(view, shape):
+        yield reason, _at_most(fleet, shape, mask, limit, together)
+    if fleet.rack_w.any():
+        yield Reason.POWER, _cut(mask, _powered(view, shape, beneficiary, mask, together))
+
+
+def _cut(mask: Bools, allowed: Bools) -> int:
+    before = int(np.count_nonzero(mask))
+    mask &= allowed
+    return before - int(np.count_nonzero(mask))
+
+
+def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[Reason, int], int]:
+    """What `_static` leaves (shape (D,), not to be written to), what it removes, and how many are left.
+
+    Remembered in the fleet until devices or nodes come or go, for the last few kinds of request.
+    """
+    key = (
+        shape.types, shape.whole, bool(shape.torus), shape.devices > 1, shape.profile, shape.memory_mib, shape.runtime,
+        shape.precision, shape.labels, shape.simulated,
+    )  # fmt: skip
+    if fleet.lasting_version != fleet.version:
+        fleet.lasting.clear()
+        fleet.lasting_version = fleet.version
+    known: tuple[Bools, dict[Reason, int], int] | None = fleet.lasting.pop(key, None)
+    if known is None:
+        if len(fleet.lasting) >= _REMEMBERED:
+            del fleet.lasting[next(iter(fleet.lasting))]
+        mask = fleet.up.copy()
+        removed: dict[Reason, int] = {}
+        left = int(np.count_nonzero(mask))
+        for reason, allowed in _static(fleet, shape):
+            mask &= allowed
+            now = int(np.count_nonzero(mask))
+            if now != left:
+                removed[reason] = removed.get(reason, 0) + left - now
+            left = now
+        known = (mask, removed, left)
+    fleet.lasting[key] = known
+    return known
+
+
+def _static(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
+    """The constraints that waiting does not change. CPUs are taken only by jobs that name them."""
+    if shape.types:
+        codes = [fleet.models.find(name) for name in shape.types]
+        yield Reason.TYPE, np.isin(fleet.model, [c for c in codes if c >= 0])
+    else:
+        yield Reason.TYPE, ~fleet.cpu
+    if not shape.whole:
+        whole_only = [code for code, name in enumerate(fleet.models.names) if not sharable(name)]
+        yield Reason.TYPE, ~np.isin(fleet.model, whole_only)
+    if shape.torus or shape.devices > 1:  # chips of a torus are granted as boxes: anything else would split their hosts
+        yield Reason.TYPE, (fleet.torus >= 0) == bool(shape.torus)
+    profile = fleet.profiles.find(shape.profile)
+    yield Reason.PROFILE, fleet.profile == (profile if profile >= 0 else -1)
+    if shape.memory_mib:
+        yield Reason.MEMORY, fleet.memory_mib >= shape.memory_mib
+    if shape.runtime:
+        yield Reason.RUNTIME, fleet.runtime == fleet.runtimes.find(shape.runtime)
+    if shape.precision:
+        able = [code for code, name in enumerate(fleet.models.names) if computes(name, shape.precision)]
+        yield Reason.PRECISION, np.isin(fleet.model, able)
+    if shape.labels:
+        yield Reason.LABELS, _labelled(fleet, shape)
+    if shape.simulated:
+        yield Reason.SIMULATION, fleet.simulated[fleet.node] == 1
+
+
+def _able(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
+    """Nodes that have enough for one device of the job. Requests differ much in these two, so they are not remembered."""
+    if shape.cpu_milli:
+        yield Reason.CPU, (fleet.cpu_milli >= shape.cpu_milli)[fleet.node]
+    if shape.host_mib:
+        yield Reason.HOST_MEMORY, (fleet.host_mib >= shape.host_mib)[fleet.node]
+
+
+def _labelled(fleet: Fleet, shape: Shape) -> Bools:
+    """Devices on nodes that carry all labels of the request."""
+    good = np.zeros(len(fleet.leaf), dtype=np.bool_)
+    for node in fleet.nodes.values():
+        good[fleet.node_names.find(node.name)] = all(node.labels.get(k) == v for k, v in shape.labels)
+    return good[fleet.node]
+
+
+def _host_limits(view: View, shape: Shape) -> Iterator[tuple[Reason, Ints]]:
+    if shape.cpu_milli:
+        yield Reason.CPU, np.maximum(0, view.free_cpu) // shape.cpu_milli
+    if shape.host_mib:
+        yield Reason.HOST_MEMORY, np.maximum(0, view.free_host) // shape.host_mib
+
+
+def _apart(fleet: Fleet, avoid: tuple[int, ...], level: str) -> Bools:
+    """Devices that share no group of `level` with the nodes `avoid`; levels below a node keep clear of the whole node."""
+    codes = np.array(avoid, dtype=np.int64)
+    near = np.zeros(len(fleet.leaf), dtype=np.bool_)
+    near[codes] = True
+    if level == "pool":
+        near[:] = True
+    column = {"leaf": fleet.leaf, "spine": fleet.spine, "zone": fleet.zone}.get(level)
+    if column is not None:
+        near |= np.isin(column, column[codes])
+    taken = near[fleet.node]
+    if level == "nvlink":  # a fabric may span nodes
+        islands = np.unique(fleet.domain[taken & fleet.up])
+        taken |= np.isin(fleet.domain, islands[islands >= 0])
+    return ~taken
+
+
+def _powered(view: View, shape: Shape, beneficiary: int, mask: Bools, together: int) -> Bools:
+    """Devices that their leaf's power cap can serve, beside what is granted and what is kept for others.
+
+    A device counts its board limit, a share of one pro rata. All in milliwatts, so that nothing is rounded.
+    """
+    fleet = view.fleet
+    caps_w = np.full(len(fleet.leaves), np.iinfo(np.int64).max // WHOLE_MILLI, dtype=np.int64)
+    capped = np.flatnonzero(fleet.rack_w)
+    np.minimum.at(caps_w, fleet.leaf[capped], fleet.rack_w[capped])
+    kept = (view.held != NOBODY) & (view.held != beneficiary)
+    drawn_mw = fleet.power_w * np.where(kept, WHOLE_MILLI, WHOLE_MILLI - view.free_milli)
+    leaf = fleet.leaf[fleet.node]
+    free_mw = caps_w * WHOLE_MILLI - np.bincount(leaf, weights=drawn_mw, minlength=len(caps_w)).astype(np.int64)
+    need_mw = fleet.power_w * shape.milli
+    allowed = need_mw <= free_mw[leaf]
+    if together == EACH or shape.devices == 1:
+        return allowed
+    rows = _fullest_first(fleet, shape, mask & allowed, leaf, together)
+    group = _groups(fleet, shape, leaf, rows)
+    drawn = np.cumsum(need_mw[rows])
+    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]]) if len(rows) else np.zeros(0, dtype=np.int64)
+    before = np.repeat(drawn[starts] - need_mw[rows[starts]], np.diff(np.r_[starts, len(rows)]))
+    most = np.zeros(len(caps_w), dtype=np.int64)  # what the hungriest devices of this job could draw on each leaf
+    np.maximum.at(most, leaf[rows], need_mw[rows] * shape.devices)
+    surplus = (drawn - before > free_mw[leaf[rows]]) & (most > free_mw)[leaf[rows]]
+    allowed[rows[surplus]] = False
+    return allowed
+
+
+def _at_most(fleet: Fleet, shape: Shape, mask: Bools, limit: Ints, together: int) -> int:
+    """Leaves in `mask` no more devices of each node than its `limit` (shape (N,)), islands together; how many it took out."""
+    gone, left = served(mask, fleet.node, limit)
+    if together == EACH or shape.devices <= 1:
+        return gone
+    short = (limit < shape.devices) & (left > limit)
+    surplus = int(left[short].sum())
+    if not surplus:
+        return gone
+    rows = members(mask, fleet.node, short, surplus)
+    group = _groups(fleet, shape, fleet.node, rows)
+    islands, size, over = _islands(fleet, rows, together)
+    order = np.lexsort((fleet.index[rows], islands, -size, over, group))
+    rows = rows[order]
+    return gone + first_of_each(mask, rows, group[order], limit[fleet.node[rows]])
+
+
+def _groups(fleet: Fleet, shape: Shape, where: Ints, rows: Ints) -> Ints:
+    """What is counted together, shape of `rows`: a gang is of one model, so models do not compete; roles may be of several."""
+    return where[rows] if shape.roles else where[rows] * len(fleet.models) + fleet.model[rows]
+
+
+def _fullest_first(fleet: Fleet, shape: Shape, mask: Bools, where: Ints, together: int) -> Ints:
+    """Rows of `mask`, group by group; in each the nodes with the most of them first, so that nodes stay together."""
+    rows = np.flatnonzero(mask)
+    node = fleet.node[rows]
+    on_node = np.bincount(node, minlength=len(fleet.leaf))[node]
+    islands, size, over = _islands(fleet, rows, together)
+    group = _groups(fleet, shape, where, rows)
+    return rows[np.lexsort((fleet.index[rows], islands, -size, node, -on_node, over, group))]
+
+
+def _islands(fleet: Fleet, rows: Ints, together: int) -> tuple[Ints, Ints, Ints]:
+    """For each of `rows` (shape (n,)): its island (code), how many of them are of that island of its node, and 1 if it is
+    over: of those beyond a multiple of `together`, by index. All 0 without islands."""
+    islands = fleet.domain[rows] + 1
+    if not islands.any():
+        return islands, islands, islands
+    node = fleet.node[rows]
+    order = np.lexsort((fleet.index[rows], islands, node))
+    starts = np.ones(len(rows), dtype=np.bool_)
+    starts[1:] = (np.diff(node[order]) != 0) | (np.diff(islands[order]) != 0)
+    run = np.cumsum(starts) - 1
+    count = np.bincount(run)[run]
+    place = np.arange(len(rows)) - np.flatnonzero(starts)[run]
+    size, over = np.empty_like(count), np.empty_like(count)
+    size[order], over[order] = count, place >= count // together * together
+    return islands, size, over

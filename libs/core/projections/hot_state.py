@@ -1,0 +1,241 @@
+"""The ledger's present, as rows: what Redis holds, and what telemetry counts. A pure fold.
+
+`HotState.apply(record, seq)` returns one delta per row that the record touched, with the row's whole new value. Values
+are absolute, never increments, so a delta that is applied twice, or a later one alone, gives the same table.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from libs.core.state import lifecycle
+from schemas import ledger as led
+from schemas.jobs import JobState
+from schemas.resources import WHOLE_MILLI
+
+VERSION = 1
+TABLES = ("nodes", "devices", "teams", "jobs")
+
+Row = dict[str, Any]
+
+
+class Delta(NamedTuple):
+    """`value` is the row `key` of `table` from now on; None when it is gone."""
+
+    table: str
+    key: str
+    value: Row | None
+
+
+class HotState:
+    """Rows by table and key; their columns are listed in libs/adapters/redis/keys.py."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Row] = {}
+        self.devices: dict[str, Row] = {}
+        self.teams: dict[str, Row] = {}
+        self.jobs: dict[str, Row] = {}
+        self.seq = 0
+        self.t_us = 0
+        self.grants = 0
+        self.preemptions = 0
+        self._touched: dict[tuple[str, str], None] = {}
+
+    def apply(self, record: led.LedgerRecord, seq: int) -> list[Delta]:
+        """Folds a valid record. Raises KeyError or `lifecycle.Forbidden` on a ledger that cannot be: stop there."""
+        self._touched.clear()
+        for event in record.events:
+            fold = _FOLD.get(type(event))
+            if fold is not None:
+                fold(self, event, record.t_us)
+        self.seq, self.t_us = seq, record.t_us
+        return [Delta(table, key, _copy(getattr(self, table).get(key))) for table, key in self._touched]
+
+    def rows(self) -> Iterator[Delta]:
+        """Every row, as if all were new."""
+        for table in TABLES:
+            for key, row in getattr(self, table).items():
+                yield Delta(table, key, _copy(row))
+
+    def milli(self) -> tuple[int, int]:
+        """(held, all) compute of the accelerators of nodes that are up, thousandths of a device. CPUs do not count."""
+        held = total = 0
+        for row in self.devices.values():
+            if row["kind"] != "cpu" and self.nodes[row["node"]]["status"] == "up":
+                held += row["milli_used"]
+                total += WHOLE_MILLI
+        return held, total
+
+    def dump(self) -> bytes:
+        """JSON for a snapshot."""
+        body: dict[str, Any] = {name: getattr(self, name) for name in (*TABLES, *_COUNTERS)}
+        return json.dumps({"version": VERSION, **body}, separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> "HotState":
+        """The inverse of `dump`. Raises ValueError for a snapshot of another version: fold from the beginning."""
+        body = json.loads(data)
+        if body.get("version") != VERSION:
+            raise ValueError(f"snapshot version {body.get('version')}, this code reads {VERSION}")
+        state = cls()
+        for name in (*TABLES, *_COUNTERS):
+            setattr(state, name, body[name])
+        return state
+
+    def _row(self, table: str, key: str) -> Row:
+        self._touched[table, key] = None
+        row: Row = getattr(self, table)[key]
+        return row
+
+    def _put(self, table: str, key: str, row: Row) -> None:
+        self._touched[table, key] = None
+        getattr(self, table)[key] = row
+
+    def _drop(self, table: str, key: str) -> None:
+        self._touched[table, key] = None
+        del getattr(self, table)[key]
+
+    def _team(self, team: str) -> Row:
+        if team not in self.teams:
+            self.teams[team] = {"limit_milli": None, "used_milli": 0, "queued": 0, "active": 0}
+        return self._row("teams", team)
+
+    def _move(self, job: Row, state: JobState) -> None:
+        team = self._team(job["team"])
+        for name, step in ((job["state"], -1), (state.value, 1)):
+            team["queued" if name == JobState.QUEUED else "active"] += step
+        job["state"] = state.value
+
+    def _transition(self, event: Any, t_us: int) -> None:
+        job = self._row("jobs", event.job_id)
+        self._move(job, lifecycle.after(event.kind, JobState(job["state"])))
+
+    def _node_joined(self, e: led.NodeJoined | led.BoardCutDone, t_us: int) -> None:
+        name, where = e.inventory.node, e.inventory.position
+        offered = {device.id for device in e.inventory.devices}
+        for gone in [d for d in self.nodes.get(name, {}).get("devices", ()) if d not in offered]:
+            if self.devices[gone]["node"] == name:
+                self._drop("devices", gone)
+        self._put(
+            "nodes",
+            name,
+            {
+                "status": "up",
+                "incarnation": e.incarnation,
+                "since_us": t_us,
+                "leaf": where.leaf,
+                "spine": where.spine,
+                "zone": where.zone,
+                "cpus": e.inventory.cpus,
+                "memory_mib": e.inventory.memory_mib,
+                "labels": dict(e.inventory.labels),
+                "simulated": e.inventory.simulated,
+                "devices": [device.id for device in e.inventory.devices],
+            },
+        )
+        for device in e.inventory.devices:
+            held = self.devices.get(device.id, {"milli_used": 0, "memory_used_mib": 0, "jobs": {}})
+            self._put(
+                "devices",
+                device.id,
+                {
+                    "node": name,
+                    "index": device.index,
+                    "kind": device.kind.value,
+                    "model": device.model,
+                    "memory_mib": device.memory_mib,
+                    "mig_profile": device.mig_profile,
+                    **{column: held[column] for column in ("milli_used", "memory_used_mib", "jobs")},
+                },
+            )
+
+    def _board_cut(self, e: led.BoardCutDone, t_us: int) -> None:
+        since_us = self._row("nodes", e.node)["since_us"]
+        self._node_joined(e, since_us)
+
+    def _node_left(self, e: led.NodeLeft, t_us: int) -> None:
+        node = self._row("nodes", e.node)
+        node["status"], node["since_us"] = "lost", t_us
+
+    def _quota_set(self, e: led.QuotaSet, t_us: int) -> None:
+        self._team(e.team)["limit_milli"] = e.limit_milli
+
+    def _job_queued(self, e: led.JobQueued, t_us: int) -> None:
+        row: Row = {
+            "team": e.team,
+            "name": e.spec.name,
+            "state": JobState.QUEUED.value,
+            "priority_class": e.spec.priority_class,
+            "priority": e.priority,
+            "devices": e.spec.resources.devices,
+            "attempt": 0,
+            "submitted_us": e.submitted_us,
+            "queued_us": t_us,
+            "granted_us": 0,
+            "claims": {},
+        }
+        self._put("jobs", e.job_id, row)
+        self._team(e.team)["queued"] += 1
+
+    def _job_granted(self, e: led.JobGranted, t_us: int) -> None:
+        self._transition(e, t_us)
+        job = self.jobs[e.job_id]
+        job["attempt"], job["granted_us"] = e.attempt, t_us
+        job["claims"] = {c.device: [c.milli, c.memory_mib] for c in e.claims}
+        for claim in e.claims:
+            device = self._row("devices", claim.device)
+            device["milli_used"] += claim.milli
+            device["memory_used_mib"] += claim.memory_mib
+            device["jobs"][e.job_id] = job["team"]
+        self._team(job["team"])["used_milli"] += sum(c.milli for c in e.claims)
+        self.grants += 1
+
+    def _attempt_preempting(self, e: led.AttemptPreempting, t_us: int) -> None:
+        self._transition(e, t_us)
+        self.preemptions += 1
+
+    def _devices_freed(self, e: led.DevicesFreed, t_us: int) -> None:
+        job = self._row("jobs", e.job_id)
+        for name in e.devices:
+            milli, memory_mib = job["claims"].pop(name)
+            device = self._row("devices", name)
+            device["milli_used"] -= milli
+            device["memory_used_mib"] -= memory_mib
+            del device["jobs"][e.job_id]
+            self._team(job["team"])["used_milli"] -= milli
+
+    def _job_finished(self, e: led.JobFinished, t_us: int) -> None:
+        job = self.jobs[e.job_id]
+        lifecycle.finish(JobState(job["state"]), e.state)
+        self._team(job["team"])["queued" if job["state"] == JobState.QUEUED else "active"] -= 1
+        self._drop("jobs", e.job_id)
+
+
+def encode(row: Row) -> str:
+    """A row as it is stored: JSON with sorted keys."""
+    return json.dumps(row, sort_keys=True, separators=(",", ":"))
+
+
+def _copy(row: Row | None) -> Row | None:
+    """A row as of now: later records change rows in place."""
+    if row is None:
+        return None
+    return {key: value.copy() if isinstance(value, dict | list) else value for key, value in row.items()}
+
+
+_COUNTERS = ("seq", "t_us", "grants", "preemptions")
+_FOLD: dict[type, Callable[[HotState, Any, int], None]] = {
+    led.NodeJoined: HotState._node_joined,
+    led.BoardCutDone: HotState._board_cut,
+    led.NodeLeft: HotState._node_left,
+    led.QuotaSet: HotState._quota_set,
+    led.JobQueued: HotState._job_queued,
+    led.JobGranted: HotState._job_granted,
+    led.AttemptStarting: HotState._transition,
+    led.AttemptRunning: HotState._transition,
+    led.AttemptPreempting: HotState._attempt_preempting,
+    led.AttemptStopping: HotState._transition,
+    led.DevicesFreed: HotState._devices_freed,
+    led.JobRequeued: HotState._transition,
+    led.JobFinished: HotState._job_finished,
+}

@@ -1,0 +1,129 @@
+"""The decider: a state that takes inbox messages in, and gives the events of one ledger record out.
+
+`decide` moves the state as it goes. Whoever fails to commit its events throws the machine away and folds the ledger
+again (`libs.ledger.writer`): the log decides what happened, not this process.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from libs.core.placement.view import Scores, View
+from libs.core.scheduling import cycle, repartition
+from libs.core.scheduling.reactions import Decision
+from libs.core.state import fold, snapshot
+from libs.core.state.fleet import Fleet
+from libs.core.state.model import Shape, State, shape_of
+from schemas import inbox, ledger
+
+
+class Item(Protocol):
+    """One inbox message in stream order; `message` is None when it could not be read, then `error` says why."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def time_us(self) -> int: ...
+    @property
+    def message(self) -> Any: ...
+    @property
+    def error(self) -> str: ...
+
+
+class Learner(Scores, Protocol):
+    """A scorer that learns the mix of requests; see `libs.core.placement.score.scorer.Scorer`."""
+
+    def observe(self, shape: Shape) -> None: ...
+    def departed(self) -> None: ...
+    def due(self, fleet: Fleet) -> bool: ...
+    def upkeep(self, view: View) -> None: ...
+    def dump(self) -> Any: ...
+    def restore(self, learned: Any) -> None: ...
+
+
+class Machine:
+    """Placement's state and its two moves: `apply` what was committed, `decide` what comes next."""
+
+    def __init__(
+        self, state: State | None = None, policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None
+    ) -> None:
+        self.state = state if state is not None else State()
+        self.state.fleet.scorer = learner
+        self.learner = learner
+        self.policy = policy
+        self.plan = cycle.Plan()
+        """The last cycle's plan: why each line waits (explain, queue list)."""
+
+    @property
+    def inbox_seq(self) -> int:
+        return self.state.inbox_seq
+
+    @property
+    def t_us(self) -> int:
+        return self.state.t_us
+
+    def apply(self, record: ledger.LedgerRecord, seq: int) -> None:
+        """Folds a committed record."""
+        fold.apply_record(self.state, record)
+        self._learn(record.events)
+
+    def decide(self, inputs: Sequence[Item], t_us: int) -> list[Any]:
+        """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also recuts boards."""
+        decision = Decision(self.state, t_us)
+        for item in inputs:
+            decision.take(item.seq, item.subject, item.message, item.error)
+        self._learn(decision.events)
+        self.plan = cycle.plan(self.state, t_us, self.policy)
+        for grant in self.plan.grants:
+            job = grant.job
+            if job.id in self.state.holds:
+                decision.emit(ledger.HoldReleased(job_id=job.id))
+            decision.emit(
+                ledger.JobGranted(job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume)
+            )
+        if any(isinstance(item.message, inbox.Tick) for item in inputs):
+            for recut in repartition.plan_recuts(self.state, self.plan, t_us, self.policy):
+                decision.emit(recut)
+        self.state.t_us = t_us
+        if inputs:
+            self.state.inbox_seq = inputs[-1].seq
+        return decision.events
+
+    def upkeep(self) -> None:
+        """Brings what the placer has learned up to date. For between decisions: it can take some ten milliseconds."""
+        if self.learner is not None and self.learner.due(self.state.fleet):
+            self.learner.upkeep(View.of(self.state.fleet))
+
+    def dump(self) -> bytes:
+        return snapshot.dump(self.state, self.learner.dump() if self.learner is not None else None)
+
+    @classmethod
+    def load(cls, data: bytes, policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None) -> "Machine":
+        state, learned = snapshot.load_learned(data)
+        if learner is not None and learned is not None:
+            learner.restore(learned)
+        return cls(state, policy, learner)
+
+    def _learn(self, events: Sequence[Any]) -> None:
+        if self.learner is None:
+            return
+        for event in events:
+            if isinstance(event, ledger.JobQueued):
+                self.learner.observe(shape_of(event.spec))
+            elif isinstance(event, ledger.JobFinished):
+                self.learner.departed()
+
+
+class Machines:
+    """Makes machines of one policy: new ones, and ones from a snapshot. Each learns from the ledger that it folds."""
+
+    def __init__(self, policy: cycle.Policy = cycle.Policy(), learner: Callable[[], Learner] | None = None) -> None:
+        self.policy = policy
+        self._learner = learner
+
+    def new(self) -> Machine:
+        return Machine(policy=self.policy, learner=self._learner() if self._learner else None)
+
+    def load(self, data: bytes) -> Machine:
+        return Machine.load(data, self.policy, self._learner() if self._learner else None)

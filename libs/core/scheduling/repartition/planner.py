@@ -1,0 +1,272 @@
+"""Which MIG boards are cut anew, and how, for requests that no instance serves.
+
+Pure, and careful in this order: what runs or is kept for somebody is never touched; a board is cut one time after the
+other, and rests between two; idle instances that serve a line of higher rank stay; and a board is cut only when that
+brings at least one instance that a line has waited for.
+
+Rank is priority first, then the larger profile (small ones fit around large ones, not the other way), then age.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from libs.core.accelerators.mig_boards import Geometry
+from libs.core.accelerators.precisions import computes
+from libs.core.placement import Reason, View, mig
+from libs.core.placement.context import context_of
+from libs.core.placement.search.constraints import fitting
+from libs.core.placement.view import NOBODY
+from libs.core.scheduling.cycle import Plan, Policy
+from libs.core.state.fleet import Board, Fleet
+from libs.core.state.model import Job, Shape, State
+from schemas.ledger import BoardRecut
+from schemas.resources import WHOLE_MILLI, MigPlace, Recut, Runtime
+
+AT_ONCE = 16
+"""Recuts in one record at most, so that a tick stays short and its record small. The next tick goes on."""
+_LOOKED_AT = 8
+"""Boards whose layouts are worked out for one recut: 1 to 3 ms each."""
+
+
+def plan_recuts(state: State, plan: Plan, t_us: int, policy: Policy) -> list[BoardRecut]:
+    """Recuts for the lines of `plan` that wait for MIG instances. Changes nothing; `plan` was granted already."""
+    if not policy.recut or not state.fleet.boards:
+        return []
+    lines = _lines(state, plan, t_us)
+    if not any(line.waited_us >= policy.recut_after_us for line in lines):
+        return []
+    table = _Boards(state, t_us, policy, lines)
+    result: list[BoardRecut] = []
+    for line in lines:
+        table.use_what_is_there(line)
+        while line.blocked and line.unmet > 0 and line.waited_us >= policy.recut_after_us and len(result) < AT_ONCE:
+            recut = table.cut_for(line)
+            if recut is None:
+                break
+            result.append(recut)
+    return result
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Jobs that wait for one profile. `unmet`: instances that they lack, `blocked`: idle ones do not suffice for one."""
+
+    head: Job
+    profile: str
+    size: int
+    waited_us: int
+    unmet: int
+    blocked: bool = True
+
+    @property
+    def shape(self) -> Shape:
+        return self.head.shape
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A board that may be cut now. `fixed`: instances that stay, `idle`: row -> one that may go."""
+
+    id: str
+    board: Board
+    geometry: Geometry
+    fixed: list[mig.Instance]
+    idle: dict[int, mig.Instance] = field(default_factory=dict)
+
+
+def _lines(state: State, plan: Plan, t_us: int) -> list[_Line]:
+    """By rank. What waits for its quota, for what is kept for it, or away from its kin, is helped by no instance."""
+    lines: list[_Line] = []
+    sizes: dict[str, int] = {}
+    for key, why in plan.waiting.items():
+        shape, line = key[2], state.queues.get(key)
+        if not shape.profile or shape.torus or shape.roles or not line or why.reason is Reason.QUOTA:
+            continue
+        jobs = [job_id for job_id in line if job_id not in state.holds] if state.holds else list(line)
+        if not jobs or context_of(state, state.jobs[jobs[0]], t_us).avoid:
+            continue
+        sizes = sizes or _sizes(state.fleet)
+        head = state.jobs[jobs[0]]
+        wanted, limit = len(jobs) * shape.devices, state.quotas.get(head.team)
+        if limit is not None:
+            wanted = min(wanted, (limit - state.committed_milli(head.team)) // WHOLE_MILLI)
+        if shape.profile in sizes:
+            lines.append(_Line(head, shape.profile, sizes[shape.profile], t_us - head.queued_us, wanted))
+    return sorted(lines, key=lambda x: (-x.head.priority, -x.size, x.head.submitted_us, x.head.id))
+
+
+def _sizes(fleet: Fleet) -> dict[str, int]:
+    """Profiles that boards offer -> their slices, memory before compute."""
+    return {
+        p.name: 16 * p.memory_slices + p.compute_slices for board in fleet.boards.values() for p in board.board.profiles
+    }
+
+
+class _Boards:
+    """The boards as a plan goes on: what is left to cut, and what comes already."""
+
+    def __init__(self, state: State, t_us: int, policy: Policy, lines: list[_Line]) -> None:
+        self._state, self._lines = state, lines
+        fleet = state.fleet
+        self._view = View.of(fleet)
+        idle = fleet.up & (fleet.free_milli == WHOLE_MILLI) & (fleet.held == NOBODY)
+        self._unused = idle.copy()
+        """Idle devices that no line counts on yet."""
+        idle_rows = idle.tolist()
+        self._open: dict[str, _Open] = {}
+        for name, board in fleet.boards.items():
+            rests = name in state.recut_us and t_us - state.recut_us[name] < policy.recut_rest_us
+            if rests or name in state.recuts or not fleet.nodes[board.node].up:
+                continue
+            geometry = mig.geometry_of(board.board)
+            if not mig.legal(geometry, board.rows.values()):  # its driver knows more than it told: leave it alone
+                continue
+            fixed = [instance for row, instance in board.rows.items() if not idle_rows[row]]
+            self._open[name] = _Open(
+                name, board, geometry, fixed, {row: i for row, i in board.rows.items() if idle_rows[row]}
+            )
+        self._coming = [
+            (fleet.boards[name], place.profile)
+            for name, asked in state.recuts.items()
+            if name in fleet.boards
+            for place in asked.recut.create
+        ]
+        self._layouts: dict[tuple[object, ...], mig.Layout] = {}
+        self._room: dict[tuple[object, ...], bool] = {}
+
+    def use_what_is_there(self, line: _Line) -> None:
+        """Counts idle instances and those that come already as `line`'s, each for one line only; they stay."""
+        there = np.flatnonzero(fitting(self._view, line.shape) & self._unused)
+        line.blocked = len(there) < line.shape.least
+        if line.blocked:  # else it lacks something else than instances, and none are kept for it
+            mine = there[: max(0, line.unmet)].tolist()
+            self._unused[mine] = False
+            line.unmet -= len(mine)
+            for row in mine:
+                open_ = self._open.get(self._state.fleet.board_of.get(row, ""))
+                if open_ is not None:
+                    open_.fixed.append(open_.idle.pop(row))
+            self._count_coming(line)
+
+    def cut_for(self, line: _Line) -> BoardRecut | None:
+        """The recut that brings the most of what `line` lacks and destroys the least; None when none brings any."""
+        best: tuple[tuple[int, int, int], _Open, mig.Layout] | None = None
+        for open_ in self._promising(line):
+            layout = self._layout(open_, line)
+            brought = min(line.unmet, _count(layout, line.profile) - _count(_now(open_), line.profile))
+            if brought <= 0:
+                continue
+            kept = set(layout)
+            gone = [instance for instance in open_.idle.values() if instance not in kept]
+            worth = (brought, -len(gone), -len(open_.idle))
+            if best is None or worth > best[0]:
+                best = (worth, open_, layout)
+        return None if best is None else self._cut(line, best[1], best[2])
+
+    def _promising(self, line: _Line) -> list[_Open]:
+        """Boards where an instance for `line` would fit; the fullest first, as their rest is worth the least."""
+        found = [o for o in self._open.values() if self._has_room(o, line.profile) and self._serves(o.board, line)]
+        return sorted(found, key=lambda o: (-len(o.fixed), len(o.idle)))[:_LOOKED_AT]
+
+    def _has_room(self, open_: _Open, profile: str) -> bool:
+        key = (open_.geometry, tuple(open_.fixed), profile)
+        known = self._room.get(key)
+        if known is None:
+            known = self._room[key] = bool(mig.fits(open_.geometry, open_.fixed, profile))
+        return known
+
+    def _layout(self, open_: _Open, line: _Line) -> mig.Layout:
+        """Serves all lines as far as that takes nothing from `line` and those before it."""
+        everyone = self._demand(open_, self._lines)
+        first = self._demand(open_, self._lines[: self._lines.index(line) + 1])
+        both, own = self._best(open_, everyone), self._best(open_, first)
+        return both if _count(both, line.profile) >= _count(own, line.profile) else own
+
+    def _best(self, open_: _Open, demand: dict[str, float]) -> mig.Layout:
+        key = (open_.geometry, tuple(open_.fixed), tuple(open_.idle.values()), tuple(sorted(demand.items())))
+        known = self._layouts.get(key)
+        if known is None:
+            known = mig.best_layout(open_.geometry, open_.fixed, demand, open_.idle.values())
+            self._layouts[key] = known
+        return known
+
+    def _demand(self, open_: _Open, lines: list[_Line]) -> dict[str, float]:
+        """Instances wanted of this board: what lines lack, beside the idle ones that are there and do not suffice."""
+        demand: dict[str, float] = {}
+        for line in lines:
+            if line.unmet > 0 and self._serves(open_.board, line):
+                demand[line.profile] = demand.get(line.profile, 0) + line.unmet
+        for profile, _ in open_.idle.values():
+            if profile in demand:
+                demand[profile] += 1
+        return demand
+
+    def _cut(self, line: _Line, open_: _Open, layout: mig.Layout) -> BoardRecut:
+        """Takes the board out of what may be cut, and what it brings out of what is lacking."""
+        state, fleet = self._state, self._state.fleet
+        del self._open[open_.id]
+        now, then = set(_now(open_)), set(layout)
+        gone = tuple(fleet.devices.names[row] for row, instance in open_.idle.items() if instance not in then)
+        create = tuple(
+            MigPlace(profile=profile, start=start) for profile, start in layout if (profile, start) not in now
+        )
+        why = f"{line.unmet} more {line.profile} wanted; {line.head.id} has waited {line.waited_us // 1_000_000} s"
+        self._unused[[row for row, instance in open_.idle.items() if instance not in then]] = False
+        self._coming += [(open_.board, place.profile) for place in create]
+        before = len(self._coming)
+        self._count_coming(line)
+        assert len(self._coming) < before, "a recut brings what its line lacks"
+        return BoardRecut(
+            node=open_.board.node,
+            incarnation=fleet.nodes[open_.board.node].incarnation,
+            recut=Recut(
+                board=open_.id, number=state.recut_number.get(open_.id, 0) + 1, destroy=gone, create=create
+            ),
+            why=why,
+        )  # fmt: skip
+
+    def _count_coming(self, line: _Line) -> None:
+        rest = []
+        for board, profile in self._coming:
+            if line.unmet > 0 and profile == line.profile and self._serves(board, line):
+                line.unmet -= 1
+            else:
+                rest.append((board, profile))
+        self._coming = rest
+
+    def _serves(self, board: Board, line: _Line) -> bool:
+        """Whether an instance of `line`'s profile on this board would serve it."""
+        shape, model = line.shape, board.board.model
+        offered = next((p for p in board.board.profiles if p.name == line.profile), None)
+        if offered is None or offered.memory_mib < shape.memory_mib:
+            return False
+        if (shape.types and model not in shape.types) or (shape.precision and not computes(model, shape.precision)):
+            return False
+        fleet = self._state.fleet
+        node, at = fleet.nodes[board.node], fleet.node_names.find(board.node)
+        if shape.simulated and not fleet.simulated[at]:
+            return False
+        if shape.runtime and shape.runtime != _runtime(fleet, board):
+            return False
+        if (shape.cpu_milli and fleet.free_cpu[at] < shape.cpu_milli) or (
+            shape.host_mib and fleet.free_host[at] < shape.host_mib
+        ):
+            return False
+        return all(node.labels.get(key) == value for key, value in shape.labels)
+
+
+def _runtime(fleet: Fleet, board: Board) -> str:
+    """That of its instances."""
+    row = next(iter(board.rows), None)
+    return Runtime.CUDA.value if row is None else fleet.runtimes.names[int(fleet.runtime[row])]
+
+
+def _now(open_: _Open) -> Iterator[mig.Instance]:
+    yield from open_.fixed
+    yield from open_.idle.values()
+
+
+def _count(instances: mig.Layout | Iterator[mig.Instance], profile: str) -> int:
+    return sum(name == profile for name, _ in instances)

@@ -1,0 +1,373 @@
+"""The fleet as numpy arrays: one row per device, one per node; what placement searches.
+
+A row stays a device's for ever (rows are found by device id); a device that is gone is a row that is not `up`. Compute
+is counted in milli (1,000 is the whole device), memory in MiB. `free_*` never go below zero: a ledger that would make
+them so is corrupt, and the fold stops there.
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Claim, Device, Inventory, MigBoard
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+def usable_mib(device: Device) -> int:
+    """Memory (MiB) that can be granted of a device: measured free memory wins over the book value."""
+    return device.memory_mib if device.memory_free_mib is None else min(device.memory_mib, device.memory_free_mib)
+
+
+class Overcommitted(ValueError):
+    """A grant beyond a device's capacity, or a free of what was not held."""
+
+
+class Index:
+    """Names to small integers, in order of first sight."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names: list[str] = []
+        self._codes: dict[str, int] = {}
+        for name in names:
+            self.code(name)
+
+    def code(self, name: str) -> int:
+        """The code of `name`, given one if it is new."""
+        known = self._codes.get(name)
+        if known is None:
+            known = self._codes[name] = len(self.names)
+            self.names.append(name)
+        return known
+
+    def find(self, name: str) -> int:
+        """The code of `name`, or -1."""
+        return self._codes.get(name, -1)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(slots=True)
+class Node:
+    """A machine of the pool. `rows` are its devices' rows in index order."""
+
+    name: str
+    labels: dict[str, str]
+    packed: bytes
+    """The inventory, as compressed JSON: what a search needs of it is in the fleet's arrays, and as objects it would take
+    more room than all else together."""
+    incarnation: int
+    up: bool
+    rows: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, inventory: Inventory, incarnation: int, rows: list[int]) -> "Node":
+        packed = zlib.compress(inventory.model_dump_json(exclude_defaults=True).encode(), level=1)
+        return cls(inventory.node, dict(inventory.labels), packed, incarnation, up=True, rows=rows)
+
+    @property
+    def inventory(self) -> Inventory:
+        """What the node last told."""
+        return Inventory.model_validate_json(zlib.decompress(self.packed))
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A MIG board that may be cut anew. `rows`: its instances, row of the fleet -> (profile, first memory slice)."""
+
+    node: str
+    board: MigBoard
+    rows: dict[int, tuple[str, int]]
+
+
+_NO_ROW = -1
+
+
+class Fleet:
+    """All devices and nodes of a pool.
+
+    Arrays over devices (shape (D,), D >= devices: spare rows are not `up`): `node`, `model`, `profile`, `domain` (codes;
+    `domain` is the NVLink island, which a fabric joins over nodes, or -1), `runtime` (code), `memory_mib` (usable),
+    `power_w` (board limit), `index`, `free_milli`, `free_mib`, `epoch`, `up`, `cpu` (granted only to jobs that name it),
+    `held` (position of its
+    beneficiary in `State.holds`, or -1), `torus` (code of a TPU chip's torus, or -1) and its coordinates `t0`, `t1`, `t2`
+    (0 along axes that the torus has not).
+    Arrays over nodes (shape (N,)): `leaf`, `spine`, `zone` (codes), `simulated` (0 or 1), `cpu_milli` and `host_mib`
+    (what the node has), `free_cpu` and `free_host` (what of it no claim holds), `rack_w` (the power cap that it declares
+    for its leaf, watts, 0: none), `fetch_mib_s`.
+    """
+
+    def __init__(self) -> None:
+        self.devices = Index()
+        self.models = Index()
+        self.profiles = Index([""])
+        self.domains = Index()
+        self.runtimes = Index()
+        self.tori = Index()
+        self.torus_shapes: dict[int, tuple[int, ...]] = {}
+        """Chips along each axis, by torus code."""
+        self.leaves, self.spines, self.zones = Index(), Index(), Index()
+        self.nodes: dict[str, Node] = {}
+        self.node_names = Index()
+        self.holders: dict[str, set[int]] = {}
+        """Content name -> codes of the nodes that have it on their disk."""
+        self.boards: dict[str, Board] = {}
+        """Boards that may be cut anew, by id, of nodes that are up or were."""
+        self.board_of: dict[int, str] = {}
+        """Row of an instance of such a board -> the board's id."""
+        self.lasting: dict[Any, Any] = {}
+        self.lasting_version = -1
+        """What the constraints that do not pass leave, by kind of request (`placement.constraints`)."""
+        self.scorer: Any = None
+        """The placer's scorer (`libs.core.placement.score.scorer`), where there is one: views of this fleet carry it."""
+        self.version = 0
+        """Grows when nodes or devices come or go: whoever caches something derived from the shape compares it."""
+        for name in _DEVICE_COLUMNS:
+            setattr(self, name, np.zeros(0, dtype=_DEVICE_COLUMNS[name]))
+        for name in _NODE_COLUMNS:
+            setattr(self, name, np.zeros(0, dtype=np.int64))
+
+    node: Ints
+    model: Ints
+    profile: Ints
+    domain: Ints
+    runtime: Ints
+    power_w: Ints
+    index: Ints
+    memory_mib: Ints
+    free_milli: Ints
+    free_mib: Ints
+    epoch: Ints
+    up: Bools
+    cpu: Bools
+    held: Ints
+    torus: Ints
+    t0: Ints
+    t1: Ints
+    t2: Ints
+    leaf: Ints
+    spine: Ints
+    zone: Ints
+    simulated: Ints
+    cpu_milli: Ints
+    host_mib: Ints
+    free_cpu: Ints
+    free_host: Ints
+    rack_w: Ints
+    fetch_mib_s: Ints
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def join(self, inventory: Inventory, incarnation: int) -> Node:
+        """A node offers its devices (again). Devices that it no longer has are not `up` any more."""
+        self.version += 1
+        node_code = self._node_row(inventory)
+        rows = [self._device_row(device, node_code, inventory.node) for device in inventory.devices]
+        old = self.nodes.get(inventory.node)
+        if old is not None:
+            self.up[old.rows] = False
+        self.up[rows] = True
+        node = Node.of(inventory, incarnation, rows)
+        self.nodes[inventory.node] = node
+        self._set_boards(inventory, rows)
+        return node
+
+    def leave(self, name: str) -> None:
+        """A node's devices are gone until it joins again."""
+        self.version += 1
+        node = self.nodes[name]
+        node.up = False
+        self.up[node.rows] = False
+
+    def row(self, device: str) -> int:
+        """Raises KeyError naming a device that the pool has never had."""
+        found = self.devices.find(device)
+        if found == _NO_ROW:
+            raise KeyError(f"no device {device!r} in this pool")
+        return found
+
+    def adopt(self, device: str) -> int:
+        """A row for a device that no node has now (from a snapshot); it is not `up`."""
+        row = self.devices.code(device)
+        if row == len(self.node):
+            self._grow(_DEVICE_COLUMNS)
+        self.held[row] = self.torus[row] = -1
+        return row
+
+    def take(self, claims: Iterable[Claim]) -> None:
+        """Subtracts a grant. Raises Overcommitted, naming the device, before anything is changed."""
+        taken = [(self.row(c.device), c) for c in claims]
+        for row, c in taken:
+            if self.free_milli[row] < c.milli or self.free_mib[row] < c.memory_mib or not self.up[row]:
+                raise Overcommitted(
+                    f"{c.device}: {c.milli} milli and {c.memory_mib} MiB asked of "
+                    f"{self.free_milli[row]} milli and {self.free_mib[row]} MiB free (up: {bool(self.up[row])})"
+                )
+            if c.epoch <= self.epoch[row]:
+                raise Overcommitted(f"{c.device}: epoch {c.epoch} does not grow beyond {self.epoch[row]}")
+        self._check_hosts(taken)
+        for row, c in taken:
+            self.free_milli[row] -= c.milli
+            self.free_mib[row] -= c.memory_mib
+            self.epoch[row] = c.epoch
+        self.occupy_hosts(c for _, c in taken)
+
+    def occupy_hosts(self, claims: Iterable[Claim]) -> None:
+        """Subtracts the processors and host memory of claims, of whose devices the rest is already taken."""
+        for c in claims:
+            if c.cpu_milli or c.host_memory_mib:
+                at = self.node_names.find(c.node)
+                self.free_cpu[at] -= c.cpu_milli
+                self.free_host[at] -= c.host_memory_mib
+
+    def give_back(self, claims: Iterable[Claim]) -> None:
+        """Adds back what a node's evidence freed. Raises Overcommitted when more than the device has would be free."""
+        for c in claims:
+            row = self.row(c.device)
+            self.free_milli[row] += c.milli
+            self.free_mib[row] += c.memory_mib
+            if self.free_milli[row] > WHOLE_MILLI or self.free_mib[row] > self.memory_mib[row]:
+                raise Overcommitted(f"{c.device}: freed twice ({self.free_milli[row]} milli would be free)")
+            if not c.cpu_milli and not c.host_memory_mib:
+                continue
+            at = self.node_names.find(c.node)
+            self.free_cpu[at] += c.cpu_milli
+            self.free_host[at] += c.host_memory_mib
+            if self.free_cpu[at] > self.cpu_milli[at] or self.free_host[at] > self.host_mib[at]:
+                raise Overcommitted(f"{c.node}: more processors or host memory are freed than it has")
+
+    def _check_hosts(self, taken: list[tuple[int, Claim]]) -> None:
+        """Raises Overcommitted, naming the node whose processors or host memory would not suffice."""
+        cpu: dict[int, int] = {}
+        host: dict[int, int] = {}
+        for _, c in taken:
+            if c.cpu_milli or c.host_memory_mib:
+                at = self.node_names.find(c.node)
+                cpu[at] = cpu.get(at, 0) + c.cpu_milli
+                host[at] = host.get(at, 0) + c.host_memory_mib
+        for at in cpu:
+            if cpu[at] > max(0, self.free_cpu[at]) or host[at] > max(0, self.free_host[at]):
+                raise Overcommitted(
+                    f"{self.node_names.names[at]}: {cpu[at]} thousandths of a processor and {host[at]} MiB of host memory "
+                    f"asked of {self.free_cpu[at]} and {self.free_host[at]} MiB free"
+                )
+
+    def _grow(self, columns: Iterable[str]) -> None:
+        """Doubles the arrays. Rows without a device are not `up`, so no search ever finds them."""
+        for name in columns:
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(max(64, len(old)), dtype=old.dtype)]))
+
+    def _node_row(self, inventory: Inventory) -> int:
+        code = self.node_names.code(inventory.node)
+        if code == len(self.leaf):
+            self._grow(_NODE_COLUMNS)
+        where = inventory.position
+        self.rack_w[code], self.fetch_mib_s[code] = inventory.rack_power_w, inventory.fetch_mib_s
+        self._set_contents(code, inventory)
+        self.simulated[code] = inventory.simulated
+        self.free_cpu[code] += inventory.cpus * 1000 - self.cpu_milli[code]
+        self.free_host[code] += inventory.memory_mib - self.host_mib[code]
+        self.cpu_milli[code], self.host_mib[code] = inventory.cpus * 1000, inventory.memory_mib
+        self.zone[code] = self.zones.code(where.zone)
+        self.spine[code] = self.spines.code(f"{where.zone}/{where.spine}")
+        self.leaf[code] = self.leaves.code(f"{where.zone}/{where.spine}/{where.leaf}")
+        return code
+
+    def _set_contents(self, code: int, inventory: Inventory) -> None:
+        before = self.nodes.get(inventory.node)
+        for name in before.inventory.contents if before is not None else ():
+            self.holders[name].discard(code)
+            if not self.holders[name]:
+                del self.holders[name]
+        for name in inventory.contents:
+            self.holders.setdefault(name, set()).add(code)
+
+    def _set_boards(self, inventory: Inventory, rows: list[int]) -> None:
+        for gone in [name for name, board in self.boards.items() if board.node == inventory.node]:
+            for row in self.boards.pop(gone).rows:
+                self.board_of.pop(row, None)
+        for board in inventory.boards:
+            if not board.dynamic:
+                continue
+            instances = {
+                row: (d.mig_profile, d.mig_start)
+                for row, d in zip(rows, inventory.devices, strict=True)
+                if d.parent == board.id
+            }
+            known = {(profile.name, start) for profile in board.profiles for start in profile.starts}
+            if known.issuperset(
+                instances.values()
+            ):  # else somebody cut it by hand, in ways that no plan can go on from
+                self.boards[board.id] = Board(inventory.node, board, instances)
+                self.board_of.update(dict.fromkeys(instances, board.id))
+
+    def _device_row(self, device: Device, node_code: int, node: str) -> int:
+        row, memory_mib = self.devices.find(device.id), usable_mib(device)
+        fresh = row == _NO_ROW
+        if fresh:
+            row = self.devices.code(device.id)
+            if row == len(self.node):
+                self._grow(_DEVICE_COLUMNS)
+            self.held[row] = -1
+            self.free_milli[row] = WHOLE_MILLI
+            self.free_mib[row] = memory_mib
+        else:
+            self.free_mib[row] += memory_mib - self.memory_mib[row]
+        self.node[row] = node_code
+        self.model[row] = self.models.code(device.model)
+        self.profile[row] = self.profiles.code(device.mig_profile)
+        island = device.fabric or (f"{node}/{device.nvlink_domain}" if device.nvlink_domain else "")
+        self.domain[row] = self.domains.code(island) if island else -1
+        self.index[row] = device.index
+        self.memory_mib[row] = memory_mib
+        self.runtime[row] = self.runtimes.code(device.runtime.value)
+        self.power_w[row] = device.power_limit_w
+        self.cpu[row] = device.kind in NAMED_ONLY
+        self._torus_row(row, device)
+        return row
+
+    def _torus_row(self, row: int, device: Device) -> None:
+        """A chip whose coordinates do not lie in its torus belongs to none: no slice is cut around it."""
+        shape, at = device.torus_shape, device.torus_at
+        known = (
+            bool(device.torus and shape)
+            and len(shape) == len(at)
+            and all(0 <= x < n for x, n in zip(at, shape, strict=True))
+        )
+        self.torus[row] = self.tori.code(device.torus) if known else -1
+        if known:
+            self.torus_shapes[int(self.torus[row])] = shape
+        self.t0[row], self.t1[row], self.t2[row] = (*at, 0, 0, 0)[:3] if known else (0, 0, 0)
+
+
+_DEVICE_COLUMNS: dict[str, type] = {
+    "node": np.int64,
+    "model": np.int64,
+    "profile": np.int64,
+    "domain": np.int64,
+    "runtime": np.int64,
+    "power_w": np.int64,
+    "index": np.int64,
+    "memory_mib": np.int64,
+    "free_milli": np.int64,
+    "free_mib": np.int64,
+    "epoch": np.int64,
+    "up": np.bool_,
+    "cpu": np.bool_,
+    "held": np.int64,
+    "torus": np.int64,
+    "t0": np.int64,
+    "t1": np.int64,
+    "t2": np.int64,
+}
+_NODE_COLUMNS = (
+    "leaf", "spine", "zone", "simulated", "cpu_milli", "host_mib", "free_cpu", "free_host", "rack_w", "fetch_mib_s"
+)  # fmt: skip

@@ -1,0 +1,282 @@
+"""What each ledger event means for the state. Total on valid ledgers; an impossible event stops the fold.
+
+    state' = fold(state, record)          the same ledger gives the same state, anywhere (I9)
+
+Errors (`Forbidden`, `Overcommitted`, `KeyError`) mean that the ledger is corrupt or was written by newer code: the
+reader stops loudly and never skips.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from libs.core.state import lifecycle
+from libs.core.state.model import Attempt, Job, Part, State, shape_of
+from schemas import ledger as led
+from schemas.jobs import JobState
+from schemas.resources import WHOLE_MILLI, Claim
+
+CAUSES: dict[str, Any] = {
+    "refused": "part-refused",
+    "lease-ended": "part-lost",
+    "new-incarnation": "part-lost",
+    "node-left": "node-left",
+}
+"""Why an attempt must end when a part of it is freed by this evidence, and nothing was decided before."""
+
+
+def apply(state: State, event: Any, t_us: int) -> None:
+    """Changes `state` by one event of a record decided at `t_us`."""
+    _FOLD[type(event)](state, event, t_us)
+
+
+def apply_record(state: State, record: led.LedgerRecord) -> None:
+    """Changes `state` by a whole valid record."""
+    for event in record.events:
+        apply(state, event, record.t_us)
+    state.t_us = record.t_us
+    state.inbox_seq = record.inbox_seq
+
+
+def _node_joined(state: State, e: led.NodeJoined, t_us: int) -> None:
+    state.fleet.join(e.inventory, e.incarnation)
+    state.on_node.setdefault(e.inventory.node, {})
+    _forget_recuts(state, e.inventory.node)
+
+
+def _node_left(state: State, e: led.NodeLeft, t_us: int) -> None:
+    state.fleet.leave(e.node)
+    _forget_recuts(state, e.node)
+
+
+def _forget_recuts(state: State, node: str) -> None:
+    """A node that starts anew or is gone was asked for nothing."""
+    for board in [board for board, asked in state.recuts.items() if asked.node == node]:
+        del state.recuts[board]
+
+
+def _board_recut(state: State, e: led.BoardRecut, t_us: int) -> None:
+    board = e.recut.board
+    for device in e.recut.destroy:
+        if state.fleet.free_milli[state.fleet.row(device)] != WHOLE_MILLI:
+            raise lifecycle.Forbidden(f"{device} is to be destroyed while it is in use")
+    if board in state.recuts:
+        raise lifecycle.Forbidden(f"board {board} is cut anew while its last recut is under way")
+    state.recuts[board], state.recut_number[board], state.recut_us[board] = e, e.recut.number, t_us
+    mark_recuts(state)
+
+
+def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
+    """Claims stay with their devices: rows are found by id, and a joined row keeps what is free of it."""
+    del state.recuts[e.board]
+    state.fleet.join(e.inventory, e.incarnation)
+    mark_recuts(state)
+
+
+def mark_recuts(state: State) -> None:
+    """Nobody is granted an instance that is about to go. (Whoever joins a node's inventory calls it after.)"""
+    for asked in state.recuts.values():
+        for device in asked.recut.destroy:
+            state.fleet.up[state.fleet.row(device)] = False
+            state.fleet.version += 1
+
+
+def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
+    if e.limit_milli is None:
+        state.quotas.pop(e.team, None)
+    else:
+        state.quotas[e.team] = e.limit_milli
+
+
+def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
+    if e.job_id in state.jobs or e.job_id in state.finished:
+        raise lifecycle.Forbidden(f"{e.job_id} is queued a second time")
+    job = Job(
+        e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec)
+    )  # fmt: skip
+    state.jobs[e.job_id] = job
+    _enqueue(state, job)
+
+
+def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
+    job = state.jobs[e.job_id]
+    job.state = lifecycle.after(e.kind, job.state)
+    if e.attempt != job.attempts + 1:
+        raise lifecycle.Forbidden(f"{e.job_id}: attempt {e.attempt} follows attempt {job.attempts}")
+    state.fleet.take(e.claims)
+    _dequeue(state, job)
+    by_node: dict[str, list[Claim]] = {}
+    for claim in e.claims:
+        by_node.setdefault(claim.node, []).append(claim)
+    parts = {node: Part(node, tuple(claims)) for node, claims in by_node.items()}
+    job.attempts = e.attempt
+    job.current = Attempt(e.attempt, e.claims, parts, granted_us=t_us)
+    job.first_grant_us = job.first_grant_us or t_us
+    for node in parts:
+        state.on_node[node][job.id] = None
+    if job.shape.spread[0]:
+        state.kin.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
+    state.used_milli[job.team] = state.used_milli.get(job.team, 0) + sum(c.milli for c in e.claims)
+    state.grants += 1
+
+
+def _attempt_starting(state: State, e: led.AttemptStarting, t_us: int) -> None:
+    job, attempt = _current(state, e.job_id, e.attempt)
+    job.state = lifecycle.after(e.kind, job.state)
+    attempt.parts[e.node].started = True
+
+
+def _attempt_running(state: State, e: led.AttemptRunning, t_us: int) -> None:
+    job, attempt = _current(state, e.job_id, e.attempt)
+    job.state = lifecycle.after(e.kind, job.state)
+    attempt.running_us = t_us
+    for part in attempt.parts.values():
+        part.started = True
+    if job.spec.time_limit_s:
+        state.limited[job.id] = t_us + int(job.spec.time_limit_s * 1_000_000)
+
+
+def _attempt_checkpointed(state: State, e: led.AttemptCheckpointed, t_us: int) -> None:
+    job, attempt = _current(state, e.job_id, e.attempt)
+    attempt.checkpoint, attempt.checkpoint_us = e.checkpoint, t_us
+    job.resume = e.checkpoint
+
+
+def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> None:
+    job, attempt = _current(state, e.job_id, e.attempt)
+    job.state = lifecycle.after(e.kind, job.state)
+    attempt.cause, attempt.reason, attempt.beneficiary = "preempted", e.reason, e.beneficiary
+    job.preemptions += 1
+    state.preemptions += 1
+
+
+def _attempt_stopping(state: State, e: led.AttemptStopping, t_us: int) -> None:
+    job, attempt = _current(state, e.job_id, e.attempt)
+    job.state = lifecycle.after(e.kind, job.state)
+    attempt.cause, attempt.reason = e.cause, e.reason
+
+
+def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
+    job, attempt = _current(state, e.job_id, e.attempt)
+    part = attempt.parts[e.node]
+    if part.freed:
+        raise lifecycle.Forbidden(f"{e.job_id}.{e.attempt}: its part on {e.node} is freed twice")
+    part.freed, part.exit_code, part.own_exit = True, e.exit_code, e.own_exit
+    if not attempt.cause and e.evidence != "released":
+        attempt.cause = CAUSES[e.evidence]
+        attempt.reason = e.reason
+    state.fleet.give_back(part.claims)
+    state.on_node[e.node].pop(job.id, None)
+    state.used_milli[job.team] -= sum(c.milli for c in part.claims)
+
+
+def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
+    job, attempt = _current(state, e.job_id, e.attempt)
+    if not all(part.freed for part in attempt.parts.values()):
+        raise lifecycle.Forbidden(f"{e.job_id}.{e.attempt} is closed while a part of it still holds devices")
+    if e.outcome in ("lost", "refused"):
+        job.lost += 1
+    elif e.outcome == "failed":
+        job.failures += 1
+    job.current = None
+    if job.shape.spread[0]:
+        _part_from_kin(state, job)
+    state.limited.pop(job.id, None)
+
+
+def _job_requeued(state: State, e: led.JobRequeued, t_us: int) -> None:
+    job = state.jobs[e.job_id]
+    job.state = lifecycle.after(e.kind, job.state)
+    job.resume = e.resume
+    _enqueue(state, job)
+
+
+def _job_finished(state: State, e: led.JobFinished, t_us: int) -> None:
+    job = state.jobs[e.job_id]
+    final = lifecycle.finish(job.state, e.state)
+    if job.state is JobState.QUEUED:
+        _dequeue(state, job)
+    del state.jobs[e.job_id]
+    state.finished[e.job_id] = job.spec_hash
+    state.finished_by_state[final.value] = state.finished_by_state.get(final.value, 0) + 1
+
+
+def _devices_held(state: State, e: led.DevicesHeld, t_us: int) -> None:
+    state.holds[e.job_id] = e.devices
+    mark_holds(state)
+
+
+def _hold_released(state: State, e: led.HoldReleased, t_us: int) -> None:
+    state.holds.pop(e.job_id, None)
+    mark_holds(state)
+
+
+def _input_rejected(state: State, e: led.InputRejected, t_us: int) -> None:
+    """Nothing changes: the record only says that the input was considered."""
+
+
+def hold_code(state: State, job_id: str) -> int:
+    """The code that marks devices held for `job_id` in `fleet.held`; -1 when it holds none."""
+    return next((code for code, holder in enumerate(state.holds) if holder == job_id), -1)
+
+
+def mark_holds(state: State) -> None:
+    """Rewrites `fleet.held` from `state.holds` (few at any time)."""
+    state.fleet.held[:] = -1
+    for code, devices in enumerate(state.holds.values()):
+        for device in devices:
+            state.fleet.held[state.fleet.row(device)] = code
+
+
+def _current(state: State, job_id: str, number: int) -> tuple[Job, Attempt]:
+    job = state.jobs.get(job_id)
+    if job is None or job.current is None or job.current.number != number:
+        raise lifecycle.Forbidden(f"{job_id}.{number} is not a running attempt")
+    return job, job.current
+
+
+def _part_from_kin(state: State, job: Job) -> None:
+    key = (job.team, job.shape.spread[0])
+    del state.kin[key][job.id]
+    if not state.kin[key]:
+        del state.kin[key]
+
+
+def _enqueue(state: State, job: Job) -> None:
+    line = state.queues.setdefault(job.queue, {})
+    line[job.id] = job.submitted_us
+    if len(line) > 1:
+        newest_first = reversed(line)
+        next(newest_first)
+        last = next(newest_first)
+        if (line[last], last) > (job.submitted_us, job.id):  # an older job came back: it keeps its age
+            state.queues[job.queue] = dict(sorted(line.items(), key=lambda item: (item[1], item[0])))
+
+
+def _dequeue(state: State, job: Job) -> None:
+    line = state.queues[job.queue]
+    del line[job.id]
+    if not line:
+        del state.queues[job.queue]
+
+
+_FOLD: dict[type, Callable[[State, Any, int], None]] = {
+    led.NodeJoined: _node_joined,
+    led.NodeLeft: _node_left,
+    led.QuotaSet: _quota_set,
+    led.JobQueued: _job_queued,
+    led.JobGranted: _job_granted,
+    led.AttemptStarting: _attempt_starting,
+    led.AttemptRunning: _attempt_running,
+    led.AttemptCheckpointed: _attempt_checkpointed,
+    led.AttemptPreempting: _attempt_preempting,
+    led.AttemptStopping: _attempt_stopping,
+    led.DevicesFreed: _devices_freed,
+    led.AttemptClosed: _attempt_closed,
+    led.JobRequeued: _job_requeued,
+    led.JobFinished: _job_finished,
+    led.DevicesHeld: _devices_held,
+    led.HoldReleased: _hold_released,
+    led.BoardRecut: _board_recut,
+    led.BoardCutDone: _board_cut_done,
+    led.InputRejected: _input_rejected,
+}

@@ -1,0 +1,227 @@
+"""The state that a ledger folds into: fleet, jobs, attempts, quotas. Changed by `libs.core.state.fold` alone."""
+
+from dataclasses import dataclass, field
+
+from libs.core.state.fleet import Fleet
+from schemas.jobs import Checkpoint, JobSpec, JobState
+from schemas.ledger import BoardRecut
+from schemas.resources import WHOLE_MILLI, Claim, Resources, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One role of a nested gang: `count` groups of `devices`, each within one group of `level`."""
+
+    name: str
+    count: int
+    min_count: int
+    devices: int
+    types: tuple[str, ...]
+    memory_mib: int
+    cpu_milli: int
+    host_mib: int
+    level: str
+    required: bool
+    widen_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What makes two requests equal to the placer: if one does not fit now, neither does the other.
+
+    CPU (thousandths of a processor), host memory and device memory (MiB) and `milli` are per device.
+    """
+
+    devices: int
+    types: tuple[str, ...] = ()
+    memory_mib: int = 0
+    milli: int = WHOLE_MILLI
+    profile: str = ""
+    level: str = "node"
+    required: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
+    simulated: bool = False
+    """Runs as a timer, so only on nodes whose devices are simulated."""
+    min_devices: int = 0
+    """Elastic: the fewest devices that are of use; 0: all of them."""
+    cpu_milli: int = 0
+    host_mib: int = 0
+    runtime: str = ""
+    precision: str = ""
+    widen_us: int = 0
+    """Preferred topology: how long to wait for the level before widening."""
+    roles: tuple[Group, ...] = ()
+    torus: tuple[int, ...] = ()
+    spread: tuple[str, str] = ("", "")
+    """Anti-affinity: key and level."""
+    contents: tuple[tuple[str, int], ...] = ()
+    """Images and datasets: name and MiB."""
+    objective: str = "listed"
+    family: str = ""
+
+    @property
+    def total_milli(self) -> int:
+        return self.devices * self.milli
+
+    @property
+    def whole(self) -> bool:
+        return self.milli == WHOLE_MILLI
+
+    @property
+    def least(self) -> int:
+        """The fewest devices that are of use."""
+        if self.roles:
+            return sum(role.min_count * role.devices for role in self.roles)
+        return self.min_devices or self.devices
+
+
+def shape_of(spec: JobSpec) -> Shape:
+    """The shape of a job's request."""
+    r: Resources = spec.resources
+    return Shape(
+        devices=r.devices,
+        types=r.types,
+        memory_mib=r.memory_mib,
+        milli=r.share_milli,
+        profile=r.mig_profile,
+        level=r.topology.level.value,
+        required=r.topology.policy == "required",
+        labels=tuple(sorted(r.labels.items())),
+        simulated=spec.simulation is not None,
+        min_devices=r.min_devices or 0,
+        cpu_milli=r.cpu_milli,
+        host_mib=r.host_memory_mib,
+        runtime=r.runtime.value if r.runtime else "",
+        precision=r.precision.value if r.precision else "",
+        widen_us=int(r.topology.widen_after_s * 1_000_000),
+        roles=tuple(_group(role, r) for role in r.roles),
+        torus=r.torus,
+        spread=(r.spread.key, r.spread.level.value) if r.spread else ("", ""),
+        contents=tuple(sorted((c.name, c.size_mib) for c in r.contents)),
+        objective=r.objective.value,
+        family=r.family,
+    )
+
+
+def _group(role: Role, r: Resources) -> Group:
+    """A role with what it leaves out taken from its job."""
+    return Group(
+        name=role.name,
+        count=role.count,
+        min_count=role.min_count or role.count,
+        devices=role.devices,
+        types=role.types or r.types,
+        memory_mib=role.memory_mib or r.memory_mib,
+        cpu_milli=role.cpu_milli or r.cpu_milli,
+        host_mib=role.host_memory_mib or r.host_memory_mib,
+        level=role.topology.level.value,
+        required=role.topology.policy == "required",
+        widen_us=int(role.topology.widen_after_s * 1_000_000),
+    )
+
+
+@dataclass(slots=True)
+class Part:
+    """One node's share of an attempt."""
+
+    node: str
+    claims: tuple[Claim, ...]
+    started: bool = False
+    freed: bool = False
+    exit_code: int | None = None
+    own_exit: bool = False
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One run of a job: it holds its claims from `granted_us` until each part was seen to be gone."""
+
+    number: int
+    claims: tuple[Claim, ...]
+    parts: dict[str, Part]
+    granted_us: int
+    running_us: int = 0
+    cause: str = ""
+    """Why it must end, once that was decided: cancelled, time-limit, part-failed, part-lost, part-refused, node-left,
+    preempted."""
+    reason: str = ""
+    beneficiary: str = ""
+    checkpoint: Checkpoint | None = None
+    checkpoint_us: int = 0
+
+
+@dataclass(slots=True)
+class Job:
+    """An admitted job that has not ended."""
+
+    id: str
+    team: str
+    spec: JobSpec
+    spec_hash: str
+    priority: int
+    preempts: bool
+    submitted_us: int
+    queued_us: int
+    shape: Shape
+    state: JobState = JobState.QUEUED
+    attempts: int = 0
+    current: Attempt | None = None
+    resume: Checkpoint | None = None
+    lost: int = 0
+    failures: int = 0
+    preemptions: int = 0
+    first_grant_us: int = 0
+
+    @property
+    def queue(self) -> "QueueKey":
+        return (self.priority, self.team, self.shape)
+
+
+QueueKey = tuple[int, str, Shape]
+"""Waiting jobs are kept in one line per (priority, team, shape): what does not fit blocks its own line only."""
+
+
+@dataclass(slots=True)
+class State:
+    """Everything placement knows. Two states folded from the same ledger are equal (`libs.core.state.snapshot.dump`)."""
+
+    fleet: Fleet = field(default_factory=Fleet)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    finished: dict[str, str] = field(default_factory=dict)
+    """Ended jobs: id -> spec hash. Ids never expire, so a submit repeated after a year is still the same job."""
+    queues: dict[QueueKey, dict[str, int]] = field(default_factory=dict)
+    """Each line in order: job id -> submitted_us."""
+    on_node: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Node -> ids of the jobs that hold devices there, in order of grant."""
+    quotas: dict[str, int] = field(default_factory=dict)
+    used_milli: dict[str, int] = field(default_factory=dict)
+    kin: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    """(team, spread key) -> ids of the jobs with an open attempt: whom the next one of that key must stay away from."""
+    holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Beneficiary -> devices that are kept for it."""
+    limited: dict[str, int] = field(default_factory=dict)
+    """Running jobs with a time limit: id -> when they must end, us."""
+    recuts: dict[str, BoardRecut] = field(default_factory=dict)
+    """MIG boards that are being cut anew: board id -> what its node was asked for."""
+    recut_number: dict[str, int] = field(default_factory=dict)
+    """Board id -> number of its last recut, done or under way."""
+    recut_us: dict[str, int] = field(default_factory=dict)
+    """Board id -> when its last recut was decided, us: a board rests between two."""
+    t_us: int = 0
+    inbox_seq: int = 0
+    grants: int = 0
+    preemptions: int = 0
+    finished_by_state: dict[str, int] = field(default_factory=dict)
+
+    def committed_milli(self, team: str, but_not: str = "") -> int:
+        """What counts against a team's quota: held by its attempts, and kept for its beneficiaries (I7)."""
+        total = self.used_milli.get(team, 0)
+        for holder in self.holds:
+            job = self.jobs.get(holder)
+            if job is not None and holder != but_not and job.team == team:
+                total += self.kept_milli(holder)
+        return total
+
+    def kept_milli(self, job_id: str) -> int:
+        """Compute of the devices that are kept for a job, which may be fewer than an elastic one asked for."""
+        return len(self.holds[job_id]) * self.jobs[job_id].shape.milli if job_id in self.holds else 0

@@ -1,0 +1,157 @@
+"""A state as bytes and back. Two equal states give equal bytes, so snapshots also prove that folds agree (I9)."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from libs.core.state.fleet import Fleet
+from libs.core.state.fold import mark_holds, mark_recuts
+from libs.core.state.model import Attempt, Job, Part, State, shape_of
+from schemas.jobs import Checkpoint, JobSpec, JobState
+from schemas.ledger import BoardRecut
+from schemas.resources import Claim, Inventory
+
+VERSION = 2
+_PLAIN = (
+    "finished", "quotas", "used_milli", "limited", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state"
+)  # fmt: skip
+_JOB_PLAIN = (
+    "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts", "lost", "failures",
+    "preemptions", "first_grant_us",
+)  # fmt: skip
+_ATTEMPT_PLAIN = ("number", "granted_us", "running_us", "cause", "reason", "beneficiary", "checkpoint_us")
+
+
+class WrongVersion(ValueError):
+    """The snapshot was written by another version of this code: ignore it and fold from the beginning."""
+
+
+def dump(state: State, learned: Any = None) -> bytes:
+    """JSON with sorted keys, UTF-8. `learned`: what the placer knows of the mix of requests."""
+    body = {
+        "version": VERSION,
+        "learned": learned,
+        "fleet": _dump_fleet(state.fleet),
+        "jobs": [_dump_job(job) for job in sorted(state.jobs.values(), key=lambda j: j.id)],
+        "recuts": [asked.model_dump(mode="json") for asked in state.recuts.values()],
+        "recut_number": state.recut_number,
+        "recut_us": state.recut_us,
+        "holds": [[holder, list(devices)] for holder, devices in state.holds.items()],
+        **{name: getattr(state, name) for name in _PLAIN},
+    }
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def load(data: bytes) -> State:
+    """The inverse of `dump`. Raises WrongVersion."""
+    return load_learned(data)[0]
+
+
+def load_learned(data: bytes) -> tuple[State, Any]:
+    """The state, and what was `learned` (None: nothing). Raises WrongVersion."""
+    body = json.loads(data)
+    if body["version"] != VERSION:
+        raise WrongVersion(f"snapshot version {body['version']}, this code reads {VERSION}")
+    state = State(fleet=_load_fleet(body["fleet"]), **{name: body[name] for name in _PLAIN})
+    jobs = [_load_job(j) for j in body["jobs"]]
+    state.jobs = {job.id: job for job in jobs}
+    for job in sorted(jobs, key=lambda j: (j.submitted_us, j.id)):
+        if job.state is JobState.QUEUED:
+            state.queues.setdefault(job.queue, {})[job.id] = job.submitted_us
+    state.on_node = {name: {} for name in state.fleet.nodes}
+    for job in sorted(jobs, key=_grant_order):
+        if job.current and job.shape.spread[0]:
+            state.kin.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
+        for part in job.current.parts.values() if job.current else ():
+            if not part.freed:
+                state.on_node[part.node][job.id] = None
+                state.fleet.occupy_hosts(part.claims)
+    state.holds = {holder: tuple(devices) for holder, devices in body["holds"]}
+    mark_holds(state)
+    asked = [BoardRecut.model_validate(raw) for raw in body.get("recuts", ())]
+    state.recuts = {one.recut.board: one for one in asked}
+    state.recut_number, state.recut_us = body.get("recut_number", {}), body.get("recut_us", {})
+    mark_recuts(state)
+    return state, body.get("learned")
+
+
+def _grant_order(job: Job) -> tuple[int, int, str]:
+    """Agents start parts in this order, and of two shares of one device the older epoch must come first."""
+    attempt = job.current
+    return (attempt.granted_us, attempt.claims[0].epoch, job.id) if attempt is not None else (0, 0, job.id)
+
+
+def _dump_fleet(fleet: Fleet) -> dict[str, Any]:
+    n = len(fleet)
+    return {
+        "nodes": [
+            [fleet.nodes[name].inventory.model_dump(mode="json"), fleet.nodes[name].incarnation, fleet.nodes[name].up]
+            for name in fleet.node_names.names
+        ],
+        "devices": [
+            [name, int(fleet.epoch[i]), int(fleet.free_milli[i]), int(fleet.free_mib[i]), int(fleet.memory_mib[i])]
+            for i, name in enumerate(fleet.devices.names[:n])
+        ],
+    }
+
+
+def _load_fleet(body: dict[str, Any]) -> Fleet:
+    """Devices get their rows back: of two equal ones the lower row is taken, and recuts add rows out of node order."""
+    fleet = Fleet()
+    for name, *_ in body["devices"]:  # also those that no node has now: their epochs must still never go back
+        fleet.adopt(name)
+    for raw, incarnation, up in body["nodes"]:
+        node = fleet.join(Inventory.model_validate(raw), incarnation)
+        if not up:
+            fleet.leave(node.name)
+    for name, epoch, free_milli, free_mib, memory_mib in body["devices"]:
+        row = fleet.row(name)
+        fleet.epoch[row], fleet.free_milli[row] = epoch, free_milli
+        fleet.free_mib[row], fleet.memory_mib[row] = free_mib, memory_mib
+    return fleet
+
+
+def _dump_job(job: Job) -> dict[str, Any]:
+    return {
+        **{name: getattr(job, name) for name in _JOB_PLAIN},
+        "spec": job.spec.model_dump(mode="json"),
+        "state": job.state.value,
+        "resume": job.resume.model_dump(mode="json") if job.resume else None,
+        "current": _dump_attempt(job.current) if job.current else None,
+    }
+
+
+def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        **{name: getattr(attempt, name) for name in _ATTEMPT_PLAIN},
+        "claims": [c.model_dump(mode="json") for c in attempt.claims],
+        "parts": [asdict(part) | {"claims": None} for part in attempt.parts.values()],
+        "checkpoint": attempt.checkpoint.model_dump(mode="json") if attempt.checkpoint else None,
+    }
+
+
+def _load_job(raw: dict[str, Any]) -> Job:
+    spec = JobSpec.model_validate(raw["spec"])
+    return Job(
+        **{name: raw[name] for name in _JOB_PLAIN},
+        spec=spec,
+        shape=shape_of(spec),
+        state=JobState(raw["state"]),
+        resume=_checkpoint(raw["resume"]),
+        current=_load_attempt(raw["current"]) if raw["current"] else None,
+    )
+
+
+def _load_attempt(raw: dict[str, Any]) -> Attempt:
+    claims = tuple(Claim.model_validate(c) for c in raw["claims"])
+    parts = {p["node"]: Part(**p | {"claims": tuple(c for c in claims if c.node == p["node"])}) for p in raw["parts"]}
+    return Attempt(
+        **{name: raw[name] for name in _ATTEMPT_PLAIN},
+        claims=claims,
+        parts=parts,
+        checkpoint=_checkpoint(raw["checkpoint"]),
+    )
+
+
+def _checkpoint(raw: dict[str, Any] | None) -> Checkpoint | None:
+    return Checkpoint.model_validate(raw) if raw else None

@@ -1,0 +1,54 @@
+"""What the writer asks of a decider (placement's is `libs.core.scheduling.decider.Machine`), and what it tells of itself."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from libs.ledger.inputs import InboxItem
+from schemas.ledger import LedgerRecord
+
+
+class Machine(Protocol):
+    """A deterministic state: `apply` folds what was committed, `decide` takes inputs in and gives events out.
+
+    `decide` moves the machine as if its events were committed already; if they are not, the machine is thrown away.
+    Without events it moves `inbox_seq` and `t_us` only.
+    """
+
+    @property
+    def inbox_seq(self) -> int: ...
+    @property
+    def t_us(self) -> int: ...
+    def apply(self, record: LedgerRecord, seq: int) -> None: ...
+    def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]: ...
+    def dump(self) -> bytes: ...
+
+
+M = TypeVar("M", bound=Machine)
+M_co = TypeVar("M_co", bound=Machine, covariant=True)
+
+
+class MachineFactory(Protocol[M_co]):
+    def new(self) -> M_co: ...
+    def load(self, data: bytes) -> M_co: ...
+
+
+OnCommit = Callable[[int, LedgerRecord, M], Awaitable[None]]
+OnRefold = Callable[[M], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a writer has done since it was made."""
+
+    commits: int = 0
+    events: int = 0
+    inputs: int = 0
+    skipped: int = 0
+    rejected: int = 0
+    refused: int = 0
+    unclear: int = 0
+    refolds: int = 0
+    takeovers: int = 0
+    voids: int = 0
+    expired: int = 0
