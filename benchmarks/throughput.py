@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from benchmarks import machine
-from libs.cli.launch import ROOT, Launch, LaunchOptions
+from libs.cli.launch import ROOT, LaunchOptions, LocalStack
 from libs.client import connect
 from libs.ledger.reader import LedgerReader
 from schemas import subjects
@@ -57,7 +57,7 @@ async def _bench(options: argparse.Namespace) -> None:
     about = machine.describe()
     shutil.rmtree(options.state_dir, ignore_errors=True)
     launch = LaunchOptions(state_dir=options.state_dir, teams=(TEAM,), fleet=FLEET, real_node="none")
-    async with Launch(launch) as cluster, await connect(cluster.operator_url, operator=True) as operator:
+    async with LocalStack(launch) as cluster, await connect(cluster.operator_url, operator=True) as operator:
         client = await connect(cluster.team_url(TEAM), TEAM)
         await _until(operator, lambda s: s.nodes_up == 64)
         print("warming up")

@@ -24,7 +24,7 @@ from schemas.catalog import Message
 from schemas.jobs import Reason
 from schemas.queries import QueryFailed
 
-__all__ = ["STATUS", "Invalid", "NoAnswer", "NotFound", "QueryError", "ask", "serve"]
+__all__ = ["STATUS", "InvalidQuestion", "NoAnswer", "NothingFound", "QueryError", "ask", "serve"]
 
 log = logging.getLogger("baton.queries")
 
@@ -34,11 +34,11 @@ _WORKERS = 8
 """Questions of one kind that are answered at the same time, so that a slow one does not hold up the next."""
 
 
-class NotFound(LookupError):
+class NothingFound(LookupError):
     """There is no such thing, or it is another team's: the answer is the same."""
 
 
-class Invalid(ValueError):
+class InvalidQuestion(ValueError):
     """The question cannot be answered as it stands."""
 
     def __init__(self, reasons: Sequence[Reason]) -> None:
@@ -85,9 +85,9 @@ async def _answer(
         _, query = decode_bare(message.model, subject, headers, payload or b"{}")
         result = handler(query, subjects.key_of(subject))
         return OK, (await result if inspect.isawaitable(result) else result)
-    except NotFound as e:
+    except NothingFound as e:
         return NOT_FOUND, QueryFailed(status=NOT_FOUND, message=str(e.args[0] if e.args else "not found"))
-    except (Malformed, Invalid) as e:
+    except (Malformed, InvalidQuestion) as e:
         return INVALID, QueryFailed(status=INVALID, message=str(e)[:4096], reasons=e.reasons)
     except Exception as e:
         log.exception("the question %s failed", subject)

@@ -56,7 +56,7 @@ Decide = Callable[[Received], Awaitable[list[Outgoing]] | list[Outgoing]]
 
 
 @dataclass(slots=True)
-class _Case:
+class _Delivery:
     """One message of a batch: what follows from it, and how it is to be settled."""
 
     msg: Msg
@@ -145,8 +145,8 @@ class _Shell:
         except Exception:
             log.exception("%s: settling a batch of %d failed", self._origin, len(messages))
 
-    async def _case(self, msg: Msg) -> _Case:
-        case = _Case(msg, received_of(msg))
+    async def _case(self, msg: Msg) -> _Delivery:
+        case = _Delivery(msg, received_of(msg))
         if case.received.deliveries > CRASH_DELIVERIES:
             case.bury(self._origin, "crashed", f"delivered {case.received.deliveries} times and never settled")
             return case
@@ -159,7 +159,7 @@ class _Shell:
             self._failed(case, e)
         return case
 
-    def _failed(self, case: _Case, error: Exception) -> None:
+    def _failed(self, case: _Delivery, error: Exception) -> None:
         passing = isinstance(error, Transient | NatsError | OSError | TimeoutError)
         received = case.received
         if not passing:
@@ -170,7 +170,7 @@ class _Shell:
             why = f"given up after {received.deliveries} deliveries: {type(error).__name__}: {error}"
             case.bury(self._origin, "exhausted" if passing else "bug", why)
 
-    async def _store(self, cases: Sequence[_Case]) -> None:
+    async def _store(self, cases: Sequence[_Delivery]) -> None:
         """Stores what follows from the batch; a case whose outputs cannot be stored is to come again."""
         items = [(case, item) for case in cases for item in case.out]
         try:
@@ -187,7 +187,7 @@ class _Shell:
             for case in cases:
                 await self._store_one(case)
 
-    async def _store_one(self, case: _Case) -> None:
+    async def _store_one(self, case: _Delivery) -> None:
         for last in (False, True):
             try:
                 await self._outbox().publish_many(case.out)
@@ -200,7 +200,7 @@ class _Shell:
                 self._failed(case, e)
 
 
-async def _settle(case: _Case) -> None:
+async def _settle(case: _Delivery) -> None:
     if case.pause_s is not None:
         await case.msg.nak(delay=case.pause_s)
     elif case.outcome == "decided":

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from libs.bus.reasons import reasons_of
 from libs.cli import units
-from libs.cli.exits import Usage
+from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Team, Url
 from libs.cli.output import Column, Format, hint, show
 from libs.cli.session import run, whole_id
@@ -62,7 +62,7 @@ def _query(**fields: object) -> BillQuery:
         for r in reasons_of(e, model=BillQuery):
             flag, fix = _FLAGS.get(r.field, (r.field, ""))
             lines.append(f"{flag} {r.value}: {'not understood' if fix else r.problem}; {fix or r.fix}")
-        raise Usage("\n".join(lines)) from None
+        raise UsageFault("\n".join(lines)) from None
 
 
 _FLAGS = {

@@ -32,7 +32,7 @@ class Ended(Exception):
         self.code = code
 
 
-class Usage(Exception):
+class UsageFault(Exception):
     """The command line or the job file is wrong; the text says what and what to do, one line for each problem."""
 
 
@@ -54,7 +54,7 @@ _CODES: dict[str, int] = {
     "Conflict": Exit.CONFLICT, "Rejected": Exit.DENIED, "Denied": Exit.DENIED, "NotFound": Exit.NOT_FOUND,
     "Invalid": Exit.USAGE, "Unreachable": Exit.UNREACHABLE, "TimedOut": Exit.UNREACHABLE, "ClientError": Exit.FAILED,
     # the command line and its files
-    "Usage": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,
+    "UsageFault": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,
     "PermissionError": Exit.DENIED, "IsADirectoryError": Exit.USAGE, "UnicodeDecodeError": Exit.USAGE,
     # the bus, the ledger, the embedded servers
     "BusUnavailable": Exit.UNREACHABLE, "NotStored": Exit.UNREACHABLE, "NoAnswer": Exit.UNREACHABLE,

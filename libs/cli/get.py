@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from libs.cli import units
-from libs.cli.exits import Usage
+from libs.cli.exits import UsageFault
 from libs.cli.options import Limit, NoHeader, Output, Team, Url
 from libs.cli.output import Column, Format, hint, show
 from libs.cli.session import run, short, whole_id
@@ -86,7 +86,7 @@ def _state(text: str) -> JobState:
     try:
         return JobState(text.strip().lower())
     except ValueError:
-        raise Usage(f"{text!r} is not a state: use {', '.join(JobState)}") from None
+        raise UsageFault(f"{text!r} is not a state: use {', '.join(JobState)}") from None
 
 
 _NODES = [

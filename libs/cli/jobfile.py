@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from libs.bus.reasons import reasons_of
 from libs.cli.grammar import parse_gpus, parse_memory
-from libs.cli.yamlfile import Broken, Document, Path, Problem, dotted, read
+from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
 from schemas.jobs import JobSpec
 
 SHORT_FORMS = {"key": "", "team": "", "gpus": "", "memory": "resources"}
@@ -43,7 +43,7 @@ class JobRequest:
 class JobFileError(Exception):
     """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
 
-    def __init__(self, name: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, name: str, problems: Sequence[YamlProblem]) -> None:
         self.name = name
         self.problems = sorted(problems)
         lines = [_line(name, problem) for problem in self.problems[:_SHOWN]]
@@ -62,8 +62,8 @@ def read_jobs(text: str, name: str = "job file") -> list[JobRequest]:
     except Broken as e:
         raise JobFileError(name, [e.problem]) from None
     if not documents:
-        raise JobFileError(name, [Problem(1, 1, "", "there is no job in it", "write at least `command: [...]`")])
-    problems: list[Problem] = []
+        raise JobFileError(name, [YamlProblem(1, 1, "", "there is no job in it", "write at least `command: [...]`")])
+    problems: list[YamlProblem] = []
     jobs = []
     for document in documents:
         job = _job(document)
@@ -227,9 +227,9 @@ def _put(data: Any, path: Path, value: str) -> None:
 
 def _tell(document: Document, path: Path, problem: str, fix: str) -> None:
     line, column = document.at(path)
-    document.problems.append(Problem(line, column, dotted(path), problem, fix))
+    document.problems.append(YamlProblem(line, column, dotted(path), problem, fix))
 
 
-def _line(name: str, problem: Problem) -> str:
+def _line(name: str, problem: YamlProblem) -> str:
     field = f"{problem.field}: " if problem.field else ""
     return f"{name}:{problem.line}:{problem.column}: {field}{problem.problem}; {problem.fix}"

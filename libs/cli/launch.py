@@ -84,7 +84,7 @@ class LaunchOptions:
                 raise FileNotFoundError(2, "No such file", str(path))
 
 
-class Launch:
+class LocalStack:
     """See above. After `async with`, everything is ready; at its end, everything is stopped in reverse order."""
 
     def __init__(

@@ -16,33 +16,33 @@ from libs.cli.exits import Exit, code_of, tell
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommandEntry:
     """A command: `module` has a function `command`, or `app` with subcommands."""
 
     module: str
     help: str
 
 
-COMMANDS: dict[str, Entry] = {
-    "demo": Entry("demo", "Show Baton at work on this machine, with simulated GPUs"),
-    "up": Entry("up", "Run Baton on this machine: servers, services, agents"),
-    "submit": Entry("submit", "Ask for jobs to be run, from a file or a command line"),
-    "plan": Entry("plan", "What would become of a job: where, when, at what price; nothing is submitted"),
-    "get": Entry("get", "List jobs, nodes, devices, queues or quotas"),
-    "describe": Entry("describe", "Everything about one job or node"),
-    "explain": Entry("explain", "Why a job is where it is, and what would let it run"),
-    "logs": Entry("logs", "What a job wrote"),
-    "watch": Entry("watch", "Events as they happen, of one job or of all"),
-    "wait": Entry("wait", "Wait until a job has ended; its outcome is the exit code"),
-    "cancel": Entry("cancel", "End jobs"),
-    "bill": Entry("bill", "GPU-seconds and money"),
-    "status": Entry("status", "The pool's figures at a glance"),
-    "replay": Entry("replay", "Run a trace of a real cluster through Baton"),
-    "placer": Entry("placer", "Score the placement engine: requests as JSON lines in, placements out"),
-    "ledger": Entry("ledger", "Audit the ledger"),
-    "dead": Entry("dead", "Messages that could not be processed (operators)"),
-    "quota": Entry("quota", "Set a team's quota (operators)"),
-    "provision": Entry("provision", "Create streams and consumers on a NATS server (operators)"),
+COMMANDS: dict[str, CommandEntry] = {
+    "demo": CommandEntry("demo", "Show Baton at work on this machine, with simulated GPUs"),
+    "up": CommandEntry("up", "Run Baton on this machine: servers, services, agents"),
+    "submit": CommandEntry("submit", "Ask for jobs to be run, from a file or a command line"),
+    "plan": CommandEntry("plan", "What would become of a job: where, when, at what price; nothing is submitted"),
+    "get": CommandEntry("get", "List jobs, nodes, devices, queues or quotas"),
+    "describe": CommandEntry("describe", "Everything about one job or node"),
+    "explain": CommandEntry("explain", "Why a job is where it is, and what would let it run"),
+    "logs": CommandEntry("logs", "What a job wrote"),
+    "watch": CommandEntry("watch", "Events as they happen, of one job or of all"),
+    "wait": CommandEntry("wait", "Wait until a job has ended; its outcome is the exit code"),
+    "cancel": CommandEntry("cancel", "End jobs"),
+    "bill": CommandEntry("bill", "GPU-seconds and money"),
+    "status": CommandEntry("status", "The pool's figures at a glance"),
+    "replay": CommandEntry("replay", "Run a trace of a real cluster through Baton"),
+    "placer": CommandEntry("placer", "Score the placement engine: requests as JSON lines in, placements out"),
+    "ledger": CommandEntry("ledger", "Audit the ledger"),
+    "dead": CommandEntry("dead", "Messages that could not be processed (operators)"),
+    "quota": CommandEntry("quota", "Set a team's quota (operators)"),
+    "provision": CommandEntry("provision", "Create streams and consumers on a NATS server (operators)"),
 }
 
 _HELP = """Baton gives the accelerators of many machines to the jobs of many teams, and bills them per GPU-second.
@@ -58,7 +58,7 @@ Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied or rejected, 5 confli
 class Lazy(TyperCommand):
     """Stands for a command until it is called."""
 
-    def __init__(self, name: str, entry: Entry) -> None:
+    def __init__(self, name: str, entry: CommandEntry) -> None:
         super().__init__(name=name, help=entry.help, short_help=entry.help)
         self._module = entry.module
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.exits import Usage
+from libs.cli.exits import UsageFault
 from libs.cli.options import Url
 from libs.cli.output import say
 from libs.cli.session import run
@@ -38,5 +38,5 @@ def _milli(text: str) -> int | None:
         if not 0 <= value <= 1_000_000:
             raise ValueError
     except ValueError:
-        raise Usage(f"{text!r} is not a number of devices: write e.g. 16, 2.5 or none") from None
+        raise UsageFault(f"{text!r} is not a number of devices: write e.g. 16, 2.5 or none") from None
     return round(value * 1000)

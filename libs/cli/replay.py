@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from libs.cli.launch import ROOT, Launch, LaunchOptions
+from libs.cli.launch import ROOT, LaunchOptions, LocalStack
 from libs.cli.traces import ENCODING, ERRORS, BadRow, TraceJob, UnknownColumns, physical_lines, read
 from libs.core.admission.evaluate import DEFAULT_CLASSES
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
@@ -29,7 +29,7 @@ BILL_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
-class Outcome:
+class ReplayOutcome:
     """What came of a replay. Times are seconds of the trace unless they end in `wall_s`."""
 
     trace: str
@@ -88,7 +88,7 @@ def command(
         console.print(f"{trace}: no row could be read; nothing to replay")
         raise typer.Exit(1)
     specs = [_spec(job, speed, priority_class, keep_types) for job in jobs]
-    outcome = Outcome(str(trace), speed, rows=len(jobs) + len(bad), bad_rows=[asdict(b) for b in bad])
+    outcome = ReplayOutcome(str(trace), speed, rows=len(jobs) + len(bad), bad_rows=[asdict(b) for b in bad])
     asyncio.run(_replay(console, jobs, specs, outcome, fleet, state_dir))
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{trace.name.removesuffix('.csv')}.json"
@@ -101,7 +101,7 @@ async def _replay(
     console: Console,
     jobs: Sequence[TraceJob],
     specs: Sequence[JobSpec],
-    outcome: Outcome,
+    outcome: ReplayOutcome,
     fleet: Path,
     state_dir: Path,
 ) -> None:
@@ -113,7 +113,7 @@ async def _replay(
     teams = tuple(sorted({job.team for job in jobs}))
     console.print(f"starting Baton with {fleet.name} and {len(teams)} team(s)")
     options = LaunchOptions(state_dir=state_dir, teams=teams, fleet=fleet, real_node="none")
-    async with Launch(options) as cluster, await connect(cluster.operator_url, operator=True) as operator:
+    async with LocalStack(options) as cluster, await connect(cluster.operator_url, operator=True) as operator:
         clients = {team: await connect(cluster.team_url(team), team) for team in teams}
         rejected = await _count_rejections(operator, outcome)
         began = time.monotonic()
@@ -142,7 +142,7 @@ async def _replay(
 
 
 async def _submit(
-    clients: dict[str, Any], jobs: Sequence[TraceJob], specs: Sequence[JobSpec], outcome: Outcome, tell: Any
+    clients: dict[str, Any], jobs: Sequence[TraceJob], specs: Sequence[JobSpec], outcome: ReplayOutcome, tell: Any
 ) -> None:
     """Submits each job at its time of the trace; what is due together goes together."""
     first = jobs[0].submit_s
@@ -162,7 +162,7 @@ async def _submit(
         await asyncio.sleep(0.02)
 
 
-async def _count_rejections(operator: Any, outcome: Outcome) -> Any:
+async def _count_rejections(operator: Any, outcome: ReplayOutcome) -> Any:
     """Counts admission's refusals as they are published, by the field that was refused."""
     from schemas.jobs import JobRejected
 
@@ -177,7 +177,7 @@ async def _count_rejections(operator: Any, outcome: Outcome) -> Any:
     return lambda: len(seen)
 
 
-async def _check_books(operator: Any, outcome: Outcome, status: Any) -> None:
+async def _check_books(operator: Any, outcome: ReplayOutcome, status: Any) -> None:
     """Verifies the ledger, and waits for the bill to have read all of it."""
     from libs.ledger.verify import verify
 
@@ -244,12 +244,12 @@ def _show_bad_rows(console: Console, trace: Path, bad: Sequence[BadRow]) -> None
         console.print(f"... and {len(bad) - MAX_BAD_ROWS_SHOWN} more rows left out; all are in the result file")
 
 
-def _job_counts(outcome: Outcome) -> str:
+def _job_counts(outcome: ReplayOutcome) -> str:
     ended = ", ".join(f"{n} {state}" for state, n in outcome.terminal.items() if n)
     return f"{outcome.submitted} submitted; {ended or 'none ended'}; {outcome.rejected} rejected"
 
 
-def _show(console: Console, outcome: Outcome, path: Path) -> None:
+def _show(console: Console, outcome: ReplayOutcome, path: Path) -> None:
     from rich.table import Table
 
     table = Table(title=f"replay of {Path(outcome.trace).name} at {outcome.speed:g}x", show_header=False)

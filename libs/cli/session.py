@@ -5,7 +5,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from libs.cli.exits import Usage
+from libs.cli.exits import UsageFault
 from libs.client import Baton, NotFound, connect
 from schemas.queries import JobDocument
 
@@ -45,13 +45,13 @@ async def whole_id(baton: Baton, text: str) -> str:
         return text
     part = _PART.fullmatch(text.lower())
     if part is None:
-        raise Usage(f"{text!r} is not a job id: ids look like job-3f2a9c1d...; `baton get jobs` lists them")
+        raise UsageFault(f"{text!r} is not a job id: ids look like job-3f2a9c1d...; `baton get jobs` lists them")
     found = {job.job_id: job for job in await _newest(baton) if job.job_id.startswith(f"job-{part[1]}")}
     if not found:
         raise NotFound(f"no job of {baton.team} begins with {text!r}", fix="see `baton get jobs`, or give the whole id")
     if len(found) > 1:
         some = ", ".join(f"{job.job_id[:20]} ({job.name})" for job in list(found.values())[:5])
-        raise Usage(f"{len(found)} jobs begin with {text!r}: {some}: give more characters")
+        raise UsageFault(f"{len(found)} jobs begin with {text!r}: {some}: give more characters")
     return next(iter(found))
 
 

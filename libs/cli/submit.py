@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from libs.cli import grammar
-from libs.cli.exits import Usage
+from libs.cli.exits import UsageFault
 from libs.cli.jobfile import JobRequest, read_jobs
 from libs.cli.options import Output, Team, Url
 from libs.cli.output import Format, document, hint, say
@@ -66,7 +66,7 @@ def command(
         requests = [_from_options(options, argv or [])]
     if key is not None:
         if len(requests) > 1:
-            raise Usage("--key names one job and the file has several: write `key:` into each document")
+            raise UsageFault("--key names one job and the file has several: write `key:` into each document")
         requests = [JobRequest(requests[0].spec, key, requests[0].team)]
     if dry_run:
         document([_shown(request) for request in requests], Format.YAML if output is Format.YAML else Format.JSON)
@@ -76,10 +76,10 @@ def command(
 
 
 def team_of(requests: list[JobRequest], team: str | None) -> str | None:
-    """The one team that `requests` belong to; `team` was named on the command line. Raises Usage for several."""
+    """The one team that `requests` belong to; `team` was named on the command line. Raises UsageFault for several."""
     teams = {team or request.team for request in requests}
     if len(teams) > 1:
-        raise Usage(
+        raise UsageFault(
             f"the file's jobs belong to several teams ({', '.join(sorted(t or 'none' for t in teams))}): split it"
         )
     return next(iter(teams)) or None
@@ -102,7 +102,7 @@ async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool,
 def from_file(file: str, flags: list[str]) -> list[JobRequest]:
     """The jobs of a file; `-` is stdin. `flags` are those that may not stand beside it."""
     if flags:
-        raise Usage(f"-f and {', '.join(flags)} exclude each other: write them into the file")
+        raise UsageFault(f"-f and {', '.join(flags)} exclude each other: write them into the file")
     if file == "-":
         data, name = sys.stdin.buffer.read(MAX_BYTES + 1), "stdin"
     else:
@@ -111,17 +111,17 @@ def from_file(file: str, flags: list[str]) -> list[JobRequest]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
-        raise Usage(f"{name}: it is not UTF-8 text ({e.reason} at byte {e.start}): save it as UTF-8") from None
+        raise UsageFault(f"{name}: it is not UTF-8 text ({e.reason} at byte {e.start}): save it as UTF-8") from None
     return read_jobs(text, name)
 
 
 def _from_options(options: dict[str, Any], argv: list[str]) -> JobRequest:
     if not argv and "simulate" not in options:
-        raise Usage(
+        raise UsageFault(
             "nothing to run: give a job file with -f, or a command after `--`, e.g. baton submit --gpus 1 -- python train.py"
         )
     if argv and "simulate" in options:
-        raise Usage("--simulate runs a timer and no command: leave out --simulate, or the command after `--`")
+        raise UsageFault("--simulate runs a timer and no command: leave out --simulate, or the command after `--`")
     from pydantic import ValidationError
 
     from libs.bus.reasons import reasons_of
@@ -133,9 +133,9 @@ def _from_options(options: dict[str, Any], argv: list[str]) -> JobRequest:
         lines = [
             f"{r.field}{f' = {r.value}' if r.value else ''}: {r.problem}; {r.fix}" for r in reasons_of(e, model=JobSpec)
         ]
-        raise Usage("\n".join(lines)) from None
+        raise UsageFault("\n".join(lines)) from None
     except ValueError as e:
-        raise Usage(str(e)) from None
+        raise UsageFault(str(e)) from None
 
 
 def _spec(options: dict[str, Any], argv: list[str]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.exits import Usage
-from libs.cli.launch import REAL, SERVICES, SIMULATED, External, Launch, LaunchOptions
+from libs.cli.exits import UsageFault
+from libs.cli.launch import REAL, SERVICES, SIMULATED, External, LaunchOptions, LocalStack
 from libs.cli.output import Column, fields, hint, say, show
 from libs.client.where import state_dir
 from libs.embedded.events import EventKind, ProcessEvent
@@ -55,9 +55,9 @@ def command(
     """Run Baton here, restart what dies, and stop all of it with Ctrl-C. Data stays in the state directory."""
     names = [name.strip() for name in teams.split(",") if name.strip()]
     if not names:
-        raise Usage("--teams is empty: name at least one team, e.g. --teams research,vision")
+        raise UsageFault("--teams is empty: name at least one team, e.g. --teams research,vision")
     if external and servers_only:
-        raise Usage("--external and --servers-only exclude each other: nothing would be started")
+        raise UsageFault("--external and --servers-only exclude each other: nothing would be started")
     try:
         options = LaunchOptions(
             state_dir=folder or state_dir(),
@@ -72,13 +72,13 @@ def command(
             nats_port=port,
             sync_always=not fast,
         )
-        launch = Launch(options, report)
+        launch = LocalStack(options, report)
     except ValueError as e:
-        raise Usage(str(e)) from None
+        raise UsageFault(str(e)) from None
     asyncio.run(_serve(launch))
 
 
-async def _serve(launch: Launch) -> None:
+async def _serve(launch: LocalStack) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -115,7 +115,7 @@ _SAID = {
 }
 
 
-def _introduce(launch: Launch) -> None:
+def _introduce(launch: LocalStack) -> None:
     order = ["nats", "valkey", "mongo", *SERVICES, SIMULATED, REAL]
     processes: list[ProcessRecord] = sorted(
         launch.processes().values(), key=lambda p: order.index(p.name) if p.name in order else len(order)
@@ -137,7 +137,7 @@ def _introduce(launch: Launch) -> None:
     )
 
 
-def _example(launch: Launch) -> str:
+def _example(launch: LocalStack) -> str:
     """A job that can run on what was just started."""
     if launch.options.real_node == "none" and launch.options.fleet is not None:
         return "--gpus 1 --simulate 30s"
@@ -147,7 +147,7 @@ def _example(launch: Launch) -> str:
 def _external() -> External:
     names = ("BATON_NATS_URL", "BATON_REDIS_URL", "BATON_MONGO_URL")
     if missing := [name for name in names if not os.environ.get(name)]:
-        raise Usage(f"--external needs {', '.join(missing)}: set them to the servers' URLs")
+        raise UsageFault(f"--external needs {', '.join(missing)}: set them to the servers' URLs")
     nats, redis, mongo = (os.environ[name] for name in names)
     return External(nats_url=nats, redis_url=redis, mongo_url=mongo)
 

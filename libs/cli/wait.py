@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.exits import Ended, Exit, Usage
+from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.grammar import parse_duration
 from libs.cli.options import Output, Team, Url
 from libs.cli.output import Format, document, say
@@ -26,7 +26,7 @@ def command(
     try:
         limit_s = parse_duration(timeout) if timeout else None
     except ValueError as e:
-        raise Usage(str(e)) from None
+        raise UsageFault(str(e)) from None
 
     async def wait(baton: Baton) -> list[JobEvent]:
         ids = [await whole_id(baton, job) for job in jobs]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from libs.cli import units
-from libs.cli.exits import Usage
+from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Team, Url
 from libs.cli.output import Format, clean, say
 from libs.cli.session import run, short, whole_id
@@ -30,7 +30,7 @@ def command(
 ) -> None:
     """Events, each once and in order; a job's from its first to its last, a team's from now on."""
     if output is Format.YAML:
-        raise Usage("events are written as they come, which YAML is not fit for: use -o json, one object a line")
+        raise UsageFault("events are written as they come, which YAML is not fit for: use -o json, one object a line")
     after_us = _start(since)
 
     async def follow(baton: Baton) -> None:
@@ -56,7 +56,7 @@ def _start(since: str | None) -> int | None:
     try:
         return max(0, int((time.time() - parse_duration(since)) * 1e6))
     except ValueError as e:
-        raise Usage(str(e)) from None
+        raise UsageFault(str(e)) from None
 
 
 def _shown(event: JobEvent, output: Format) -> str:

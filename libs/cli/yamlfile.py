@@ -20,7 +20,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Problem:
+class YamlProblem:
     """One thing that is wrong, where, and what to do. Lines and columns count from 1."""
 
     line: int
@@ -33,7 +33,7 @@ class Problem:
 class Broken(Exception):
     """The text is not YAML that we read: there is no document to look further into."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: YamlProblem) -> None:
         super().__init__(problem.problem)
         self.problem = problem
 
@@ -46,7 +46,7 @@ class Document:
     data: Any
     marks: dict[Path, tuple[int, int]]
     texts: dict[Path, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[YamlProblem] = field(default_factory=list)
 
     def at(self, path: Path) -> tuple[int, int]:
         """Where `path` stands, or the nearest thing around it that stands in the file."""
@@ -61,7 +61,7 @@ def read(text: str) -> list[Document]:
     Raises Broken: too large, not YAML, or with something that is refused wherever it stands.
     """
     if (size := len(text.encode(errors="replace"))) > MAX_BYTES:
-        raise Broken(Problem(1, 1, "", f"the file has {size} bytes, at most {MAX_BYTES} are read", "split it"))
+        raise Broken(YamlProblem(1, 1, "", f"the file has {size} bytes, at most {MAX_BYTES} are read", "split it"))
     try:
         _check(yaml.parse(text, Loader=yaml.SafeLoader))
         nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
@@ -70,16 +70,16 @@ def read(text: str) -> list[Document]:
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         problem = f"not YAML: {e.problem or e.context}"
         raise Broken(
-            Problem(line, column, "", problem, "correct the syntax; indent with spaces, quote odd text")
+            YamlProblem(line, column, "", problem, "correct the syntax; indent with spaces, quote odd text")
         ) from None
     except yaml.reader.ReaderError as e:
         line = text.count("\n", 0, e.position) + 1
         problem = (
             f"the character {chr(e.character)!r} is not allowed" if isinstance(e.character, int) else str(e.reason)
         )
-        raise Broken(Problem(line, 1, "", problem, "remove it; the file must be UTF-8 text")) from None
+        raise Broken(YamlProblem(line, 1, "", problem, "remove it; the file must be UTF-8 text")) from None
     except (yaml.YAMLError, ValueError) as e:
-        raise Broken(Problem(1, 1, "", f"not YAML: {e}", "correct the syntax")) from None
+        raise Broken(YamlProblem(1, 1, "", f"not YAML: {e}", "correct the syntax")) from None
     return [document for node in nodes if (document := _document(node)).data is not None or document.problems]
 
 
@@ -105,7 +105,7 @@ def _check(events: Iterator[Any]) -> None:
 
 
 def _refused(mark: Any, problem: str, fix: str) -> Broken:
-    return Broken(Problem(mark.line + 1, mark.column + 1, "", problem, fix))
+    return Broken(YamlProblem(mark.line + 1, mark.column + 1, "", problem, fix))
 
 
 def _document(root: Any) -> Document:
@@ -129,14 +129,14 @@ def _mapping(node: Any, path: Path, document: Document) -> dict[str, Any]:
     for key_node, value_node in node.value:
         line, column = key_node.start_mark.line + 1, key_node.start_mark.column + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            document.problems.append(Problem(line, column, dotted(path), "a key is not text", "use a plain name"))
+            document.problems.append(YamlProblem(line, column, dotted(path), "a key is not text", "use a plain name"))
             continue
         name = key_node.value
         here = (*path, name)
         if name in out:
             first = document.marks[here][0]
             text = f"the key stands twice, first in line {first}"
-            document.problems.append(Problem(line, column, dotted(here), text, "keep one"))
+            document.problems.append(YamlProblem(line, column, dotted(here), text, "keep one"))
             continue
         document.marks[here] = (line, column)
         out[name] = _value(value_node, here, document)
@@ -148,7 +148,7 @@ def _scalar(node: Any, path: Path, document: Document) -> Any:
     line, column = document.marks[path]
     if any(0xD800 <= ord(c) <= 0xDFFF or c == "\0" for c in text):
         document.problems.append(
-            Problem(line, column, dotted(path), "holds a NUL or half of a surrogate pair", "remove the character")
+            YamlProblem(line, column, dotted(path), "holds a NUL or half of a surrogate pair", "remove the character")
         )
         return ""
     if kind == "null":
@@ -158,7 +158,7 @@ def _scalar(node: Any, path: Path, document: Document) -> Any:
         value = _number(kind, text)
         if value is None:
             document.problems.append(
-                Problem(
+                YamlProblem(
                     line,
                     column,
                     dotted(path),

@@ -5,7 +5,7 @@ async with Servers(state_dir) as servers:
 """
 
 from libs.embedded.binaries import MissingBinary
-from libs.embedded.events import EventKind, ProcessEvent, State
+from libs.embedded.events import EventKind, ProcessEvent, ServerState
 from libs.embedded.ports import PortInUse
 from libs.embedded.process import Probe, ProcessSpec, StartFailed
 from libs.embedded.records import ProcessRecord, read_processes

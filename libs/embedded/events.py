@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class ServerState(StrEnum):
     """Where a process is; written to processes.json."""
 
     WAITING = "waiting"  # for a dependency, or for its turn to start again
@@ -17,7 +17,7 @@ class State(StrEnum):
     @property
     def is_live(self) -> bool:
         """Whether the supervisor still looks after the process."""
-        return self in (State.WAITING, State.STARTING, State.READY)
+        return self in (ServerState.WAITING, ServerState.STARTING, ServerState.READY)
 
 
 class EventKind(StrEnum):

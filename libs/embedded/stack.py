@@ -149,16 +149,16 @@ class Servers:
 
     def _lease_ports(self, memory: dict[str, Any], undo: AsyncExitStack) -> dict[str, int]:
         options, remembered = self.options, memory.get("ports", {})
-        wishes: dict[str, int | None] = {}
+        requests: dict[str, int | None] = {}
         if NATS in options.run:
-            wishes |= {NATS: options.nats.port, "nats_monitor": options.nats.monitor_port}
+            requests |= {NATS: options.nats.port, "nats_monitor": options.nats.monitor_port}
         if VALKEY in options.run:
-            wishes |= {VALKEY: options.valkey.port}
+            requests |= {VALKEY: options.valkey.port}
         if MONGO in options.run:
-            wishes |= {MONGO: options.mongo.port}
+            requests |= {MONGO: options.mongo.port}
         ports = {}
-        for name, wish in wishes.items():
-            lease = lease_port(wish, preferred=remembered.get(name))
+        for name, request in requests.items():
+            lease = lease_port(request, preferred=remembered.get(name))
             undo.callback(lease.release)
             ports[name] = lease.port
         return ports

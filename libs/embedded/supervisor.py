@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from libs.embedded.events import Backoff, EventKind, ProcessEvent, State
+from libs.embedded.events import Backoff, EventKind, ProcessEvent, ServerState
 from libs.embedded.process import Child, ProcessSpec, StartFailed, cap_log, describe_exit
 from libs.embedded.records import ProcessRecord, start_ticks, write_processes
 
@@ -24,14 +24,14 @@ _LOG_CHECK_S = 10.0
 
 
 @dataclass(eq=False)
-class _Entry:
+class _Supervised:
     """A supervised process. `started` is settled by its first readiness or its failure to get there."""
 
     spec: ProcessSpec
     started: "asyncio.Future[None]"
     task: "asyncio.Task[None] | None" = None
     child: Child | None = None
-    state: State = State.WAITING
+    state: ServerState = ServerState.WAITING
     restarts: int = 0
 
 
@@ -52,7 +52,7 @@ class Supervisor:
         self.events: deque[ProcessEvent] = deque(maxlen=_EVENTS_KEPT)  # the newest, for tests and for people
         self._on_event = on_event
         self._backoff = backoff or Backoff()
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _Supervised] = {}
         self._changed = asyncio.Event()  # set, and replaced by a new one, at each change of state
         self._log_keeper: asyncio.Task[None] | None = None
 
@@ -108,7 +108,7 @@ class Supervisor:
         async with asyncio.timeout(timeout_s):
             while True:
                 entry = self._entry(name)
-                if entry.state is State.READY and entry.child is not None and entry.child.pid != replaced_pid:
+                if entry.state is ServerState.READY and entry.child is not None and entry.child.pid != replaced_pid:
                     return entry.child.pid
                 if not entry.state.is_live:
                     raise ProcessLookupError(f"{name} is {entry.state} and will not become ready")
@@ -140,15 +140,15 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------- the life of a process
 
-    async def _tend(self, entry: _Entry) -> None:
+    async def _tend(self, entry: _Supervised) -> None:
         """Run one process until it is stopped, fails to start, or ends for good."""
-        final = State.STOPPED
+        final = ServerState.STOPPED
         try:
             for name in entry.spec.depends_on:
                 await asyncio.shield(self._entries[name].started)
             final = await self._keep_running(entry)
         except Exception as failure:  # StartFailed, or a bug of ours: whoever waits must hear of it
-            final = State.FAILED
+            final = ServerState.FAILED
             if entry.started.done():
                 _log.exception("no longer looking after %s", entry.spec.name)
             else:
@@ -156,7 +156,7 @@ class Supervisor:
         finally:
             await self._end(entry, final)
 
-    async def _keep_running(self, entry: _Entry) -> State:
+    async def _keep_running(self, entry: _Supervised) -> ServerState:
         loop, spec = asyncio.get_running_loop(), entry.spec
         pause: float | None = None
         while True:
@@ -176,34 +176,34 @@ class Supervisor:
                 entry.child.kill_group()  # what it started must not hold the port or the data against its successor
             entry.child = None
             if not spec.restart:
-                return State.EXITED
+                return ServerState.EXITED
             pause = self._backoff.next(pause, loop.time() - began)
-            self._set(entry, State.WAITING)
+            self._set(entry, ServerState.WAITING)
             await asyncio.sleep(pause)
             entry.restarts += 1
 
-    async def _bring_up(self, entry: _Entry) -> None:
+    async def _bring_up(self, entry: _Supervised) -> None:
         entry.child = await Child.spawn(entry.spec)
-        self._set(entry, State.STARTING)
+        self._set(entry, ServerState.STARTING)
         await entry.child.until_ready()
-        self._set(entry, State.READY)
+        self._set(entry, ServerState.READY)
         if entry.started.done():
             self._tell(EventKind.RESTARTED, entry)
         else:
             self._tell(EventKind.STARTED, entry)
             entry.started.set_result(None)
 
-    async def _end(self, entry: _Entry, final: State) -> None:
+    async def _end(self, entry: _Supervised, final: ServerState) -> None:
         try:
             if entry.child is not None:
                 await entry.child.stop()
-                if final is State.STOPPED:
+                if final is ServerState.STOPPED:
                     self._tell(EventKind.STOPPED, entry)
         finally:
             entry.child = None
             self._set(entry, final)
 
-    async def _stop(self, entries: Iterable[_Entry]) -> None:
+    async def _stop(self, entries: Iterable[_Supervised]) -> None:
         """Cancel the tasks in waves: first those on which nobody left depends. Cancelled itself, it kills the rest."""
         left = {entry.spec.name: entry for entry in entries}
         while left:
@@ -224,11 +224,11 @@ class Supervisor:
                     entry.started.set_exception(_not_ready(entry.spec))
                     entry.started.exception()  # seen: nobody may be waiting for it
                 if entry.state.is_live:  # its task was cancelled before its first step
-                    self._set(entry, State.STOPPED)
+                    self._set(entry, ServerState.STOPPED)
 
     # -------------------------------------------------------------------------------------------------- book-keeping
 
-    def _admit(self, specs: Iterable[ProcessSpec]) -> list[_Entry]:
+    def _admit(self, specs: Iterable[ProcessSpec]) -> list[_Supervised]:
         """Check the specs and enter them; all or nothing."""
         known = {name for name, entry in self._entries.items() if entry.state.is_live}
         batch = {spec.name: spec for spec in specs}
@@ -238,23 +238,23 @@ class Supervisor:
         while undecided:
             ready = [name for name, spec in undecided.items() if settled.issuperset(spec.depends_on)]
             if not ready:
-                wishes = "; ".join(f"{name} needs {', '.join(spec.depends_on)}" for name, spec in undecided.items())
-                raise ValueError(f"depends_on names an unknown process or a circle: {wishes}")
+                requests = "; ".join(f"{name} needs {', '.join(spec.depends_on)}" for name, spec in undecided.items())
+                raise ValueError(f"depends_on names an unknown process or a circle: {requests}")
             settled.update(ready)
             for name in ready:
                 del undecided[name]
         loop = asyncio.get_running_loop()
-        entries = [_Entry(spec, loop.create_future()) for spec in batch.values()]
+        entries = [_Supervised(spec, loop.create_future()) for spec in batch.values()]
         self._entries.update((entry.spec.name, entry) for entry in entries)
         return entries
 
-    def _entry(self, name: str) -> _Entry:
+    def _entry(self, name: str) -> _Supervised:
         try:
             return self._entries[name]
         except KeyError:
             raise KeyError(f"no process {name!r} here; there are: {', '.join(self._entries) or 'none'}") from None
 
-    def _set(self, entry: _Entry, state: State) -> None:
+    def _set(self, entry: _Supervised, state: ServerState) -> None:
         entry.state = state
         self._changed.set()
         self._changed = asyncio.Event()
@@ -263,7 +263,7 @@ class Supervisor:
         except OSError:  # a full disk must not stop what still runs
             _log.exception("cannot write the list of processes in %s", self.state_dir)
 
-    def _tell(self, kind: EventKind, entry: _Entry, detail: str = "") -> None:
+    def _tell(self, kind: EventKind, entry: _Supervised, detail: str = "") -> None:
         event = ProcessEvent(kind, entry.spec.name, entry.child.pid if entry.child else None, entry.restarts, detail)
         self.events.append(event)
         if self._on_event is not None:
@@ -283,7 +283,7 @@ def _not_ready(spec: ProcessSpec) -> StartFailed:
     return StartFailed(spec.name, "was stopped before it was ready", spec.log_path, "")
 
 
-def _record(entry: _Entry) -> ProcessRecord:
+def _record(entry: _Supervised) -> ProcessRecord:
     pid = entry.child.pid if entry.child else None
     return ProcessRecord(
         name=entry.spec.name,

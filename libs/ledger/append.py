@@ -24,7 +24,7 @@ _WRONG_LAST_SEQUENCE = 10071
 _FULL_PAUSE_S = 0.5
 
 
-class Outcome(StrEnum):
+class AppendOutcome(StrEnum):
     """What became of a decision. Only after COMMITTED and SKIPPED may the machine that made it be kept."""
 
     COMMITTED = "committed"
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 async def append(
     js: JetStreamContext, pool: str, payload: bytes, digest: str, position: int, timeout_s: float
-) -> Outcome:
+) -> AppendOutcome:
     """Append `payload` at `position` + 1 or not at all. Raises ConnectionClosedError when the client was closed."""
     headers = {MSG_ID: digest, Header.EXPECTED_LAST_SEQUENCE.value: str(position)}
     try:
@@ -45,14 +45,14 @@ async def append(
         raise
     except APIError as error:
         if error.err_code == _WRONG_LAST_SEQUENCE:
-            return Outcome.REFUSED
+            return AppendOutcome.REFUSED
         log.error("ledger of pool %s: the broker refuses to append: %s", pool, error.description)
         await asyncio.sleep(_FULL_PAUSE_S)  # most likely full: asking at once again would only load it
-        return Outcome.UNCLEAR
+        return AppendOutcome.UNCLEAR
     except (NatsError, TimeoutError, OSError) as error:
         log.warning("ledger of pool %s: no answer to the append after %d: %r", pool, position, error)
-        return Outcome.UNCLEAR
+        return AppendOutcome.UNCLEAR
     if ack.duplicate or ack.seq != position + 1:
         log.error("ledger of pool %s: appended after %d, answered %s", pool, position, ack)
-        return Outcome.UNCLEAR
-    return Outcome.COMMITTED
+        return AppendOutcome.UNCLEAR
+    return AppendOutcome.COMMITTED

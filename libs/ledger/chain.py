@@ -44,7 +44,7 @@ class Head:
 GENESIS = Head(0, "")
 
 
-class Link(BaseModel):
+class ChainLink(BaseModel):
     """What every version of a record has: the name of the record before it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -53,7 +53,7 @@ class Link(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ChainEntry:
     """One message of the ledger stream. Apply `record` only when `valid`; otherwise `why` says what is wrong with it.
 
     `hash` is of the payload as stored, `time_us` the broker's timestamp in microseconds. A void payload that is no
@@ -74,15 +74,15 @@ class Entry:
 
 
 _record = TypeAdapter(LedgerRecord).validator.validate_json
-_link = TypeAdapter(Link).validator.validate_json
+_link = TypeAdapter(ChainLink).validator.validate_json
 
 
-def continues(head: Head, record: LedgerRecord | Link) -> bool:
+def continues(head: Head, record: LedgerRecord | ChainLink) -> bool:
     """Whether `record` names `head` as the record before it."""
     return record.prev_seq == head.seq and record.prev_hash == head.hash
 
 
-def judge(head: Head, pool: str, seq: int, payload: bytes, time_us: int) -> Entry:
+def judge(head: Head, pool: str, seq: int, payload: bytes, time_us: int) -> ChainEntry:
     """Read one stored message of `pool`'s ledger at `head`.
 
     Raises UnknownRecord when it continues the chain and is not understood in full (another `v`, an unknown event kind).
@@ -100,16 +100,16 @@ def judge(head: Head, pool: str, seq: int, payload: bytes, time_us: int) -> Entr
         )
     elif record.pool != pool:
         why = f"is of pool {record.pool!r}, not {pool!r}"
-    return Entry(seq, record, digest, time_us, not why, why)
+    return ChainEntry(seq, record, digest, time_us, not why, why)
 
 
 def _unreadable(
     head: Head, pool: str, seq: int, payload: bytes, digest: str, time_us: int, error: ValidationError
-) -> Entry:
+) -> ChainEntry:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     problem = f"{'.'.join(map(str, first['loc'])) or 'payload'}: {first['msg']}"[:500]
     try:
-        link: Link | None = _link(payload)
+        link: ChainLink | None = _link(payload)
     except ValidationError:
         link = None
     if link is not None and continues(head, link):
@@ -118,7 +118,7 @@ def _unreadable(
             "run a version of Baton at least as new as the one that wrote it"
         )
     blank = LedgerRecord(pool=pool, prev_seq=0, prev_hash="", inbox_seq=0, t_us=0, writer="unreadable", events=())
-    return Entry(seq, blank, digest, time_us, False, f"is no record that continues the chain ({problem})")
+    return ChainEntry(seq, blank, digest, time_us, False, f"is no record that continues the chain ({problem})")
 
 
 def encode(record: LedgerRecord) -> tuple[bytes, str]:

@@ -8,7 +8,7 @@ from libs.ledger.inputs import InboxItem
 from schemas.ledger import LedgerRecord
 
 
-class Machine(Protocol):
+class RecordDecider(Protocol):
     """A deterministic state: `apply` folds what was committed, `decide` takes inputs in and gives events out.
 
     `decide` moves the machine as if its events were committed already; if they are not, the machine is thrown away.
@@ -24,8 +24,8 @@ class Machine(Protocol):
     def dump(self) -> bytes: ...
 
 
-M = TypeVar("M", bound=Machine)
-M_co = TypeVar("M_co", bound=Machine, covariant=True)
+M = TypeVar("M", bound=RecordDecider)
+M_co = TypeVar("M_co", bound=RecordDecider, covariant=True)
 
 
 class MachineFactory(Protocol[M_co]):

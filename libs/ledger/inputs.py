@@ -30,13 +30,13 @@ class InboxItem:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _InboxKind:
     type: str
     parse: Callable[[bytes], Any]
 
 
-def _kind(type_: str, model: type[BaseModel]) -> _Kind:
-    return _Kind(type_, TypeAdapter(model).validator.validate_json)
+def _kind(type_: str, model: type[BaseModel]) -> _InboxKind:
+    return _InboxKind(type_, TypeAdapter(model).validator.validate_json)
 
 
 _KINDS = {m.subject.rpartition(".")[0]: _kind(m.type, m.model) for m in CATALOG if m.stream == "INBOX-{pool}"}

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from libs.ledger.chain import GENESIS, Entry, Head, LedgerRewound, UnknownRecord, judge
+from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerRewound, UnknownRecord, judge
 from libs.ledger.tail import Tail
 from schemas.ids import content_hash
 from schemas.subjects import ledger_stream
@@ -40,9 +40,9 @@ class LedgerReader:
         self._js = js
         self._tail = Tail(js, ledger_stream(pool), self.position, check=self._same_ledger)
 
-    async def next(self, max_batch: int = 256, wait_s: float = 1.0) -> list[Entry]:
+    async def next(self, max_batch: int = 256, wait_s: float = 1.0) -> list[ChainEntry]:
         """The next entries, at most `max_batch`; empty when nothing came within `wait_s`."""
-        entries: list[Entry] = []
+        entries: list[ChainEntry] = []
         for stored in await self._tail.messages(max_batch, wait_s):
             try:
                 entry = judge(self.head, self.pool, stored.seq, stored.payload, stored.time_us)
@@ -60,12 +60,12 @@ class LedgerReader:
             entries.append(entry)
         return entries
 
-    async def follow(self, *, max_batch: int = 256, idle_s: float = 1.0) -> AsyncIterator[list[Entry]]:
+    async def follow(self, *, max_batch: int = 256, idle_s: float = 1.0) -> AsyncIterator[list[ChainEntry]]:
         """For ever: lists of entries, and an empty list after each `idle_s` without news."""
         while True:
             yield await self.next(max_batch, idle_s)
 
-    async def read_to(self, seq: int, *, max_batch: int = 256) -> AsyncIterator[list[Entry]]:
+    async def read_to(self, seq: int, *, max_batch: int = 256) -> AsyncIterator[list[ChainEntry]]:
         """Lists of entries until `position` is at least `seq`; waits for records that are not written yet."""
         while self.position < seq:
             if entries := await self.next(min(max_batch, seq - self.position), 1.0):

@@ -2,11 +2,11 @@
 
 from nats.js import JetStreamContext
 
-from libs.core.projections.verify import Checker, Report
+from libs.core.projections.verify import Checker, Verification
 from libs.ledger.reader import LedgerReader
 
 
-async def verify(js: JetStreamContext, pool: str) -> Report:
+async def verify(js: JetStreamContext, pool: str) -> Verification:
     """Folds the ledger up to its present end. Memory is bounded by what is open, not by the ledger's length.
 
     Raises LedgerStopped (see libs.ledger.chain) when the ledger cannot be read from its beginning.

@@ -21,8 +21,8 @@ from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from libs.ledger.append import Outcome, append
-from libs.ledger.chain import GENESIS, Entry, Head, LedgerStopped, encode
+from libs.ledger.append import AppendOutcome, append
+from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped, encode
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, M, MachineFactory, OnCommit, OnRefold
 from libs.ledger.inputs import InboxItem, read_input
@@ -177,7 +177,7 @@ class LedgerWriter(Generic[M]):
                 log.exception("ledger of pool %s: the snapshot at %d is not understood", self.pool, position)
         return self._factory.new(), LedgerReader(self._js, self.pool)
 
-    def _fold(self, machine: M, entries: Sequence[Entry]) -> None:
+    def _fold(self, machine: M, entries: Sequence[ChainEntry]) -> None:
         for entry in entries:
             if entry.valid:
                 machine.apply(entry.record, entry.seq)
@@ -206,10 +206,10 @@ class LedgerWriter(Generic[M]):
         try:
             while True:
                 stored = await self._gather(inbox)
-                outcome = await self._decide(stored) if stored else Outcome.SKIPPED
-                if outcome is Outcome.COMMITTED:
+                outcome = await self._decide(stored) if stored else AppendOutcome.SKIPPED
+                if outcome is AppendOutcome.COMMITTED:
                     self._confirmed = loop.time()
-                elif outcome is not Outcome.SKIPPED or await self._overtaken():
+                elif outcome is not AppendOutcome.SKIPPED or await self._overtaken():
                     return
         finally:
             self.counters.expired += inbox.expired
@@ -229,7 +229,7 @@ class LedgerWriter(Generic[M]):
             size += sum(len(s.payload) for s in more)
         return stored
 
-    async def _decide(self, stored: Sequence[Stored]) -> Outcome:
+    async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
         """One decision about `stored`, committed if it has events. The machine has moved whatever the outcome is."""
         items = [read_input(message, self.pool) for message in stored]
         t_us = max(self.machine.t_us, stored[-1].time_us)
@@ -239,7 +239,7 @@ class LedgerWriter(Generic[M]):
             self.counters.inputs += len(stored)
             self.counters.skipped += len(stored)
             self.decided_to = stored[-1].seq
-            return Outcome.SKIPPED
+            return AppendOutcome.SKIPPED
         record = LedgerRecord(
             pool=self.pool,
             prev_seq=self.head.seq,
@@ -251,13 +251,13 @@ class LedgerWriter(Generic[M]):
         )
         payload, digest = encode(record)
         if not self._fits(payload, stored):
-            return Outcome.TOO_LARGE
+            return AppendOutcome.TOO_LARGE
         # Before the commit: afterwards a crash could leave the rejection without its copy.
         await self._bury_rejected(stored, items, events)
         outcome = await append(self._js, self.pool, payload, digest, self.position, self._append_timeout_s)
-        if outcome is Outcome.COMMITTED:
+        if outcome is AppendOutcome.COMMITTED:
             await self._committed(record, digest, len(stored))
-        elif outcome is Outcome.REFUSED:
+        elif outcome is AppendOutcome.REFUSED:
             self.counters.refused += 1
         else:
             self.counters.unclear += 1

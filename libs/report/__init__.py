@@ -6,8 +6,8 @@
 `facts` folds the ledger, `figures` makes numbers of facts, `picture` geometry, `svg` and `page` strings: all pure.
 """
 
-from libs.report.collect import Story, collect, write
+from libs.report.collect import RunStory, collect, write
 from libs.report.document import Report, Step
 from libs.report.terminal import summary
 
-__all__ = ["Report", "Step", "Story", "collect", "summary", "write"]
+__all__ = ["Report", "RunStory", "Step", "collect", "summary", "write"]

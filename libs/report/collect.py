@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.client import Baton
-from libs.core.projections.verify import Checker
-from libs.core.projections.verify import Report as Audit
+from libs.core.projections.verify import Checker, Verification
 from libs.ledger.reader import LedgerReader
 from libs.report.document import Report, Step
 from libs.report.facts import Facts
@@ -19,17 +18,17 @@ _BILL_CATCHES_UP_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class RunStory:
     """A pool's whole past: `facts` for the picture, `audit` and `bill` for what must be true. All at one sequence when
     the pool is idle; while it works the bill may be ahead of the other two, and then `bill.equal` is false."""
 
     pool: str
     facts: Facts
-    audit: Audit
+    audit: Verification
     bill: BillReply
 
 
-async def collect(baton: Baton) -> Story:
+async def collect(baton: Baton) -> RunStory:
     """The story of the pool of `baton`, an operator's connection.
 
     Raises LedgerStopped when the ledger cannot be read from its beginning, and what `Baton.bill` raises.
@@ -51,7 +50,7 @@ async def collect(baton: Baton) -> Story:
         await read_on()
     finally:
         await reader.close()
-    return Story(pool, facts, checker.finish(), bill)
+    return RunStory(pool, facts, checker.finish(), bill)
 
 
 async def _bill_at_least(baton: Baton, seq: int) -> BillReply:
@@ -65,7 +64,7 @@ async def _bill_at_least(baton: Baton, seq: int) -> BillReply:
         await asyncio.sleep(0.1)
 
 
-def write(story: Story, folder: Path, *, title: str, steps: Sequence[Step] = ()) -> tuple[Report, Path, Path]:
+def write(story: RunStory, folder: Path, *, title: str, steps: Sequence[Step] = ()) -> tuple[Report, Path, Path]:
     """Writes `report.json` and `report.html` into `folder`; returns the numbers and both paths. Raises OSError."""
     numbers = report(story.facts, story.audit, story.bill, title=title, pool=story.pool, steps=steps)
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Spread(_Part):
+class Quartiles(_Part):
     """A distribution, by the nearest-rank method (a quantile is a value that occurred). All 0 when `count` is 0."""
 
     count: int = Field(description="observations")
@@ -30,7 +30,7 @@ class TeamFigures(_Part):
     milli_us: int = Field(description="the same, exact: device-microseconds x thousandths of a device")
     cost_micros: int = Field(description="cost in millionths of the currency unit (bill.get)")
     share_of_capacity: float = Field(description="of the available accelerator-seconds, what this team held: 0 to 1")
-    queue_wait_s: Spread = Field(description="submit to first grant, seconds")
+    queue_wait_s: Quartiles = Field(description="submit to first grant, seconds")
 
 
 class LedgerFigures(_Part):
@@ -87,8 +87,8 @@ class Report(_Part):
         description="accelerator-seconds allocated / accelerator-seconds available in the busy window, 0 to 1"
     )
     utilization_peak: float = Field(description="the highest allocation at one moment / accelerators, 0 to 1")
-    queue_wait_s: Spread = Field(description="submit stored by the broker, to the first grant stored; every job, s")
-    scheduling_latency_ms: Spread = Field(
+    queue_wait_s: Quartiles = Field(description="submit stored by the broker, to the first grant stored; every job, s")
+    scheduling_latency_ms: Quartiles = Field(
         description="the same span, ms, of jobs that fitted at once (granted by the record that queued them)"
     )
     teams: list[TeamFigures]

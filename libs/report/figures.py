@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from libs.core.projections.verify import Report as Audit
-from libs.report.document import BillFigures, LedgerFigures, Report, Spread, Step, TeamFigures
+from libs.core.projections.verify import Verification
+from libs.report.document import BillFigures, LedgerFigures, Quartiles, Report, Step, TeamFigures
 from libs.report.facts import AttemptFacts, Facts, JobFacts
 from schemas.billing import BillReply, BillRow
 from schemas.resources import WHOLE_MILLI
@@ -38,16 +38,16 @@ def end_of(attempt: AttemptFacts, now_us: int, node: str | None = None) -> int:
     return max(attempt.freed_us.get(name, now_us) for name in nodes)
 
 
-def spread(values: Iterable[float]) -> Spread:
+def spread(values: Iterable[float]) -> Quartiles:
     """Nearest-rank quantiles."""
     ordered = sorted(values)
     if not ordered:
-        return Spread(count=0, p50=0, p99=0, max=0)
+        return Quartiles(count=0, p50=0, p99=0, max=0)
 
     def quantile(q: float) -> float:
         return round(ordered[max(0, ceil(q * len(ordered)) - 1)], 6)
 
-    return Spread(count=len(ordered), p50=quantile(0.5), p99=quantile(0.99), max=round(ordered[-1], 6))
+    return Quartiles(count=len(ordered), p50=quantile(0.5), p99=quantile(0.99), max=round(ordered[-1], 6))
 
 
 def held_milli_us(facts: Facts, *, team: str | None = None) -> int:
@@ -85,7 +85,7 @@ def scheduling_latencies_ms(jobs: Iterable[JobFacts]) -> list[float]:
     ]
 
 
-def ledger_figures(audit: Audit) -> LedgerFigures:
+def ledger_figures(audit: Verification) -> LedgerFigures:
     return LedgerFigures(
         verified=audit.ok,
         records=audit.records,
@@ -98,7 +98,7 @@ def ledger_figures(audit: Audit) -> LedgerFigures:
     )
 
 
-def bill_figures(audit: Audit, bill: BillReply) -> BillFigures:
+def bill_figures(audit: Verification, bill: BillReply) -> BillFigures:
     """`bill` must be grouped by team and cover every team."""
     billed = {row.key: row.milli_us for row in bill.rows if row.milli_us}
     integral = {team: amount for team, amount in audit.by_team.items() if amount}
@@ -111,7 +111,9 @@ def bill_figures(audit: Audit, bill: BillReply) -> BillFigures:
     )
 
 
-def report(facts: Facts, audit: Audit, bill: BillReply, *, title: str, pool: str, steps: Sequence[Step]) -> Report:
+def report(
+    facts: Facts, audit: Verification, bill: BillReply, *, title: str, pool: str, steps: Sequence[Step]
+) -> Report:
     """The whole document. Never divides by an empty window."""
     span = window(facts)
     attempts = facts.attempts()

@@ -39,7 +39,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Bar:
     """A rectangle: ms and px."""
 
     x: int
@@ -53,9 +53,9 @@ class Drawn:
     """One attempt. `yielding` is the part of its blocks between the request to save and the freeing."""
 
     attempt: AttemptFacts
-    blocks: tuple[Block, ...]
-    yielding: tuple[Block, ...] = ()
-    labelled: Block | None = None
+    blocks: tuple[Bar, ...]
+    yielding: tuple[Bar, ...] = ()
+    labelled: Bar | None = None
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Picture:
     leaves: list[Band] = field(default_factory=list)
     drawn: list[Drawn] = field(default_factory=list)
     checkpoints: list[tuple[int, float]] = field(default_factory=list)
-    waits: list[Block] = field(default_factory=list)
+    waits: list[Bar] = field(default_factory=list)
     """Of each beneficiary of a preemption: from its submit to its grant, on the devices that it got."""
     height: float = 0
     left_out: str = ""
@@ -146,7 +146,7 @@ def _drawn(picture: Picture, attempt: AttemptFacts, now_us: int) -> Drawn | None
     blocks = _blocks(picture, attempt.holds, attempt.granted_us, lambda node: end_of(attempt, now_us, node))
     if not blocks:
         return None
-    yielding: list[Block] = []
+    yielding: list[Bar] = []
     if attempt.preempting_us:
         start = max(attempt.granted_us, attempt.preempting_us)
         yielding = _blocks(picture, attempt.holds, start, lambda node: end_of(attempt, now_us, node))
@@ -155,9 +155,9 @@ def _drawn(picture: Picture, attempt: AttemptFacts, now_us: int) -> Drawn | None
     return Drawn(attempt, tuple(blocks), tuple(yielding), labelled)
 
 
-def _blocks(picture: Picture, holds: Iterable[Hold], start_us: int, end: Callable[[str], int]) -> list[Block]:
+def _blocks(picture: Picture, holds: Iterable[Hold], start_us: int, end: Callable[[str], int]) -> list[Bar]:
     """Rectangles of `holds`; whole devices that are neighbours on a node become one."""
-    blocks: list[Block] = []
+    blocks: list[Bar] = []
     x = picture.x(start_us)
     ordered = sorted((h for h in holds if h.device in picture.rows), key=lambda h: picture.rows[h.device].y)
     for hold in ordered:
@@ -167,13 +167,13 @@ def _blocks(picture: Picture, holds: Iterable[Hold], start_us: int, end: Callabl
         width = max(1, picture.x(end(hold.node)) - x)
         last = blocks[-1] if blocks else None
         if last is not None and abs(last.y + last.height - y) < 0.01 and last.width == width:
-            blocks[-1] = Block(x, last.y, width, last.height + height)
+            blocks[-1] = Bar(x, last.y, width, last.height + height)
         else:
-            blocks.append(Block(x, y, width, height))
+            blocks.append(Bar(x, y, width, height))
     return blocks
 
 
-def _wait(picture: Picture, first: AttemptFacts) -> list[Block]:
+def _wait(picture: Picture, first: AttemptFacts) -> list[Bar]:
     return _blocks(picture, first.holds, first.job.submitted_us, lambda _: first.granted_us)
 
 

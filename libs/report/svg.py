@@ -9,7 +9,7 @@ from html import escape
 
 from libs.report.facts import Facts
 from libs.report.figures import allocation, queue_length
-from libs.report.picture import Block, Drawn, Picture, name_of, name_px
+from libs.report.picture import Bar, Drawn, Picture, name_of, name_px
 from schemas.resources import WHOLE_MILLI
 
 HELD_PX, QUEUE_PX = 92, 44
@@ -216,7 +216,7 @@ def _badges(picture: Picture, moments: Sequence[Moment]) -> str:
     return "".join(out)
 
 
-def _path(blocks: Sequence[Block]) -> str:
+def _path(blocks: Sequence[Bar]) -> str:
     return "".join(f"M{b.x} {_n(b.y)}h{b.width}v{_n(b.height)}h-{b.width}z" for b in blocks)
 
 

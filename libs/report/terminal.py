@@ -5,7 +5,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from libs.report.document import Report, Spread
+from libs.report.document import Quartiles, Report
 
 
 def summary(report: Report) -> RenderableType:
@@ -53,7 +53,7 @@ def _teams(report: Report) -> Table:
     return table
 
 
-def _spread(values: Spread, unit: str, digits: int) -> str:
+def _spread(values: Quartiles, unit: str, digits: int) -> str:
     return f"p50 {values.p50:.{digits}f} {unit}, p99 {values.p99:.{digits}f} {unit}, max {values.max:.{digits}f} {unit}"
 
 

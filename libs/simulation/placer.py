@@ -26,7 +26,7 @@ _FINE = 720_720
 _MOST = 10**12
 
 
-class Malformed(ValueError):
+class BadLine(ValueError):
     """A line that cannot be answered; the text names the field, the value and the fix."""
 
 
@@ -43,7 +43,7 @@ class Placer:
                 for i in range(gpus)
             )
             if name in fleet.nodes:
-                raise Malformed(f"nodes: {name!r} comes twice; node names are unique")
+                raise BadLine(f"nodes: {name!r} comes twice; node names are unique")
             fleet.join(Inventory.model_construct(**_EMPTY | {"node": name, "devices": devices}), 1)
             code = fleet.node_names.find(name)
             fleet.cpu_milli[code] = fleet.free_cpu[code] = _FINE * _count(node, "cpu_milli")
@@ -112,13 +112,13 @@ def serve(lines: Iterable[bytes], out: IO[bytes], err: IO[str], fast: bool = Fal
         try:
             told = json.loads(line)
             if not isinstance(told, dict):
-                raise Malformed(f"a line must be a JSON object, not {type(told).__name__}")
+                raise BadLine(f"a line must be a JSON object, not {type(told).__name__}")
             kind = str(told.get("type", ""))
             if kind == "cluster":
                 placer = Placer(_listed(told, "nodes"), _listed(told, "workload") if told.get("workload") else (), fast)
                 continue
             if placer is None:
-                raise Malformed('the first line must be {"type": "cluster", "nodes": [...]}')
+                raise BadLine('the first line must be {"type": "cluster", "nodes": [...]}')
             if kind == "release":
                 placer.release(told)
                 placer.scorer.departed()
@@ -144,9 +144,9 @@ def _shape(request: dict[str, Any]) -> Shape:
     cpu, host = _FINE * _count(request, "cpu_milli"), _FINE * _count(request, "memory_mib", 0)
     milli = _count(request, "gpu_milli", 0) if devices else 0
     if devices and not 1 <= milli <= WHOLE_MILLI:
-        raise Malformed(f"gpu_milli: {milli} is not within 1 and {WHOLE_MILLI}; ask for a share, or for whole GPUs")
+        raise BadLine(f"gpu_milli: {milli} is not within 1 and {WHOLE_MILLI}; ask for a share, or for whole GPUs")
     if devices > 1 and milli < WHOLE_MILLI:
-        raise Malformed(f"gpu_milli: {milli} of each of {devices} GPUs; a share is of one GPU: set num_gpu to 1")
+        raise BadLine(f"gpu_milli: {milli} of each of {devices} GPUs; a share is of one GPU: set num_gpu to 1")
     per = max(devices, 1)
     return Shape(
         devices=devices,
@@ -162,21 +162,21 @@ def _shape(request: dict[str, Any]) -> Shape:
 
 def _given(told: dict[str, Any], name: str) -> Any:
     if name not in told:
-        raise Malformed(f"{name}: missing; add it")
+        raise BadLine(f"{name}: missing; add it")
     return told[name]
 
 
 def _listed(told: dict[str, Any], name: str) -> list[dict[str, Any]]:
     entries = _given(told, name)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise Malformed(f"{name}: must be a list of JSON objects")
+        raise BadLine(f"{name}: must be a list of JSON objects")
     return entries
 
 
 def _share(entry: dict[str, Any]) -> float:
     share = _given(entry, "share")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= _MOST:
-        raise Malformed(f"share: {share!r} is not a number of at least 0")
+        raise BadLine(f"share: {share!r} is not a number of at least 0")
     return float(share)
 
 
@@ -185,5 +185,5 @@ def _count(told: dict[str, Any], name: str, default: int | None = None) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-        raise Malformed(f"{name}: {value!r} is not a whole number within 0 and {_MOST}")
+        raise BadLine(f"{name}: {value!r} is not a whole number within 0 and {_MOST}")
     return value

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.settle import Received, dead_letter
-from libs.core.admission.evaluate import AdmissionContext, Admitted, Rejected, evaluate
+from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, evaluate
 from libs.core.admission.refusal import Why
 from schemas import ids, subjects
 from schemas.base import Name
@@ -34,7 +34,7 @@ _REMEMBERED = 50_000
 _team = TypeAdapter(Name)
 
 
-class Result(StrEnum):
+class AdmissionResult(StrEnum):
     """What became of a request. Also the metric's label."""
 
     ADMITTED = "admitted"
@@ -48,7 +48,7 @@ class Result(StrEnum):
 class Handled:
     """The messages that follow, and for metrics what was decided and why."""
 
-    result: Result
+    result: AdmissionResult
     out: list[Outgoing]
     whys: tuple[Why, ...] = ()
 
@@ -78,7 +78,7 @@ def handle(received: Received, context: AdmissionContext, pool: str, recent: Rec
         _team.validate_python(team)
     except ValidationError:
         reason = f"{team!r} is not a team's name: use lower-case letters, digits and hyphens"
-        return Handled(Result.DEAD, [dead_letter(ORIGIN, received, reason)], (Why.MALFORMED,))
+        return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, reason)], (Why.MALFORMED,))
     try:
         if received.subject == subjects.cancel(team):
             return _cancel(received, team, pool)
@@ -90,13 +90,13 @@ def handle(received: Received, context: AdmissionContext, pool: str, recent: Rec
 def _submit(received: Received, team: str, context: AdmissionContext, pool: str, recent: Recent) -> Handled:
     envelope, request = decode_bare(SubmitJob, received.subject, received.headers, received.payload)
     outcome = evaluate(request, team, context)
-    if isinstance(outcome, Rejected):
+    if isinstance(outcome, NotAdmitted):
         reasons = [refusal.reason for refusal in outcome.refusals]
         job_id = _unless_taken(outcome.job_id, context, recent)
         rejected = _rejected(received, team, job_id, request.client_key, reasons, pool, envelope)
-        return Handled(Result.REJECTED, [rejected], tuple(refusal.why for refusal in outcome.refusals))
+        return Handled(AdmissionResult.REJECTED, [rejected], tuple(refusal.why for refusal in outcome.refusals))
     if not isinstance(outcome, Admitted):
-        return Handled(Result.REPEATED, [])
+        return Handled(AdmissionResult.REPEATED, [])
     admitted = JobAdmitted(
         job_id=outcome.job_id,
         team=team,
@@ -118,7 +118,7 @@ def _submit(received: Received, team: str, context: AdmissionContext, pool: str,
         traceparent=envelope.traceparent,
     )
     recent.add(outcome.job_id)
-    return Handled(Result.ADMITTED, [message])
+    return Handled(AdmissionResult.ADMITTED, [message])
 
 
 def _cancel(received: Received, team: str, pool: str) -> Handled:
@@ -133,7 +133,7 @@ def _cancel(received: Received, team: str, pool: str) -> Handled:
         correlation=envelope.correlationid or request.job_id,
         traceparent=envelope.traceparent,
     )
-    return Handled(Result.CANCELLED, [message])
+    return Handled(AdmissionResult.CANCELLED, [message])
 
 
 def _malformed(
@@ -145,8 +145,8 @@ def _malformed(
     job_id = _unless_taken(ids.job_id(team, key), context, recent) if key and submit else ""
     rejected = _rejected(received, team, job_id, key, error.reasons, pool)
     if key or job:
-        return Handled(Result.REJECTED, [rejected], (Why.MALFORMED,))
-    return Handled(Result.DEAD, [dead_letter(ORIGIN, received, str(error)), rejected], (Why.MALFORMED,))
+        return Handled(AdmissionResult.REJECTED, [rejected], (Why.MALFORMED,))
+    return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, str(error)), rejected], (Why.MALFORMED,))
 
 
 def _unless_taken(job_id: str, context: AdmissionContext, recent: Recent) -> str:

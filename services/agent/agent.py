@@ -24,7 +24,7 @@ from schemas.nodes import DesiredQuery, DesiredReply, DesiredState, Heartbeat, L
 from schemas.queries import LogPiece, LogQuery
 from services.agent.guard import now
 from services.agent.launcher import Launcher, prune
-from services.agent.node import Node
+from services.agent.node import NodeRunner
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings
 
@@ -46,7 +46,7 @@ class Agent:
     """`nodes` have begun their lives; `run_*` are endless tasks; `drain` and `close` end the agent."""
 
     def __init__(
-        self, settings: AgentSettings, nats: Client, nodes: Iterable[Node], launcher: Launcher, reports: Reports
+        self, settings: AgentSettings, nats: Client, nodes: Iterable[NodeRunner], launcher: Launcher, reports: Reports
     ) -> None:
         self.settings, self.launcher, self.reports = settings, launcher, reports
         self.nodes = {node.name: node for node in nodes}
@@ -128,7 +128,7 @@ class Agent:
             if over:
                 await self.new_lives(over, "the lease has ended")
 
-    async def new_lives(self, nodes: list[Node], reason: str) -> None:
+    async def new_lives(self, nodes: list[NodeRunner], reason: str) -> None:
         """Ends all work of these nodes and lets them begin anew, in this order."""
         names = ", ".join(node.name for node in nodes[:10])
         log.warning(
@@ -192,7 +192,7 @@ class Agent:
                 await self._sample(node)
             await asyncio.sleep(self.settings.sample_s)
 
-    async def _sample(self, node: Node) -> None:
+    async def _sample(self, node: NodeRunner) -> None:
         """Fire and forget: a lost sample is followed by the next."""
         busy = node.busy()
         simulated = node.inventory.simulated

@@ -28,7 +28,7 @@ from services.agent.guarding import Guard
 from services.agent.launcher import Launcher
 from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics
-from services.agent.node import Counts, Node
+from services.agent.node import Counts, NodeRunner
 from services.agent.nodes import Hosted, hosted
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings
@@ -71,7 +71,7 @@ def build(settings: AgentSettings, nats: Client, ground: Ground, counts: Counts)
     launcher = _launcher(settings, ground, frozenset(names))
     fresh = ground.state.next_incarnations(names)
     nodes = [
-        Node(
+        NodeRunner(
             inventory=one.inventory,
             layer=one.layer,
             lease_s=settings.lease_s,

@@ -13,8 +13,8 @@ from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.guarding import Guard
 from services.agent.logs import LogStore
-from services.agent.node import Node, Part
-from services.agent.processes import COULD_NOT_START, Launch, Order, ProcessPart
+from services.agent.node import NodeRunner, RunningPart
+from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart
 from services.agent.state import AgentState, group_name
 from services.agent.timers import TimerPart, Timers
 from services.agent.variables import BadEnvironment, Paths, master_address, ranks_of, variables
@@ -39,7 +39,7 @@ class Launcher:
     address_template: str
     local_nodes: frozenset[str]
 
-    def make(self, node: Node, part: DesiredPart, report: Callable[[Observation], None]) -> Part:
+    def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[Observation], None]) -> RunningPart:
         if part.spec.simulation is not None:
             return TimerPart(part, self.timers, report)
         self.watch(node)
@@ -52,7 +52,7 @@ class Launcher:
         made.start()
         return made
 
-    def watch(self, node: Node) -> None:
+    def watch(self, node: NodeRunner) -> None:
         """Tells the guard of this life of the node, once, with the lease that it has; replaces a guard that died."""
         self.guard.ensure()
         if not self.guard.watches(node.name):
@@ -63,24 +63,24 @@ class Launcher:
     def guard_ok(self) -> bool:
         return self.guard.alive() or not self.guard.needed()
 
-    def leave(self, node: Node) -> None:
+    def leave(self, node: NodeRunner) -> None:
         """This life of the node is over and nothing of it is left: its empty cgroup goes too."""
         if (group := self._group(node)) is not None:
             tree.remove_group(group)
 
-    def rewatch(self, node: Node) -> None:
+    def rewatch(self, node: NodeRunner) -> None:
         """A watched node has begun a new life: the guard must not judge it by the old one's deadline."""
         if self.guard.watches(node.name):
             self.guard.watch(node.name, self.marker(node), self._group(node))
 
-    def marker(self, node: Node) -> str:
+    def marker(self, node: NodeRunner) -> str:
         return f"{tree.marker_root(node.name, self.state_dir)}/{node.incarnation}"
 
-    def _group(self, node: Node) -> Path | None:
+    def _group(self, node: NodeRunner) -> Path | None:
         root = tree.marker_root(node.name, self.state_dir)
         return None if self.group_base is None else self.group_base / group_name(root) / str(node.incarnation)
 
-    def _launch(self, node: Node, part: DesiredPart) -> Launch:
+    def _launch(self, node: NodeRunner, part: DesiredPart) -> AttemptLaunch:
         """Raises BadEnvironment, NoDevices or OSError, before anything is started."""
         attempt = self.logs.begin(part.job_id, part.attempt, part.team)
         home, saves = attempt / "home", self.checkpoints / part.job_id
@@ -92,7 +92,7 @@ class Launcher:
         device = node.layer.environment(part.ranks)
         address = master_address(part, self.local_nodes, self.address_template)
         orders = [
-            Order(
+            ProcessCommand(
                 rank=rank,
                 environment=variables(
                     part,
@@ -114,8 +114,8 @@ class Launcher:
         def set_live(rank: int, live: bool) -> None:
             self.logs.set_live(part.job_id, part.attempt, rank, live)
 
-        return Launch(
-            cage=tree.Cage(marker, None if group is None else group / f"{part.job_id}.{part.attempt}"),
+        return AttemptLaunch(
+            cage=tree.PartCgroup(marker, None if group is None else group / f"{part.job_id}.{part.attempt}"),
             workdir=workdir,
             orders=orders,
             log_limit=self.log_limit,

@@ -16,13 +16,13 @@ from schemas.inbox import BoardCut, CheckpointTaken, NodeRegistered, Observation
 from schemas.nodes import DesiredPart, DesiredState
 from schemas.resources import Inventory, Recut
 from services.agent.lease import Lease
-from services.agent.reconcile import Forget, Key, Phase, Refuse, Save, Start, Stop, View, concerns, follow, plan
-from services.agent.recuts import carry_out, refusal
+from services.agent.reconcile import Forget, Key, Phase, Refuse, Running, Save, Start, Stop, concerns, follow, plan
+from services.agent.repartitions import carry_out, refusal
 
 log = logging.getLogger("baton.agent")
 
 
-class Part(Protocol):
+class RunningPart(Protocol):
     """What runs a part: processes or a timer."""
 
     def save(self) -> None: ...
@@ -32,7 +32,7 @@ class Part(Protocol):
 
 
 Report = Callable[[str, int, Observation | NodeRegistered | BoardCut], None]
-MakePart = Callable[["Node", DesiredPart, Callable[[Observation], None]], Part]
+MakePart = Callable[["NodeRunner", DesiredPart, Callable[[Observation], None]], RunningPart]
 
 
 @dataclass(eq=False, slots=True)
@@ -57,7 +57,7 @@ class Counts:
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class NodeRunner:
     """`now` is the lease's clock, `make_part` starts a part, `report` passes on what is seen (node, incarnation, what)."""
 
     inventory: Inventory
@@ -67,14 +67,14 @@ class Node:
     make_part: MakePart
     report: Report
     counts: Counts
-    view: View = field(init=False)
+    view: Running = field(init=False)
     lease: Lease = field(init=False)
     known: bool = False
     """Placement's desired state has shown this life."""
     missed: int = 0
     """Replies of placement, in a row, that did not have this life although it was known."""
     may_start: Callable[[], bool] = lambda: True
-    parts: dict[Key, Part] = field(default_factory=dict)
+    parts: dict[Key, RunningPart] = field(default_factory=dict)
     _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
     _cuts: dict[tuple[str, int], Cut] = field(default_factory=dict)
     """(board, number) -> recuts of this life that were asked for; one that is no longer asked for is not asked again."""
@@ -96,7 +96,7 @@ class Node:
 
     def begin(self, incarnation: int) -> None:
         """A new life: nothing runs, no lease yet, placement is told."""
-        self.view = View(
+        self.view = Running(
             node=self.name,
             incarnation=incarnation,
             devices=frozenset(device.id for device in self.inventory.devices),
@@ -138,9 +138,9 @@ class Node:
                     )
                 case Forget(key):
                     self._ends.pop(key, None)
-        self._follow_recuts(desired.recuts)
+        self._follow_repartitions(desired.recuts)
 
-    def _follow_recuts(self, recuts: Iterable[Recut]) -> None:
+    def _follow_repartitions(self, recuts: Iterable[Recut]) -> None:
         """Begins the recuts that are new, each once in this life."""
         asked = {(recut.board, recut.number): recut for recut in recuts}
         for key in [key for key, cut in self._cuts.items() if cut.at is not None and key not in asked]:

@@ -15,7 +15,7 @@ from schemas.nodes import DesiredPart
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
 from services.agent.logs import LogSink
 from services.agent.reconcile import Phase
-from services.agent.tree import Cage
+from services.agent.tree import PartCgroup
 
 log = logging.getLogger("baton.agent")
 
@@ -30,7 +30,7 @@ NOT_FOUND = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ProcessCommand:
     """How to start one process."""
 
     rank: int
@@ -40,7 +40,7 @@ class Order:
 
 
 @dataclass(slots=True)
-class Rank:
+class RankProcess:
     """One running process. `code` is its exit code (128 + n for signal n) once it has ended."""
 
     rank: int
@@ -51,12 +51,12 @@ class Rank:
 
 
 @dataclass(slots=True)
-class Launch:
+class AttemptLaunch:
     """All that a part needs besides its spec. `may_run` is asked again after each fork: the lease may have ended."""
 
-    cage: Cage
+    cage: PartCgroup
     workdir: Path
-    orders: Sequence[Order]
+    orders: Sequence[ProcessCommand]
     log_limit: int
     may_run: Callable[[], bool]
     started_process: Callable[[int], None] = lambda pid: None
@@ -69,10 +69,10 @@ class ProcessPart:
     """A part's life, in one task. `report` gets Started, CheckpointTaken and, last and exactly once, Released."""
 
     part: DesiredPart
-    launch: Launch
+    launch: AttemptLaunch
     report: Callable[[Observation], None]
     phase: Phase = Phase.RUNNING
-    _ranks: list[Rank] = field(default_factory=list)
+    _ranks: list[RankProcess] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _failed: int = 0
     _reason: str = ""
@@ -153,16 +153,16 @@ class ProcessPart:
             if not self.launch.may_run():
                 raise OSError("the node's lease ended while the job was being started")
 
-    def _watch_rank(self, order: Order, process: "subprocess.Popen[bytes]", read_fd: int) -> None:
+    def _watch_rank(self, order: ProcessCommand, process: "subprocess.Popen[bytes]", read_fd: int) -> None:
         self.launch.cage.sessions.add(process.pid)
         self.launch.started_process(process.pid)
         self.launch.set_live(order.rank, True)
         exit_fd = os.pidfd_open(process.pid)
-        rank = Rank(order.rank, process, exit_fd, LogSink(order.log, read_fd, self.launch.log_limit))
+        rank = RankProcess(order.rank, process, exit_fd, LogSink(order.log, read_fd, self.launch.log_limit))
         self._ranks.append(rank)
         asyncio.get_running_loop().add_reader(exit_fd, self._ended, rank)
 
-    def _ended(self, rank: Rank) -> None:
+    def _ended(self, rank: RankProcess) -> None:
         code = rank.process.poll()
         if code is None:
             return
@@ -175,7 +175,7 @@ class ProcessPart:
             self._reason = f"rank {rank.rank} {how}"
         self._wake.set()
 
-    def _alive(self) -> list[Rank]:
+    def _alive(self) -> list[RankProcess]:
         return [rank for rank in self._ranks if rank.code is None]
 
     async def _watch(self, acknowledgements: list[Acknowledgement]) -> None:

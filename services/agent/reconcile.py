@@ -39,7 +39,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class View:
+class Running:
     """What an agent knows of one node. `parts` has every part that the last followed state has, and those on their way
     out; `epochs` the newest epoch started or refused on each device."""
 
@@ -85,14 +85,14 @@ class Forget:
 Action = Start | Save | Stop | Refuse | Forget
 
 
-def concerns(desired: DesiredState, view: View) -> bool:
+def concerns(desired: DesiredState, view: Running) -> bool:
     """Whether the state is for this life of the node and not older than one already followed."""
     return (
         desired.node == view.node and desired.incarnation == view.incarnation and desired.ledger_seq >= view.ledger_seq
     )
 
 
-def plan(desired: DesiredState, view: View, lease_valid: bool = True) -> list[Action]:
+def plan(desired: DesiredState, view: Running, lease_valid: bool = True) -> list[Action]:
     """The actions that bring the node from `view` to `desired`; stops come before starts. Changes nothing.
 
     The state must concern the view (`concerns`): otherwise it is not to be planned for, nor followed.
@@ -114,7 +114,7 @@ def plan(desired: DesiredState, view: View, lease_valid: bool = True) -> list[Ac
     return actions
 
 
-def follow(view: View, desired: DesiredState, actions: Iterable[Action]) -> None:
+def follow(view: Running, desired: DesiredState, actions: Iterable[Action]) -> None:
     """Writes into `view` what `actions` (of `plan`) did, and that `desired` was followed. Touches nothing else."""
     view.ledger_seq = desired.ledger_seq
     for action in actions:
@@ -150,7 +150,7 @@ def _occupied(parts: Iterable[Held]) -> dict[str, int]:
     return occupied
 
 
-def _refusal(part: DesiredPart, view: View, occupied: Mapping[str, int]) -> str:
+def _refusal(part: DesiredPart, view: Running, occupied: Mapping[str, int]) -> str:
     """Why this unknown part must not start, or ""."""
     if part.action is not nodes.Action.RUN:
         return f"asked to {part.action.value} what never started on this node"
@@ -167,7 +167,7 @@ def _refusal(part: DesiredPart, view: View, occupied: Mapping[str, int]) -> str:
     return ""
 
 
-def _enter(view: View, part: DesiredPart, phase: Phase) -> None:
+def _enter(view: Running, part: DesiredPart, phase: Phase) -> None:
     milli: dict[str, int] = {}
     for rank in part.ranks:
         milli[rank.device] = milli.get(rank.device, 0) + rank.milli

@@ -47,7 +47,7 @@ def cgroup_base() -> Path | None:
 
 
 @dataclass(slots=True)
-class Cage:
+class PartCgroup:
     """What holds the processes of one part together. `group` is its cgroup, if there is one."""
 
     marker: str

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from libs.adapters.mongo.store import Checkpoint, JobStore, StoreAway
-from libs.core.projections.history import Story, UnknownJob, advance, job_events
-from libs.ledger.chain import GENESIS, Entry, Head
+from libs.adapters.mongo.store import JobStore, ReaderPosition, StoreAway
+from libs.core.projections.history import JobStory, UnknownJob, advance, job_events
+from libs.ledger.chain import GENESIS, ChainEntry, Head
 from libs.ledger.reader import LedgerReader
 from schemas.ledger import JobQueued
 
@@ -56,7 +56,7 @@ class Documents:
         self._window_s = window_s
         self._window_jobs = window_jobs
         self._cache_jobs = cache_jobs
-        self._cache: OrderedDict[str, Story] = OrderedDict()
+        self._cache: OrderedDict[str, JobStory] = OrderedDict()
         self._horizon = 0
         self._lag = Gauge("baton_history_documents_lag_records", "ledger records not in MongoDB yet", registry=registry)
         self._written = Counter("baton_history_documents_written", "documents replaced", registry=registry)
@@ -103,18 +103,20 @@ class Documents:
         finally:
             await reader.close()
 
-    async def _step(self, reader: LedgerReader, entries: Sequence[Entry], before: Checkpoint | None) -> Checkpoint:
+    async def _step(
+        self, reader: LedgerReader, entries: Sequence[ChainEntry], before: ReaderPosition | None
+    ) -> ReaderPosition:
         """Writes one window: documents, then the checkpoint, which is returned."""
         with self._seconds.time():
             changed = await self._write(entries) or (before.changed if before else 0)
-            after = Checkpoint(reader.head.seq, reader.head.hash, reader.position, changed)
+            after = ReaderPosition(reader.head.seq, reader.head.hash, reader.position, changed)
             if not await self._store.move_checkpoint(self.name, before, after):
                 raise StoreChanged(f"checkpoint {self.name} is not the one that was written at {self.position}")
         self.position = after.position
         self._lag.set(reader.lag())
         return after
 
-    async def _window(self, reader: LedgerReader) -> list[Entry]:
+    async def _window(self, reader: LedgerReader) -> list[ChainEntry]:
         entries = await reader.next(_READ, 1.0)
         end = time.monotonic() + self._window_s
         jobs = _touched(entries)
@@ -124,11 +126,11 @@ class Documents:
             entries += more
         return entries
 
-    async def _write(self, entries: Sequence[Entry]) -> int:
+    async def _write(self, entries: Sequence[ChainEntry]) -> int:
         """Folds the records into their jobs' documents and stores those that changed. The last record that changed one,
         or 0."""
         known = await self._known(entries)
-        changed: dict[str, Story] = {}
+        changed: dict[str, JobStory] = {}
         for entry in entries:
             if not entry.valid:
                 continue
@@ -144,7 +146,7 @@ class Documents:
         self._remember(known)
         return max((story.document.seq for story in stories), default=0)
 
-    async def _known(self, entries: Sequence[Entry]) -> dict[str, Story]:
+    async def _known(self, entries: Sequence[ChainEntry]) -> dict[str, JobStory]:
         """The stories of the jobs in `entries`: from memory, and from MongoDB what is not there."""
         wanted: dict[str, bool] = {}  # job -> whether it may be stored already
         for entry in entries:
@@ -158,7 +160,7 @@ class Documents:
             known |= await self._store.load(missing[start : start + self._window_jobs])
         return known
 
-    def _remember(self, stories: dict[str, Story]) -> None:
+    def _remember(self, stories: dict[str, JobStory]) -> None:
         for job_id, story in stories.items():
             self._cache.pop(job_id, None)
             if not story.document.state.terminal:
@@ -174,11 +176,11 @@ class Documents:
             await asyncio.sleep(_PAUSES_S[-1])
 
 
-def _reader_at(js: JetStreamContext, pool: str, checkpoint: Checkpoint | None) -> LedgerReader:
+def _reader_at(js: JetStreamContext, pool: str, checkpoint: ReaderPosition | None) -> LedgerReader:
     if checkpoint is None:
         return LedgerReader(js, pool, GENESIS)
     return LedgerReader(js, pool, Head(checkpoint.seq, checkpoint.hash), checkpoint.position)
 
 
-def _touched(entries: Sequence[Entry]) -> set[str]:
+def _touched(entries: Sequence[ChainEntry]) -> set[str]:
     return {job_id for entry in entries if entry.valid for job_id in job_events(entry.record)}

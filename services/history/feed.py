@@ -18,7 +18,7 @@ from libs.bus.cursors import Cursors
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.core.projections.history import Feed, WrongVersion
-from libs.ledger.chain import GENESIS, Entry, LedgerRewound
+from libs.ledger.chain import GENESIS, ChainEntry, LedgerRewound
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots
 from schemas import subjects
@@ -86,7 +86,7 @@ class FeedLoop:
         self._feed = Feed()
         return LedgerReader(self._js, self._pool, GENESIS)
 
-    async def _publish(self, entries: list[Entry], told: int) -> None:
+    async def _publish(self, entries: list[ChainEntry], told: int) -> None:
         """Folds the records, and stores the events of those after `told`."""
         messages: list[Outgoing] = []
         for entry in entries:

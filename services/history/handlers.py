@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from libs.adapters.mongo.store import JobStore
-from libs.bus.queries import NotFound
-from libs.core.projections.history import Story, tell
+from libs.bus.queries import NothingFound
+from libs.core.projections.history import JobStory, tell
 from schemas.base import Fact
 from schemas.jobs import JobEvent
 from schemas.queries import EventList, EventListQuery, JobDocument, JobGet, JobList, JobListQuery
@@ -19,11 +19,11 @@ async def get_job(store: JobStore, query: JobGet, team: str, log: EventLog | Non
     """A job that was refused has no document: NotFound says why it was refused."""
     try:
         return (await _story_of(store, query.job_id, team)).document
-    except NotFound:
+    except NothingFound:
         rejected = await log.rejection(query.job_id, _owner(team)) if log is not None else None
         if rejected is None:
             raise
-        raise NotFound(f"no job {query.job_id}: it was rejected ({rejected.reason})") from None
+        raise NothingFound(f"no job {query.job_id}: it was rejected ({rejected.reason})") from None
 
 
 async def list_jobs(store: JobStore, query: JobListQuery, team: str) -> JobList:
@@ -46,7 +46,7 @@ async def list_events(store: JobStore, log: EventLog, query: EventListQuery, tea
     else:
         try:
             events = tell(await _story_of(store, query.job_id, team))
-        except NotFound:
+        except NothingFound:
             rejected = await log.rejection(query.job_id, _owner(team))
             if rejected is None:
                 raise
@@ -58,10 +58,10 @@ async def list_events(store: JobStore, log: EventLog, query: EventListQuery, tea
     return EventList(events=tuple(events[: _fitting(events)]))
 
 
-async def _story_of(store: JobStore, job_id: str, team: str) -> Story:
+async def _story_of(store: JobStore, job_id: str, team: str) -> JobStory:
     story = await store.story(job_id)
     if story is None or team not in (OPERATOR, story.document.team):
-        raise NotFound(f"no job {job_id} (one that was submitted a moment ago is here in a moment)")
+        raise NothingFound(f"no job {job_id} (one that was submitted a moment ago is here in a moment)")
     return story
 
 

@@ -21,7 +21,7 @@ from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.throughput import Chooser
 from libs.core.scheduling.cycle import Policy
-from libs.core.scheduling.decider import Machine, Machines
+from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.state.desired import desired, nodes_touched
 from libs.ledger.snapshots import Snapshots
 from libs.ledger.writer import LedgerWriter
@@ -49,9 +49,9 @@ class Placement:
         self.pool = settings.pool
         self.writer_id = writer_id
         self.latencies = handlers.Latencies(settings.latency_window)
-        self.writer: LedgerWriter[Machine] | None = None
+        self.writer: LedgerWriter[Decider] | None = None
         self._nats: Client | None = None
-        self._asked: list[tuple[Callable[[Machine], Any], asyncio.Future[Any]]] = []
+        self._asked: list[tuple[Callable[[Decider], Any], asyncio.Future[Any]]] = []
         self._records = Counter("baton_ledger_records", "records committed by this process", registry=registry)
         self._events = Counter("baton_ledger_events", "ledger events committed", ["kind"], registry=registry)
         self._latency_ms = Histogram(
@@ -72,7 +72,7 @@ class Placement:
         self.writer = LedgerWriter(
             js,
             self.pool,
-            Machines(self.market.policy, Scorer),
+            Deciders(self.market.policy, Scorer),
             writer_id=self.writer_id,
             snapshots=Snapshots(js, self.pool),
             batch=self.settings.batch,
@@ -87,7 +87,7 @@ class Placement:
         assert self.writer is not None
         return self.writer.head.seq
 
-    async def answer(self, question: Callable[[Machine], A]) -> A:
+    async def answer(self, question: Callable[[Decider], A]) -> A:
         """`question` of the state as it is committed.
 
         While an append is under way the machine shows what may be refused: an agent that heard of it would start a job
@@ -101,7 +101,7 @@ class Placement:
         self._asked.append((question, answered))
         return await asyncio.wait_for(answered, ANSWER_S)
 
-    def _answer_all(self, machine: Machine) -> None:
+    def _answer_all(self, machine: Decider) -> None:
         """Right after a commit or a fold, when the machine shows nothing else."""
         asked, self._asked = self._asked, []
         for question, answered in asked:
@@ -112,12 +112,12 @@ class Placement:
             except Exception as e:
                 answered.set_exception(e)
 
-    async def _refolded(self, machine: Machine) -> None:
+    async def _refolded(self, machine: Decider) -> None:
         """What was committed may not have been told: all nodes that are up learn what should run there."""
         self._answer_all(machine)
         await self._tell(machine.state.fleet.nodes, machine, self.seq)
 
-    async def _committed(self, seq: int, record: LedgerRecord, machine: Machine) -> None:
+    async def _committed(self, seq: int, record: LedgerRecord, machine: Decider) -> None:
         """After a commit: the nodes that it touched learn what should run there now."""
         self._answer_all(machine)
         self._records.inc()
@@ -129,7 +129,7 @@ class Placement:
         await self._tell(sorted(_touched(record, machine)), machine, seq)
         machine.upkeep()
 
-    async def _tell(self, nodes: Iterable[str], machine: Machine, seq: int) -> None:
+    async def _tell(self, nodes: Iterable[str], machine: Decider, seq: int) -> None:
         assert self._nats is not None
         for node in nodes:
             if machine.state.fleet.nodes[node].up:
@@ -154,9 +154,9 @@ def market_of(settings: PlacementSettings) -> Market:
     chooser = Chooser(table, lambda model: prices.of(model, "*"))
     policy = Policy(
         reserve_after_us=int(settings.reserve_after_s * 1e6),
-        recut=settings.recut,
-        recut_after_us=int(settings.recut_after_s * 1e6),
-        recut_rest_us=int(settings.recut_rest_s * 1e6),
+        repartition=settings.repartition,
+        repartition_after_us=int(settings.repartition_after_s * 1e6),
+        repartition_rest_us=int(settings.repartition_rest_s * 1e6),
         chooser=chooser,
     )
     if settings.classes is None:
@@ -164,7 +164,7 @@ def market_of(settings: PlacementSettings) -> Market:
     return Market(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)
 
 
-def _touched(record: LedgerRecord, machine: Machine) -> set[str]:
+def _touched(record: LedgerRecord, machine: Decider) -> set[str]:
     jobs: set[str] = set()
     nodes: set[str] = set()
     for event in record.events:
@@ -225,7 +225,9 @@ def _serve_questions(broker: Any, placement: Placement) -> None:
     ask(
         BY_TYPE["io.baton.job.plan.query.v1"],
         on_machine(
-            handlers.Planner(placement.market), now_us=lambda: time.time_ns() // 1000, clock=lambda: time.perf_counter
+            handlers.DryRunPlanner(placement.market),
+            now_us=lambda: time.time_ns() // 1000,
+            clock=lambda: time.perf_counter,
         ),
     )
     ask(BY_TYPE["io.baton.queue.list.query.v1"], on_machine(handlers.queue_list))

@@ -4,12 +4,12 @@ import gc
 from collections import deque
 from collections.abc import Callable
 
-from libs.bus.queries import NotFound
+from libs.bus.queries import NothingFound
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.explain.dry_run import Market, hide, plan_job
 from libs.core.explain.waiting import explain, queue_view
 from libs.core.projections.pool_status import quantiles, status
-from libs.core.scheduling.decider import Machine
+from libs.core.scheduling.decider import Decider
 from libs.core.state.desired import desired
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
@@ -37,7 +37,7 @@ class Latencies:
         self.scheduling: deque[float] = deque(maxlen=window)
         self.wait: deque[float] = deque(maxlen=window)
 
-    def observe(self, record: LedgerRecord, machine: Machine, now_us: int) -> list[float]:
+    def observe(self, record: LedgerRecord, machine: Decider, now_us: int) -> list[float]:
         """Takes in a committed record and returns its scheduling latencies, ms.
 
         `now_us` is this process's clock, compared with the broker's submit times: on one host the same clock.
@@ -55,11 +55,11 @@ class Latencies:
         return at_once
 
 
-def explain_job(machine: Machine, query: ExplainQuery, team: str) -> Explanation:
+def explain_job(machine: Decider, query: ExplainQuery, team: str) -> Explanation:
     return explain(machine.state, _job_of(machine, query.job_id, team), machine.plan, policy=machine.policy)
 
 
-class Planner:
+class DryRunPlanner:
     """Answers plans; keeps what admission would know of the fleet, and takes in only the nodes that have changed."""
 
     def __init__(self, market: Market) -> None:
@@ -69,7 +69,7 @@ class Planner:
         self._told: dict[str, bytes] = {}
         self._shape = FleetShape()
 
-    def __call__(self, machine: Machine, query: PlanQuery, team: str, *, now_us: int, clock: Clock) -> PlanReply:
+    def __call__(self, machine: Decider, query: PlanQuery, team: str, *, now_us: int, clock: Clock) -> PlanReply:
         """`now_us` is this process's clock; `clock` tells seconds and measures only how long the answer took."""
         began = clock()
         state = machine.state
@@ -95,7 +95,7 @@ class Planner:
         return self._shape
 
 
-def queue_list(machine: Machine, query: QueueListQuery, team: str) -> QueueList:
+def queue_list(machine: Decider, query: QueueListQuery, team: str) -> QueueList:
     """A team sees its own waiting jobs, the operator all."""
     jobs = queue_view(machine.state, machine.plan, limit=5000)
     mine = [j for j in jobs if team in (OPERATOR, j.team)]
@@ -103,22 +103,22 @@ def queue_list(machine: Machine, query: QueueListQuery, team: str) -> QueueList:
 
 
 def pool_status(
-    machine: Machine, query: PoolStatusQuery, team: str, *, pool: str, ledger_seq: int, latencies: Latencies
+    machine: Decider, query: PoolStatusQuery, team: str, *, pool: str, ledger_seq: int, latencies: Latencies
 ) -> PoolStatus:
     return status(
         machine.state, pool, ledger_seq, quantiles(list(latencies.scheduling)), quantiles(list(latencies.wait))
     )
 
 
-def desired_of(machine: Machine, query: DesiredQuery, *, pool: str, ledger_seq: int) -> DesiredReply:
+def desired_of(machine: Decider, query: DesiredQuery, *, pool: str, ledger_seq: int) -> DesiredReply:
     """The desired state of each node that is up; a node that is left out was taken for lost, and registers anew."""
     nodes = machine.state.fleet.nodes
     known = [name for name in query.nodes if name in nodes and nodes[name].up]
     return DesiredReply(states=tuple(desired(machine.state, name, pool, ledger_seq) for name in known))
 
 
-def _job_of(machine: Machine, job_id: str, team: str) -> Job:
+def _job_of(machine: Decider, job_id: str, team: str) -> Job:
     job = machine.state.jobs.get(job_id)
     if job is None or team not in (OPERATOR, job.team):
-        raise NotFound(f"no job {job_id} is waiting or running; `baton describe {job_id}` shows one that has ended")
+        raise NothingFound(f"no job {job_id} is waiting or running; `baton describe {job_id}` shows one that has ended")
     return job

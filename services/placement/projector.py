@@ -16,7 +16,7 @@ from nats.js import JetStreamContext
 from libs.adapters.redis import NeedRebuild, Projection
 from libs.adapters.redis.projection import Unavailable
 from libs.core.projections.hot_state import Delta, HotState
-from libs.ledger.chain import Entry
+from libs.ledger.chain import ChainEntry
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots
 
@@ -95,7 +95,7 @@ class Projector:
                 log.warning("the broker does not answer: %r", e)
                 await asyncio.sleep(0.5)
 
-    def _fold(self, entries: list[Entry]) -> list[tuple[int, str, list[Delta]]]:
+    def _fold(self, entries: list[ChainEntry]) -> list[tuple[int, str, list[Delta]]]:
         batch = []
         for entry in entries:
             deltas: list[Delta] = []

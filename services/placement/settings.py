@@ -15,9 +15,11 @@ class PlacementSettings(ServiceSettings):
 
     snapshot_records: int = Field(default=5000, ge=100, description="ledger records between snapshots of the state")
     reserve_after_s: float = Field(default=60.0, ge=0, description="a gang that waits longer gets a reservation, s")
-    recut: bool = Field(default=True, description="cut idle MIG boards anew for profiles that are waited for")
-    recut_after_s: float = Field(default=30.0, ge=0, description="how long a job waits for an instance before that, s")
-    recut_rest_s: float = Field(default=300.0, ge=0, description="how long a board then stays as it is, s")
+    repartition: bool = Field(default=True, description="cut idle MIG boards anew for profiles that are waited for")
+    repartition_after_s: float = Field(
+        default=30.0, ge=0, description="how long a job waits for an instance before that, s"
+    )
+    repartition_rest_s: float = Field(default=300.0, ge=0, description="how long a board then stays as it is, s")
     batch: int = Field(default=256, ge=1, le=1000, description="inbox messages decided in one record at the most")
     linger_ms: float = Field(default=2.0, ge=0, le=100, description="how long to wait for more of a batch, ms")
     latency_window: int = Field(default=20_000, ge=100, description="grants kept for the latency quantiles")

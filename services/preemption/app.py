@@ -18,7 +18,7 @@ from libs.ledger.snapshots import Snapshots
 from libs.service.app import Tasks, make_asgi
 from schemas import subjects
 from schemas.inbox import PreemptionPlanned
-from services.preemption.planner import Planner
+from services.preemption.planner import PreemptionPlanner
 from services.preemption.settings import PreemptionSettings
 
 
@@ -37,10 +37,10 @@ class Preemption:
         snapshots, outbox = Snapshots(js, self.pool), Outbox(js)
         stored = await snapshots.load("preemption")
         if stored is None:
-            planner, reader = Planner(), LedgerReader(js, self.pool)
+            planner, reader = PreemptionPlanner(), LedgerReader(js, self.pool)
         else:
             head, position, data = stored
-            planner, reader = Planner(snapshot.load(data)), LedgerReader(js, self.pool, head, position)
+            planner, reader = PreemptionPlanner(snapshot.load(data)), LedgerReader(js, self.pool, head, position)
         self.reader = reader
         unsaved = 0
         async for entries in reader.follow():
@@ -54,7 +54,7 @@ class Preemption:
             if reader.lag() == 0:  # an old state would only make stale plans
                 await self._plan(planner, outbox, reader.head.seq)
 
-    async def _plan(self, planner: Planner, outbox: Outbox, base_seq: int) -> None:
+    async def _plan(self, planner: PreemptionPlanner, outbox: Outbox, base_seq: int) -> None:
         plans = planner.plans(base_seq)
         if not plans:
             return

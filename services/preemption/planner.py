@@ -7,7 +7,7 @@ from schemas.inbox import PreemptionPlanned
 from schemas.ledger import LedgerRecord
 
 
-class Planner:
+class PreemptionPlanner:
     """The ledger folded, and which beneficiaries already have a plan on its way.
 
     A plan is *pending* until the ledger shows that placement has read it; then either devices are held for the

@@ -1,6 +1,6 @@
 """Quota_billing's answers: load the meter, price or count, return."""
 
-from libs.bus.queries import Invalid
+from libs.bus.queries import InvalidQuestion
 from libs.core.billing.metering import Meter, Prices, TeamUse, bill
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
@@ -12,7 +12,7 @@ MAX_ROWS = 3000
 
 
 def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillReply:
-    """A team's bill is of its own jobs; another team's job is on it as little as one that never was. Raises Invalid."""
+    """A team's bill is of its own jobs; another team's job is on it as little as one that never was. Raises InvalidQuestion."""
     if query.from_day and query.to_day and query.from_day > query.to_day:
         raise _invalid("from_day", query.from_day, f"is after to_day ({query.to_day})", "swap them")
     usage = meter.usage(None if team == OPERATOR else team, open_until_us=query.open_until_us)
@@ -41,5 +41,5 @@ def _shown(team: str, use: TeamUse) -> TeamUsage:
     )
 
 
-def _invalid(field: str, value: str, problem: str, fix: str) -> Invalid:
-    return Invalid([Reason(field=field, value=value, problem=problem, fix=fix)])
+def _invalid(field: str, value: str, problem: str, fix: str) -> InvalidQuestion:
+    return InvalidQuestion([Reason(field=field, value=value, problem=problem, fix=fix)])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.node_health import Watch
-from libs.ledger.chain import Entry
+from libs.ledger.chain import ChainEntry
 from schemas import ledger as led
 
 
@@ -18,7 +18,7 @@ class Waits:
     queue: tuple[float, ...] = ()
 
 
-def take(hot: HotState, watch: Watch, entries: Iterable[Entry], now: float) -> Waits:
+def take(hot: HotState, watch: Watch, entries: Iterable[ChainEntry], now: float) -> Waits:
     """Folds entries into the pool's state and the watch over its nodes; returns the waits that ended in them."""
     scheduling: list[float] = []
     queue: list[float] = []

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from libs.bus.queries import NotFound
+from libs.bus.queries import NothingFound
 from libs.core.projections.hot_state import Row
 from schemas.nodes import DeviceSample
 from schemas.queries import DeviceList, DeviceListQuery, DeviceView, NodeList, NodeListQuery, NodeView
@@ -32,9 +32,9 @@ def node_list(
 def device_list(
     query: DeviceListQuery, team: str, nodes: Rows, devices: Rows, readings: Mapping[str, DeviceSample]
 ) -> DeviceList:
-    """Devices by node and index; of the jobs on a device a team sees its own alone. Raises NotFound for an unknown node."""
+    """Devices by node and index; of the jobs on a device a team sees its own alone. Raises NothingFound for an unknown node."""
     if query.node and query.node not in nodes:
-        raise NotFound(f"no node {query.node!r} in this pool; `baton nodes` lists them")
+        raise NothingFound(f"no node {query.node!r} in this pool; `baton nodes` lists them")
     shown = [(name, row) for name, row in devices.items() if not query.node or row["node"] == query.node]
     shown.sort(key=lambda item: (item[1]["node"], item[1]["index"], item[0]))
     return DeviceList(devices=tuple(_device(name, row, team, readings.get(name)) for name, row in shown))

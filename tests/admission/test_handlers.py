@@ -14,7 +14,7 @@ from schemas.envelope import MSG_ID
 from schemas.inbox import CancelRequested, JobAdmitted
 from schemas.jobs import JobRejected
 from schemas.resources import Level
-from services.admission.handlers import Handled, Result, handle
+from services.admission.handlers import AdmissionResult, Handled, handle
 from tests.core.test_admission import TWO_LEAVES, record
 
 CONTEXT = AdmissionContext(FleetShape())
@@ -44,7 +44,7 @@ def rejection(handled: Handled) -> JobRejected:
 def test_a_plain_json_request_is_admitted_to_the_inbox() -> None:
     handled = judged(GOOD)
     (message,) = handled.out
-    assert handled.result is Result.ADMITTED
+    assert handled.result is AdmissionResult.ADMITTED
     assert message.subject == subjects.inbox("job", "admitted", "main")
     admitted = JobAdmitted.model_validate_json(message.payload)
     assert (admitted.job_id, admitted.team) == (ids.job_id("research", "run-1"), "research")
@@ -67,7 +67,7 @@ def test_a_structured_cloudevent_is_admitted_and_keeps_its_correlation() -> None
         "data": GOOD,
     }  # fmt: skip
     handled = judged(event, headers={"Content-Type": "application/cloudevents+json"})
-    assert handled.result is Result.ADMITTED
+    assert handled.result is AdmissionResult.ADMITTED
     assert handled.out[0].headers["ce-correlationid"] == "build-42"
     assert handled.out[0].headers["traceparent"] == event["traceparent"]
 
@@ -75,7 +75,7 @@ def test_a_structured_cloudevent_is_admitted_and_keeps_its_correlation() -> None
 def test_a_refused_request_is_answered_with_every_reason() -> None:
     handled = judged({"client_key": "x", "job": {**GOOD["job"], "priority_class": "vip", "env": {"RANK": "1"}}})
     rejected = rejection(handled)
-    assert handled.result is Result.REJECTED
+    assert handled.result is AdmissionResult.REJECTED
     assert handled.whys == (Why.CLASS, Why.ENVIRONMENT)
     assert [r.field for r in rejected.reasons] == ["job.priority_class", "job.env.RANK"]
     assert rejected.client_key == "x"
@@ -94,12 +94,12 @@ def test_a_cancel_is_forwarded_and_each_one_counts() -> None:
 def test_malformed_requests_are_answered_when_their_sender_can_tell_which() -> None:
     handled = judged({"client_key": "k", "job": {"comand": ["x"], "resources": {"devices": 0}}, "extra": 1})
     rejected = rejection(handled)
-    assert handled.result is Result.REJECTED
+    assert handled.result is AdmissionResult.REJECTED
     assert rejected.job_id == ids.job_id("research", "k")
     fields = {r.field for r in rejected.reasons}
     assert {"job.comand", "job.resources.devices", "extra"} <= fields
     cancel = judged({"job_id": "job-1"}, what="cancel")
-    assert (cancel.result, rejection(cancel).job_id) == (Result.REJECTED, "")
+    assert (cancel.result, rejection(cancel).job_id) == (AdmissionResult.REJECTED, "")
     share = judged({"client_key": "k", "job": {**GOOD["job"], "resources": {"devices": 2, "share_milli": 500}}})
     assert "set devices to 1" in rejection(share).reasons[0].fix
 
@@ -128,12 +128,12 @@ HOSTILE: dict[str, bytes] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_payloads_are_answered_or_laid_aside_and_never_raise(name: str) -> None:
     handled = judged(HOSTILE[name])
-    assert handled.result in (Result.REJECTED, Result.DEAD)
+    assert handled.result in (AdmissionResult.REJECTED, AdmissionResult.DEAD)
     rejected = rejection(handled)
     assert rejected.team == "research"
     assert 1 <= len(rejected.reasons) <= 33
     assert len(rejected.model_dump_json()) < 100_000
-    if handled.result is Result.DEAD:
+    if handled.result is AdmissionResult.DEAD:
         assert handled.out[0].subject == "baton.dead.admission"
         assert handled.out[0].payload == HOSTILE[name]
 
@@ -141,19 +141,19 @@ def test_hostile_payloads_are_answered_or_laid_aside_and_never_raise(name: str) 
 @pytest.mark.parametrize("team", ["Research", "a_b", "-", "x" * 63 + "y"])
 def test_a_team_that_cannot_be_one_is_laid_aside(team: str) -> None:
     handled = judged(GOOD, team=team)
-    assert (handled.result, [m.subject for m in handled.out]) == (Result.DEAD, ["baton.dead.admission"])
+    assert (handled.result, [m.subject for m in handled.out]) == (AdmissionResult.DEAD, ["baton.dead.admission"])
 
 
 def test_an_unknown_command_is_told() -> None:
     handled = judged({"client_key": "k"}, what="delete")
-    assert handled.result is Result.REJECTED
+    assert handled.result is AdmissionResult.REJECTED
     assert "subject" in rejection(handled).reasons[0].field
 
 
 def test_headers_of_another_type_are_told() -> None:
     headers = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/x", "ce-type": "io.baton.job.cancel.v1"}
-    assert judged(GOOD, headers=headers).result is Result.REJECTED
-    assert judged(GOOD, headers={"ce-specversion": "0.3"}).result is Result.REJECTED
+    assert judged(GOOD, headers=headers).result is AdmissionResult.REJECTED
+    assert judged(GOOD, headers={"ce-specversion": "0.3"}).result is AdmissionResult.REJECTED
 
 
 def test_level_names_reach_the_reasons() -> None:

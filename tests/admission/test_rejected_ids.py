@@ -3,7 +3,7 @@
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from schemas import ids
-from services.admission.handlers import Recent, Result, handle
+from services.admission.handlers import AdmissionResult, Recent, handle
 from tests.admission.test_handlers import CONTEXT, GOOD, judged, received, rejection
 
 BAD = {"client_key": "run-1", "job": {"command": ["x"], "priority_class": "vip"}}
@@ -12,7 +12,7 @@ MALFORMED = {"client_key": "run-1", "job": {}}
 
 def test_a_second_request_under_the_key_of_a_job_does_not_name_it() -> None:
     recent = Recent()
-    assert handle(received(GOOD), CONTEXT, "main", recent).result is Result.ADMITTED
+    assert handle(received(GOOD), CONTEXT, "main", recent).result is AdmissionResult.ADMITTED
     for body in (BAD, MALFORMED):
         told = rejection(handle(received(body), CONTEXT, "main", recent))
         assert (told.job_id, told.client_key) == ("", "run-1")

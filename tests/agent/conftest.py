@@ -11,7 +11,7 @@ from libs.adapters.devices.simulated import SimulatedLayer
 from schemas.inbox import Observation, Released
 from schemas.nodes import DesiredPart
 from services.agent import tree
-from services.agent.processes import Launch, Order, ProcessPart
+from services.agent.processes import AttemptLaunch, ProcessCommand, ProcessPart
 from services.agent.variables import Paths, ranks_of, variables
 from tests.agent.build import inventory
 
@@ -50,7 +50,7 @@ class Place:
         paths = Paths(str(folder), str(folder), str(folder), pattern)
         marker = f"test@{self.root.name}/1/{wanted.job_id}.{wanted.attempt}"
         orders = [
-            Order(
+            ProcessCommand(
                 rank,
                 variables(
                     wanted,
@@ -67,9 +67,9 @@ class Place:
             )
             for rank, local in ranks_of(wanted)
         ]
-        cage = tree.Cage(marker, self.group and self.group / f"{wanted.job_id}.{wanted.attempt}")
+        cage = tree.PartCgroup(marker, self.group and self.group / f"{wanted.job_id}.{wanted.attempt}")
         workdir = Path(wanted.spec.workdir) if wanted.spec.workdir else folder
-        made = ProcessPart(wanted, Launch(cage, workdir, orders, 10_000, lambda: self.may_run), self.seen.append)
+        made = ProcessPart(wanted, AttemptLaunch(cage, workdir, orders, 10_000, lambda: self.may_run), self.seen.append)
         self.parts.append(made)
         made.start()
         return made

@@ -6,17 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.nodes import Action, DesiredPart, DesiredState
-from services.agent.reconcile import Forget, Held, Phase, Refuse, Save, Start, Stop, View, concerns, follow, plan
+from services.agent.reconcile import Forget, Held, Phase, Refuse, Running, Save, Start, Stop, concerns, follow, plan
 from tests.agent.build import but, part, rank, simulated, spec, state
 
 DEVICES = frozenset({"n0-gpu0", "n0-gpu1"})
 
 
-def view(**fields) -> View:
-    return View(**{"node": "n0", "incarnation": 1, "devices": DEVICES, "simulated": True} | fields)
+def view(**fields) -> Running:
+    return Running(**{"node": "n0", "incarnation": 1, "devices": DEVICES, "simulated": True} | fields)
 
 
-def step(seen: View, desired: DesiredState, lease_valid: bool = True):
+def step(seen: Running, desired: DesiredState, lease_valid: bool = True):
     actions = plan(desired, seen, lease_valid)
     follow(seen, desired, actions)
     return actions

@@ -8,7 +8,7 @@ import pytest
 
 from libs.bus.broker import Broker, make_broker
 from libs.bus.connect import BusConnection
-from libs.bus.queries import STATUS, Invalid, NoAnswer, NotFound, QueryError, ask, serve
+from libs.bus.queries import STATUS, InvalidQuestion, NoAnswer, NothingFound, QueryError, ask, serve
 from schemas.catalog import BY_TYPE
 from schemas.jobs import Reason
 from schemas.nodes import DesiredQuery, DesiredReply
@@ -27,9 +27,9 @@ def job(number: int) -> str:
 
 def explain(query: ExplainQuery, team: str) -> Explanation:
     if query.job_id == job(1):
-        raise NotFound("no such job")
+        raise NothingFound("no such job")
     if query.job_id == job(2):
-        raise Invalid([Reason(field="job_id", value="2", problem="is even", fix="ask for an odd one")])
+        raise InvalidQuestion([Reason(field="job_id", value="2", problem="is even", fix="ask for an odd one")])
     if query.job_id == job(3):
         raise ZeroDivisionError("secret detail")
     return Explanation(job_id=query.job_id, state="queued", reason="quota", text=team)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.cli.launch import ROOT, SERVICES, Launch, LaunchOptions
+from libs.cli.launch import ROOT, SERVICES, LaunchOptions, LocalStack
 from libs.client import Unreachable, connect
 from libs.client.where import CLIENT_FILE, find
 from libs.embedded import read_processes
@@ -30,7 +30,7 @@ def up(folder: Path, *more: str) -> "asyncio.Future[asyncio.subprocess.Process]"
 
 async def test_servers_streams_and_credentials(tmp_path: Path) -> None:
     options = LaunchOptions(state_dir=tmp_path, teams=("red", "blue"), services=(), sync_always=False, scale=0.01)
-    async with Launch(options) as cluster:
+    async with LocalStack(options) as cluster:
         assert set(cluster.processes()) == {"nats", "valkey", "mongo"}
         assert stat.S_IMODE((tmp_path / CLIENT_FILE).stat().st_mode) == 0o600
         place = find(team="red", environ={"BATON_STATE_DIR": str(tmp_path)})
@@ -44,7 +44,7 @@ async def test_servers_streams_and_credentials(tmp_path: Path) -> None:
         url = cluster.team_url("red")
     with pytest.raises(Unreachable):
         find(environ={"BATON_STATE_DIR": str(tmp_path)})
-    async with Launch(options) as cluster:
+    async with LocalStack(options) as cluster:
         assert cluster.team_url("red") == url
 
 
@@ -102,7 +102,7 @@ def test_a_missing_fleet_file_is_told(tmp_path: Path) -> None:
 async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
     fleet = ROOT / "deploy/fleets/demo-16x8-h100.yaml"
     options = LaunchOptions(state_dir=tmp_path, teams=("red",), fleet=fleet, sync_always=False)
-    async with Launch(options) as cluster:
+    async with LocalStack(options) as cluster:
         ready = await cluster.readiness()
         assert set(ready) == {*SERVICES, "agent-sim"}
         assert all(checks.ready for checks in ready.values())

@@ -9,9 +9,9 @@ import pytest
 from libs.bus.connect import BusConnection
 from libs.client import Baton
 from libs.client.where import Place
-from libs.ledger.append import Outcome, append
+from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import encode
-from libs.report import Story, collect, summary, write
+from libs.report import RunStory, collect, summary, write
 from libs.report.document import Report, Step
 from libs.report.facts import Facts
 from libs.report.figures import allocation, queue_length, report, spread, window
@@ -204,7 +204,7 @@ def test_a_large_picture_is_bounded_and_says_so(run: Run, monkeypatch: pytest.Mo
 
 
 def test_both_files_are_written(run: Run, tmp_path: Path):
-    story = Story("test", run.facts, run.audit, run.bill)
+    story = RunStory("test", run.facts, run.audit, run.bill)
     found, as_json, as_html = write(story, tmp_path / "new" / "folder", title="a run")
     assert Report.model_validate_json(as_json.read_text()) == found
     assert as_html.read_text().startswith("<!doctype html>")
@@ -225,7 +225,7 @@ async def test_a_real_ledger_is_read_whole(nats: BusConnection, pool: str, monke
     head = ""
     for position, record in enumerate(run.world.records):
         payload, digest = encode(record.model_copy(update={"pool": pool, "prev_seq": position, "prev_hash": head}))
-        assert await append(nats.jetstream(), pool, payload, digest, position, 5.0) is Outcome.COMMITTED
+        assert await append(nats.jetstream(), pool, payload, digest, position, 5.0) is AppendOutcome.COMMITTED
         head = digest
     baton = Baton(nats, Place("", "operator", pool))
 

@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 from libs.bus.broker import make_broker
 from libs.bus.connect import connect
 from libs.bus.messages import Malformed, decode_bare, outgoing
-from libs.bus.queries import NotFound, serve
+from libs.bus.queries import NothingFound, serve
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.ids import job_id as job_id_of
@@ -142,7 +142,7 @@ class Fakes:
     def _get(self, query: JobGet, team: str) -> JobDocument:
         job = self.jobs.get(query.job_id)
         if job is None or team not in (job.team, subjects.OPERATOR):
-            raise NotFound(f"no job {query.job_id}")
+            raise NothingFound(f"no job {query.job_id}")
         return job
 
     def _list(self, query: JobListQuery, team: str) -> JobList:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libs.core.projections.verify import Checker
-from libs.core.scheduling.decider import Machine
+from libs.core.scheduling.decider import Decider
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import Checkpoint, CheckpointPolicy, JobSpec, RetryPolicy
@@ -78,8 +78,8 @@ class World:
     """A pool driven by messages. Every record goes through its wire form, a second machine, and the checker."""
 
     def __init__(self, *nodes: Inventory) -> None:
-        self.machine = Machine()
-        self.replica = Machine()
+        self.machine = Decider()
+        self.replica = Decider()
         self.checker = Checker()
         self.records: list[LedgerRecord] = []
         self._seq = 0
@@ -157,4 +157,4 @@ class World:
         report = self.checker.finish()
         assert report.violations == []
         assert self.machine.dump() == self.replica.dump()
-        assert Machine.load(self.machine.dump()).dump() == self.machine.dump()
+        assert Decider.load(self.machine.dump()).dump() == self.machine.dump()

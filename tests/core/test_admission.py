@@ -13,8 +13,8 @@ from libs.core.admission.evaluate import (
     DEFAULT_CLASSES,
     AdmissionContext,
     Admitted,
+    NotAdmitted,
     PriorityClass,
-    Rejected,
     Repeated,
     evaluate,
 )
@@ -77,7 +77,7 @@ def outcome(request: SubmitJob, *events: Any, team: str = "research") -> Any:
 
 def refusals(request: SubmitJob, *events: Any) -> dict[Why, tuple[str, str, str]]:
     result = outcome(request, *events)
-    assert isinstance(result, Rejected), result
+    assert isinstance(result, NotAdmitted), result
     return {r.why: (r.reason.field, r.reason.problem, r.reason.fix) for r in result.refusals}
 
 
@@ -341,7 +341,7 @@ def test_the_shape_survives_a_snapshot() -> None:
 def test_a_change_of_the_fleet_is_seen_at_once() -> None:
     shape = fleet(*TWO_LEAVES)
     context, request = AdmissionContext(shape), submit(resources={"devices": 32})
-    assert isinstance(evaluate(request, "research", context), Rejected)
+    assert isinstance(evaluate(request, "research", context), NotAdmitted)
     shape.apply(record(node("e")))
     assert isinstance(evaluate(request, "research", context), Admitted)
 
@@ -410,7 +410,7 @@ ONE, TWO = (node("a"),), (node("a"), node("b"))
 def test_what_every_role_gives_itself_the_jobs_value_does_not_bind(resources: dict[str, Any], event: Any) -> None:
     assert isinstance(outcome(submit(resources=resources), event), Admitted)
     inherits = (*resources["roles"], Role(name="b"))
-    assert isinstance(outcome(submit(resources=resources | {"roles": inherits}), event), Rejected)
+    assert isinstance(outcome(submit(resources=resources | {"roles": inherits}), event), NotAdmitted)
 
 
 def test_a_wrong_value_of_a_role_is_told_by_the_roles_field_and_a_shared_one_once() -> None:
@@ -514,7 +514,7 @@ def test_what_the_placer_could_never_place_is_refused_by_a_field_and_with_a_fix(
     resources: dict[str, Any], events: Any, why: Why, field: str, fix: str
 ) -> None:
     result = outcome(submit(resources=resources), *events)
-    assert isinstance(result, Rejected)
+    assert isinstance(result, NotAdmitted)
     (refusal,) = result.refusals
     assert (refusal.why, refusal.reason.field, refusal.reason.fix) == (why, f"job.resources.{field}", fix)
 
@@ -540,10 +540,10 @@ def test_what_the_placer_could_place_is_admitted(resources: dict[str, Any], even
 
 def test_a_verdict_is_remembered_until_devices_change_and_survives_a_snapshot() -> None:
     shape, request = fleet(*TWO), submit(resources={"roles": (FIVES,)})
-    assert isinstance(evaluate(request, "research", AdmissionContext(shape)), Rejected)
+    assert isinstance(evaluate(request, "research", AdmissionContext(shape)), NotAdmitted)
     again = FleetShape.load(shape.dump())
     for each in (shape, again):
-        assert isinstance(evaluate(request, "research", AdmissionContext(each)), Rejected)
+        assert isinstance(evaluate(request, "research", AdmissionContext(each)), NotAdmitted)
         each.apply(record(led.NodeLeft(node="a", incarnation=1, reason="silent"), node("c")))
         assert isinstance(evaluate(request, "research", AdmissionContext(each)), Admitted)
 
@@ -591,7 +591,7 @@ def test_without_any_node_a_known_model_is_held_to_what_it_can_do(resources: dic
     if not field:
         assert isinstance(result, Admitted)
         return
-    assert isinstance(result, Rejected)
+    assert isinstance(result, NotAdmitted)
     assert [r.reason.field for r in result.refusals] == [f"job.resources.{field}"]
 
 

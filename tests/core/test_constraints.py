@@ -9,12 +9,12 @@ import pytest
 from libs.core.accelerators.catalog import catalog
 from libs.core.accelerators.precisions import computes
 from libs.core.explain.waiting import explain
-from libs.core.placement import Blocked, Context, Placed, Reason, View, find
+from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.context import context_of
 from libs.core.placement.search.constraints import per_node_limit
 from libs.core.placement.search.locality import seconds_to_ready
 from libs.core.projections.verify import Checker
-from libs.core.scheduling.decider import Machine
+from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.preemption.victims import plans
 from libs.core.state.fleet import Fleet, Overcommitted
 from libs.core.state.model import Shape, State
@@ -64,7 +64,7 @@ def nodes_of(fleet: Fleet, outcome: Placed | Blocked) -> list[str]:
     return [fleet.node_names.names[n] for n in fleet.node[outcome.rows]]
 
 
-def reason(fleet: Fleet, shape: Shape, context: Context = Context()) -> Reason:
+def reason(fleet: Fleet, shape: Shape, context: Context = Context()) -> BlockReason:
     outcome = find(View.of(fleet), shape, context=context)
     assert isinstance(outcome, Blocked), outcome
     return outcome.reason
@@ -73,13 +73,13 @@ def reason(fleet: Fleet, shape: Shape, context: Context = Context()) -> Reason:
 def test_a_binary_goes_where_its_runtime_is() -> None:
     fleet = fleet_of(host("cuda"), host("rocm", device={"model": "MI300X", "runtime": Runtime.ROCM}))
     assert nodes_of(fleet, find(View.of(fleet), Shape(1, runtime="rocm"))) == ["rocm"]
-    assert reason(fleet, Shape(1, runtime="neuron")) is Reason.RUNTIME
+    assert reason(fleet, Shape(1, runtime="neuron")) is BlockReason.RUNTIME
 
 
 def test_a_number_format_needs_a_device_that_computes_in_it() -> None:
     fleet = fleet_of(host("old", device={"model": "A100"}), host("new", device={"model": "H100-NVL"}))
     assert nodes_of(fleet, find(View.of(fleet), Shape(1, precision="fp8"))) == ["new"]
-    assert reason(fleet, Shape(1, precision="fp4")) is Reason.PRECISION
+    assert reason(fleet, Shape(1, precision="fp4")) is BlockReason.PRECISION
     unknown = fleet_of(host("x", device={"model": "Quantum-9"}))
     assert nodes_of(unknown, find(View.of(unknown), Shape(1, precision="fp4"))) == ["x"]
 
@@ -99,16 +99,16 @@ def test_a_node_serves_no_more_devices_than_its_processors_allow() -> None:
     assert limit is not None
     assert limit[:2].tolist() == [2, 3]
     assert nodes_of(fleet, find(view, Shape(5, cpu_milli=8000))).count("a") == 2
-    assert reason(fleet, Shape(6, cpu_milli=8000)) is Reason.CPU
-    assert reason(fleet, Shape(1, cpu_milli=24_001)) is Reason.CPU
-    assert reason(fleet, Shape(1, host_mib=513 * GIB)) is Reason.HOST_MEMORY
+    assert reason(fleet, Shape(6, cpu_milli=8000)) is BlockReason.CPU
+    assert reason(fleet, Shape(1, cpu_milli=24_001)) is BlockReason.CPU
+    assert reason(fleet, Shape(1, host_mib=513 * GIB)) is BlockReason.HOST_MEMORY
 
 
 def test_a_node_that_does_not_tell_its_processors_serves_none() -> None:
     fleet = fleet_of(host("mute", cpus=0, memory_mib=0))
     assert nodes_of(fleet, find(View.of(fleet), Shape(1))) == ["mute"]
-    assert reason(fleet, Shape(1, cpu_milli=1)) is Reason.CPU
-    assert reason(fleet, Shape(1, host_mib=1)) is Reason.HOST_MEMORY
+    assert reason(fleet, Shape(1, cpu_milli=1)) is BlockReason.CPU
+    assert reason(fleet, Shape(1, host_mib=1)) is BlockReason.HOST_MEMORY
 
 
 def test_surplus_devices_are_dropped_island_by_island() -> None:
@@ -134,7 +134,7 @@ def test_kin_never_share_a_group(level: str, free: list[str]) -> None:
         found += sorted(set(nodes_of(fleet, outcome)))
         view.take(outcome.rows, shape)
     assert sorted(found) == free
-    assert reason(fleet, Shape(16, spread=("web", level)), context) is Reason.SPREAD
+    assert reason(fleet, Shape(16, spread=("web", level)), context) is BlockReason.SPREAD
 
 
 def test_replicas_of_one_burst_are_spread_and_the_last_one_waits_for_a_node() -> None:
@@ -189,7 +189,7 @@ def test_a_rack_never_draws_more_than_its_cap() -> None:
         view.take(one.rows, Shape(1))
     last = find(view, Shape(1))
     assert isinstance(last, Blocked)
-    assert dict(last.removed) == {Reason.BUSY: 6, Reason.POWER: 4}
+    assert dict(last.removed) == {BlockReason.BUSY: 6, BlockReason.POWER: 4}
 
 
 def test_a_gang_takes_no_more_of_a_rack_than_the_rest_of_its_cap() -> None:
@@ -200,8 +200,8 @@ def test_a_gang_takes_no_more_of_a_rack_than_the_rest_of_its_cap() -> None:
     assert len(set(names)) == 2, "the three that the cap allows are on one node"
     blocked = find(View.of(fleet), Shape(8))
     assert isinstance(blocked, Blocked)
-    assert blocked.reason is Reason.POWER
-    assert dict(blocked.removed) == {Reason.POWER: 5}
+    assert blocked.reason is BlockReason.POWER
+    assert dict(blocked.removed) == {BlockReason.POWER: 5}
 
 
 def test_a_share_draws_its_part_and_an_unmeasured_device_nothing() -> None:
@@ -222,7 +222,7 @@ def test_measured_free_memory_wins_over_the_book_value() -> None:
     )
     assert fleet.memory_mib[:2].tolist() == [70 * GIB, 80 * GIB]
     assert nodes_of(fleet, find(View.of(fleet), Shape(1, memory_mib=75 * GIB))) == ["b"]
-    assert reason(fleet, Shape(2, memory_mib=75 * GIB)) is Reason.MEMORY
+    assert reason(fleet, Shape(2, memory_mib=75 * GIB)) is BlockReason.MEMORY
 
 
 def test_books_refuse_what_a_node_does_not_have() -> None:
@@ -246,11 +246,11 @@ def test_books_refuse_what_a_node_does_not_have() -> None:
 def test_a_restart_knows_processors_host_memory_and_kin() -> None:
     world = World(host("a"), host("b"))
     job = world.submit(asking("one", devices=2, cpu_milli=3000, host_memory_mib=5, spread=Spread(key="k")))
-    loaded = Machine.load(world.machine.dump()).state
+    loaded = Decider.load(world.machine.dump()).state
     state = world.machine.state
     assert np.array_equal(loaded.fleet.free_cpu, state.fleet.free_cpu)
     assert np.array_equal(loaded.fleet.free_host, state.fleet.free_host)
-    assert loaded.kin == state.kin == {("research", "k"): {job: None}}
+    assert loaded.spread_peers == state.spread_peers == {("research", "k"): {job: None}}
     assert loaded.fleet.free_cpu.min() <= 26_000
     world.check()
 
@@ -304,7 +304,7 @@ def test_seconds_to_ready_counts_what_is_missing() -> None:
     assert seconds_to_ready(fleet, np.array([0, 1, 2]), shape).tolist() == [0, 5, 1.5]
     fleet.join(host("has", fetch_mib_s=10), 2)
     assert seconds_to_ready(fleet, np.array([0]), shape).tolist() == [150]
-    assert sorted(fleet.holders) == ["image"]
+    assert sorted(fleet.content_nodes) == ["image"]
 
 
 def _random_resources(rng: random.Random) -> dict[str, Any]:
@@ -337,7 +337,7 @@ def _random_role(rng: random.Random, name: str) -> Role:
 
 @pytest.mark.parametrize("seed", range(15))
 def test_random_worlds_never_break_a_constraint(seed: int) -> None:
-    """The independent checker sees processors, host memory and power; kin are looked at here, after every message."""
+    """The independent checker sees processors, host memory and power; peers are looked at here, after every message."""
     rng = random.Random(seed)
     nodes = [host(f"n{i}", leaf=f"l{i // 2}", rack_power_w=rng.choice((0, 0, 3100))) for i in range(6)]
     world = World(*nodes)
@@ -363,25 +363,25 @@ def test_random_worlds_never_break_a_constraint(seed: int) -> None:
         _kin_are_apart(world.machine.state)
     assert world.machine.state.grants > 20
     world.check()
-    loaded, now = Machine.load(world.machine.dump()).state, world.machine.state
+    loaded, now = Decider.load(world.machine.dump()).state, world.machine.state
     assert np.array_equal(loaded.fleet.free_cpu, now.fleet.free_cpu)
     assert np.array_equal(loaded.fleet.free_host, now.fleet.free_host)
-    assert {k: set(v) for k, v in loaded.kin.items()} == {k: set(v) for k, v in now.kin.items()}
+    assert {k: set(v) for k, v in loaded.spread_peers.items()} == {k: set(v) for k, v in now.spread_peers.items()}
 
 
 def _kin_are_apart(state: State) -> None:
     fleet = state.fleet
-    for kin in state.kin.values():
+    for peers in state.spread_peers.values():
         seen: dict[str, list[tuple[str, str]]] = {}
-        for kin_id in kin:
-            current = state.jobs[kin_id].current
+        for peer_id in peers:
+            current = state.jobs[peer_id].current
             assert current is not None
             for part in current.parts.values():
                 leaf = int(fleet.leaf[fleet.node_names.find(part.node)])
                 if not part.freed:
-                    seen.setdefault(f"{leaf}", []).append((part.node, kin_id))
+                    seen.setdefault(f"{leaf}", []).append((part.node, peer_id))
         for members in seen.values():
-            for node, kin_id in members:
-                level = state.jobs[kin_id].shape.spread[1]
-                near = [other for at, other in members if other != kin_id and (level == "leaf" or at == node)]
-                assert near == [], f"{kin_id} shares a {level} with {near}"
+            for node, peer_id in members:
+                level = state.jobs[peer_id].shape.spread[1]
+                near = [other for at, other in members if other != peer_id and (level == "leaf" or at == node)]
+                assert near == [], f"{peer_id} shares a {level} with {near}"

@@ -190,10 +190,10 @@ def test_an_old_gang_is_not_starved_by_small_jobs():
 
 def test_a_cycle_grants_no_more_than_a_message_of_the_bus_can_carry():
     from libs.core.scheduling.cycle import Policy
-    from libs.core.scheduling.decider import Machine
+    from libs.core.scheduling.decider import Decider
 
     w = World()
-    w.machine = Machine(policy=Policy(claims_per_cycle=8))
+    w.machine = Decider(policy=Policy(claims_per_cycle=8))
     w.send(*(inbox.NodeRegistered(incarnation=1, inventory=node(f"n{i}"), lease_s=10) for i in range(4)))
     grants = [e for e in w.send(*(job(f"j{i}", 4) for i in range(5))) if e.kind == "job.granted"]
     assert len(grants) == 2

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from libs.core.billing.metering import Meter
 from libs.core.projections import history
-from libs.core.projections.history import Feed, Story, UnknownJob, advance, apply, job_events, tell
+from libs.core.projections.history import Feed, JobStory, UnknownJob, advance, apply, job_events, tell
 from schemas import inbox
 from schemas import ledger as led
 from schemas.jobs import JobState
@@ -14,7 +14,7 @@ from tests.core.builders import World, job, node
 from tests.core.histories import drive, steps
 
 
-def stories(world: World, *, until: int | None = None, start: dict[str, Story] | None = None) -> dict[str, Story]:
+def stories(world: World, *, until: int | None = None, start: dict[str, JobStory] | None = None) -> dict[str, JobStory]:
     out = dict(start or {})
     for seq, record in enumerate(world.records[:until], 1):
         for job_id, events in job_events(record).items():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.placement import Blocked, Placed, Reason, View, find
+from libs.core.placement import Blocked, BlockReason, Placed, View, find
 from libs.core.state.fleet import Fleet, Overcommitted
 from libs.core.state.model import shape_of
 from schemas.jobs import JobSpec
@@ -73,12 +73,12 @@ def test_without_a_type_the_smallest_device_that_fits_is_taken_and_never_a_cpu()
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"types": ("TPU-v5e",)}, Reason.TYPE),
-        ({"mig_profile": "1g.10gb"}, Reason.PROFILE),
-        ({"memory_mib": 999 * GIB}, Reason.MEMORY),
-        ({"labels": {"site": "moon"}}, Reason.LABELS),
-        ({"devices": 9, "topology": Topology(level=Level.NODE, policy=TopologyPolicy.REQUIRED)}, Reason.TOPOLOGY),
-        ({"devices": 17}, Reason.NO_DEVICES),
+        ({"types": ("TPU-v5e",)}, BlockReason.TYPE),
+        ({"mig_profile": "1g.10gb"}, BlockReason.PROFILE),
+        ({"memory_mib": 999 * GIB}, BlockReason.MEMORY),
+        ({"labels": {"site": "moon"}}, BlockReason.LABELS),
+        ({"devices": 9, "topology": Topology(level=Level.NODE, policy=TopologyPolicy.REQUIRED)}, BlockReason.TOPOLOGY),
+        ({"devices": 17}, BlockReason.NO_DEVICES),
     ],
 )
 def test_what_blocks_is_named(asked, reason):

@@ -8,9 +8,9 @@ import pytest
 from libs.core.billing.metering import Prices
 from libs.core.explain.diagnosis import text_of
 from libs.core.explain.dry_run import Market, hide, plan_job
-from libs.core.explain.right_sizing import Kind, kinds_of, suggest
+from libs.core.explain.right_sizing import OfferedKind, kinds_of, suggest
 from libs.core.explain.waiting import explain
-from libs.core.placement import Blocked, Reason
+from libs.core.placement import Blocked, BlockReason
 from libs.core.placement.answer import dominant
 from libs.core.placement.throughput import Chooser, Measured, Throughputs
 from libs.core.scheduling import preemption
@@ -309,27 +309,31 @@ def test_waiting_for_busy_devices_is_not_blamed_on_what_it_asks_for() -> None:
 @pytest.mark.parametrize(
     ("removed", "left", "need", "reason"),
     [
-        (((Reason.TYPE, 8), (Reason.BUSY, 4)), 0, 1, Reason.BUSY),
-        (((Reason.TYPE, 8), (Reason.BUSY, 4)), 0, 5, Reason.TYPE),
-        (((Reason.BUSY, 2), (Reason.CPU, 2)), 0, 1, Reason.CPU),
-        (((Reason.BUSY, 2), (Reason.CPU, 1)), 1, 2, Reason.BUSY),
-        (((Reason.TYPE, 4), (Reason.LABELS, 8)), 0, 1, Reason.LABELS),
-        (((Reason.BUSY, 2),), 0, 4, Reason.BUSY),
-        ((), 4, 8, Reason.NO_DEVICES),
+        (((BlockReason.TYPE, 8), (BlockReason.BUSY, 4)), 0, 1, BlockReason.BUSY),
+        (((BlockReason.TYPE, 8), (BlockReason.BUSY, 4)), 0, 5, BlockReason.TYPE),
+        (((BlockReason.BUSY, 2), (BlockReason.CPU, 2)), 0, 1, BlockReason.CPU),
+        (((BlockReason.BUSY, 2), (BlockReason.CPU, 1)), 1, 2, BlockReason.BUSY),
+        (((BlockReason.TYPE, 4), (BlockReason.LABELS, 8)), 0, 1, BlockReason.LABELS),
+        (((BlockReason.BUSY, 2),), 0, 4, BlockReason.BUSY),
+        ((), 4, 8, BlockReason.NO_DEVICES),
     ],
 )
-def test_the_dominant_reason(removed: tuple[tuple[Reason, int], ...], left: int, need: int, reason: Reason) -> None:
+def test_the_dominant_reason(
+    removed: tuple[tuple[BlockReason, int], ...], left: int, need: int, reason: BlockReason
+) -> None:
     assert dominant(removed, left, need) is reason
 
 
 def test_no_device_is_only_said_when_none_is_left() -> None:
     state = World(node("n0", 4), node("n1", 8, model="A10")).machine.state
     asked = asking(Shape(8, types=("H100",)))
-    some = Blocked(Reason.TYPE, ((Reason.TYPE, 8),), 4)
+    some = Blocked(BlockReason.TYPE, ((BlockReason.TYPE, 8),), 4)
     assert text_of(state, asked, some) == (
         "8 of 12 devices are of no type that it asks for (H100); 4 are left and it needs 8 at once"
     )
-    assert text_of(state, asked, Blocked(Reason.TYPE, ((Reason.TYPE, 12),), 0)).startswith("no device of an acceptable")
+    assert text_of(state, asked, Blocked(BlockReason.TYPE, ((BlockReason.TYPE, 12),), 0)).startswith(
+        "no device of an acceptable"
+    )
 
 
 def asking(shape: Shape) -> Job:
@@ -433,7 +437,7 @@ def test_what_fits_a_slice_or_a_smaller_card_is_told() -> None:
     assert smaller.change == "set resources.types to [A10]"
     assert smaller.saves_micros_per_hour == 2_400_000
     assert "not measured" in smaller.why
-    kinds = (Kind("H100", "", 81_920), Kind("H100", "2g.20gb", 20_000), Kind("A10", "", 10_000))
+    kinds = (OfferedKind("H100", "", 81_920), OfferedKind("H100", "2g.20gb", 20_000), OfferedKind("A10", "", 10_000))
     (slice_,) = suggest(asked, RATES, {"H100": 9, "H100:2g.20gb": 3, "A10": 1}.__getitem__, kinds, "H100", 15_000)
     assert slice_.change == "set resources.types to [H100] and resources.mig_profile to 2g.20gb"
 
@@ -543,7 +547,7 @@ def test_a_job_that_uses_what_it_asks_for_gets_no_advice() -> None:
 
 def test_kinds_are_what_is_up() -> None:
     world = World(node("n0", memory_gib=80), node("n1", model="A10", memory_gib=24))
-    assert kinds_of(world.machine.state) == (Kind("A10", "", 24 * GIB), Kind("H100", "", 80 * GIB))
+    assert kinds_of(world.machine.state) == (OfferedKind("A10", "", 24 * GIB), OfferedKind("H100", "", 80 * GIB))
 
 
 def test_the_objective_decides_where_it_would_run() -> None:

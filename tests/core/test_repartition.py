@@ -10,7 +10,7 @@ from libs.core.admission.feasible import demand_of, objections
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement import mig
 from libs.core.scheduling.cycle import Policy
-from libs.core.scheduling.decider import Machine
+from libs.core.scheduling.decider import Decider
 from libs.core.state.model import State
 from schemas import inbox
 from schemas.ledger import BoardRecut
@@ -146,7 +146,7 @@ def test_only_a_tick_recuts_and_only_when_it_may() -> None:
     world, _ = one_busy()
     world.submit(ask("waits", THREE))
     world.send(inbox.QuotaChanged(team="other", limit_milli=1), after_us=60 * SECOND)
-    assert not world.machine.state.recuts
+    assert not world.machine.state.repartitions
     world.machine.policy = replace(POLICY, recut=False)
     assert tick(world) == []
     world.machine.policy = POLICY
@@ -168,11 +168,11 @@ def test_boards_that_are_not_dynamic_or_gone_or_full_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [{"types": ("A100",)}, {"labels": {"rack": "r9"}}, {"memory_mib": 60_000}, {"cpu_milli": 1000}]
+    "asked", [{"types": ("A100",)}, {"labels": {"rack": "r9"}}, {"memory_mib": 60_000}, {"cpu_milli": 1000}]
 )
-def test_no_board_is_cut_for_what_its_instances_would_not_serve(wish) -> None:
+def test_no_board_is_cut_for_what_its_instances_would_not_serve(asked) -> None:
     world = World(cut("n0", {"b0": ONES}))
-    world.submit(ask("waits", THREE, **wish))
+    world.submit(ask("waits", THREE, **asked))
     assert tick(world, 60) == []
 
 
@@ -244,7 +244,7 @@ def test_a_cut_that_lacks_a_held_instance_is_rejected_and_nothing_changes() -> N
     (event,) = world.send(lacks)
     assert event.kind == "input.rejected"
     assert held(world, runs)[0] in event.reason
-    assert "b0" in world.machine.state.recuts
+    assert "b0" in world.machine.state.repartitions
     carry_out(world, recut)
     world.check()
 
@@ -282,7 +282,7 @@ def test_a_long_random_life_never_flaps_and_breaks_no_invariant(seed: int) -> No
         claims = in_use(state)
         for recut in tick(world, rng.choice([1, 5, 20, 60])):
             board = recut.recut.board
-            assert world.now_us - last.get(board, -POLICY.recut_rest_us) >= POLICY.recut_rest_us
+            assert world.now_us - last.get(board, -POLICY.repartition_rest_us) >= POLICY.repartition_rest_us
             assert all(asked.recut.board != board for asked in pending)
             assert not set(recut.recut.destroy) & claims
             last[board] = world.now_us
@@ -301,7 +301,7 @@ def test_a_long_random_life_never_flaps_and_breaks_no_invariant(seed: int) -> No
                 )
             )
             pending = [recut for recut in pending if recut.node != name]
-        assert set(state.recuts) == {recut.recut.board for recut in pending}
+        assert set(state.repartitions) == {recut.recut.board for recut in pending}
         assert world.checker.finish().violations == []
     assert last, "boards were cut"
     assert len(granted) > 20
@@ -338,7 +338,7 @@ def test_admission_takes_what_a_board_could_be_cut_into() -> None:
 def test_a_machine_that_was_loaded_plans_the_same() -> None:
     world, _ = one_busy()
     world.submit(ask("waits", THREE))
-    again = Machine.load(world.machine.dump())
+    again = Decider.load(world.machine.dump())
     assert tick(world, 60)
     assert again.decide([_Tick(99)], world.now_us)[-1].model_dump() == world.records[-1].events[-1].model_dump()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from libs.core.placement import Blocked, Context, Placed, View, find
 from libs.core.placement.score.kernels import clear
-from libs.core.placement.score.mix import PRIOR_WEIGHT, Kind, Mix, kind_of, sample
+from libs.core.placement.score.mix import PRIOR_WEIGHT, Mix, RequestKind, kind_of, sample
 from libs.core.placement.score.scorer import Scorer, Settings
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Shape
@@ -221,7 +221,7 @@ def test_the_compiled_value_is_what_a_plain_walk_gives() -> None:
 def _plain_value(scorer: Scorer, model: str, cpu: int, free: list[int]) -> float:
     """V by its definition, over the same streams, in plain Python."""
     shares = scorer.mix.shares()
-    kinds: list[Kind] = list(shares)
+    kinds: list[RequestKind] = list(shares)
     drawn = sample(shares.values(), SMALL.streams * SMALL.length).reshape(SMALL.streams, -1)
     total = 0
     for stream in drawn:
@@ -241,7 +241,7 @@ def _plain_value(scorer: Scorer, model: str, cpu: int, free: list[int]) -> float
     return total / SMALL.streams - 0.1 * fragmented
 
 
-def _unusable(kind: Kind, model: str, cpu: int, free: list[int]) -> int:
+def _unusable(kind: RequestKind, model: str, cpu: int, free: list[int]) -> int:
     fits = [f for f in free if f >= kind.milli]
     served = kind.num and kind.cpu <= cpu and (not kind.types or model in kind.types) and len(fits) >= kind.num
     return sum(free) - (sum(fits) if served else 0)

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from libs.core.placement import Placed, View, find
-from libs.core.placement.throughput import Choice, Chooser, Measured, ThroughputBook, Throughputs, choose, parse_gavel
+from libs.core.placement.throughput import (
+    Chooser,
+    Measured,
+    ModelChoice,
+    ThroughputBook,
+    Throughputs,
+    choose,
+    parse_gavel,
+)
 from libs.core.state.model import Shape
 from tests.core.builders import World, node
 
@@ -24,7 +32,7 @@ def price(model: str) -> int:
     return {"V100": 2_480_000, "P100": 1_460_000, "K80": 450_000}[model]
 
 
-def order(choices: list[Choice]) -> list[str]:
+def order(choices: list[ModelChoice]) -> list[str]:
     return [choice.model for choice in choices]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libs.core.placement import Blocked, Context, Placed, Reason, View, find
+from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.search.gang import cut, gap
 from libs.core.placement.search.links import LINKS, link_gb_s
 from libs.core.placement.search.topology import SPANS
@@ -124,7 +124,7 @@ def test_without_nvlink_there_is_no_island_to_require():
     placed = find(View.of(fleet), gang(4))
     assert (placed.level, placed.link_gb_s) == ("node", 31)
     blocked = find(View.of(fleet), gang(4, "nvlink", required=True))
-    assert blocked.reason is Reason.TOPOLOGY
+    assert blocked.reason is BlockReason.TOPOLOGY
 
 
 def test_a_fabric_is_one_island_over_many_nodes():
@@ -197,7 +197,7 @@ def test_a_preferred_level_is_waited_for_and_a_tick_widens_it():
     waits = submit(w, "waits", Resources(devices=8, topology=level("leaf", required=False, widen_after_s=30)))
     assert w.state_of(waits) == "queued"
     (blocked,) = w.machine.plan.waiting.values()
-    assert blocked.reason is Reason.TOPOLOGY
+    assert blocked.reason is BlockReason.TOPOLOGY
     w.send(inbox.Tick(), after_us=29_000_000)
     assert w.state_of(waits) == "queued"
     w.send(inbox.Tick(), after_us=1_000_000)
@@ -242,7 +242,7 @@ def test_nothing_is_granted_when_one_role_does_not_fit():
     fleet = fleet_of(host("h", 8))
     blocked = find(View.of(fleet), nested(role("train", 1, 4), role("load", 1, 1, types=("L4",))))
     assert isinstance(blocked, Blocked)
-    assert blocked.reason is Reason.TYPE
+    assert blocked.reason is BlockReason.TYPE
     blocked = find(View.of(fleet), nested(role("train", 1, 4), role("eval", 1, 5), level="pool"))
     assert isinstance(blocked, Blocked)
 
@@ -252,7 +252,7 @@ def test_a_group_of_a_preferred_level_widens_when_it_may():
     shape = nested(role("stage", 1, 6, "node", required=False), level="leaf")
     assert isinstance(find(View.of(fleet), shape), Placed)
     strict = nested(role("stage", 1, 6, "node"), level="leaf")
-    assert find(View.of(fleet), strict).reason is Reason.TOPOLOGY
+    assert find(View.of(fleet), strict).reason is BlockReason.TOPOLOGY
 
 
 def test_each_rank_of_a_role_is_charged_the_processors_of_its_role():

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.placement import Blocked, Context, Placed, Reason, View, find
+from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.search.gang import gap
 from libs.core.placement.search.links import link_gb_s
 from libs.core.placement.search.topology import SPANS
@@ -134,7 +134,7 @@ def test_preferred_waits_for_its_level_and_then_takes_the_best_there_is(fleet, s
     if isinstance(found, Placed):
         assert found.link_gb_s == best
     elif len(free_rows(fleet)) >= size and patient:
-        assert found.reason is Reason.TOPOLOGY
+        assert found.reason is BlockReason.TOPOLOGY
 
 
 @given(fleets(models=("H100",)), st.integers(2, 6), st.sampled_from(REQUIRABLE))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from libs.adapters.devices.fleet import read_fleet
-from libs.core.admission.evaluate import AdmissionContext, Admitted, Rejected, evaluate
+from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, evaluate
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement import View, find
 from libs.core.state.model import Shape
@@ -94,7 +94,7 @@ def test_slices_fill_the_pod_and_the_next_one_waits(zoo):
 )
 def test_what_a_kind_cannot_do_is_refused_with_its_field(zoo, resources, field):
     verdict, _ = ask(zoo, "never", **resources)
-    assert isinstance(verdict, Rejected)
+    assert isinstance(verdict, NotAdmitted)
     assert field in [r.reason.field for r in verdict.refusals]
 
 

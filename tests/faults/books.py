@@ -19,10 +19,10 @@ from libs.adapters.mongo.store import JobStore, StoreAway
 from libs.adapters.redis.projection import Projection, Unavailable
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.queries import NoAnswer, QueryError, ask
-from libs.cli.launch import Launch
-from libs.core.projections.history import Story, advance, job_events
+from libs.cli.launch import LocalStack
+from libs.core.projections.history import JobStory, advance, job_events
 from libs.core.projections.hot_state import HotState
-from libs.core.projections.verify import Checker, Report
+from libs.core.projections.verify import Checker, Verification
 from libs.ledger.reader import LedgerReader
 from schemas import ledger as led
 from schemas.billing import BillQuery, BillReply
@@ -61,9 +61,9 @@ def a_race(letter: Letter) -> bool:
 class Books:
     """The ledger up to `seq`, folded by the tests themselves."""
 
-    report: Report
+    report: Verification
     state: HotState
-    stories: dict[str, Story] = field(default_factory=dict)
+    stories: dict[str, JobStory] = field(default_factory=dict)
     usage: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     """team -> attempt id -> device-microseconds x thousandths, of what was freed"""
     ended: dict[str, JobState] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Books:
 class Auditor:
     """Reads a cluster's ledger as it grows, and asks everybody else for theirs."""
 
-    def __init__(self, cluster: Launch, nats: BusConnection) -> None:
+    def __init__(self, cluster: LocalStack, nats: BusConnection) -> None:
         self.cluster = cluster
         self.pool = cluster.options.pool
         self.nats = nats
@@ -254,7 +254,7 @@ class Auditor:
 
 
 @asynccontextmanager
-async def auditor(cluster: Launch) -> AsyncIterator[Auditor]:
+async def auditor(cluster: LocalStack) -> AsyncIterator[Auditor]:
     """An auditor with the services' credential."""
     nats = await connect(cluster.nats_url, name="auditor")
     audit = Auditor(cluster, nats)
@@ -266,7 +266,7 @@ async def auditor(cluster: Launch) -> AsyncIterator[Auditor]:
 
 
 async def books_agree(
-    cluster: Launch,
+    cluster: LocalStack,
     ends: Mapping[str, JobState] | None = None,
     *,
     deadline_s: float = DEADLINE_S,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from libs.cli.launch import REAL, SERVICES, SIMULATED, Launch, LaunchOptions
+from libs.cli.launch import REAL, SERVICES, SIMULATED, LaunchOptions, LocalStack
 from libs.client import Baton, connect
 from libs.embedded.events import EventKind, ProcessEvent
 from libs.embedded.servers import MONGO, NATS, VALKEY
@@ -29,7 +29,7 @@ async def running(
     copies: Mapping[str, int] | None = None,
     fleet: Path = FLEET,
     placement: Mapping[str, str] | None = None,
-) -> AsyncIterator[Launch]:
+) -> AsyncIterator[LocalStack]:
     """The cluster, ready; `copies` runs a service several times, `placement` is more of that service's environment."""
     options = LaunchOptions(
         state_dir=state_dir,
@@ -51,12 +51,12 @@ async def running(
         },
         log_level="WARNING",
     )
-    async with Launch(options) as cluster:
+    async with LocalStack(options) as cluster:
         yield cluster
 
 
 @asynccontextmanager
-async def clients(cluster: Launch) -> AsyncIterator[dict[str, Baton]]:
+async def clients(cluster: LocalStack) -> AsyncIterator[dict[str, Baton]]:
     """A client per team, and the operator's."""
     async with AsyncExitStack() as stack:
         found = {}
@@ -66,18 +66,18 @@ async def clients(cluster: Launch) -> AsyncIterator[dict[str, Baton]]:
         yield found
 
 
-def kill9(cluster: Launch, name: str) -> int:
+def kill9(cluster: LocalStack, name: str) -> int:
     """SIGKILL to the process called `name`; returns the pid that it had."""
     pid = cluster.supervisor.pid(name)
     os.kill(pid, signal.SIGKILL)
     return pid
 
 
-async def back(cluster: Launch, name: str, killed: int) -> int:
+async def back(cluster: LocalStack, name: str, killed: int) -> int:
     """Waits until the supervisor has replaced the process `killed`; returns the new pid."""
     return await cluster.supervisor.wait_ready(name, replaced_pid=killed, timeout_s=READY_S)
 
 
-def deaths(cluster: Launch) -> list[ProcessEvent]:
+def deaths(cluster: LocalStack) -> list[ProcessEvent]:
     """Every end of a process that nobody asked the supervisor for, so far."""
     return [event for event in cluster.supervisor.events if event.kind is EventKind.EXITED]

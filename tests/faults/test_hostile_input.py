@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 import pytest_asyncio
 
-from libs.cli.launch import Launch
+from libs.cli.launch import LocalStack
 from schemas.catalog import CATALOG
 from schemas.subjects import EVENTS
 from tests.faults import corpus
@@ -22,7 +22,7 @@ REASON_CHARACTERS = 2100
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Launch]:
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalStack]:
     async with running(tmp_path_factory.mktemp("hostile")) as launched:
         yield launched
 
@@ -71,7 +71,7 @@ async def refused(audit: Auditor, places: dict[Place, str]) -> None:
             assert "given up after" not in reason, f"{places[place]} was taken for a bug: {reason}"
 
 
-async def good_ones(cluster: Launch, name: str) -> list[Planned]:
+async def good_ones(cluster: LocalStack, name: str) -> list[Planned]:
     jobs = mixed(name, 40)
     async with clients(cluster) as teams:
         await submit(teams, jobs)
@@ -79,7 +79,7 @@ async def good_ones(cluster: Launch, name: str) -> list[Planned]:
 
 
 @pytest.mark.parametrize("kind", ["requests", "quotas", "inbox"])
-async def test_bad_messages_are_refused_with_a_reason_and_good_ones_run(cluster: Launch, kind: str) -> None:
+async def test_bad_messages_are_refused_with_a_reason_and_good_ones_run(cluster: LocalStack, kind: str) -> None:
     bad = {
         "requests": list(corpus.requests(TEAMS[0])),
         "quotas": list(corpus.quotas()),
@@ -98,7 +98,7 @@ async def test_bad_messages_are_refused_with_a_reason_and_good_ones_run(cluster:
     assert not deaths(cluster), f"died of a message: {deaths(cluster)}"
 
 
-async def test_one_team_cannot_cancel_the_job_of_another(cluster: Launch) -> None:
+async def test_one_team_cannot_cancel_the_job_of_another(cluster: LocalStack) -> None:
     (job,) = [Planned(TEAMS[0], "mine", mixed("any", 1)[0].spec)]
     slow = job.spec.model_copy(update={"simulation": job.spec.simulation.model_copy(update={"duration_s": 2.0})})  # type: ignore[union-attr]
     mine = Planned(TEAMS[0], "mine", slow)
@@ -113,7 +113,7 @@ async def _letter_about(audit: Auditor, job_id: str) -> bool:
     return any(job_id in letter.reason for letter in await audit.read_letters())
 
 
-async def test_bad_questions_are_answered_as_invalid(cluster: Launch) -> None:
+async def test_bad_questions_are_answered_as_invalid(cluster: LocalStack) -> None:
     async with auditor(cluster) as audit:
         for message in (m for m in CATALOG if m.reply is not None and m.subject.startswith("baton.qry.")):
             if message.type == "io.baton.log.read.query.v1":
@@ -127,7 +127,7 @@ async def test_bad_questions_are_answered_as_invalid(cluster: Launch) -> None:
                 assert status == "invalid", f"{message.type}: {name}: {status} {reply.data[:300]!r}"
 
 
-async def test_garbage_on_core_subjects_and_in_the_ledger_stops_nobody(cluster: Launch) -> None:
+async def test_garbage_on_core_subjects_and_in_the_ledger_stops_nobody(cluster: LocalStack) -> None:
     """The ledger's own readers must skip what does not continue the chain, whoever wrote it."""
     pool = cluster.options.pool
     async with auditor(cluster) as audit:
@@ -143,7 +143,7 @@ async def test_garbage_on_core_subjects_and_in_the_ledger_stops_nobody(cluster: 
     assert not deaths(cluster), f"died of a message: {deaths(cluster)}"
 
 
-async def test_a_forged_record_at_the_end_of_the_ledger_changes_nothing(cluster: Launch) -> None:
+async def test_a_forged_record_at_the_end_of_the_ledger_changes_nothing(cluster: LocalStack) -> None:
     before = await books_agree(cluster, letters=None)
     async with auditor(cluster) as audit:
         record = await audit.js.get_msg(f"LEDGER-{cluster.options.pool}", seq=before.seq)

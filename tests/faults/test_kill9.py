@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from libs.cli.launch import SIMULATED, Launch
+from libs.cli.launch import SIMULATED, LocalStack
 from libs.client import Baton, ClientError
 from schemas.jobs import JobState
 from schemas.subjects import OPERATOR, ledger_stream
@@ -22,13 +22,13 @@ JOBS = 130
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Launch]:
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalStack]:
     async with running(tmp_path_factory.mktemp("kill9")) as launched:
         yield launched
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-async def test_nothing_is_lost_or_done_twice_when_a_process_is_killed(cluster: Launch, name: str) -> None:
+async def test_nothing_is_lost_or_done_twice_when_a_process_is_killed(cluster: LocalStack, name: str) -> None:
     jobs = [*crowd(f"kill-{name}"), *mixed(f"kill-{name}", JOBS)]
     half = len(jobs) // 2
     earlier = len(deaths(cluster))
@@ -50,7 +50,7 @@ async def test_nothing_is_lost_or_done_twice_when_a_process_is_killed(cluster: L
     assert len(after) > half, "the kill came too late to prove anything: most jobs had ended"
 
 
-async def test_a_preemption_in_the_middle_survives_the_death_of_those_who_decide_it(cluster: Launch) -> None:
+async def test_a_preemption_in_the_middle_survives_the_death_of_those_who_decide_it(cluster: LocalStack) -> None:
     *low, high = crowd("preempted", seconds=8.0)
     async with clients(cluster) as teams, auditor(cluster) as audit:
         before = (await audit.catch_up()).report.preemptions
@@ -70,7 +70,7 @@ async def test_a_preemption_in_the_middle_survives_the_death_of_those_who_decide
     assert all(d.attempts[-1].resume is not None for d in victims), "a victim did not resume from its checkpoint"
 
 
-async def test_what_ran_on_a_killed_agent_runs_again(cluster: Launch) -> None:
+async def test_what_ran_on_a_killed_agent_runs_again(cluster: LocalStack) -> None:
     *low, _ = crowd("lost", seconds=6.0)
     async with clients(cluster) as teams:
         await submit(teams, low)

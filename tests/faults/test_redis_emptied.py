@@ -8,7 +8,7 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from libs.adapters.redis import keys
-from libs.cli.launch import Launch
+from libs.cli.launch import LocalStack
 from tests.faults.books import books_agree
 from tests.faults.cluster import clients, deaths, running
 from tests.faults.load import crowd, mixed, submit
@@ -20,19 +20,19 @@ JOBS = 100
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Launch]:
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalStack]:
     async with running(tmp_path_factory.mktemp("redis")) as launched:
         yield launched
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def redis(cluster: Launch) -> AsyncIterator["Redis"]:
+async def redis(cluster: LocalStack) -> AsyncIterator["Redis"]:
     client: Redis = Redis.from_url(cluster.redis_url, decode_responses=True)
     yield client
     await client.aclose()
 
 
-async def test_an_emptied_redis_fills_again_under_load(cluster: Launch, redis: "Redis") -> None:
+async def test_an_emptied_redis_fills_again_under_load(cluster: LocalStack, redis: "Redis") -> None:
     meta = keys.meta(cluster.options.pool)
     jobs = [*crowd("emptied"), *mixed("emptied", JOBS)]
     async with clients(cluster) as teams:
@@ -46,13 +46,13 @@ async def test_an_emptied_redis_fills_again_under_load(cluster: Launch, redis: "
     assert not deaths(cluster), f"died of an empty Redis: {deaths(cluster)}"
 
 
-async def test_an_emptied_redis_fills_again_when_nothing_happens(cluster: Launch, redis: "Redis") -> None:
+async def test_an_emptied_redis_fills_again_when_nothing_happens(cluster: LocalStack, redis: "Redis") -> None:
     await books_agree(cluster)
     await redis.flushall()
     await books_agree(cluster)
 
 
-async def test_an_old_state_is_noticed_and_replaced(cluster: Launch, redis: "Redis") -> None:
+async def test_an_old_state_is_noticed_and_replaced(cluster: LocalStack, redis: "Redis") -> None:
     """What a fail-over to a replica that lags behind leaves: right in itself, and not the ledger's present."""
     tables = [keys.meta(cluster.options.pool), *keys.tables(cluster.options.pool)]
     old = {key: await redis.hgetall(key) for key in tables}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from libs.cli.launch import Launch
+from libs.cli.launch import LocalStack
 from tests.faults.books import auditor, books_agree
 from tests.faults.cluster import back, clients, running
 from tests.faults.load import crowd, mixed, submit
@@ -23,12 +23,12 @@ FROZEN_S = 3.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Launch]:
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalStack]:
     async with running(tmp_path_factory.mktemp("pair"), copies={"placement": 2}) as launched:
         yield launched
 
 
-async def leader(cluster: Launch) -> str:
+async def leader(cluster: LocalStack) -> str:
     """The process that wrote the newest record; its writer id ends with its pid."""
     async with auditor(cluster) as audit:
         pids = {str(cluster.supervisor.pid(name)): name for name in PAIR}
@@ -40,7 +40,7 @@ async def leader(cluster: Launch) -> str:
         return found
 
 
-async def test_the_other_goes_on_when_the_leading_one_is_killed(cluster: Launch) -> None:
+async def test_the_other_goes_on_when_the_leading_one_is_killed(cluster: LocalStack) -> None:
     jobs = [*crowd("killed"), *mixed("killed", JOBS)]
     half = len(jobs) // 2
     async with clients(cluster) as teams:
@@ -56,7 +56,7 @@ async def test_the_other_goes_on_when_the_leading_one_is_killed(cluster: Launch)
     assert len(books.writers) >= 2, f"only one process ever wrote: {books.writers}"
 
 
-async def test_a_leader_that_was_frozen_grants_nothing_from_its_old_view(cluster: Launch) -> None:
+async def test_a_leader_that_was_frozen_grants_nothing_from_its_old_view(cluster: LocalStack) -> None:
     jobs = [*crowd("frozen"), *mixed("frozen", JOBS)]
     third = len(jobs) // 3
     async with clients(cluster) as teams:

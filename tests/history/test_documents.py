@@ -9,8 +9,8 @@ import pytest
 from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
-from libs.adapters.mongo.store import Checkpoint, JobStore, StoreAway
-from libs.bus.queries import NotFound
+from libs.adapters.mongo.store import JobStore, ReaderPosition, StoreAway
+from libs.bus.queries import NothingFound
 from libs.embedded.servers import MONGO
 from libs.ledger.chain import LedgerRewound
 from schemas.jobs import JobState
@@ -103,7 +103,7 @@ async def test_a_crash_between_documents_and_checkpoint_repeats_harmlessly(
         await complete(loop, written)
     seq, early = written.records[4][0], written.records[5][1]
     await store.forget_checkpoint(loop.name)
-    await store.move_checkpoint(loop.name, None, Checkpoint(seq, early.prev_hash, seq))
+    await store.move_checkpoint(loop.name, None, ReaderPosition(seq, early.prev_hash, seq))
     async with running(nats, pool, store, window_jobs=1) as loop:
         await until(lambda: store.checkpoint(loop.name), "a checkpoint")
         assert await stored(store, written) == written.stories()  # none goes back while it is read again
@@ -179,18 +179,18 @@ async def test_another_ledger_than_the_one_before_stops_the_service(
     nats: Client, pool: str, store: JobStore, written: Written, team: str
 ) -> None:
     await written.write(busy_world(team).records)
-    await store.move_checkpoint(f"documents-{pool}", None, Checkpoint(2, "f" * 64, 2))
+    await store.move_checkpoint(f"documents-{pool}", None, ReaderPosition(2, "f" * 64, 2))
     loop = Documents(nats.jetstream(), pool, store, CollectorRegistry())
     with pytest.raises(LedgerRewound):
         await loop.run()
 
 
 async def test_two_writers_of_one_checkpoint_notice_each_other(store: JobStore) -> None:
-    first, second = Checkpoint(1, "a", 1), Checkpoint(2, "b", 2)
+    first, second = ReaderPosition(1, "a", 1), ReaderPosition(2, "b", 2)
     assert await store.move_checkpoint("x", None, first)
     assert not await store.move_checkpoint("x", None, second)
     assert await store.move_checkpoint("x", first, second)
-    assert not await store.move_checkpoint("x", first, Checkpoint(3, "c", 3))
+    assert not await store.move_checkpoint("x", first, ReaderPosition(3, "c", 3))
     assert await store.checkpoint("x") == second
 
 
@@ -212,12 +212,12 @@ async def test_a_team_finds_its_own_jobs_only(
     foreign = next(s.document for s in written.stories().values() if s.document.team == "rivals")
     assert await handlers.get_job(store, JobGet(job_id=own[0].job_id), team) == own[0]
     assert await handlers.get_job(store, JobGet(job_id=foreign.job_id), "operator") == foreign
-    with pytest.raises(NotFound) as for_foreign:
+    with pytest.raises(NothingFound) as for_foreign:
         await handlers.get_job(store, JobGet(job_id=foreign.job_id), team)
-    with pytest.raises(NotFound) as for_none:
+    with pytest.raises(NothingFound) as for_none:
         await handlers.get_job(store, JobGet(job_id="job-" + "0" * 32), team)
     assert str(for_foreign.value).split(" (")[1] == str(for_none.value).split(" (")[1]
-    with pytest.raises(NotFound):
+    with pytest.raises(NothingFound):
         await handlers.list_events(store, EventLog(nats.jetstream()), EventListQuery(job_id=foreign.job_id), team)
     listed = await handlers.list_jobs(store, JobListQuery(limit=1000), team)
     assert {d.job_id: d for d in listed.jobs} == {d.job_id: d for d in own}

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from nats.js import JetStreamContext
 
-from libs.core.projections.history import Story, advance, job_events
+from libs.core.projections.history import JobStory, advance, job_events
 from libs.ledger.chain import GENESIS, Head, encode
 from schemas import inbox, subjects
 from schemas.ledger import LedgerRecord
@@ -43,9 +43,9 @@ class Written:
         """Stores a record that does not continue the chain: readers must skip it."""
         await self._js.publish(subjects.ledger(self._pool), encode(record.model_copy(update={"pool": self._pool}))[0])
 
-    def stories(self) -> dict[str, Story]:
+    def stories(self) -> dict[str, JobStory]:
         """What history should know after all records."""
-        out: dict[str, Story] = {}
+        out: dict[str, JobStory] = {}
         for seq, record in self.records:
             for job_id, events in job_events(record).items():
                 out[job_id] = advance(out.get(job_id), events, record.t_us, seq)

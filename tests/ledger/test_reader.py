@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from libs.ledger.chain import GENESIS, Entry, Head, LedgerGap, LedgerRewound, UnknownRecord
+from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerGap, LedgerRewound, UnknownRecord
 from libs.ledger.reader import LedgerReader
 from libs.ledger.tail import Tail
 from libs.ledger.verify import verify
@@ -14,7 +14,7 @@ from schemas.subjects import inbox_stream, ledger
 from tests.ledger.world import POOL, World
 
 
-async def take(reader: LedgerReader, count: int) -> list[Entry]:
+async def take(reader: LedgerReader, count: int) -> list[ChainEntry]:
     """That many entries; a single `next` gives what has arrived."""
     return [e async for batch in reader.read_to(reader.position + count) for e in batch]
 

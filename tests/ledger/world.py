@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.streams import provision
-from libs.ledger.chain import GENESIS, Entry, Head, encode
+from libs.ledger.chain import GENESIS, ChainEntry, Head, encode
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import Snapshots
 from libs.ledger.writer import LedgerWriter
@@ -106,7 +106,7 @@ class World:
                         task.result()
                 await asyncio.sleep(0.01)
 
-    async def entries(self) -> list[Entry]:
+    async def entries(self) -> list[ChainEntry]:
         """The whole ledger, read from its beginning."""
         reader = LedgerReader(self.js, POOL)
         out = [e async for batch in reader.read_to(await reader.last_seq()) for e in batch]

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from libs.bus.queries import QueryError, ask
-from libs.core.scheduling.decider import Machine
+from libs.core.scheduling.decider import Decider
 from libs.ledger.snapshots import Snapshots
 from schemas import inbox, subjects
 from schemas.base import Fact
@@ -139,13 +139,13 @@ async def test_a_restart_goes_on_from_the_snapshot(
         saved = await until(lambda: Snapshots(world.js, world.name).load("placement"))
     assert saved[1] >= 100
     folded: list[int] = []
-    apply = Machine.apply
+    apply = Decider.apply
 
-    def counted(self: Machine, record: LedgerRecord, seq: int) -> None:
+    def counted(self: Decider, record: LedgerRecord, seq: int) -> None:
         folded.append(seq)
         apply(self, record, seq)
 
-    monkeypatch.setattr(Machine, "apply", counted)
+    monkeypatch.setattr(Decider, "apply", counted)
 
     async with running(placement(world, nats_url, redis_url, "w2", **small)):
         first = await world.event(JobGranted)
@@ -221,7 +221,7 @@ async def test_no_agent_hears_of_a_grant_that_is_not_committed(world: Pool, sett
         task.cancel()
 
 
-def _desired(placing: Placement, machine: Machine) -> DesiredReply:
+def _desired(placing: Placement, machine: Decider) -> DesiredReply:
     from services.placement.handlers import desired_of
 
     return desired_of(machine, DesiredQuery(nodes=("n1",)), pool=placing.pool, ledger_seq=placing.seq)

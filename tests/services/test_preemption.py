@@ -151,13 +151,13 @@ async def test_a_restart_goes_on_from_the_snapshot(
             await world.event(QuotaSet, number=119)
             saved = await until(lambda: Snapshots(world.js, world.name).load("preemption"))
         applied: list[int] = []
-        apply = planner_module.Planner.apply
+        apply = planner_module.PreemptionPlanner.apply
 
-        def counted(self: planner_module.Planner, record: Any) -> None:
+        def counted(self: planner_module.PreemptionPlanner, record: Any) -> None:
             applied.append(record.prev_seq + 1)
             apply(self, record)
 
-        monkeypatch.setattr(planner_module.Planner, "apply", counted)
+        monkeypatch.setattr(planner_module.PreemptionPlanner, "apply", counted)
         async with running(preemption()):
             urgent = job("urgent", 4, team="blue", priority=5, preempts=True)
             await world.put(urgent)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from libs.bus.queries import NotFound
+from libs.bus.queries import NothingFound
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.node_health import Terms, Watch
-from libs.ledger.chain import Entry
+from libs.ledger.chain import ChainEntry
 from schemas import inbox
 from schemas.ledger import LedgerRecord
 from schemas.nodes import DeviceSample, Heartbeat, LeaseGranted, NodeSampled
@@ -23,9 +23,9 @@ from tests.core.builders import World, job, node
 TERMS = Terms(30, 5, 0.001, 4)
 
 
-def entries(world: World, latency_us: int = 0) -> list[Entry]:
+def entries(world: World, latency_us: int = 0) -> list[ChainEntry]:
     """The world's records as the broker stored them, each `latency_us` after what it decides."""
-    return [Entry(i, record, f"{i}", record.t_us + latency_us, True) for i, record in enumerate(world.records, 1)]
+    return [ChainEntry(i, record, f"{i}", record.t_us + latency_us, True) for i, record in enumerate(world.records, 1)]
 
 
 def folded(world: World) -> HotState:
@@ -59,7 +59,7 @@ def test_void_records_count_for_nothing() -> None:
     world = World(node("a", 1))
     world.submit(job("one"))
     hot = HotState()
-    void = [Entry(e.seq, e.record, e.hash, e.time_us, False) for e in entries(world)]
+    void = [ChainEntry(e.seq, e.record, e.hash, e.time_us, False) for e in entries(world)]
     assert figures.take(hot, Watch(0.0, TERMS), void, 0.0) == figures.Waits()
     assert hot.nodes == {}
 
@@ -149,7 +149,7 @@ def test_a_team_sees_its_own_jobs_on_devices_and_no_others() -> None:
     assert set(seen("operator")) == {red, blue}
     shown = handlers.device_list(DeviceListQuery(node="a"), "red", hot.nodes, hot.devices, {})
     assert [(d.index, d.milli_used) for d in shown.devices] == [(0, 800), (1, 0)]
-    with pytest.raises(NotFound, match="no node 'z'"):
+    with pytest.raises(NothingFound, match="no node 'z'"):
         handlers.device_list(DeviceListQuery(node="z"), "red", hot.nodes, hot.devices, {})
 
 

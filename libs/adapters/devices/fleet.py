@@ -155,7 +155,7 @@ class FleetGroup(Strict):
     rack_power_w: int = Field(default=0, ge=0, description="power cap of each leaf, watts; 0: none")
 
 
-class Fleet(Strict):
+class SimulatedFleet(Strict):
     """The whole file."""
 
     pool: str = ""
@@ -175,7 +175,7 @@ def parse_fleet(text: str, path: str) -> tuple[Inventory, ...]:
     """As `read_fleet`, from text; `path` is for messages."""
     try:
         raw: Any = yaml.safe_load(text)
-        fleet = Fleet.model_validate(raw)
+        fleet = SimulatedFleet.model_validate(raw)
     except yaml.YAMLError as e:
         raise FleetError(f"fleet file {path}: not YAML ({' '.join(str(e).split())})") from None
     except ValidationError as e:

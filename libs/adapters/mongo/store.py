@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from pymongo import ReplaceOne
 from pymongo.errors import PyMongoError
 
-from libs.core.projections.history import Story
+from libs.core.projections.history import JobStory
 from schemas.jobs import JobEvent, JobState
 from schemas.queries import JobDocument
 
@@ -26,7 +26,7 @@ class StoreAway(ConnectionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ReaderPosition:
     """How far of the ledger is in the documents: the last valid record (`seq`, `hash`), the last sequence read, and the
     last one that changed a document: if no document is as new as that, documents were lost."""
 
@@ -65,22 +65,22 @@ class JobStore:
 
     # -------------------------------------------------------------------------------------------------------- writing
 
-    async def save(self, stories: Iterable[Story]) -> None:
+    async def save(self, stories: Iterable[JobStory]) -> None:
         """Replaces these jobs' documents, in no particular order. Some may be written when StoreAway is raised."""
         operations = [ReplaceOne({"_id": s.document.job_id}, _stored(s), upsert=True) for s in stories]
         if operations:
             with _away():
                 await self._jobs.bulk_write(operations, ordered=False)
 
-    async def checkpoint(self, name: str) -> Checkpoint | None:
+    async def checkpoint(self, name: str) -> ReaderPosition | None:
         """The checkpoint of that name, or None."""
         with _away():
             found = await self._checkpoints.find_one({"_id": name})
         if found is None:
             return None
-        return Checkpoint(int(found["seq"]), found["hash"], int(found["position"]), int(found["changed"]))
+        return ReaderPosition(int(found["seq"]), found["hash"], int(found["position"]), int(found["changed"]))
 
-    async def move_checkpoint(self, name: str, before: Checkpoint | None, after: Checkpoint) -> bool:
+    async def move_checkpoint(self, name: str, before: ReaderPosition | None, after: ReaderPosition) -> bool:
         """Replaces `before` by `after`. False, and nothing is changed, when the store has another one than `before`:
         it was emptied or restored, or somebody else writes too."""
         body = {"_id": name, **asdict(after)}
@@ -100,7 +100,7 @@ class JobStore:
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    async def load(self, job_ids: Sequence[str]) -> dict[str, Story]:
+    async def load(self, job_ids: Sequence[str]) -> dict[str, JobStory]:
         """Those of the jobs that are stored."""
         if not job_ids:
             return {}
@@ -108,7 +108,7 @@ class JobStore:
             found = await self._jobs.find({"_id": {"$in": list(job_ids)}}).to_list(None)
         return {body["_id"]: _story(body) for body in found}
 
-    async def story(self, job_id: str) -> Story | None:
+    async def story(self, job_id: str) -> JobStory | None:
         """One job, or None."""
         with _away():
             found = await self._jobs.find_one({"_id": job_id})
@@ -152,7 +152,7 @@ class JobStore:
         return [JobDocument.model_validate_json(body["document"]) for body in found]
 
 
-def _stored(story: Story) -> dict[str, Any]:
+def _stored(story: JobStory) -> dict[str, Any]:
     document = story.document
     return {
         "_id": document.job_id,
@@ -170,8 +170,8 @@ def _stored(story: Story) -> dict[str, Any]:
     }
 
 
-def _story(body: dict[str, Any]) -> Story:
-    return Story(JobDocument.model_validate_json(body["document"]), _events.validate_json(body["events"]))
+def _story(body: dict[str, Any]) -> JobStory:
+    return JobStory(JobDocument.model_validate_json(body["document"]), _events.validate_json(body["events"]))
 
 
 @contextmanager

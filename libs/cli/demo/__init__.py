@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from libs.cli.demo.follow import Stuck
-from libs.cli.demo.play import Demo, Result
+from libs.cli.demo.play import Demo, DemoResult
 from libs.cli.demo.screen import Screen
 from libs.cli.exits import Ended, Exit
 from libs.cli.output import hint
@@ -47,7 +47,7 @@ def command(
         raise Ended(Exit.FAILED)
 
 
-async def _run(console: Console, folder: Path, out: Path) -> Result | None:
+async def _run(console: Console, folder: Path, out: Path) -> DemoResult | None:
     """The result; None when a signal ended the run. Either way everything is stopped."""
     stopped = False
     with Screen(console) as screen:

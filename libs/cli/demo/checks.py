@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from libs.cli.demo.load import GRACE_S, SAVE_EVERY, SAVE_S, STEP_S, STEPS
-from libs.core.projections.verify import Report as Audit
+from libs.core.projections.verify import Verification
 from libs.report.document import Step
 from libs.report.facts import AttemptFacts, Facts, JobFacts
 from libs.report.figures import end_of, window
@@ -147,7 +147,7 @@ def all_ended(facts: Facts, submitted: int, cancelled: Iterable[str]) -> Step:
     )
 
 
-def verified(audit: Audit) -> Step:
+def verified(audit: Verification) -> Step:
     first = f"; the first: {audit.violations[0]}" if audit.violations else ""
     return Step(
         name="The ledger is verified",
@@ -158,7 +158,7 @@ def verified(audit: Audit) -> Step:
     )
 
 
-def billed(audit: Audit, bill: BillReply) -> Step:
+def billed(audit: Verification, bill: BillReply) -> Step:
     by_team = {row.key: row.milli_us for row in bill.rows if row.milli_us}
     integral = {team: amount for team, amount in audit.by_team.items() if amount}
     return Step(

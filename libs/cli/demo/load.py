@@ -39,7 +39,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _LoadKind:
     """A kind of short job: its teams, its devices, and how often it comes."""
 
     name: str
@@ -50,13 +50,13 @@ class _Kind:
 
 
 _KINDS = (
-    _Kind("notebook", (RESEARCH, VISION), 1, 14, share_milli=250),
-    _Kind("embed", (ASSISTANT, VISION), 1, 14, share_milli=500),
-    _Kind("evaluate", TEAMS, 1, 30),
-    _Kind("tune", (RESEARCH, VISION), 2, 22),
-    _Kind("finetune", TEAMS, 4, 22),
-    _Kind("render", (VISION,), 8, 14),
-    _Kind("pretrain", (RESEARCH, ASSISTANT), 16, 10),
+    _LoadKind("notebook", (RESEARCH, VISION), 1, 14, share_milli=250),
+    _LoadKind("embed", (ASSISTANT, VISION), 1, 14, share_milli=500),
+    _LoadKind("evaluate", TEAMS, 1, 30),
+    _LoadKind("tune", (RESEARCH, VISION), 2, 22),
+    _LoadKind("finetune", TEAMS, 4, 22),
+    _LoadKind("render", (VISION,), 8, 14),
+    _LoadKind("pretrain", (RESEARCH, ASSISTANT), 16, 10),
 )
 
 

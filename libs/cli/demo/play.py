@@ -14,7 +14,7 @@ from libs.cli.demo import checks, load
 from libs.cli.demo.follow import Follower, Stuck
 from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, Ask
 from libs.cli.demo.screen import Screen
-from libs.cli.launch import REAL, ROOT, SIMULATED, Launch, LaunchOptions
+from libs.cli.launch import REAL, ROOT, SIMULATED, LaunchOptions, LocalStack
 from libs.client import Baton, connect
 from libs.embedded import EventKind, StateDirLocked
 from libs.report import Report, Step, collect, write
@@ -33,7 +33,7 @@ _LOG_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DemoResult:
     """What came out, and where it is."""
 
     report: Report
@@ -58,8 +58,8 @@ class Demo:
     _follower: Follower | None = None
     _beside: list[asyncio.Task[list[str]]] = field(default_factory=list)
 
-    async def play(self) -> Result:
-        """Raises Stuck when something does not happen in time, and what `Launch` and the client raise."""
+    async def play(self) -> DemoResult:
+        """Raises Stuck when something does not happen in time, and what `LocalStack` and the client raise."""
         began = time.monotonic()
         fresh(self.state_dir)
         self.screen.phase("start NATS, Valkey, the document store, six services, two agents")
@@ -75,7 +75,7 @@ class Demo:
             self._check(checks.billed(story.audit, story.bill))
             numbers, as_json, as_html = write(story, self.out, title=TITLE, steps=self.steps)
             self.screen.phase("stop everything")
-        return Result(numbers, as_json, as_html, time.monotonic() - began, tuple(restarted))
+        return DemoResult(numbers, as_json, as_html, time.monotonic() - began, tuple(restarted))
 
     # -------------------------------------------------------------------------------------------------------- the story
 
@@ -131,7 +131,7 @@ class Demo:
     # ------------------------------------------------------------------------------------------------------------- parts
 
     @contextlib.asynccontextmanager
-    async def _launched(self) -> AsyncIterator[Launch]:
+    async def _launched(self) -> AsyncIterator[LocalStack]:
         options = LaunchOptions(
             state_dir=self.state_dir,
             pool=os.environ.get("BATON_POOL") or "main",
@@ -141,11 +141,11 @@ class Demo:
             quotas=TEAMS_FILE,
             log_level="WARNING",
         )
-        async with Launch(options) as launch:
+        async with LocalStack(options) as launch:
             yield launch
 
     @contextlib.asynccontextmanager
-    async def _connected(self, launch: Launch) -> AsyncIterator[Follower]:
+    async def _connected(self, launch: LocalStack) -> AsyncIterator[Follower]:
         async with contextlib.AsyncExitStack() as stack:
             for team in TEAMS:
                 self._clients[team] = await stack.enter_async_context(await connect(launch.team_url(team), team))

@@ -19,7 +19,7 @@ from schemas.resources import DeviceKind, Precision, Runtime
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkFacts:
     """What joins the accelerators of a node, or of a rack or torus. No link: `type` is empty and PCIe carries all."""
 
     type: str = ""
@@ -32,7 +32,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class ListPrice:
     """Indicative, on demand: USD per device-hour, and the day it was seen."""
 
     low: float | None
@@ -57,7 +57,7 @@ class Accelerator:
     tflops: Mapping[Precision, float]
     """Dense peak per number format, TFLOPS (TOPS for integers). A format that it lacks is not in it."""
     tdp_w: float | None
-    link: Link
+    link: LinkFacts
     host_gb_s: float | None
     """To its host, one way, GB/s."""
     mig: str
@@ -66,7 +66,7 @@ class Accelerator:
     """AMD compute partition modes: devices that one board becomes."""
     visible_cores: int | None
     """AWS: cores per chip that a process counts, at the default logical core setting."""
-    price: Price | None
+    price: ListPrice | None
     unverified: tuple[str, ...]
     sources: tuple[str, ...]
 
@@ -88,7 +88,7 @@ class TpuGeneration:
 
 
 CPU = Accelerator(
-    "CPU", "CPU", "cpu", DeviceKind.CPU, Runtime.CPU, (), (), 0, None, MappingProxyType({}), None, Link(), None, "",
+    "CPU", "CPU", "cpu", DeviceKind.CPU, Runtime.CPU, (), (), 0, None, MappingProxyType({}), None, LinkFacts(), None, "",
     MappingProxyType({}), None, None, (), (),
 )  # fmt: skip
 """The processors of a node, as one device: what it has is measured."""
@@ -164,12 +164,12 @@ def _accelerator(row: dict[str, Any]) -> Accelerator:
         bandwidth_gb_s=row["bandwidth_gb_s"],
         tflops=MappingProxyType({Precision(name): value for name, value in row["tflops"].items()}),
         tdp_w=row["tdp_w"],
-        link=Link(**row["link"]),
+        link=LinkFacts(**row["link"]),
         host_gb_s=row["host_gb_s"],
         mig=row["mig"],
         partition_modes=MappingProxyType(row["partition_modes"]),
         visible_cores=row["visible_cores"],
-        price=Price(**row["price"]) if row["price"] else None,
+        price=ListPrice(**row["price"]) if row["price"] else None,
         unverified=tuple(row["unverified"]),
         sources=tuple(row["sources"]),
     )

@@ -61,7 +61,7 @@ class Impossible(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """One part of the memory: `arithmetic` is for reading, with the numbers that led to `bytes`."""
 
     name: str
@@ -73,7 +73,7 @@ class Part:
 class Estimate:
     """Memory of one device of the job, the largest part first."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
 
     @property
     def total_bytes(self) -> int:
@@ -177,7 +177,7 @@ def _replicas(shape: ModelShape, devices: int) -> int:
     return devices // split
 
 
-def _parts(shape: ModelShape, replicas: int) -> Iterator[Part]:
+def _parts(shape: ModelShape, replicas: int) -> Iterator[MemoryPart]:
     if shape.workload is Workload.INFERENCE:
         yield _weights(shape, 1)
         yield _kv_cache(shape)
@@ -188,7 +188,7 @@ def _parts(shape: ModelShape, replicas: int) -> Iterator[Part]:
     else:
         yield from _states(shape, replicas)
         yield from _activations(shape)
-    yield Part("framework", FRAMEWORK_BYTES, "CUDA context, low end of 0.3 to 1 GB")
+    yield MemoryPart("framework", FRAMEWORK_BYTES, "CUDA context, low end of 0.3 to 1 GB")
 
 
 def _split(shape: ModelShape) -> tuple[int, str]:
@@ -196,30 +196,30 @@ def _split(shape: ModelShape) -> tuple[int, str]:
     return split, f" / (tensor {shape.tensor_parallel} x pipeline {shape.pipeline_parallel})" if split > 1 else ""
 
 
-def _weights(shape: ModelShape, shards: int) -> Part:
+def _weights(shape: ModelShape, shards: int) -> MemoryPart:
     each = _WEIGHT[shape.precision]
     split, words = _split(shape)
-    return Part(
+    return MemoryPart(
         "weights",
         ceil(shape.parameters_b * 1e9 * each / split / shards),
         f"{shape.parameters_b:g}e9 x {each:g} bytes ({shape.precision.value}){words}{_over(shards)}",
     )
 
 
-def _states(shape: ModelShape, replicas: int) -> Iterator[Part]:
+def _states(shape: ModelShape, replicas: int) -> Iterator[MemoryPart]:
     """Weights, gradients, optimizer: ZeRO stage 1 shards the last, 2 the last two, 3 all three (arXiv 1910.02054)."""
     split, words = _split(shape)
     for name, each, stage in zip(("weights", "gradients", "optimizer"), state_bytes(shape), (3, 2, 1), strict=True):
         shards = replicas if shape.zero_stage >= stage else 1
         label = {"weights": shape.precision.value, "optimizer": shape.optimizer.value}.get(name, "")
-        yield Part(
+        yield MemoryPart(
             name,
             ceil(shape.parameters_b * 1e9 * each / split / shards),
             f"{shape.parameters_b:g}e9 x {each:g} bytes{f' ({label})' if label else ''}{words}{_over(shards)}",
         )
 
 
-def _adapter(shape: ModelShape, replicas: int) -> Part:
+def _adapter(shape: ModelShape, replicas: int) -> MemoryPart:
     """The trained share: weights and gradients in 16 bit, and the optimizer's states with fp32 master weights. ZeRO shards
     them as `_states`."""
     trained = shape.model_copy(update={"precision": Precision.BF16})
@@ -230,7 +230,7 @@ def _adapter(shape: ModelShape, replicas: int) -> Part:
         count, over = f"{sum(each):g}", _over(shards[0])
     else:
         count, over = "(" + " + ".join(f"{x:g}{_over(n)}" for x, n in zip(each, shards, strict=True)) + ")", ""
-    return Part(
+    return MemoryPart(
         "adapter",
         ceil(shape.parameters_b * 1e9 * shape.lora_fraction * sum(map(truediv, each, shards)) / split),
         f"{shape.parameters_b:g}e9 x {shape.lora_fraction:g} x {count} bytes "
@@ -238,7 +238,7 @@ def _adapter(shape: ModelShape, replicas: int) -> Part:
     )
 
 
-def _activations(shape: ModelShape) -> Iterator[Part]:
+def _activations(shape: ModelShape) -> Iterator[MemoryPart]:
     """Activations and logits of the pipeline stage that needs the most.
 
     The first stage keeps as many micro-batches as there are stages (1F1B): together all layers' worth. The last keeps one,
@@ -246,7 +246,7 @@ def _activations(shape: ModelShape) -> Iterator[Part]:
     """
     logits = _logits(shape)
     if not (shape.layers and shape.hidden and shape.sequence):
-        yield Part("activations", 0, "left out: give layers, hidden and sequence")
+        yield MemoryPart("activations", 0, "left out: give layers, hidden and sequence")
         yield logits
         return
     stages = shape.pipeline_parallel
@@ -263,7 +263,7 @@ def _activations(shape: ModelShape) -> Iterator[Part]:
         yield first
 
 
-def _layers(shape: ModelShape, stages: int) -> Part:
+def _layers(shape: ModelShape, stages: int) -> MemoryPart:
     """Activations of `layers / stages` layers."""
     tensor = shape.tensor_parallel
     scale = 2 if shape.precision in _FULL else 1
@@ -273,27 +273,29 @@ def _layers(shape: ModelShape, stages: int) -> Part:
     over = f" / tensor {tensor}" if tensor > 1 else ""
     layers = f"{shape.layers} layers" + (f" / pipeline {stages}" if stages > 1 else "")
     if not shape.activation_checkpointing:
-        return Part("activations", ceil(shape.layers / stages * layer), f"{layers} x {unit} x {per_unit} bytes{over}")
+        return MemoryPart(
+            "activations", ceil(shape.layers / stages * layer), f"{layers} x {unit} x {per_unit} bytes{over}"
+        )
     kept = shape.layers / stages * 2 * scale * shape.sequence * shape.batch * shape.hidden / tensor
     words = f"({layers} x {2 * scale} bytes + one live layer of {per_unit}) x {unit}{over}"
-    return Part("activations", ceil(kept + layer), words)
+    return MemoryPart("activations", ceil(kept + layer), words)
 
 
-def _logits(shape: ModelShape) -> Part:
+def _logits(shape: ModelShape) -> MemoryPart:
     tensor = shape.tensor_parallel
     size = logits_bytes(shape.sequence, shape.batch, shape.vocabulary, tensor=tensor)
     over = f" / tensor {tensor}" if tensor > 1 else ""
     words = f"{shape.sequence} tokens x {shape.batch} x {shape.vocabulary} words x 4 bytes{over}"
-    return Part("logits", ceil(size), words if size else "left out: give vocabulary and sequence")
+    return MemoryPart("logits", ceil(size), words if size else "left out: give vocabulary and sequence")
 
 
-def _kv_cache(shape: ModelShape) -> Part:
+def _kv_cache(shape: ModelShape) -> MemoryPart:
     if not (shape.layers and shape.hidden and shape.sequence):
-        return Part("KV cache", 0, "left out: give layers, hidden and sequence")
+        return MemoryPart("KV cache", 0, "left out: give layers, hidden and sequence")
     split, words = _split(shape)
     each = _CACHE.get(shape.precision, 2)
     token = kv_bytes_per_token(shape.layers, shape.hidden, shape.kv_heads_fraction, each)
-    return Part(
+    return MemoryPart(
         "KV cache",
         ceil(token * shape.sequence * shape.batch / split),
         f"2 x {shape.layers} layers x {shape.hidden} hidden x {shape.kv_heads_fraction:g} x {each} bytes "

@@ -81,15 +81,15 @@ class Repeated:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class NotAdmitted:
     job_id: str
     refusals: tuple[Refusal, ...]
 
 
-Outcome = Admitted | Repeated | Rejected
+Verdict = Admitted | Repeated | NotAdmitted
 
 
-def evaluate(request: SubmitJob, team: str, context: AdmissionContext) -> Outcome:
+def evaluate(request: SubmitJob, team: str, context: AdmissionContext) -> Verdict:
     """Judges a well-formed request of `team`."""
     job, job_of_key = request.job, job_id(team, request.client_key)
     spec_hash = content_hash(request.model_dump_json().encode())
@@ -108,7 +108,7 @@ def evaluate(request: SubmitJob, team: str, context: AdmissionContext) -> Outcom
         *(unserved(job, demand) if context.fleet.empty else objections(job, demand, context.fleet)),
     ]
     if refusals:
-        return Rejected(job_of_key, tuple(refusals))
+        return NotAdmitted(job_of_key, tuple(refusals))
     if (resources := with_demand(job.resources, demand)) != job.resources:
         job = job.model_copy(update={"resources": resources})
     note = "no node has registered yet: it waits for the first" if context.fleet.empty else ""

@@ -65,7 +65,7 @@ def demand_of(job: JobSpec) -> Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DeviceRequest:
     """What each device of a job, or of one of its roles, must be. `r` is the job's request; a role's has the values that
     the role gives itself (`own`, told by `path`) in place of the job's."""
 
@@ -96,18 +96,18 @@ def with_demand(r: Resources, demand: Demand) -> Resources:
     return r.model_copy(update={"memory_mib": demand.memory_mib, "roles": roles})
 
 
-def _wishes(job: JobSpec, demand: Demand) -> list[Wish]:
+def _device_requests(job: JobSpec, demand: Demand) -> list[DeviceRequest]:
     """One for the job or, when it has roles, one for each: what every role gives itself, the job's value does not bind."""
     r = with_demand(job.resources, demand)
     if not r.roles:
-        return [Wish(job.resources, demand.memory_mib)]
-    wishes = []
+        return [DeviceRequest(job.resources, demand.memory_mib)]
+    requests = []
     for i, role in enumerate(r.roles):
         own = {name: value for name in _OWN if (value := getattr(role, name))}
         mine = r.model_copy(update=own | {"topology": role.topology})
         memory_mib = role.memory_mib or demand.memory_mib
-        wishes.append(Wish(mine, memory_mib, f"{_JOB}.roles.{i}", frozenset(own)))
-    return wishes
+        requests.append(DeviceRequest(mine, memory_mib, f"{_JOB}.roles.{i}", frozenset(own)))
+    return requests
 
 
 def unserved(job: JobSpec, demand: Demand) -> list[Refusal]:
@@ -115,8 +115,8 @@ def unserved(job: JobSpec, demand: Demand) -> list[Refusal]:
 
     A model that the catalogue does not know may do anything.
     """
-    wishes = _wishes(job, demand)
-    return _once([*_levels(job, wishes), *_incapable(wishes)])
+    requests = _device_requests(job, demand)
+    return _once([*_levels(job, requests), *_incapable(requests)])
 
 
 def _once(refusals: list[Refusal]) -> list[Refusal]:
@@ -127,10 +127,10 @@ def _once(refusals: list[Refusal]) -> list[Refusal]:
     return list(first.values())
 
 
-def _incapable(wishes: list[Wish]) -> Iterator[Refusal]:
+def _incapable(requests: list[DeviceRequest]) -> Iterator[Refusal]:
     """A precision or a MIG profile that none of the named models has."""
-    for wish in wishes:
-        types, precision, profile = wish.r.types, wish.r.precision, wish.r.mig_profile
+    for request in requests:
+        types, precision, profile = request.r.types, request.r.precision, request.r.mig_profile
         named = ", ".join(types)
         if precision and types and not any(computes(name, precision.value) for name in types):
             able = [p.value for p in Precision if any(computes(name, p.value) for name in types)]
@@ -151,40 +151,40 @@ def _incapable(wishes: list[Wish]) -> Iterator[Refusal]:
 def objections(job: JobSpec, demand: Demand, fleet: FleetShape) -> Iterator[Refusal]:
     """What the placer finds a place for has no wrong field but names that mean nothing; else constraint by constraint;
     when each can be met by itself, whether all can be met together; at last what the placer alone can tell."""
-    r, wishes = job.resources, _wishes(job, demand)
-    named = [*_levels(job, wishes), *(o for wish in wishes for o in _unknown(wish, fleet))]
+    r, requests = job.resources, _device_requests(job, demand)
+    named = [*_levels(job, requests), *(o for request in requests for o in _unknown(request, fleet))]
     shape = shape_of(job.model_copy(update={"resources": with_demand(r, demand)}))
     blocked = fleet.verdict(shape)
     if blocked is None and not named and not fleet.cuttable(shape.profile):
         return
-    found = _once([*named, *(o for wish in wishes for o in _single(job, demand, wish, fleet))])
+    found = _once([*named, *(o for request in requests for o in _single(job, demand, request, fleet))])
     if found:
         yield from _beyond(r, demand, fleet)
         yield from found
         return
-    together = [*(_roles(job, wishes, fleet) if r.roles else _together(r, fleet.capacity(wishes[0].need(job))))]
+    together = [*(_roles(job, requests, fleet) if r.roles else _together(r, fleet.capacity(requests[0].need(job))))]
     if together or blocked is None:
         yield from together
     else:
         yield from unplaced(shape, blocked, fleet)
 
 
-def _single(job: JobSpec, demand: Demand, wish: Wish, fleet: FleetShape) -> Iterator[Refusal]:
+def _single(job: JobSpec, demand: Demand, request: DeviceRequest, fleet: FleetShape) -> Iterator[Refusal]:
     """What a device, or its node, cannot do, each demand by itself."""
-    capacity = fleet.capacity(wish.need(job))
-    yield from _types(wish, capacity, fleet)
-    yield from _profile(wish.r, capacity, fleet)
-    yield from _memory(job, demand, wish, fleet)
-    yield from _labels(wish.r, capacity, fleet)
+    capacity = fleet.capacity(request.need(job))
+    yield from _types(request, capacity, fleet)
+    yield from _profile(request.r, capacity, fleet)
+    yield from _memory(job, demand, request, fleet)
+    yield from _labels(request.r, capacity, fleet)
     yield from _simulation(job, capacity)
-    yield from _runtime(wish.r, capacity, fleet)
-    yield from _precision(wish.r, capacity, fleet)
-    yield from _hosts(wish, capacity, fleet)
+    yield from _runtime(request.r, capacity, fleet)
+    yield from _precision(request.r, capacity, fleet)
+    yield from _hosts(request, capacity, fleet)
 
 
-def _levels(job: JobSpec, wishes: list[Wish]) -> Iterator[Refusal]:
+def _levels(job: JobSpec, requests: list[DeviceRequest]) -> Iterator[Refusal]:
     """Levels that placement does not tell from a node, of the job and of each role."""
-    levels = {_JOB: job.resources.topology.level} | {wish.path: wish.r.topology.level for wish in wishes}
+    levels = {_JOB: job.resources.topology.level} | {request.path: request.r.topology.level for request in requests}
     for path, level in levels.items():
         if level_of(level) != level.value:
             yield refuse(
@@ -210,19 +210,19 @@ def _beyond(r: Resources, demand: Demand, fleet: FleetShape) -> Iterator[Refusal
         )  # fmt: skip
 
 
-def _unknown(wish: Wish, fleet: FleetShape) -> Iterator[Refusal]:
+def _unknown(request: DeviceRequest, fleet: FleetShape) -> Iterator[Refusal]:
     """Names of device models that neither the pool nor the catalogue has."""
     models = fleet.models()
-    for i, name in enumerate(wish.r.types):
+    for i, name in enumerate(request.r.types):
         if name not in models and name not in KNOWN_MODELS:
             yield refuse(
-                Why.TYPE, f"{wish.at('types')}.{i}", name, "no device model of this name is known",
+                Why.TYPE, f"{request.at('types')}.{i}", name, "no device model of this name is known",
                 f"{meant(name, [*models, *KNOWN_MODELS])}this pool has {', '.join(models)}",
             )  # fmt: skip
 
 
-def _types(wish: Wish, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
-    r, at, there = wish.r, wish.at("types"), ", ".join(fleet.models())
+def _types(request: DeviceRequest, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
+    r, at, there = request.r, request.at("types"), ", ".join(fleet.models())
     if not capacity.alone["type"] and r.types and all(name in KNOWN_MODELS for name in r.types):
         yield refuse(
             Why.TYPE, at, ", ".join(r.types), "no node of this pool has such a device",
@@ -247,17 +247,17 @@ def _profile(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Re
     yield refuse(Why.PROFILE, "job.resources.mig_profile", r.mig_profile, problem, fix)
 
 
-def _memory(job: JobSpec, demand: Demand, wish: Wish, fleet: FleetShape) -> Iterator[Refusal]:
+def _memory(job: JobSpec, demand: Demand, request: DeviceRequest, fleet: FleetShape) -> Iterator[Refusal]:
     """Against the largest device that is of an acceptable type and profile."""
-    r = wish.r
+    r = request.r
     acceptable = fleet.capacity(Need(r.types, r.mig_profile))
-    if acceptable.left[1][1] == 0 or fleet.capacity(Need(r.types, r.mig_profile, wish.memory_mib)).left[2][1]:
+    if acceptable.left[1][1] == 0 or fleet.capacity(Need(r.types, r.mig_profile, request.memory_mib)).left[2][1]:
         return
     largest = max(
         b.memory_mib for blocks in fleet.blocks.values() for b in blocks
         if (b.model in r.types if r.types else not b.cpu) and b.profile == r.mig_profile
     )  # fmt: skip
-    if demand.estimate is not None and wish.memory_mib == demand.estimate.total_mib:
+    if demand.estimate is not None and request.memory_mib == demand.estimate.total_mib:
         assert job.model is not None
         enough = _fewest(job, largest)
         fix = (
@@ -275,8 +275,8 @@ def _memory(job: JobSpec, demand: Demand, wish: Wish, fleet: FleetShape) -> Iter
         return
     yield refuse(
         Why.MEMORY,
-        wish.at("memory_mib"),
-        wish.memory_mib,
+        request.at("memory_mib"),
+        request.memory_mib,
         f"no acceptable device has so much memory; the largest has {largest} MiB",
         f"ask for at most {largest} MiB per device, or split the job over more devices",
     )
@@ -325,20 +325,20 @@ def _simulation(job: JobSpec, capacity: Capacity) -> Iterator[Refusal]:
         )
 
 
-def _roles(job: JobSpec, wishes: list[Wish], fleet: FleetShape) -> Iterator[Refusal]:
+def _roles(job: JobSpec, requests: list[DeviceRequest], fleet: FleetShape) -> Iterator[Refusal]:
     """Each role by itself: enough fitting devices, and one group of them within the level that it requires."""
-    for role, wish in zip(job.resources.roles, wishes, strict=True):
-        capacity = fleet.capacity(wish.need(job))
+    for role, request in zip(job.resources.roles, requests, strict=True):
+        capacity = fleet.capacity(request.need(job))
         left, least = capacity.left[-1][1], (role.min_count or role.count) * role.devices
         if left == 0:
             yield refuse(
-                Why.CAPACITY, wish.path, role.name, "no device of this pool meets all demands of this role together",
+                Why.CAPACITY, request.path, role.name, "no device of this pool meets all demands of this role together",
                 _loosen(capacity),
             )  # fmt: skip
             continue
         if left < least:
             yield refuse(
-                Why.CAPACITY, wish.path, f"{role.name}: {count_of(least)}",
+                Why.CAPACITY, request.path, f"{role.name}: {count_of(least)}",
                 f"this pool has {count_of(left, 'fitting ')} even when all are free", f"ask for at most {count_of(left)}",
             )  # fmt: skip
             continue
@@ -346,7 +346,7 @@ def _roles(job: JobSpec, wishes: list[Wish], fleet: FleetShape) -> Iterator[Refu
         most, model = capacity.best[level]
         if role.topology.policy is TopologyPolicy.REQUIRED and most < role.devices:
             yield refuse(
-                Why.TOPOLOGY, f"{wish.path}.topology", f"{count_of(role.devices)} within one {level}",
+                Why.TOPOLOGY, f"{request.path}.topology", f"{count_of(role.devices)} within one {level}",
                 f"the largest {level} has {count_of(most, 'fitting ')} of one model ({model})",
                 f"ask for groups of at most {most}, for a wider level, or for policy preferred",
             )  # fmt: skip
@@ -371,20 +371,20 @@ def _precision(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[
         )  # fmt: skip
 
 
-def _hosts(wish: Wish, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
+def _hosts(request: DeviceRequest, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
     """Processors and host memory that no node has, even for one device of the job."""
     if capacity.alone["processors"] and capacity.alone["host memory"]:
         return
     most_cpu, most_mib = fleet.hosts()
     if not capacity.alone["processors"]:
         yield refuse(
-            Why.CPU, wish.at("cpu_milli"), wish.r.cpu_milli,
+            Why.CPU, request.at("cpu_milli"), request.r.cpu_milli,
             f"no node has so many processors; the largest has {most_cpu / 1000:g}",
             f"ask for at most {most_cpu} thousandths per device" if most_cpu else _UNTOLD.format(what="cpu_milli"),
         )  # fmt: skip
     if not capacity.alone["host memory"]:
         yield refuse(
-            Why.HOST_MEMORY, wish.at("host_memory_mib"), wish.r.host_memory_mib,
+            Why.HOST_MEMORY, request.at("host_memory_mib"), request.r.host_memory_mib,
             f"no node has so much host memory; the largest has {most_mib} MiB",
             f"ask for at most {most_mib} MiB per device" if most_mib else _UNTOLD.format(what="host_memory_mib"),
         )  # fmt: skip

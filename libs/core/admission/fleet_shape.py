@@ -36,7 +36,7 @@ PATIENT = Context(waited_us=_ENDLESS)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DeviceBlock:
     """Identical devices of one node. `domain`: their NVLink island, unique in the pool; empty: they have none."""
 
     node: str
@@ -99,7 +99,7 @@ class FleetShape:
     """Feed it every valid record. `version` grows when devices come or change."""
 
     def __init__(self) -> None:
-        self.blocks: dict[str, tuple[Block, ...]] = {}
+        self.blocks: dict[str, tuple[DeviceBlock, ...]] = {}
         self.fleet = Fleet()
         """Every node as it last told, with nothing taken; nodes that left stay."""
         self.quotas: dict[str, int] = {}
@@ -231,7 +231,7 @@ class FleetShape:
             shape._jobs[entry[:16]] = entry[16:]
         return shape
 
-    def _all(self) -> list[Block]:
+    def _all(self) -> list[DeviceBlock]:
         return [block for blocks in self.blocks.values() for block in blocks]
 
     def _join(self, inventory: Inventory) -> None:
@@ -265,13 +265,13 @@ def _job_key(job_id: str) -> bytes:
     return bytes.fromhex(job_id.removeprefix("job-"))
 
 
-def _blocks(inventory: Inventory, may_be_cut: Container[str]) -> Iterable[Block]:
+def _blocks(inventory: Inventory, may_be_cut: Container[str]) -> Iterable[DeviceBlock]:
     where = inventory.position
     kinds = Counter(_kind(inventory.node, d) for d in inventory.devices)
     for (domain, model, cpu, profile, memory_mib, runtime, possible), count in (
         kinds + _could_be(inventory, may_be_cut)
     ).items():
-        yield Block(
+        yield DeviceBlock(
             node=inventory.node,
             domain=domain,
             leaf=f"{where.zone}/{where.spine}/{where.leaf}",
@@ -319,7 +319,7 @@ def _island(node: str, device: Device) -> str:
     return device.fabric or (f"{node}/{device.nvlink_domain}" if device.nvlink_domain else "")
 
 
-def _constraints(need: Need) -> list[tuple[str, Callable[[Block], bool]]]:
+def _constraints(need: Need) -> list[tuple[str, Callable[[DeviceBlock], bool]]]:
     """The constraints of `libs.core.placement.find` that waiting does not change, in its order."""
     types = frozenset(need.types)
     return [
@@ -335,7 +335,7 @@ def _constraints(need: Need) -> list[tuple[str, Callable[[Block], bool]]]:
     ]
 
 
-def _capacity(blocks: list[Block], need: Need) -> Capacity:
+def _capacity(blocks: list[DeviceBlock], need: Need) -> Capacity:
     left: list[tuple[str, int]] = []
     alone: dict[str, bool] = {}
     fitting = blocks = [b for b in blocks if not b.possible or b.profile == need.profile]
@@ -359,7 +359,7 @@ def _capacity(blocks: list[Block], need: Need) -> Capacity:
     return Capacity(sum(b.count for b in blocks), tuple(left), alone, best)
 
 
-def _limit(block: Block, need: Need) -> int:
+def _limit(block: DeviceBlock, need: Need) -> int:
     """How many devices of one model the processors and the host memory of the block's node can serve."""
     cpu = block.host_cpu_milli // need.cpu_milli if need.cpu_milli else _ENDLESS
     return min(cpu, block.host_mib // need.host_mib if need.host_mib else _ENDLESS)

@@ -13,12 +13,12 @@ from libs.core.accelerators import catalog
 from libs.core.accelerators.vendors import tpu_boxes
 from libs.core.admission.fleet_shape import LEVELS, PATIENT, FleetShape, level_of
 from libs.core.admission.refusal import Refusal, Why, refuse
-from libs.core.placement.answer import Blocked, Reason
+from libs.core.placement.answer import Blocked, BlockReason
 from libs.core.placement.search.constraints import candidates, fitting
 from libs.core.placement.search.gang import role_shape
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import NOBODY
-from libs.core.state.model import Group, Shape
+from libs.core.state.model import RoleShape, Shape
 from schemas.resources import WHOLE_MILLI, Level
 
 _JOB = "job.resources"
@@ -88,11 +88,11 @@ def _alone(shape: Shape, position: int, fleet: FleetShape) -> Iterator[Refusal]:
     )  # fmt: skip
 
 
-def _groups(shape: Shape, role: Group, fleet: FleetShape) -> tuple[int, int]:
+def _groups(shape: Shape, role: RoleShape, fleet: FleetShape) -> tuple[int, int]:
     """How many groups of a role, of one model, the pool could hold, and the largest group that it could."""
-    view, wish = fleet.empty_view(), role_shape(shape, role, role.count)
-    mask, _ = candidates(view, wish, NOBODY, PATIENT)
-    rows, level = np.flatnonzero(mask), allowed_levels(wish, PATIENT)[-1]
+    view, request = fleet.empty_view(), role_shape(shape, role, role.count)
+    mask, _ = candidates(view, request, NOBODY, PATIENT)
+    rows, level = np.flatnonzero(mask), allowed_levels(request, PATIENT)[-1]
     most, largest = 0, 0
     for model in np.unique(fleet.fleet.model[rows]).tolist():
         there = np.bincount(spans_at(fleet.fleet, level, rows[fleet.fleet.model[rows] == model], within=level))
@@ -100,7 +100,7 @@ def _groups(shape: Shape, role: Group, fleet: FleetShape) -> tuple[int, int]:
     return most, largest
 
 
-def _only(shape: Shape, role: Group, count: int) -> Shape:
+def _only(shape: Shape, role: RoleShape, count: int) -> Shape:
     """`count` groups of one role anywhere in the pool."""
     roles = (replace(role, count=count, min_count=count),)
     return replace(shape, roles=roles, devices=count * role.devices, level=Level.POOL.value, required=False)
@@ -185,7 +185,7 @@ def _gang(shape: Shape, blocked: Blocked, fleet: FleetShape) -> Refusal:
             "ask for less host memory per device, or for fewer devices",
         )  # fmt: skip
     most = _most(shape.least - 1, lambda n: helps(devices=n, min_devices=0))
-    power = any(reason is Reason.POWER for reason, _ in blocked.removed)
+    power = any(reason is BlockReason.POWER for reason, _ in blocked.removed)
     why = " (racks have power caps: rack_power_w)" if power else ""
     return refuse(
         Why.CAPACITY, f"{_JOB}.devices", shape.devices,

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 from libs.core.accelerators import vram
-from libs.core.placement import Blocked, Context, Placed, Reason, View, find
+from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.search.constraints import fitting
 from libs.core.placement.search.topology import SPANS
 from libs.core.state.fleet import Ints
@@ -21,40 +21,40 @@ from libs.core.state.model import Job, Shape, State
 from schemas.queries import Removed
 
 TEXT = {
-    Reason.NO_DEVICES: "the pool has {up} usable devices and the job needs {need} at once",
-    Reason.TYPE: "no device of an acceptable type is usable: it asks for {types}",
-    Reason.PROFILE: "no MIG instance of profile {profile} is usable",
-    Reason.LABELS: "no usable node carries the labels {labels}",
-    Reason.MEMORY: "no usable device has {memory} MiB of memory",
-    Reason.RUNTIME: "no usable device speaks {runtime}",
-    Reason.PRECISION: "no usable device computes in {precision}",
-    Reason.CPU: "no node has {cpu} processors free for each device",
-    Reason.HOST_MEMORY: "no node has {host} MiB of host memory free for each device",
-    Reason.SIMULATION: "it runs as a timer, and no node with simulated devices is usable",
-    Reason.HELD: "the devices that are free are held for a job of a higher class",
-    Reason.RESERVED: "the devices that are free are reserved for a gang that has waited longer",
-    Reason.BUSY: "{left} fitting devices are free and it needs {need} at once",
-    Reason.SPREAD: "where devices are free, jobs with the spread key {spread} run already",
-    Reason.POWER: "the racks with free devices have no power left for it",
-    Reason.TOPOLOGY: "{left} fitting devices are free, but not {need} of them within one {level}",
-    Reason.QUOTA: "team {team} holds {used} of its quota of {limit} devices and the job needs {need}",
+    BlockReason.NO_DEVICES: "the pool has {up} usable devices and the job needs {need} at once",
+    BlockReason.TYPE: "no device of an acceptable type is usable: it asks for {types}",
+    BlockReason.PROFILE: "no MIG instance of profile {profile} is usable",
+    BlockReason.LABELS: "no usable node carries the labels {labels}",
+    BlockReason.MEMORY: "no usable device has {memory} MiB of memory",
+    BlockReason.RUNTIME: "no usable device speaks {runtime}",
+    BlockReason.PRECISION: "no usable device computes in {precision}",
+    BlockReason.CPU: "no node has {cpu} processors free for each device",
+    BlockReason.HOST_MEMORY: "no node has {host} MiB of host memory free for each device",
+    BlockReason.SIMULATION: "it runs as a timer, and no node with simulated devices is usable",
+    BlockReason.HELD: "the devices that are free are held for a job of a higher class",
+    BlockReason.RESERVED: "the devices that are free are reserved for a gang that has waited longer",
+    BlockReason.BUSY: "{left} fitting devices are free and it needs {need} at once",
+    BlockReason.SPREAD: "where devices are free, jobs with the spread key {spread} run already",
+    BlockReason.POWER: "the racks with free devices have no power left for it",
+    BlockReason.TOPOLOGY: "{left} fitting devices are free, but not {need} of them within one {level}",
+    BlockReason.QUOTA: "team {team} holds {used} of its quota of {limit} devices and the job needs {need}",
 }
 """When the constraint leaves no device."""
 
 SOME = {
-    Reason.TYPE: "of no type that it asks for ({types})",
-    Reason.PROFILE: "no MIG instances of profile {profile}",
-    Reason.LABELS: "on nodes without the labels {labels}",
-    Reason.MEMORY: "too small for {memory} MiB of memory",
-    Reason.RUNTIME: "not for {runtime}",
-    Reason.PRECISION: "unable to compute in {precision}",
-    Reason.CPU: "on nodes without {cpu} processors free for each",
-    Reason.HOST_MEMORY: "on nodes without {host} MiB of host memory free for each",
-    Reason.SIMULATION: "not simulated, and it runs as a timer",
-    Reason.HELD: "held for a job of a higher class",
-    Reason.RESERVED: "reserved for a gang that has waited longer",
-    Reason.SPREAD: "where jobs with the spread key {spread} run already",
-    Reason.POWER: "on racks that have no power left for them",
+    BlockReason.TYPE: "of no type that it asks for ({types})",
+    BlockReason.PROFILE: "no MIG instances of profile {profile}",
+    BlockReason.LABELS: "on nodes without the labels {labels}",
+    BlockReason.MEMORY: "too small for {memory} MiB of memory",
+    BlockReason.RUNTIME: "not for {runtime}",
+    BlockReason.PRECISION: "unable to compute in {precision}",
+    BlockReason.CPU: "on nodes without {cpu} processors free for each",
+    BlockReason.HOST_MEMORY: "on nodes without {host} MiB of host memory free for each",
+    BlockReason.SIMULATION: "not simulated, and it runs as a timer",
+    BlockReason.HELD: "held for a job of a higher class",
+    BlockReason.RESERVED: "reserved for a gang that has waited longer",
+    BlockReason.SPREAD: "where jobs with the spread key {spread} run already",
+    BlockReason.POWER: "on racks that have no power left for them",
 }
 """When it leaves some, but too few or none that the next ones leave: what those are that it takes out."""
 
@@ -66,7 +66,7 @@ _TRIED = 6
 class Diagnosis:
     """`changes`: each alone would let the job run now, the smallest first."""
 
-    reason: Reason
+    reason: BlockReason
     text: str
     removed: tuple[Removed, ...]
     changes: tuple[str, ...]
@@ -125,7 +125,7 @@ def _counts(outcome: Blocked) -> tuple[int, int]:
 
 def _changes(state: State, job: Job, outcome: Blocked, view: View, context: Context) -> Iterator[str]:
     """Changes with which `find` places the job on `view`."""
-    if outcome.reason is Reason.QUOTA:
+    if outcome.reason is BlockReason.QUOTA:
         yield from _within_quota(state, job, view, context)
         return
     if _runs(view, job.shape, context):  # something else is in the way: whatever is tried would run

@@ -22,14 +22,21 @@ from math import sqrt
 
 import numpy as np
 
-from libs.core.admission.evaluate import DEFAULT_CLASSES, AdmissionContext, Admitted, PriorityClass, Rejected, evaluate
+from libs.core.admission.evaluate import (
+    DEFAULT_CLASSES,
+    AdmissionContext,
+    Admitted,
+    NotAdmitted,
+    PriorityClass,
+    evaluate,
+)
 from libs.core.admission.feasible import demand_of
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.metering import Prices
 from libs.core.explain.diagnosis import diagnose
 from libs.core.explain.right_sizing import kinds_of, suggest
 from libs.core.explain.waiting import keep_reserved, open_view, order
-from libs.core.placement import Blocked, Context, Placed, Reason, View, find
+from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.context import context_of
 from libs.core.placement.throughput import HOUR_S, Chooser, Throughputs
 from libs.core.scheduling import cycle, preemption
@@ -82,7 +89,7 @@ def plan_job(
     judged = evaluate(SubmitJob(client_key=_ME, job=spec), team, admission)
     demand = demand_of(spec)
     memory_text = demand.estimate.text if demand.estimate else ""
-    if isinstance(judged, Rejected):
+    if isinstance(judged, NotAdmitted):
         reasons = tuple(refusal.reason for refusal in judged.refusals)
         return PlanReply(
             verdict=PlanVerdict.REFUSED,
@@ -97,7 +104,7 @@ def plan_job(
     job = _job(judged.job, team, t_us, judged.priority_class)
     if state.fleet.version == 0 or not state.fleet.up.any():
         return PlanReply(
-            verdict=PlanVerdict.UNKNOWN, reason=Reason.NO_DEVICES, text="no node is up: it would wait for the first",
+            verdict=PlanVerdict.UNKNOWN, reason=BlockReason.NO_DEVICES, text="no node is up: it would wait for the first",
             memory_mib=job.shape.memory_mib, memory_text=memory_text,
         )  # fmt: skip
     answer = _answer(_with(state, job), job, t_us, market)
@@ -159,7 +166,7 @@ def _answer(state: State, job: Job, t_us: int, market: Market) -> PlanReply:
         suggestion=found.suggestion,
         alternatives=found.changes[1:],
     )
-    choice = preemption.choice_for(state, job, t_us) if outcome.reason is not Reason.QUOTA else None
+    choice = preemption.choice_for(state, job, t_us) if outcome.reason is not BlockReason.QUOTA else None
     if choice is not None:
         return reply.model_copy(update=_by_preemption(state, choice, t_us))
     return reply.model_copy(update=_later(state, job, outcome, context, t_us, market))
@@ -183,7 +190,7 @@ def _now(state: State, job: Job, t_us: int, market: Market) -> tuple[Placed | No
         if grant.job.id == job.id:
             return _exactly(view, job, rows, context_of(state, job, t_us)), None, view
         view.take(rows, grant.job.shape)
-    outcome = result.waiting.get(job.queue) or Blocked(Reason.BUSY, (), 0)
+    outcome = result.waiting.get(job.queue) or Blocked(BlockReason.BUSY, (), 0)
     keep_reserved(view, state, job, result.waiting, t_us, market.policy)
     return None, outcome, view
 
@@ -209,7 +216,7 @@ def _where(state: State, placed: Placed) -> tuple[PlannedNode, ...]:
     return tuple(PlannedNode(node=n, model=m, devices=tuple(d)) for (n, m), d in nodes.items())
 
 
-def _by_preemption(state: State, choice: preemption.Choice, t_us: int) -> dict[str, object]:
+def _by_preemption(state: State, choice: preemption.VictimChoice, t_us: int) -> dict[str, object]:
     """The plan when lower classes give way: it starts when the slowest of them has saved its work."""
     victims = tuple(
         PlannedVictim(
@@ -265,7 +272,7 @@ def _later(state: State, job: Job, outcome: Blocked, context: Context, t_us: int
     but = f"; {_some(endless, 'running job')} without a time limit not counted" if endless else ""
     if len(ahead) > AHEAD:
         return {"start_basis": f"unknown: {len(ahead)} jobs wait ahead of it{but}"}
-    held = _Held(state, [end.job for end in ends])
+    held = _HeldClaims(state, [end.job for end in ends])
     ends.sort(key=lambda end: (end.at_us, end.job.id))
     guess = _start(state, job, ahead, ends, [end.at_us for end in ends], held, t_us, market)
     if guess is None:
@@ -320,7 +327,7 @@ def _start(
     ahead: list[Job],
     ends: list[_End],
     times: list[int],
-    held: "_Held",
+    held: "_HeldClaims",
     t_us: int,
     market: Market,
 ) -> tuple[int, Placed, int] | None:
@@ -346,7 +353,7 @@ def _start(
     return None
 
 
-class _Held:
+class _HeldClaims:
     """What jobs hold, looked up once: arrays over their open claims. `owner` is the job's place in the list given."""
 
     def __init__(self, state: State, jobs: list[Job]) -> None:
@@ -362,7 +369,7 @@ class _Replay:
     """One view on which running jobs end, in order, and waiting ones start. Of the claims, in the order of the
     ends, the first `_upto[n]` are free after n ends."""
 
-    def __init__(self, state: State, view: View, jobs: list[Job], held: "_Held") -> None:
+    def __init__(self, state: State, view: View, jobs: list[Job], held: "_HeldClaims") -> None:
         self.ended = 0
         self._state, self._view, self._jobs = state, view, jobs
         self._started: dict[str, int] = {}

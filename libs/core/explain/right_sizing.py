@@ -34,7 +34,7 @@ Admits = Callable[[JobSpec], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OfferedKind:
     """A kind of device that the pool has; `profile` is "" for a whole one."""
 
     model: str
@@ -47,7 +47,7 @@ class Kind:
         return f"{self.model}:{self.profile}" if self.profile else self.model
 
 
-def kinds_of(state: State) -> tuple[Kind, ...]:
+def kinds_of(state: State) -> tuple[OfferedKind, ...]:
     """What the pool's nodes that are up offer, without CPUs; of one kind the smallest memory."""
     fleet, found = state.fleet, []
     offered = fleet.up & ~fleet.cpu
@@ -55,7 +55,7 @@ def kinds_of(state: State) -> tuple[Kind, ...]:
     for code in np.unique(codes[offered]).tolist():
         model, profile = divmod(code, len(fleet.profiles) + 1)
         memory_mib = int(fleet.memory_mib[offered & (codes == code)].min())
-        found.append(Kind(fleet.models.names[model], fleet.profiles.names[profile], memory_mib))
+        found.append(OfferedKind(fleet.models.names[model], fleet.profiles.names[profile], memory_mib))
     return tuple(sorted(found, key=lambda kind: kind.billed))
 
 
@@ -63,7 +63,7 @@ def suggest(
     spec: JobSpec,
     table: Throughputs,
     price: Price,
-    kinds: Sequence[Kind],
+    kinds: Sequence[OfferedKind],
     chosen: str,
     memory_mib: int,
     steps: float | None = None,
@@ -82,19 +82,19 @@ def suggest(
     r = spec.resources
     if r.roles or r.torus or r.share_milli < WHOLE_MILLI:
         return ()
-    case = _Case(spec, table, price, kinds, chosen, memory_mib, steps, admits)
+    case = _Request(spec, table, price, kinds, chosen, memory_mib, steps, admits)
     found = [*_fewer(case), *_cheaper_model(case), *_smaller(case)]
     return tuple(sorted(found, key=lambda s: (-s.saves_micros_per_hour, s.change)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _Request:
     """A request and what is known about it: see `suggest`."""
 
     spec: JobSpec
     table: Throughputs
     price: Price
-    kinds: Sequence[Kind]
+    kinds: Sequence[OfferedKind]
     chosen: str
     memory_mib: int
     steps: float | None
@@ -121,7 +121,7 @@ class _Case:
         return self.admits(self.spec.model_copy(update={"resources": resources}))
 
 
-def _fewer(case: _Case) -> Iterator[RightSize]:
+def _fewer(case: _Request) -> Iterator[RightSize]:
     """The measured count with the most rate, where each doubling of the devices has to bring `EFFICIENT` more of it."""
     r, chosen = case.spec.resources, case.chosen
     counts = case.table.counts(r.family, chosen)
@@ -157,7 +157,7 @@ def _within(spec: JobSpec, finish_s: float) -> str:
     return f", and ends in {finish_s:.0f} s of its {spec.time_limit_s:g} s" if spec.time_limit_s else ""
 
 
-def _cheaper_model(case: _Case) -> Iterator[RightSize]:
+def _cheaper_model(case: _Request) -> Iterator[RightSize]:
     """The cheapest per step of the pool's other models that holds it and ends within its time limit."""
     r, price, chosen = case.spec.resources, case.price, case.chosen
     names = [k.billed for k in case.kinds if k.memory_mib >= case.memory_mib and k.profile == r.mig_profile]
@@ -181,7 +181,7 @@ def _cheaper_model(case: _Case) -> Iterator[RightSize]:
         return
 
 
-def _smaller(case: _Case) -> Iterator[RightSize]:
+def _smaller(case: _Request) -> Iterator[RightSize]:
     """The cheapest slice or card that holds what a job of one device needs, where no rate says that it would be slow."""
     spec, r, price, need = case.spec, case.spec.resources, case.price, case.memory_mib
     if r.devices > 1 or not need or r.mig_profile or not case.in_time(None):

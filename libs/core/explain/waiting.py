@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from libs.core.explain.diagnosis import diagnose
-from libs.core.placement import Blocked, Reason, View, find
-from libs.core.placement.context import context_of, keep_hosts
+from libs.core.placement import Blocked, BlockReason, View, find
+from libs.core.placement.context import context_of, reserve_host_resources
 from libs.core.placement.search.gang import within_quota
 from libs.core.placement.throughput import Chooser
 from libs.core.scheduling.cycle import Plan, Policy, reserve
@@ -24,9 +24,9 @@ def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Ex
     outcome = plan.waiting.get(job.queue)
     view, context = open_view(state, policy.chooser), context_of(state, job, state.t_us)
     keep_reserved(view, state, job, plan.waiting, state.t_us, policy)
-    wish = within_quota(job.shape, state.quotas.get(job.team), state.committed_milli(job.team))
-    if wish is not None and (outcome is None or outcome.reason is not Reason.QUOTA):
-        found = find(view, wish, context=context)
+    request = within_quota(job.shape, state.quotas.get(job.team), state.committed_milli(job.team))
+    if request is not None and (outcome is None or outcome.reason is not BlockReason.QUOTA):
+        found = find(view, request, context=context)
         outcome = found if isinstance(found, Blocked) else outcome
     ahead = order(state).index(job.id)
     if outcome is None:
@@ -47,7 +47,7 @@ def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Ex
 def open_view(state: State, chooser: Chooser | None) -> View:
     """What is free, less what beneficiaries of preemptions will need."""
     view = View.of(state.fleet, chooser)
-    keep_hosts(state, view, 1)
+    reserve_host_resources(state, view)
     return view
 
 
@@ -68,7 +68,7 @@ def keep_reserved(
         if gang.id == job.id or (key > mine and job.shape.devices > 1 and job.queued_us <= aged):
             break  # it comes first itself
         blocked = waiting.get(gang.queue)
-        if left and blocked is not None and blocked.reason is not Reason.QUOTA:
+        if left and blocked is not None and blocked.reason is not BlockReason.QUOTA:
             left -= reserve(view, gang, context_of(state, gang, t_us))
 
 

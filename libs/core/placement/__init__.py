@@ -4,8 +4,8 @@
 order or priority; it never changes the view it is given.
 """
 
-from libs.core.placement.answer import Blocked, Placed, Reason
+from libs.core.placement.answer import Blocked, BlockReason, Placed
 from libs.core.placement.find import find
 from libs.core.placement.view import Context, View
 
-__all__ = ["Blocked", "Context", "Placed", "Reason", "View", "find"]
+__all__ = ["BlockReason", "Blocked", "Context", "Placed", "View", "find"]

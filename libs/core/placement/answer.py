@@ -6,7 +6,7 @@ from enum import StrEnum
 from libs.core.state.fleet import Ints
 
 
-class Reason(StrEnum):
+class BlockReason(StrEnum):
     """Why a job cannot be placed now: the constraint to blame (`dominant`). Also metric label and event."""
 
     NO_DEVICES = "no-devices"
@@ -29,7 +29,15 @@ class Reason(StrEnum):
 
 
 TRANSIENT = frozenset(
-    {Reason.BUSY, Reason.HELD, Reason.RESERVED, Reason.SPREAD, Reason.CPU, Reason.HOST_MEMORY, Reason.POWER}
+    {
+        BlockReason.BUSY,
+        BlockReason.HELD,
+        BlockReason.RESERVED,
+        BlockReason.SPREAD,
+        BlockReason.CPU,
+        BlockReason.HOST_MEMORY,
+        BlockReason.POWER,
+    }
 )
 """Constraints on what is free now; all others stay as they are while a job waits."""
 
@@ -54,13 +62,13 @@ class Placed:
 class Blocked:
     """The dominant reason, and how many devices each constraint removed, in order of application."""
 
-    reason: Reason
-    removed: tuple[tuple[Reason, int], ...]
+    reason: BlockReason
+    removed: tuple[tuple[BlockReason, int], ...]
     left: int
     """Free and fitting devices, fewer than were asked for or too far apart."""
 
 
-def dominant(removed: tuple[tuple[Reason, int], ...], left: int = 0, need: int = 1) -> Reason:
+def dominant(removed: tuple[tuple[BlockReason, int], ...], left: int = 0, need: int = 1) -> BlockReason:
     """What to tell of `removed`, which is in order of application; nothing removed means that the pool is too small.
 
     The constraints that pass with time are to blame when the others leave `need` devices: of them the one that removed
@@ -74,4 +82,4 @@ def dominant(removed: tuple[tuple[Reason, int], ...], left: int = 0, need: int =
     lasting = [r for r in removed if r[0] not in TRANSIENT]
     possible = left + sum(n for _, n in passing)
     told = passing if passing and (possible >= need or not lasting) else lasting
-    return max(reversed(told), key=lambda r: r[1])[0] if told else Reason.NO_DEVICES
+    return max(reversed(told), key=lambda r: r[1])[0] if told else BlockReason.NO_DEVICES

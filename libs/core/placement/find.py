@@ -7,7 +7,7 @@ slowest device; roles of a nested gang may differ.
 
 import numpy as np
 
-from libs.core.placement.answer import Blocked, Placed, Reason, dominant
+from libs.core.placement.answer import Blocked, BlockReason, Placed, dominant
 from libs.core.placement.mig.fit import cheapest
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
@@ -30,7 +30,7 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
         view: free capacity, arrays of shape (D,).
         shape: the request.
         beneficiary: code of the job in `view.held`, for which held devices are open.
-        context: what else bears on this request: how long it has waited, where its kin run, how fast it must be.
+        context: what else bears on this request: how long it has waited, where its peers run, how fast it must be.
     """
     if shape.devices == 0:
         return on_processors(view, shape, context)
@@ -63,7 +63,7 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
         options = [_of_model(view.fleet, able, model) for model in models]
         if (placed := place_elastic(view, shape, options, context)) is not None:
             return placed
-    return Blocked(Reason.TOPOLOGY if shape.torus or confined(shape, context) else Reason.BUSY, removed, left)
+    return Blocked(BlockReason.TOPOLOGY if shape.torus or confined(shape, context) else BlockReason.BUSY, removed, left)
 
 
 def _of_model(fleet: Fleet, rows: Ints, model: int | None) -> Ints:

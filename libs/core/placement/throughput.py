@@ -40,7 +40,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ModelChoice:
     """One model for a job. `finish_s` is None when the number of steps is; all three are None when it is unknown."""
 
     model: str
@@ -126,7 +126,7 @@ def choose(
     models: Sequence[str],
     objective: str,
     steps: float | None = None,
-) -> list[Choice]:
+) -> list[ModelChoice]:
     """`models`, the best for `objective` first; ties and what is unknown in the listed order, the unknown last.
 
     Args:
@@ -139,16 +139,16 @@ def choose(
         devices = counts if isinstance(counts, int) else counts[model]
         rate = table.rate(family, model, devices)
         if rate is None:
-            choices.append(Choice(model))
+            choices.append(ModelChoice(model))
             continue
         micros = price(model) * devices / HOUR_S / rate
-        choices.append(Choice(model, rate, micros, None if steps is None else steps / rate))
+        choices.append(ModelChoice(model, rate, micros, None if steps is None else steps / rate))
     if objective == Objective.LISTED:
         return choices
     return sorted(choices, key=lambda c: (c.steps_per_s is None, _weight(c, objective)))
 
 
-def _weight(choice: Choice, objective: str) -> float:
+def _weight(choice: ModelChoice, objective: str) -> float:
     if choice.steps_per_s is None or choice.micros_per_step is None:
         return 0.0
     return choice.micros_per_step if objective == Objective.COST else 1 / choice.steps_per_s

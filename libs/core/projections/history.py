@@ -66,7 +66,7 @@ class WrongVersion(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class JobStory:
     """A job's document and its last events, oldest first. `granted` events carry no devices here: `tell` adds them."""
 
     document: JobDocument
@@ -82,7 +82,7 @@ def job_events(record: led.LedgerRecord) -> dict[str, list[JobLedgerEvent]]:
     return out
 
 
-def advance(story: Story | None, events: Sequence[JobLedgerEvent], t_us: int, seq: int) -> Story:
+def advance(story: JobStory | None, events: Sequence[JobLedgerEvent], t_us: int, seq: int) -> JobStory:
     """A job after its events of the record at `seq`; a record that it has seen already changes nothing.
 
     Raises UnknownJob when there is no document and the first event does not begin one.
@@ -97,7 +97,7 @@ def advance(story: Story | None, events: Sequence[JobLedgerEvent], t_us: int, se
         if (news := _told(event, t_us, about)) is not None:
             told.append(news.model_copy(update={"nodes": (), "devices": ()}) if news.what == "granted" else news)
     assert document is not None
-    return Story(document, tuple(told[-KEEP_EVENTS:]))
+    return JobStory(document, tuple(told[-KEEP_EVENTS:]))
 
 
 def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: int) -> JobDocument:
@@ -134,7 +134,7 @@ def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: i
     return document.model_copy(update=change)
 
 
-def tell(story: Story) -> list[JobEvent]:
+def tell(story: JobStory) -> list[JobEvent]:
     """The story's events as the team's feed had them, oldest first, with the devices that the document still has."""
     attempts = {a.attempt: a for a in story.document.attempts}
     out = []

@@ -17,7 +17,7 @@ MAX_VIOLATIONS = 1000
 
 
 @dataclass(slots=True)
-class Report:
+class Verification:
     """What a whole ledger says. `milli_us`: device-microseconds x thousandths, of claims that were freed."""
 
     records: int = 0
@@ -82,7 +82,7 @@ class Checker:
     """Feed it every record of a ledger in stream order, void ones too; then ask for the report."""
 
     def __init__(self) -> None:
-        self.report = Report()
+        self.report = Verification()
         self._jobs: dict[str, _Job] = {}
         self._devices: dict[str, _Device] = {}
         self._nodes: dict[str, tuple[int, bool]] = {}
@@ -117,7 +117,7 @@ class Checker:
             if check is not None:
                 check(self, event, record.t_us)
 
-    def finish(self) -> Report:
+    def finish(self) -> Verification:
         """The report so far."""
         self.report.jobs = len(self._jobs)
         self.report.open_attempts = sum(job.open is not None for job in self._jobs.values())
@@ -139,7 +139,7 @@ class Checker:
             self._broken("I8", f"node {node} joins with incarnation {e.incarnation} after {self._nodes[node][0]}")
         self._nodes[node] = (e.incarnation, True)
         self._host_joined(e)
-        self._forget_recuts(node, {device.id for device in e.inventory.devices})
+        self._forget_repartitions(node, {device.id for device in e.inventory.devices})
         for device in e.inventory.devices:
             known = self._devices.get(device.id)
             measured = device.memory_free_mib
@@ -151,11 +151,11 @@ class Checker:
                 self._broken("I8", f"node {node} joins while {device.id} is held by {', '.join(known.holders)}")
             known.memory_mib, known.node, known.power_w = memory_mib, node, device.power_limit_w
 
-    def _forget_recuts(self, node: str, offered: set[str]) -> None:
+    def _forget_repartitions(self, node: str, offered: set[str]) -> None:
         self._going = {device: board for device, board in self._going.items() if self._devices[device].node != node}
         self._gone -= offered
 
-    def _board_recut(self, e: led.BoardRecut, t_us: int) -> None:
+    def _board_repartitioned(self, e: led.BoardRecut, t_us: int) -> None:
         for device_id in e.recut.destroy:
             device = self._devices.get(device_id)
             if device is None or device.node != e.node:
@@ -371,7 +371,7 @@ def _fewest(asked: Resources) -> int:
 
 _CHECKS: dict[type, Any] = {
     led.NodeJoined: Checker._node_joined,
-    led.BoardRecut: Checker._board_recut,
+    led.BoardRecut: Checker._board_repartitioned,
     led.BoardCutDone: Checker._board_cut,
     led.NodeLeft: Checker._node_left,
     led.QuotaSet: Checker._quota_set,

@@ -17,8 +17,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from libs.core.placement import Blocked, Placed, Reason, View, find
-from libs.core.placement.context import KinKey, context_of, keep_hosts, kin_key, taken_by
+from libs.core.placement import Blocked, BlockReason, Placed, View, find
+from libs.core.placement.context import (
+    SpreadKey,
+    context_of,
+    nodes_kept_away,
+    release_host_resources_of,
+    reserve_host_resources,
+    reserve_host_resources_of,
+    spread_key,
+)
 from libs.core.placement.search.gang import cut, usable, within_quota
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.throughput import Chooser
@@ -41,11 +49,11 @@ class Policy:
     the bus. The next cycle goes on with the next input, a tick at the latest."""
     chooser: Chooser | None = None
     """Orders device models by measured throughput, for jobs with an objective."""
-    recut: bool = True
+    repartition: bool = True
     """Cut idle slices of dynamic MIG boards anew for requests that no instance serves (`libs.core.scheduling.repartition`)."""
-    recut_after_us: int = 30_000_000
+    repartition_after_us: int = 30_000_000
     """How long such a request waits first: what runs may end soon, and its instance serves without a cut."""
-    recut_rest_us: int = 300_000_000
+    repartition_rest_us: int = 300_000_000
     """How long a board stays as it is after a recut, so that two profiles in competition do not cut it to and fro."""
 
 
@@ -68,7 +76,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
     if not state.queues:
         return Plan()
     view = View.of(state.fleet, policy.chooser)
-    keep_hosts(state, view, 1)
+    reserve_host_resources(state, view)
     result = Plan()
     used = {team: state.committed_milli(team) for _, team, _ in state.queues}
     lines = {key: iter(line) for key, line in state.queues.items()}
@@ -82,7 +90,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
     for key in lines:
         consider_next(key)
     stuck: dict[QueueKey, Job] = {}
-    kin: dict[KinKey, set[int]] = {}
+    peers: dict[SpreadKey, set[int]] = {}
     reserved = claims = 0
     while heap:
         entry = heapq.heappop(heap)
@@ -90,7 +98,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
         if entry.young and used[job.team] != entry.used:  # its team was granted something since: no longer first
             heapq.heappush(heap, _entry(job, used, t_us, policy))
             continue
-        context = context_of(state, job, t_us, kin)
+        context = context_of(state, job, t_us, peers)
         outcome = _try(state, view, job, used, context)
         if isinstance(outcome, Placed):
             claims += len(outcome.rows)
@@ -100,7 +108,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
             view.take(outcome.rows, job.shape, outcome.roles)
             if job.shape.spread[0]:
                 nodes = state.fleet.node[outcome.rows].tolist()
-                kin.setdefault(kin_key(job), set()).update(taken_by(state.fleet, job, nodes))
+                peers.setdefault(spread_key(job), set()).update(nodes_kept_away(state.fleet, job, nodes))
             result.waiting.pop(job.queue, None)
             used[job.team] += len(outcome.rows) * job.shape.milli - state.kept_milli(job.id)
             if job.id in state.holds:  # the rest of what was kept is open again, also to those turned away before
@@ -112,7 +120,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
             continue
         result.waiting[job.queue] = outcome
         stuck[job.queue] = job
-        if not entry.young and outcome.reason is not Reason.QUOTA and reserved < policy.reservations:
+        if not entry.young and outcome.reason is not BlockReason.QUOTA and reserved < policy.reservations:
             reserved += reserve(view, job, context)
         if job.id in state.holds:  # it waits for its own devices: the next in its line may still fit elsewhere
             consider_next(job.queue)
@@ -139,17 +147,17 @@ def _entry(job: Job, used: dict[str, int], t_us: int, policy: Policy) -> _Entry:
 def _try(state: State, view: View, job: Job, used: dict[str, int], context: Context) -> Placed | Blocked:
     """An elastic job is cut to its team's quota. What is kept for a job is its own, also if the quota shrank since."""
     kept = len(state.holds.get(job.id, ()))
-    wish = within_quota(job.shape, state.quotas.get(job.team), used[job.team] - state.kept_milli(job.id))
-    if kept and (wish is None or wish.devices < kept):
-        wish = cut(job.shape, kept)
-    if wish is None:
-        return Blocked(Reason.QUOTA, ((Reason.QUOTA, 0),), 0)
+    request = within_quota(job.shape, state.quotas.get(job.team), used[job.team] - state.kept_milli(job.id))
+    if kept and (request is None or request.devices < kept):
+        request = cut(job.shape, kept)
+    if request is None:
+        return Blocked(BlockReason.QUOTA, ((BlockReason.QUOTA, 0),), 0)
     if not kept:
-        return find(view, wish, NOBODY, context)
-    keep_hosts(state, view, -1, job.id)
-    outcome = find(view, wish, hold_code(state, job.id), context)
+        return find(view, request, NOBODY, context)
+    release_host_resources_of(state, view, job.id)
+    outcome = find(view, request, hold_code(state, job.id), context)
     if isinstance(outcome, Blocked):
-        keep_hosts(state, view, 1, job.id)
+        reserve_host_resources_of(state, view, job.id)
     return outcome
 
 

@@ -42,7 +42,7 @@ class Learner(Scores, Protocol):
     def restore(self, learned: Any) -> None: ...
 
 
-class Machine:
+class Decider:
     """Placement's state and its two moves: `apply` what was committed, `decide` what comes next."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Machine:
                 ledger.JobGranted(job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume)
             )
         if any(isinstance(item.message, inbox.Tick) for item in inputs):
-            for recut in repartition.plan_recuts(self.state, self.plan, t_us, self.policy):
+            for recut in repartition.plan_repartitions(self.state, self.plan, t_us, self.policy):
                 decision.emit(recut)
         self.state.t_us = t_us
         if inputs:
@@ -99,7 +99,7 @@ class Machine:
         return snapshot.dump(self.state, self.learner.dump() if self.learner is not None else None)
 
     @classmethod
-    def load(cls, data: bytes, policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None) -> "Machine":
+    def load(cls, data: bytes, policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None) -> "Decider":
         state, learned = snapshot.load_learned(data)
         if learner is not None and learned is not None:
             learner.restore(learned)
@@ -115,15 +115,15 @@ class Machine:
                 self.learner.departed()
 
 
-class Machines:
+class Deciders:
     """Makes machines of one policy: new ones, and ones from a snapshot. Each learns from the ledger that it folds."""
 
     def __init__(self, policy: cycle.Policy = cycle.Policy(), learner: Callable[[], Learner] | None = None) -> None:
         self.policy = policy
         self._learner = learner
 
-    def new(self) -> Machine:
-        return Machine(policy=self.policy, learner=self._learner() if self._learner else None)
+    def new(self) -> Decider:
+        return Decider(policy=self.policy, learner=self._learner() if self._learner else None)
 
-    def load(self, data: bytes) -> Machine:
-        return Machine.load(data, self.policy, self._learner() if self._learner else None)
+    def load(self, data: bytes) -> Decider:
+        return Decider.load(data, self.policy, self._learner() if self._learner else None)

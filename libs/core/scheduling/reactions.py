@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from libs.core.placement import Placed, View, find
-from libs.core.placement.context import context_of, keep_hosts
+from libs.core.placement.context import context_of, reserve_host_resources
 from libs.core.placement.search.gang import cut
 from libs.core.state import fold
 from libs.core.state.lifecycle import PREEMPTIBLE
@@ -23,7 +23,7 @@ from schemas.jobs import JobState
 from schemas.resources import Inventory
 
 
-class Rejected(ValueError):
+class InputRefused(ValueError):
     """The message cannot be applied; the text says why."""
 
 
@@ -43,9 +43,9 @@ class Decision:
         """Decides one inbox message. `message` is None when it could not be read; then `error` says why."""
         try:
             if message is None:
-                raise Rejected(error or "unreadable message")
+                raise InputRefused(error or "unreadable message")
             _DECIDE[type(message)](self, message)
-        except Rejected as e:
+        except InputRefused as e:
             self.emit(ledger.InputRejected(inbox_seq=seq, subject=subject, reason=str(e)[:2048]))
 
 
@@ -55,7 +55,7 @@ def _job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
     if known == m.spec_hash:
         return
     if known is not None:
-        raise Rejected(f"client key {m.client_key!r} already names {m.job_id} with another body; use a new key")
+        raise InputRefused(f"client key {m.client_key!r} already names {m.job_id} with another body; use a new key")
     d.emit(
         ledger.JobQueued(
             job_id=m.job_id,
@@ -75,9 +75,9 @@ def _cancel_requested(d: Decision, m: inbox.CancelRequested) -> None:
     if job is None:
         if m.job_id in d.state.finished:
             return
-        raise Rejected(f"no job {m.job_id}")
+        raise InputRefused(f"no job {m.job_id}")
     if job.team != m.team:
-        raise Rejected(f"no job {m.job_id} of team {m.team}")
+        raise InputRefused(f"no job {m.job_id} of team {m.team}")
     if job.state is JobState.QUEUED:
         _release_hold(d, job.id)
         d.emit(ledger.JobFinished(job_id=job.id, state=JobState.CANCELLED, reason=m.reason))
@@ -91,7 +91,7 @@ def _node_registered(d: Decision, m: inbox.NodeRegistered) -> None:
     if known is not None and m.incarnation <= known.incarnation:
         if m.incarnation == known.incarnation and known.up:
             return
-        raise Rejected(
+        raise InputRefused(
             f"node {name}: incarnation {m.incarnation} is not newer than {known.incarnation}; restart its agent"
         )
     _refuse_foreign(d, m.inventory)
@@ -115,7 +115,7 @@ def _node_lost(d: Decision, m: inbox.NodeLost) -> None:
 def _node_observed(d: Decision, m: inbox.NodeObserved) -> None:
     known = d.state.fleet.nodes.get(m.node)
     if known is None or not known.up or known.incarnation != m.incarnation:
-        raise Rejected(f"node {m.node}, incarnation {m.incarnation}, is not up: what it saw no longer counts")
+        raise InputRefused(f"node {m.node}, incarnation {m.incarnation}, is not up: what it saw no longer counts")
     for seen in m.observations:
         job = d.state.jobs.get(seen.job_id)
         attempt = job.current if job is not None else None
@@ -161,14 +161,14 @@ def _board_cut(d: Decision, m: inbox.BoardCut) -> None:
     """The first report of the recut that is under way counts; repeated and older ones say nothing new."""
     known = d.state.fleet.nodes.get(m.node)
     if known is None or not known.up or known.incarnation != m.incarnation:
-        raise Rejected(f"node {m.node}, incarnation {m.incarnation}, is not up: what it cut no longer counts")
-    asked = d.state.recuts.get(m.board)
+        raise InputRefused(f"node {m.node}, incarnation {m.incarnation}, is not up: what it cut no longer counts")
+    asked = d.state.repartitions.get(m.board)
     if asked is None or asked.node != m.node or asked.recut.number != m.number:
-        if m.number <= d.state.recut_number.get(m.board, 0):
+        if m.number <= d.state.repartition_number.get(m.board, 0):
             return
-        raise Rejected(f"node {m.node} was not asked for cut {m.number} of board {m.board}")
+        raise InputRefused(f"node {m.node} was not asked for cut {m.number} of board {m.board}")
     if m.inventory.node != m.node:
-        raise Rejected(f"node {m.node} reports a cut with the inventory of {m.inventory.node}")
+        raise InputRefused(f"node {m.node} reports a cut with the inventory of {m.inventory.node}")
     _refuse_foreign(d, m.inventory)
     offered = {device.id for device in m.inventory.devices}
     for job_id in d.state.on_node.get(m.node, {}):
@@ -176,7 +176,7 @@ def _board_cut(d: Decision, m: inbox.BoardCut) -> None:
         assert attempt is not None
         lost = next((c.device for c in attempt.parts[m.node].claims if c.device not in offered), None)
         if lost is not None:
-            raise Rejected(f"node {m.node} reports a cut without {lost}, which {job_id} holds")
+            raise InputRefused(f"node {m.node} reports a cut without {lost}, which {job_id} holds")
     d.emit(
         ledger.BoardCutDone(
             node=m.node,
@@ -191,12 +191,12 @@ def _board_cut(d: Decision, m: inbox.BoardCut) -> None:
 
 
 def _refuse_foreign(d: Decision, inventory: Inventory) -> None:
-    """Raises Rejected when a device already belongs to another node that is up."""
+    """Raises InputRefused when a device already belongs to another node that is up."""
     fleet = d.state.fleet
     for device in inventory.devices:
         row = fleet.devices.find(device.id)
         if row >= 0 and fleet.up[row] and (owner := fleet.node_names.names[int(fleet.node[row])]) != inventory.node:
-            raise Rejected(
+            raise InputRefused(
                 f"node {inventory.node}: device {device.id} already belongs to node {owner}; device ids are unique"
             )
 
@@ -218,24 +218,24 @@ def _preemption_planned(d: Decision, m: inbox.PreemptionPlanned) -> None:
     state = d.state
     job = state.jobs.get(m.beneficiary)
     if job is None or job.state is not JobState.QUEUED:
-        raise Rejected(f"plan {m.plan_id}: {m.beneficiary} is not waiting any more")
+        raise InputRefused(f"plan {m.plan_id}: {m.beneficiary} is not waiting any more")
     if m.beneficiary in state.holds:
-        raise Rejected(f"plan {m.plan_id}: devices are already held for {m.beneficiary}")
+        raise InputRefused(f"plan {m.plan_id}: devices are already held for {m.beneficiary}")
     if not job.preempts:
-        raise Rejected(f"plan {m.plan_id}: the class of {m.beneficiary} may not preempt")
+        raise InputRefused(f"plan {m.plan_id}: the class of {m.beneficiary} may not preempt")
     victims = [_victim(d, m, job, victim) for victim in dict.fromkeys(m.victims)]
     view = would_be_free(state, victims)
     rows = [_plan_row(state, m, device) for device in m.devices]
-    wish = cut(job.shape, len(rows))
-    if wish is None or wish.devices != len(set(rows)) or len(set(rows)) != len(rows):
-        raise Rejected(f"plan {m.plan_id}: {len(set(rows))} devices for a job of {job.shape.devices}")
+    request = cut(job.shape, len(rows))
+    if request is None or request.devices != len(set(rows)) or len(set(rows)) != len(rows):
+        raise InputRefused(f"plan {m.plan_id}: {len(set(rows))} devices for a job of {job.shape.devices}")
     _keep_only(view, rows)
     context = context_of(state, job, d.t_us, without={victim.id for victim in victims})
-    if not isinstance(find(view, wish, context=context), Placed):
-        raise Rejected(f"plan {m.plan_id}: {m.beneficiary} would not fit on the planned devices")
+    if not isinstance(find(view, request, context=context), Placed):
+        raise InputRefused(f"plan {m.plan_id}: {m.beneficiary} would not fit on the planned devices")
     limit = state.quotas.get(job.team)
-    if limit is not None and state.committed_milli(job.team) + wish.total_milli > limit:
-        raise Rejected(f"plan {m.plan_id}: team {job.team} would exceed its quota of {limit} milli")
+    if limit is not None and state.committed_milli(job.team) + request.total_milli > limit:
+        raise InputRefused(f"plan {m.plan_id}: team {job.team} would exceed its quota of {limit} milli")
     for victim in victims:
         assert victim.current is not None
         d.emit(
@@ -263,7 +263,7 @@ def would_be_free(state: State, victims: list[Job]) -> View:
                 view.free_mib[row] += claim.memory_mib
                 view.free_cpu[state.fleet.node[row]] += claim.cpu_milli
                 view.free_host[state.fleet.node[row]] += claim.host_memory_mib
-    keep_hosts(state, view, 1)
+    reserve_host_resources(state, view)
     return view
 
 
@@ -276,16 +276,16 @@ def _keep_only(view: View, rows: list[int]) -> None:
 def _victim(d: Decision, m: inbox.PreemptionPlanned, job: Job, victim_id: str) -> Job:
     victim = d.state.jobs.get(victim_id)
     if victim is None or victim.state not in PREEMPTIBLE:
-        raise Rejected(f"plan {m.plan_id}: {victim_id} is not running any more")
+        raise InputRefused(f"plan {m.plan_id}: {victim_id} is not running any more")
     if victim.priority >= job.priority:
-        raise Rejected(f"plan {m.plan_id}: {victim_id} is not of a lower class than {job.id}")
+        raise InputRefused(f"plan {m.plan_id}: {victim_id} is not of a lower class than {job.id}")
     return victim
 
 
 def _plan_row(state: State, m: inbox.PreemptionPlanned, device: str) -> int:
     row = state.fleet.devices.find(device)
     if row < 0:
-        raise Rejected(f"plan {m.plan_id}: no device {device}")
+        raise InputRefused(f"plan {m.plan_id}: no device {device}")
     return row
 
 

@@ -15,7 +15,7 @@ def desired(state: State, node: str, pool: str, ledger_seq: int) -> DesiredState
         incarnation=state.fleet.nodes[node].incarnation,
         ledger_seq=ledger_seq,
         parts=tuple(_part(state.jobs[job_id], node) for job_id in state.on_node[node]),
-        recuts=tuple(asked.recut for asked in state.recuts.values() if asked.node == node),
+        recuts=tuple(asked.recut for asked in state.repartitions.values() if asked.node == node),
     )
 
 

@@ -54,7 +54,7 @@ class Index:
 
 
 @dataclass(slots=True)
-class Node:
+class FleetNode:
     """A machine of the pool. `rows` are its devices' rows in index order."""
 
     name: str
@@ -67,7 +67,7 @@ class Node:
     rows: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, inventory: Inventory, incarnation: int, rows: list[int]) -> "Node":
+    def of(cls, inventory: Inventory, incarnation: int, rows: list[int]) -> "FleetNode":
         packed = zlib.compress(inventory.model_dump_json(exclude_defaults=True).encode(), level=1)
         return cls(inventory.node, dict(inventory.labels), packed, incarnation, up=True, rows=rows)
 
@@ -113,9 +113,9 @@ class Fleet:
         self.torus_shapes: dict[int, tuple[int, ...]] = {}
         """Chips along each axis, by torus code."""
         self.leaves, self.spines, self.zones = Index(), Index(), Index()
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, FleetNode] = {}
         self.node_names = Index()
-        self.holders: dict[str, set[int]] = {}
+        self.content_nodes: dict[str, set[int]] = {}
         """Content name -> codes of the nodes that have it on their disk."""
         self.boards: dict[str, Board] = {}
         """Boards that may be cut anew, by id, of nodes that are up or were."""
@@ -165,7 +165,7 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.devices)
 
-    def join(self, inventory: Inventory, incarnation: int) -> Node:
+    def join(self, inventory: Inventory, incarnation: int) -> FleetNode:
         """A node offers its devices (again). Devices that it no longer has are not `up` any more."""
         self.version += 1
         node_code = self._node_row(inventory)
@@ -174,7 +174,7 @@ class Fleet:
         if old is not None:
             self.up[old.rows] = False
         self.up[rows] = True
-        node = Node.of(inventory, incarnation, rows)
+        node = FleetNode.of(inventory, incarnation, rows)
         self.nodes[inventory.node] = node
         self._set_boards(inventory, rows)
         return node
@@ -284,11 +284,11 @@ class Fleet:
     def _set_contents(self, code: int, inventory: Inventory) -> None:
         before = self.nodes.get(inventory.node)
         for name in before.inventory.contents if before is not None else ():
-            self.holders[name].discard(code)
-            if not self.holders[name]:
-                del self.holders[name]
+            self.content_nodes[name].discard(code)
+            if not self.content_nodes[name]:
+                del self.content_nodes[name]
         for name in inventory.contents:
-            self.holders.setdefault(name, set()).add(code)
+            self.content_nodes.setdefault(name, set()).add(code)
 
     def _set_boards(self, inventory: Inventory, rows: list[int]) -> None:
         for gone in [name for name, board in self.boards.items() if board.node == inventory.node]:

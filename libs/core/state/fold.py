@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from libs.core.state import lifecycle
-from libs.core.state.model import Attempt, Job, Part, State, shape_of
+from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
 from schemas import ledger as led
 from schemas.jobs import JobState
 from schemas.resources import WHOLE_MILLI, Claim
@@ -40,41 +40,41 @@ def apply_record(state: State, record: led.LedgerRecord) -> None:
 def _node_joined(state: State, e: led.NodeJoined, t_us: int) -> None:
     state.fleet.join(e.inventory, e.incarnation)
     state.on_node.setdefault(e.inventory.node, {})
-    _forget_recuts(state, e.inventory.node)
+    _forget_repartitions(state, e.inventory.node)
 
 
 def _node_left(state: State, e: led.NodeLeft, t_us: int) -> None:
     state.fleet.leave(e.node)
-    _forget_recuts(state, e.node)
+    _forget_repartitions(state, e.node)
 
 
-def _forget_recuts(state: State, node: str) -> None:
+def _forget_repartitions(state: State, node: str) -> None:
     """A node that starts anew or is gone was asked for nothing."""
-    for board in [board for board, asked in state.recuts.items() if asked.node == node]:
-        del state.recuts[board]
+    for board in [board for board, asked in state.repartitions.items() if asked.node == node]:
+        del state.repartitions[board]
 
 
-def _board_recut(state: State, e: led.BoardRecut, t_us: int) -> None:
+def _board_repartitioned(state: State, e: led.BoardRecut, t_us: int) -> None:
     board = e.recut.board
     for device in e.recut.destroy:
         if state.fleet.free_milli[state.fleet.row(device)] != WHOLE_MILLI:
             raise lifecycle.Forbidden(f"{device} is to be destroyed while it is in use")
-    if board in state.recuts:
+    if board in state.repartitions:
         raise lifecycle.Forbidden(f"board {board} is cut anew while its last recut is under way")
-    state.recuts[board], state.recut_number[board], state.recut_us[board] = e, e.recut.number, t_us
-    mark_recuts(state)
+    state.repartitions[board], state.repartition_number[board], state.repartition_us[board] = e, e.recut.number, t_us
+    mark_repartitions(state)
 
 
 def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
     """Claims stay with their devices: rows are found by id, and a joined row keeps what is free of it."""
-    del state.recuts[e.board]
+    del state.repartitions[e.board]
     state.fleet.join(e.inventory, e.incarnation)
-    mark_recuts(state)
+    mark_repartitions(state)
 
 
-def mark_recuts(state: State) -> None:
+def mark_repartitions(state: State) -> None:
     """Nobody is granted an instance that is about to go. (Whoever joins a node's inventory calls it after.)"""
-    for asked in state.recuts.values():
+    for asked in state.repartitions.values():
         for device in asked.recut.destroy:
             state.fleet.up[state.fleet.row(device)] = False
             state.fleet.version += 1
@@ -107,14 +107,14 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     by_node: dict[str, list[Claim]] = {}
     for claim in e.claims:
         by_node.setdefault(claim.node, []).append(claim)
-    parts = {node: Part(node, tuple(claims)) for node, claims in by_node.items()}
+    parts = {node: NodePart(node, tuple(claims)) for node, claims in by_node.items()}
     job.attempts = e.attempt
     job.current = Attempt(e.attempt, e.claims, parts, granted_us=t_us)
     job.first_grant_us = job.first_grant_us or t_us
     for node in parts:
         state.on_node[node][job.id] = None
     if job.shape.spread[0]:
-        state.kin.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
+        state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
     state.used_milli[job.team] = state.used_milli.get(job.team, 0) + sum(c.milli for c in e.claims)
     state.grants += 1
 
@@ -179,7 +179,7 @@ def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
         job.failures += 1
     job.current = None
     if job.shape.spread[0]:
-        _part_from_kin(state, job)
+        _leave_spread_peers(state, job)
     state.limited.pop(job.id, None)
 
 
@@ -234,11 +234,11 @@ def _current(state: State, job_id: str, number: int) -> tuple[Job, Attempt]:
     return job, job.current
 
 
-def _part_from_kin(state: State, job: Job) -> None:
+def _leave_spread_peers(state: State, job: Job) -> None:
     key = (job.team, job.shape.spread[0])
-    del state.kin[key][job.id]
-    if not state.kin[key]:
-        del state.kin[key]
+    del state.spread_peers[key][job.id]
+    if not state.spread_peers[key]:
+        del state.spread_peers[key]
 
 
 def _enqueue(state: State, job: Job) -> None:
@@ -276,7 +276,7 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.JobFinished: _job_finished,
     led.DevicesHeld: _devices_held,
     led.HoldReleased: _hold_released,
-    led.BoardRecut: _board_recut,
+    led.BoardRecut: _board_repartitioned,
     led.BoardCutDone: _board_cut_done,
     led.InputRejected: _input_rejected,
 }

@@ -9,7 +9,7 @@ from schemas.resources import WHOLE_MILLI, Claim, Resources, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RoleShape:
     """One role of a nested gang: `count` groups of `devices`, each within one group of `level`."""
 
     name: str
@@ -50,7 +50,7 @@ class Shape:
     precision: str = ""
     widen_us: int = 0
     """Preferred topology: how long to wait for the level before widening."""
-    roles: tuple[Group, ...] = ()
+    roles: tuple[RoleShape, ...] = ()
     torus: tuple[int, ...] = ()
     spread: tuple[str, str] = ("", "")
     """Anti-affinity: key and level."""
@@ -103,9 +103,9 @@ def shape_of(spec: JobSpec) -> Shape:
     )
 
 
-def _group(role: Role, r: Resources) -> Group:
+def _group(role: Role, r: Resources) -> RoleShape:
     """A role with what it leaves out taken from its job."""
-    return Group(
+    return RoleShape(
         name=role.name,
         count=role.count,
         min_count=role.min_count or role.count,
@@ -121,7 +121,7 @@ def _group(role: Role, r: Resources) -> Group:
 
 
 @dataclass(slots=True)
-class Part:
+class NodePart:
     """One node's share of an attempt."""
 
     node: str
@@ -138,7 +138,7 @@ class Attempt:
 
     number: int
     claims: tuple[Claim, ...]
-    parts: dict[str, Part]
+    parts: dict[str, NodePart]
     granted_us: int
     running_us: int = 0
     cause: str = ""
@@ -195,17 +195,17 @@ class State:
     """Node -> ids of the jobs that hold devices there, in order of grant."""
     quotas: dict[str, int] = field(default_factory=dict)
     used_milli: dict[str, int] = field(default_factory=dict)
-    kin: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    spread_peers: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
     """(team, spread key) -> ids of the jobs with an open attempt: whom the next one of that key must stay away from."""
     holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Beneficiary -> devices that are kept for it."""
     limited: dict[str, int] = field(default_factory=dict)
     """Running jobs with a time limit: id -> when they must end, us."""
-    recuts: dict[str, BoardRecut] = field(default_factory=dict)
+    repartitions: dict[str, BoardRecut] = field(default_factory=dict)
     """MIG boards that are being cut anew: board id -> what its node was asked for."""
-    recut_number: dict[str, int] = field(default_factory=dict)
+    repartition_number: dict[str, int] = field(default_factory=dict)
     """Board id -> number of its last recut, done or under way."""
-    recut_us: dict[str, int] = field(default_factory=dict)
+    repartition_us: dict[str, int] = field(default_factory=dict)
     """Board id -> when its last recut was decided, us: a board rests between two."""
     t_us: int = 0
     inbox_seq: int = 0

@@ -5,13 +5,13 @@ from dataclasses import asdict
 from typing import Any
 
 from libs.core.state.fleet import Fleet
-from libs.core.state.fold import mark_holds, mark_recuts
-from libs.core.state.model import Attempt, Job, Part, State, shape_of
+from libs.core.state.fold import mark_holds, mark_repartitions
+from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
 from schemas.jobs import Checkpoint, JobSpec, JobState
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory
 
-VERSION = 2
+VERSION = 3
 _PLAIN = (
     "finished", "quotas", "used_milli", "limited", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state"
 )  # fmt: skip
@@ -33,9 +33,9 @@ def dump(state: State, learned: Any = None) -> bytes:
         "learned": learned,
         "fleet": _dump_fleet(state.fleet),
         "jobs": [_dump_job(job) for job in sorted(state.jobs.values(), key=lambda j: j.id)],
-        "recuts": [asked.model_dump(mode="json") for asked in state.recuts.values()],
-        "recut_number": state.recut_number,
-        "recut_us": state.recut_us,
+        "repartitions": [asked.model_dump(mode="json") for asked in state.repartitions.values()],
+        "repartition_number": state.repartition_number,
+        "repartition_us": state.repartition_us,
         "holds": [[holder, list(devices)] for holder, devices in state.holds.items()],
         **{name: getattr(state, name) for name in _PLAIN},
     }
@@ -61,17 +61,17 @@ def load_learned(data: bytes) -> tuple[State, Any]:
     state.on_node = {name: {} for name in state.fleet.nodes}
     for job in sorted(jobs, key=_grant_order):
         if job.current and job.shape.spread[0]:
-            state.kin.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
+            state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
         for part in job.current.parts.values() if job.current else ():
             if not part.freed:
                 state.on_node[part.node][job.id] = None
                 state.fleet.occupy_hosts(part.claims)
     state.holds = {holder: tuple(devices) for holder, devices in body["holds"]}
     mark_holds(state)
-    asked = [BoardRecut.model_validate(raw) for raw in body.get("recuts", ())]
-    state.recuts = {one.recut.board: one for one in asked}
-    state.recut_number, state.recut_us = body.get("recut_number", {}), body.get("recut_us", {})
-    mark_recuts(state)
+    asked = [BoardRecut.model_validate(raw) for raw in body.get("repartitions", ())]
+    state.repartitions = {one.recut.board: one for one in asked}
+    state.repartition_number, state.repartition_us = body.get("repartition_number", {}), body.get("repartition_us", {})
+    mark_repartitions(state)
     return state, body.get("learned")
 
 
@@ -144,7 +144,9 @@ def _load_job(raw: dict[str, Any]) -> Job:
 
 def _load_attempt(raw: dict[str, Any]) -> Attempt:
     claims = tuple(Claim.model_validate(c) for c in raw["claims"])
-    parts = {p["node"]: Part(**p | {"claims": tuple(c for c in claims if c.node == p["node"])}) for p in raw["parts"]}
+    parts = {
+        p["node"]: NodePart(**p | {"claims": tuple(c for c in claims if c.node == p["node"])}) for p in raw["parts"]
+    }
     return Attempt(
         **{name: raw[name] for name in _ATTEMPT_PLAIN},
         claims=claims,

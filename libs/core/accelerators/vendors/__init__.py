@@ -12,7 +12,7 @@ from libs.core.accelerators.catalog import find_model, tpu_generations
 from libs.core.accelerators.vendors import tpu_boxes
 from libs.core.accelerators.vendors.amd import Amd
 from libs.core.accelerators.vendors.aws import Aws
-from libs.core.accelerators.vendors.base import Granted, Problem, Vendor
+from libs.core.accelerators.vendors.base import Granted, RequestProblem, Vendor
 from libs.core.accelerators.vendors.cpu import Cpu
 from libs.core.accelerators.vendors.fpga import Fpga
 from libs.core.accelerators.vendors.google import Google
@@ -22,7 +22,7 @@ from libs.core.accelerators.vendors.nvidia import Nvidia
 from schemas.resources import Device, DeviceKind, Resources
 
 __all__ = [
-    "REFUSED", "REFUSED_PREFIXES", "VENDORS", "Granted", "Problem", "Vendor", "problems", "sharable", "vendor_named",
+    "REFUSED", "REFUSED_PREFIXES", "VENDORS", "Granted", "RequestProblem", "Vendor", "problems", "sharable", "vendor_named",
     "vendor_of", "visibility",
 ]  # fmt: skip
 
@@ -67,7 +67,7 @@ def visibility(granted: Sequence[Granted]) -> dict[str, str]:
     return out
 
 
-def problems(wanted: Resources) -> Iterator[Problem]:
+def problems(wanted: Resources) -> Iterator[RequestProblem]:
     """What makes `wanted` impossible on a device type that it names, whatever the pool has.
 
     Each type must be able to serve it: placement takes any of them. An unknown type is not judged here.
@@ -79,7 +79,7 @@ def problems(wanted: Resources) -> Iterator[Problem]:
             yield problem
 
 
-def _each(wanted: Resources) -> Iterator[Problem]:
+def _each(wanted: Resources) -> Iterator[RequestProblem]:
     for name in wanted.types:
         model, vendor = find_model(name), vendor_named(name)
         if model is not None and vendor is not None:
@@ -88,4 +88,6 @@ def _each(wanted: Resources) -> Iterator[Problem]:
         generations = [g for g in tpu_generations().values() if g.dims == len(wanted.torus)]
         near = dict.fromkeys(box for g in generations for box in tpu_boxes.nearest(g, wanted.devices, 2))
         fix = " or ".join(map(tpu_boxes.text, near)) or "2 sides (v5e, v6e) or 3 (v4, v5p, tpu7x)"
-        yield Problem("torus", tpu_boxes.text(wanted.torus), "no TPU generation has a slice of this box", f"use {fix}")
+        yield RequestProblem(
+            "torus", tpu_boxes.text(wanted.torus), "no TPU generation has a slice of this box", f"use {fix}"
+        )

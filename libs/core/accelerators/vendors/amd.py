@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from libs.core.accelerators.catalog import Accelerator
 from libs.core.accelerators.vendors import base
-from libs.core.accelerators.vendors.base import Granted, Problem
+from libs.core.accelerators.vendors.base import Granted, RequestProblem
 from schemas.resources import Resources, Runtime
 
 _NPS = {"SPX": (1,), "DPX": (1, 2), "QPX": (1, 4), "CPX": (1, 4)}
@@ -31,7 +31,7 @@ class Amd:
         """HIP's variable alone: ROCr's is one level lower, and with both set the indices of one count within the other."""
         return {"HIP_VISIBLE_DEVICES": base.indices(granted)}
 
-    def check(self, wanted: Resources, model: Accelerator) -> Iterator[Problem]:
+    def check(self, wanted: Resources, model: Accelerator) -> Iterator[RequestProblem]:
         yield from base.is_whole(wanted, model, "nothing keeps two processes to their shares of it")
         yield from base.has_no_mig(wanted, model)
         yield from base.has_no_torus(wanted, model)

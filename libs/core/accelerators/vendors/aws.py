@@ -10,7 +10,7 @@ from itertools import groupby
 
 from libs.core.accelerators.catalog import Accelerator, find_model
 from libs.core.accelerators.vendors import base
-from libs.core.accelerators.vendors.base import Granted, Problem
+from libs.core.accelerators.vendors.base import Granted, RequestProblem
 from schemas.resources import Device, Resources, Runtime
 
 
@@ -29,7 +29,7 @@ class Aws:
         runs = [[c for _, c in run] for _, run in groupby(enumerate(cores), lambda pair: pair[1] - pair[0])]
         return {"NEURON_RT_VISIBLE_CORES": ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)}
 
-    def check(self, wanted: Resources, model: Accelerator) -> Iterator[Problem]:
+    def check(self, wanted: Resources, model: Accelerator) -> Iterator[RequestProblem]:
         yield from base.is_whole(wanted, model, "its cores should go to one process")
         yield from base.has_no_mig(wanted, model)
         yield from base.has_no_torus(wanted, model)

@@ -18,7 +18,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class RequestProblem:
     """Why a request can never be served by a model: the field of `Resources`, its value, and what to write instead."""
 
     field: str
@@ -57,7 +57,7 @@ class Vendor(Protocol):
     def visibility(self, granted: Sequence[Granted]) -> Mapping[str, str]:
         """The variables that show a process exactly the devices `granted`, of one node, in rank order."""
 
-    def check(self, wanted: Resources, model: Accelerator) -> Iterator[Problem]:
+    def check(self, wanted: Resources, model: Accelerator) -> Iterator[RequestProblem]:
         """What makes `wanted` impossible on `model`, whatever the pool has."""
 
     def link_gb_s(self, model: Accelerator, linked: bool) -> float:
@@ -69,27 +69,27 @@ def indices(granted: Sequence[Granted]) -> str:
     return ",".join(str(g.device.index) for g in granted)
 
 
-def is_whole(wanted: Resources, model: Accelerator, why: str) -> Iterator[Problem]:
+def is_whole(wanted: Resources, model: Accelerator, why: str) -> Iterator[RequestProblem]:
     """A fraction of the device cannot be granted."""
     if wanted.share_milli < WHOLE_MILLI:
-        yield Problem(
+        yield RequestProblem(
             "share_milli", str(wanted.share_milli), f"{model.model} is granted whole: {why}",
             "leave share_milli out, or ask for types that can be shared",
         )  # fmt: skip
 
 
-def has_no_mig(wanted: Resources, model: Accelerator) -> Iterator[Problem]:
+def has_no_mig(wanted: Resources, model: Accelerator) -> Iterator[RequestProblem]:
     if wanted.mig_profile and not model.mig:
-        yield Problem(
+        yield RequestProblem(
             "mig_profile", wanted.mig_profile, f"{model.model} has no MIG",
             f"leave mig_profile out, or take {model.model} out of types",
         )  # fmt: skip
 
 
-def has_no_torus(wanted: Resources, model: Accelerator) -> Iterator[Problem]:
+def has_no_torus(wanted: Resources, model: Accelerator) -> Iterator[RequestProblem]:
     if wanted.torus:
         box = f"[{', '.join(map(str, wanted.torus))}]"
-        yield Problem(
+        yield RequestProblem(
             "torus", box, f"{model.model} is on no torus: only TPU slices are boxes of one",
             f"leave torus out and set devices to {wanted.devices}, or take {model.model} out of types",
         )  # fmt: skip

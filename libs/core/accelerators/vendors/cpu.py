@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from libs.core.accelerators.catalog import Accelerator
 from libs.core.accelerators.vendors import base
-from libs.core.accelerators.vendors.base import Granted, Problem
+from libs.core.accelerators.vendors.base import Granted, RequestProblem
 from schemas.resources import Resources, Runtime
 
 
@@ -21,7 +21,7 @@ class Cpu:
     def visibility(self, granted: Sequence[Granted]) -> Mapping[str, str]:
         return {"CUDA_VISIBLE_DEVICES": ""}
 
-    def check(self, wanted: Resources, model: Accelerator) -> Iterator[Problem]:
+    def check(self, wanted: Resources, model: Accelerator) -> Iterator[RequestProblem]:
         yield from base.has_no_mig(wanted, model)
         yield from base.has_no_torus(wanted, model)
 

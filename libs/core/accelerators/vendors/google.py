@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from libs.core.accelerators.catalog import Accelerator, tpu_generations
 from libs.core.accelerators.vendors import base, tpu_boxes
-from libs.core.accelerators.vendors.base import Granted, Problem
+from libs.core.accelerators.vendors.base import Granted, RequestProblem
 from schemas.resources import Resources, Runtime
 
 _BOUNDS = {1: "1,1,1", 2: "1,2,1"}
@@ -34,7 +34,7 @@ class Google:
             out |= {"TPU_CHIPS_PER_HOST_BOUNDS": bounds, "TPU_HOST_BOUNDS": "1,1,1"}
         return out
 
-    def check(self, wanted: Resources, model: Accelerator) -> Iterator[Problem]:
+    def check(self, wanted: Resources, model: Accelerator) -> Iterator[RequestProblem]:
         yield from base.is_whole(wanted, model, "one process owns a TPU chip")
         yield from base.has_no_mig(wanted, model)
         generation = tpu_generations()[model.model]
@@ -43,14 +43,16 @@ class Google:
             order = generation.dims == len(wanted.torus) and tpu_boxes.legal(generation, tuple(sorted(wanted.torus)))
             why = "names its sides in ascending order" if order else "has no slice of this box"
             fix = tpu_boxes.text(tuple(sorted(wanted.torus))) if order else near
-            yield Problem("torus", tpu_boxes.text(wanted.torus), f"TPU {model.model} {why}", f"set torus to {fix}")
+            yield RequestProblem(
+                "torus", tpu_boxes.text(wanted.torus), f"TPU {model.model} {why}", f"set torus to {fix}"
+            )
         if not wanted.torus and not wanted.roles and wanted.devices > 1:
-            yield Problem(
+            yield RequestProblem(
                 "torus", "[]", f"{wanted.devices} chips of TPU {model.model} are a box of its torus, and none is named",
                 f"set torus to {near} instead of devices",
             )  # fmt: skip
         if wanted.min_devices is not None:
-            yield Problem(
+            yield RequestProblem(
                 "min_devices", str(wanted.min_devices), "a TPU slice is atomic: all its hosts run the program",
                 "leave min_devices out",
             )  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from libs.core.accelerators.catalog import Accelerator
 from libs.core.accelerators.vendors import base
-from libs.core.accelerators.vendors.base import Granted, Problem
+from libs.core.accelerators.vendors.base import Granted, RequestProblem
 from schemas.resources import Resources, Runtime
 
 
@@ -27,7 +27,7 @@ class Intel:
     def visibility(self, granted: Sequence[Granted]) -> Mapping[str, str]:
         return {"HABANA_VISIBLE_MODULES": base.indices(granted)}
 
-    def check(self, wanted: Resources, model: Accelerator) -> Iterator[Problem]:
+    def check(self, wanted: Resources, model: Accelerator) -> Iterator[RequestProblem]:
         yield from base.is_whole(wanted, model, "one process owns a Gaudi")
         yield from base.has_no_mig(wanted, model)
         yield from base.has_no_torus(wanted, model)

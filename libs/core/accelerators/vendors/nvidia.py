@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from libs.core.accelerators.catalog import Accelerator
 from libs.core.accelerators.vendors import base
-from libs.core.accelerators.vendors.base import Granted, Problem
+from libs.core.accelerators.vendors.base import Granted, RequestProblem
 from schemas.resources import WHOLE_MILLI, Resources, Runtime
 
 _UUID = ("GPU-", "MIG-")
@@ -38,7 +38,7 @@ class Nvidia:
                 out["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={first.memory_mib}M"
         return out
 
-    def check(self, wanted: Resources, model: Accelerator) -> Iterator[Problem]:
+    def check(self, wanted: Resources, model: Accelerator) -> Iterator[RequestProblem]:
         yield from base.has_no_mig(wanted, model)
         yield from base.has_no_torus(wanted, model)
 

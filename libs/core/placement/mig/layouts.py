@@ -131,7 +131,7 @@ def _layout(geometry: Geometry, bits: int) -> Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _ProfileKind:
     """A profile among the table's bits: `all` are its instances', by start."""
 
     profile: MigProfile
@@ -152,7 +152,7 @@ class _Table:
         self._span = [((1 << self._profiles[name].memory_slices) - 1) << start for name, start in every]
         self._compute_of = [self._profiles[name].compute_slices for name, _ in every]
         self._kinds = {
-            p.name: _Kind(
+            p.name: _ProfileKind(
                 p,
                 sum(self.bit[p.name, s] for s in p.starts),
                 tuple(self.bit[p.name, s] for s in sorted(p.starts)),

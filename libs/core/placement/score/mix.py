@@ -21,7 +21,7 @@ MOST_KINDS = 512
 """Kinds kept in a sample: the rarest beyond are left out."""
 
 
-class Kind(NamedTuple):
+class RequestKind(NamedTuple):
     """What of a request matters to scoring: totals on one node."""
 
     cpu: int
@@ -31,31 +31,31 @@ class Kind(NamedTuple):
     profile: str
 
 
-def kind_of(shape: Shape) -> Kind:
+def kind_of(shape: Shape) -> RequestKind:
     """A gang counts as its devices on one node; without devices it is a request for processors alone."""
-    return Kind(shape.cpu_milli * max(shape.devices, 1), shape.devices, shape.milli, shape.types, shape.profile)
+    return RequestKind(shape.cpu_milli * max(shape.devices, 1), shape.devices, shape.milli, shape.types, shape.profile)
 
 
 @dataclass(slots=True)
 class Mix:
     """Counts of what arrived. `arrived` grows by one with each request, `left` with each that gave its place back."""
 
-    prior: dict[Kind, float] = field(default_factory=dict)
-    counts: dict[Kind, int] = field(default_factory=dict)
+    prior: dict[RequestKind, float] = field(default_factory=dict)
+    counts: dict[RequestKind, int] = field(default_factory=dict)
     arrived: int = 0
     left: int = 0
     _weight: int = 0
 
     @classmethod
-    def expecting(cls, prior: Iterable[tuple[Kind, float]]) -> "Mix":
+    def expecting(cls, prior: Iterable[tuple[RequestKind, float]]) -> "Mix":
         """A mix with a prior: kinds and their shares of all requests (any scale)."""
-        given: dict[Kind, float] = {}
+        given: dict[RequestKind, float] = {}
         for kind, share in prior:
             given[kind] = given.get(kind, 0.0) + share
         total = sum(given.values())
         return cls({kind: PRIOR_WEIGHT * share / total for kind, share in given.items()} if total > 0 else {})
 
-    def observe(self, kind: Kind) -> None:
+    def observe(self, kind: RequestKind) -> None:
         self.arrived += 1
         self.counts[kind] = self.counts.get(kind, 0) + 1
         self._weight += 1
@@ -84,7 +84,7 @@ class Mix:
         prior, counts = ({_kind(kind): n for kind, n in data[name]} for name in ("prior", "counts"))
         return cls(prior, counts, data["arrived"], data["left"], sum(counts.values()))
 
-    def shares(self) -> Mapping[Kind, float]:
+    def shares(self) -> Mapping[RequestKind, float]:
         """Each kind's share of all requests, most frequent first; ties in a fixed order. Sums to 1, or is empty."""
         weight = dict(self.prior)
         for kind, count in self.counts.items():
@@ -94,9 +94,9 @@ class Mix:
         return {kind: share / total for kind, share in kept} if total > 0 else {}
 
 
-def _kind(data: list[Any]) -> Kind:
+def _kind(data: list[Any]) -> RequestKind:
     cpu, num, milli, types, profile = data
-    return Kind(cpu, num, milli, tuple(types), profile)
+    return RequestKind(cpu, num, milli, tuple(types), profile)
 
 
 def sample(shares: Iterable[float], size: int) -> Ints:

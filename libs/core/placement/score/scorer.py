@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from libs.core.placement.score import kernels
-from libs.core.placement.score.mix import Kind, Mix, kind_of, sample
+from libs.core.placement.score.mix import Mix, RequestKind, kind_of, sample
 from libs.core.placement.view import NOBODY, View
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import Shape
@@ -93,14 +93,14 @@ class _Classes:
             of_node[node] = codes.setdefault(content, len(codes))
         return cls(fleet.version, ptr, order, of_node, list(codes))
 
-    def accepting(self, kind: Kind) -> Bools:
+    def accepting(self, kind: RequestKind) -> Bools:
         """Classes (mask of shape (C,)) that a kind of request may run on."""
         return np.array(
             [not kind.num or any(_accepts(kind, m, p) for m, p in c) for c in self.contents], dtype=np.bool_
         )
 
 
-def _accepts(kind: Kind, model: str, profile: str) -> bool:
+def _accepts(kind: RequestKind, model: str, profile: str) -> bool:
     return profile == kind.profile and (not kind.types or model in kind.types)
 
 
@@ -114,7 +114,7 @@ class Scorer:
         self._tables: _Tables | None = None
         self._built_at = -1
         self._priced_at = self._blocked_at = -1
-        self._cache: dict[Kind, _Cached] = {}
+        self._cache: dict[RequestKind, _Cached] = {}
         self._memo = (np.zeros(settings.memo, np.uint64), np.zeros(settings.memo, np.float64), np.zeros(1, np.int64))
         self._rho: Floats = np.zeros(0)
         self._beta: Floats = np.zeros((len(BLOCKS), 0))
@@ -192,7 +192,7 @@ class Scorer:
         return out, cached.pick
 
     def _drops(
-        self, kind: Kind, classes: _Classes, tables: "_Tables", free: Ints, cpu: Ints, keys: kernels.Words
+        self, kind: RequestKind, classes: _Classes, tables: "_Tables", free: Ints, cpu: Ints, keys: kernels.Words
     ) -> _Cached:
         """What `kind` takes from each node's value, computed anew where the state has changed."""
         cached = self._cached(kind, len(classes.cls))
@@ -203,7 +203,7 @@ class Scorer:
         )  # fmt: skip
         return cached
 
-    def _cached(self, kind: Kind, nodes: int) -> _Cached:
+    def _cached(self, kind: RequestKind, nodes: int) -> _Cached:
         entry = self._cache.pop(kind, None)
         if entry is None:
             devices = max(1, len(self._classes.order)) if self._classes is not None else 1
@@ -275,9 +275,9 @@ class _Tables:
 
     @classmethod
     def of(
-        cls, shares: Mapping[Kind, float], classes: _Classes, settings: Settings, free: Ints, free_cpu: Ints
+        cls, shares: Mapping[RequestKind, float], classes: _Classes, settings: Settings, free: Ints, free_cpu: Ints
     ) -> "_Tables":
-        kinds: list[Kind] = list(shares)
+        kinds: list[RequestKind] = list(shares)
         share = np.array(list(shares.values()))
         cpu = np.array([k.cpu for k in kinds], np.int64)
         num = np.array([k.num for k in kinds], np.int64)
@@ -351,7 +351,7 @@ def _streams(drawn: Ints, cpu: Ints, num: Ints, milli: Ints, accepted: Bools) ->
     return cpu[order], num[order], milli[order], accepted[order], starts
 
 
-def _mean_cpu(kinds: Iterable[Kind], share: Floats, block: int) -> float:
+def _mean_cpu(kinds: Iterable[RequestKind], share: Floats, block: int) -> float:
     """Mean processors (thousandths, at least 1) of the requests for a block of this size."""
     mine = [(float(s), k.cpu) for k, s in zip(kinds, share, strict=True) if k.num == block]
     weight = sum(s for s, _ in mine)

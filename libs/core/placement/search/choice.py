@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from libs.core.placement.answer import Blocked, Placed, Reason
+from libs.core.placement.answer import Blocked, BlockReason, Placed
 from libs.core.placement.search.links import slowest
 from libs.core.placement.search.locality import seconds_to_ready
 from libs.core.placement.search.topology import allowed_levels, in_order, spans_at
@@ -90,7 +90,11 @@ def on_processors(view: View, shape: Shape, context: Context) -> Placed | Blocke
     with_cpu = up & (view.free_cpu >= shape.cpu_milli)
     nodes = np.flatnonzero(with_cpu & (view.free_host >= shape.host_mib))
     if not len(nodes):
-        return Blocked(Reason.HOST_MEMORY if with_cpu.any() else Reason.CPU if up.any() else Reason.NO_DEVICES, (), 0)
+        return Blocked(
+            BlockReason.HOST_MEMORY if with_cpu.any() else BlockReason.CPU if up.any() else BlockReason.NO_DEVICES,
+            (),
+            0,
+        )
     scored = view.scorer.costs(view, shape) if view.scorer is not None and not context.fast else None
     cost = scored[0][nodes] if scored is not None else np.full(len(nodes), np.inf)
     if not np.isfinite(cost).any():

@@ -13,7 +13,7 @@ import numpy as np
 
 from libs.core.accelerators.precisions import computes
 from libs.core.accelerators.vendors import sharable
-from libs.core.placement.answer import Reason
+from libs.core.placement.answer import BlockReason
 from libs.core.placement.search.sieve import first_of_each, members, open_devices, served
 from libs.core.placement.view import NOBODY, Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
@@ -39,7 +39,7 @@ def candidates(
     context: Context,
     together: int = 0,
     within: Bools | None = None,
-) -> tuple[Bools, tuple[tuple[Reason, int], ...]]:
+) -> tuple[Bools, tuple[tuple[BlockReason, int], ...]]:
     """The devices that `shape` may use now (mask of shape (D,)), and how many each constraint removed, in order.
 
     Args:
@@ -69,7 +69,7 @@ def per_node_limit(view: View, shape: Shape) -> Ints | None:
 
 def _narrowed(
     view: View, shape: Shape, beneficiary: int, context: Context, mask: Bools, together: int
-) -> Iterator[tuple[Reason, int]]:
+) -> Iterator[tuple[BlockReason, int]]:
     """Narrows `mask` by what is free now, and says how many devices each constraint took out. Those on shared resources
     count the devices that the constraints so far have left."""
     fleet = view.fleet
@@ -77,13 +77,13 @@ def _narrowed(
         mask, view.free_milli, view.free_mib, fleet.memory_mib, view.held, view.blocked,
         shape.milli, shape.memory_mib, beneficiary,
     )  # fmt: skip
-    yield from zip((Reason.BUSY, Reason.HELD, Reason.RESERVED), gone, strict=True)
+    yield from zip((BlockReason.BUSY, BlockReason.HELD, BlockReason.RESERVED), gone, strict=True)
     if context.avoid:
-        yield Reason.SPREAD, _cut(mask, _apart(fleet, context.avoid, shape.spread[1]))
+        yield BlockReason.SPREAD, _cut(mask, _apart(fleet, context.avoid, shape.spread[1]))
     for reason, limit in _host_limits(view, shape):
         yield reason, _at_most(fleet, shape, mask, limit, together)
     if fleet.rack_w.any():
-        yield Reason.POWER, _cut(mask, _powered(view, shape, beneficiary, mask, together))
+        yield BlockReason.POWER, _cut(mask, _powered(view, shape, beneficiary, mask, together))
 
 
 def _cut(mask: Bools, allowed: Bools) -> int:
@@ -92,7 +92,7 @@ def _cut(mask: Bools, allowed: Bools) -> int:
     return before - int(np.count_nonzero(mask))
 
 
-def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[Reason, int], int]:
+def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[BlockReason, int], int]:
     """What `_static` leaves (shape (D,), not to be written to), what it removes, and how many are left.
 
     Remembered in the fleet until devices or nodes come or go, for the last few kinds of request.
@@ -104,12 +104,12 @@ def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[Reason, int], int]
     if fleet.lasting_version != fleet.version:
         fleet.lasting.clear()
         fleet.lasting_version = fleet.version
-    known: tuple[Bools, dict[Reason, int], int] | None = fleet.lasting.pop(key, None)
+    known: tuple[Bools, dict[BlockReason, int], int] | None = fleet.lasting.pop(key, None)
     if known is None:
         if len(fleet.lasting) >= _REMEMBERED:
             del fleet.lasting[next(iter(fleet.lasting))]
         mask = fleet.up.copy()
-        removed: dict[Reason, int] = {}
+        removed: dict[BlockReason, int] = {}
         left = int(np.count_nonzero(mask))
         for reason, allowed in _static(fleet, shape):
             mask &= allowed
@@ -122,39 +122,39 @@ def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[Reason, int], int]
     return known
 
 
-def _static(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
+def _static(fleet: Fleet, shape: Shape) -> Iterator[tuple[BlockReason, Bools]]:
     """The constraints that waiting does not change. CPUs are taken only by jobs that name them."""
     if shape.types:
         codes = [fleet.models.find(name) for name in shape.types]
-        yield Reason.TYPE, np.isin(fleet.model, [c for c in codes if c >= 0])
+        yield BlockReason.TYPE, np.isin(fleet.model, [c for c in codes if c >= 0])
     else:
-        yield Reason.TYPE, ~fleet.cpu
+        yield BlockReason.TYPE, ~fleet.cpu
     if not shape.whole:
         whole_only = [code for code, name in enumerate(fleet.models.names) if not sharable(name)]
-        yield Reason.TYPE, ~np.isin(fleet.model, whole_only)
+        yield BlockReason.TYPE, ~np.isin(fleet.model, whole_only)
     if shape.torus or shape.devices > 1:  # chips of a torus are granted as boxes: anything else would split their hosts
-        yield Reason.TYPE, (fleet.torus >= 0) == bool(shape.torus)
+        yield BlockReason.TYPE, (fleet.torus >= 0) == bool(shape.torus)
     profile = fleet.profiles.find(shape.profile)
-    yield Reason.PROFILE, fleet.profile == (profile if profile >= 0 else -1)
+    yield BlockReason.PROFILE, fleet.profile == (profile if profile >= 0 else -1)
     if shape.memory_mib:
-        yield Reason.MEMORY, fleet.memory_mib >= shape.memory_mib
+        yield BlockReason.MEMORY, fleet.memory_mib >= shape.memory_mib
     if shape.runtime:
-        yield Reason.RUNTIME, fleet.runtime == fleet.runtimes.find(shape.runtime)
+        yield BlockReason.RUNTIME, fleet.runtime == fleet.runtimes.find(shape.runtime)
     if shape.precision:
         able = [code for code, name in enumerate(fleet.models.names) if computes(name, shape.precision)]
-        yield Reason.PRECISION, np.isin(fleet.model, able)
+        yield BlockReason.PRECISION, np.isin(fleet.model, able)
     if shape.labels:
-        yield Reason.LABELS, _labelled(fleet, shape)
+        yield BlockReason.LABELS, _labelled(fleet, shape)
     if shape.simulated:
-        yield Reason.SIMULATION, fleet.simulated[fleet.node] == 1
+        yield BlockReason.SIMULATION, fleet.simulated[fleet.node] == 1
 
 
-def _able(fleet: Fleet, shape: Shape) -> Iterator[tuple[Reason, Bools]]:
+def _able(fleet: Fleet, shape: Shape) -> Iterator[tuple[BlockReason, Bools]]:
     """Nodes that have enough for one device of the job. Requests differ much in these two, so they are not remembered."""
     if shape.cpu_milli:
-        yield Reason.CPU, (fleet.cpu_milli >= shape.cpu_milli)[fleet.node]
+        yield BlockReason.CPU, (fleet.cpu_milli >= shape.cpu_milli)[fleet.node]
     if shape.host_mib:
-        yield Reason.HOST_MEMORY, (fleet.host_mib >= shape.host_mib)[fleet.node]
+        yield BlockReason.HOST_MEMORY, (fleet.host_mib >= shape.host_mib)[fleet.node]
 
 
 def _labelled(fleet: Fleet, shape: Shape) -> Bools:
@@ -165,11 +165,11 @@ def _labelled(fleet: Fleet, shape: Shape) -> Bools:
     return good[fleet.node]
 
 
-def _host_limits(view: View, shape: Shape) -> Iterator[tuple[Reason, Ints]]:
+def _host_limits(view: View, shape: Shape) -> Iterator[tuple[BlockReason, Ints]]:
     if shape.cpu_milli:
-        yield Reason.CPU, np.maximum(0, view.free_cpu) // shape.cpu_milli
+        yield BlockReason.CPU, np.maximum(0, view.free_cpu) // shape.cpu_milli
     if shape.host_mib:
-        yield Reason.HOST_MEMORY, np.maximum(0, view.free_host) // shape.host_mib
+        yield BlockReason.HOST_MEMORY, np.maximum(0, view.free_host) // shape.host_mib
 
 
 def _apart(fleet: Fleet, avoid: tuple[int, ...], level: str) -> Bools:

@@ -18,7 +18,7 @@ from itertools import islice, permutations
 
 import numpy as np
 
-from libs.core.placement.answer import Blocked, Placed, Reason, dominant
+from libs.core.placement.answer import Blocked, BlockReason, Placed, dominant
 from libs.core.placement.search.constraints import EACH, candidates, fitting
 from libs.core.placement.search.links import slowest
 from libs.core.placement.search.topology import (
@@ -35,7 +35,7 @@ from libs.core.placement.search.topology import (
 )
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
-from libs.core.state.model import Group, Shape
+from libs.core.state.model import RoleShape, Shape
 
 _ORDERS = 6
 """Orders of the roles that are tried per group of the job's level."""
@@ -50,12 +50,12 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far a placement is from what was wished, and from what the pool could give if it were empty."""
+    """How far a placement is from what was requested, and from what the pool could give if it were empty."""
 
     wanted: str
     got: str
     steps: int
-    """Levels that it is wider than wanted; 0: the wish is met."""
+    """Levels that it is wider than wanted; 0: the request is met."""
     link_gb_s: float
     best_link_gb_s: float
     """Slowest link of the same gang, of the same models, on the empty pool, GB/s one way."""
@@ -74,10 +74,10 @@ def place_nested(view: View, shape: Shape, beneficiary: int, context: Context, m
     if placed is not None:
         return placed
     tied = confined(shape, context) or any(confined(s, context) for s in nest.shapes)
-    return Blocked(Reason.TOPOLOGY if tied else Reason.BUSY, nest.removed, nest.left)
+    return Blocked(BlockReason.TOPOLOGY if tied else BlockReason.BUSY, nest.removed, nest.left)
 
 
-def role_shape(shape: Shape, role: Group, count: int = 1) -> Shape:
+def role_shape(shape: Shape, role: RoleShape, count: int = 1) -> Shape:
     """What `count` groups of one role ask for, as a shape of its own."""
     return replace(
         shape,
@@ -127,7 +127,7 @@ def usable(view: View, shape: Shape) -> Bools:
 
 
 def gap(view: View, shape: Shape, placed: Placed) -> Gap:
-    """How much worse `placed` is than wished, and than the best of the same size and models on the empty pool."""
+    """How much worse `placed` is than requested, and than the best of the same size and models on the empty pool."""
     wanted = "node" if shape.level == "device" else shape.level
     steps = max(0, SPANS.index(placed.level) - SPANS.index(wanted))
     best = _ideal(emptied(view), shape, placed)
@@ -220,9 +220,9 @@ class _Nest:
         totals = np.bincount(codes)
         need = sum(role.devices * n for role, n in zip(self.shape.roles, counts, strict=True))
         enough = totals >= need
-        for role, role_wish, mask, n in zip(self.shape.roles, self.shapes, self.masks, counts, strict=True):
+        for role, role_request, mask, n in zip(self.shape.roles, self.shapes, self.masks, counts, strict=True):
             mine = mask[rows]
-            inner = self._inner(role_wish)[-1]
+            inner = self._inner(role_request)[-1]
             spans = spans_at(self.view.fleet, inner, rows[mine], within=inner)
             outer_of = np.zeros(int(spans.max(initial=0)) + 1, dtype=np.int64)
             outer_of[spans] = codes[mine]
@@ -234,9 +234,9 @@ class _Nest:
         for group in np.flatnonzero(enough)[np.argsort(totals[enough], kind="stable")].tolist():
             yield codes == group
 
-    def _inner(self, wish: Shape) -> tuple[str, ...]:
+    def _inner(self, request: Shape) -> tuple[str, ...]:
         """The levels that one group of a role may span; a single device needs no link, so no island either."""
-        return allowed_levels(wish, self.context)
+        return allowed_levels(request, self.context)
 
     def _pack(self, inside: Ints, counts: Counts, level: str) -> Placed | None:
         """All roles on the devices `inside`, the largest groups first, then in other orders."""
@@ -255,30 +255,30 @@ class _Nest:
         free[inside] = True
         taken: dict[int, Ints] = {}
         for i in order:
-            wish, size = self.shapes[i], self.shape.roles[i].devices
+            request, size = self.shapes[i], self.shape.roles[i].devices
             if self.shared:  # what the roles before it draw on their nodes is gone
-                mask, _ = candidates(view, wish, self.beneficiary, self.context, together=size, within=free)
+                mask, _ = candidates(view, request, self.beneficiary, self.context, together=size, within=free)
             else:
                 mask = self.masks[i] & free
-            rows = self._role(wish, self.shape.roles[i].devices, counts[i], mask)
+            rows = self._role(request, self.shape.roles[i].devices, counts[i], mask)
             if rows is None:
                 return None
             taken[i] = rows
             free[rows] = False
             if self.shared:
                 view = view.copy()
-                view.take(rows, wish)
+                view.take(rows, request)
         return taken
 
-    def _role(self, wish: Shape, size: int, count: int, mask: Bools) -> Ints | None:
+    def _role(self, request: Shape, size: int, count: int, mask: Bools) -> Ints | None:
         """`count` groups of `size` devices of one model, group by group; None when they do not fit."""
         fleet = self.view.fleet
         able = np.flatnonzero(mask)
-        for model in self.models(self.view, wish, able):
+        for model in self.models(self.view, request, able):
             rows = able[fleet.model[able] == model]
             if len(rows) < size * count:
                 continue
-            packed = pack_groups(fleet, rows, size, count, self._inner(wish))
+            packed = pack_groups(fleet, rows, size, count, self._inner(request))
             if packed is not None:
                 return packed
         return None

@@ -16,7 +16,7 @@ def seconds_to_ready(fleet: Fleet, node_codes: Ints, shape: Shape) -> Floats:
     """
     missing_mib = np.zeros(len(node_codes), dtype=np.float64)
     for name, size_mib in shape.contents:
-        holders = fleet.holders.get(name)
+        holders = fleet.content_nodes.get(name)
         if not holders:
             missing_mib += size_mib
         else:

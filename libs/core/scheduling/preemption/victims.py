@@ -48,7 +48,7 @@ all at once; then a quarter of so many are tried."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class VictimChoice:
     """Victims and what they cost (device-seconds), and where the beneficiary would then run."""
 
     cost: float
@@ -73,14 +73,14 @@ def plans(state: State, t_us: int, base_seq: int) -> list[PreemptionPlanned]:
     ]
 
 
-def choice_for(state: State, job: Job, t_us: int) -> Choice | None:
+def choice_for(state: State, job: Job, t_us: int) -> VictimChoice | None:
     """Who gives way to `job`, which waits in `state`, after those that come before it; None when nobody does."""
     if not job.preempts:
         return None
     return {beneficiary.id: choice for beneficiary, choice in choices(state, t_us, until=job.id)}.get(job.id)
 
 
-def choices(state: State, t_us: int, until: str = "") -> Iterator[tuple[Job, Choice]]:
+def choices(state: State, t_us: int, until: str = "") -> Iterator[tuple[Job, VictimChoice]]:
     """Beneficiaries and who gives way to them, in order, none behind the job `until`.
 
     Each is chosen as if the earlier ones were carried out, so that two never count on the same device.
@@ -92,9 +92,9 @@ def choices(state: State, t_us: int, until: str = "") -> Iterator[tuple[Job, Cho
     for job in _beneficiaries(state):
         if job.queue not in hopeless:
             used = state.committed_milli(job.team) + extra_milli.get(job.team, 0)
-            wish = within_quota(job.shape, state.quotas.get(job.team), used)
-            wished = None if wish is None else replace(job, shape=wish)
-            placed, choice = _place(state, wished, t_us, spent, promised) if wished is not None else (None, None)
+            request = within_quota(job.shape, state.quotas.get(job.team), used)
+            requested = None if request is None else replace(job, shape=request)
+            placed, choice = _place(state, requested, t_us, spent, promised) if requested is not None else (None, None)
             if placed is not None:
                 promised[placed.rows] = True
             elif not job.shape.widen_us:  # what comes later finds less; only who has waited longer may look further
@@ -102,12 +102,14 @@ def choices(state: State, t_us: int, until: str = "") -> Iterator[tuple[Job, Cho
             if choice is not None:
                 extra_milli[job.team] = extra_milli.get(job.team, 0) + len(choice.placed.rows) * job.shape.milli
                 spent.update(victim.id for victim in choice.victims)
-                yield wished or job, choice
+                yield requested or job, choice
         if job.id == until:
             return
 
 
-def _place(state: State, job: Job, t_us: int, spent: set[str], promised: Bools) -> tuple[Placed | None, Choice | None]:
+def _place(
+    state: State, job: Job, t_us: int, spent: set[str], promised: Bools
+) -> tuple[Placed | None, VictimChoice | None]:
     """Where it goes: as things are, which the next cycle grants, or else after its victims."""
     view = View.of(state.fleet)
     view.blocked |= promised
@@ -136,7 +138,7 @@ def _beneficiaries(state: State) -> list[Job]:
     return sorted(waiting, key=lambda j: (-j.priority, j.submitted_us, j.id))
 
 
-def _cheapest(state: State, job: Job, t_us: int, spent: set[str], promised: Bools) -> Choice | None:
+def _cheapest(state: State, job: Job, t_us: int, spent: set[str], promised: Bools) -> VictimChoice | None:
     possible = usable(View.of(state.fleet), job.shape) & ~promised & (state.fleet.held < 0)
     victims = [
         v
@@ -144,10 +146,10 @@ def _cheapest(state: State, job: Job, t_us: int, spent: set[str], promised: Bool
         if v.state in PREEMPTIBLE and v.priority < job.priority and v.id not in spent and v.current is not None
     ]
     rows = np.flatnonzero(possible)
-    ground = _Ground(state, job, t_us, victims, possible)
+    ground = _VictimIndex(state, job, t_us, victims, possible)
     levels = allowed_levels(job.shape, context_of(state, job, t_us))
     for level in levels:
-        best: Choice | None = None
+        best: VictimChoice | None = None
         groups = _groups(rows, spans_at(state.fleet, level, rows, within=levels[-1]), job.shape.least)
         for (bound, _, _), group in sorted(((ground.bound(group), group) for group in groups), key=lambda g: g[0]):
             if bound == inf or (best is not None and bound >= best.cost - _CENT):
@@ -160,7 +162,7 @@ def _cheapest(state: State, job: Job, t_us: int, spent: set[str], promised: Bool
     return None
 
 
-def _rank(choice: Choice) -> tuple[float, int, tuple[str, ...]]:
+def _rank(choice: VictimChoice) -> tuple[float, int, tuple[str, ...]]:
     return (choice.cost, len(choice.victims), tuple(v.id for v in choice.victims))
 
 
@@ -173,7 +175,7 @@ def _groups(rows: Ints, codes: Ints, least: int) -> list[Ints]:
     return [rows[order[start:end]] for start, end in zip(starts[large].tolist(), ends[large].tolist(), strict=True)]
 
 
-class _Ground:
+class _VictimIndex:
     """What victims would free where, looked up once for a whole search.
 
     `bound` is a cost that no victims within a group can beat. So groups are searched in order of promise, and most never
@@ -251,7 +253,7 @@ class _Ground:
         return inf, 0, int(rows[0])
 
 
-def _within(ground: _Ground, rows: Ints) -> Choice | None:
+def _within(ground: _VictimIndex, rows: Ints) -> VictimChoice | None:
     """The cheapest victims found that let the job run on the devices `rows` alone."""
     inside = np.zeros(len(ground.empty.blocked), dtype=np.bool_)
     inside[rows] = True
@@ -274,10 +276,10 @@ def _within(ground: _Ground, rows: Ints) -> Choice | None:
                 chosen, spare = rest, spare - frees[victim.id]
     placed = ground.fits(chosen, inside)
     assert placed is not None
-    return Choice(sum(ground.cost[v.id] for v in chosen), tuple(chosen), placed)
+    return VictimChoice(sum(ground.cost[v.id] for v in chosen), tuple(chosen), placed)
 
 
-def _touched(ground: _Ground, victims: list[Job], inside: Bools) -> list[Job]:
+def _touched(ground: _VictimIndex, victims: list[Job], inside: Bools) -> list[Job]:
     """Those of `victims` on whose devices the job would be placed, if they suffice."""
     placed = ground.fits(victims, inside)
     assert placed is not None

@@ -1,5 +1,5 @@
 """Which idle MIG boards are cut into other instances, and when. Pure: events for the caller to emit."""
 
-from libs.core.scheduling.repartition.planner import plan_recuts
+from libs.core.scheduling.repartition.planner import plan_repartitions
 
-__all__ = ["plan_recuts"]
+__all__ = ["plan_repartitions"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from libs.core.accelerators.mig_boards import Geometry
 from libs.core.accelerators.precisions import computes
-from libs.core.placement import Reason, View, mig
+from libs.core.placement import BlockReason, View, mig
 from libs.core.placement.context import context_of
 from libs.core.placement.search.constraints import fitting
 from libs.core.placement.view import NOBODY
@@ -30,18 +30,20 @@ _LOOKED_AT = 8
 """Boards whose layouts are worked out for one recut: 1 to 3 ms each."""
 
 
-def plan_recuts(state: State, plan: Plan, t_us: int, policy: Policy) -> list[BoardRecut]:
+def plan_repartitions(state: State, plan: Plan, t_us: int, policy: Policy) -> list[BoardRecut]:
     """Recuts for the lines of `plan` that wait for MIG instances. Changes nothing; `plan` was granted already."""
-    if not policy.recut or not state.fleet.boards:
+    if not policy.repartition or not state.fleet.boards:
         return []
     lines = _lines(state, plan, t_us)
-    if not any(line.waited_us >= policy.recut_after_us for line in lines):
+    if not any(line.waited_us >= policy.repartition_after_us for line in lines):
         return []
     table = _Boards(state, t_us, policy, lines)
     result: list[BoardRecut] = []
     for line in lines:
         table.use_what_is_there(line)
-        while line.blocked and line.unmet > 0 and line.waited_us >= policy.recut_after_us and len(result) < AT_ONCE:
+        while (
+            line.blocked and line.unmet > 0 and line.waited_us >= policy.repartition_after_us and len(result) < AT_ONCE
+        ):
             recut = table.cut_for(line)
             if recut is None:
                 break
@@ -77,12 +79,12 @@ class _Open:
 
 
 def _lines(state: State, plan: Plan, t_us: int) -> list[_Line]:
-    """By rank. What waits for its quota, for what is kept for it, or away from its kin, is helped by no instance."""
+    """By rank. What waits for its quota, for what is kept for it, or away from its peers, is helped by no instance."""
     lines: list[_Line] = []
     sizes: dict[str, int] = {}
     for key, why in plan.waiting.items():
         shape, line = key[2], state.queues.get(key)
-        if not shape.profile or shape.torus or shape.roles or not line or why.reason is Reason.QUOTA:
+        if not shape.profile or shape.torus or shape.roles or not line or why.reason is BlockReason.QUOTA:
             continue
         jobs = [job_id for job_id in line if job_id not in state.holds] if state.holds else list(line)
         if not jobs or context_of(state, state.jobs[jobs[0]], t_us).avoid:
@@ -117,8 +119,8 @@ class _Boards:
         idle_rows = idle.tolist()
         self._open: dict[str, _Open] = {}
         for name, board in fleet.boards.items():
-            rests = name in state.recut_us and t_us - state.recut_us[name] < policy.recut_rest_us
-            if rests or name in state.recuts or not fleet.nodes[board.node].up:
+            rests = name in state.repartition_us and t_us - state.repartition_us[name] < policy.repartition_rest_us
+            if rests or name in state.repartitions or not fleet.nodes[board.node].up:
                 continue
             geometry = mig.geometry_of(board.board)
             if not mig.legal(geometry, board.rows.values()):  # its driver knows more than it told: leave it alone
@@ -129,7 +131,7 @@ class _Boards:
             )
         self._coming = [
             (fleet.boards[name], place.profile)
-            for name, asked in state.recuts.items()
+            for name, asked in state.repartitions.items()
             if name in fleet.boards
             for place in asked.recut.create
         ]
@@ -222,7 +224,7 @@ class _Boards:
             node=open_.board.node,
             incarnation=fleet.nodes[open_.board.node].incarnation,
             recut=Recut(
-                board=open_.id, number=state.recut_number.get(open_.id, 0) + 1, destroy=gone, create=create
+                board=open_.id, number=state.repartition_number.get(open_.id, 0) + 1, destroy=gone, create=create
             ),
             why=why,
         )  # fmt: skip

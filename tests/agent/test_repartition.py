@@ -21,7 +21,7 @@ from schemas.resources import MigPlace, Recut
 from services.agent.app import build, clear
 from services.agent.node import Counts
 from services.agent.nodes import Hosted
-from services.agent.recuts import carry_out, refusal
+from services.agent.repartitions import carry_out, refusal
 from services.agent.settings import AgentSettings
 from tests.agent.build import part, rank
 from tests.agent.conftest import until

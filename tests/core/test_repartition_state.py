@@ -87,7 +87,7 @@ def test_a_cut_that_failed_offers_what_was_there_before() -> None:
     d = world()
     d.take(2, "s", report(ok=False, reason="in use", inventory=inventory(*ONES)))
     assert len(up(d.state)) == 7
-    assert d.state.recut_number == {BOARD: 1}
+    assert d.state.repartition_number == {BOARD: 1}
 
 
 def test_reports_of_another_life_or_of_no_recut_are_refused_with_a_reason() -> None:
@@ -95,15 +95,15 @@ def test_reports_of_another_life_or_of_no_recut_are_refused_with_a_reason() -> N
     d.take(2, "s", report(incarnation=2))
     d.take(3, "s", report(number=2))
     assert [e.kind for e in d.events] == ["input.rejected", "input.rejected"]
-    assert BOARD in d.state.recuts
+    assert BOARD in d.state.repartitions
 
 
 def test_a_node_that_leaves_or_starts_anew_was_asked_for_nothing() -> None:
     lost, anew = world(), world()
     lost.take(2, "s", inbox.NodeLost(node="n1", incarnation=1, silent_s=30))
     anew.take(2, "s", inbox.NodeRegistered(incarnation=2, inventory=inventory(*ONES), lease_s=10))
-    assert not lost.state.recuts
-    assert not anew.state.recuts
+    assert not lost.state.repartitions
+    assert not anew.state.repartitions
     assert len(up(anew.state)) == 7
 
 
