@@ -147,7 +147,7 @@ def test_only_a_tick_recuts_and_only_when_it_may() -> None:
     world.submit(ask("waits", THREE))
     world.send(inbox.QuotaChanged(team="other", limit_milli=1), after_us=60 * SECOND)
     assert not world.machine.state.repartitions
-    world.machine.policy = replace(POLICY, recut=False)
+    world.machine.policy = replace(POLICY, repartition=False)
     assert tick(world) == []
     world.machine.policy = POLICY
     assert len(tick(world)) == 1
