@@ -1,7 +1,8 @@
 """The guard: a second process that ends a node's jobs when its lease ends or the agent dies. Standard library only.
 
 An agent that is frozen (SIGSTOP, a hung driver, a swapped-out machine) cannot stop its own work, but telemetry counts
-on it that the work has stopped. So the agent tells this process, one line each on standard input:
+on it that the work has stopped. So the agent tells this process, one line each, first in the file whose descriptor is
+its argument (complete before the guard starts), then on standard input:
 
     node <name> <marker> <cgroup or ->          here is where the jobs of this life (incarnation) of the node are
     until <name> <seconds on CLOCK_BOOTTIME>    they may run until then
@@ -61,6 +62,9 @@ def main() -> int:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # it ends with its agent, not before
     watched: dict[str, Watched] = {}
+    with open(int(sys.argv[1]), "rb") as told:
+        for line in told:
+            read_line(watched, line.decode(errors="replace"))
     buffer, busy = b"", False
     while True:
         ready, _, _ = select.select([0], [], [], RETRY_S if busy else _wait(watched))

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Guard:
         self._until |= known
         if known:
             self.ensure()
-            self._tell("".join(f"until {node} {until:.6f}\n" for node, until in known.items()))
+            self._tell("".join(map(_deadline, known.items())))
 
     def needed(self) -> bool:
         return bool(self._nodes)
@@ -44,24 +45,27 @@ class Guard:
         return node in self._nodes
 
     def ensure(self) -> None:
-        """A guard that died is replaced, and told everything again."""
+        """A guard that died is replaced. The new one is told everything as it starts."""
         if self.alive():
             return
         if self._process is not None:
             log.error("the guard process has died (status %s): starting another", self._process.returncode)
-        self._process = subprocess.Popen(
-            [sys.executable, "-E", "-s", "-m", "services.agent.guard"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            cwd=Path(__file__).resolve().parents[2],
-            env={},
-            start_new_session=True,
-            bufsize=0,
-        )
+        with tempfile.TemporaryFile() as told:  # before it lives: an agent that stops right after has told it all
+            told.write("".join([*self._nodes.values(), *map(_deadline, self._until.items())]).encode())
+            told.flush()
+            os.lseek(told.fileno(), 0, os.SEEK_SET)
+            self._process = subprocess.Popen(
+                [sys.executable, "-E", "-s", "-m", "services.agent.guard", str(told.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                cwd=Path(__file__).resolve().parents[2],
+                env={},
+                pass_fds=(told.fileno(),),
+                start_new_session=True,
+                bufsize=0,
+            )
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        again = "".join(self._nodes.values()) + "".join(f"until {n} {u:.6f}\n" for n, u in self._until.items())
-        self._tell(again)
 
     def _tell(self, text: str) -> None:
         """A few hundred bytes a second into a pipe that the guard empties at once. One that lets it fill up is frozen:
@@ -86,3 +90,8 @@ class Guard:
             self._process.stdin.close()
             await asyncio.to_thread(self._process.wait)
             self._process = None
+
+
+def _deadline(of: tuple[str, float]) -> str:
+    node, until = of
+    return f"until {node} {until:.6f}\n"

@@ -17,6 +17,7 @@ from schemas.inbox import Released, Started
 from schemas.queries import LogQuery
 from services.agent import tree
 from services.agent.guard import Watched, read_line
+from services.agent.guarding import Guard
 from services.agent.state import group_name
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
@@ -162,6 +163,20 @@ async def test_a_guard_that_was_killed_is_replaced(agent, world, tmp_path):
     await until(replaced)
     agent.signal(signal.SIGSTOP)
     await until(lambda: not any(tree.alive(pid) for pid in pids))
+
+
+async def test_a_new_guard_knows_what_to_watch_before_it_lives(tmp_path, monkeypatch):
+    """An agent that is frozen or killed right after it has started the next guard has no chance to tell it anything."""
+    marker = tree.marker_root("n0", tmp_path)
+    job = subprocess.Popen(["sleep", "600"], env={tree.MARKER: f"{marker}/job-1.1"}, start_new_session=True)
+    guard = Guard()
+    guard.watch("n0", marker, None)
+    guard._process.kill()
+    guard._process.wait()
+    monkeypatch.setattr(guard, "_tell", lambda text: None)
+    guard.ensure()
+    await guard.close()
+    assert job.wait() == -signal.SIGKILL
 
 
 async def test_an_agent_that_is_asked_to_end_leaves_nothing(agent, world, tmp_path):
