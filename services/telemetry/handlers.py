@@ -34,7 +34,7 @@ def device_list(
 ) -> DeviceList:
     """Devices by node and index; of the jobs on a device a team sees its own alone. Raises NothingFound for an unknown node."""
     if query.node and query.node not in nodes:
-        raise NothingFound(f"no node {query.node!r} in this pool; `baton nodes` lists them")
+        raise NothingFound(f"no node {query.node!r} in this pool; `baton get nodes` lists them")
     shown = [(name, row) for name, row in devices.items() if not query.node or row["node"] == query.node]
     shown.sort(key=lambda item: (item[1]["node"], item[1]["index"], item[0]))
     return DeviceList(devices=tuple(_device(name, row, team, readings.get(name)) for name, row in shown))
