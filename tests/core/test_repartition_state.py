@@ -4,7 +4,7 @@ from typing import Any
 
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.scheduling.reactions import Decision
+from libs.core.scheduling.reactions import Decision, react
 from libs.core.state import snapshot
 from libs.core.state.desired import desired
 from libs.core.state.model import State
@@ -46,7 +46,7 @@ RECUT = Recut(
 
 def world() -> Decision:
     d = Decision(State(), 1_000_000)
-    d.take(1, "s", inbox.NodeRegistered(incarnation=1, inventory=inventory(*ONES), lease_s=10))
+    react(d, 1, "s", inbox.NodeRegistered(incarnation=1, inventory=inventory(*ONES), lease_s=10))
     d.emit(ledger.BoardRecut(node="n1", incarnation=1, recut=RECUT, why="a job waits"))
     d.events.clear()
     return d
@@ -76,8 +76,8 @@ def test_a_snapshot_keeps_the_recut() -> None:
 
 def test_a_cut_that_is_done_offers_the_new_instances_and_its_repetition_is_nothing() -> None:
     d = world()
-    d.take(2, "s", report())
-    d.take(3, "s", report())
+    react(d, 2, "s", report())
+    react(d, 3, "s", report())
     assert [e.kind for e in d.events] == ["board.cut"]
     assert up(d.state) == {device.id for device in AFTER.devices}
     assert desired(d.state, "n1", "main", 8).recuts == ()
@@ -85,23 +85,23 @@ def test_a_cut_that_is_done_offers_the_new_instances_and_its_repetition_is_nothi
 
 def test_a_cut_that_failed_offers_what_was_there_before() -> None:
     d = world()
-    d.take(2, "s", report(ok=False, reason="in use", inventory=inventory(*ONES)))
+    react(d, 2, "s", report(ok=False, reason="in use", inventory=inventory(*ONES)))
     assert len(up(d.state)) == 7
     assert d.state.repartition_number == {BOARD: 1}
 
 
 def test_reports_of_another_life_or_of_no_recut_are_refused_with_a_reason() -> None:
     d = world()
-    d.take(2, "s", report(incarnation=2))
-    d.take(3, "s", report(number=2))
+    react(d, 2, "s", report(incarnation=2))
+    react(d, 3, "s", report(number=2))
     assert [e.kind for e in d.events] == ["input.rejected", "input.rejected"]
     assert BOARD in d.state.repartitions
 
 
 def test_a_node_that_leaves_or_starts_anew_was_asked_for_nothing() -> None:
     lost, anew = world(), world()
-    lost.take(2, "s", inbox.NodeLost(node="n1", incarnation=1, silent_s=30))
-    anew.take(2, "s", inbox.NodeRegistered(incarnation=2, inventory=inventory(*ONES), lease_s=10))
+    react(lost, 2, "s", inbox.NodeLost(node="n1", incarnation=1, silent_s=30))
+    react(anew, 2, "s", inbox.NodeRegistered(incarnation=2, inventory=inventory(*ONES), lease_s=10))
     assert not lost.state.repartitions
     assert not anew.state.repartitions
     assert len(up(anew.state)) == 7
@@ -109,7 +109,7 @@ def test_a_node_that_leaves_or_starts_anew_was_asked_for_nothing() -> None:
 
 def test_admission_learns_the_new_instances() -> None:
     d, shape = world(), FleetShape()
-    d.take(2, "s", report())
+    react(d, 2, "s", report())
     joined = ledger.NodeJoined(incarnation=1, inventory=inventory(*ONES))
     shape.apply(ledger.LedgerRecord(
         pool="main", prev_seq=0, prev_hash="", inbox_seq=1, t_us=1, writer="w", events=(joined, *d.events)

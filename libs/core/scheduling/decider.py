@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from libs.core.placement.view import Scores, View
 from libs.core.scheduling import cycle, repartition
-from libs.core.scheduling.reactions import Decision
+from libs.core.scheduling.reactions import Decision, react
 from libs.core.state import fold, snapshot
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Shape, State, shape_of
@@ -72,7 +72,7 @@ class Decider:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also recuts boards."""
         decision = Decision(self.state, t_us)
         for item in inputs:
-            decision.take(item.seq, item.subject, item.message, item.error)
+            react(decision, item.seq, item.subject, item.message, item.error)
         self._learn(decision.events)
         self.plan = cycle.plan(self.state, t_us, self.policy)
         for grant in self.plan.grants:

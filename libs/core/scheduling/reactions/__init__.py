@@ -1,0 +1,42 @@
+"""What each inbox message leads to: one function per message, in a file per source. Each loads, decides, and emits the
+ledger events that follow.
+
+`Decision` collects the events and applies each to the state at once, so that what is decided later in a batch sees what
+was decided before. If the record is not committed, the state is thrown away with it (`libs.core.scheduling.decider`).
+
+Facts may come twice, late, or from an earlier life of a node: what is already known leads to no event, what cannot be
+true leads to `InputRejected` with a reason, and neither holds up the next message.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from libs.core.scheduling.reactions import agents, preemption, quotas, requests, telemetry
+from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.scheduling.reactions.preemption import would_be_free
+from schemas import inbox, ledger
+
+__all__ = ["Decision", "InputRefused", "react", "would_be_free"]
+
+
+def react(d: Decision, seq: int, subject: str, message: Any, error: str = "") -> None:
+    """Decides one inbox message. `message` is None when it could not be read; then `error` says why."""
+    try:
+        if message is None:
+            raise InputRefused(error or "unreadable message")
+        _REACTIONS[type(message)](d, message)
+    except InputRefused as e:
+        d.emit(ledger.InputRejected(inbox_seq=seq, subject=subject, reason=str(e)[:2048]))
+
+
+_REACTIONS: dict[type, Callable[[Decision, Any], None]] = {
+    inbox.JobAdmitted: requests.job_admitted,
+    inbox.CancelRequested: requests.cancel_requested,
+    inbox.NodeRegistered: agents.node_registered,
+    inbox.NodeObserved: agents.node_observed,
+    inbox.NodeLost: telemetry.node_lost,
+    inbox.BoardCut: agents.board_cut,
+    inbox.Tick: telemetry.tick,
+    inbox.QuotaChanged: quotas.quota_changed,
+    inbox.PreemptionPlanned: preemption.preemption_planned,
+}

@@ -1,0 +1,122 @@
+"""What a node's agent says: its life begins, what became of the parts it runs, a board that it has cut anew."""
+
+from collections.abc import Callable
+from typing import Any
+
+from libs.core.scheduling.reactions.attempts import after_loss, close_if_gone, free, stop, vacate
+from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.state.model import Attempt, Job
+from schemas import inbox, ledger
+from schemas.jobs import JobState
+from schemas.resources import Inventory
+
+
+def node_registered(d: Decision, m: inbox.NodeRegistered) -> None:
+    name = m.inventory.node
+    known = d.state.fleet.nodes.get(name)
+    if known is not None and m.incarnation <= known.incarnation:
+        if m.incarnation == known.incarnation and known.up:
+            return
+        raise InputRefused(
+            f"node {name}: incarnation {m.incarnation} is not newer than {known.incarnation}; restart its agent"
+        )
+    _refuse_foreign(d, m.inventory)
+    vacate(d, name, "new-incarnation", f"node {name} started anew")
+    d.emit(ledger.NodeJoined(incarnation=m.incarnation, inventory=m.inventory))
+
+
+def node_observed(d: Decision, m: inbox.NodeObserved) -> None:
+    known = d.state.fleet.nodes.get(m.node)
+    if known is None or not known.up or known.incarnation != m.incarnation:
+        raise InputRefused(f"node {m.node}, incarnation {m.incarnation}, is not up: what it saw no longer counts")
+    for seen in m.observations:
+        job = d.state.jobs.get(seen.job_id)
+        attempt = job.current if job is not None else None
+        if job is None or attempt is None or attempt.number != seen.attempt or m.node not in attempt.parts:
+            continue  # it has ended since: a repeated or late report
+        if not attempt.parts[m.node].freed:
+            _OBSERVE[type(seen)](d, m.node, job, attempt, seen)
+
+
+def _started(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Started) -> None:
+    if attempt.parts[node].started or job.state not in (JobState.GRANTED, JobState.STARTING):
+        return
+    if sum(not part.started for part in attempt.parts.values()) == 1:
+        d.emit(ledger.AttemptRunning(job_id=job.id, attempt=attempt.number))
+    else:
+        d.emit(ledger.AttemptStarting(job_id=job.id, attempt=attempt.number, node=node))
+
+
+def _checkpointed(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.CheckpointTaken) -> None:
+    last = job.resume
+    if last is not None and (seen.checkpoint == last or seen.checkpoint.step < last.step):
+        return
+    d.emit(ledger.AttemptCheckpointed(job_id=job.id, attempt=attempt.number, checkpoint=seen.checkpoint))
+
+
+def _released(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Released) -> None:
+    free(d, node, job, attempt, "released", seen.reason, seen.exit_code, seen.own_exit)
+    if not attempt.cause and not (seen.own_exit and seen.exit_code == 0):
+        if seen.own_exit:
+            attempt_failed = f"its part on {node} exited with {seen.exit_code}"
+            stop(d, job, "part-failed", f"{attempt_failed}: {seen.reason}" if seen.reason else attempt_failed)
+        else:
+            stop(d, job, "part-lost", seen.reason or f"node {node} stopped it by itself")
+    close_if_gone(d, job, attempt)
+
+
+def _refused(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Refused) -> None:
+    free(d, node, job, attempt, "refused", seen.reason)
+    after_loss(d, job, attempt, "part-refused", f"node {node} refused it: {seen.reason}")
+
+
+def board_cut(d: Decision, m: inbox.BoardCut) -> None:
+    """The first report of the recut that is under way counts; repeated and older ones say nothing new."""
+    known = d.state.fleet.nodes.get(m.node)
+    if known is None or not known.up or known.incarnation != m.incarnation:
+        raise InputRefused(f"node {m.node}, incarnation {m.incarnation}, is not up: what it cut no longer counts")
+    asked = d.state.repartitions.get(m.board)
+    if asked is None or asked.node != m.node or asked.recut.number != m.number:
+        if m.number <= d.state.repartition_number.get(m.board, 0):
+            return
+        raise InputRefused(f"node {m.node} was not asked for cut {m.number} of board {m.board}")
+    if m.inventory.node != m.node:
+        raise InputRefused(f"node {m.node} reports a cut with the inventory of {m.inventory.node}")
+    _refuse_foreign(d, m.inventory)
+    offered = {device.id for device in m.inventory.devices}
+    for job_id in d.state.on_node.get(m.node, {}):
+        attempt = d.state.jobs[job_id].current
+        assert attempt is not None
+        lost = next((c.device for c in attempt.parts[m.node].claims if c.device not in offered), None)
+        if lost is not None:
+            raise InputRefused(f"node {m.node} reports a cut without {lost}, which {job_id} holds")
+    d.emit(
+        ledger.BoardCutDone(
+            node=m.node,
+            incarnation=m.incarnation,
+            board=m.board,
+            number=m.number,
+            ok=m.ok,
+            reason=m.reason,
+            inventory=m.inventory,
+        )
+    )
+
+
+def _refuse_foreign(d: Decision, inventory: Inventory) -> None:
+    """Raises InputRefused when a device already belongs to another node that is up."""
+    fleet = d.state.fleet
+    for device in inventory.devices:
+        row = fleet.devices.find(device.id)
+        if row >= 0 and fleet.up[row] and (owner := fleet.node_names.names[int(fleet.node[row])]) != inventory.node:
+            raise InputRefused(
+                f"node {inventory.node}: device {device.id} already belongs to node {owner}; device ids are unique"
+            )
+
+
+_OBSERVE: dict[type, Callable[[Decision, str, Job, Attempt, Any], None]] = {
+    inbox.Started: _started,
+    inbox.CheckpointTaken: _checkpointed,
+    inbox.Released: _released,
+    inbox.Refused: _refused,
+}

@@ -1,0 +1,23 @@
+"""What a reaction works on: the state, and the events decided so far."""
+
+from typing import Any
+
+from libs.core.state import fold
+from libs.core.state.model import State
+
+
+class InputRefused(ValueError):
+    """The message cannot be applied; the text says why."""
+
+
+class Decision:
+    """Events decided at `t_us`, each already applied to `state`."""
+
+    def __init__(self, state: State, t_us: int) -> None:
+        self.state = state
+        self.t_us = t_us
+        self.events: list[Any] = []
+
+    def emit(self, event: Any) -> None:
+        fold.apply(self.state, event, self.t_us)
+        self.events.append(event)
