@@ -1,0 +1,79 @@
+"""Draws the house from the import graph: `python -m tests.architecture.picture` writes the pictures of docs/architecture.md.
+
+A box is a room, a row is a floor, an arrow says how many modules of one room import how many of another's.
+"""
+
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/architecture.md"
+ROOMS = "libs.core"
+POLICIES = "libs.core.scheduling"
+
+
+def floors() -> list[list[str]]:
+    """The rooms of the core, top floor first, as the import contract has them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (c["layers"] for c in contracts if c["name"].startswith("Eight rooms"))
+    return [[room.strip().removeprefix(f"{ROOMS}.") for room in floor.split("|")] for floor in layers]
+
+
+def arrows(graph: grimp.ImportGraph, inside: str) -> Counter[tuple[str, str]]:
+    """(importing child, imported child) of a package -> imports between their modules."""
+    found: Counter[tuple[str, str]] = Counter()
+    for module in graph.find_descendants(inside):
+        for imported in graph.find_modules_directly_imported_by(module):
+            if imported.startswith(f"{inside}.") and (pair := (_child(module, inside), _child(imported, inside))):
+                found[pair] += pair[0] != pair[1]
+    return +found
+
+
+def depths(pairs: Iterable[tuple[str, str]], children: Iterable[str]) -> dict[str, int]:
+    """How many floors lie below each child. Raises RecursionError when they import in a circle."""
+    below = {child: {to for of, to in pairs if of == child} for child in children}
+
+    def depth(child: str) -> int:
+        return 1 + max((depth(to) for to in below[child]), default=-1)
+
+    return {child: depth(child) for child in below}
+
+
+def rooms(graph: grimp.ImportGraph) -> Iterator[str]:
+    yield "flowchart TB"
+    for number, floor in enumerate(floors()):
+        yield f'    subgraph floor{number} [" "]'
+        yield "        direction LR"
+        yield from (f"        {room}" for room in floor)
+        yield "    end"
+    yield from (f"    {of} -- {n} --> {to}" for (of, to), n in sorted(arrows(graph, ROOMS).items()))
+
+
+def policies(graph: grimp.ImportGraph) -> Iterator[str]:
+    yield "flowchart TB"
+    yield from (f"    {of} --> {to}" for of, to in sorted(arrows(graph, POLICIES)))
+
+
+def wanted(page: str) -> str:
+    """The page with its pictures as the code is now."""
+    graph = grimp.build_graph("libs", cache_dir=None)
+    for name, lines in (("rooms", rooms(graph)), ("policies", policies(graph))):
+        start, end = f"<!-- picture: {name} -->\n", "<!-- end of picture -->"
+        before, rest = page.split(start, 1)
+        _, after = rest.split(end, 1)
+        page = f"{before}{start}```mermaid\n" + "".join(f"{line}\n" for line in lines) + f"```\n{end}{after}"
+    return page
+
+
+def _child(module: str, inside: str) -> str:
+    return module.removeprefix(f"{inside}.").split(".")[0]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(wanted(PAGE.read_text()))
+    sys.exit(0)

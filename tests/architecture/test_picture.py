@@ -1,0 +1,24 @@
+"""The pictures of the house are those of the code, and the house has the shape that they promise."""
+
+import grimp
+
+from tests.architecture.picture import PAGE, POLICIES, ROOMS, arrows, depths, floors, wanted
+
+
+def test_the_pictures_are_current() -> None:
+    assert PAGE.read_text() == wanted(PAGE.read_text()), (
+        "run `python -m tests.architecture.picture` and commit the result"
+    )
+
+
+def test_the_core_has_eight_rooms_on_four_floors_and_no_arrow_points_up() -> None:
+    graph = grimp.build_graph("libs", cache_dir=None)
+    height = {room: len(floors()) - n for n, floor in enumerate(floors()) for room in floor}
+    assert (len(height), len(floors())) == (8, 4)
+    assert [pair for pair in arrows(graph, ROOMS) if height[pair[0]] <= height[pair[1]]] == []
+
+
+def test_the_policies_import_each_other_in_no_circle() -> None:
+    graph = grimp.build_graph("libs", cache_dir=None)
+    pairs = arrows(graph, POLICIES)
+    assert depths(pairs, {child for pair in pairs for child in pair})
