@@ -112,7 +112,9 @@ class Explanation(Fact):
     job_id: JobId
     state: JobState
     reason: str = Field(
-        description="an outcome of libs.core.scheduling.cycle, e.g. no-free-block, quota, type, memory, held"
+        description="of a waiting job the constraint that keeps it out (no-devices, type, mig-profile, labels, memory, "
+        "runtime, precision, cpu, host-memory, simulation, held, reserved, busy, spread, power, topology, quota), "
+        "preempting while lower classes make room for it, next when it fits; else its state"
     )
     text: str
     ahead: int = Field(default=0, ge=0, description="jobs that are considered before it")
