@@ -91,7 +91,7 @@ class Launcher:
         marker = f"{self.marker(node)}/{part.job_id}.{part.attempt}"
         device = node.layer.environment(part.ranks)
         address = master_address(part, self.local_nodes, self.address_template)
-        orders = [
+        commands = [
             ProcessCommand(
                 rank=rank,
                 environment=variables(
@@ -115,9 +115,9 @@ class Launcher:
             self.logs.set_live(part.job_id, part.attempt, rank, live)
 
         return AttemptLaunch(
-            cage=tree.PartCgroup(marker, None if group is None else group / f"{part.job_id}.{part.attempt}"),
+            cgroup=tree.PartCgroup(marker, None if group is None else group / f"{part.job_id}.{part.attempt}"),
             workdir=workdir,
-            orders=orders,
+            commands=commands,
             log_limit=self.log_limit,
             may_run=lambda: node.lease.valid(node.now()),
             started_process=self.state.remember,

@@ -36,10 +36,10 @@ MakePart = Callable[["NodeRunner", DesiredPart, Callable[[Observation], None]], 
 
 
 @dataclass(eq=False, slots=True)
-class Cut:
-    """A recut of this life: under way until `at`, when it was last reported, is set. `reason`: why it failed."""
+class BoardRepartition:
+    """A repartition in this life: under way until `at`, when it was last reported, is set. `reason`: why it failed."""
 
-    recut: Recut
+    asked: Recut
     at: float | None = None
     reason: str = ""
 
@@ -76,9 +76,9 @@ class NodeRunner:
     may_start: Callable[[], bool] = lambda: True
     parts: dict[Key, RunningPart] = field(default_factory=dict)
     _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
-    _cuts: dict[tuple[str, int], Cut] = field(default_factory=dict)
-    """(board, number) -> recuts of this life that were asked for; one that is no longer asked for is not asked again."""
-    _cutters: set[asyncio.Task[None]] = field(default_factory=set)
+    _repartitions: dict[tuple[str, int], BoardRepartition] = field(default_factory=dict)
+    """(board, number) -> repartitions asked for in this life; one that is no longer asked for is not asked again."""
+    _repartitioners: set[asyncio.Task[None]] = field(default_factory=set)
     _cutting: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One board at a time: each report then tells of boards that are whole."""
     _registered_at: float = 0.0
@@ -106,7 +106,7 @@ class NodeRunner:
         self.known, self.missed, self._asked_to_save, self._dying = False, 0, False, False
         self.parts.clear()
         self._ends.clear()
-        self._cuts.clear()
+        self._repartitions.clear()
         self.counts.lives += 1
         self.register()
 
@@ -140,53 +140,60 @@ class NodeRunner:
                     self._ends.pop(key, None)
         self._follow_repartitions(desired.recuts)
 
-    def _follow_repartitions(self, recuts: Iterable[Recut]) -> None:
-        """Begins the recuts that are new, each once in this life."""
-        asked = {(recut.board, recut.number): recut for recut in recuts}
-        for key in [key for key, cut in self._cuts.items() if cut.at is not None and key not in asked]:
-            del self._cuts[key]
-        for key, recut in asked.items():
-            if key in self._cuts or self._leaving or not self.lease.valid(self.now()):
+    def _follow_repartitions(self, requests: Iterable[Recut]) -> None:
+        """Begins the repartitions that are new, each once in this life."""
+        asked = {(request.board, request.number): request for request in requests}
+        for key in [
+            key for key, repartition in self._repartitions.items() if repartition.at is not None and key not in asked
+        ]:
+            del self._repartitions[key]
+        for key, request in asked.items():
+            if key in self._repartitions or self._leaving or not self.lease.valid(self.now()):
                 continue
-            cut = self._cuts[key] = Cut(recut)
-            if reason := refusal(recut, self.inventory, self.busy()):
-                self._cut_done(cut, reason)
+            repartition = self._repartitions[key] = BoardRepartition(request)
+            if reason := refusal(request, self.inventory, self.busy()):
+                self._repartitioned(repartition, reason)
                 continue
             self._offer()
-            task = asyncio.create_task(self._cut(cut))
-            self._cutters.add(task)
-            task.add_done_callback(self._cutters.discard)
+            task = asyncio.create_task(self._repartition(repartition))
+            self._repartitioners.add(task)
+            task.add_done_callback(self._repartitioners.discard)
 
-    async def _cut(self, cut: Cut) -> None:
+    async def _repartition(self, repartition: BoardRepartition) -> None:
         async with self._cutting:
             if self._dying:
                 return
-            log.info("%s cuts board %s (cut %d)", self.name, cut.recut.board, cut.recut.number)
-            reason, self.inventory = await asyncio.to_thread(carry_out, self.layer, cut.recut, self.inventory)
-            self._cut_done(cut, reason)
+            log.info("%s cuts board %s (cut %d)", self.name, repartition.asked.board, repartition.asked.number)
+            reason, self.inventory = await asyncio.to_thread(carry_out, self.layer, repartition.asked, self.inventory)
+            self._repartitioned(repartition, reason)
 
-    def _cut_done(self, cut: Cut, reason: str) -> None:
+    def _repartitioned(self, repartition: BoardRepartition, reason: str) -> None:
         if reason:
-            log.warning("%s did not cut board %s anew: %s", self.name, cut.recut.board, reason)
-        cut.at, cut.reason = self.now(), reason
+            log.warning("%s did not cut board %s anew: %s", self.name, repartition.asked.board, reason)
+        repartition.at, repartition.reason = self.now(), reason
         self._offer()
-        self._report_cut(cut)
+        self._report_repartition(repartition)
 
     def _offer(self) -> None:
         """Parts may use what the inventory has, less the instances that are about to go."""
-        going = {name for cut in self._cuts.values() if cut.at is None for name in cut.recut.destroy}
+        going = {
+            name
+            for repartition in self._repartitions.values()
+            if repartition.at is None
+            for name in repartition.asked.destroy
+        }
         self.view.devices = frozenset(device.id for device in self.inventory.devices if device.id not in going)
 
-    def _report_cut(self, cut: Cut) -> None:
+    def _report_repartition(self, repartition: BoardRepartition) -> None:
         if self._dying:
             return
         seen = BoardCut(
             node=self.name,
             incarnation=self.incarnation,
-            board=cut.recut.board,
-            number=cut.recut.number,
-            ok=not cut.reason,
-            reason=cut.reason,
+            board=repartition.asked.board,
+            number=repartition.asked.number,
+            ok=not repartition.reason,
+            reason=repartition.reason,
             inventory=self.inventory,
         )
         self.report(self.name, self.incarnation, seen)
@@ -238,10 +245,10 @@ class NodeRunner:
             if now - at >= older_than_s:
                 self._ends[key] = (now, seen)
                 self.report(self.name, self.incarnation, seen)
-        for cut in self._cuts.values():
-            if cut.at is not None and now - cut.at >= older_than_s:
-                cut.at = now
-                self._report_cut(cut)
+        for repartition in self._repartitions.values():
+            if repartition.at is not None and now - repartition.at >= older_than_s:
+                repartition.at = now
+                self._report_repartition(repartition)
 
     def renewed(self, sent: float) -> bool:
         """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid."""
@@ -269,8 +276,8 @@ class NodeRunner:
         self._dying = True
         await asyncio.gather(*(part.kill() for part in list(self.parts.values())))
         self.parts.clear()
-        while self._cutters:  # a board that is being cut is nothing to begin a new life with
-            await asyncio.wait(self._cutters)
+        while self._repartitioners:  # a board that is being cut is nothing to begin a new life with
+            await asyncio.wait(self._repartitioners)
 
     def busy(self) -> dict[str, int]:
         """Granted milli per device of what is not gone yet."""

@@ -54,9 +54,9 @@ class RankProcess:
 class AttemptLaunch:
     """All that a part needs besides its spec. `may_run` is asked again after each fork: the lease may have ended."""
 
-    cage: PartCgroup
+    cgroup: PartCgroup
     workdir: Path
-    orders: Sequence[ProcessCommand]
+    commands: Sequence[ProcessCommand]
     log_limit: int
     may_run: Callable[[], bool]
     started_process: Callable[[int], None] = lambda pid: None
@@ -116,7 +116,7 @@ class ProcessPart:
             await self._could_not_start(e)
             return
         self.report(Started(job_id=self.part.job_id, attempt=self.part.attempt))
-        acknowledgements = [Acknowledgement(order.acknowledgement) for order in self.launch.orders]
+        acknowledgements = [Acknowledgement(command.acknowledgement) for command in self.launch.commands]
         await self._watch(acknowledgements)
         self._ordered = self.phase is not Phase.RUNNING and bool(self._alive())
         if self.phase is Phase.SAVING and self._alive():
@@ -129,14 +129,14 @@ class ProcessPart:
         self._release()
 
     def _spawn(self) -> None:
-        self.launch.cage.open()
-        entrance = self.launch.cage.entrance()
-        for order in self.launch.orders:
+        self.launch.cgroup.open()
+        entrance = self.launch.cgroup.entrance()
+        for command in self.launch.commands:
             read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
             try:
                 process = subprocess.Popen(  # an argv list, never a shell
                     self.part.spec.command,
-                    env=order.environment,
+                    env=command.environment,
                     cwd=self.launch.workdir,
                     stdin=subprocess.DEVNULL,
                     stdout=write_fd,
@@ -149,16 +149,16 @@ class ProcessPart:
                 raise
             finally:
                 os.close(write_fd)
-            self._watch_rank(order, process, read_fd)
+            self._watch_rank(command, process, read_fd)
             if not self.launch.may_run():
                 raise OSError("the node's lease ended while the job was being started")
 
-    def _watch_rank(self, order: ProcessCommand, process: "subprocess.Popen[bytes]", read_fd: int) -> None:
-        self.launch.cage.sessions.add(process.pid)
+    def _watch_rank(self, command: ProcessCommand, process: "subprocess.Popen[bytes]", read_fd: int) -> None:
+        self.launch.cgroup.sessions.add(process.pid)
         self.launch.started_process(process.pid)
-        self.launch.set_live(order.rank, True)
+        self.launch.set_live(command.rank, True)
         exit_fd = os.pidfd_open(process.pid)
-        rank = RankProcess(order.rank, process, exit_fd, LogSink(order.log, read_fd, self.launch.log_limit))
+        rank = RankProcess(command.rank, process, exit_fd, LogSink(command.log, read_fd, self.launch.log_limit))
         self._ranks.append(rank)
         asyncio.get_running_loop().add_reader(exit_fd, self._ended, rank)
 
@@ -179,7 +179,7 @@ class ProcessPart:
         return [rank for rank in self._ranks if rank.code is None]
 
     async def _watch(self, acknowledgements: list[Acknowledgement]) -> None:
-        """Until all processes have ended, one has failed and the others had time to notice, or an order came."""
+        """Until all have ended, one has failed and the others had time to notice, or a request to save or stop came."""
         poll_s = POLL_S if self.part.spec.checkpoint else None
         deadline: float | None = None
         loop = asyncio.get_running_loop()
@@ -226,7 +226,7 @@ class ProcessPart:
             await self._news(deadline - loop.time())
 
     async def _news(self, timeout_s: float | None) -> None:
-        """Waits for an exit or an order, `timeout_s` at the most."""
+        """Waits for an exit or a request, `timeout_s` at the most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
@@ -242,10 +242,10 @@ class ProcessPart:
         """Any rank may say that this node's share is saved; rank 0 alone speaks for the whole job."""
         if self.part.spec.checkpoint is None:
             return
-        for order, acknowledgement in zip(self.launch.orders, acknowledgements, strict=True):
+        for command, acknowledgement in zip(self.launch.commands, acknowledgements, strict=True):
             if (checkpoint := acknowledgement.news()) is not None:
                 self._acknowledged = True
-                if order.rank == 0:
+                if command.rank == 0:
                     self.report(
                         CheckpointTaken(job_id=self.part.job_id, attempt=self.part.attempt, checkpoint=checkpoint)
                     )
@@ -253,7 +253,7 @@ class ProcessPart:
     async def _vanish(self) -> None:
         """Kills what is left, daemons and all, until nothing is: however long, never freed by a timeout."""
         pause_s = 0.005
-        while self.launch.cage.kill() or self._alive():
+        while self.launch.cgroup.kill() or self._alive():
             await asyncio.sleep(pause_s)
             for rank in self._alive():
                 self._ended(rank)
@@ -262,7 +262,7 @@ class ProcessPart:
             rank.sink.close()
             self.launch.set_live(rank.rank, False)
         self.launch.ended_processes([rank.process.pid for rank in self._ranks])
-        self.launch.cage.close()
+        self.launch.cgroup.close()
 
     def _release(self) -> None:
         """It ended by itself when nobody asked; or when it was asked to save, saved nothing and exited with 0 before it

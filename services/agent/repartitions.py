@@ -11,39 +11,39 @@ log = logging.getLogger("baton.agent")
 REASON_LENGTH = 1024
 
 
-def refusal(recut: Recut, inventory: Inventory, busy: Mapping[str, int]) -> str:
-    """Why this recut must not be begun, or "". `busy`: device id -> milli that parts hold here."""
-    board = next((board for board in inventory.boards if board.id == recut.board), None)
+def refusal(repartition: Recut, inventory: Inventory, busy: Mapping[str, int]) -> str:
+    """Why this repartition must not be begun, or "". `busy`: device id -> milli that parts hold here."""
+    board = next((board for board in inventory.boards if board.id == repartition.board), None)
     if board is None:
-        return f"{recut.board} is no MIG board of this node"
+        return f"{repartition.board} is no MIG board of this node"
     if not board.dynamic:
-        return f"board {recut.board} stays as it was found: its operator does not let Baton cut it anew"
+        return f"board {repartition.board} stays as it was found: its operator does not let Baton cut it anew"
     there = {device.id: device for device in inventory.devices}
-    for name in recut.destroy:
-        if name not in there or there[name].parent != recut.board:
-            return f"board {recut.board} has no instance {name}"
+    for name in repartition.destroy:
+        if name not in there or there[name].parent != repartition.board:
+            return f"board {repartition.board} has no instance {name}"
         if busy.get(name):
             return f"instance {name} is still in use here: {busy[name]} milli"
     return ""
 
 
-def carry_out(layer: DeviceLayer, recut: Recut, inventory: Inventory) -> tuple[str, Inventory]:
+def carry_out(layer: DeviceLayer, repartition: Recut, inventory: Inventory) -> tuple[str, Inventory]:
     """Cuts the board and looks what is there now. Blocks. Returns why it failed ("" when done) and the new inventory."""
     reason = ""
     try:
-        layer.recut(recut.board, recut.destroy, recut.create)
+        layer.repartition(repartition.board, repartition.destroy, repartition.create)
     except CutFailed as e:
         reason = str(e)
     except Exception as e:  # whatever the driver did, placement must hear of it
-        log.exception("cutting board %s failed", recut.board)
+        log.exception("cutting board %s failed", repartition.board)
         reason = f"{type(e).__name__}: {e}"
     try:
         found = layer.discover()
     except NoDevices:
         found = ()
     except Exception as e:
-        log.exception("looking for devices after cutting board %s failed", recut.board)
-        untouched = tuple(device for device in inventory.devices if device.id not in recut.destroy)
+        log.exception("looking for devices after cutting board %s failed", repartition.board)
+        untouched = tuple(device for device in inventory.devices if device.id not in repartition.destroy)
         reason = f"{reason or 'cut'}; what is there now cannot be read ({type(e).__name__}: {e})"
         return reason[:REASON_LENGTH], inventory.model_copy(update={"devices": untouched})
     devices = tuple(_as_measured(device, inventory) for device in found)

@@ -49,7 +49,7 @@ class Place:
         pattern = str(folder / "ack-{rank}.json")
         paths = Paths(str(folder), str(folder), str(folder), pattern)
         marker = f"test@{self.root.name}/1/{wanted.job_id}.{wanted.attempt}"
-        orders = [
+        commands = [
             ProcessCommand(
                 rank,
                 variables(
@@ -67,9 +67,11 @@ class Place:
             )
             for rank, local in ranks_of(wanted)
         ]
-        cage = tree.PartCgroup(marker, self.group and self.group / f"{wanted.job_id}.{wanted.attempt}")
+        cgroup = tree.PartCgroup(marker, self.group and self.group / f"{wanted.job_id}.{wanted.attempt}")
         workdir = Path(wanted.spec.workdir) if wanted.spec.workdir else folder
-        made = ProcessPart(wanted, AttemptLaunch(cage, workdir, orders, 10_000, lambda: self.may_run), self.seen.append)
+        made = ProcessPart(
+            wanted, AttemptLaunch(cgroup, workdir, commands, 10_000, lambda: self.may_run), self.seen.append
+        )
         self.parts.append(made)
         made.start()
         return made

@@ -168,7 +168,9 @@ async def test_a_guard_that_was_killed_is_replaced(agent, world, tmp_path):
 async def test_a_new_guard_knows_what_to_watch_before_it_lives(tmp_path, monkeypatch):
     """An agent that is frozen or killed right after it has started the next guard has no chance to tell it anything."""
     marker = tree.marker_root("n0", tmp_path)
-    job = subprocess.Popen(["sleep", "600"], env={tree.MARKER: f"{marker}/job-1.1"}, start_new_session=True)
+    job = await asyncio.create_subprocess_exec(
+        "sleep", "600", env={tree.MARKER: f"{marker}/job-1.1"}, start_new_session=True
+    )
     guard = Guard()
     guard.watch("n0", marker, None)
     guard._process.kill()
@@ -176,7 +178,7 @@ async def test_a_new_guard_knows_what_to_watch_before_it_lives(tmp_path, monkeyp
     monkeypatch.setattr(guard, "_tell", lambda text: None)
     guard.ensure()
     await guard.close()
-    assert job.wait() == -signal.SIGKILL
+    assert await job.wait() == -signal.SIGKILL
 
 
 async def test_an_agent_that_is_asked_to_end_leaves_nothing(agent, world, tmp_path):

@@ -41,7 +41,7 @@ def at(devices, start: int, board: str = BOARD) -> str:
 UPPER = tuple(at(NODE.devices, start) for start in (4, 5, 6))
 
 
-def recut(number: int = 1, destroy: tuple[str, ...] = UPPER, *create: MigPlace) -> Recut:
+def repartition(number: int = 1, destroy: tuple[str, ...] = UPPER, *create: MigPlace) -> Recut:
     return Recut(board=BOARD, number=number, destroy=destroy, create=create or (LARGE,))
 
 
@@ -65,18 +65,18 @@ def test_a_fleet_says_which_boards_may_be_cut_anew():
 def test_a_simulated_board_is_cut_and_no_id_ever_comes_back():
     layer = SimulatedLayer(NODE.devices, NODE.boards)
     seen = {d.id for d in layer.discover()}
-    layer.recut(BOARD, UPPER, (LARGE,))
+    layer.repartition(BOARD, UPPER, (LARGE,))
     first = layer.discover()
     assert cut_of(first) == AFTER
     assert [d.index for d in first] == list(range(12))
     large = at(first, 4)
     assert large not in seen
     assert layer.environment((rank(large),))["BATON_DEVICES"] == large
-    layer.recut(BOARD, (large,), tuple(MigPlace(profile="1g.10gb", start=s) for s in (4, 5, 6)))
+    layer.repartition(BOARD, (large,), tuple(MigPlace(profile="1g.10gb", start=s) for s in (4, 5, 6)))
     second = layer.discover()
     assert cut_of(second) == ONES
     again = SimulatedLayer(NODE.devices, NODE.boards)
-    again.recut(BOARD, UPPER, (LARGE,))
+    again.repartition(BOARD, UPPER, (LARGE,))
     assert not {at(second, s) for s in (4, 5, 6)} & {*seen, large, *(d.id for d in again.discover())}
     assert {d.id for d in second if d.parent != BOARD} == {d.id for d in NODE.devices if d.parent != BOARD}
 
@@ -92,16 +92,16 @@ def test_a_simulated_board_is_cut_and_no_id_ever_comes_back():
 def test_what_a_simulated_board_cannot_be_cut_into_changes_nothing(board, destroy, message):
     layer = SimulatedLayer(NODE.devices, NODE.boards)
     with pytest.raises(CutFailed, match=message):
-        layer.recut(board, destroy, (LARGE,))
+        layer.repartition(board, destroy, (LARGE,))
     assert layer.discover() == NODE.devices
 
 
 def test_what_an_agent_refuses_before_it_asks_the_layer():
     still = NODE.model_copy(update={"boards": tuple(b.model_copy(update={"dynamic": False}) for b in NODE.boards)})
-    assert refusal(recut(), NODE, {at(NODE.devices, 0): 1000}) == ""
-    assert "is still in use here: 500 milli" in refusal(recut(), NODE, {UPPER[2]: 500})
-    assert "its operator does not let Baton" in refusal(recut(), still, {})
-    assert "has no instance" in refusal(recut(1, ("x",)), NODE, {})
+    assert refusal(repartition(), NODE, {at(NODE.devices, 0): 1000}) == ""
+    assert "is still in use here: 500 milli" in refusal(repartition(), NODE, {UPPER[2]: 500})
+    assert "its operator does not let Baton" in refusal(repartition(), still, {})
+    assert "has no instance" in refusal(repartition(1, ("x",)), NODE, {})
 
 
 # -------------------------------------------------------------------------------------------------------- a whole agent
@@ -112,11 +112,11 @@ class Slow(SimulatedLayer):
 
     cuts, broken = 0, ""
 
-    def recut(self, board, destroy, create):
+    def repartition(self, board, destroy, create):
         self.cuts += 1
         if self.broken:
             raise CutFailed(self.broken)
-        super().recut(board, destroy, create)
+        super().repartition(board, destroy, create)
 
 
 @pytest.fixture
@@ -154,9 +154,9 @@ def start(world, nats_url, tmp_path):
     return running
 
 
-async def test_a_recut_is_carried_out_once_and_reported_until_it_was_heard(world, start):
+async def test_a_repartition_is_carried_out_once_and_reported_until_it_was_heard(world, start):
     async with start() as (agent, layer):
-        await world.ask_recuts(NODE.node, recut())
+        await world.ask_repartitions(NODE.node, repartition())
         await until(lambda: len(world.cuts) >= 3)
         first = world.cuts[0]
         assert (first.ok, first.reason, first.board, first.number) == (True, "", BOARD, 1)
@@ -165,7 +165,7 @@ async def test_a_recut_is_carried_out_once_and_reported_until_it_was_heard(world
         assert first.inventory.boards == NODE.boards
         assert world.cuts[1] == first
         assert layer.cuts == 1
-        await world.ask_recuts(NODE.node)
+        await world.ask_repartitions(NODE.node)
         wanted = part(None, rank(at(first.inventory.devices, 4)), nodes=(NODE.node,))
         await world.want(NODE.node, wanted)
         await world.sees(wanted, Started)
@@ -180,7 +180,7 @@ async def test_an_instance_in_use_is_not_destroyed(world, start):
         wanted = part(None, rank(UPPER[1]), nodes=(NODE.node,))
         await world.want(NODE.node, wanted)
         await world.sees(wanted, Started)
-        await world.ask_recuts(NODE.node, recut())
+        await world.ask_repartitions(NODE.node, repartition())
         await until(lambda: world.cuts)
         assert not world.cuts[0].ok
         assert f"{UPPER[1]} is still in use here" in world.cuts[0].reason
@@ -190,20 +190,20 @@ async def test_an_instance_in_use_is_not_destroyed(world, start):
 
 async def test_a_cut_that_fails_is_reported_with_its_reason_and_not_tried_again(world, start):
     async with start("the driver says no; the board is as it was") as (_, layer):
-        await world.ask_recuts(NODE.node, recut())
+        await world.ask_repartitions(NODE.node, repartition())
         await until(lambda: len(world.cuts) >= 2)
         assert (world.cuts[0].ok, world.cuts[0].reason) == (False, "the driver says no; the board is as it was")
         assert world.cuts[0].inventory == NODE
         assert layer.cuts == 1
         layer.broken = ""
-        await world.ask_recuts(NODE.node, recut(2))
+        await world.ask_repartitions(NODE.node, repartition(2))
         await until(lambda: any(cut.ok for cut in world.cuts))
         assert world.cuts[-1].number == 2
 
 
 async def test_the_next_life_registers_what_the_last_one_cut(world, start):
     async with start() as (agent, _):
-        await world.ask_recuts(NODE.node, recut())
+        await world.ask_repartitions(NODE.node, repartition())
         await until(lambda: world.cuts)
         world.recuts.clear()
         await agent.new_lives(list(agent.nodes.values()), "a test")
@@ -363,13 +363,13 @@ def test_a_driver_that_does_not_tell_its_geometry_offers_instances_without_board
     assert len(layer.discover()) == 1
     assert layer.boards() == ()
     with pytest.raises(CutFailed, match="whose geometry is known"):
-        layer.recut("GPU-0", (), (LARGE,))
+        layer.repartition("GPU-0", (), (LARGE,))
 
 
 def test_compute_instances_go_before_gpu_instances_and_all_that_goes_before_what_comes():
     api = driver()
     layer = NvmlLayer(api, dynamic=True)
-    layer.recut("GPU-0", ids(layer, 4, 5, 6), (LARGE,))
+    layer.repartition("GPU-0", ids(layer, 4, 5, 6), (LARGE,))
     assert api.calls == GONE + MADE
     assert cut_of(layer.discover(), "GPU-0") == AFTER
 
@@ -388,7 +388,7 @@ def test_a_step_that_fails_undoes_those_before_it(failing, expected):
     gone = ids(layer, 4, 5, 6)
     api.fails = [failing]
     with pytest.raises(CutFailed, match=r"(destroying|creating) .*: 19; the board is as it was"):
-        layer.recut("GPU-0", gone, (LARGE,))
+        layer.repartition("GPU-0", gone, (LARGE,))
     assert api.calls == expected
     assert sorted(cut_of(layer.discover(), "GPU-0"), key=lambda one: one[1]) == ONES
 
@@ -411,7 +411,7 @@ def test_an_instance_with_a_process_is_not_touched():
     gone = ids(layer, 4, 5, 6)
     api.boards[0]["mig"][5]["pids"] = [4711]
     with pytest.raises(CutFailed, match="is in use by process 4711"):
-        layer.recut("GPU-0", gone, (LARGE,))
+        layer.repartition("GPU-0", gone, (LARGE,))
     assert api.calls == []
 
 
@@ -426,7 +426,7 @@ def test_what_the_driver_does_not_offer_is_not_begun(place, message):
     api = driver()
     layer = NvmlLayer(api, dynamic=True)
     with pytest.raises(CutFailed, match=message):
-        layer.recut("GPU-0", ids(layer, 4), (place,))
+        layer.repartition("GPU-0", ids(layer, 4), (place,))
     assert api.calls == []
 
 

@@ -88,7 +88,7 @@ class World:
         self.wanted[node] = parts
         await self.push(self.state(node))
 
-    async def ask_recuts(self, node: str, *recuts: Recut) -> None:
+    async def ask_repartitions(self, node: str, *recuts: Recut) -> None:
         self.recuts[node] = recuts
         await self.want(node, *self.wanted.get(node, ()))
 

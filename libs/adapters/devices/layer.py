@@ -28,7 +28,7 @@ class DeviceLayer(Protocol):
     def boards(self) -> tuple[MigBoard, ...]:
         """The MIG boards that the devices last discovered are cut from, as far as their geometry is known."""
 
-    def recut(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
+    def repartition(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
         """Cuts a MIG board anew: instances `destroy` go, `create` come, the others stay. May take seconds; the devices
         are to be discovered anew afterwards. Raises CutFailed, and leaves the board as it was, as far as it can."""
 
@@ -45,7 +45,7 @@ class NoMig:
     def boards(self) -> tuple[MigBoard, ...]:
         return ()
 
-    def recut(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
+    def repartition(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
         raise CutFailed(f"{board} is no MIG board: the devices of this node cannot be cut")
 
 

@@ -1,6 +1,6 @@
 """NVIDIA devices through NVML (nvidia-ml-py): whole GPUs, and the MIG instances that exist, with their NVLink islands.
 
-A board in MIG mode is offered as its instances only: the board itself cannot be used. `recut` cuts one anew
+A board in MIG mode is offered as its instances only: the board itself cannot be used. `repartition` cuts one anew
 (`nvml_mig`), which the agent asks for only where its operator lets Baton do so.
 Every call after discovery may fail alone (older drivers, boards that lack a sensor): such a reading is left at its
 neutral value. A board that is lost (XID 79) is left out of the samples, which telemetry sees.
@@ -53,7 +53,7 @@ class NvmlLayer:
         self._boards_by_id: dict[str, Any] = {}
         self._mig_boards: tuple[MigBoard, ...] = ()
         self._lock = threading.RLock()
-        """Held while handles are found, used or made invalid: samples are taken in another thread than recuts."""
+        """Held while handles are found, used or made invalid: samples are taken in another thread than repartitions."""
         self._handles: dict[str, Any] = {}
         self._models: dict[str, str] = {}
         self._parents: dict[str, Any] = {}
@@ -117,7 +117,7 @@ class NvmlLayer:
     def _start(self, board: Any, instance: Any) -> int | None:
         return self._try(lambda: nvml_mig.start_of(self._api, board, instance), None)
 
-    def recut(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
+    def repartition(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
         """Devices that go must have no process. What fails is undone."""
         with self._lock:
             handle = self._boards_by_id.get(board)
@@ -127,7 +127,7 @@ class NvmlLayer:
             gone = [name for name in destroy if name not in instances]
             if gone:
                 raise CutFailed(f"board {board} has no instance {gone[0]}")
-            nvml_mig.recut(self._api, handle, instances, destroy, create)
+            nvml_mig.repartition(self._api, handle, instances, destroy, create)
 
     def _boards(self) -> list[Any]:
         """Handles of the boards that answer; one that fell off the bus is left out."""

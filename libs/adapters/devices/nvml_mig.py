@@ -95,7 +95,7 @@ def start_of(api: Any, board: Any, instance: Any) -> int:
     return int(api.nvmlGpuInstanceGetInfo(gpu_instance).placement.start)
 
 
-def recut(
+def repartition(
     api: Any, board: Any, instances: Mapping[str, Any], destroy: Sequence[str], create: Sequence[MigPlace]
 ) -> None:
     """Cuts `board` anew. `instances`: all its MIG devices, by id. Raises CutFailed; nothing is touched before all that

@@ -27,7 +27,7 @@ def _unique() -> Callable[[], str]:
 class SimulatedLayer:
     """`devices` as they would be found. Readings follow what is granted, with a small repeatable variation.
 
-    Instances that a recut makes are called `<board>-<name>`, each with a name of `fresh`.
+    Instances that a repartition makes are called `<board>-<name>`, each with a name of `fresh`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class SimulatedLayer:
     def boards(self) -> tuple[MigBoard, ...]:
         return self._boards
 
-    def recut(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
+    def repartition(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
         """As on a real board, what its geometry does not allow fails before anything changes."""
         cut = next((one for one in self._boards if one.id == board), None)
         if cut is None:
