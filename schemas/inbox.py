@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
-from schemas.jobs import AcceptedSpec, Checkpoint
+from schemas.jobs import AcceptedSpec, Checkpoint, Latency
 from schemas.resources import Inventory
 
 
@@ -25,6 +25,7 @@ class JobAdmitted(Fact):
     client_key: str
     priority: int = Field(description="of its class; higher goes first")
     preempts: bool = Field(default=False, description="its class may take devices from lower classes")
+    latency: Latency = Field(default=Latency.NORMAL, description="of its class: fast skips the placement score")
     submitted_us: Micros = Field(description="broker's time of the submit")
 
 

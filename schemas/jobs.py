@@ -52,6 +52,13 @@ class Launch(StrEnum):
     PER_NODE = "per-node"
 
 
+class Latency(StrEnum):
+    """How a class of jobs is placed. Fast: at the tightest fit at once; normal: where the jobs to come lose the least."""
+
+    NORMAL = "normal"
+    FAST = "fast"
+
+
 class CheckpointPolicy(Strict):
     """How to ask the job to save its work (docs/checkpoint-protocol.md); without one it is stopped and starts over."""
 

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
-from schemas.jobs import AcceptedSpec, Checkpoint, JobState
+from schemas.jobs import AcceptedSpec, Checkpoint, JobState, Latency
 from schemas.resources import Claim, Inventory, Recut
 
 LEDGER_VERSION: Final = 1
@@ -56,6 +56,7 @@ class JobQueued(Fact):
     priority: int
     preempts: bool
     submitted_us: Micros
+    latency: Latency = Latency.NORMAL
 
 
 class JobGranted(Fact):

@@ -105,6 +105,7 @@ def _submit(received: Received, team: str, context: AdmissionContext, pool: str,
         client_key=request.client_key,
         priority=outcome.priority_class.priority,
         preempts=outcome.priority_class.preempts,
+        latency=outcome.priority_class.latency,
         submitted_us=received.time_us,
     )
     # Named by job and body: the same request sent twice at once is one message, another body is not hidden by it.

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.core.placement import Blocked, Context, Placed, View, find
+from libs.core.placement.score import weights
 from libs.core.placement.score.kernels import clear
-from libs.core.placement.score.mix import PRIOR_WEIGHT, Mix, RequestKind, kind_of, sample
-from libs.core.placement.score.scorer import Scorer, Settings
+from libs.core.placement.score.mix import Mix, RequestKind, kind_of, sample
+from libs.core.placement.score.scorer import MARKET, Scorer, Settings
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Shape
 from schemas.resources import Device, Inventory
@@ -49,7 +50,7 @@ def test_a_sample_has_each_kind_as_often_as_its_share_says() -> None:
 def test_what_arrives_outweighs_the_prior_in_time() -> None:
     a, b = kind_of(request(1)), kind_of(request(8))
     mix = Mix.expecting([(a, 1.0)])
-    for _ in range(PRIOR_WEIGHT):
+    for _ in range(weights.PRIOR_ARRIVALS):
         mix.observe(b)
     assert mix.shares() == {a: 0.5, b: 0.5}
 
@@ -89,7 +90,7 @@ def test_requests_for_processors_alone_leave_them_beside_devices() -> None:
 def test_a_kind_that_only_one_class_serves_makes_that_class_dear() -> None:
     room = np.array([10_000.0, 10_000.0])
     access = np.array([[True, True], [True, False]])
-    rho = clear(room, access, np.array([0.2, 0.8]), np.zeros(2), 1.05)
+    rho = clear(room, access, np.array([0.2, 0.8]), np.zeros(2), 1.05, MARKET)
     assert rho[0] > 0.2
     assert rho[1] == 0
 
@@ -116,7 +117,7 @@ def test_where_places_come_back_a_class_that_some_are_bound_to_is_left_to_them()
 
 
 def test_a_mix_is_the_same_after_a_snapshot_and_forgets_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libs.core.placement.score.mix.HORIZON", 100)
+    monkeypatch.setattr("libs.core.placement.score.weights.MIX_HORIZON", 100)
     mix = Mix.expecting([(kind_of(request(types=("A", "B"))), 1.0)])
     for i in range(170):
         mix.observe(kind_of(request(1 if i < 90 else 2)))
@@ -238,7 +239,7 @@ def _plain_value(scorer: Scorer, model: str, cpu: int, free: list[int]) -> float
             served += kind.num * kind.milli
         total += served
     fragmented = sum(share * _unusable(kind, model, cpu, free) for kind, share in shares.items())
-    return total / SMALL.streams - 0.1 * fragmented
+    return total / SMALL.streams - weights.FRAGMENTATION * fragmented
 
 
 def _unusable(kind: RequestKind, model: str, cpu: int, free: list[int]) -> int:

@@ -19,7 +19,7 @@ from libs.core.admission.fleet_shape import FleetShape, digest
 from libs.core.admission.refusal import Refusal, Why, meant, refuse
 from schemas.base import Name, Strict
 from schemas.ids import content_hash, job_id
-from schemas.jobs import JobSpec, SubmitJob
+from schemas.jobs import JobSpec, Latency, SubmitJob
 from schemas.resources import WHOLE_MILLI
 
 MAX_COMMAND_BYTES = 65_536
@@ -32,12 +32,15 @@ class PriorityClass(Strict):
     name: Name
     priority: int = Field(ge=-1_000_000, le=1_000_000, description="higher goes first")
     preempts: bool = Field(description="may take devices from jobs of lower priority")
+    latency: Latency = Field(
+        default=Latency.NORMAL, description="fast: placed at the tightest fit at once, without the score"
+    )
     description: str = Field(min_length=1)
 
 
 DEFAULT_CLASSES: tuple[PriorityClass, ...] = (
     PriorityClass(
-        name="serving", priority=300, preempts=True,
+        name="serving", priority=300, preempts=True, latency=Latency.FAST,
         description="Answers users: takes devices from every lower class, gives none away.",
     ),
     PriorityClass(

@@ -134,7 +134,7 @@ def hide(reply: PlanReply, team: str) -> PlanReply:
 def _job(spec: JobSpec, team: str, t_us: int, priority_class: PriorityClass) -> Job:
     return Job(
         id=_ME, team=team, spec=spec, spec_hash="", priority=priority_class.priority, preempts=priority_class.preempts,
-        submitted_us=t_us, queued_us=t_us, shape=shape_of(spec),
+        submitted_us=t_us, queued_us=t_us, shape=shape_of(spec), latency=priority_class.latency,
     )  # fmt: skip
 
 

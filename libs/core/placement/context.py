@@ -1,7 +1,7 @@
 """What bears on a job's request beside its shape: how long it has waited, where its peers run, how fast it must be.
 
 Spread peers are jobs of one team with the same spread key. Two of them share no group of either one's level, whichever came
-first: the nodes of a peers are widened here to the group of *its* level, `placement.constraints` widens them to the group
+first: the nodes of a peer are widened here to the group of *its* level, `placement.constraints` widens them to the group
 of the newcomer's.
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
+from schemas.jobs import Latency
 
 SpreadKey = tuple[str, str]
 """Team and spread key."""
@@ -43,7 +44,7 @@ def context_of(
             if peers is not None and holder != job.id and holder not in without and spread_key(peers) == key:
                 rows = [state.fleet.row(device) for device in devices]
                 avoid |= nodes_kept_away(state.fleet, peers, state.fleet.node[rows].tolist())
-    return Context(waited_us=max(0, t_us - job.queued_us), avoid=tuple(sorted(avoid)), fast=job.preempts)
+    return Context(waited_us=max(0, t_us - job.queued_us), avoid=tuple(sorted(avoid)), fast=job.latency is Latency.FAST)
 
 
 def spread_key(job: Job) -> SpreadKey:

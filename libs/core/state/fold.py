@@ -91,7 +91,8 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
     if e.job_id in state.jobs or e.job_id in state.finished:
         raise lifecycle.Forbidden(f"{e.job_id} is queued a second time")
     job = Job(
-        e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec)
+        e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec),
+        latency=e.latency,
     )  # fmt: skip
     state.jobs[e.job_id] = job
     _enqueue(state, job)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from libs.core.state.fleet import Fleet
-from schemas.jobs import Checkpoint, JobSpec, JobState
+from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, Claim, Resources, Role
 
@@ -171,6 +171,8 @@ class Job:
     failures: int = 0
     preemptions: int = 0
     first_grant_us: int = 0
+    latency: Latency = Latency.NORMAL
+    """Of its class: a fast one skips the placement score."""
 
     @property
     def queue(self) -> "QueueKey":

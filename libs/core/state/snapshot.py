@@ -7,7 +7,7 @@ from typing import Any
 from libs.core.state.fleet import Fleet
 from libs.core.state.fold import mark_holds, mark_repartitions
 from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
-from schemas.jobs import Checkpoint, JobSpec, JobState
+from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory
 
@@ -116,6 +116,7 @@ def _dump_job(job: Job) -> dict[str, Any]:
         **{name: getattr(job, name) for name in _JOB_PLAIN},
         "spec": job.spec.model_dump(mode="json"),
         "state": job.state.value,
+        "latency": job.latency.value,
         "resume": job.resume.model_dump(mode="json") if job.resume else None,
         "current": _dump_attempt(job.current) if job.current else None,
     }
@@ -137,6 +138,7 @@ def _load_job(raw: dict[str, Any]) -> Job:
         spec=spec,
         shape=shape_of(spec),
         state=JobState(raw["state"]),
+        latency=Latency(raw.get("latency", Latency.NORMAL)),
         resume=_checkpoint(raw["resume"]),
         current=_load_attempt(raw["current"]) if raw["current"] else None,
     )

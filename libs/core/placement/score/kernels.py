@@ -1,4 +1,5 @@
-"""The inner loops of scoring, compiled. Plain functions over arrays; everything that decides lies in `score`.
+"""The inner loops of scoring, compiled. Plain functions over arrays; everything that decides lies in `scorer`, every weight in
+`weights`. Arguments come as named tuples, so that a call reads like a sentence; numba passes them as plain structs.
 
 A node's *state* is its free processors (thousandths), the free compute of each of its devices (thousandths) and its
 class (an index: nodes of one class accept the same requests). A state's *value* is how much compute (milli) of the
@@ -8,7 +9,7 @@ same for all states, so differences between values are far less noisy than the v
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,108 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Shorts = npt.NDArray[np.int16]
 Words = npt.NDArray[np.uint64]
-Tuples = tuple[Any, ...]
 
 MAX_DEVICES = 64
 """Devices of a node that scoring looks at: more are a node of that many."""
 WHOLE = 1000
 CEILINGS = (1000, 999, 500, 200)
 """A state whose freest device has no more than this skips the requests for more: most states late in the day."""
-_FRAGMENTATION = 0.1
+
+
+class Nodes(NamedTuple):
+    """The nodes of a fleet (N) and their devices (D): node n has `order[ptr[n]:ptr[n + 1]]`, rows in index order."""
+
+    ptr: Ints
+    order: Ints
+    cls: Ints
+    """Class of each node, shape (N,)."""
+
+
+class Free(NamedTuple):
+    """What is free: compute of each device (milli, shape (rows,)), processors of each node (thousandths, shape (N,))."""
+
+    milli: Ints
+    cpu: Ints
+
+
+class Request(NamedTuple):
+    """One request on one node: processors in all (thousandths), devices, compute of each (milli)."""
+
+    cpu: int
+    num: int
+    milli: int
+
+
+class Streams(NamedTuple):
+    """Requests to come, R streams, once per ceiling of `CEILINGS` without what no device below the ceiling could serve:
+    arrays over all of these requests (S). `starts` (shape (ceilings, R + 1)) says where each stream begins."""
+
+    cpu: Ints
+    num: Ints
+    milli: Ints
+    accepted: Bools
+    """Shape (S, classes)."""
+    starts: Ints
+
+
+class Kinds(NamedTuple):
+    """The mix: arrays over its kinds of request (K). `share` of all requests, `accepted` of shape (K, classes)."""
+
+    cpu: Ints
+    num: Ints
+    milli: Ints
+    share: Floats
+    accepted: Bools
+
+
+class Worth(NamedTuple):
+    """What the value of a state rests on. `least_*`: the smallest request of the mix; `fragmentation`: its weight."""
+
+    streams: Streams
+    kinds: Kinds
+    least_cpu: int
+    least_milli: int
+    fragmentation: float
+
+
+class Memo(NamedTuple):
+    """Values by hash of the state, an open-addressed table of 2^n places; `used` (shape (1,)) of them hold one."""
+
+    keys: Words
+    values: Doubles
+    used: Ints
+
+
+class Drops(NamedTuple):
+    """Per node, what one kind of request takes from its value (milli, inf: it does not fit), the free compute of the
+    device that a share should go to, and the hash of the state of which that was `seen`."""
+
+    seen: Words
+    drop: Floats
+    pick: Shorts
+
+
+class Prices(NamedTuple):
+    """What a placement pays beside the drop: prices of classes `rho` (shape (C,)) and of blocks `beta` (shape (B, C)),
+    both in [0, 1], times their weights. A block is `size` idle devices (shape (B,)) and `block_cpu` processors for each
+    (thousandths)."""
+
+    rho: Doubles
+    beta: Doubles
+    size: Ints
+    block_cpu: Doubles
+    rho_weight: float
+    beta_weight: float
+
+
+class Market(NamedTuple):
+    """How prices are found: see `libs.core.placement.score.weights`."""
+
+    rounds: int
+    step: float
+    cooling: float
+    taste: float
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,15 +163,11 @@ def _key(cls: int, cpu: int, free: Ints, n: int) -> np.uint64:
 
 
 @compiled
-def _walk(
-    cls: int, cpu: int, free: Ints, n: int, streams: int,
-    s_cpu: Ints, s_num: Ints, s_milli: Ints, s_class: Bools, s_from: Ints, least_cpu: int, least_milli: int, left: Ints,
-) -> float:  # fmt: skip
-    """Mean over the streams of the compute that the state would serve, milli. `free` is sorted.
-
-    The streams come once per ceiling of `CEILINGS`, without what no device below the ceiling could serve; `s_from` (shape
-    (ceilings, streams + 1)) says where each begins.
-    """
+def _walk(cls: int, cpu: int, free: Ints, n: int, worth: Worth, left: Ints) -> float:
+    """Mean over the streams of the compute that the state would serve, milli. `free` is sorted; `left` is scratch."""
+    s_cpu, s_num, s_milli, s_class, s_from = worth.streams
+    least_cpu, least_milli = worth.least_cpu, worth.least_milli
+    streams = s_from.shape[1] - 1
     total = 0
     room = 0
     for i in range(n):
@@ -128,14 +219,13 @@ def _walk(
                     c -= need
                     total += num * WHOLE
                     rest -= num * WHOLE
-    return total / streams
+    return float(total / streams)
 
 
 @compiled
-def _fragmentation(
-    cls: int, cpu: int, free: Ints, n: int, m_cpu: Ints, m_num: Ints, m_milli: Ints, m_share: Floats, m_class: Bools
-) -> float:
+def _fragmentation(cls: int, cpu: int, free: Ints, n: int, kinds: Kinds) -> float:
     """Expected free compute that a request of the mix cannot use, milli."""
+    m_cpu, m_num, m_milli, m_share, m_class = kinds
     room = 0
     for i in range(n):
         room += free[i]
@@ -155,43 +245,33 @@ def _fragmentation(
 
 
 @compiled
-def _value(
-    cls: int,
-    cpu: int,
-    free: Ints,
-    n: int,
-    streams: int,
-    s: Tuples,
-    m: Tuples,
-    limits: Tuples,
-    memo_keys: Words,
-    memo_values: Doubles,
-    count: Ints,
-    left: Ints,
-) -> float:
-    """The value of a state whose `free` is sorted; remembered by its hash in an open-addressed table."""
+def _value(cls: int, cpu: int, free: Ints, n: int, worth: Worth, memo: Memo, left: Ints) -> float:
+    """The value of a state whose `free` is sorted; remembered by its hash. `left` is scratch."""
+    keys, values, used = memo
     key = _key(cls, cpu, free, n)
-    size = np.uint64(len(memo_keys) - 1)
+    size = np.uint64(len(keys) - 1)
     slot = key & size
-    while memo_keys[slot] != 0:
-        if memo_keys[slot] == key:
-            return float(memo_values[slot])
+    while keys[slot] != 0:
+        if keys[slot] == key:
+            return float(values[slot])
         slot = (slot + np.uint64(1)) & size
-    value = _walk(cls, cpu, free, n, streams, s[0], s[1], s[2], s[3], s[4], limits[0], limits[1], left)
-    value -= _FRAGMENTATION * _fragmentation(cls, cpu, free, n, m[0], m[1], m[2], m[3], m[4])
-    if count[0] * 2 > len(memo_keys):
-        memo_keys[:] = 0
-        count[0] = 0
+    value: float = _walk(cls, cpu, free, n, worth, left)
+    value -= worth.fragmentation * _fragmentation(cls, cpu, free, n, worth.kinds)
+    if used[0] * 2 > len(keys):
+        keys[:] = 0
+        used[0] = 0
         slot = key & size
-    memo_keys[slot] = key
-    memo_values[slot] = value
-    count[0] += 1
+    keys[slot] = key
+    values[slot] = value
+    used[0] += 1
     return value
 
 
 @compiled
-def node_keys(ptr: Ints, order: Ints, free: Ints, cpu: Ints, cls: Ints, out: Words) -> None:
+def node_keys(nodes: Nodes, room: Free, out: Words) -> None:
     """A hash of each node's state into `out` (shape (N,)). Device order counts: equal nodes may differ in it."""
+    ptr, order, cls = nodes
+    free, cpu = room
     for node in range(len(cls)):
         h = _mix(np.uint64(cls[node] + 1), np.uint64(cpu[node] if cpu[node] > 0 else 0))
         for i in range(ptr[node], ptr[node + 1]):
@@ -201,32 +281,16 @@ def node_keys(ptr: Ints, order: Ints, free: Ints, cpu: Ints, cls: Ints, out: Wor
 
 @compiled
 def drops(
-    ptr: Ints,
-    order: Ints,
-    free: Ints,
-    cpu: Ints,
-    cls: Ints,
-    keys: Words,
-    seen: Words,
-    drop: Floats,
-    pick: Shorts,
-    need_cpu: int,
-    num: int,
-    milli: int,
-    accepted: Bools,
-    streams: int,
-    s: Tuples,
-    m: Tuples,
-    limits: Tuples,
-    memo_keys: Words,
-    memo_values: Doubles,
-    count: Ints,
+    nodes: Nodes, room: Free, request: Request, accepted: Bools, worth: Worth, memo: Memo, keys: Words, out: Drops
 ) -> None:
-    """What one request would take from each node's value, milli; computed only where the state is not as it was `seen`.
+    """What one request would take from each node's value, into `out`; computed only where the state has changed.
 
-    drop (shape (N,)): value before minus value after; inf where it does not fit. pick (shape (N,)): for a share, the free
-    compute of the device that it should go to.
+    accepted: classes of nodes that serve it (mask of shape (C,)). keys: each node's state now (`node_keys`).
     """
+    ptr, order, cls = nodes
+    free, cpu = room
+    need_cpu, num, milli = request
+    seen, drop, pick = out
     before = np.empty(MAX_DEVICES, np.int64)
     after = np.empty(MAX_DEVICES, np.int64)
     left = np.empty(MAX_DEVICES, np.int64)
@@ -249,14 +313,14 @@ def drops(
         if fits < num:
             continue
         _sort(before, n)
-        base = _value(cls[node], c, before, n, streams, s, m, limits, memo_keys, memo_values, count, left)
+        base = _value(cls[node], c, before, n, worth, memo, left)
         if num == 0 or milli == WHOLE:
             for i in range(n):
                 after[i] = before[i]
             for i in range(num):
                 after[n - 1 - i] = 0
             _sort(after, n)
-            rest = _value(cls[node], c - need_cpu, after, n, streams, s, m, limits, memo_keys, memo_values, count, left)
+            rest = _value(cls[node], c - need_cpu, after, n, worth, memo, left)
             drop[node] = base - rest
             pick[node] = WHOLE
             continue
@@ -269,32 +333,21 @@ def drops(
                 after[i] = before[i]
             after[j] -= milli
             _sort(after, n)
-            rest = _value(cls[node], c - need_cpu, after, n, streams, s, m, limits, memo_keys, memo_values, count, left)
+            rest = _value(cls[node], c - need_cpu, after, n, worth, memo, left)
             if base - rest < drop[node]:
                 drop[node] = base - rest
                 pick[node] = last
 
 
 @compiled
-def prices(
-    ptr: Ints,
-    order: Ints,
-    free: Ints,
-    cpu: Ints,
-    cls: Ints,
-    drop: Floats,
-    pick: Shorts,
-    need_cpu: int,
-    num: int,
-    milli: int,
-    rho: Doubles,
-    beta: Doubles,
-    block_cpu: Doubles,
-    blocks: Ints,
-    out: Doubles,
-) -> None:
+def charge(nodes: Nodes, room: Free, request: Request, known: Drops, prices: Prices, out: Doubles) -> None:
     """The cost of the request on each node into `out` (shape (N,)): drop, plus the prices of its class's devices and of
     the blocks (idle devices with the processors that such requests need) that it breaks."""
+    ptr, order, cls = nodes
+    free, cpu = room
+    need_cpu, num, milli = request
+    drop, pick = known.drop, known.pick
+    rho, beta, blocks, block_cpu = prices.rho, prices.beta, prices.size, prices.block_cpu
     for node in range(len(cls)):
         out[node] = drop[node]
         if not np.isfinite(drop[node]):
@@ -305,53 +358,46 @@ def prices(
             if free[order[i]] == WHOLE:
                 idle += 1
         gone = num if milli == WHOLE else (1 if num and pick[node] == WHOLE else 0)
-        out[node] += 3.0 * rho[t] * num * milli
+        out[node] += prices.rho_weight * rho[t] * num * milli
         for b in range(len(blocks)):
             if beta[b, t] <= 0:
                 continue
             was = min(idle // blocks[b], int(cpu[node] / block_cpu[b]))
             now = min((idle - gone) // blocks[b], int((cpu[node] - need_cpu) / block_cpu[b]))
-            out[node] += 0.3 * beta[b, t] * 1000 * blocks[b] * (was - now)
+            out[node] += prices.beta_weight * beta[b, t] * WHOLE * blocks[b] * (was - now)
 
 
 @compiled
-def stock(
-    ptr: Ints,
-    order: Ints,
-    free: Ints,
-    cpu: Ints,
-    cls: Ints,
-    block_cpu: Doubles,
-    blocks: Ints,
-    room: Doubles,
-    whole: Doubles,
-) -> None:
-    """Per class: free compute (milli) into `room` (shape (C,)), and blocks into `whole` (shape (B, C))."""
-    room[:] = 0
+def stock(nodes: Nodes, room: Free, size: Ints, block_cpu: Doubles, compute: Doubles, whole: Doubles) -> None:
+    """Per class: free compute (milli) into `compute` (shape (C,)), and blocks of each `size` into `whole` (shape (B, C))."""
+    ptr, order, cls = nodes
+    free, cpu = room
+    compute[:] = 0
     whole[:] = 0
     for node in range(len(cls)):
         idle = 0
         for i in range(ptr[node], ptr[node + 1]):
-            room[cls[node]] += free[order[i]]
+            compute[cls[node]] += free[order[i]]
             if free[order[i]] == WHOLE:
                 idle += 1
-        for b in range(len(blocks)):
-            whole[b, cls[node]] += min(idle // blocks[b], int(cpu[node] / block_cpu[b]))
+        for b in range(len(size)):
+            whole[b, cls[node]] += min(idle // size[b], int(cpu[node] / block_cpu[b]))
 
 
 @compiled
-def clear(room: Doubles, access: Bools, demand: Doubles, rho: Doubles, headroom: float) -> Doubles:
+def clear(room: Doubles, access: Bools, demand: Doubles, rho: Doubles, headroom: float, market: Market) -> Doubles:
     """Prices in [0, 1] per class (shape (C,)) at which demand meets room, by damped price adjustment.
 
     Each buyer k spreads its demand (a share of all, shape (K,)) over the classes it accepts (`access`, (K, C)) in
-    proportion to room * exp(-(price - its lowest price) / 0.1); a class asked for more than its room gets dearer
-    (tatonnement). The mean of the last half of 200 rounds is returned; `rho` is the start.
+    proportion to room * exp(-(price - its lowest price) / taste); a class asked for more than its room gets dearer
+    (tatonnement). The mean of the last half of the rounds is returned; `rho` is the start.
     """
     classes = len(room)
     price, mean = rho.copy(), np.zeros(classes)
     weight, load = np.empty(classes), np.empty(classes)
     stock = room.sum()
-    for round_ in range(200):
+    half = market.rounds // 2
+    for round_ in range(market.rounds):
         load[:] = 0
         for k in range(len(demand)):
             lowest = np.inf
@@ -360,41 +406,31 @@ def clear(room: Doubles, access: Bools, demand: Doubles, rho: Doubles, headroom:
                     lowest = price[c]
             total = 0.0
             for c in range(classes):
-                weight[c] = room[c] * np.exp(-(price[c] - lowest) / 0.1) if access[k, c] else 0.0
+                weight[c] = room[c] * np.exp(-(price[c] - lowest) / market.taste) if access[k, c] else 0.0
                 total += weight[c]
             if total > 0:
                 for c in range(classes):
                     load[c] += headroom * stock * demand[k] * weight[c] / total
         for c in range(classes):
-            step = 0.2 / (1 + 0.05 * round_) * (load[c] / max(room[c], 1e-9) - 1)
+            step = market.step / (1 + market.cooling * round_) * (load[c] / max(room[c], 1e-9) - 1)
             price[c] = min(1.0, max(0.0, price[c] + step))
-            if round_ >= 100:
-                mean[c] += price[c] / 100
+            if round_ >= half:
+                mean[c] += price[c] / (market.rounds - half)
     return mean
 
 
 @compiled
-def acceptance(
-    ptr: Ints,
-    order: Ints,
-    free: Ints,
-    cpu: Ints,
-    cls: Ints,
-    every: int,
-    drawn: Ints,
-    need: Ints,
-    nums: Ints,
-    millis: Ints,
-    accepted: Bools,
-    served: Doubles,
-) -> None:
+def acceptance(nodes: Nodes, room: Free, every: int, drawn: Ints, kinds: Kinds, served: Doubles) -> None:
     """How many requests of each kind the pool would accept if each node got a stream of its own: into `served` (K,).
 
     drawn: kinds by stream, shape (R, L); K means no request. Every `every`-th node counts, each with an eighth of the
     streams in turn, which is enough for a sum over nodes.
     """
+    ptr, order, cls = nodes
+    free, cpu = room
+    need, nums, millis, accepted = kinds.cpu, kinds.num, kinds.milli, kinds.accepted
     left = np.empty(MAX_DEVICES, np.int64)
-    streams, kinds = len(drawn), len(need)
+    streams, nothing = len(drawn), len(need)
     walks = max(1, streams // 8)
     for node in range(0, len(cls), every):
         n = min(ptr[node + 1] - ptr[node], MAX_DEVICES)
@@ -404,7 +440,7 @@ def acceptance(
                 left[i] = free[order[ptr[node] + i]]
             c = cpu[node]
             for k in drawn[r]:
-                if k == kinds or need[k] > c or not accepted[k, cls[node]]:
+                if k == nothing or need[k] > c or not accepted[k, cls[node]]:
                     continue
                 fits = 0
                 tightest = -1

@@ -1,7 +1,7 @@
 """The mix of requests: what has arrived, as the best guess of what will.
 
 Scoring asks what a placement takes from the requests to come. Their distribution is learned from those that came, those
-that had no room included, on top of a prior where one is given (it counts as `PRIOR_WEIGHT` arrivals).
+that had no room included, on top of a prior where one is given (it counts as `weights.PRIOR_ARRIVALS` arrivals).
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,15 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from libs.core.placement.score import weights
 from libs.core.state.fleet import Ints
 from libs.core.state.model import Shape
-
-PRIOR_WEIGHT = 500
-_BELIEVED = 200  # arrivals that the first guess of the turnover counts as
-HORIZON = 50_000
-"""Arrivals after which all counts are halved, so that what a pool was used for long ago fades."""
-MOST_KINDS = 512
-"""Kinds kept in a sample: the rarest beyond are left out."""
 
 
 class RequestKind(NamedTuple):
@@ -53,13 +47,13 @@ class Mix:
         for kind, share in prior:
             given[kind] = given.get(kind, 0.0) + share
         total = sum(given.values())
-        return cls({kind: PRIOR_WEIGHT * share / total for kind, share in given.items()} if total > 0 else {})
+        return cls({kind: weights.PRIOR_ARRIVALS * share / total for kind, share in given.items()} if total > 0 else {})
 
     def observe(self, kind: RequestKind) -> None:
         self.arrived += 1
         self.counts[kind] = self.counts.get(kind, 0) + 1
         self._weight += 1
-        if self._weight >= HORIZON:
+        if self._weight >= weights.MIX_HORIZON:
             self.counts = {known: count // 2 for known, count in self.counts.items() if count > 1}
             self._weight = sum(self.counts.values())
 
@@ -67,7 +61,7 @@ class Mix:
     def turnover(self) -> float:
         """The share of requests that leave again, 0 to 1: whether places come back or are gone for good. Until shown
         otherwise they come back."""
-        return min(1.0, (self.left + _BELIEVED) / (self.arrived + _BELIEVED))
+        return min(1.0, (self.left + weights.TURNOVER_ARRIVALS) / (self.arrived + weights.TURNOVER_ARRIVALS))
 
     def dump(self) -> dict[str, Any]:
         """Plain data, for a snapshot; equal mixes give equal data."""
@@ -89,7 +83,7 @@ class Mix:
         weight = dict(self.prior)
         for kind, count in self.counts.items():
             weight[kind] = weight.get(kind, 0.0) + count
-        kept = sorted(weight.items(), key=lambda item: (-item[1], item[0]))[:MOST_KINDS]
+        kept = sorted(weight.items(), key=lambda item: (-item[1], item[0]))[: weights.MOST_KINDS]
         total = sum(share for _, share in kept)
         return {kind: share / total for kind, share in kept} if total > 0 else {}
 

@@ -1,8 +1,8 @@
 """What a placement costs the requests to come: the score by which `find` chooses among nodes that fit.
 
     cost(request, node) = V(state) - V(state after)                what the node could still have served, milli
-                        + 3.0 * rho[class] * compute               devices of a class that others need more
-                        + 0.3 * sum over b of beta[b, class] * 1000 b * (blocks of b broken)
+                        + CLASS_PRICE * rho[class] * compute       devices of a class that others need more
+                        + BLOCK_PRICE * sum over b of beta[b, class] * 1000 b * (blocks of b broken)
 
 V is a Monte-Carlo value over the learned mix (`kernels`), rho and beta are prices in [0, 1] that follow the remaining
 stock: rho clears the market of device classes, where each kind of request buys from the classes it accepts, at the
@@ -11,7 +11,8 @@ stock: dual values of a fixed plan say nothing, since all classes are worth the 
 Reference points: fragmentation gradient descent (Weng et al., USENIX ATC '23), which V with one-request streams becomes;
 rollout values (Bertsekas, "Rollout algorithms for discrete optimization"). Measured against both in docs/placement.md.
 
-Scores depend on the view's arrays and on the mix alone: what is kept between decisions is keyed by the node's state.
+Scores depend on the view's arrays and on the mix alone: what is kept between decisions is keyed by the node's state. The
+weights are named, with their sources, in `weights`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from libs.core.placement.score import kernels
+from libs.core.placement.score import kernels, weights
 from libs.core.placement.score.mix import Mix, RequestKind, kind_of, sample
 from libs.core.placement.view import NOBODY, View
 from libs.core.state.fleet import Bools, Fleet, Ints
@@ -30,7 +31,8 @@ from libs.core.state.model import Shape
 Floats = npt.NDArray[np.float64]
 
 _SAMPLED_NODES = 2000
-BLOCKS = np.array([8, 4, 2], dtype=np.int64)
+BLOCKS = np.array(weights.BLOCKS, dtype=np.int64)
+MARKET = kernels.Market(weights.MARKET_ROUNDS, weights.MARKET_STEP, weights.MARKET_COOLING, weights.MARKET_TASTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +61,11 @@ class Settings:
 
 
 @dataclass(slots=True)
-class _Cached:
-    seen: kernels.Words
-    drop: kernels.Floats
-    pick: npt.NDArray[np.int16]
-
-
-@dataclass(slots=True)
 class _Classes:
     """Nodes by what they accept, for one version of the fleet."""
 
     version: int
-    ptr: Ints
-    order: Ints
-    cls: Ints
+    nodes: kernels.Nodes
     contents: list[frozenset[tuple[str, str]]] = field(default_factory=list)
 
     @classmethod
@@ -91,7 +84,7 @@ class _Classes:
                 for m, p in set(zip(fleet.model[mine].tolist(), fleet.profile[mine].tolist(), strict=True))
             )
             of_node[node] = codes.setdefault(content, len(codes))
-        return cls(fleet.version, ptr, order, of_node, list(codes))
+        return cls(fleet.version, kernels.Nodes(ptr, order, of_node), list(codes))
 
     def accepting(self, kind: RequestKind) -> Bools:
         """Classes (mask of shape (C,)) that a kind of request may run on."""
@@ -114,8 +107,10 @@ class Scorer:
         self._tables: _Tables | None = None
         self._built_at = -1
         self._priced_at = self._blocked_at = -1
-        self._cache: dict[RequestKind, _Cached] = {}
-        self._memo = (np.zeros(settings.memo, np.uint64), np.zeros(settings.memo, np.float64), np.zeros(1, np.int64))
+        self._cache: dict[RequestKind, kernels.Drops] = {}
+        self._memo = kernels.Memo(
+            np.zeros(settings.memo, np.uint64), np.zeros(settings.memo, np.float64), np.zeros(1, np.int64)
+        )
         self._rho: Floats = np.zeros(0)
         self._beta: Floats = np.zeros((len(BLOCKS), 0))
 
@@ -155,19 +150,19 @@ class Scorer:
         arrived = self.mix.arrived
         if self._tables is None or arrived >= self._rebuild_at():
             shares = self.mix.shares()
-            self._tables = _Tables.of(shares, self._classes, self.settings, *_free(view, self._classes))
+            self._tables = _Tables.of(shares, self._classes, self.settings, _free(view))
             self._built_at, self._priced_at, self._blocked_at = arrived, -1, -1
             recent = list(self._cache)
             self._cache.clear()
-            self._memo[0][:] = 0
-            self._memo[2][:] = 0
+            self._memo.keys[:] = 0
+            self._memo.used[:] = 0
             self._rho = np.zeros(len(self._classes.contents))
             self._beta = np.zeros((len(BLOCKS), len(self._classes.contents)))
-            free, cpu = _free(view, self._classes)
-            keys = _keys(self._classes, free, cpu)
+            free = _free(view)
+            keys = _keys(self._classes, free)
             for kind in recent[::-1]:  # what came last will come next: valued here, and not in a decision
-                if self._memo[2][0] < self.settings.values_ahead:
-                    self._drops(kind, self._classes, self._tables, free, cpu, keys)
+                if self._memo.used[0] < self.settings.values_ahead:
+                    self._drops(kind, self._classes, self._tables, free, keys)
         if self._priced_at < 0 or arrived - self._blocked_at >= self.settings.block_every:
             self._price(view, arrived)
 
@@ -180,38 +175,35 @@ class Scorer:
         classes, tables = self._classes, self._tables
         if classes is None or tables is None or classes.version != view.fleet.version:
             return None
-        kind = kind_of(shape)
-        free, cpu = _free(view, classes)
-        milli = kind.milli if kind.num else 0
-        cached = self._drops(kind, classes, tables, free, cpu, _keys(classes, free, cpu))
-        out = np.empty(len(classes.cls))
-        kernels.prices(
-            classes.ptr, classes.order, free, cpu, classes.cls, cached.drop, cached.pick, kind.cpu, kind.num, milli,
-            self._rho, self._beta, tables.block_cpu, BLOCKS, out,
-        )  # fmt: skip
-        return out, cached.pick
+        kind, free = kind_of(shape), _free(view)
+        known = self._drops(kind, classes, tables, free, _keys(classes, free))
+        prices = kernels.Prices(
+            self._rho, self._beta, BLOCKS, tables.block_cpu, weights.CLASS_PRICE, weights.BLOCK_PRICE
+        )
+        out = np.empty(len(classes.nodes.cls))
+        kernels.charge(classes.nodes, free, _request(kind), known, prices, out)
+        return out, known.pick
 
     def _drops(
-        self, kind: RequestKind, classes: _Classes, tables: "_Tables", free: Ints, cpu: Ints, keys: kernels.Words
-    ) -> _Cached:
+        self, kind: RequestKind, classes: _Classes, tables: "_Tables", free: kernels.Free, keys: kernels.Words
+    ) -> kernels.Drops:
         """What `kind` takes from each node's value, computed anew where the state has changed."""
-        cached = self._cached(kind, len(classes.cls))
-        kernels.drops(
-            classes.ptr, classes.order, free, cpu, classes.cls, keys, cached.seen, cached.drop, cached.pick,
-            kind.cpu, kind.num, kind.milli if kind.num else 0, classes.accepting(kind), self.settings.streams,
-            tables.streams, tables.mix, tables.limits, *self._memo,
-        )  # fmt: skip
-        return cached
+        known = self._cached(kind, len(classes.nodes.cls))
+        accepted = classes.accepting(kind)
+        kernels.drops(classes.nodes, free, _request(kind), accepted, tables.worth, self._memo, keys, known)
+        return known
 
-    def _cached(self, kind: RequestKind, nodes: int) -> _Cached:
+    def _cached(self, kind: RequestKind, nodes: int) -> kernels.Drops:
         entry = self._cache.pop(kind, None)
         if entry is None:
-            devices = max(1, len(self._classes.order)) if self._classes is not None else 1
+            devices = max(1, len(self._classes.nodes.order)) if self._classes is not None else 1
             while self._cache and (len(self._cache) + 1) * nodes * 14 > max(
                 1 << 24, devices * self.settings.cached_bytes_per_device
             ):
                 self._cache.pop(next(iter(self._cache)))
-            entry = _Cached(np.zeros(nodes, np.uint64), np.full(nodes, np.inf, np.float32), np.zeros(nodes, np.int16))
+            entry = kernels.Drops(
+                np.zeros(nodes, np.uint64), np.full(nodes, np.inf, np.float32), np.zeros(nodes, np.int16)
+            )
         self._cache[kind] = entry
         return entry
 
@@ -219,12 +211,11 @@ class Scorer:
         classes, tables = self._classes, self._tables
         assert classes is not None
         assert tables is not None
-        free, cpu = _free(view, classes)
         room = np.zeros(len(classes.contents))
         whole = np.zeros((len(BLOCKS), len(classes.contents)))
-        kernels.stock(classes.ptr, classes.order, free, cpu, classes.cls, tables.block_cpu, BLOCKS, room, whole)
+        kernels.stock(classes.nodes, _free(view), BLOCKS, tables.block_cpu, room, whole)
         if self._priced_at < 0 or arrived - self._priced_at >= self.settings.price_every:
-            cleared = kernels.clear(room, tables.access, tables.demand, self._rho, self.settings.headroom)
+            cleared = kernels.clear(room, tables.access, tables.demand, self._rho, self.settings.headroom, MARKET)
             self._rho = np.maximum(cleared, self.mix.turnover * _bound(room, tables, self.settings.headroom))
             self._priced_at = arrived
         self._blocked_at = arrived
@@ -246,26 +237,28 @@ def _bound(room: Floats, tables: "_Tables", headroom: float) -> Floats:
     return np.clip(headroom * float(room.sum()) * asked / np.maximum(room, 1e-9), 0.0, 1.0)
 
 
-def _keys(classes: _Classes, free: Ints, cpu: Ints) -> kernels.Words:
-    keys = np.empty(len(classes.cls), np.uint64)
-    kernels.node_keys(classes.ptr, classes.order, free, cpu, classes.cls, keys)
+def _keys(classes: _Classes, free: kernels.Free) -> kernels.Words:
+    keys = np.empty(len(classes.nodes.cls), np.uint64)
+    kernels.node_keys(classes.nodes, free, keys)
     return keys
 
 
-def _free(view: View, classes: _Classes) -> tuple[Ints, Ints]:
+def _free(view: View) -> kernels.Free:
     """Free compute per device and free processors per node, as a request that nothing is kept for sees them."""
     closed = (view.held != NOBODY) | view.blocked
-    free = np.where(closed, 0, view.free_milli) if closed.any() else view.free_milli
-    return free, view.free_cpu
+    milli = np.where(closed, 0, view.free_milli) if closed.any() else view.free_milli
+    return kernels.Free(milli, view.free_cpu)
+
+
+def _request(kind: RequestKind) -> kernels.Request:
+    return kernels.Request(kind.cpu, kind.num, kind.milli if kind.num else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
     """A mix as arrays, for one set of classes."""
 
-    streams: tuple[Any, ...]
-    mix: tuple[Any, ...]
-    limits: tuple[int, int]
+    worth: kernels.Worth
     access: Bools
     demand: Floats
     """Share of the compute asked for, by distinct set of acceptable classes (rows of `access`)."""
@@ -275,7 +268,7 @@ class _Tables:
 
     @classmethod
     def of(
-        cls, shares: Mapping[RequestKind, float], classes: _Classes, settings: Settings, free: Ints, free_cpu: Ints
+        cls, shares: Mapping[RequestKind, float], classes: _Classes, settings: Settings, free: kernels.Free
     ) -> "_Tables":
         kinds: list[RequestKind] = list(shares)
         share = np.array(list(shares.values()))
@@ -283,9 +276,10 @@ class _Tables:
         num = np.array([k.num for k in kinds], np.int64)
         milli = np.array([k.milli if k.num else 0 for k in kinds], np.int64)
         accepted = np.array([classes.accepting(k) for k in kinds], np.bool_).reshape(len(kinds), -1)
+        mix = kernels.Kinds(cpu, num, milli, share.astype(np.float32), accepted)
         asked = share * num * milli
-        to_come = settings.headroom * float(free[classes.order].sum()) / max(float(asked.sum()), 1e-9)
-        drawn = _consistent(share, to_come, classes, settings, free, free_cpu, (cpu, num, milli, accepted))
+        to_come = settings.headroom * float(free.milli[classes.nodes.order].sum()) / max(float(asked.sum()), 1e-9)
+        drawn = _consistent(share, to_come, classes, settings, free, mix)
         groups: dict[bytes, float] = {}
         wanted: list[dict[bytes, float]] = [{} for _ in BLOCKS]
         for i, kind in enumerate(kinds):
@@ -298,9 +292,13 @@ class _Tables:
                     wanted[b][mask] = wanted[b].get(mask, 0.0) + float(share[i]) * kind.num / size
         total = sum(groups.values())
         return cls(
-            streams=_streams(drawn, cpu, num, milli, accepted),
-            mix=(cpu, num, milli, share.astype(np.float32), accepted),
-            limits=(int(cpu.min()), int(min((m for m in milli.tolist() if m), default=1))),
+            worth=kernels.Worth(
+                streams=_streams(drawn, mix),
+                kinds=mix,
+                least_cpu=int(cpu.min()),
+                least_milli=int(min((m for m in milli.tolist() if m), default=1)),
+                fragmentation=weights.FRAGMENTATION,
+            ),
             access=np.array([np.frombuffer(g, np.bool_) for g in groups], np.bool_).reshape(
                 len(groups), -1 if groups else 0
             ),
@@ -316,9 +314,8 @@ def _consistent(
     to_come: float,
     classes: _Classes,
     settings: Settings,
-    free: Ints,
-    free_cpu: Ints,
-    kinds: tuple[Ints, Ints, Ints, Bools],
+    free: kernels.Free,
+    kinds: kernels.Kinds,
 ) -> Ints:
     """Streams of kinds, shape (R, L), that agree with what is to come: K stands for no request.
 
@@ -326,11 +323,11 @@ def _consistent(
     would accept more than will come (small requests, for which many nodes have room) is thinned until both agree.
     """
     kept, size = np.ones(len(share)), settings.streams * settings.length
-    every = max(1, len(classes.cls) // _SAMPLED_NODES)
+    every = max(1, len(classes.nodes.cls) // _SAMPLED_NODES)
     for _ in range(settings.thinnings):
         drawn = _draw(share * kept, size).reshape(settings.streams, -1)
         served = np.zeros(len(share))
-        kernels.acceptance(classes.ptr, classes.order, free, free_cpu, classes.cls, every, drawn, *kinds, served)
+        kernels.acceptance(classes.nodes, free, every, drawn, kinds, served)
         kept = np.clip(kept * share * to_come / np.maximum(served, 1e-9), 0.0, 1.0)
     return _draw(share * kept, size).reshape(settings.streams, -1)
 
@@ -339,16 +336,16 @@ def _draw(share: Floats, size: int) -> Ints:
     return sample(np.append(share, max(0.0, 1.0 - float(share.sum()))), size)
 
 
-def _streams(drawn: Ints, cpu: Ints, num: Ints, milli: Ints, accepted: Bools) -> tuple[Any, ...]:
+def _streams(drawn: Ints, kinds: kernels.Kinds) -> kernels.Streams:
     """The streams (kinds, shape (R, L)) once per ceiling, as `kernels` walks them."""
-    real = drawn < len(num)
+    real = drawn < len(kinds.num)
     drawn = np.where(real, drawn, 0)
-    kept = [real & ((num[drawn] == 0) | (milli[drawn] <= ceiling)) for ceiling in kernels.CEILINGS]
+    kept = [real & ((kinds.num[drawn] == 0) | (kinds.milli[drawn] <= ceiling)) for ceiling in kernels.CEILINGS]
     order = np.concatenate([drawn[keep] for keep in kept])
     lengths = np.stack([keep.sum(axis=1) for keep in kept])
     ends = np.cumsum(lengths.ravel()).reshape(lengths.shape)
     starts = np.concatenate([(ends - lengths)[:, :1], ends], axis=1)
-    return cpu[order], num[order], milli[order], accepted[order], starts
+    return kernels.Streams(kinds.cpu[order], kinds.num[order], kinds.milli[order], kinds.accepted[order], starts)
 
 
 def _mean_cpu(kinds: Iterable[RequestKind], share: Floats, block: int) -> float:

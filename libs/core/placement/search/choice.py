@@ -3,15 +3,13 @@
 import numpy as np
 
 from libs.core.placement.answer import Blocked, BlockReason, Placed
+from libs.core.placement.score import weights
 from libs.core.placement.search.links import slowest
 from libs.core.placement.search.locality import seconds_to_ready
 from libs.core.placement.search.topology import allowed_levels, in_order, spans_at
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import Shape
-
-MILLI_PER_SECOND = 10.0
-"""What a second of fetching counts: a hundred seconds weigh as much as a device that nobody else could use."""
 
 
 def best_scored(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | None:
@@ -30,7 +28,7 @@ def best_scored(view: View, shape: Shape, rows: Ints, context: Context) -> Place
         return None
     cost, pick = scored
     if shape.contents:
-        cost = cost + MILLI_PER_SECOND * seconds_to_ready(view.fleet, np.arange(len(cost)), shape)
+        cost = cost + weights.MILLI_PER_SECOND * seconds_to_ready(view.fleet, np.arange(len(cost)), shape)
     nodes = view.fleet.node[rows]
     fits = np.bincount(nodes, minlength=len(cost))[: len(cost)] >= max(shape.devices, 1)
     node = int(np.argmin(np.where(fits, cost, np.inf)))

@@ -23,6 +23,7 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
             priority=m.priority,
             preempts=m.preempts,
             submitted_us=m.submitted_us,
+            latency=m.latency,
         )
     )
 
