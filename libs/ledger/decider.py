@@ -1,6 +1,6 @@
 """What the writer asks of a decider (placement's is `libs.core.scheduling.decider.Machine`), and what it tells of itself."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ class RecordDecider(Protocol):
     def t_us(self) -> int: ...
     def apply(self, record: LedgerRecord, seq: int) -> None: ...
     def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]: ...
-    def dump(self) -> bytes: ...
+    def dump(self) -> Iterable[bytes]: ...
 
 
 M = TypeVar("M", bound=RecordDecider)
@@ -29,8 +29,12 @@ M_co = TypeVar("M_co", bound=RecordDecider, covariant=True)
 
 
 class MachineFactory(Protocol[M_co]):
+    """`version` is of the layout of the parts: what another one wrote is not loaded."""
+
+    @property
+    def version(self) -> int: ...
     def new(self) -> M_co: ...
-    def load(self, data: bytes) -> M_co: ...
+    def load(self, parts: Iterable[bytes]) -> M_co: ...
 
 
 OnCommit = Callable[[int, LedgerRecord, M], Awaitable[None]]

@@ -1,14 +1,24 @@
 """Snapshots of a folded ledger, so that a restart need not read it from its beginning (object store `baton-snapshots`).
 
-A snapshot is an optimisation and never the truth: one that cannot be read, or whose head is not on the chain, is
-ignored. Each name has two slots that are written in turn, so a crash while writing leaves the other one whole.
+A snapshot is an optimisation and never the truth: one of another version, one that cannot be read, or one whose head is
+not on the chain is ignored. Each name has two slots that are written in turn, so a crash while writing leaves the other
+one whole.
+
+A state comes as *parts*: byte strings of a bounded size, which `load` gives back as they were. A state may be hundreds
+of megabytes, and one call that encodes it would stop the event loop for as long. So each part is encoded and compressed
+in a thread while the loop goes on, and at no time is more than one part in memory beside what is compressed already.
+
+Object: one zlib stream of (length of the part, 4 bytes, big-endian; the part) for each part, in order.
 """
 
 import asyncio
+import io
 import json
 import logging
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from nats.js import JetStreamContext
 from nats.js.api import ObjectMeta
@@ -24,47 +34,79 @@ log = logging.getLogger("baton.ledger")
 BUCKET = "baton-snapshots"
 _SLOTS = ("a", "b")
 _READ_S = 60.0
+_STEP_BYTES = 256 * 1024  # of parts that are packed in one go; a thread costs more than a small part
+_LENGTH_BYTES = 4
+
+T = TypeVar("T")
+
+
+class BadSnapshot(ValueError):
+    """The stored bytes are not a whole snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored(Generic[T]):
+    """A state from a snapshot: `value` is the fold of the ledger up to `position`, whose last valid record is `head`."""
+
+    head: Head
+    position: int
+    value: T
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """What an object's description says of it."""
+    """What an object's description says of it. Version 0: written before versions were written here."""
 
     object: str
     head: Head
     position: int
+    version: int
 
 
-class Snapshots:
+class SnapshotStore:
     """A pool's snapshots. The bucket is provisioned with the streams (`libs.bus.streams`)."""
 
     def __init__(self, js: JetStreamContext, pool: str) -> None:
         self._js = js
         self._pool = token(pool)
 
-    async def save(self, name: str, head: Head, position: int, data: bytes) -> None:
-        """Keep `data`, the state after folding the ledger up to `position` with its last valid record `head`.
+    async def save(self, name: str, version: int, head: Head, position: int, parts: Iterable[bytes]) -> None:
+        """Keep `parts`, the state after folding the ledger up to `position` with its last valid record `head`.
 
-        Raises nats errors when the broker cannot store it; what was kept before is then still there.
+        `version` says how the parts are to be read. The state must not change before this returns: `parts` may be a
+        generator over it. Whoever cannot wait for the broker takes the two steps `pack` and `put` apart.
+
+        Raises what `parts` raises, and nats errors when the broker cannot store it; what was kept before is still there.
         """
+        await self.put(name, version, head, position, await pack(parts))
+
+    async def put(self, name: str, version: int, head: Head, position: int, packed: bytes) -> None:
+        """The second half of `save`: store what `pack` made."""
         store = await self._js.object_store(BUCKET)
         used = {slot.object: slot.position for slot in await self._slots(store, name)}
         oldest = min(self._objects(name), key=lambda key: used.get(key, -1))
-        about = json.dumps({"seq": head.seq, "hash": head.hash, "position": position})
-        packed = await asyncio.to_thread(zlib.compress, data, 1)
+        about = json.dumps({"seq": head.seq, "hash": head.hash, "position": position, "version": version})
         await store.put(oldest, packed, ObjectMeta(name=oldest, description=about))
 
-    async def load(self, name: str) -> tuple[Head, int, bytes] | None:
-        """The newest usable snapshot: (head, position, data); None when there is none.
+    async def load(self, name: str, version: int, build: Callable[[Iterable[bytes]], T]) -> Restored[T] | None:
+        """The state from the newest usable snapshot of this version; None when there is none: fold from the beginning.
+
+        `build` makes the state from the parts, in a thread. Whatever it raises makes the snapshot one that cannot be
+        read: logged, and the other slot is tried.
 
         Raises nats errors when the broker does not answer: starting from the beginning is then not the remedy.
         """
         store = await self._js.object_store(BUCKET)
         for slot in sorted(await self._slots(store, name), key=lambda slot: slot.position, reverse=True):
-            if (why := await self._off_chain(slot)) or (data := await _read(store, slot.object)) is None:
-                log.error("snapshot %s at %d is ignored: %s", slot.object, slot.position, why or "it cannot be read")
-                continue
-            return slot.head, slot.position, data
+            if slot.version != version:
+                why = f"it is of version {slot.version}, this code reads {version}"
+            elif not (why := await self._off_chain(slot)):
+                try:
+                    value = await asyncio.to_thread(_build, build, await _read(store, slot.object))
+                    return Restored(slot.head, slot.position, value)
+                except BadSnapshot as error:
+                    why = f"it cannot be read: {error}"
+            log.error("snapshot %s at %d is ignored: %s", slot.object, slot.position, why)
         return None
 
     def _objects(self, name: str) -> list[str]:
@@ -75,7 +117,8 @@ class Snapshots:
         for key in self._objects(name):
             try:
                 about = json.loads((await store.get_info(key)).description or "")
-                found.append(_Slot(key, Head(int(about["seq"]), str(about["hash"])), int(about["position"])))
+                head, version = Head(int(about["seq"]), str(about["hash"])), int(about.get("version", 0))
+                found.append(_Slot(key, head, int(about["position"]), version))
             except (ObjectNotFoundError, BadObjectMetaError, ValueError, KeyError, TypeError):
                 continue  # empty, or nothing of ours: the slot to write next
         return found
@@ -95,12 +138,78 @@ class Snapshots:
         return "" if content_hash(stored.data or b"") == slot.head.hash else "its head is another record in the ledger"
 
 
-async def _read(store: ObjectStore, key: str) -> bytes | None:
+async def pack(parts: Iterable[bytes]) -> bytes:
+    """The parts as the bytes of one object. Raises what `parts` raises."""
+    packer = _Packer(parts)
+    while await asyncio.to_thread(packer.step):
+        pass
+    return packer.packed()
+
+
+def unpack(packed: bytes) -> Iterator[bytes]:
+    """The parts, one after the other. Raises BadSnapshot where the bytes are not what `pack` made."""
+    stream = zlib.decompressobj()
+    have, rest = bytearray(), packed
+    try:
+        while not stream.eof:
+            more = stream.decompress(rest, _STEP_BYTES)
+            if not more and not rest:
+                raise BadSnapshot("it ends too early")
+            rest = stream.unconsumed_tail
+            have += more
+            while len(have) >= _LENGTH_BYTES:
+                end = _LENGTH_BYTES + int.from_bytes(have[:_LENGTH_BYTES], "big")
+                if len(have) < end:
+                    break
+                yield bytes(have[_LENGTH_BYTES:end])
+                del have[:end]
+    except zlib.error as error:
+        raise BadSnapshot(str(error)) from error
+    if have:
+        raise BadSnapshot("it ends in the midst of a part")
+
+
+def _build(build: Callable[[Iterable[bytes]], T], packed: bytes) -> T:
+    """Raises BadSnapshot for everything that `build` raises: no snapshot may keep a service from starting."""
+    try:
+        return build(unpack(packed))
+    except BadSnapshot:
+        raise
+    except Exception as error:
+        raise BadSnapshot(repr(error)) from error
+
+
+class _Packer:
+    """Frames and compresses parts, some at a time. Used by one thread at a time."""
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self._parts = iter(parts)
+        self._stream = zlib.compressobj(1)
+        self._out = bytearray()
+
+    def step(self) -> bool:
+        """Takes the next parts; False when there was none left."""
+        size = 0
+        for part in self._parts:
+            self._out += self._stream.compress(len(part).to_bytes(_LENGTH_BYTES, "big"))
+            self._out += self._stream.compress(part)
+            size += len(part)
+            if size >= _STEP_BYTES:
+                return True
+        return False
+
+    def packed(self) -> bytes:
+        self._out += self._stream.flush()
+        return bytes(self._out)
+
+
+async def _read(store: ObjectStore, key: str) -> bytes:
+    """Raises BadSnapshot when the object is not whole."""
+    into = io.BytesIO()
     try:
         # Chunks that vanish while they are read (the slot is being written) would be waited for without end.
         async with asyncio.timeout(_READ_S):
-            packed = (await store.get(key)).data
-        return await asyncio.to_thread(zlib.decompress, packed or b"")
-    except (DigestMismatchError, ObjectNotFoundError, zlib.error, TimeoutError) as error:
-        log.warning("snapshot %s: %r", key, error)
-        return None
+            await store.get(key, into)
+    except (DigestMismatchError, ObjectNotFoundError, TimeoutError) as error:
+        raise BadSnapshot(repr(error)) from error
+    return into.getvalue()

@@ -27,7 +27,7 @@ from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, M, MachineFactory, OnCommit, OnRefold
 from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.reader import LedgerReader
-from libs.ledger.snapshots import Snapshots
+from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.tail import Stored, Tail
 from schemas.inbox import Tick
 from schemas.ledger import InputRejected, LedgerRecord
@@ -68,7 +68,7 @@ class LedgerWriter(Generic[M]):
         machine_factory: MachineFactory[M],
         *,
         writer_id: str,
-        snapshots: Snapshots | None = None,
+        snapshots: SnapshotStore | None = None,
         snapshot_name: str = "placement",
         snapshot_every: int = 5000,
         batch: int = 256,
@@ -167,14 +167,11 @@ class LedgerWriter(Generic[M]):
     async def _from_snapshot(self) -> tuple[M, LedgerReader]:
         if self._reader is not None:
             await self._reader.close()
-        found = await self._snapshots.load(self._snapshot_name) if self._snapshots is not None else None
         self._since_snapshot = 0
-        if found is not None:
-            head, position, data = found
-            try:
-                return self._factory.load(data), LedgerReader(self._js, self.pool, head, position)
-            except Exception:  # of another version, say: the log has it all
-                log.exception("ledger of pool %s: the snapshot at %d is not understood", self.pool, position)
+        if self._snapshots is not None:
+            found = await self._snapshots.load(self._snapshot_name, self._factory.version, self._factory.load)
+            if found is not None:
+                return found.value, LedgerReader(self._js, self.pool, found.head, found.position)
         return self._factory.new(), LedgerReader(self._js, self.pool)
 
     def _fold(self, machine: M, entries: Sequence[ChainEntry]) -> None:
@@ -357,15 +354,15 @@ class LedgerWriter(Generic[M]):
 
     # --------------------------------------------------------------------------------------------------- snapshots
 
-    def _start_snapshot(self, snapshots: Snapshots) -> None:
+    def _start_snapshot(self, snapshots: SnapshotStore) -> None:
         if self._saving is not None and not self._saving.done():
             return
         self._since_snapshot = 0
         # Just committed, so the machine is exactly what the log up to `position` folds to.
-        self._saving = asyncio.create_task(self._save(snapshots, self.head, self.position, self.machine.dump()))
+        self._saving = asyncio.create_task(self._save(snapshots, self.head, self.position, tuple(self.machine.dump())))
 
-    async def _save(self, snapshots: Snapshots, head: Head, position: int, data: bytes) -> None:
+    async def _save(self, snapshots: SnapshotStore, head: Head, position: int, parts: Sequence[bytes]) -> None:
         try:
-            await snapshots.save(self._snapshot_name, head, position, data)
+            await snapshots.save(self._snapshot_name, self._factory.version, head, position, parts)
         except (NatsError, TimeoutError, OSError) as error:
             log.warning("ledger of pool %s: no snapshot at %d: %r", self.pool, position, error)

@@ -23,7 +23,7 @@ from libs.core.placement.throughput import Chooser
 from libs.core.scheduling.cycle import Policy
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.state.desired import desired, nodes_touched
-from libs.ledger.snapshots import Snapshots
+from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
 from libs.service.app import Tasks, make_asgi
 from libs.service.files import read_classes, read_prices, read_throughputs
@@ -74,7 +74,7 @@ class Placement:
             self.pool,
             Deciders(self.market.policy, Scorer),
             writer_id=self.writer_id,
-            snapshots=Snapshots(js, self.pool),
+            snapshots=SnapshotStore(js, self.pool),
             batch=self.settings.batch,
             linger_ms=self.settings.linger_ms,
             snapshot_every=self.settings.snapshot_records,

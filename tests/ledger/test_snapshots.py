@@ -1,9 +1,12 @@
 """Snapshots save time and never change what is true."""
 
+import json
+import zlib
+
 import pytest
 
 from libs.ledger.chain import GENESIS, Head
-from libs.ledger.snapshots import Snapshots
+from libs.ledger.snapshots import BadSnapshot, Restored, SnapshotStore, pack, unpack
 from tests.ledger.toy import Toy, admitted, cancelled
 from tests.ledger.world import POOL, World
 
@@ -15,9 +18,9 @@ async def test_a_snapshot_and_the_tail_fold_to_the_same_as_everything(world: Wor
         await world.put(admitted(n), cancelled(max(0, n - 2)))
         await world.decided(writer)
     await world.stop(task)
-    found = await Snapshots(world.js, POOL).load("placement")
+    found = await SnapshotStore(world.js, POOL).load("placement", Toy.version, Toy.load)
     assert found is not None
-    assert found[1] >= 5
+    assert found.position >= 5
     again = world.writer("w2", snapshot_every=10**9)
     again_task = world.start(again)
     await again.ready.wait()
@@ -27,26 +30,62 @@ async def test_a_snapshot_and_the_tail_fold_to_the_same_as_everything(world: Wor
 
 async def test_the_newest_of_two_is_loaded_and_an_unusable_one_ignored(world: World) -> None:
     head = await world.chain(2)
-    snapshots = Snapshots(world.js, POOL)
-    assert await snapshots.load("x") is None
+    store = SnapshotStore(world.js, POOL)
+
+    async def loaded() -> Restored[list[bytes]] | None:
+        return await store.load("x", 1, list)
+
+    assert await loaded() is None
     for position in (2, 3):
         if position == 3:
             await world.append(GENESIS)
-        await snapshots.save("x", head, position, f"at {position}".encode())
-    assert await snapshots.load("x") == (head, 3, b"at 3")
-    await snapshots.save("x", Head(2, "f" * 64), 3, b"of another history")
-    assert await snapshots.load("x") == (head, 3, b"at 3")
-    await snapshots.save("x", head, 9, b"of a tail that was lost")
-    found = await snapshots.load("x")
-    assert found is None or found[2] == b"at 3"
+        await store.save("x", 1, head, position, [b"at", str(position).encode()])
+    assert await loaded() == Restored(head, 3, [b"at", b"3"])
+    await store.save("x", 1, Head(2, "f" * 64), 3, [b"of another history"])
+    assert await loaded() == Restored(head, 3, [b"at", b"3"])
+    await store.save("x", 1, head, 9, [b"of a tail that was lost"])
+    found = await loaded()
+    assert found is None or found.value == [b"at", b"3"]
 
 
-@pytest.mark.parametrize("size", [0, 400_000])
-async def test_any_size(world: World, size: int) -> None:
-    data = bytes(range(256)) * (size // 256)
-    snapshots = Snapshots(world.js, POOL)
-    await snapshots.save("x", GENESIS, 0, data)
-    assert await snapshots.load("x") == (GENESIS, 0, data)
+async def test_the_newest_of_its_own_version_is_loaded(world: World) -> None:
+    """After an upgrade that was taken back, the older code finds what it wrote itself."""
+    head = await world.chain(3)
+    store = SnapshotStore(world.js, POOL)
+    await store.save("x", 1, head, 3, [b"old"])
+    await store.save("x", 2, head, 3, [b"new"])
+    assert await store.load("x", 1, list) == Restored(head, 3, [b"old"])
+    assert await store.load("x", 2, list) == Restored(head, 3, [b"new"])
+    assert await store.load("x", 3, list) is None
+
+
+async def test_a_snapshot_that_breaks_its_reader_makes_way_for_the_other(world: World) -> None:
+    head = await world.chain(3)
+    store = SnapshotStore(world.js, POOL)
+    await store.save("x", 1, head, 2 + 1, [b'{"good": 1}'])
+    await world.append(head)
+    await store.save("x", 1, head, 4, [b"no JSON"])
+    found = await store.load("x", 1, lambda parts: json.loads(b"".join(parts)))
+    assert found == Restored(head, 3, {"good": 1})
+
+
+PARTS = ([], [b""], [b"", b"a", b""], [b"x" * 700_000, b"y"], [bytes(range(256)) * 1600], [b"z"] * 5000)
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: f"{len(parts)} parts of {sum(map(len, parts))} bytes")
+async def test_parts_come_back_as_they_were(world: World, parts: list[bytes]) -> None:
+    store = SnapshotStore(world.js, POOL)
+    await store.save("x", 1, GENESIS, 0, parts)
+    assert await store.load("x", 1, list) == Restored(GENESIS, 0, parts)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, -1])
+async def test_what_was_cut_or_is_nothing_of_ours_is_said_to_be_so(cut: int) -> None:
+    packed = await pack([b"some", b"parts" * 1000])
+    with pytest.raises(BadSnapshot):
+        list(unpack(packed[:cut]))
+    with pytest.raises(BadSnapshot):
+        list(unpack(zlib.compress(b"\0\0\0\x09short")))
 
 
 async def test_a_snapshot_that_is_not_understood_costs_time_only(world: World) -> None:
@@ -55,7 +94,8 @@ async def test_a_snapshot_that_is_not_understood_costs_time_only(world: World) -
     await world.put(admitted(1))
     await world.decided(writer)
     await world.stop(task)
-    await Snapshots(world.js, POOL).save("placement", writer.head, writer.position, b"of another version")
+    store = SnapshotStore(world.js, POOL)
+    await store.save("placement", Toy.version, writer.head, writer.position, [b"of another version"])
     again = world.writer("w2")
     world.start(again)
     await again.ready.wait()

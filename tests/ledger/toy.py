@@ -1,8 +1,8 @@
 """A machine small enough to see through: devices and jobs that take one each, with the ledger's real events."""
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 from libs.ledger.inputs import InboxItem
 from schemas import ids, inbox, ledger
@@ -18,6 +18,8 @@ class Impossible(AssertionError):
 
 class Toy:
     """State: which job holds which device, who waits, how far the inbox is decided."""
+
+    version: ClassVar[int] = 1
 
     def __init__(self) -> None:
         self.inbox_seq = 0
@@ -81,13 +83,13 @@ class Toy:
             case ledger.InputRejected():
                 self.rejected.append(event.inbox_seq)
 
-    def dump(self) -> bytes:
-        return json.dumps(vars(self)).encode()
+    def dump(self) -> list[bytes]:
+        return [json.dumps(vars(self)).encode()]
 
     @classmethod
-    def load(cls, data: bytes) -> "Toy":
+    def load(cls, parts: Iterable[bytes]) -> "Toy":
         toy = cls()
-        vars(toy).update(json.loads(data))
+        vars(toy).update(json.loads(b"".join(parts)))
         return toy
 
     @classmethod

@@ -13,7 +13,7 @@ from libs.bus.outbox import Outbox
 from libs.bus.streams import provision
 from libs.ledger.chain import GENESIS, ChainEntry, Head, encode
 from libs.ledger.reader import LedgerReader
-from libs.ledger.snapshots import Snapshots
+from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
 from schemas.catalog import BY_TYPE, TYPE_OF
 from schemas.ledger import LedgerRecord
@@ -84,7 +84,7 @@ class World:
 
     def writer(self, name: str, js: JetStreamContext | None = None, **options: Any) -> LedgerWriter[Toy]:
         js = js if js is not None else self.js
-        options.setdefault("snapshots", Snapshots(js, POOL))
+        options.setdefault("snapshots", SnapshotStore(js, POOL))
         return LedgerWriter(js, POOL, Toy, writer_id=name, **options)
 
     def start(self, writer: LedgerWriter[Toy]) -> asyncio.Task[None]:

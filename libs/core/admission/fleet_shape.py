@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from libs.core.accelerators.precisions import computes
 from libs.core.placement import mig
@@ -25,7 +25,6 @@ from libs.core.state.model import Shape
 from schemas import ledger as led
 from schemas.resources import NAMED_ONLY, Device, Inventory, Level
 
-VERSION = 3
 LEVELS = ("nvlink", "node", "leaf", "spine", "zone", "pool")
 _NARROW = {Level.DEVICE: "node"}
 _GROUPED_BY = {"nvlink": "domain"}
@@ -96,14 +95,16 @@ _UNJUDGED = _Unjudged()
 
 
 class FleetShape:
-    """Feed it every valid record. `version` grows when devices come or change."""
+    """Feed it every valid record."""
+
+    version: ClassVar[int] = 3
+    """Of the layout of `dump`."""
 
     def __init__(self) -> None:
         self.blocks: dict[str, tuple[DeviceBlock, ...]] = {}
         self.fleet = Fleet()
         """Every node as it last told, with nothing taken; nodes that left stay."""
         self.quotas: dict[str, int] = {}
-        self.version = 0
         self._jobs: dict[bytes, bytes] = {}
         self._cache: dict[Need, Capacity] = {}
         self._verdicts: dict[Shape, Blocked | None] = {}
@@ -209,19 +210,17 @@ class FleetShape:
         self._join(inventory)
         self._changed()
 
-    def dump(self) -> bytes:
+    def dump(self) -> tuple[bytes, ...]:
         """JSON for a snapshot: of each node the inventory, compressed."""
         jobs = b"".join(key + body for key, body in self._jobs.items())
         nodes = [b64encode(node.packed).decode() for node in self.fleet.nodes.values()]
-        body = {"version": VERSION, "nodes": nodes, "quotas": self.quotas}
-        return json.dumps(body | {"jobs": b64encode(jobs).decode()}, separators=(",", ":")).encode()
+        body = {"nodes": nodes, "quotas": self.quotas, "jobs": b64encode(jobs).decode()}
+        return (json.dumps(body, separators=(",", ":")).encode(),)
 
     @classmethod
-    def load(cls, data: bytes) -> "FleetShape":
-        """The inverse of `dump`. Raises ValueError for a snapshot of another version: fold from the beginning."""
-        body: dict[str, Any] = json.loads(data)
-        if body.get("version") != VERSION:
-            raise ValueError(f"snapshot version {body.get('version')}, this code reads {VERSION}")
+    def load(cls, parts: Iterable[bytes]) -> "FleetShape":
+        """The inverse of `dump`, of parts that this `version` wrote."""
+        body: dict[str, Any] = json.loads(b"".join(parts))
         shape = cls()
         shape.quotas = dict(body["quotas"])
         for packed in body["nodes"]:
@@ -245,7 +244,6 @@ class FleetShape:
         return outcome if isinstance(outcome, Blocked) else None
 
     def _changed(self) -> None:
-        self.version += 1
         self._models = self._view = None
         self._cache.clear()
         self._verdicts.clear()

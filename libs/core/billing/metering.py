@@ -8,14 +8,14 @@ Usage is summed exactly, each row is rounded once, and every total is a sum of r
 bill have the same total (docs/billing.md). Closed claims are kept as rows only; what is still held, as segments.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from libs.core.state import parts
 from schemas import ledger as led
 from schemas.billing import BillQuery, BillReply, BillRow, PriceBook, UsageSegment
 from schemas.ids import attempt_id
@@ -23,7 +23,6 @@ from schemas.resources import Device
 
 DAY_US = 86_400_000_000
 _ANY = "*"
-_VERSION = 1
 _HOUR_UNITS = 1000 * 3_600_000_000  # milli_us in one device-hour
 _SECOND_UNITS = 1000 * 1_000_000  # milli_us in one device-second
 
@@ -34,10 +33,6 @@ class Unbillable(ValueError):
 
 class NoPrice(ValueError):
     """A device model has no price; the text names it and the fix."""
-
-
-class WrongVersion(ValueError):
-    """The snapshot was written by another version of this code: ignore it and fold from the beginning."""
 
 
 class Usage(NamedTuple):
@@ -80,6 +75,9 @@ class _Held:
 class Meter:
     """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
     to go back. Memory: one row (about 300 bytes) per attempt, day and model, plus what is held now."""
+
+    version: ClassVar[int] = 1
+    """Of the layout of `dump`."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -227,39 +225,40 @@ class Meter:
 
     # ------------------------------------------------------------------------------------------------- the snapshot
 
-    def dump(self) -> bytes:
-        """JSON, UTF-8; equal meters give equal bytes."""
-        body = {
-            "version": _VERSION,
-            "seq": self.seq,
-            "quotas": self.quotas,
-            "models": self._models,
-            "jobs": self._jobs,
-            "held": {job: [h.attempt, h.opened_us, h.by_node] for job, h in self._held.items()},
-            "rows": {team: [[*key, n] for key, n in sorted(rows.items())] for team, rows in self._rows.items()},
-        }
-        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    def dump(self) -> Iterator[bytes]:
+        """Parts for a snapshot; meters that folded the same records give equal parts. The meter must not change before
+        the last one is taken."""
+        return parts.write(
+            {"seq": self.seq, "quotas": self.quotas},
+            {
+                "models": self._models.items(),
+                "jobs": self._jobs.items(),
+                "held": ((job, h.attempt, h.opened_us, h.by_node) for job, h in self._held.items()),
+                "rows": ((team, *key, n) for team, rows in self._rows.items() for key, n in rows.items()),
+            },
+        )
 
     @classmethod
-    def load(cls, data: bytes) -> "Meter":
-        """The inverse of `dump`. Raises WrongVersion."""
-        body: dict[str, Any] = json.loads(data)
-        if body["version"] != _VERSION:
-            raise WrongVersion(f"meter snapshot of version {body['version']}, this code reads {_VERSION}")
+    def load(cls, dumped: Iterable[bytes]) -> "Meter":
+        """The inverse of `dump`, of parts that this `version` wrote."""
         meter = cls()
-        meter.seq, meter.quotas, meter._models = body["seq"], body["quotas"], body["models"]
-        meter._jobs = {job: (team, klass) for job, (team, klass) in body["jobs"].items()}
-        for job, (attempt, opened_us, nodes) in body["held"].items():
-            by_node = {node: [(device, model, milli) for device, model, milli in c] for node, c in nodes.items()}
-            meter._held[job] = _Held(attempt, opened_us, by_node)
-        same = {name: name for name in meter._models.values()}  # one object per name, not one per row
-        for team, rows in body["rows"].items():
-            kept = meter._rows[team] = {}
-            for job, attempt, day, model, klass, units in rows:
-                model, klass = same.setdefault(model, model), same.setdefault(klass, klass)
-                kept[(job, attempt, day, model, klass)] = units
-                group = (team, model, klass)
-                meter._sums[group] = meter._sums.get(group, 0) + units
+        about, tables = parts.read(dumped)
+        meter.seq, meter.quotas = about["seq"], about["quotas"]
+        same: dict[str, str] = {}  # one object per name, not one per row
+        for table, rows in tables:
+            match table:
+                case "models":
+                    meter._models.update((device, same.setdefault(model, model)) for device, model in rows)
+                case "jobs":
+                    meter._jobs.update((job, (team, same.setdefault(klass, klass))) for job, (team, klass) in rows)
+                case "held":
+                    meter._held.update(_held(row) for row in rows)
+                case "rows":
+                    for team, job, attempt, day, model, klass, units in rows:
+                        model, klass = same.setdefault(model, model), same.setdefault(klass, klass)
+                        meter._rows.setdefault(team, {})[job, attempt, day, model, klass] = units
+                        group = (team, model, klass)
+                        meter._sums[group] = meter._sums.get(group, 0) + units
         return meter
 
 
@@ -365,6 +364,12 @@ def round_half_even(numerator: int, denominator: int) -> int:
     """numerator / denominator (both not negative), to the nearest integer, ties to the even one."""
     quotient, rest = divmod(numerator, denominator)
     return quotient + (2 * rest > denominator or (2 * rest == denominator and quotient % 2 == 1))
+
+
+def _held(row: list[Any]) -> tuple[str, _Held]:
+    job, attempt, opened_us, nodes = row
+    by_node = {node: [(device, model, milli) for device, model, milli in claims] for node, claims in nodes.items()}
+    return job, _Held(attempt, opened_us, by_node)
 
 
 def _by_model(claims: list[tuple[str, str, int]]) -> list[tuple[str, int]]:

@@ -7,11 +7,11 @@ A document holds a bounded part of a job's past; the ledger has all of it. What 
 attempts, the devices of the last `KEEP_DEVICES` of them, the last `KEEP_EVENTS` events.
 """
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from libs.core.state import parts
 from schemas import ledger as led
 from schemas.jobs import JobEvent, JobState
 from schemas.queries import AttemptDocument, JobDocument
@@ -19,7 +19,6 @@ from schemas.queries import AttemptDocument, JobDocument
 KEEP_ATTEMPTS = 200
 KEEP_DEVICES = 20
 KEEP_EVENTS = 200
-_VERSION = 1
 
 JobLedgerEvent = (
     led.JobQueued
@@ -59,10 +58,6 @@ _WHAT: dict[type, str] = {
 
 class UnknownJob(LookupError):
     """An event of a job that was never queued, as far as this fold knows: its stored state lacks a part."""
-
-
-class WrongVersion(ValueError):
-    """The snapshot was written by another version of this code: ignore it and fold from the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +156,9 @@ class _About:
 class Feed:
     """Folds records into the events that teams are told. Knows unfinished jobs only (about 300 bytes each)."""
 
+    version: ClassVar[int] = 1
+    """Of the layout of `dump`."""
+
     def __init__(self) -> None:
         self._jobs: dict[str, _About] = {}
 
@@ -182,20 +180,19 @@ class Feed:
             self._jobs[event.job_id] = about
         return _told(event, t_us, about)
 
-    def dump(self) -> bytes:
-        """JSON, UTF-8; equal feeds give equal bytes."""
-        jobs = {job: [a.team, a.name, a.state.value, a.attempt] for job, a in self._jobs.items()}
-        return json.dumps({"version": _VERSION, "jobs": jobs}, sort_keys=True, separators=(",", ":")).encode()
+    def dump(self) -> Iterator[bytes]:
+        """Parts for a snapshot; the feed must not change before the last one is taken."""
+        jobs = ((job, a.team, a.name, a.state.value, a.attempt) for job, a in self._jobs.items())
+        return parts.write({}, {"jobs": jobs})
 
     @classmethod
-    def load(cls, data: bytes) -> "Feed":
-        """The inverse of `dump`. Raises WrongVersion."""
-        body = json.loads(data)
-        if body["version"] != _VERSION:
-            raise WrongVersion(f"feed snapshot of version {body['version']}, this code reads {_VERSION}")
+    def load(cls, dumped: Iterable[bytes]) -> "Feed":
+        """The inverse of `dump`, of parts that this `version` wrote."""
         feed = cls()
-        for job, (team, name, state, attempt) in body["jobs"].items():
-            feed._jobs[job] = _About(team, name, JobState(state), attempt)
+        _, tables = parts.read(dumped)
+        for _, rows in tables:
+            for job, team, name, state, attempt in rows:
+                feed._jobs[job] = _About(team, name, JobState(state), attempt)
         return feed
 
 

@@ -5,15 +5,14 @@ are absolute, never increments, so a delta that is applied twice, or a later one
 """
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
-from libs.core.state import lifecycle
+from libs.core.state import lifecycle, parts
 from schemas import ledger as led
 from schemas.jobs import JobState
 from schemas.resources import WHOLE_MILLI
 
-VERSION = 1
 TABLES = ("nodes", "devices", "teams", "jobs")
 
 Row = dict[str, Any]
@@ -29,6 +28,9 @@ class Delta(NamedTuple):
 
 class HotState:
     """Rows by table and key; their columns are listed in libs/adapters/redis/keys.py."""
+
+    version: ClassVar[int] = 1
+    """Of the layout of `dump`."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Row] = {}
@@ -66,20 +68,21 @@ class HotState:
                 total += WHOLE_MILLI
         return held, total
 
-    def dump(self) -> bytes:
-        """JSON for a snapshot."""
-        body: dict[str, Any] = {name: getattr(self, name) for name in (*TABLES, *_COUNTERS)}
-        return json.dumps({"version": VERSION, **body}, separators=(",", ":")).encode()
+    def dump(self) -> Iterator[bytes]:
+        """Parts for a snapshot; the state must not change before the last one is taken."""
+        return parts.write(
+            {name: getattr(self, name) for name in _COUNTERS}, {name: getattr(self, name).items() for name in TABLES}
+        )
 
     @classmethod
-    def load(cls, data: bytes) -> "HotState":
-        """The inverse of `dump`. Raises ValueError for a snapshot of another version: fold from the beginning."""
-        body = json.loads(data)
-        if body.get("version") != VERSION:
-            raise ValueError(f"snapshot version {body.get('version')}, this code reads {VERSION}")
+    def load(cls, dumped: Iterable[bytes]) -> "HotState":
+        """The inverse of `dump`, of parts that this `version` wrote."""
         state = cls()
-        for name in (*TABLES, *_COUNTERS):
-            setattr(state, name, body[name])
+        about, tables = parts.read(dumped)
+        for name in _COUNTERS:
+            setattr(state, name, about[name])
+        for table, rows in tables:
+            getattr(state, table).update(rows)
         return state
 
     def _row(self, table: str, key: str) -> Row:

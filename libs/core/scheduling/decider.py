@@ -4,7 +4,7 @@
 again (`libs.ledger.writer`): the log decides what happened, not this process.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from libs.core.placement.view import Scores, View
@@ -95,12 +95,14 @@ class Decider:
         if self.learner is not None and self.learner.due(self.state.fleet):
             self.learner.upkeep(View.of(self.state.fleet))
 
-    def dump(self) -> bytes:
+    def dump(self) -> Iterable[bytes]:
         return snapshot.dump(self.state, self.learner.dump() if self.learner is not None else None)
 
     @classmethod
-    def load(cls, data: bytes, policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None) -> "Decider":
-        state, learned = snapshot.load_learned(data)
+    def load(
+        cls, parts: Iterable[bytes], policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None
+    ) -> "Decider":
+        state, learned = snapshot.load_learned(parts)
         if learner is not None and learned is not None:
             learner.restore(learned)
         return cls(state, policy, learner)
@@ -118,6 +120,8 @@ class Decider:
 class Deciders:
     """Makes machines of one policy: new ones, and ones from a snapshot. Each learns from the ledger that it folds."""
 
+    version = snapshot.VERSION
+
     def __init__(self, policy: cycle.Policy = cycle.Policy(), learner: Callable[[], Learner] | None = None) -> None:
         self.policy = policy
         self._learner = learner
@@ -125,5 +129,5 @@ class Deciders:
     def new(self) -> Decider:
         return Decider(policy=self.policy, learner=self._learner() if self._learner else None)
 
-    def load(self, data: bytes) -> Decider:
-        return Decider.load(data, self.policy, self._learner() if self._learner else None)
+    def load(self, parts: Iterable[bytes]) -> Decider:
+        return Decider.load(parts, self.policy, self._learner() if self._learner else None)

@@ -1,6 +1,7 @@
 """A state as bytes and back. Two equal states give equal bytes, so snapshots also prove that folds agree (I9)."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +13,7 @@ from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory
 
 VERSION = 3
+"""Of the layout of `dump`; whoever keeps the parts keeps it beside them, and reads no other (`libs.ledger.snapshots`)."""
 _PLAIN = (
     "finished", "quotas", "used_milli", "limited", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state"
 )  # fmt: skip
@@ -22,14 +24,9 @@ _JOB_PLAIN = (
 _ATTEMPT_PLAIN = ("number", "granted_us", "running_us", "cause", "reason", "beneficiary", "checkpoint_us")
 
 
-class WrongVersion(ValueError):
-    """The snapshot was written by another version of this code: ignore it and fold from the beginning."""
-
-
-def dump(state: State, learned: Any = None) -> bytes:
+def dump(state: State, learned: Any = None) -> tuple[bytes, ...]:
     """JSON with sorted keys, UTF-8. `learned`: what the placer knows of the mix of requests."""
     body = {
-        "version": VERSION,
         "learned": learned,
         "fleet": _dump_fleet(state.fleet),
         "jobs": [_dump_job(job) for job in sorted(state.jobs.values(), key=lambda j: j.id)],
@@ -39,19 +36,17 @@ def dump(state: State, learned: Any = None) -> bytes:
         "holds": [[holder, list(devices)] for holder, devices in state.holds.items()],
         **{name: getattr(state, name) for name in _PLAIN},
     }
-    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    return (json.dumps(body, sort_keys=True, separators=(",", ":")).encode(),)
 
 
-def load(data: bytes) -> State:
-    """The inverse of `dump`. Raises WrongVersion."""
-    return load_learned(data)[0]
+def load(parts: Iterable[bytes]) -> State:
+    """The inverse of `dump`, of parts that this `VERSION` wrote."""
+    return load_learned(parts)[0]
 
 
-def load_learned(data: bytes) -> tuple[State, Any]:
-    """The state, and what was `learned` (None: nothing). Raises WrongVersion."""
-    body = json.loads(data)
-    if body["version"] != VERSION:
-        raise WrongVersion(f"snapshot version {body['version']}, this code reads {VERSION}")
+def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
+    """The state, and what was `learned` (None: nothing)."""
+    body = json.loads(b"".join(parts))
     state = State(fleet=_load_fleet(body["fleet"]), **{name: body[name] for name in _PLAIN})
     jobs = [_load_job(j) for j in body["jobs"]]
     state.jobs = {job.id: job for job in jobs}
