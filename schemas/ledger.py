@@ -8,7 +8,8 @@ Redis is the ledger's present, MongoDB its past, the bill its integral: for ever
 `DevicesFreed`, times its share.
 """
 
-from typing import Annotated, Final, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
@@ -228,9 +229,34 @@ LedgerEvent = Annotated[
     Field(discriminator="kind"),
 ]
 
+EVENT_KINDS: Final[dict[str, type[Fact]]] = {
+    event.model_fields["kind"].default: event for event in get_args(get_args(LedgerEvent)[0])
+}
+"""Every kind of event that this version knows, with its model."""
+
+
+def kinds_of(events: Iterable[type[Any]]) -> frozenset[str]:
+    """The kinds of these event models."""
+    return frozenset(event.model_fields["kind"].default for event in events)
+
+
+class UnknownEvent(Fact):
+    """An event of a kind that this version does not know, written by a later one that marked it `skippable`.
+
+    A kind whose meaning no present reader needs (a note, a reason, a figure) has the field
+    `skippable: Literal[True] = True`; an event without it must be understood, or the reader stops. The mark is for good:
+    a kind that was skippable once is never given a meaning that a reader must not miss.
+    """
+
+    kind: str
+    skippable: Literal[True]
+
 
 class LedgerRecord(Fact):
     """One committed decision. Sent by placement; read by every other service.
+
+    An event whose `kind` a reader does not know is passed over when it says `"skippable": true`; without that the reader
+    must stop, and a version that knows the kind takes its place.
 
     `prev_seq` and `prev_hash` are those of the last valid record (0 and "" for the first), `inbox_seq` the last inbox
     message it decides, `t_us` the larger of the last record's and the broker's timestamp of that message.

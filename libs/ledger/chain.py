@@ -6,15 +6,18 @@ records are valid, without asking anybody. What does not continue the chain is *
 
 What is void is decided from the link alone, so that a version of Baton which does not know a record's contents agrees
 with one which does. Every version therefore keeps the fields `prev_seq` and `prev_hash`. A record that continues the
-chain must be understood in full, or the reader stops: skipping it would make two histories.
+chain must be understood in full, or the reader stops: skipping it would make two histories. The one exception are events
+that the later version itself marked `skippable`: they are passed over, and the rest of the record counts. Hashes are of
+the stored bytes, so the chain goes on through what was passed over.
 """
 
+import json
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from schemas.ids import content_hash
-from schemas.ledger import LedgerRecord
+from schemas.ledger import EVENT_KINDS, LedgerRecord, UnknownEvent
 
 
 class LedgerStopped(RuntimeError):
@@ -57,7 +60,8 @@ class ChainEntry:
     """One message of the ledger stream. Apply `record` only when `valid`; otherwise `why` says what is wrong with it.
 
     `hash` is of the payload as stored, `time_us` the broker's timestamp in microseconds. A void payload that is no
-    record at all has a `record` without events, by writer "unreadable".
+    record at all has a `record` without events, by writer "unreadable". `unknown` are events of kinds that this version
+    does not know and may pass over; they are not among the record's.
     """
 
     seq: int
@@ -66,6 +70,7 @@ class ChainEntry:
     time_us: int
     valid: bool
     why: str = ""
+    unknown: tuple[UnknownEvent, ...] = ()
 
     @property
     def head(self) -> Head:
@@ -85,13 +90,18 @@ def continues(head: Head, record: LedgerRecord | ChainLink) -> bool:
 def judge(head: Head, pool: str, seq: int, payload: bytes, time_us: int) -> ChainEntry:
     """Read one stored message of `pool`'s ledger at `head`.
 
-    Raises UnknownRecord when it continues the chain and is not understood in full (another `v`, an unknown event kind).
+    Raises UnknownRecord when it continues the chain and is not understood in full: another `v`, or an event of an
+    unknown kind that is not marked skippable.
     """
     digest = content_hash(payload)
+    unknown: tuple[UnknownEvent, ...] = ()
     try:
         record: LedgerRecord = _record(payload)
     except ValidationError as error:
-        return _unreadable(head, pool, seq, payload, digest, time_us, error)
+        problem = _describe(error)
+        if not _linked(head, payload):
+            return _void(pool, seq, digest, time_us, f"is no record that continues the chain ({problem})")
+        record, unknown = _passing_over(pool, seq, payload, problem)
     why = ""
     if not continues(head, record):
         why = (
@@ -100,25 +110,56 @@ def judge(head: Head, pool: str, seq: int, payload: bytes, time_us: int) -> Chai
         )
     elif record.pool != pool:
         why = f"is of pool {record.pool!r}, not {pool!r}"
-    return ChainEntry(seq, record, digest, time_us, not why, why)
+    return ChainEntry(seq, record, digest, time_us, not why, why, unknown)
 
 
-def _unreadable(
-    head: Head, pool: str, seq: int, payload: bytes, digest: str, time_us: int, error: ValidationError
-) -> ChainEntry:
+def _describe(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    problem = f"{'.'.join(map(str, first['loc'])) or 'payload'}: {first['msg']}"[:500]
+    return f"{'.'.join(map(str, first['loc'])) or 'payload'}: {first['msg']}"[:500]
+
+
+def _linked(head: Head, payload: bytes) -> bool:
     try:
-        link: ChainLink | None = _link(payload)
+        return continues(head, _link(payload))
     except ValidationError:
-        link = None
-    if link is not None and continues(head, link):
-        raise UnknownRecord(
-            f"ledger record {seq} of pool {pool} continues the chain but is not understood ({problem}): "
-            "run a version of Baton at least as new as the one that wrote it"
-        )
+        return False
+
+
+def _void(pool: str, seq: int, digest: str, time_us: int, why: str) -> ChainEntry:
     blank = LedgerRecord(pool=pool, prev_seq=0, prev_hash="", inbox_seq=0, t_us=0, writer="unreadable", events=())
-    return ChainEntry(seq, blank, digest, time_us, False, f"is no record that continues the chain ({problem})")
+    return ChainEntry(seq, blank, digest, time_us, False, why)
+
+
+def _passing_over(pool: str, seq: int, payload: bytes, problem: str) -> tuple[LedgerRecord, tuple[UnknownEvent, ...]]:
+    """A record that continues the chain, without the events that may be passed over. Raises UnknownRecord when there is
+    more that this version does not understand than those; `problem` is what it stumbled over."""
+    known, unknown = [], []
+    try:
+        body = json.loads(payload)
+        for event in body["events"]:
+            if event["kind"] in EVENT_KINDS:
+                known.append(event)
+            elif event.get("skippable") is True:
+                unknown.append(UnknownEvent.model_validate(event))
+            else:
+                problem = f"event kind {event['kind']!r} is not known here and not marked skippable"
+                raise _not_understood(pool, seq, problem)
+        if unknown:
+            return _record(json.dumps(body | {"events": known})), tuple(unknown)
+    except UnknownRecord:
+        raise
+    except ValidationError as error:
+        problem = _describe(error)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        pass  # no record of events at all: the first problem says it best
+    raise _not_understood(pool, seq, problem)
+
+
+def _not_understood(pool: str, seq: int, problem: str) -> UnknownRecord:
+    return UnknownRecord(
+        f"ledger record {seq} of pool {pool} continues the chain but is not understood ({problem}): "
+        "run a version of Baton at least as new as the one that wrote it"
+    )
 
 
 def encode(record: LedgerRecord) -> tuple[bytes, str]:

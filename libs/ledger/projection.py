@@ -1,7 +1,7 @@
 """What the follower asks of a projection: a fold of the ledger that is read and never writes a record itself."""
 
 from collections.abc import Iterable
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from schemas.ledger import LedgerRecord
 
@@ -14,12 +14,9 @@ class LedgerProjection(Protocol):
     adds a kind decides for each projection what it means there (tests/core/test_event_kinds.py).
     """
 
-    @property
-    def version(self) -> int: ...
-    @property
-    def handled(self) -> frozenset[str]: ...
-    @property
-    def ignored(self) -> frozenset[str]: ...
+    version: ClassVar[int]
+    handled: ClassVar[frozenset[str]]
+    ignored: ClassVar[frozenset[str]]
 
     def __init__(self) -> None: ...
 

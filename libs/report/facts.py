@@ -7,7 +7,7 @@ stored a record, which waiting is counted in: a job waits until its grant is sto
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from schemas import ledger as led
 from schemas.jobs import Checkpoint, JobSpec
@@ -91,6 +91,12 @@ class Facts:
 
     Raises KeyError from `apply` when a record speaks of a job that was never queued: the ledger is not whole.
     """
+
+    handled: ClassVar[frozenset[str]]
+    ignored: ClassVar = frozenset({
+        "attempt.starting", "attempt.stopping", "devices.held", "hold.released", "board.recut"
+    })  # fmt: skip
+    """Steps on the way to what a report shows."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobFacts] = {}
@@ -240,3 +246,4 @@ _TAKE: dict[type, Callable[[Facts, Any, int, int], None]] = {
     led.JobFinished: Facts._finished,
     led.InputRejected: Facts._input_rejected,
 }
+Facts.handled = led.kinds_of(_TAKE)

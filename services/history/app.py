@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from faststream.asgi import AsgiFastStream
 from faststream.nats import NatsBroker
@@ -12,7 +13,9 @@ from libs.bus.broker import make_broker
 from libs.bus.connect import close, connect
 from libs.bus.queries import serve
 from libs.bus.streams import bind
+from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
+from libs.service.following import show
 from schemas.catalog import BY_TYPE
 from services.history import handlers
 from services.history.documents import Documents
@@ -26,8 +29,11 @@ class History:
 
     store: JobStore
     log: EventLog
-    documents: Documents
-    feed: FeedLoop
+    documents: Documents | None = None
+    feed: FeedLoop | None = None
+
+    def followers(self) -> list[Follower[Any]]:
+        return [loop.follower for loop in (self.documents, self.feed) if loop is not None]
 
 
 def make_app(settings: HistorySettings) -> AsgiFastStream:
@@ -35,6 +41,7 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
     registry = CollectorRegistry()
     broker = make_broker(settings.nats_url, "history")
     history = History()
+    show(registry, history.followers)
     tasks = Tasks()
     _serve_questions(broker, history)
 
@@ -62,7 +69,8 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
         await close(nats)
 
     def ready() -> dict[str, str]:
-        return {"documents": history.documents.problem or "ok", "feed": history.feed.problem or "ok"}
+        loops = {"documents": history.documents, "feed": history.feed}
+        return {name: "not read yet" if loop is None else loop.problem or "ok" for name, loop in loops.items()}
 
     return make_asgi(broker, name="history", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
 

@@ -10,17 +10,17 @@ in memory and start again from the checkpoint that is in MongoDB. While it is aw
 
 import asyncio
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from nats.js import JetStreamContext
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from libs.adapters.mongo.store import JobStore, ReaderPosition, StoreAway
-from libs.core.projections.history import JobStory, UnknownJob, advance, job_events
-from libs.ledger.chain import GENESIS, ChainEntry, Head
-from libs.ledger.reader import LedgerReader
+from libs.core.projections.history import JobChanges, JobStory, UnknownJob, advance
+from libs.ledger.chain import Head
+from libs.ledger.follower import Follower, Gather, Step
+from libs.ledger.snapshots import Restored
 from schemas.ledger import JobQueued
 
 log = logging.getLogger("baton.history")
@@ -47,21 +47,26 @@ class Documents:
         window_jobs: int = 500,
         cache_jobs: int = 20_000,
     ) -> None:
-        self.problem = "not read yet"
         self.name = f"documents-{pool}"
         self.position = 0
-        self._js = js
-        self._pool = pool
+        self.follower = Follower(
+            js, pool, JobChanges, name="history-documents", place=self._place, max_batch=_READ,
+            gather=Gather(window_s, self._enough),
+        )  # fmt: skip
         self._store = store
-        self._window_s = window_s
         self._window_jobs = window_jobs
         self._cache_jobs = cache_jobs
         self._cache: OrderedDict[str, JobStory] = OrderedDict()
         self._horizon = 0
-        self._lag = Gauge("baton_history_documents_lag_records", "ledger records not in MongoDB yet", registry=registry)
+        self._before: ReaderPosition | None = None
+        self._away = ""
         self._written = Counter("baton_history_documents_written", "documents replaced", registry=registry)
         self._restarts = Counter("baton_history_documents_restarts", "starts from the checkpoint", registry=registry)
         self._seconds = Histogram("baton_history_write_seconds", "time to write one window, s", registry=registry)
+
+    @property
+    def problem(self) -> str:
+        return self._away or self.follower.problem
 
     async def run(self) -> None:
         """For ever. Raises LedgerStopped only: then the ledger is not the one that the documents were made from."""
@@ -72,9 +77,9 @@ class Documents:
                 await self._follow()
             except StoreAway as error:
                 failures = 0 if self.position > started else failures + 1
-                if self.problem != str(error):
+                if self._away != str(error):
                     log.warning("documents stop at record %d: %s", self.position, error)
-                self.problem = str(error)
+                self._away = str(error)
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
             except StoreChanged as error:
                 log.warning("%s; starting again from what MongoDB has", error)
@@ -86,57 +91,44 @@ class Documents:
         self._restarts.inc()
         self._cache.clear()
         await self._store.prepare()
+        await self.follower.run(self._after)
+
+    async def _place(self) -> Restored[JobChanges] | None:
+        """Where MongoDB stands; None: at the beginning."""
         before = await self._store.checkpoint(self.name)
         # Documents may be ahead of the checkpoint, up to here: until then even a job that is queued now may be stored.
         self._horizon = await self._store.last_seq()
         if before is not None and self._horizon < before.changed:
             raise UnknownJob(f"the newest is of record {self._horizon}, there was one of {before.changed}")
-        reader = _reader_at(self._js, self._pool, before)
-        self.position = reader.position
-        try:
-            while True:
-                entries = await self._window(reader)
-                self.problem = reader.problem
-                self._lag.set(reader.lag() + len(entries))
-                if entries:
-                    before = await self._step(reader, entries, before)
-        finally:
-            await reader.close()
+        self._before = before
+        self.position = before.position if before is not None else 0
+        return Restored(Head(before.seq, before.hash), before.position, JobChanges()) if before is not None else None
 
-    async def _step(
-        self, reader: LedgerReader, entries: Sequence[ChainEntry], before: ReaderPosition | None
-    ) -> ReaderPosition:
-        """Writes one window: documents, then the checkpoint, which is returned."""
+    def _enough(self, steps: Sequence[Step]) -> bool:
+        return len({job for step in steps for job in step.told or ()}) >= self._window_jobs
+
+    async def _after(self, steps: Sequence[Step]) -> None:
+        """Writes one window: documents, then the checkpoint."""
+        self._away = ""
+        if not steps:
+            return
+        before, follower = self._before, self.follower
         with self._seconds.time():
-            changed = await self._write(entries) or (before.changed if before else 0)
-            after = ReaderPosition(reader.head.seq, reader.head.hash, reader.position, changed)
+            changed = await self._write(steps) or (before.changed if before else 0)
+            after = ReaderPosition(follower.head.seq, follower.head.hash, follower.position, changed)
             if not await self._store.move_checkpoint(self.name, before, after):
                 raise StoreChanged(f"checkpoint {self.name} is not the one that was written at {self.position}")
-        self.position = after.position
-        self._lag.set(reader.lag())
-        return after
+        self._before, self.position = after, after.position
 
-    async def _window(self, reader: LedgerReader) -> list[ChainEntry]:
-        entries = await reader.next(_READ, 1.0)
-        end = time.monotonic() + self._window_s
-        jobs = _touched(entries)
-        while entries and len(jobs) < self._window_jobs and (left := end - time.monotonic()) > 0:
-            more = await reader.next(_READ, left)
-            jobs |= _touched(more)
-            entries += more
-        return entries
-
-    async def _write(self, entries: Sequence[ChainEntry]) -> int:
+    async def _write(self, steps: Sequence[Step]) -> int:
         """Folds the records into their jobs' documents and stores those that changed. The last record that changed one,
         or 0."""
-        known = await self._known(entries)
+        known = await self._known(steps)
         changed: dict[str, JobStory] = {}
-        for entry in entries:
-            if not entry.valid:
-                continue
-            for job_id, events in job_events(entry.record).items():
+        for step in steps:
+            for job_id, events in (step.told or {}).items():
                 story = known.get(job_id)
-                known[job_id] = new = advance(story, events, entry.record.t_us, entry.seq)
+                known[job_id] = new = advance(story, events, step.entry.record.t_us, step.entry.seq)
                 if new is not story:
                     changed[job_id] = new
         stories = list(changed.values())
@@ -146,14 +138,13 @@ class Documents:
         self._remember(known)
         return max((story.document.seq for story in stories), default=0)
 
-    async def _known(self, entries: Sequence[ChainEntry]) -> dict[str, JobStory]:
-        """The stories of the jobs in `entries`: from memory, and from MongoDB what is not there."""
+    async def _known(self, steps: Sequence[Step]) -> dict[str, JobStory]:
+        """The stories of the jobs in `steps`: from memory, and from MongoDB what is not there."""
         wanted: dict[str, bool] = {}  # job -> whether it may be stored already
-        for entry in entries:
-            if entry.valid:
-                for job_id, events in job_events(entry.record).items():
-                    new = isinstance(events[0], JobQueued) and entry.seq > self._horizon
-                    wanted.setdefault(job_id, not new)
+        for step in steps:
+            for job_id, events in (step.told or {}).items():
+                new = isinstance(events[0], JobQueued) and step.entry.seq > self._horizon
+                wanted.setdefault(job_id, not new)
         known = {job_id: self._cache[job_id] for job_id in wanted if job_id in self._cache}
         missing = [job_id for job_id, stored in wanted.items() if stored and job_id not in known]
         for start in range(0, len(missing), self._window_jobs):
@@ -172,15 +163,5 @@ class Documents:
         try:
             await self._store.forget_checkpoint(self.name)
         except StoreAway as error:  # the same document will be missed again
-            self.problem = str(error)
+            self._away = str(error)
             await asyncio.sleep(_PAUSES_S[-1])
-
-
-def _reader_at(js: JetStreamContext, pool: str, checkpoint: ReaderPosition | None) -> LedgerReader:
-    if checkpoint is None:
-        return LedgerReader(js, pool, GENESIS)
-    return LedgerReader(js, pool, Head(checkpoint.seq, checkpoint.hash), checkpoint.position)
-
-
-def _touched(entries: Sequence[ChainEntry]) -> set[str]:
-    return {job_id for entry in entries if entry.valid for job_id in job_events(entry.record)}

@@ -7,20 +7,20 @@ and the records after it; up to the cursor these are read in silence. MongoDB ha
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.cursors import Cursors
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
-from libs.core.projections.history import Feed, WrongVersion
-from libs.ledger.chain import GENESIS, ChainEntry, LedgerRewound
-from libs.ledger.reader import LedgerReader
-from libs.ledger.snapshots import Snapshots
+from libs.core.projections.history import Feed
+from libs.ledger.chain import LedgerRewound
+from libs.ledger.follower import Follower, Step
 from schemas import subjects
 
 log = logging.getLogger("baton.history")
@@ -30,84 +30,63 @@ _PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class FeedLoop:
-    """The loop. `problem` is "" while all is well, for the readiness check."""
+    """The loop. `problem` is "" while all is well, for the readiness check; `position` is what teams were told to."""
 
     def __init__(
         self, js: JetStreamContext, pool: str, registry: CollectorRegistry, *, snapshot_records: int = 5000
     ) -> None:
-        self.problem = "not read yet"
         self.position = 0
-        self._js = js
+        self.follower = Follower(js, pool, Feed, name=NAME, snapshot_every=snapshot_records)
         self._pool = pool
         self._source = f"/baton/{pool}/history"
         self._outbox = Outbox(js)
         self._cursors = Cursors(js)
-        self._snapshots = Snapshots(js, pool)
-        self._snapshot_records = snapshot_records
-        self._feed = Feed()
-        self._lag = Gauge("baton_history_feed_lag_records", "ledger records not told to teams yet", registry=registry)
+        self._cursor: dict[str, Any] = {}
+        self._cannot = ""
         self._told = Counter("baton_history_events", "events told to teams", ["what"], registry=registry)
+
+    @property
+    def problem(self) -> str:
+        return self._cannot or self.follower.problem
 
     async def run(self) -> None:
         """For ever. Raises LedgerStopped only; a broker that is away or full is waited for."""
-        reader = await self._open()
+        await self.follower.run(self._after, begin=self._begin)
+
+    async def _begin(self) -> None:
         cursor = await self._cursors.load(f"{NAME}-{self._pool}") or {"seq": 0, "hash": "", "position": 0}
-        if await reader.last_seq() < cursor["position"]:
+        if self.follower.began_at < cursor["position"]:
             raise LedgerRewound(f"the ledger of pool {self._pool} ends before {cursor['position']}, which was told")
-        self.position = told = max(int(cursor["position"]), reader.position)
-        snapped = reader.position
-        async for entries in reader.follow():
-            self.problem = reader.problem
-            self._lag.set(reader.lag() + len(entries))
-            if not entries:
-                continue
-            if any(e.seq == cursor["seq"] and e.hash != cursor["hash"] for e in entries):
-                raise LedgerRewound(f"record {cursor['seq']} of pool {self._pool} is not the one that was told")
-            await self._publish(entries, told)
-            if reader.position > told:
-                told = reader.position
-                mark = {"seq": reader.head.seq, "hash": reader.head.hash, "position": told}
-                await self._surely("its cursor", partial(self._cursors.save, f"{NAME}-{self._pool}", mark))
-            self.position = told
-            self._lag.set(reader.lag())
-            if reader.position - snapped >= self._snapshot_records:
-                snapped = reader.position
-                await self._snapshot(reader)
+        self._cursor = cursor
+        self.position = max(int(cursor["position"]), self.follower.resumed_at)
 
-    async def _open(self) -> LedgerReader:
-        loaded = await self._snapshots.load(NAME)
-        if loaded is not None:
-            head, position, data = loaded
-            try:
-                self._feed = Feed.load(data)
-                return LedgerReader(self._js, self._pool, head, position)
-            except WrongVersion as error:
-                log.warning("%s: reading the ledger from its beginning", error)
-        self._feed = Feed()
-        return LedgerReader(self._js, self._pool, GENESIS)
-
-    async def _publish(self, entries: list[ChainEntry], told: int) -> None:
-        """Folds the records, and stores the events of those after `told`."""
-        messages: list[Outgoing] = []
-        for entry in entries:
-            if entry.valid:
-                events = self._feed.apply(entry.record)
-                if entry.seq > told:
-                    for index, event in enumerate(events):
-                        self._told.labels(event.what).inc()
-                        messages.append(
-                            outgoing(
-                                event,
-                                subject=subjects.event(event.what, event.team),
-                                type=f"io.baton.job.{event.what}.v1",
-                                source=self._source,
-                                cause=f"ledger:{self._pool}:{entry.seq}",
-                                key=str(index),
-                                correlation=event.job_id,
-                            )
-                        )
+    async def _after(self, steps: Sequence[Step]) -> None:
+        """Stores the events of what was not told yet, then moves the cursor."""
+        cursor, follower = self._cursor, self.follower
+        if any(s.entry.seq == cursor["seq"] and s.entry.hash != cursor["hash"] for s in steps):
+            raise LedgerRewound(f"record {cursor['seq']} of pool {self._pool} is not the one that was told")
+        messages = [
+            m for step in steps if step.entry.valid and step.entry.seq > self.position for m in self._news(step)
+        ]
         if messages:
             await self._surely(f"{len(messages)} events", partial(self._outbox.publish_many, messages))
+        if follower.position > self.position:
+            mark = {"seq": follower.head.seq, "hash": follower.head.hash, "position": follower.position}
+            await self._surely("its cursor", partial(self._cursors.save, f"{NAME}-{self._pool}", mark))
+            self.position = follower.position
+
+    def _news(self, step: Step) -> Iterator[Outgoing]:
+        for index, event in enumerate(step.told):
+            self._told.labels(event.what).inc()
+            yield outgoing(
+                event,
+                subject=subjects.event(event.what, event.team),
+                type=f"io.baton.job.{event.what}.v1",
+                source=self._source,
+                cause=f"ledger:{self._pool}:{step.entry.seq}",
+                key=str(index),
+                correlation=event.job_id,
+            )
 
     async def _surely(self, what: str, work: Callable[[], Awaitable[object]]) -> None:
         """Does `work` until it succeeds: the ids make a repeat harmless, and nothing may be left out."""
@@ -115,16 +94,11 @@ class FeedLoop:
         while True:
             try:
                 await work()
+                self._cannot = ""
                 return
             except (NatsError, TimeoutError, OSError) as error:
-                if not self.problem:
+                if not self._cannot:
                     log.warning("the feed cannot store %s: %r", what, error)
-                self.problem = f"cannot store {what}: {error!r}"
+                self._cannot = f"cannot store {what}: {error!r}"
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
                 failures += 1
-
-    async def _snapshot(self, reader: LedgerReader) -> None:
-        try:
-            await self._snapshots.save(NAME, reader.head, reader.position, self._feed.dump())
-        except (NatsError, TimeoutError, OSError) as error:  # the older one serves as well, it takes longer
-            log.warning("snapshot of the feed at %d was not stored: %r", reader.position, error)

@@ -27,6 +27,7 @@ from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
 from libs.service.app import Tasks, make_asgi
 from libs.service.files import read_classes, read_prices, read_throughputs
+from libs.service.following import show
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.ledger import LedgerRecord
@@ -199,6 +200,7 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
             yield
         await nats.close()
 
+    show(registry, lambda: [projector.follower])
     placement.stale_redis.set_function(lambda: float(bool(projector.problem)))
 
     def ready() -> dict[str, str]:

@@ -7,23 +7,18 @@ answers. So the state after any failure is the fold, and nothing has to be repla
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Sequence
 
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from libs.adapters.redis import NeedRebuild, Projection
 from libs.adapters.redis.projection import Unavailable
 from libs.core.projections.hot_state import Delta, HotState
-from libs.ledger.chain import ChainEntry
-from libs.ledger.reader import LedgerReader
-from libs.ledger.snapshots import Snapshots
+from libs.ledger.follower import Follower, Step
 
 log = logging.getLogger("baton.projector")
 
-SNAPSHOT = "projection"
-T = TypeVar("T")
+FOLLOWER = "projection"
 
 _PAUSES_S = (0.1, 0.25, 0.5, 1.0, 2.0)
 
@@ -39,83 +34,60 @@ class Projector:
         self.projection = Projection(redis_url, pool)
         self.rebuilds = 0
         self.problem = "not started"
+        self.follower: Follower[HotState] | None = None
         self._pool = pool
         self._snapshot_every = snapshot_every
-        self._saved_at = 0
-        self._state = HotState()
         self._before = ""  # hash of the last valid record that was folded
         self._stale = True
         self._failures = 0
         self._retry_at = 0.0
 
-    _reader: LedgerReader
-    _snapshots: Snapshots
-
     async def run(self, js: JetStreamContext) -> None:
-        self._snapshots = Snapshots(js, self._pool)
+        self.follower = follower = Follower(
+            js, self._pool, HotState, name=FOLLOWER, snapshot_every=self._snapshot_every, idle_s=0.5
+        )  # fmt: skip
+
+        async def begin() -> None:
+            self._before = follower.head.hash
+
+        async def after(steps: Sequence[Step]) -> None:
+            before, batch = self._before, self._batch(steps)
+            if follower.caught_up.is_set():  # until then Redis would be shown the past
+                await self._write(follower, before, batch)
+
         try:
-            self._reader = await self._load(js)
-            async for entries in self._reader.read_to(await self._last_seq()):
-                self._fold(entries)
-            async for entries in self._reader.follow(idle_s=0.5):
-                before, batch = self._before, self._fold(entries)
-                await self._write(before, batch)
-                await self._save()
+            await follower.run(after, begin=begin)
         except (KeyError, ValueError, TypeError) as e:
             # Placement folds the same ledger itself, so it would stop if the ledger were wrong: this fold is, and what
             # stands in Redis is only shown, so placement goes on without it and says so.
             log.exception("the projection stops")
-            self.problem = f"stopped at {self._reader.position}: {e!r}"
+            self.problem = f"stopped at {follower.position}: {e!r}"
         finally:
             await self.projection.close()
 
-    async def _load(self, js: JetStreamContext) -> LedgerReader:
-        """A reader behind what the newest snapshot holds, which becomes the state; from the beginning without one."""
-        found = await self._patiently(lambda: self._snapshots.load(SNAPSHOT))
-        if found is None:
-            return LedgerReader(js, self._pool)
-        head, position, data = found
-        try:
-            self._state = HotState.load(data)
-        except ValueError as e:
-            log.warning("the snapshot at %d is not used: %s", position, e)
-            return LedgerReader(js, self._pool)
-        self._saved_at, self._before = position, head.hash
-        return LedgerReader(js, self._pool, head, position)
-
-    async def _last_seq(self) -> int:
-        return await self._patiently(self._reader.last_seq)
-
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What the broker answers, asked again while it is away."""
-        while True:
-            try:
-                return await ask()
-            except (NatsError, TimeoutError, OSError) as e:
-                log.warning("the broker does not answer: %r", e)
-                await asyncio.sleep(0.5)
-
-    def _fold(self, entries: list[ChainEntry]) -> list[tuple[int, str, list[Delta]]]:
+    def _batch(self, steps: Sequence[Step]) -> list[tuple[int, str, list[Delta]]]:
+        """For each record its sequence, the head after it, and the rows that it changed."""
         batch = []
-        for entry in entries:
-            deltas: list[Delta] = []
-            if entry.valid:
-                deltas, self._before = self._state.apply(entry.record, entry.seq), entry.hash
-            batch.append((entry.seq, self._before, deltas))
+        for step in steps:
+            if step.entry.valid:
+                self._before = step.entry.hash
+            batch.append((step.entry.seq, self._before, step.told or []))
         return batch
 
-    async def _write(self, before: str, batch: list[tuple[int, str, list[Delta]]]) -> None:
+    async def _write(
+        self, follower: Follower[HotState], before: str, batch: list[tuple[int, str, list[Delta]]]
+    ) -> None:
         now = asyncio.get_running_loop().time()
         try:
             if self._stale:
                 if now < self._retry_at:
                     return
-                await self._refresh()
+                await self._refresh(follower)
             elif batch:
-                if await self.projection.apply(batch, before) > self._reader.position:
-                    await self._check()
+                if await self.projection.apply(batch, before) > follower.position:
+                    await self._check(follower)
             else:
-                await self._check()
+                await self._check(follower)
         except NeedRebuild as e:
             log.warning("the projection is written anew: %s", e)
             self._stale, self._retry_at = True, 0.0
@@ -129,30 +101,21 @@ class Projector:
         self._failures, self._retry_at = 0, 0.0
         self._say("")
 
-    async def _check(self) -> None:
+    async def _check(self, follower: Follower[HotState]) -> None:
         """Raises NeedRebuild unless Redis stands where we do, or where another projector of the pool has brought it."""
         seq, hash_ = await self.projection.head()
-        ours = (self._reader.position, self._before)
-        if (seq, hash_) != ours and not ours[0] < seq <= await self._last_seq():
+        ours = (follower.position, self._before)
+        if (seq, hash_) != ours and not ours[0] < seq <= await follower.last_seq():
             raise NeedRebuild(f"the projection stands at {seq}, the ledger was read to {ours[0]}")
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, follower: Follower[HotState]) -> None:
         try:
-            await self._check()
+            await self._check(follower)
         except NeedRebuild:
-            await self.projection.rebuild(self._reader.position, self._before, self._state.rows())
+            await self.projection.rebuild(follower.position, self._before, follower.projection.rows())
             self.rebuilds += 1
-            log.info("the projection was written anew at %d", self._reader.position)
+            log.info("the projection was written anew at %d", follower.position)
         self._stale = False
-
-    async def _save(self) -> None:
-        if self._reader.position - self._saved_at < self._snapshot_every:
-            return
-        self._saved_at = self._reader.position
-        try:
-            await self._snapshots.save(SNAPSHOT, self._reader.head, self._reader.position, self._state.dump())
-        except (NatsError, TimeoutError, OSError) as e:
-            log.warning("no snapshot at %d: %r", self._saved_at, e)
 
     def _say(self, problem: str) -> None:
         if problem != self.problem:

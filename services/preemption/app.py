@@ -1,6 +1,6 @@
 """Preemption's wiring: the only place that builds its clients."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from faststream.asgi import AsgiFastStream
@@ -12,10 +12,9 @@ from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.streams import bind
-from libs.core.state import snapshot
-from libs.ledger.reader import LedgerReader
-from libs.ledger.snapshots import Snapshots
+from libs.ledger.follower import Follower, Step
 from libs.service.app import Tasks, make_asgi
+from libs.service.following import readiness, show
 from schemas import subjects
 from schemas.inbox import PreemptionPlanned
 from services.preemption.planner import PreemptionPlanner
@@ -28,31 +27,22 @@ class Preemption:
     def __init__(self, settings: PreemptionSettings, registry: CollectorRegistry) -> None:
         self.settings = settings
         self.pool = settings.pool
-        self.reader: LedgerReader | None = None
+        self.follower: Follower[PreemptionPlanner] | None = None
         self._plans = Counter("baton_preemption_plans", "plans sent to placement", registry=registry)
         self._victims = Counter("baton_preemption_victims", "jobs asked to give way", registry=registry)
+        show(registry, lambda: [self.follower])
 
     async def run(self, js: JetStreamContext) -> None:
         """For ever. Ends with an error when the ledger cannot be read on."""
-        snapshots, outbox = Snapshots(js, self.pool), Outbox(js)
-        stored = await snapshots.load("preemption")
-        if stored is None:
-            planner, reader = PreemptionPlanner(), LedgerReader(js, self.pool)
-        else:
-            head, position, data = stored
-            planner, reader = PreemptionPlanner(snapshot.load(data)), LedgerReader(js, self.pool, head, position)
-        self.reader = reader
-        unsaved = 0
-        async for entries in reader.follow():
-            for entry in entries:
-                if entry.valid:
-                    planner.apply(entry.record)
-            unsaved += len(entries)
-            if unsaved >= self.settings.snapshot_records:
-                await snapshots.save("preemption", reader.head, reader.position, snapshot.dump(planner.state))
-                unsaved = 0
-            if reader.lag() == 0:  # an old state would only make stale plans
-                await self._plan(planner, outbox, reader.head.seq)
+        outbox = Outbox(js)
+        every = self.settings.snapshot_records
+        self.follower = follower = Follower(js, self.pool, PreemptionPlanner, name="preemption", snapshot_every=every)
+
+        async def after(_: Sequence[Step]) -> None:
+            if follower.lag == 0:  # an old state would only make stale plans
+                await self._plan(follower.projection, outbox, follower.head.seq)
+
+        await follower.run(after)
 
     async def _plan(self, planner: PreemptionPlanner, outbox: Outbox, base_seq: int) -> None:
         plans = planner.plans(base_seq)
@@ -93,7 +83,6 @@ def make_app(settings: PreemptionSettings) -> AsgiFastStream:
         await nats.close()
 
     def ready() -> dict[str, str]:
-        reader = preemption.reader
-        return {"ledger": "not read yet" if reader is None else reader.problem or "ok"}
+        return {"ledger": readiness(preemption.follower)}
 
     return make_asgi(broker, name="preemption", settings=settings, lifespan=lifespan, registry=registry, ready=ready)

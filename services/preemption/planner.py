@@ -1,7 +1,10 @@
 """Keeps placement's state as a reader of the ledger, and decides when it is time to plan again."""
 
+from collections.abc import Iterable
+from typing import ClassVar
+
 from libs.core.scheduling import preemption
-from libs.core.state import fold
+from libs.core.state import fold, snapshot
 from libs.core.state.model import State
 from schemas.inbox import PreemptionPlanned
 from schemas.ledger import LedgerRecord
@@ -14,12 +17,26 @@ class PreemptionPlanner:
     beneficiary, or the plan was stale and the next one is made on the newer state.
     """
 
+    version: ClassVar = snapshot.VERSION
+    handled: ClassVar = fold.HANDLED
+    ignored: ClassVar = fold.IGNORED
+
     def __init__(self, state: State | None = None) -> None:
         self.state = state if state is not None else State()
         self._pending: dict[str, int] = {}
 
-    def apply(self, record: LedgerRecord) -> None:
+    def apply(self, record: LedgerRecord, seq: int) -> None:
         fold.apply_record(self.state, record)
+
+    def skip(self, seq: int) -> None:
+        """A void record: it changes nothing."""
+
+    def dump(self) -> Iterable[bytes]:
+        return snapshot.dump(self.state)
+
+    @classmethod
+    def load(cls, parts: Iterable[bytes]) -> "PreemptionPlanner":
+        return cls(snapshot.load(parts))
 
     def plans(self, base_seq: int) -> list[PreemptionPlanned]:
         """New plans on the present state; none for beneficiaries whose last plan is still pending."""

@@ -14,27 +14,33 @@ from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
 from libs.bus.settle import consume
 from libs.bus.streams import bind
+from libs.core.billing.metering import Meter
+from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
+from libs.service.following import readiness, show
 from schemas.catalog import BY_TYPE
 from schemas.subjects import REQUESTS
 from services.quota_billing import handlers
 from services.quota_billing.files import load_prices, load_quotas
-from services.quota_billing.metering import Metering
 from services.quota_billing.metrics import BillingMetrics
 from services.quota_billing.quotas import apply_file, set_quota
 from services.quota_billing.settings import QuotaBillingSettings
+
+FOLLOWER = "quota_billing"
+"""The meter. Whoever asks while it reads gets a bill that is exact up to the sequence that it names. A record that no
+valid ledger holds (Unbillable) stops the service: a guess would be a wrong bill."""
 
 
 class QuotaBilling:
     """What one process holds; made once the event loop runs."""
 
-    metering: Metering | None = None
+    follower: Follower[Meter] | None = None
     outbox: Outbox
 
     @property
-    def read(self) -> Metering:
-        assert self.metering is not None, "the lifespan comes before the first question"
-        return self.metering
+    def meter(self) -> Meter:
+        assert self.follower is not None, "the lifespan comes before the first question"
+        return self.follower.projection
 
 
 def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
@@ -43,19 +49,20 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     registry = CollectorRegistry()
     broker = make_broker(settings.nats_url, "quota_billing")
     billing = QuotaBilling()
-    registry.register(BillingMetrics(lambda: billing.metering, prices))
+    registry.register(BillingMetrics(lambda: billing.meter if billing.follower else None, prices))
+    show(registry, lambda: [billing.follower])
     tasks = Tasks()
     pool = settings.pool
     serve(
         broker,
         BY_TYPE["io.baton.bill.get.query.v1"],
-        lambda query, team: handlers.get_bill(billing.read.meter, prices, query, team),
+        lambda query, team: handlers.get_bill(billing.meter, prices, query, team),
         queue="quota_billing",
     )
     serve(
         broker,
         BY_TYPE["io.baton.quota.list.query.v1"],
-        lambda query, team: handlers.list_quotas(billing.read.meter, query, team),
+        lambda query, team: handlers.list_quotas(billing.meter, query, team),
         queue="quota_billing",
     )
     consume(
@@ -74,17 +81,17 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
         js = nats.jetstream()
         await bind(js, [pool])
         billing.outbox = Outbox(js)
-        billing.metering = Metering(js, pool, snapshot_records=settings.snapshot_records)
-        tasks.start("metering", billing.metering.run())
-        tasks.start("quotas of the file", apply_file(wanted, billing.metering, Cursors(js), billing.outbox, pool))
+        billing.follower = follower = Follower(
+            js, pool, Meter, name=FOLLOWER, snapshot_every=settings.snapshot_records
+        )  # fmt: skip
+        tasks.start("metering", follower.run())
+        tasks.start("quotas of the file", apply_file(wanted, follower, Cursors(js), billing.outbox, pool))
         async with tasks.until_stopped():
             yield
         await close(nats)
 
     def ready() -> dict[str, str]:
-        if not billing.read.caught_up.is_set():
-            return {"ledger": f"{billing.read.lag} records to read"}
-        return {"ledger": billing.read.problem or "ok"}
+        return {"ledger": readiness(billing.follower)}
 
     return make_asgi(
         broker, name="quota_billing", settings=settings, lifespan=lifespan, registry=registry, ready=ready

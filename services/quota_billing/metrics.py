@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from libs.core.billing.metering import Prices
-from services.quota_billing.metering import Metering
+from libs.core.billing.metering import Meter, Prices
 
 _MICROS_PER_DEVICE_SECOND = 1000 * 1_000_000
 _UNITS_PER_HOUR = 1000 * 3_600_000_000
@@ -18,20 +17,20 @@ _MICROS = 1_000_000
 
 
 class BillingMetrics(Collector):
-    """Register it once; `metering` gives the meter as soon as there is one."""
+    """Register it once; `meter` gives the meter as soon as there is one."""
 
-    def __init__(self, metering: Callable[[], Metering | None], prices: Prices) -> None:
-        self._metering = metering
+    def __init__(self, meter: Callable[[], Meter | None], prices: Prices) -> None:
+        self._meter = meter
         self._prices = prices
 
     def collect(self) -> Iterator[Metric]:
-        if (metering := self._metering()) is None:
+        if (meter := self._meter()) is None:
             return
         seconds = CounterMetricFamily(
             "baton_device_seconds", "device-seconds of freed claims, by share", labels=["team", "model"]
         )
         cost = CounterMetricFamily("baton_cost", "price of freed claims, currency units", labels=["team", "currency"])
-        used, money = _sums(metering, self._prices)
+        used, money = _sums(meter, self._prices)
         for (team, model), value in used.items():
             seconds.add_metric([team, model], value)
         for team, value in money.items():
@@ -39,22 +38,21 @@ class BillingMetrics(Collector):
         limit = GaugeMetricFamily("baton_quota_limit_devices", "hard quota of teams that have one", labels=["team"])
         held = GaugeMetricFamily("baton_quota_used_devices", "devices held, by share", labels=["team"])
         jobs = GaugeMetricFamily("baton_team_jobs", "unfinished jobs", labels=["team", "state"])
-        for team, use in metering.meter.teams().items():
+        for team, use in meter.teams().items():
             if use.limit_milli is not None:
                 limit.add_metric([team], use.limit_milli / 1000)
             held.add_metric([team], use.used_milli / 1000)
             jobs.add_metric([team, "queued"], use.queued_jobs)
             jobs.add_metric([team, "running"], use.running_jobs)
         yield from (seconds, cost, limit, held, jobs)
-        yield GaugeMetricFamily("baton_billing_lag_records", "ledger records not metered yet", value=metering.lag)
-        yield GaugeMetricFamily("baton_billing_rows", "rows kept: attempt x day x model", value=metering.meter.rows)
+        yield GaugeMetricFamily("baton_billing_rows", "rows kept: attempt x day x model", value=meter.rows)
 
 
-def _sums(metering: Metering, prices: Prices) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
+def _sums(meter: Meter, prices: Prices) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
     """Device-seconds by team and model, and money by team in currency units."""
     used: dict[tuple[str, str], float] = {}
     money: dict[str, float] = {}
-    for (team, model, klass), units in metering.meter.sums().items():
+    for (team, model, klass), units in meter.sums().items():
         used[team, model] = used.get((team, model), 0.0) + units / _MICROS_PER_DEVICE_SECOND
         price = prices.of(model, klass) / _MICROS
         money[team] = money.get(team, 0.0) + units / _UNITS_PER_HOUR * price

@@ -7,11 +7,12 @@ from libs.bus.cursors import Cursors
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.settle import Received
+from libs.core.billing.metering import Meter
+from libs.ledger.follower import Follower
 from schemas import subjects
 from schemas.billing import SetQuota
 from schemas.inbox import QuotaChanged
 from services.quota_billing.files import quota_changes
-from services.quota_billing.metering import Metering
 
 log = logging.getLogger("baton.billing")
 
@@ -28,18 +29,18 @@ def set_quota(pool: str, received: Received) -> list[Outgoing]:
 
 
 async def apply_file(
-    wanted: dict[str, int | None], metering: Metering, cursors: Cursors, outbox: Outbox, pool: str
+    wanted: dict[str, int | None], follower: Follower[Meter], cursors: Cursors, outbox: Outbox, pool: str
 ) -> list[str]:
     """Tells placement the file's new and changed entries, once the ledger is read. The teams that it was told of.
 
     What was applied is remembered with a number that makes each application's message ids its own; a crash before it
     is remembered repeats the same messages.
     """
-    await metering.caught_up.wait()
+    await follower.caught_up.wait()
     name = f"quota_billing-teams-{pool}"
     remembered: dict[str, Any] = await cursors.load(name) or {}
     applied: dict[str, int | None] = remembered.get("teams", {})
-    changes = quota_changes(wanted, applied, metering.meter.quotas)
+    changes = quota_changes(wanted, applied, follower.projection.quotas)
     if changes or applied != wanted:
         number = int(remembered.get("number", 0)) + 1
         cause = f"teams:{pool}:{number}"

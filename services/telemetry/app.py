@@ -1,8 +1,7 @@
 """Wires telemetry: leases and ticks, the ledger's figures, samples, answers."""
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from faststream.asgi import AsgiFastStream
@@ -19,38 +18,37 @@ from libs.bus.messages import Malformed, decode_bare
 from libs.bus.queries import serve
 from libs.bus.streams import bind
 from libs.core.projections.hot_state import HotState, Row
-from libs.ledger.reader import LedgerReader
-from libs.ledger.snapshots import Snapshots
+from libs.ledger.follower import Follower, Step
 from libs.service.app import Tasks, make_asgi
+from libs.service.following import readiness, show
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.nodes import NodeSampled
 from schemas.queries import DeviceList, DeviceListQuery, NodeList, NodeListQuery
 from services.telemetry import figures, handlers
+from services.telemetry.figures import PoolFigures
 from services.telemetry.leases import Leases, now
 from services.telemetry.readings import DeviceCollector, Readings
 from services.telemetry.settings import TelemetrySettings
 
 log = logging.getLogger("baton.telemetry")
 
-PROJECTION_SNAPSHOT = "projection"
-"""Placement's projector keeps the same fold; a restart of telemetry begins there."""
+FOLLOWER = "telemetry"
+"""The figures. Their snapshots are telemetry's own: placement's projector may be of another version, or gone."""
 
 _LATENCY_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 60_000)
 _WAIT_MS = (10, 50, 100, 500, 1000, 5000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 86_400_000)
 
 
 class Telemetry:
-    """What the service knows: the ledger's fold, the watch over nodes, the latest samples."""
+    """What the service knows: the ledger's figures, the watch over nodes, the latest samples."""
 
     def __init__(self, settings: TelemetrySettings, registry: CollectorRegistry) -> None:
         self.settings = settings
-        self.hot = HotState()
+        self.follower: Follower[PoolFigures] | None = None
         self.leases = Leases(settings, registry)
         self.readings = Readings(settings.fresh_s)
         self.projection = Projection(settings.redis_url, settings.pool, timeout_s=1.0)
-        self.reader: LedgerReader | None = None
-        self.caught_up = asyncio.Event()
         self._samples = Counter("baton_samples", "device samples of nodes", ["outcome"], registry=registry)
         self._scheduling = Histogram(
             "scheduling_latency_ms",
@@ -71,44 +69,35 @@ class Telemetry:
         ):
             self._gauge(name, text, registry, value)
         lag = Gauge("ledger_lag_records", "ledger records that were not read yet", registry=registry)
-        lag.set_function(lambda: self.reader.lag() if self.reader else 0)
+        lag.set_function(lambda: self.follower.lag if self.follower is not None else 0)
+        show(registry, lambda: [self.follower])
         registry.register(DeviceCollector(self.readings, lambda: self.hot, now, dcgm_names=settings.dcgm_names))
 
     def _gauge(self, name: str, text: str, registry: CollectorRegistry, value: Callable[[HotState], float]) -> None:
         Gauge(name, text, registry=registry).set_function(lambda: value(self.hot))
 
+    @property
+    def hot(self) -> HotState:
+        """The pool's rows, as of what was read."""
+        return self.follower.projection.hot if self.follower is not None else HotState()
+
     async def follow(self, js: JetStreamContext) -> None:
         """Folds the ledger for ever. Waits are observed from the present on: the past is not news after a restart."""
-        self.reader = reader = await self._resume(js)
-        last = await reader.last_seq()
-        async for entries in reader.follow():
-            waits = figures.take(self.hot, self.leases.watch, entries, now())
-            if not self.caught_up.is_set():
-                if reader.position >= last:
-                    self.caught_up.set()
-                continue
+        self.follower = follower = Follower(
+            js, self.settings.pool, PoolFigures, name=FOLLOWER, snapshot_every=self.settings.snapshot_records
+        )  # fmt: skip
+
+        async def begin() -> None:
+            figures.watch_all(self.leases.watch, self.hot, now())
+
+        async def after(steps: Sequence[Step]) -> None:
+            waits = figures.take(self.leases.watch, steps, now(), since=follower.began_at)
             for value in waits.scheduling:
                 self._scheduling.observe(value)
             for value in waits.queue:
                 self._queue_wait.observe(value)
 
-    async def _resume(self, js: JetStreamContext) -> LedgerReader:
-        pool = self.settings.pool
-        found = await Snapshots(js, pool).load(PROJECTION_SNAPSHOT)
-        if found is None:
-            return LedgerReader(js, pool)
-        head, position, data = found
-        try:
-            self.hot = HotState.load(data)
-        except ValueError as e:
-            log.warning("the snapshot at %d is not used: %s", position, e)
-            return LedgerReader(js, pool)
-        for name, row in self.hot.nodes.items():
-            if row["status"] == "up":
-                self.leases.watch.joined(name, row["incarnation"], now())
-            else:
-                self.leases.watch.left(name, row["incarnation"])
-        return LedgerReader(js, pool, head, position)
+        await follower.run(after, begin=begin)
 
     async def listen(self, nats: Client) -> None:
         """Every process hears every sample, by core NATS: a shared durable consumer would give each only some."""
@@ -174,7 +163,7 @@ def make_app(settings: TelemetrySettings) -> AsgiFastStream:
     def ready() -> dict[str, str]:
         confirmed = now() - telemetry.leases.confirmed_at <= settings.confirm_s
         return {
-            "ledger": "ok" if telemetry.caught_up.is_set() else "not read to its end yet",
+            "ledger": readiness(telemetry.follower),
             "inbox": "ok" if confirmed else "no tick was stored lately: no leases are granted",
         }
 

@@ -1,12 +1,26 @@
-"""What the ledger says about the pool, counted: a fold, and the waiting times of what is new."""
+"""What the ledger says about the pool, counted: a fold, and what is new in each record."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.node_health import Watch
-from libs.ledger.chain import ChainEntry
+from libs.ledger.follower import Step
 from schemas import ledger as led
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What one record says beside the state: nodes that came and went, in order, and its first grants.
+
+    `queue_ms`: from submit to grant, of every job that it grants for the first time. `at_once`: how many of these it
+    also queued, so they fitted at once.
+    """
+
+    nodes: tuple[led.NodeJoined | led.NodeLeft, ...] = ()
+    queue_ms: tuple[float, ...] = ()
+    at_once: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,28 +32,71 @@ class Waits:
     queue: tuple[float, ...] = ()
 
 
-def take(hot: HotState, watch: Watch, entries: Iterable[ChainEntry], now: float) -> Waits:
-    """Folds entries into the pool's state and the watch over its nodes; returns the waits that ended in them."""
+@dataclass(slots=True)
+class PoolFigures:
+    """Telemetry's projection: the rows of the pool, and the news of each record as what `apply` returns."""
+
+    version: ClassVar = HotState.version
+    handled: ClassVar = HotState.handled
+    ignored: ClassVar = HotState.ignored
+
+    hot: HotState = field(default_factory=HotState)
+
+    def apply(self, record: led.LedgerRecord, seq: int) -> News:
+        """Folds a valid record. Raises what HotState raises on a ledger that cannot be."""
+        self.hot.apply(record, seq)
+        nodes: list[led.NodeJoined | led.NodeLeft] = []
+        queue_ms: list[float] = []
+        queued: set[str] = set()
+        at_once = 0
+        for event in record.events:
+            if isinstance(event, led.NodeJoined | led.NodeLeft):
+                nodes.append(event)
+            elif isinstance(event, led.JobQueued):
+                queued.add(event.job_id)
+            elif isinstance(event, led.JobGranted) and event.attempt == 1:
+                at_once += event.job_id in queued
+                row = self.hot.jobs.get(event.job_id)
+                if row is not None:
+                    queue_ms.append(max(0, record.t_us - row["submitted_us"]) / 1000)
+        return News(tuple(nodes), tuple(queue_ms), at_once)
+
+    def skip(self, seq: int) -> None:
+        self.hot.skip(seq)
+
+    def dump(self) -> Iterator[bytes]:
+        return self.hot.dump()
+
+    @classmethod
+    def load(cls, parts: Iterable[bytes]) -> "PoolFigures":
+        return cls(HotState.load(parts))
+
+
+def watch_all(watch: Watch, hot: HotState, now: float) -> None:
+    """Tells the watch of every node that the state has: after a start from a snapshot."""
+    for name, row in hot.nodes.items():
+        if row["status"] == "up":
+            watch.joined(name, row["incarnation"], now)
+        else:
+            watch.left(name, row["incarnation"])
+
+
+def take(watch: Watch, steps: Iterable[Step], now: float, *, since: int = 0) -> Waits:
+    """Tells the watch what came and went; returns the waits that ended in records after sequence `since`."""
     scheduling: list[float] = []
     queue: list[float] = []
-    for entry in entries:
-        if not entry.valid:
-            continue
-        new: set[str] = set()
-        hot.apply(entry.record, entry.seq)
-        for event in entry.record.events:
+    for step in steps:
+        if not isinstance(step.told, News):
+            continue  # void
+        for event in step.told.nodes:
             if isinstance(event, led.NodeJoined):
                 watch.joined(event.inventory.node, event.incarnation, now)
-            elif isinstance(event, led.NodeLeft):
+            else:
                 watch.left(event.node, event.incarnation)
-            elif isinstance(event, led.JobQueued):
-                new.add(event.job_id)
-            elif isinstance(event, led.JobGranted) and event.attempt == 1:
-                if event.job_id in new:
-                    scheduling.append(max(0, entry.time_us - entry.record.t_us) / 1000)
-                row = hot.jobs.get(event.job_id)
-                if row is not None:
-                    queue.append(max(0, entry.record.t_us - row["submitted_us"]) / 1000)
+        if step.entry.seq > since:
+            took_ms = max(0, step.entry.time_us - step.entry.record.t_us) / 1000
+            scheduling += [took_ms] * step.told.at_once
+            queue += step.told.queue_ms
     return Waits(tuple(scheduling), tuple(queue))
 
 

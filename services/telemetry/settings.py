@@ -30,6 +30,7 @@ class TelemetrySettings(ServiceSettings):
     dcgm_names: bool = Field(
         default=True, description="metrics under dcgm-exporter's names as well, for its stock dashboards"
     )
+    snapshot_records: int = Field(default=20_000, ge=100, description="ledger records between snapshots of the figures")
     fresh_s: float = Field(default=60.0, gt=0, le=3600, description="older samples are not shown, s")
 
     def terms(self) -> Terms:

@@ -18,7 +18,7 @@ from services.admission.handlers import AdmissionResult, Handled, handle
 from tests.core.test_admission import TWO_LEAVES, record
 
 CONTEXT = AdmissionContext(FleetShape())
-CONTEXT.fleet.apply(record(*TWO_LEAVES))
+CONTEXT.fleet.apply(record(*TWO_LEAVES), 1)
 GOOD: dict[str, Any] = {"client_key": "run-1", "job": {"command": ["python", "train.py"]}}
 
 

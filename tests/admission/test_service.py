@@ -9,12 +9,13 @@ import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from libs.ledger.snapshots import Snapshots
+from libs.core.admission.fleet_shape import FleetShape
+from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
 from schemas.inbox import CancelRequested, JobAdmitted, NodeRegistered, QuotaChanged
 from schemas.jobs import JobRejected
 from schemas.subjects import DEAD, EVENTS
-from services.admission.app import SNAPSHOT, make_app
+from services.admission.app import FOLLOWER, make_app
 from services.admission.settings import AdmissionSettings
 from tests.admission.running import get, running
 from tests.admission.test_handlers import GOOD, HOSTILE
@@ -171,7 +172,7 @@ async def test_a_restart_goes_on_from_its_snapshot(bench: Bench) -> None:
         bench.world.send(QuotaChanged(team="t", limit_milli=i * 1000 + 1000))
     await bench.write()
     async with running(bench.app(snapshot_records=100)):
-        await until(lambda: Snapshots(bench.js, bench.pool).load(SNAPSHOT))
+        await until(lambda: SnapshotStore(bench.js, bench.pool).load(FOLLOWER, FleetShape.version, FleetShape.load))
     async with running(bench.app()) as app:
         await bench.submit({"client_key": "wide", "job": {"command": ["x"], "resources": {"devices": 9}}})
         await bench.rejected(1)

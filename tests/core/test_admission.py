@@ -53,7 +53,7 @@ def node(name: str, devices: int = 8, *, leaf: str = "leaf-0", model: str = "H10
 
 def fleet(*events: Any) -> FleetShape:
     shape = FleetShape()
-    shape.apply(record(*events))
+    shape.apply(record(*events), 1)
     return shape
 
 
@@ -328,7 +328,8 @@ def test_the_shape_survives_a_snapshot() -> None:
                 preempts=False,
                 submitted_us=1,
             )
-        )
+        ),
+        9,
     )
     again = FleetShape.load(shape.dump())
     assert again.dump() == shape.dump()
@@ -340,7 +341,7 @@ def test_a_change_of_the_fleet_is_seen_at_once() -> None:
     shape = fleet(*TWO_LEAVES)
     context, request = AdmissionContext(shape), submit(resources={"devices": 32})
     assert isinstance(evaluate(request, "research", context), NotAdmitted)
-    shape.apply(record(node("e")))
+    shape.apply(record(node("e")), 2)
     assert isinstance(evaluate(request, "research", context), Admitted)
 
 
@@ -542,7 +543,7 @@ def test_a_verdict_is_remembered_until_devices_change_and_survives_a_snapshot() 
     again = FleetShape.load(shape.dump())
     for each in (shape, again):
         assert isinstance(evaluate(request, "research", AdmissionContext(each)), NotAdmitted)
-        each.apply(record(led.NodeLeft(node="a", incarnation=1, reason="silent"), node("c")))
+        each.apply(record(led.NodeLeft(node="a", incarnation=1, reason="silent"), node("c")), 7)
         assert isinstance(evaluate(request, "research", AdmissionContext(each)), Admitted)
 
 

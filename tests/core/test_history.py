@@ -53,7 +53,7 @@ def test_a_document_tells_the_whole_life() -> None:
 def test_the_team_is_told_each_step_once_in_order() -> None:
     world, target = a_life()
     feed = Feed()
-    told = [event for record in world.records for event in feed.apply(record)]
+    told = [event for record in world.records for event in feed.apply(record, 1)]
     assert [event.what for event in told] == [
         "queued", "granted", "starting", "running", "checkpointed", "stopping", "requeued",
         "granted", "starting", "running", "succeeded",
@@ -137,7 +137,7 @@ def test_the_feed_goes_on_from_a_snapshot_and_agrees_with_the_documents(trace: l
     for number, record in enumerate(world.records):
         if number == cut:
             feed = Feed.load(feed.dump())
-        told += feed.apply(record)
+        told += feed.apply(record, 1)
     for job_id, story in stories(world).items():
         assert tell(story) == [event for event in told if event.job_id == job_id]
     ends = [event.job_id for event in told if event.state.terminal]

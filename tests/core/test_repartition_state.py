@@ -113,5 +113,5 @@ def test_admission_learns_the_new_instances() -> None:
     joined = ledger.NodeJoined(incarnation=1, inventory=inventory(*ONES))
     shape.apply(ledger.LedgerRecord(
         pool="main", prev_seq=0, prev_hash="", inbox_seq=1, t_us=1, writer="w", events=(joined, *d.events)
-    ))  # fmt: skip
+    ), 1)  # fmt: skip
     assert {block.profile for block in shape.blocks["n1"] if not block.possible} == {"1g.10gb", "3g.40gb"}

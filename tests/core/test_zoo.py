@@ -25,7 +25,7 @@ def zoo():
 def context(world: World) -> AdmissionContext:
     shape = FleetShape()
     for record in world.records:
-        shape.apply(record)
+        shape.apply(record, 1)
     return AdmissionContext(shape)
 
 

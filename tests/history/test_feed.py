@@ -44,7 +44,7 @@ async def complete(loop: FeedLoop, written: Written) -> None:
 
 def expected(world: World, team: str) -> list[JobEvent]:
     feed = Feed()
-    return [event for record in world.records for event in feed.apply(record) if event.team == team]
+    return [event for record in world.records for event in feed.apply(record, 1) if event.team == team]
 
 
 async def heard(nats: Client, team: str) -> list[tuple[str, str, JobEvent]]:

@@ -17,9 +17,9 @@ from libs.adapters.redis.projection import Unavailable
 from libs.core.projections.hot_state import HotState
 from libs.embedded import ServerOptions, Servers, read_processes
 from libs.embedded.servers import VALKEY
-from libs.ledger.snapshots import Snapshots
+from libs.ledger.snapshots import SnapshotStore
 from schemas.ledger import DevicesFreed
-from services.placement.projector import SNAPSHOT, Projector
+from services.placement.projector import FOLLOWER, Projector
 from tests.core.builders import World, job, node
 from tests.redis.ledgers import Stored, chain, store, tables
 from tests.redis.test_projection import held
@@ -178,7 +178,7 @@ async def test_a_ledger_that_it_cannot_fold_ends_the_projection_and_not_its_proc
 
 
 async def test_a_restart_goes_on_from_its_snapshot(bench: Bench) -> None:
-    snapshots = Snapshots(bench.js, bench.pool)
+    snapshots = SnapshotStore(bench.js, bench.pool)
     await bench.work(5)
     async with bench.running(snapshot_every=3):
         await bench.follows()
@@ -188,11 +188,12 @@ async def test_a_restart_goes_on_from_its_snapshot(bench: Bench) -> None:
     await bench.work(2)
     async with bench.running() as projector:
         await bench.follows()
-        assert projector._saved_at > 0
+        assert projector.follower is not None
+        assert projector.follower.resumed_at > 0
 
 
-async def _saved(snapshots: Snapshots) -> bool:
-    return await snapshots.load(SNAPSHOT) is not None
+async def _saved(snapshots: SnapshotStore) -> bool:
+    return await snapshots.load(FOLLOWER, HotState.version, HotState.load) is not None
 
 
 @pytest.mark.faults

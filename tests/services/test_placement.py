@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from libs.bus.queries import QueryError, ask
-from libs.core.scheduling.decider import Decider
-from libs.ledger.snapshots import Snapshots
+from libs.core.scheduling.decider import Decider, Deciders
+from libs.ledger.snapshots import Restored, SnapshotStore
 from schemas import inbox, subjects
 from schemas.base import Fact
 from schemas.catalog import BY_TYPE
@@ -136,8 +136,8 @@ async def test_a_restart_goes_on_from_the_snapshot(
         await world.put(registered("n1"), job("first", 2, team="red"), job("second", 2, team="red"))
         await world.put(*(inbox.QuotaChanged(team="blue", limit_milli=n) for n in range(1, 120)))
         await world.event(QuotaSet, number=119)
-        saved = await until(lambda: Snapshots(world.js, world.name).load("placement"))
-    assert saved[1] >= 100
+        saved = await until(lambda: snapshot_of(world))
+    assert saved.position >= 100
     folded: list[int] = []
     apply = Decider.apply
 
@@ -155,7 +155,11 @@ async def test_a_restart_goes_on_from_the_snapshot(
 
     assert second.job_id == job_id("red", "second"), "what waited before the restart was forgotten"
     assert folded
-    assert min(folded) > saved[1], "the whole ledger was folded in spite of the snapshot"
+    assert min(folded) > saved.position, "the whole ledger was folded in spite of the snapshot"
+
+
+async def snapshot_of(world: Pool) -> Restored[Decider] | None:
+    return await SnapshotStore(world.js, world.name).load("placement", Deciders.version, Decider.load)
 
 
 class Stubborn:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from faststream.asgi import AsgiFastStream
 
-from libs.ledger.snapshots import Snapshots
+from libs.ledger.snapshots import SnapshotStore
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.ledger import (
@@ -149,13 +149,13 @@ async def test_a_restart_goes_on_from_the_snapshot(
             await full_pool(world)
             await world.put(*(inbox.QuotaChanged(team="green", limit_milli=n) for n in range(1, 120)))
             await world.event(QuotaSet, number=119)
-            saved = await until(lambda: Snapshots(world.js, world.name).load("preemption"))
+            saved = await until(lambda: snapshot_of(world))
         applied: list[int] = []
         apply = planner_module.PreemptionPlanner.apply
 
-        def counted(self: planner_module.PreemptionPlanner, record: Any) -> None:
-            applied.append(record.prev_seq + 1)
-            apply(self, record)
+        def counted(self: planner_module.PreemptionPlanner, record: Any, seq: int) -> None:
+            applied.append(seq)
+            apply(self, record, seq)
 
         monkeypatch.setattr(planner_module.PreemptionPlanner, "apply", counted)
         async with running(preemption()):
@@ -164,7 +164,12 @@ async def test_a_restart_goes_on_from_the_snapshot(
             (plan,) = await until(world.plans)
     assert plan.beneficiary == urgent.job_id
     assert len(plan.victims) == 2, "the state before the restart was forgotten"
-    assert min(applied) > saved[1], "the whole ledger was folded in spite of the snapshot"
+    assert min(applied) > saved.position, "the whole ledger was folded in spite of the snapshot"
+
+
+async def snapshot_of(world: Pool) -> Any:
+    planner = planner_module.PreemptionPlanner
+    return await SnapshotStore(world.js, world.name).load("preemption", planner.version, planner.load)
 
 
 async def _at_least(world: Pool, number: int) -> list[inbox.PreemptionPlanned] | None:

@@ -10,11 +10,13 @@ from libs.bus.queries import NothingFound
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.node_health import Terms, Watch
 from libs.ledger.chain import ChainEntry
+from libs.ledger.follower import Step
 from schemas import inbox
 from schemas.ledger import LedgerRecord
 from schemas.nodes import DeviceSample, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import DeviceListQuery, NodeListQuery
 from services.telemetry import figures, handlers
+from services.telemetry.figures import PoolFigures
 from services.telemetry.leases import Leases
 from services.telemetry.readings import GAUGES, DeviceCollector, Readings
 from services.telemetry.settings import TelemetrySettings
@@ -28,10 +30,16 @@ def entries(world: World, latency_us: int = 0) -> list[ChainEntry]:
     return [ChainEntry(i, record, f"{i}", record.t_us + latency_us, True) for i, record in enumerate(world.records, 1)]
 
 
+def steps(entries: list[ChainEntry], kept: PoolFigures | None = None) -> list[Step]:
+    """As the follower hands them on."""
+    kept = PoolFigures() if kept is None else kept
+    return [Step(e, kept.apply(e.record, e.seq) if e.valid else None) for e in entries]
+
+
 def folded(world: World) -> HotState:
-    hot = HotState()
-    figures.take(hot, Watch(0.0, TERMS), entries(world), 0.0)
-    return hot
+    kept = PoolFigures()
+    steps(entries(world), kept)
+    return kept.hot
 
 
 def sampled(name: str, pct: float, *, incarnation: int = 1, devices: int = 2) -> NodeSampled:
@@ -50,28 +58,41 @@ def test_waits_are_of_first_grants_and_latency_of_jobs_that_fitted_at_once() -> 
     world.submit(job("two", submitted_us=500))
     world.started(at_once)
     world.released(at_once)
-    waits = figures.take(HotState(), Watch(0.0, TERMS), entries(world, latency_us=7000), 0.0)
+    told = steps(entries(world, latency_us=7000))
+    waits = figures.take(Watch(0.0, TERMS), told, 0.0)
     assert waits.scheduling == (7.0,)
     assert waits.queue == ((2000 - 500) / 1000, (world.now_us - 500) / 1000)
+    assert figures.take(Watch(0.0, TERMS), told, 0.0, since=len(told)) == figures.Waits(), "the past is not news"
 
 
 def test_void_records_count_for_nothing() -> None:
     world = World(node("a", 1))
     world.submit(job("one"))
-    hot = HotState()
+    kept = PoolFigures()
     void = [ChainEntry(e.seq, e.record, e.hash, e.time_us, False) for e in entries(world)]
-    assert figures.take(hot, Watch(0.0, TERMS), void, 0.0) == figures.Waits()
-    assert hot.nodes == {}
+    watch = Watch(0.0, TERMS)
+    assert figures.take(watch, steps(void, kept), 0.0) == figures.Waits()
+    assert (kept.hot.nodes, watch.up) == ({}, {})
 
 
 def test_nodes_of_the_ledger_are_watched() -> None:
     world = World(node("a", 1), node("b", 1))
     world.send(inbox.NodeLost(node="b", incarnation=1, silent_s=9))
     watch = Watch(0.0, TERMS)
-    hot = HotState()
-    figures.take(hot, watch, entries(world), 5.0)
+    kept = PoolFigures()
+    figures.take(watch, steps(entries(world), kept), 5.0)
     assert watch.up == {"a": (1, 5.0)}
-    assert figures.nodes_by_status(hot) == {"up": 1, "lost": 1}
+    assert figures.nodes_by_status(kept.hot) == {"up": 1, "lost": 1}
+
+
+def test_nodes_of_a_snapshot_are_watched() -> None:
+    world = World(node("a", 1), node("b", 1))
+    world.send(inbox.NodeLost(node="b", incarnation=1, silent_s=9))
+    kept = PoolFigures()
+    steps(entries(world), kept)
+    watch = Watch(0.0, TERMS)
+    figures.watch_all(watch, PoolFigures.load(kept.dump()).hot, 5.0)
+    assert watch.up == {"a": (1, 5.0)}
 
 
 def test_rates() -> None:

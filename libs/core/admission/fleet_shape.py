@@ -99,6 +99,13 @@ class FleetShape:
 
     version: ClassVar[int] = 3
     """Of the layout of `dump`."""
+    handled: ClassVar[frozenset[str]]
+    ignored: ClassVar = frozenset({
+        "node.left", "job.granted", "job.requeued", "job.finished", "attempt.starting", "attempt.running",
+        "attempt.checkpointed", "attempt.preempting", "attempt.stopping", "attempt.closed", "devices.freed",
+        "devices.held", "hold.released", "board.recut", "input.rejected",
+    })  # fmt: skip
+    """What is free or busy, and who is there now: placement's question."""
 
     def __init__(self) -> None:
         self.blocks: dict[str, tuple[DeviceBlock, ...]] = {}
@@ -120,18 +127,27 @@ class FleetShape:
             shape._join(inventory)
         return shape
 
-    def apply(self, record: led.LedgerRecord) -> None:
-        """Folds a valid record."""
+    def apply(self, record: led.LedgerRecord, seq: int) -> None:
+        """Folds the valid record at ledger sequence `seq`."""
         for event in record.events:
-            if isinstance(event, led.JobQueued):
-                self._jobs[_job_key(event.job_id)] = digest(event.spec_hash)
-            elif isinstance(event, led.NodeJoined | led.BoardCutDone):
-                self.join(event.inventory)
-            elif isinstance(event, led.QuotaSet):
-                if event.limit_milli is None:
-                    self.quotas.pop(event.team, None)
-                else:
-                    self.quotas[event.team] = event.limit_milli
+            fold = _FOLD.get(type(event))
+            if fold is not None:
+                fold(self, event)
+
+    def skip(self, seq: int) -> None:
+        """A void record: it changes nothing."""
+
+    def _job_queued(self, event: led.JobQueued) -> None:
+        self._jobs[_job_key(event.job_id)] = digest(event.spec_hash)
+
+    def _offered(self, event: led.NodeJoined | led.BoardCutDone) -> None:
+        self.join(event.inventory)
+
+    def _quota_set(self, event: led.QuotaSet) -> None:
+        if event.limit_milli is None:
+            self.quotas.pop(event.team, None)
+        else:
+            self.quotas[event.team] = event.limit_milli
 
     def body_of(self, job_id: str) -> bytes | None:
         """The digest of the body that took this job id; None while it is free."""
@@ -247,6 +263,15 @@ class FleetShape:
         self._models = self._view = None
         self._cache.clear()
         self._verdicts.clear()
+
+
+_FOLD: dict[type, Callable[[FleetShape, Any], None]] = {
+    led.JobQueued: FleetShape._job_queued,
+    led.NodeJoined: FleetShape._offered,
+    led.BoardCutDone: FleetShape._offered,
+    led.QuotaSet: FleetShape._quota_set,
+}
+FleetShape.handled = led.kinds_of(_FOLD)
 
 
 def digest(spec_hash: str) -> bytes:

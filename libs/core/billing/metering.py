@@ -78,6 +78,13 @@ class Meter:
 
     version: ClassVar[int] = 1
     """Of the layout of `dump`."""
+    handled: ClassVar[frozenset[str]]
+    ignored: ClassVar = frozenset({
+        "node.left", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.preempting",
+        "attempt.stopping", "attempt.closed", "job.requeued", "devices.held", "hold.released", "board.recut",
+        "input.rejected",
+    })  # fmt: skip
+    """Money runs from the grant to the freeing; what happens between costs nothing more, and a hold nothing."""
 
     def __init__(self) -> None:
         self.seq = 0
@@ -96,21 +103,9 @@ class Meter:
         if seq <= self.seq:
             return
         for event in record.events:
-            match event:
-                case led.NodeJoined() | led.BoardCutDone():
-                    self._models.update((d.id, billed_model(d)) for d in event.inventory.devices)
-                case led.QuotaSet(team=team, limit_milli=None):
-                    self.quotas.pop(team, None)
-                case led.QuotaSet(team=team, limit_milli=int(limit)):
-                    self.quotas[team] = limit
-                case led.JobQueued():
-                    self._jobs[event.job_id] = (event.team, event.spec.priority_class)
-                case led.JobGranted():
-                    self._open(event, record.t_us)
-                case led.DevicesFreed():
-                    self._close(event, record.t_us)
-                case led.JobFinished():
-                    self._finish(event.job_id)
+            fold = _FOLD.get(type(event))
+            if fold is not None:
+                fold(self, event, record.t_us)
         self.seq = seq
 
     def skip(self, seq: int) -> None:
@@ -172,6 +167,18 @@ class Meter:
 
     # ----------------------------------------------------------------------------------------------------- the fold
 
+    def _offered(self, event: led.NodeJoined | led.BoardCutDone, t_us: int) -> None:
+        self._models.update((d.id, billed_model(d)) for d in event.inventory.devices)
+
+    def _quota_set(self, event: led.QuotaSet, t_us: int) -> None:
+        if event.limit_milli is None:
+            self.quotas.pop(event.team, None)
+        else:
+            self.quotas[event.team] = event.limit_milli
+
+    def _queued(self, event: led.JobQueued, t_us: int) -> None:
+        self._jobs[event.job_id] = (event.team, event.spec.priority_class)
+
     def _open(self, event: led.JobGranted, t_us: int) -> None:
         if event.job_id not in self._jobs:
             raise Unbillable(f"{event.job_id} is granted devices and was never queued, or has ended")
@@ -206,7 +213,8 @@ class Meter:
         if not held.by_node:
             del self._held[event.job_id]
 
-    def _finish(self, job_id: str) -> None:
+    def _finish(self, event: led.JobFinished, t_us: int) -> None:
+        job_id = event.job_id
         if job_id in self._held:
             raise Unbillable(f"{job_id} ends while it holds devices")
         if self._jobs.pop(job_id, None) is None:
@@ -261,6 +269,17 @@ class Meter:
                         meter._sums[group] = meter._sums.get(group, 0) + units
         return meter
 
+
+_FOLD: dict[type, Callable[[Meter, Any, int], None]] = {
+    led.NodeJoined: Meter._offered,
+    led.BoardCutDone: Meter._offered,
+    led.QuotaSet: Meter._quota_set,
+    led.JobQueued: Meter._queued,
+    led.JobGranted: Meter._open,
+    led.DevicesFreed: Meter._close,
+    led.JobFinished: Meter._finish,
+}
+Meter.handled = led.kinds_of(_FOLD)
 
 # ------------------------------------------------------------------------------------------------------------ prices
 

@@ -9,7 +9,7 @@ attempts, the devices of the last `KEEP_DEVICES` of them, the last `KEEP_EVENTS`
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from libs.core.state import parts
 from schemas import ledger as led
@@ -34,6 +34,13 @@ JobLedgerEvent = (
     | led.JobFinished
 )
 """The ledger events that change a job's document."""
+
+_HANDLED = led.kinds_of(get_args(JobLedgerEvent))
+_IGNORED = frozenset({
+    "node.joined", "node.left", "quota.set", "devices.held", "hold.released", "board.recut", "board.cut",
+    "input.rejected",
+})  # fmt: skip
+"""They are about nodes, teams and boards; no job's document says anything of them."""
 
 _STATES: dict[type, JobState] = {
     led.JobQueued: JobState.QUEUED,
@@ -140,6 +147,29 @@ def tell(story: JobStory) -> list[JobEvent]:
     return out
 
 
+class JobChanges:
+    """What each record changes, by job: the projection of whoever keeps documents. Its state, with its place in the
+    ledger, is the documents themselves; in memory it has none."""
+
+    version: ClassVar[int] = 1
+    handled: ClassVar = _HANDLED
+    ignored: ClassVar = _IGNORED
+
+    def apply(self, record: led.LedgerRecord, seq: int) -> dict[str, list[JobLedgerEvent]]:
+        """`job_events` of the valid record."""
+        return job_events(record)
+
+    def skip(self, seq: int) -> None:
+        """A void record: no job changes."""
+
+    def dump(self) -> tuple[bytes, ...]:
+        return ()
+
+    @classmethod
+    def load(cls, dumped: Iterable[bytes]) -> "JobChanges":
+        return cls()
+
+
 # ------------------------------------------------------------------------------------------------------------- feed
 
 
@@ -158,13 +188,18 @@ class Feed:
 
     version: ClassVar[int] = 1
     """Of the layout of `dump`."""
+    handled: ClassVar = _HANDLED
+    ignored: ClassVar = _IGNORED
 
     def __init__(self) -> None:
         self._jobs: dict[str, _About] = {}
 
-    def apply(self, record: led.LedgerRecord) -> list[JobEvent]:
-        """The events of one valid record, in its order. Raises UnknownJob when an earlier record is missing."""
+    def apply(self, record: led.LedgerRecord, seq: int) -> list[JobEvent]:
+        """The events of the valid record at `seq`, in its order. Raises UnknownJob when an earlier record is missing."""
         return [told for event in _of_jobs(record.events) if (told := self._one(event, record.t_us)) is not None]
+
+    def skip(self, seq: int) -> None:
+        """A void record: nobody is told anything."""
 
     def _one(self, event: JobLedgerEvent, t_us: int) -> JobEvent | None:
         about = self._jobs.get(event.job_id)

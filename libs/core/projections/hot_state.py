@@ -31,6 +31,11 @@ class HotState:
 
     version: ClassVar[int] = 1
     """Of the layout of `dump`."""
+    handled: ClassVar[frozenset[str]]
+    ignored: ClassVar = frozenset({
+        "attempt.checkpointed", "attempt.closed", "devices.held", "hold.released", "board.recut", "input.rejected"
+    })  # fmt: skip
+    """No column shows them."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Row] = {}
@@ -52,6 +57,9 @@ class HotState:
                 fold(self, event, record.t_us)
         self.seq, self.t_us = seq, record.t_us
         return [Delta(table, key, _copy(getattr(self, table).get(key))) for table, key in self._touched]
+
+    def skip(self, seq: int) -> None:
+        """A void record: no row changes."""
 
     def rows(self) -> Iterator[Delta]:
         """Every row, as if all were new."""
@@ -242,3 +250,4 @@ _FOLD: dict[type, Callable[[HotState, Any, int], None]] = {
     led.JobRequeued: HotState._transition,
     led.JobFinished: HotState._job_finished,
 }
+HotState.handled = led.kinds_of(_FOLD)

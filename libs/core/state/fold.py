@@ -281,3 +281,7 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.BoardCutDone: _board_cut_done,
     led.InputRejected: _input_rejected,
 }
+
+HANDLED = led.kinds_of(_FOLD)
+IGNORED: frozenset[str] = frozenset()
+"""The state folds every kind: each moves something here, or stands in the table with the reason why it does not."""

@@ -1,0 +1,277 @@
+"""Keeps a projection at the ledger's present: load a snapshot, follow, save one now and then. Every reader is this loop.
+
+    follower = Follower(js, pool, Meter, name="quota_billing")
+    await follower.run(after)         # for ever; `after(steps)` is awaited once per batch, an empty one now and then
+
+A service states its projection (`libs.ledger.projection`) and what to do after each batch; where to begin, what counts,
+when to save and how it is doing are decided here. In this order, because each step may rely on the ones before it:
+
+    start   the newest usable snapshot, or a new projection and the ledger's beginning; `begin` hears which
+    apply   valid records to `apply`, void ones to `skip`, in order, each once
+    after   side effects: a crash before or in the midst of them repeats the batch, so they must bear being repeated
+    save    the state with all of that behind it
+
+A snapshot saves time and is never needed: one of another version, a broken one, a failed save cost a longer start and
+never the service. What is wrong with the *ledger* ends `run` loudly (LedgerStopped, and whatever `apply` raises).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from nats.errors import ConnectionClosedError
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+
+from libs.ledger.chain import GENESIS, ChainEntry, Head
+from libs.ledger.projection import LedgerProjection
+from libs.ledger.reader import LedgerReader
+from libs.ledger.snapshots import Restored, SnapshotStore, pack
+
+log = logging.getLogger("baton.ledger")
+
+_SAVE_SHARE = 20  # packing that took a second is followed by twenty without: following stands still meanwhile
+_PAUSES_S = (0.1, 0.25, 0.5, 1.0, 2.0)
+
+P = TypeVar("P", bound=LedgerProjection)
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One message of the ledger that was taken in; `told` is what `apply` returned, None for a void one."""
+
+    entry: ChainEntry
+    told: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Makes batches larger: after the first records, wait `seconds` for more, or until there are `enough`."""
+
+    seconds: float
+    enough: Callable[[Sequence[Step]], bool]
+
+
+@dataclass(slots=True)
+class FollowerCounters:
+    """What a follower has done since it was made. `folded_anew`: starts from the ledger's beginning."""
+
+    records: int = 0
+    voids: int = 0
+    unknown_events: int = 0
+    folded_anew: int = 0
+    snapshots_saved: int = 0
+    snapshots_failed: int = 0
+
+
+After = Callable[[Sequence[Step]], Awaitable[None]]
+Begin = Callable[[], Awaitable[None]]
+
+
+class Follower(Generic[P]):
+    """One reader of `pool`. `projection` is the state as of `position`; questions may read it at any time.
+
+    `name` is the snapshot's in the store (one per projection and pool) and the follower's in logs and metrics. A
+    projection that keeps its own position (history's documents, whose place is in MongoDB) gives `place` instead: the
+    state and where it stands, None for the beginning. It is asked at each start, and nothing is saved here.
+
+    `caught_up` is set once all that was in the ledger at the start has been applied; `began_at` is that last sequence,
+    and `resumed_at` the position of the snapshot (0 without).
+    """
+
+    def __init__(
+        self,
+        js: JetStreamContext,
+        pool: str,
+        kind: type[P],
+        *,
+        name: str,
+        snapshot_every: int = 5000,
+        place: Callable[[], Awaitable[Restored[P] | None]] | None = None,
+        gather: Gather | None = None,
+        max_batch: int = 256,
+        idle_s: float = 1.0,
+    ) -> None:
+        self.pool = pool
+        self.name = name
+        self.projection = kind()
+        self.caught_up = asyncio.Event()
+        self.began_at = 0
+        self.resumed_at = 0
+        self.counters = FollowerCounters()
+        self._js = js
+        self._kind = kind
+        self._store = SnapshotStore(js, pool)
+        self._snapshot_every = snapshot_every
+        self._place = place
+        self._gather = gather
+        self._max_batch = max_batch
+        self._idle_s = idle_s
+        self._reader: LedgerReader | None = None
+        self._waits_for = "not read yet"
+        self._saved_at = 0
+        self._not_before = 0.0
+        self._saving: asyncio.Task[None] | None = None
+
+    @property
+    def head(self) -> Head:
+        """The last valid record that was applied."""
+        return self._reader.head if self._reader is not None else GENESIS
+
+    @property
+    def position(self) -> int:
+        """The last sequence that was read, valid or void."""
+        return self._reader.position if self._reader is not None else 0
+
+    @property
+    def lag(self) -> int:
+        """Records known to be in the ledger and not read yet."""
+        return self._reader.lag() if self._reader is not None else 0
+
+    @property
+    def problem(self) -> str:
+        """Why the projection is not the ledger's present; "" when it is, or follows closely. For readiness checks."""
+        if self._reader is None or self._waits_for:
+            return self._waits_for
+        if self._reader.problem:
+            return self._reader.problem
+        return "" if self.caught_up.is_set() else f"{self.began_at - self.position} ledger records to read"
+
+    async def last_seq(self) -> int:
+        """The last sequence in the ledger now; a broker that is away is waited for."""
+        reader = self._reader if self._reader is not None else LedgerReader(self._js, self.pool)
+        return await self._patiently(reader.last_seq)
+
+    async def run(self, after: After | None = None, *, begin: Begin | None = None) -> None:
+        """Until cancelled. `begin` is awaited once the projection is loaded, before the first record.
+
+        Raises LedgerStopped (libs.ledger.chain) when the ledger cannot be read on, and what `apply`, `after`, `begin` and
+        `place` raise. May be run again afterwards: it starts anew. A broker that is away is waited for.
+        """
+        try:
+            reader = await self._start()
+            if begin is not None:
+                await begin()
+            while True:
+                steps = await self._batch(reader)
+                if reader.position >= self.began_at:
+                    self.caught_up.set()
+                if after is not None:
+                    await after(steps)
+                await self._save_when_due()
+        finally:
+            await self._stop()
+
+    # ------------------------------------------------------------------------------------------------------- start
+
+    async def _start(self) -> LedgerReader:
+        self.caught_up.clear()
+        self._waits_for = "not read yet"
+        found = await self._place() if self._place is not None else await self._patiently(self._from_snapshot)
+        if found is None:
+            self.counters.folded_anew += 1
+            found = Restored(GENESIS, 0, self._kind())
+        self.projection = found.value
+        reader = LedgerReader(self._js, self.pool, found.head, found.position)
+        self.began_at = await self._patiently(reader.last_seq)
+        self._reader = reader
+        self.resumed_at = self._saved_at = found.position
+        self._waits_for = ""
+        return reader
+
+    async def _from_snapshot(self) -> Restored[P] | None:
+        return await self._store.load(self.name, self._kind.version, self._kind.load)
+
+    async def _patiently(self, ask: Callable[[], Awaitable[A]]) -> A:
+        """What the broker answers, asked again while it is away."""
+        failures = 0
+        while True:
+            try:
+                return await ask()
+            except ConnectionClosedError:
+                raise
+            except (NatsError, TimeoutError, OSError) as error:
+                if not failures:
+                    log.warning("%s of pool %s: the broker does not answer: %r", self.name, self.pool, error)
+                if self._waits_for:
+                    self._waits_for = f"the broker does not answer: {error!r}"
+                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+                failures += 1
+
+    # ------------------------------------------------------------------------------------------------------ follow
+
+    async def _batch(self, reader: LedgerReader) -> list[Step]:
+        steps = self._apply(await reader.next(self._max_batch, self._idle_s))
+        if steps and self._gather is not None:
+            loop = asyncio.get_running_loop()
+            end = loop.time() + self._gather.seconds
+            while not self._gather.enough(steps) and (left := end - loop.time()) > 0:
+                steps += self._apply(await reader.next(self._max_batch, left))
+        return steps
+
+    def _apply(self, entries: Sequence[ChainEntry]) -> list[Step]:
+        """Never awaits: whoever reads the projection between two batches sees a whole one."""
+        steps = []
+        for entry in entries:
+            told = None
+            if entry.valid:
+                try:
+                    told = self.projection.apply(entry.record, entry.seq)
+                except Exception as error:
+                    error.add_note(f"{self.name} cannot fold record {entry.seq} of pool {self.pool}")
+                    raise
+                self.counters.records += 1
+                self.counters.unknown_events += len(entry.unknown)
+            else:
+                self.projection.skip(entry.seq)
+                self.counters.voids += 1
+                log.error("%s of pool %s: record %d is void: it %s", self.name, self.pool, entry.seq, entry.why)
+            steps.append(Step(entry, told))
+        return steps
+
+    # -------------------------------------------------------------------------------------------------------- save
+
+    async def _save_when_due(self) -> None:
+        """Following waits while the state is packed (in a thread: the event loop does not), not while it is stored."""
+        if self._place is not None or self.position - self._saved_at < self._snapshot_every:
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if began < self._not_before or (self._saving is not None and not self._saving.done()):
+            return
+        head, position = self.head, self.position
+        self._saved_at = position  # a failure is tried again when as many records have come once more
+        try:
+            packed = await pack(self.projection.dump())
+        except Exception as error:
+            self._not_saved(position, error)
+            return
+        self._not_before = loop.time() + (loop.time() - began) * _SAVE_SHARE
+        self._saving = asyncio.create_task(self._put(head, position, packed), name=f"snapshot of {self.name}")
+
+    async def _put(self, head: Head, position: int, packed: bytes) -> None:
+        try:
+            await self._store.put(self.name, self._kind.version, head, position, packed)
+            self.counters.snapshots_saved += 1
+        except Exception as error:
+            self._not_saved(position, error)
+
+    def _not_saved(self, position: int, error: Exception) -> None:
+        self.counters.snapshots_failed += 1
+        expected = isinstance(error, NatsError | TimeoutError | OSError)
+        log.warning(
+            "%s of pool %s: no snapshot at %d: %r", self.name, self.pool, position, error,
+            exc_info=None if expected else error,
+        )  # fmt: skip
+
+    async def _stop(self) -> None:
+        """Gives the consumer back. A snapshot that is half stored is dropped: the other slot is whole."""
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
+            self._saving = None
+        if self._reader is not None:
+            await self._reader.close()
