@@ -235,7 +235,7 @@ class Follower(Generic[P]):
     # -------------------------------------------------------------------------------------------------------- save
 
     async def _save_when_due(self) -> None:
-        """Following waits while the state is packed (in a thread: the event loop does not), not while it is stored."""
+        """Following waits while the state is packed (other tasks go on between its parts), not while it is stored."""
         if self._place is not None or self.position - self._saved_at < self._snapshot_every:
             return
         loop = asyncio.get_running_loop()

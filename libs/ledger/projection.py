@@ -32,7 +32,7 @@ class LedgerProjection(Protocol):
     def dump(self) -> Iterable[bytes]:
         """The state in parts of a bounded size (one part is fine for a small state); see `libs.ledger.snapshots`.
 
-        Taken in a thread, one part after the other; the follower applies nothing before the last one is taken.
+        Taken on the event loop, with room for other tasks after each part; the follower applies nothing before the last.
         """
 
     @classmethod

@@ -5,8 +5,9 @@ not on the chain is ignored. Each name has two slots that are written in turn, s
 one whole.
 
 A state comes as *parts*: byte strings of a bounded size, which `load` gives back as they were. A state may be hundreds
-of megabytes, and one call that encodes it would stop the event loop for as long. So each part is encoded and compressed
-in a thread while the loop goes on, and at no time is more than one part in memory beside what is compressed already.
+of megabytes, and one call that encodes it would stop the event loop for as long. So one part after the other is made on
+the loop, where the state lives, with room for other tasks between them, and compressed in a thread. (A thread that made
+them would hold the interpreter's lock all the same.) Only some parts are in memory beside what is compressed already.
 
 Object: one zlib stream of (length of the part, 4 bytes, big-endian; the part) for each part, in order.
 """
@@ -73,8 +74,9 @@ class SnapshotStore:
     async def save(self, name: str, version: int, head: Head, position: int, parts: Iterable[bytes]) -> None:
         """Keep `parts`, the state after folding the ledger up to `position` with its last valid record `head`.
 
-        `version` says how the parts are to be read. The state must not change before this returns: `parts` may be a
-        generator over it. Whoever cannot wait for the broker takes the two steps `pack` and `put` apart.
+        `version` says how the parts are to be read. They are taken on the event loop, between other tasks: either nobody
+        changes the state meanwhile, or they are of the state as it was when `dump` was called. Whoever cannot wait for
+        the broker takes the two steps `pack` and `put` apart.
 
         Raises what `parts` raises, and nats errors when the broker cannot store it; what was kept before is still there.
         """
@@ -140,10 +142,19 @@ class SnapshotStore:
 
 async def pack(parts: Iterable[bytes]) -> bytes:
     """The parts as the bytes of one object. Raises what `parts` raises."""
-    packer = _Packer(parts)
-    while await asyncio.to_thread(packer.step):
-        pass
-    return packer.packed()
+    stream, out = zlib.compressobj(1), bytearray()
+    some: list[bytes] = []
+    size = 0
+    for part in parts:
+        some += (len(part).to_bytes(_LENGTH_BYTES, "big"), part)
+        size += len(part)
+        if size >= _STEP_BYTES:
+            out += await asyncio.to_thread(stream.compress, b"".join(some))
+            some, size = [], 0
+        else:
+            await asyncio.sleep(0)
+    out += stream.compress(b"".join(some)) + stream.flush()
+    return bytes(out)
 
 
 def unpack(packed: bytes) -> Iterator[bytes]:
@@ -177,30 +188,6 @@ def _build(build: Callable[[Iterable[bytes]], T], packed: bytes) -> T:
         raise
     except Exception as error:
         raise BadSnapshot(repr(error)) from error
-
-
-class _Packer:
-    """Frames and compresses parts, some at a time. Used by one thread at a time."""
-
-    def __init__(self, parts: Iterable[bytes]) -> None:
-        self._parts = iter(parts)
-        self._stream = zlib.compressobj(1)
-        self._out = bytearray()
-
-    def step(self) -> bool:
-        """Takes the next parts; False when there was none left."""
-        size = 0
-        for part in self._parts:
-            self._out += self._stream.compress(len(part).to_bytes(_LENGTH_BYTES, "big"))
-            self._out += self._stream.compress(part)
-            size += len(part)
-            if size >= _STEP_BYTES:
-                return True
-        return False
-
-    def packed(self) -> bytes:
-        self._out += self._stream.flush()
-        return bytes(self._out)
 
 
 async def _read(store: ObjectStore, key: str) -> bytes:
