@@ -353,3 +353,26 @@ class Claim(Fact):
     cpu_milli: int = Field(default=0, ge=0, description="processors of the node held with it, thousandths")
     host_memory_mib: int = Field(default=0, ge=0, description="host memory held with it, MiB")
     epoch: int = Field(ge=1, description="grows with every grant of the device; an agent refuses an older one")
+    role: str = Field(default="", description="of a nested gang: the role that this device serves")
+
+
+class Span(Fact):
+    """How close together a gang's devices are: what it got, what it asked for, and the best that the pool could give."""
+
+    level: str = Field(description="the widest level that the gang spans")
+    wanted: str = Field(description="the level that it asked for")
+    widened: bool = Field(default=False, description="it is wider than asked for")
+    steps: int = Field(default=0, ge=0, description="levels that it is wider than asked for")
+    link_gb_s: float = Field(default=0.0, ge=0, description="its slowest link, GB/s one way; 0: unknown")
+    best_link_gb_s: float = Field(
+        default=0.0, ge=0, description="slowest link of the same gang, of the same models, on the empty pool, GB/s"
+    )
+
+    @property
+    def text(self) -> str:
+        """In a sentence's end, e.g. `within one leaf at 50 GB/s (asked for one node; 450 GB/s if the pool were empty)`."""
+        at = f" at {self.link_gb_s:g} GB/s" if self.link_gb_s else ""
+        notes = [f"asked for one {self.wanted}"] if self.widened else []
+        if self.best_link_gb_s > self.link_gb_s:
+            notes.append(f"{self.best_link_gb_s:g} GB/s if the pool were empty")
+        return f"within one {self.level}{at}" + (f" ({'; '.join(notes)})" if notes else "")

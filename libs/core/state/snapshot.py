@@ -9,7 +9,7 @@ from libs.core.state.fold import mark_holds, mark_repartitions
 from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
-from schemas.resources import Claim, Inventory
+from schemas.resources import Claim, Inventory, Span
 
 VERSION = 3
 _PLAIN = (
@@ -128,6 +128,7 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
         "claims": [c.model_dump(mode="json") for c in attempt.claims],
         "parts": [asdict(part) | {"claims": None} for part in attempt.parts.values()],
         "checkpoint": attempt.checkpoint.model_dump(mode="json") if attempt.checkpoint else None,
+        "span": attempt.span.model_dump(mode="json") if attempt.span else None,
     }
 
 
@@ -154,6 +155,7 @@ def _load_attempt(raw: dict[str, Any]) -> Attempt:
         claims=claims,
         parts=parts,
         checkpoint=_checkpoint(raw["checkpoint"]),
+        span=Span.model_validate(raw["span"]) if raw.get("span") else None,
     )
 
 
