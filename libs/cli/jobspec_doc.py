@@ -89,7 +89,9 @@ roles one after the other as the job lists them:
 |---|---|
 | `BATON_ROLE` | the role that it serves |
 | `BATON_ROLE_RANK`, `BATON_ROLE_WORLD_SIZE` | its rank among the processes of its role, and how many there are |
-| `BATON_ROLE_HOSTS_<ROLE>` | for every role: its nodes in the order of its ranks, separated by commas; of the role's name capitals, and `_` for anything but letters and digits |
+| `BATON_ROLE_HOSTS_<ROLE>` | for every role: its nodes in the order of its ranks, separated by commas |
+
+In the name of a variable a role is in capitals, with `_` for anything but letters and digits: `BATON_ROLE_HOSTS_JUDGE_V2`.
 
 With `launch: per-node` a node that serves two roles has a process for each, which sees the devices of its own role only.
 `examples/roles.yaml` is a whole job of two roles that find each other.

@@ -23,7 +23,6 @@ from schemas.ids import job_id
 from schemas.jobs import CheckpointPolicy, JobSpec
 from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Role, Topology, TopologyPolicy
 from tests.core.builders import GIB, World
-from tests.core.builders import job as admitted
 from tests.core.test_topology_properties import gang, nested, role
 
 CATALOGUE = Path(__file__).parents[2] / "libs/core/accelerators/data.json"
@@ -454,7 +453,7 @@ def test_shapes_are_hashable_with_roles():
 
 def test_a_grant_tells_how_close_together_the_gang_is_and_explain_repeats_it():
     w = World(host("a", 4), host("b", 4), host("c", 8, leaf="l1"))
-    w.submit(admitted("one", 5, required=Level.NODE))  # on c, the only node that holds it
+    submit(w, "one", Resources(devices=5, topology=level("node")))  # on c, the only node that holds it
     wide = submit(w, "wide", Resources(devices=8, topology=level("nvlink", required=False)))
     events = w.records[-1].events
     (granted,) = [e for e in events if e.kind == "job.granted"]
@@ -469,8 +468,8 @@ def test_a_grant_tells_how_close_together_the_gang_is_and_explain_repeats_it():
 
 def test_a_gang_that_got_the_best_has_no_gap_and_a_single_device_tells_nothing():
     w = World(host("a", 8))
-    w.submit(admitted("gang", 4))
-    w.submit(admitted("single"))
+    submit(w, "gang", Resources(devices=4))
+    submit(w, "single", Resources())
     gang_, single = [e.span for record in w.records for e in record.events if e.kind == "job.granted"]
     assert (gang_.widened, gang_.steps, gang_.link_gb_s) == (False, 0, gang_.best_link_gb_s)
     assert single is None
