@@ -15,7 +15,7 @@ from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.jobs import AcceptedSpec, Checkpoint, JobState, Latency
-from schemas.resources import Claim, Inventory, Recut
+from schemas.resources import Claim, Inventory, Recut, Span
 
 LEDGER_VERSION: Final = 1
 
@@ -68,6 +68,7 @@ class JobGranted(Fact):
     attempt: int = Field(ge=1)
     claims: tuple[Claim, ...] = Field(min_length=1)
     resume: Checkpoint | None = None
+    span: Span | None = Field(default=None, description="of a gang: how close together it is")
 
 
 class AttemptRunning(Fact):

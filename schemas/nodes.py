@@ -28,6 +28,16 @@ class Rank(Fact):
     epoch: int = Field(ge=1)
     milli: int = Field(ge=1)
     memory_mib: int = Field(ge=0)
+    role: str = Field(default="", description="of a nested gang: the role that it serves")
+    role_rank: int = Field(default=0, ge=0, description="its place among the devices of its role")
+
+
+class RoleHosts(Fact):
+    """One role of a nested gang: how many devices serve it, and on which nodes."""
+
+    name: str
+    devices: int = Field(ge=1)
+    nodes: tuple[int, ...] = Field(description="places in the part's `nodes`, in the order of the role's ranks")
 
 
 class DesiredPart(Fact):
@@ -42,6 +52,7 @@ class DesiredPart(Fact):
     world_size: int = Field(ge=1, description="devices of the whole gang")
     node_rank: int = Field(ge=0)
     nodes: tuple[NodeName, ...] = Field(description="all nodes of the gang, in rank order; the first is the master")
+    roles: tuple[RoleHosts, ...] = Field(default=(), description="of a nested gang: its roles, in the order of ranks")
     resume: Checkpoint | None = None
 
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict
 from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason
+from schemas.resources import Span
 
 
 class QueryFailed(Fact):
@@ -50,6 +51,7 @@ class AttemptDocument(Fact):
     resume: Checkpoint | None = None
     checkpoint: Checkpoint | None = None
     exit_code: int | None = None
+    span: Span | None = Field(default=None, description="of a gang: how close together it is")
 
 
 class JobDocument(Fact):
@@ -120,6 +122,7 @@ class Explanation(Fact):
     ahead: int = Field(default=0, ge=0, description="jobs that are considered before it")
     removed: tuple[Removed, ...] = ()
     suggestion: str = ""
+    span: Span | None = Field(default=None, description="of a gang that runs: how close together it is")
 
 
 class PlanVerdict(StrEnum):

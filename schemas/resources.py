@@ -16,6 +16,8 @@ from schemas.base import DeviceId, Fact, NodeName, Strict
 
 WHOLE_MILLI = 1000
 """The compute of one device, in thousandths."""
+MOST_DEVICES = 9216
+"""Devices of one job: the largest TPU pod (tpu7x) has so many chips, and a slice may be all of it."""
 MOST_MIB = 1_000_000_000
 """Beyond any machine (954 TiB): what is larger is a slip, and would not fit the arrays that placement counts in."""
 
@@ -199,9 +201,11 @@ class Role(Strict):
     """
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    count: int = Field(default=1, ge=1, le=4096, description="number of groups")
-    min_count: int | None = Field(default=None, ge=1, le=4096, description="elastic: the fewest groups that are of use")
-    devices: int = Field(default=1, ge=1, le=4096, description="devices of each group")
+    count: int = Field(default=1, ge=1, le=MOST_DEVICES, description="number of groups")
+    min_count: int | None = Field(
+        default=None, ge=1, le=MOST_DEVICES, description="elastic: the fewest groups that are of use"
+    )
+    devices: int = Field(default=1, ge=1, le=MOST_DEVICES, description="devices of each group")
     types: tuple[DeviceType, ...] = Field(default=(), max_length=16, description="empty: as the job's")
     memory_mib: int = Field(
         default=0, ge=0, le=MOST_MIB, description="memory needed on each device, MiB; 0: as the job's"
@@ -241,9 +245,14 @@ class Objective(StrEnum):
 class Resources(Strict):
     """What one job needs, all at once or not at all."""
 
-    devices: int = Field(default=1, ge=1, le=4096, description="number of devices of the gang, granted all-or-nothing")
+    devices: int = Field(
+        default=1, ge=1, le=MOST_DEVICES, description="number of devices of the gang, granted all-or-nothing"
+    )
     min_devices: int | None = Field(
-        default=None, ge=1, le=4096, description="elastic: granted with this many when `devices` are not free together"
+        default=None,
+        ge=1,
+        le=MOST_DEVICES,
+        description="elastic: granted with this many when `devices` are not free together",
     )
     types: tuple[DeviceType, ...] = Field(
         default=(),
@@ -353,3 +362,26 @@ class Claim(Fact):
     cpu_milli: int = Field(default=0, ge=0, description="processors of the node held with it, thousandths")
     host_memory_mib: int = Field(default=0, ge=0, description="host memory held with it, MiB")
     epoch: int = Field(ge=1, description="grows with every grant of the device; an agent refuses an older one")
+    role: str = Field(default="", description="of a nested gang: the role that this device serves")
+
+
+class Span(Fact):
+    """How close together a gang's devices are: what it got, what it asked for, and the best that the pool could give."""
+
+    level: str = Field(description="the widest level that the gang spans")
+    wanted: str = Field(description="the level that it asked for")
+    widened: bool = Field(default=False, description="it is wider than asked for")
+    steps: int = Field(default=0, ge=0, description="levels that it is wider than asked for")
+    link_gb_s: float = Field(default=0.0, ge=0, description="its slowest link, GB/s one way; 0: unknown")
+    best_link_gb_s: float = Field(
+        default=0.0, ge=0, description="slowest link of the same gang, of the same models, on the empty pool, GB/s"
+    )
+
+    @property
+    def text(self) -> str:
+        """In a sentence's end, e.g. `within one leaf at 50 GB/s (asked for one node; 450 GB/s if the pool were empty)`."""
+        at = f" at {self.link_gb_s:g} GB/s" if self.link_gb_s else ""
+        notes = [f"asked for one {self.wanted}"] if self.widened else []
+        if self.best_link_gb_s > self.link_gb_s:
+            notes.append(f"{self.best_link_gb_s:g} GB/s if the pool were empty")
+        return f"within one {self.level}{at}" + (f" ({'; '.join(notes)})" if notes else "")

@@ -24,6 +24,7 @@ _ATTEMPTS = [
     Column("EXIT", lambda a: a.exit_code, right=True),
     Column("NODES", lambda a: a.nodes),
     Column("DEVICES", lambda a: a.devices),
+    Column("TOGETHER", lambda a: a.span and a.span.text),
     Column("RESUMED", lambda a: a.resume and f"step {a.resume.step}"),
     Column("CHECKPOINT", lambda a: a.checkpoint and f"step {a.checkpoint.step}"),
 ]

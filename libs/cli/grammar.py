@@ -4,6 +4,10 @@ write instead."""
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
+
+from libs.core.accelerators.catalog import find_model
+from schemas.resources import MOST_DEVICES
 
 _GPUS = re.compile(r"(?:(?P<type>[A-Za-z][A-Za-z0-9._-]*):)?(?P<count>[0-9]{1,6})(?:@(?P<memory>[0-9.]+\s*[A-Za-z]+))?")
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([KMGT])(i?)B?", re.IGNORECASE)
@@ -11,7 +15,11 @@ _POWER = {"K": 1, "M": 2, "G": 3, "T": 4}
 _DURATION = re.compile(r"(?:([0-9]{1,5})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9}(?:\.[0-9]{1,3})?)s)?")
 _CLOCK = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,4}):([0-5]?[0-9])(?::([0-5]?[0-9]))?")
 _UNIT_S = (86_400, 3600, 60, 1)
-_LEVELS = ("node", "leaf", "spine", "zone", "pool")
+_LEVELS = ("nvlink", "node", "leaf", "spine", "zone", "pool")
+_TYPE = r"(?:(?P<type>[A-Za-z][A-Za-z0-9._-]*):)?"
+_GROUPS = re.compile(_TYPE + r"(?P<count>[0-9]{1,6})(?:x(?P<devices>[0-9]{1,6}))?(?:@(?P<memory>[0-9.]+\s*[A-Za-z]+))?")
+_TORUS = re.compile(_TYPE + r"(?P<box>[0-9]{1,3}(?:x[0-9]{1,3}){1,2})")
+_ROLE_KEYS = ("min", "topology", "types", "cpus", "host-memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +34,7 @@ class Gpus:
 def parse_gpus(text: str) -> Gpus:
     """`[type:]count[@memory]`, also with Slurm's `gpu:` in front: `4`, `H100:4`, `gpu:a100:8`, `H100:2@40GiB`.
 
-    A type written in small letters is taken in capitals, as devices are named. Raises ValueError.
+    A type written in small letters is taken as devices are named: `h100` is H100, `v5p` stays v5p. Raises ValueError.
     """
     given = text.strip()
     short = given[4:] if given.lower().startswith("gpu:") else given
@@ -36,12 +44,11 @@ def parse_gpus(text: str) -> Gpus:
             f"{_shown(given)} is not a device request: write [type:]count[@memory], e.g. {_example(short)}"
         )
     count = int(match["count"])
-    if not 1 <= count <= 4096:
-        raise ValueError(f"{count} devices cannot be asked for: a job takes 1 to 4096")
-    kind = match["type"] or ""
+    if not 1 <= count <= MOST_DEVICES:
+        raise ValueError(f"{count} devices cannot be asked for: a job takes 1 to {MOST_DEVICES}")
     return Gpus(
         devices=count,
-        types=(kind.upper() if kind == kind.lower() else kind,) if kind else (),
+        types=(_type_name(match["type"]),) if match["type"] else (),
         memory_mib=parse_memory(match["memory"]) if match["memory"] else 0,
     )
 
@@ -68,15 +75,79 @@ def parse_duration(text: str) -> float:
     return sum(float(part or 0) * unit for part, unit in zip(parts, _UNIT_S, strict=True))
 
 
-def parse_topology(text: str) -> dict[str, str]:
-    """`level[:preferred|required]`, e.g. `node:required`. Raises ValueError."""
-    level, _, policy = text.strip().lower().partition(":")
+def parse_topology(text: str) -> dict[str, Any]:
+    """`level[:required|preferred[:wait]]`, e.g. `node:required`, `leaf:preferred:10m` (wait so long before going wider).
+
+    Raises ValueError.
+    """
+    level, _, rest = text.strip().lower().partition(":")
+    policy, _, wait = rest.partition(":")
     policy = policy or "preferred"
-    if level not in _LEVELS or policy not in ("preferred", "required"):
+    if level not in _LEVELS or policy not in ("preferred", "required") or (wait and policy == "required"):
         raise ValueError(
             f"{_shown(text)} is not a topology: write level:policy, e.g. node:required; levels: {', '.join(_LEVELS)}"
         )
-    return {"level": level, "policy": policy}
+    out: dict[str, Any] = {"level": level, "policy": policy}
+    return out | ({"widen_after_s": parse_duration(wait)} if wait else {})
+
+
+def parse_role(text: str) -> dict[str, Any]:
+    """A role of a nested gang: `name=[type:]groups[xdevices][@memory][,key=value...]`, as the fields of `Role`.
+
+    `trainer=8x4` is 8 groups of 4 devices, `judge=L40S:2` 2 groups of one. Keys: `min` (fewest groups), `topology` (of each
+    group), `types` (several, with `+`), `cpus` and `host-memory` (for each device). Raises ValueError.
+    """
+    name, _, rest = text.strip().partition("=")
+    groups, *settings = rest.split(",")
+    match = _GROUPS.fullmatch(groups.strip())
+    if not name or match is None:
+        raise ValueError(
+            f"{_shown(text)} is not a role: write name=[type:]groups[xdevices][@memory], e.g. trainer=H100:8x4"
+        )
+    role: dict[str, Any] = {"name": name, "count": int(match["count"]), "devices": int(match["devices"] or 1)}
+    if match["type"]:
+        role["types"] = [_type_name(match["type"])]
+    if match["memory"]:
+        role["memory_mib"] = parse_memory(match["memory"])
+    for setting in settings:
+        key, _, value = (part.strip() for part in setting.partition("="))
+        match key:
+            case "min" if value.isdecimal():
+                role["min_count"] = int(value)
+            case "topology":
+                role["topology"] = parse_topology(value)
+            case "types" if value:
+                role["types"] = [_type_name(kind) for kind in value.split("+")]
+            case "cpus":
+                role["cpu_milli"] = parse_cpus(value)
+            case "host-memory":
+                role["host_memory_mib"] = parse_memory(value)
+            case _:
+                raise ValueError(
+                    f"{_shown(setting)} of role {name} is not understood: after the devices a role may have "
+                    f"{', '.join(f'{k}=...' for k in _ROLE_KEYS)}"
+                )
+    return role
+
+
+def parse_torus(text: str) -> dict[str, Any]:
+    """A TPU slice, `[type:]AxB[xC]` in chips: `v5p:4x4x2`, as fields of `Resources`. Raises ValueError."""
+    match = _TORUS.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{_shown(text)} is not a box of chips: write [type:]AxB or AxBxC, e.g. v5p:4x4x8")
+    box: dict[str, Any] = {"torus": [int(side) for side in match["box"].split("x")]}
+    return box | ({"types": [_type_name(match["type"])]} if match["type"] else {})
+
+
+def parse_cpus(text: str) -> int:
+    """Processors, `12` or `0.5`, in thousandths. Raises ValueError."""
+    try:
+        cpus = float(text)
+    except ValueError:
+        cpus = math.nan
+    if not 0 < cpus <= 1000:
+        raise ValueError(f"{_shown(text)} is not a number of processors: write a number above 0 up to 1000, e.g. 12")
+    return max(1, round(cpus * 1000))
 
 
 def parse_share(text: str) -> int:
@@ -100,6 +171,14 @@ def parse_env(items: list[str]) -> dict[str, str]:
             raise ValueError(f"{_shown(item)} is not an environment variable: write NAME=VALUE")
         out[name] = value
     return out
+
+
+def _type_name(text: str) -> str:
+    """A type as devices are named: the catalogue's name of one in small letters, else capitals."""
+    if text != text.lower():
+        return text
+    known = find_model(text)
+    return known.model if known is not None else text.upper()
 
 
 def _example(text: str) -> str:

@@ -82,6 +82,20 @@ resources:
     - {name: judge, count: 2, devices: 1, types: [L40S], cpu_milli: 4000}
 ```
 
+Each process of a nested gang serves one role and finds this in its environment, beside RANK and WORLD_SIZE, which count all
+roles one after the other as the job lists them:
+
+| variable | meaning |
+|---|---|
+| `BATON_ROLE` | the role that it serves |
+| `BATON_ROLE_RANK`, `BATON_ROLE_WORLD_SIZE` | its rank among the processes of its role, and how many there are |
+| `BATON_ROLE_HOSTS_<ROLE>` | for every role: its nodes in the order of its ranks, separated by commas |
+
+In the name of a variable a role is in capitals, with `_` for anything but letters and digits: `BATON_ROLE_HOSTS_JUDGE_V2`.
+
+With `launch: per-node` a node that serves two roles has a process for each, which sees the devices of its own role only.
+`examples/roles.yaml` is a whole job of two roles that find each other.
+
 ```yaml
 # A TPU slice: a box of 2 x 2 x 4 chips that lie next to each other in one torus.
 command: [python, train.py]

@@ -30,6 +30,13 @@ def command(
     memory: Annotated[str | None, typer.Option("--memory", help="Memory per device, e.g. 40GiB.")] = None,
     mig: Annotated[str | None, typer.Option("--mig", help="A MIG instance of this profile, e.g. 1g.10gb.")] = None,
     topology: Annotated[str | None, typer.Option("--topology", help="level:policy, e.g. node:required.")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option("--role", help="name=[type:]groupsxdevices, e.g. trainer=8x4; may be repeated.")
+    ] = None,
+    torus: Annotated[str | None, typer.Option("--torus", help="A TPU slice: [type:]AxBxC, e.g. v5p:4x4x8.")] = None,
+    min_devices: Annotated[
+        int | None, typer.Option("--min-devices", min=1, help="Elastic: start with so many when --gpus are not free.")
+    ] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE; may be repeated.")] = None,
     label: Annotated[list[str] | None, typer.Option("--label", "-C", help="NAME=VALUE a node must carry.")] = None,
     workdir: Annotated[str | None, typer.Option("--workdir", help="Working directory on the node.")] = None,
@@ -56,7 +63,8 @@ def command(
     """Ask for jobs to be run. Prints their ids; exits with 4 when admission refuses one, with every reason."""
     given = {
         "name": name, "priority_class": priority_class, "workdir": workdir, "launch": launch,
-        "gpus": gpus, "share": share, "memory": memory, "mig": mig, "topology": topology, "env": env, "label": label,
+        "gpus": gpus, "share": share, "memory": memory, "mig": mig, "topology": topology, "role": role,
+        "torus": torus, "min-devices": min_devices, "env": env, "label": label,
         "time": time, "retries": retries, "grace": grace, "simulate": simulate,
     }  # fmt: skip
     options = {flag: value for flag, value in given.items() if value not in (None, [])}
@@ -159,6 +167,15 @@ def _spec(options: dict[str, Any], argv: list[str]) -> dict[str, Any]:
                 resources["mig_profile"] = value
             case "topology":
                 resources["topology"] = grammar.parse_topology(value)
+            case "role":
+                resources["roles"] = [grammar.parse_role(item) for item in value]
+            case "torus":
+                box = grammar.parse_torus(value)
+                if "types" in box and resources.get("types"):
+                    raise ValueError("--torus and --gpus both name a type: give one of them")
+                resources |= box
+            case "min-devices":
+                resources["min_devices"] = value
             case "label":
                 resources["labels"] = grammar.parse_env(value)
             case "env":

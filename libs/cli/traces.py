@@ -17,13 +17,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
+from schemas.resources import MOST_DEVICES
+
 _SUBMIT = ("submit_s", "submission_time", "submit_time", "creation_time")
 _DURATION = ("duration_s", "duration")
 _DEVICES = ("num_gpus", "num_gpu", "gpu_num")
 _TENANT = ("tenant", "team", "user", "vc", "qos")
 _NAME = ("job_id", "name", "job")
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
-MAX_DEVICES = 4096
+MAX_DEVICES = MOST_DEVICES
 MAX_KEY = 240
 """Characters of a job's name; a client key may have 256, and a repeated name gets its line appended."""
 MAX_LINE = 64 * 1024

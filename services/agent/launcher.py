@@ -17,7 +17,7 @@ from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart
 from services.agent.state import AgentState, group_name
 from services.agent.timers import TimerPart, Timers
-from services.agent.variables import BadEnvironment, Paths, master_address, ranks_of, variables
+from services.agent.variables import BadEnvironment, Paths, addresses_of, seats, variables
 
 SEARCH_PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
 """Where a job's command is looked for: Baton's own interpreter first, so that `python` has what the examples need."""
@@ -89,25 +89,23 @@ class Launcher:
         workdir = self.workdir / part.spec.workdir if part.spec.workdir else home
         paths = Paths(str(home), str(workdir), str(saves), str(attempt / "acknowledge" / "rank-{rank}.json"))
         marker = f"{self.marker(node)}/{part.job_id}.{part.attempt}"
-        device = node.layer.environment(part.ranks)
-        address = master_address(part, self.local_nodes, self.address_template)
+        addresses = addresses_of(part, self.local_nodes, self.address_template)
         commands = [
             ProcessCommand(
-                rank=rank,
+                rank=seat.rank,
                 environment=variables(
                     part,
-                    rank,
-                    local,
-                    device=device,
+                    seat,
+                    device=node.layer.environment(seat.devices),
                     paths=paths,
                     search_path=SEARCH_PATH,
-                    master_address=address,
+                    addresses=addresses,
                     marker=marker,
                 ),
-                log=self.logs.log(part.job_id, part.attempt, rank),
-                acknowledgement=Path(paths.acknowledgement.format(rank=rank)),
+                log=self.logs.log(part.job_id, part.attempt, seat.rank),
+                acknowledgement=Path(paths.acknowledgement.format(rank=seat.rank)),
             )
-            for rank, local in ranks_of(part)
+            for seat in seats(part)
         ]
         group = self._group(node)
 

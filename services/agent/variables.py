@@ -3,15 +3,19 @@
 Rendezvous variables are those of torchrun, so that `torch.distributed`, JAX and plain programs start unchanged. With
 `launch: per-device` there is one process per device and RANK counts devices; with `per-node` one per node and RANK
 counts nodes. All devices of the part are visible to each of its processes; LOCAL_RANK is the index into them.
+
+Of a nested gang each process serves one role. It is told the role, its rank and the number of processes in it, and where
+all roles are (BATON_ROLE*). With `per-node` a node that serves two roles has a process for each; RANK then counts these,
+role by role, and each sees the devices of its own role only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
-from libs.core.admission.environment import refused_names
+from libs.core.admission.environment import refused_names, variable_part
 from schemas.jobs import Launch
-from schemas.nodes import DesiredPart
+from schemas.nodes import DesiredPart, Rank
 
 _PORTS = range(20_000, 30_000)
 
@@ -31,11 +35,53 @@ class Paths:
     """Pattern with {rank}."""
 
 
-def ranks_of(part: DesiredPart) -> list[tuple[int, int]]:
-    """(rank, local rank) of each process of the part."""
+@dataclass(frozen=True, slots=True)
+class RoleSeat:
+    """A process's place in its role: `rank` of `size` processes."""
+
+    role: str
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A process's place in its gang. `devices`: those that it sees; `role`: None without roles."""
+
+    rank: int
+    local_rank: int
+    devices: tuple[Rank, ...]
+    role: RoleSeat | None = None
+
+
+def seats(part: DesiredPart) -> list[Seat]:
+    """The processes of the part, in the order of their ranks."""
     if part.spec.launch is Launch.PER_NODE:
-        return [(part.node_rank, 0)]
-    return [(rank.rank, local) for local, rank in enumerate(part.ranks)]
+        return list(_seats_of_roles(part)) if part.roles else [Seat(part.node_rank, 0, part.ranks)]
+    sizes = {role.name: role.devices for role in part.roles}
+    return [
+        Seat(r.rank, local, part.ranks, RoleSeat(r.role, r.role_rank, sizes[r.role]) if r.role else None)
+        for local, r in enumerate(part.ranks)
+    ]
+
+
+def _seats_of_roles(part: DesiredPart) -> Iterator[Seat]:
+    """One process for each role that this node serves."""
+    before = local = 0
+    for role in part.roles:
+        if part.node_rank in role.nodes:
+            mine = tuple(rank for rank in part.ranks if rank.role == role.name)
+            place = role.nodes.index(part.node_rank)
+            yield Seat(before + place, local, mine, RoleSeat(role.name, place, len(role.nodes)))
+            local += 1
+        before += len(role.nodes)
+
+
+def world_size(part: DesiredPart) -> int:
+    """Processes of the whole gang."""
+    if part.spec.launch is not Launch.PER_NODE:
+        return part.world_size
+    return sum(len(role.nodes) for role in part.roles) or len(part.nodes)
 
 
 def master_port(job_id: str, attempt: int) -> int:
@@ -45,32 +91,37 @@ def master_port(job_id: str, attempt: int) -> int:
 
 def variables(
     part: DesiredPart,
-    rank: int,
-    local_rank: int,
+    seat: Seat,
     *,
     device: Mapping[str, str],
     paths: Paths,
     search_path: str,
-    master_address: str,
+    addresses: Mapping[str, str],
     marker: str,
 ) -> dict[str, str]:
-    """The whole environment of one process. Raises BadEnvironment when the job sets names that Baton or a loader owns."""
+    """The whole environment of one process. Raises BadEnvironment when the job sets names that Baton or a loader owns.
+
+    Args:
+        device: what makes the seat's devices visible.
+        addresses: how each node of the gang is reached from here (`addresses_of`).
+    """
     if refused := refused_names(part.spec.env):
         raise BadEnvironment(
             f"job.env sets {', '.join(refused)}: these belong to Baton or to the program loader; remove them"
         )
     per_node = part.spec.launch is Launch.PER_NODE
+    rank = seat.rank
     out = {"PATH": search_path, "HOME": paths.home, "LANG": "C.UTF-8", "TMPDIR": paths.home, **part.spec.env, **device}
     out |= {
-        "MASTER_ADDR": master_address,
+        "MASTER_ADDR": addresses[part.nodes[0]],
         "MASTER_PORT": str(master_port(part.job_id, part.attempt)),
         "RANK": str(rank),
-        "WORLD_SIZE": str(len(part.nodes) if per_node else part.world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(1 if per_node else len(part.ranks)),
+        "WORLD_SIZE": str(world_size(part)),
+        "LOCAL_RANK": str(seat.local_rank),
+        "LOCAL_WORLD_SIZE": str(len(seats(part)) if per_node else len(part.ranks)),
         "NODE_RANK": str(part.node_rank),
         "NNODES": str(len(part.nodes)),
-        "NPROC_PER_NODE": str(len(part.ranks)),
+        "NPROC_PER_NODE": str(len(seat.devices)),
         "BATON_JOB_ID": part.job_id,
         "BATON_ATTEMPT": str(part.attempt),
         "BATON_TEAM": part.team,
@@ -78,13 +129,23 @@ def variables(
         "BATON_CHECKPOINT_DIR": paths.checkpoints,
         "BATON_CHECKPOINT_FILE": paths.acknowledgement.format(rank=rank),
     }
+    if seat.role is not None:
+        out |= _of_roles(part, seat.role, addresses)
     if part.resume is not None:
         out |= {"BATON_RESUME_STEP": str(part.resume.step), "BATON_RESUME_REFERENCE": part.resume.reference}
     return out
 
 
-def master_address(part: DesiredPart, local_nodes: frozenset[str], template: str) -> str:
-    """Where the gang meets: loopback when all its nodes are in this agent, else the first node's address."""
+def _of_roles(part: DesiredPart, seat: RoleSeat, addresses: Mapping[str, str]) -> dict[str, str]:
+    out = {"BATON_ROLE": seat.role, "BATON_ROLE_RANK": str(seat.rank), "BATON_ROLE_WORLD_SIZE": str(seat.size)}
+    for role in part.roles:
+        hosts = ",".join(addresses[part.nodes[i]] for i in role.nodes)
+        out[f"BATON_ROLE_HOSTS_{variable_part(role.name)}"] = hosts
+    return out
+
+
+def addresses_of(part: DesiredPart, local_nodes: frozenset[str], template: str) -> dict[str, str]:
+    """How each node of the gang is reached: by loopback when all of them are in this agent, else as `template` says."""
     if local_nodes.issuperset(part.nodes):
-        return "127.0.0.1"
-    return template.format(node=part.nodes[0])
+        return dict.fromkeys(part.nodes, "127.0.0.1")
+    return {node: template.format(node=node) for node in part.nodes}

@@ -12,7 +12,7 @@ from schemas.inbox import Observation, Released
 from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.processes import AttemptLaunch, ProcessCommand, ProcessPart
-from services.agent.variables import Paths, ranks_of, variables
+from services.agent.variables import Paths, seats, variables
 from tests.agent.build import inventory
 
 FAR_S = 30.0
@@ -51,21 +51,20 @@ class Place:
         marker = f"test@{self.root.name}/1/{wanted.job_id}.{wanted.attempt}"
         commands = [
             ProcessCommand(
-                rank,
+                seat.rank,
                 variables(
                     wanted,
-                    rank,
-                    local,
-                    device=self.layer.environment(wanted.ranks),
+                    seat,
+                    device=self.layer.environment(seat.devices),
                     paths=paths,
                     search_path="/usr/bin:/bin",
-                    master_address="127.0.0.1",
+                    addresses=dict.fromkeys(wanted.nodes, "127.0.0.1"),
                     marker=marker,
                 ),
-                folder / f"rank-{rank}.log",
-                Path(pattern.format(rank=rank)),
+                folder / f"rank-{seat.rank}.log",
+                Path(pattern.format(rank=seat.rank)),
             )
-            for rank, local in ranks_of(wanted)
+            for seat in seats(wanted)
         ]
         cgroup = tree.PartCgroup(marker, self.group and self.group / f"{wanted.job_id}.{wanted.attempt}")
         workdir = Path(wanted.spec.workdir) if wanted.spec.workdir else folder

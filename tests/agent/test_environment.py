@@ -4,23 +4,29 @@ import pytest
 
 from libs.adapters.devices.simulated import SimulatedLayer
 from libs.core.admission.environment import refused_names
-from services.agent.variables import BadEnvironment, Paths, master_address, master_port, ranks_of, variables
+from schemas.nodes import Rank, RoleHosts
+from services.agent.variables import BadEnvironment, Paths, addresses_of, master_port, seats, variables
 from tests.agent.build import inventory, part, rank, spec
 
 PATHS = Paths("/home", "/job", "/saves", "/ack/rank-{rank}.json")
 
 
-def of(wanted, number=0, local=0, device=None):
+def of(wanted, number=0, template="127.0.0.1"):
+    """The variables of the part's process of rank `number`."""
+    (seat,) = [seat for seat in seats(wanted) if seat.rank == number]
     return variables(
         wanted,
-        number,
-        local,
-        device=device or {},
+        seat,
+        device={},
         paths=PATHS,
         search_path="/bin",
-        master_address="127.0.0.1",
+        addresses=addresses_of(wanted, frozenset(), template),
         marker="n0@x/1/job.1",
     )
+
+
+def places(wanted):
+    return [(seat.rank, seat.local_rank) for seat in seats(wanted)]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +55,8 @@ def test_nothing_of_the_agents_own_environment_reaches_a_job(monkeypatch):
 def test_rendezvous_of_one_process_per_device():
     ranks = rank("n1-gpu0", number=8), rank("n1-gpu1", number=9)
     wanted = part(spec("pass"), *ranks, world_size=16, node_rank=1, nodes=("n0", "n1"))
-    assert ranks_of(wanted) == [(8, 0), (9, 1)]
-    got = of(wanted, 9, 1)
+    assert places(wanted) == [(8, 0), (9, 1)]
+    got = of(wanted, 9)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR")
     assert [got[n] for n in names] == ["9", "16", "1", "2", "1", "2", "127.0.0.1"]
     assert got["BATON_CHECKPOINT_FILE"] == "/ack/rank-9.json"
@@ -59,8 +65,8 @@ def test_rendezvous_of_one_process_per_device():
 def test_rendezvous_of_one_process_per_node():
     ranks = rank("n1-gpu0", number=8), rank("n1-gpu1", number=9)
     wanted = part(spec("pass", launch="per-node"), *ranks, world_size=16, node_rank=1, nodes=("n0", "n1"))
-    assert ranks_of(wanted) == [(1, 0)]
-    got = of(wanted, 1, 0)
+    assert places(wanted) == [(1, 0)]
+    got = of(wanted, 1)
     assert [got[n] for n in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE")] == ["1", "2", "1", "2"]
 
 
@@ -71,8 +77,42 @@ def test_the_gangs_port_is_the_same_everywhere_and_another_for_the_next_attempt(
 
 def test_the_gang_meets_on_loopback_only_when_it_is_all_here():
     wanted = part(nodes=("n0", "n1"))
-    assert master_address(wanted, frozenset({"n0", "n1"}), "{node}") == "127.0.0.1"
-    assert master_address(wanted, frozenset({"n1"}), "{node}.gpu.local") == "n0.gpu.local"
+    assert addresses_of(wanted, frozenset({"n0", "n1"}), "{node}")["n0"] == "127.0.0.1"
+    assert addresses_of(wanted, frozenset({"n1"}), "{node}.gpu.local")["n0"] == "n0.gpu.local"
+
+
+TRAINER, JUDGE = RoleHosts(name="trainer", devices=4, nodes=(0, 1)), RoleHosts(name="judge.v2", devices=2, nodes=(1, 2))
+"""Ranks 0 and 1 on n0, 2 and 3 on n1 train; 4 on n1 and 5 on n2 judge."""
+
+
+def nested_part(launch="per-device"):
+    """What n1 gets."""
+    ranks = [
+        Rank(rank=n, device=f"n1-gpu{n}", epoch=1, milli=1000, memory_mib=1, role=role, role_rank=at)
+        for n, role, at in ((2, "trainer", 2), (3, "trainer", 3), (4, "judge.v2", 0))
+    ]
+    where = {"world_size": 6, "node_rank": 1, "nodes": ("n0", "n1", "n2")}
+    return part(spec("pass", launch=launch), *ranks, **where, roles=(TRAINER, JUDGE))
+
+
+def test_each_process_of_a_nested_gang_is_told_its_role_and_where_all_roles_are():
+    got = [of(nested_part(), number, "{node}.local") for number in (3, 4)]
+    told = [[one[f"BATON_ROLE{name}"] for name in ("", "_RANK", "_WORLD_SIZE")] for one in got]
+    assert told == [["trainer", "3", "4"], ["judge.v2", "0", "2"]]
+    for one in got:
+        assert one["BATON_ROLE_HOSTS_TRAINER"] == "n0.local,n1.local"
+        assert one["BATON_ROLE_HOSTS_JUDGE_V2"] == "n1.local,n2.local"
+    assert not [name for name in of(part(spec("pass"))) if "ROLE" in name]
+
+
+def test_a_node_that_serves_two_roles_has_a_process_for_each_which_sees_only_its_devices():
+    wanted = nested_part("per-node")
+    assert [[r.device for r in seat.devices] for seat in seats(wanted)] == [["n1-gpu2", "n1-gpu3"], ["n1-gpu4"]]
+    trains, judges = of(wanted, 1), of(wanted, 2)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE", "BATON_ROLE_RANK",
+             "BATON_ROLE_WORLD_SIZE")  # fmt: skip
+    assert [trains[n] for n in names] == ["1", "4", "0", "2", "2", "1", "2"]
+    assert [judges[n] for n in names] == ["2", "4", "1", "2", "1", "0", "2"]
 
 
 def test_what_to_resume_from_is_told():

@@ -9,8 +9,12 @@ import pytest
 
 from libs.cli.jobfile import read_jobs
 from libs.core.admission.environment import refused_names
+from libs.core.state.desired import desired
 from services.agent.acknowledge import Acknowledgement
+from services.agent.variables import Paths, addresses_of, seats, variables
 from tests.agent.conftest import until_now
+from tests.core.builders import World, node
+from tests.core.builders import job as admitted
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -56,3 +60,28 @@ def test_a_preempted_training_resumes_and_ends_as_an_undisturbed_one(tmp_path):
     assert f"resumed at step {checkpoint.step}" in resumed
     assert resumed.splitlines()[-1] == undisturbed.splitlines()[-1]
     assert "done" in resumed.splitlines()[-1]
+
+
+def test_the_roles_of_the_nested_example_find_each_other(tmp_path):
+    """What the placer grants, the node's desired state and the agent's variables, as one: the processes meet."""
+    (request,) = read_jobs((ROOT / "examples" / "roles.yaml").read_text(), "roles.yaml")
+    world = World(node("a"), node("b"))
+    job_id = world.submit(admitted("roles").model_copy(update={"spec": request.spec}))
+    assert world.state_of(job_id) == "granted"
+    ends = []
+    for name in ("a", "b"):
+        for wanted in desired(world.machine.state, name, "test", 1).parts:
+            for seat in seats(wanted):
+                environment = variables(
+                    wanted, seat, device={}, paths=Paths("/", "/", "/", "{rank}"), search_path="/bin",
+                    addresses=addresses_of(wanted, frozenset({"a", "b"}), "{node}"), marker="m",
+                )  # fmt: skip
+                command = [sys.executable, *request.spec.command[1:]]
+                ends.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))
+    told = [process.communicate(timeout=60)[0].splitlines() for process in ends]
+    assert [process.returncode for process in ends] == [0] * 10
+    assert sorted(lines[0].split(";")[0] for lines in told) == [
+        *(f"judge {n} of 2" for n in range(2)), *(f"trainer {n} of 8" for n in range(8)),
+    ]  # fmt: skip
+    (gathered,) = [lines[1:-1] for lines in told if len(lines) > 2]
+    assert sorted(gathered) == ["trainer 0 heard: judge 0 of 2", "trainer 0 heard: judge 1 of 2"]

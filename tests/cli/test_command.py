@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,25 @@ async def test_a_dry_run_needs_nobody() -> None:
     assert shown["client_key"] == "k"
     assert JobSpec.model_validate(shown["job"]).command == ("python", "-c", "x")
     assert shown["job"]["resources"]["types"] == ["H100"]
+
+
+async def test_roles_a_torus_and_elastic_sizes_are_asked_for_as_in_a_file() -> None:
+    async def shown(*options: str) -> dict[str, Any]:
+        result = await baton("submit", "--dry-run", *options, "--", "x")
+        (one,) = json.loads(result.out)
+        return one["job"]["resources"]
+
+    roles = await shown("--role", "trainer=H100:8x4,min=2", "--role", "judge=2", "--topology", "leaf:preferred:10m")
+    assert [(r["name"], r["count"], r["min_count"], r["devices"]) for r in roles["roles"]] == [
+        ("trainer", 8, 2, 4), ("judge", 2, None, 1),
+    ]  # fmt: skip
+    assert (roles["devices"], roles["topology"]["widen_after_s"]) == (34, 600)
+    torus = await shown("--torus", "v5p:4x4x8")
+    assert (torus["devices"], torus["torus"], torus["types"]) == (128, [4, 4, 8], ["v5p"])
+    elastic = await shown("--gpus", "H100:8", "--min-devices", "4")
+    assert (elastic["devices"], elastic["min_devices"]) == (8, 4)
+    for wrong in (("--gpus", "3", "--role", "a=2x2"), ("--torus", "4x4x4", "--min-devices", "8")):
+        assert (await baton("submit", "--dry-run", *wrong, "--", "x")).code == 2
 
 
 async def test_no_baton_is_unreachable(tmp_path: Path) -> None:

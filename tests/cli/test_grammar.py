@@ -1,8 +1,21 @@
 """The short forms that people type."""
 
+from typing import Any
+
 import pytest
 
-from libs.cli.grammar import Gpus, parse_duration, parse_env, parse_gpus, parse_memory, parse_share, parse_topology
+from libs.cli.grammar import (
+    Gpus,
+    parse_duration,
+    parse_env,
+    parse_gpus,
+    parse_memory,
+    parse_role,
+    parse_share,
+    parse_topology,
+    parse_torus,
+)
+from schemas.resources import Role
 
 
 @pytest.mark.parametrize(
@@ -16,7 +29,8 @@ from libs.cli.grammar import Gpus, parse_duration, parse_env, parse_gpus, parse_
         ("GPU:H100:4", Gpus(4, ("H100",))),
         ("H100:2@40GiB", Gpus(2, ("H100",), 40 * 1024)),
         ("8@16GiB", Gpus(8, (), 16 * 1024)),
-        ("tpu-v5e:4", Gpus(4, ("TPU-V5E",))),
+        ("tpu-v5e:4", Gpus(4, ("v5e",))),
+        ("v5p:8960", Gpus(8960, ("v5p",))),
         ("TPU-v5e:4", Gpus(4, ("TPU-v5e",))),
         ("CPU:1", Gpus(1, ("CPU",))),
     ],
@@ -33,8 +47,8 @@ def test_device_requests(text: str, gpus: Gpus) -> None:
         ("8xA100", "A100:8"),
         ("", "H100:4"),
         ("H100:", "H100:4"),
-        ("H100:0", "1 to 4096"),
-        ("5000", "1 to 4096"),
+        ("H100:0", "1 to 9216"),
+        ("9217", "1 to 9216"),
         ("-1", "not a device request"),
         ("H100:4@", "not a device request"),
         ("H100:4@40", "not a device request"),
@@ -88,9 +102,11 @@ def test_wrong_durations(text: str) -> None:
 
 def test_topology() -> None:
     assert parse_topology("node:required") == {"level": "node", "policy": "required"}
+    assert parse_topology("nvlink:required") == {"level": "nvlink", "policy": "required"}
+    assert parse_topology("leaf:preferred:10m") == {"level": "leaf", "policy": "preferred", "widen_after_s": 600}
     assert parse_topology("LEAF") == {"level": "leaf", "policy": "preferred"}
     for wrong in ("rack:required", "node:must", ":required", ""):
-        with pytest.raises(ValueError, match="levels: node"):
+        with pytest.raises(ValueError, match="levels: nvlink, node"):
             parse_topology(wrong)
 
 
@@ -110,3 +126,40 @@ def test_environment() -> None:
     for wrong in ("A", "=1", ""):
         with pytest.raises(ValueError, match="NAME=VALUE"):
             parse_env([wrong])
+
+
+@pytest.mark.parametrize(
+    ("text", "role"),
+    [
+        ("trainer=8x4", {"name": "trainer", "count": 8, "devices": 4}),
+        ("judge=l40s:2", {"name": "judge", "count": 2, "devices": 1, "types": ["L40S"]}),
+        ("ps=2@24GiB,cpus=4,host-memory=64GiB",
+         {"name": "ps", "count": 2, "devices": 1, "memory_mib": 24 * 1024, "cpu_milli": 4000,
+          "host_memory_mib": 64 * 1024}),
+        ("stage=8x8,min=4,topology=nvlink:required,types=H100+h200",
+         {"name": "stage", "count": 8, "devices": 8, "min_count": 4, "types": ["H100", "H200"],
+          "topology": {"level": "nvlink", "policy": "required"}}),
+    ],
+)  # fmt: skip
+def test_roles(text: str, role: dict[str, Any]) -> None:
+    assert parse_role(text) == role
+    Role.model_validate(role)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("trainer", "trainer=H100:8x4"), ("=8x4", "is not a role"), ("a=8x", "is not a role"), ("a=8x4,mem=1GiB", "min=..."),
+     ("a=8x4,topology=rack", "is not a topology"), ("a=2,cpus=many", "number of processors")],
+)  # fmt: skip
+def test_wrong_roles_say_what_to_write(text: str, says: str) -> None:
+    with pytest.raises(ValueError) as e:
+        parse_role(text)
+    assert says in str(e.value)
+
+
+def test_boxes_of_chips() -> None:
+    assert parse_torus("4x4x2") == {"torus": [4, 4, 2]}
+    assert parse_torus("v5e:4x8") == {"torus": [4, 8], "types": ["v5e"]}
+    for wrong in ("16", "4x4x4x4", "4xx4", "v5p:"):
+        with pytest.raises(ValueError, match="box of chips"):
+            parse_torus(wrong)

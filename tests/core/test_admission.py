@@ -81,6 +81,13 @@ def refusals(request: SubmitJob, *events: Any) -> dict[Why, tuple[str, str, str]
     return {r.why: (r.reason.field, r.reason.problem, r.reason.fix) for r in result.refusals}
 
 
+def test_two_roles_whose_hosts_would_be_told_in_one_variable_are_refused() -> None:
+    told = refusals(submit(resources={"roles": (Role(name="judge-1"), Role(name="judge_1"))}))
+    field, problem, _ = told[Why.ENVIRONMENT]
+    assert field == "job.resources.roles.1.name"
+    assert "judge-1 and of judge_1" in problem
+
+
 def test_a_plain_job_is_admitted_with_its_class() -> None:
     request = submit(priority_class="serving")
     result = outcome(request)

@@ -2,9 +2,11 @@
 
 import pytest
 
+from libs.core.placement.context import context_of
+from libs.core.state.snapshot import dump, load
 from schemas import inbox
 from schemas.ids import job_id
-from schemas.jobs import RetryPolicy
+from schemas.jobs import Latency, RetryPolicy
 from tests.core.builders import World, job, node
 
 
@@ -17,6 +19,16 @@ def world():
 
 def kinds(events):
     return [e.kind for e in events]
+
+
+def test_only_a_class_that_says_fast_skips_the_score():
+    w = World(node("a"))
+    preempting = w.submit(job("production", preempts=True))
+    fast = w.submit(job("serving", preempts=True).model_copy(update={"latency": Latency.FAST}))
+    told = [context_of(w.machine.state, w.machine.state.jobs[one], w.now_us).fast for one in (preempting, fast)]
+    assert told == [False, True]
+    reloaded = load(dump(w.machine.state)).jobs
+    assert [reloaded[one].latency for one in (preempting, fast)] == [Latency.NORMAL, Latency.FAST]
 
 
 def test_a_gang_of_sixteen_gets_two_whole_nodes_of_one_leaf(world):

@@ -7,18 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.search.gang import cut, gap
 from libs.core.placement.search.links import LINKS, link_gb_s
 from libs.core.placement.search.topology import SPANS
 from libs.core.scheduling import preemption
 from libs.core.scheduling.cycle import reserve
+from libs.core.state.desired import desired
 from libs.core.state.fleet import Fleet, Index
 from libs.core.state.model import Shape
+from libs.core.state.snapshot import dump, load
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import CheckpointPolicy, JobSpec
-from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Topology, TopologyPolicy
+from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Role, Topology, TopologyPolicy
 from tests.core.builders import GIB, World
 from tests.core.test_topology_properties import gang, nested, role
 
@@ -211,7 +214,7 @@ def test_without_a_wait_a_preferred_level_widens_at_once_and_the_gap_tells():
     shape, view = gang(8, "nvlink"), View.of(fleet)
     placed = find(view, shape, context=Context(waited_us=0))
     told = gap(view, shape, placed)
-    assert (told.wanted, told.got, told.steps) == ("nvlink", "leaf", 2)
+    assert (told.wanted, told.level, told.steps, told.widened) == ("nvlink", "leaf", 2, True)
     assert (told.link_gb_s, told.best_link_gb_s) == (50, 450)
 
 
@@ -443,3 +446,43 @@ def test_a_gang_of_512_on_100_000_devices_is_placed_in_50_ms():
 
 def test_shapes_are_hashable_with_roles():
     assert len({nested(role("a", 1, 2)), nested(role("a", 1, 2)), Shape(2)}) == 2
+
+
+# ------------------------------------------------------------------------------------------------- what a grant tells
+
+
+def test_a_grant_tells_how_close_together_the_gang_is_and_explain_repeats_it():
+    w = World(host("a", 4), host("b", 4), host("c", 8, leaf="l1"))
+    submit(w, "one", Resources(devices=5, topology=level("node")))  # on c, the only node that holds it
+    wide = submit(w, "wide", Resources(devices=8, topology=level("nvlink", required=False)))
+    events = w.records[-1].events
+    (granted,) = [e for e in events if e.kind == "job.granted"]
+    assert (granted.span.level, granted.span.wanted, granted.span.widened) == ("leaf", "nvlink", True)
+    assert (granted.span.link_gb_s, granted.span.best_link_gb_s) == (50, 450)
+    told = explain(w.machine.state, w.machine.state.jobs[wide], w.machine.plan)
+    assert told.span == granted.span
+    assert "within one leaf at 50 GB/s (asked for one nvlink; 450 GB/s if the pool were empty)" in told.text
+    assert load(dump(w.machine.state)).jobs[wide].current.span == granted.span
+    w.check()
+
+
+def test_a_gang_that_got_the_best_has_no_gap_and_a_single_device_tells_nothing():
+    w = World(host("a", 8))
+    submit(w, "gang", Resources(devices=4))
+    submit(w, "single", Resources())
+    gang_, single = [e.span for record in w.records for e in record.events if e.kind == "job.granted"]
+    assert (gang_.widened, gang_.steps, gang_.link_gb_s) == (False, 0, gang_.best_link_gb_s)
+    assert single is None
+
+
+def test_claims_of_a_nested_gang_keep_their_roles_as_far_as_the_desired_state():
+    w = World(host("a", 4), host("b", 4))
+    roles = (Role(name="trainer", count=2, devices=2), Role(name="judge", count=2))
+    job_id_ = submit(w, "nested", Resources(roles=roles))
+    claims = w.machine.state.jobs[job_id_].current.claims
+    assert [c.role for c in claims] == ["trainer"] * 4 + ["judge"] * 2
+    parts = [part for name in ("a", "b") for part in desired(w.machine.state, name, "p", 1).parts]
+    assert [(r.name, r.devices, r.nodes) for r in parts[0].roles] == [("trainer", 4, (0,)), ("judge", 2, (1,))]
+    assert [(r.role, r.role_rank) for part in parts for r in part.ranks] == [
+        *(("trainer", n) for n in range(4)), ("judge", 0), ("judge", 1),
+    ]  # fmt: skip

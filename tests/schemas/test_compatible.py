@@ -53,7 +53,7 @@ def spec(d: dict[str, Any]) -> dict[str, Any]:
         (SUBMIT, lambda d: d["properties"]["client_key"].update(pattern="^a$"), "pattern was None and is '^a$'"),
         (SUBMIT, lambda d: d["properties"]["client_key"].update(type="integer"), "type was 'string' and is 'integer'"),
         (SUBMIT, lambda d: d["$defs"]["Launch"]["enum"].remove("per-node"), "'per-node' is refused now"),
-        (SUBMIT, lambda d: d["$defs"]["Resources"]["properties"]["devices"].update(maximum=8), "maximum fell from 4096"),
+        (SUBMIT, lambda d: d["$defs"]["Resources"]["properties"]["devices"].update(maximum=8), "maximum fell from 9216"),
         (SUBMIT, lambda d: d["$defs"]["RetryPolicy"]["properties"].pop("on_lost"), "$.job.retry.on_lost is gone"),
         (SUBMIT, lambda d: spec(d)["properties"]["checkpoint"]["anyOf"].pop(), "$.job.checkpoint"),
         (ADMITTED, lambda d: d.update(additionalProperties=False), "$ refuses unknown fields now"),

@@ -25,6 +25,11 @@ _RENDEZVOUS = (
 REFUSED: frozenset[str] = vendors.REFUSED.union(_CODE_BEFORE_THE_JOBS_OWN, _OF_VENDORS_WITHOUT_A_PLUGIN, _RENDEZVOUS)
 
 
+def variable_part(role: str) -> str:
+    """A role's name within the name of a variable: capitals, and `_` for what a name of a variable cannot have."""
+    return "".join(c if c.isalnum() else "_" for c in role.upper())
+
+
 def refused_names(names: Iterable[str]) -> list[str]:
     """Those of `names` (a job's environment, or just its names) that a job may not set, sorted; empty when all may."""
     return sorted(name for name in names if name in REFUSED or name.startswith(REFUSED_PREFIXES))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from libs.core.accelerators import vendors
-from libs.core.admission.environment import refused_names
+from libs.core.admission.environment import refused_names, variable_part
 from libs.core.admission.feasible import demand_of, objections, unserved, with_demand
 from libs.core.admission.fleet_shape import FleetShape, digest
 from libs.core.admission.refusal import Refusal, Why, meant, refuse
@@ -104,6 +104,7 @@ def evaluate(request: SubmitJob, team: str, context: AdmissionContext) -> Verdic
         *_client_key(request, job_of_key, taken),
         *_class(job, context),
         *_environment(job),
+        *_role_names(job),
         *_command(job),
         *demand.refusals,
         *_hardware(job),
@@ -151,6 +152,20 @@ def _environment(job: JobSpec) -> Iterator[Refusal]:
             f"{name} belongs to Baton or to the program loader, and a job may not set it",
             "remove it; devices, ranks and rendezvous are set by Baton",
         )
+
+
+def _role_names(job: JobSpec) -> Iterator[Refusal]:
+    """Processes are told where a role runs by a variable with its name: two roles must not share one."""
+    first: dict[str, str] = {}
+    for i, role in enumerate(job.resources.roles):
+        other = first.setdefault(variable_part(role.name), role.name)
+        if other != role.name:
+            yield refuse(
+                Why.ENVIRONMENT, f"job.resources.roles.{i}.name", role.name,
+                f"the hosts of {other} and of {role.name} would be told in one variable, "
+                f"BATON_ROLE_HOSTS_{variable_part(role.name)}",
+                "rename one: capitals, dots and dashes do not tell roles apart there",
+            )  # fmt: skip
 
 
 def _command(job: JobSpec) -> Iterator[Refusal]:

@@ -11,12 +11,13 @@ from libs.core.scheduling.cycle import Plan, Policy, reserve
 from libs.core.state.model import Job, QueueKey, State
 from schemas.jobs import JobState
 from schemas.queries import Explanation, QueuedJob
+from schemas.resources import Span
 
 
 def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Explanation:
     """The explanation of a job that has not ended. `plan` is the last cycle's, `policy` that of all cycles."""
     if job.state is not JobState.QUEUED:
-        return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=_running(job))
+        return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=_running(job), span=_span(job))
     if job.id in state.holds:
         devices = len(state.holds[job.id])
         text = f"{devices} devices are being freed for it: lower classes are saving their work and giving way"
@@ -103,4 +104,9 @@ def _running(job: Job) -> str:
     assert attempt is not None
     where = ", ".join(attempt.parts)
     why = f" ({attempt.reason})" if attempt.reason else ""
-    return f"attempt {attempt.number} is {job.state.value} on {where}{why}"
+    together = f", {attempt.span.text}" if attempt.span else ""
+    return f"attempt {attempt.number} is {job.state.value} on {where}{together}{why}"
+
+
+def _span(job: Job) -> Span | None:
+    return job.current.span if job.current is not None else None

@@ -279,7 +279,7 @@ def _begun(
     """The attempts with a new one, within the bounds of what a document keeps."""
     new = AttemptDocument(
         attempt=event.attempt, granted_us=t_us, nodes=_nodes(event), devices=tuple(c.device for c in event.claims),
-        milli=tuple(c.milli for c in event.claims), resume=event.resume,
+        milli=tuple(c.milli for c in event.claims), resume=event.resume, span=event.span,
     )  # fmt: skip
     kept = [*attempts[-(KEEP_ATTEMPTS - 1) :], new]
     if len(kept) > KEEP_DEVICES and kept[-KEEP_DEVICES - 1].devices:

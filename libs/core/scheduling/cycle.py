@@ -27,13 +27,14 @@ from libs.core.placement.context import (
     reserve_host_resources_of,
     spread_key,
 )
+from libs.core.placement.granted import claims_of, span_of_gang
 from libs.core.placement.search.gang import cut, usable, within_quota
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.throughput import Chooser
-from libs.core.placement.view import NOBODY, Context, host_of, memory_of
+from libs.core.placement.view import NOBODY, Context
 from libs.core.state.fold import hold_code
 from libs.core.state.model import Job, QueueKey, State
-from schemas.resources import WHOLE_MILLI, Claim
+from schemas.resources import WHOLE_MILLI, Claim, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class Policy:
 class Grant:
     job: Job
     claims: tuple[Claim, ...]
+    span: Span | None = None
+    """Of a gang: how close together it is."""
 
 
 @dataclass(slots=True)
@@ -104,7 +107,9 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
             claims += len(outcome.rows)
             if result.grants and claims > policy.claims_per_cycle:
                 return result
-            result.grants.append(Grant(job, _claims(view, job, outcome)))
+            result.grants.append(
+                Grant(job, claims_of(view, job.shape, outcome), span_of_gang(view, job.shape, outcome))
+            )
             view.take(outcome.rows, job.shape, outcome.roles)
             if job.shape.spread[0]:
                 nodes = state.fleet.node[outcome.rows].tolist()
@@ -159,27 +164,6 @@ def _try(state: State, view: View, job: Job, used: dict[str, int], context: Cont
     if isinstance(outcome, Blocked):
         reserve_host_resources_of(state, view, job.id)
     return outcome
-
-
-def _claims(view: View, job: Job, placed: Placed) -> tuple[Claim, ...]:
-    """The claims of a grant in rank order, each with the next epoch of its device."""
-    fleet, rows = view.fleet, placed.rows
-    cpu_milli, host_mib = host_of(job.shape, placed.roles, len(rows))
-    memory = memory_of(view, rows, job.shape)
-    epochs = view.epoch[rows] + 1
-    fleet_nodes, fleet_devices = fleet.node_names.names, fleet.devices.names
-    return tuple(
-        Claim(
-            device=fleet_devices[row],
-            node=fleet_nodes[int(fleet.node[row])],
-            milli=job.shape.milli,
-            memory_mib=int(memory[i]),
-            cpu_milli=int(cpu_milli[i]),
-            host_memory_mib=int(host_mib[i]),
-            epoch=int(epochs[i]),
-        )
-        for i, row in enumerate(rows.tolist())
-    )
 
 
 def reserve(view: View, job: Job, context: Context = Context()) -> bool:

@@ -80,7 +80,9 @@ class Decider:
             if job.id in self.state.holds:
                 decision.emit(ledger.HoldReleased(job_id=job.id))
             decision.emit(
-                ledger.JobGranted(job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume)
+                ledger.JobGranted(
+                    job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume, span=grant.span
+                )
             )
         if any(isinstance(item.message, inbox.Tick) for item in inputs):
             for recut in repartition.plan_repartitions(self.state, self.plan, t_us, self.policy):

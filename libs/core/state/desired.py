@@ -1,8 +1,12 @@
 """What should run on a node, derived from the state: the whole truth for that node, not a change to it."""
 
-from libs.core.state.model import Attempt, Job, State
+from dataclasses import dataclass
+from functools import lru_cache
+
+from libs.core.state.model import Job, State
 from schemas.jobs import JobState
-from schemas.nodes import Action, DesiredPart, DesiredState, Rank
+from schemas.nodes import Action, DesiredPart, DesiredState, Rank, RoleHosts
+from schemas.resources import Claim
 
 _ACTIONS = {JobState.PREEMPTING: Action.CHECKPOINT, JobState.STOPPING: Action.STOP}
 
@@ -32,6 +36,7 @@ def nodes_touched(state: State, job_ids: set[str], freed: set[str]) -> set[str]:
 def _part(job: Job, node: str) -> DesiredPart:
     attempt = job.current
     assert attempt is not None
+    seating = _seating(_Same(attempt.claims))
     nodes = tuple(attempt.parts)
     return DesiredPart.model_construct(
         job_id=job.id,
@@ -39,17 +44,62 @@ def _part(job: Job, node: str) -> DesiredPart:
         team=job.team,
         action=_ACTIONS.get(job.state, Action.RUN),
         spec=job.spec,
-        ranks=_ranks(attempt, node),
+        ranks=seating.ranks[node],
         world_size=len(attempt.claims),
-        node_rank=nodes.index(node),
+        node_rank=seating.node_rank[node],
         nodes=nodes,
+        roles=seating.roles,
         resume=job.resume,
     )
 
 
-def _ranks(attempt: Attempt, node: str) -> tuple[Rank, ...]:
-    return tuple(
-        Rank.model_construct(rank=rank, device=c.device, epoch=c.epoch, milli=c.milli, memory_mib=c.memory_mib)
-        for rank, c in enumerate(attempt.claims)
-        if c.node == node
-    )
+@dataclass(frozen=True, slots=True)
+class _Seating:
+    """An attempt's claims as its nodes see them."""
+
+    ranks: dict[str, tuple[Rank, ...]]
+    node_rank: dict[str, int]
+    roles: tuple[RoleHosts, ...]
+
+
+class _Same:
+    """Claims by identity: an attempt's never change, and thousands would take long to compare."""
+
+    __slots__ = ("claims",)
+
+    def __init__(self, claims: tuple[Claim, ...]) -> None:
+        self.claims = claims
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.claims is other.claims
+
+    def __hash__(self) -> int:
+        return id(self.claims)
+
+
+@lru_cache(maxsize=64)
+def _seating(same: _Same) -> _Seating:
+    """One walk over the claims for all nodes of the attempt: a gang of 2,000 nodes asks 2,000 times."""
+    ranks: dict[str, list[Rank]] = {}
+    node_rank: dict[str, int] = {}
+    served: dict[str, int] = {}
+    hosts: dict[str, dict[int, None]] = {}
+    for number, claim in enumerate(same.claims):
+        at = node_rank.setdefault(claim.node, len(node_rank))
+        role_rank = 0
+        if claim.role:
+            role_rank = served.get(claim.role, 0)
+            served[claim.role] = role_rank + 1
+            hosts.setdefault(claim.role, {})[at] = None
+        rank = Rank.model_construct(
+            rank=number,
+            device=claim.device,
+            epoch=claim.epoch,
+            milli=claim.milli,
+            memory_mib=claim.memory_mib,
+            role=claim.role,
+            role_rank=role_rank,
+        )
+        ranks.setdefault(claim.node, []).append(rank)
+    roles = tuple(RoleHosts.model_construct(name=r, devices=n, nodes=tuple(hosts[r])) for r, n in served.items())
+    return _Seating({node: tuple(mine) for node, mine in ranks.items()}, node_rank, roles)

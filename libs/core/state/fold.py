@@ -110,7 +110,7 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
         by_node.setdefault(claim.node, []).append(claim)
     parts = {node: NodePart(node, tuple(claims)) for node, claims in by_node.items()}
     job.attempts = e.attempt
-    job.current = Attempt(e.attempt, e.claims, parts, granted_us=t_us)
+    job.current = Attempt(e.attempt, e.claims, parts, granted_us=t_us, span=e.span)
     job.first_grant_us = job.first_grant_us or t_us
     for node in parts:
         state.on_node[node][job.id] = None

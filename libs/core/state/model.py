@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from libs.core.state.fleet import Fleet
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
-from schemas.resources import WHOLE_MILLI, Claim, Resources, Role
+from schemas.resources import WHOLE_MILLI, Claim, Resources, Role, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,8 @@ class Attempt:
     beneficiary: str = ""
     checkpoint: Checkpoint | None = None
     checkpoint_us: int = 0
+    span: Span | None = None
+    """Of a gang: how close together it is."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from libs.core.state.fold import mark_holds, mark_repartitions
 from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
-from schemas.resources import Claim, Inventory
+from schemas.resources import Claim, Inventory, Span
 
 VERSION = 3
 """Of the layout of `dump`; whoever keeps the parts keeps it beside them, and reads no other (`libs.ledger.snapshots`)."""
@@ -123,6 +123,7 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
         "claims": [c.model_dump(mode="json") for c in attempt.claims],
         "parts": [asdict(part) | {"claims": None} for part in attempt.parts.values()],
         "checkpoint": attempt.checkpoint.model_dump(mode="json") if attempt.checkpoint else None,
+        "span": attempt.span.model_dump(mode="json") if attempt.span else None,
     }
 
 
@@ -149,6 +150,7 @@ def _load_attempt(raw: dict[str, Any]) -> Attempt:
         claims=claims,
         parts=parts,
         checkpoint=_checkpoint(raw["checkpoint"]),
+        span=Span.model_validate(raw["span"]) if raw.get("span") else None,
     )
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from libs.core.placement.answer import Blocked, BlockReason, Placed
 from libs.core.placement.score import weights
+from libs.core.placement.search.constraints import remembered
 from libs.core.placement.search.links import slowest
 from libs.core.placement.search.locality import seconds_to_ready
 from libs.core.placement.search.topology import allowed_levels, in_order, spans_at
@@ -101,13 +102,11 @@ def on_processors(view: View, shape: Shape, context: Context) -> Placed | Blocke
 
 
 def _nodes_up(fleet: Fleet) -> Bools:
-    """Mask of shape (N,), kept until nodes come or go."""
-    if fleet.lasting_version != fleet.version:
-        fleet.lasting.clear()
-        fleet.lasting_version = fleet.version
-    known: Bools | None = fleet.lasting.get("nodes")
-    if known is None:
-        known = np.zeros(len(fleet.leaf), dtype=np.bool_)
-        known[[fleet.node_names.find(node.name) for node in fleet.nodes.values() if node.up]] = True
-        fleet.lasting["nodes"] = known
-    return known
+    """Mask of shape (N,)."""
+
+    def reckon() -> Bools:
+        up = np.zeros(len(fleet.leaf), dtype=np.bool_)
+        up[[fleet.node_names.find(node.name) for node in fleet.nodes.values() if node.up]] = True
+        return up
+
+    return remembered(fleet, "nodes", reckon)

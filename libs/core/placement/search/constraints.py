@@ -7,7 +7,8 @@ group, `candidates` leaves no more devices than what is free there can serve, so
 are served. A group that can serve the whole job loses none, because the job takes no more than its size anyway.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import Shape
 from schemas.resources import WHOLE_MILLI
 
+T = TypeVar("T")
 EACH = -1
 _REMEMBERED = 64
 
@@ -95,19 +97,14 @@ def _cut(mask: Bools, allowed: Bools) -> int:
 def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[BlockReason, int], int]:
     """What `_static` leaves (shape (D,), not to be written to), what it removes, and how many are left.
 
-    Remembered in the fleet until devices or nodes come or go, for the last few kinds of request.
+    Remembered for the last few kinds of request.
     """
     key = (
         shape.types, shape.whole, bool(shape.torus), shape.devices > 1, shape.profile, shape.memory_mib, shape.runtime,
         shape.precision, shape.labels, shape.simulated,
     )  # fmt: skip
-    if fleet.lasting_version != fleet.version:
-        fleet.lasting.clear()
-        fleet.lasting_version = fleet.version
-    known: tuple[Bools, dict[BlockReason, int], int] | None = fleet.lasting.pop(key, None)
-    if known is None:
-        if len(fleet.lasting) >= _REMEMBERED:
-            del fleet.lasting[next(iter(fleet.lasting))]
+
+    def reckon() -> tuple[Bools, dict[BlockReason, int], int]:
         mask = fleet.up.copy()
         removed: dict[BlockReason, int] = {}
         left = int(np.count_nonzero(mask))
@@ -117,7 +114,22 @@ def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[BlockReason, int],
             if now != left:
                 removed[reason] = removed.get(reason, 0) + left - now
             left = now
-        known = (mask, removed, left)
+        return mask, removed, left
+
+    return remembered(fleet, key, reckon)
+
+
+def remembered(fleet: Fleet, key: object, reckon: Callable[[], T]) -> T:
+    """What `reckon` gives, kept in the fleet until devices or nodes come or go: the last few keys that were asked for.
+    It must depend on nothing else of the fleet."""
+    if fleet.lasting_version != fleet.version:
+        fleet.lasting.clear()
+        fleet.lasting_version = fleet.version
+    known: T | None = fleet.lasting.pop(key, None)
+    if known is None:
+        known = reckon()
+        if len(fleet.lasting) >= _REMEMBERED:
+            del fleet.lasting[next(iter(fleet.lasting))]
     fleet.lasting[key] = known
     return known
 

@@ -13,14 +13,14 @@ that still fits (bisection).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, permutations
 
 import numpy as np
 
 from libs.core.placement.answer import Blocked, BlockReason, Placed, dominant
-from libs.core.placement.search.constraints import EACH, candidates, fitting
-from libs.core.placement.search.links import slowest
+from libs.core.placement.search.constraints import EACH, candidates, fitting, remembered
+from libs.core.placement.search.links import link_gb_s, slowest
 from libs.core.placement.search.topology import (
     SPANS,
     allowed_levels,
@@ -36,6 +36,7 @@ from libs.core.placement.search.topology import (
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import RoleShape, Shape
+from schemas.resources import Span
 
 _ORDERS = 6
 """Orders of the roles that are tried per group of the job's level."""
@@ -46,19 +47,6 @@ Models = Callable[[View, Shape, Ints], list[int]]
 """Acceptable models among candidates (rows of shape (n,)), best first."""
 Counts = tuple[int, ...]
 """Groups wanted of each role."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """How far a placement is from what was requested, and from what the pool could give if it were empty."""
-
-    wanted: str
-    got: str
-    steps: int
-    """Levels that it is wider than wanted; 0: the request is met."""
-    link_gb_s: float
-    best_link_gb_s: float
-    """Slowest link of the same gang, of the same models, on the empty pool, GB/s one way."""
 
 
 def place_nested(view: View, shape: Shape, beneficiary: int, context: Context, models: Models) -> Placed | Blocked:
@@ -126,12 +114,30 @@ def usable(view: View, shape: Shape) -> Bools:
     return either
 
 
-def gap(view: View, shape: Shape, placed: Placed) -> Gap:
+def gap(view: View, shape: Shape, placed: Placed) -> Span:
     """How much worse `placed` is than requested, and than the best of the same size and models on the empty pool."""
     wanted = "node" if shape.level == "device" else shape.level
     steps = max(0, SPANS.index(placed.level) - SPANS.index(wanted))
-    best = _ideal(emptied(view), shape, placed)
-    return Gap(wanted, placed.level, steps, placed.link_gb_s, max(best, placed.link_gb_s))
+    return Span(
+        level=placed.level,
+        wanted=wanted,
+        widened=steps > 0,
+        steps=steps,
+        link_gb_s=placed.link_gb_s,
+        best_link_gb_s=max(_best_link(view, shape, placed), placed.link_gb_s),
+    )
+
+
+def _best_link(view: View, shape: Shape, placed: Placed) -> float:
+    """GB/s one way. Remembered in the fleet until devices or nodes come or go: it says nothing of what is free, and
+    searching it costs as much as a decision. Nothing beats neighbours: a slice of a torus, or the nearest level."""
+    fleet = view.fleet
+    models = tuple(np.unique(fleet.model[placed.rows]).tolist())
+    nearest = min(link_gb_s(fleet.models.names[model], SPANS[0]) for model in models)
+    if shape.torus or placed.link_gb_s >= nearest:
+        return placed.link_gb_s
+    sizes = (len(placed.rows),) if placed.roles is None else tuple(np.bincount(placed.roles).tolist())
+    return remembered(fleet, ("best link", shape, sizes, models), lambda: _ideal(emptied(view), shape, placed))
 
 
 def _ideal(empty: View, shape: Shape, placed: Placed) -> float:

@@ -1,0 +1,35 @@
+"""A placement as the ledger tells it: the claims of a grant, and how close together its devices are."""
+
+from libs.core.placement.answer import Placed
+from libs.core.placement.search.gang import gap
+from libs.core.placement.view import View, host_of, memory_of
+from libs.core.state.model import Shape
+from schemas.resources import Claim, Span
+
+
+def claims_of(view: View, shape: Shape, placed: Placed) -> tuple[Claim, ...]:
+    """The claims of a grant in rank order, each with the next epoch of its device, before `view.take`."""
+    fleet, rows = view.fleet, placed.rows
+    cpu_milli, host_mib = host_of(shape, placed.roles, len(rows))
+    memory = memory_of(view, rows, shape)
+    epochs = view.epoch[rows] + 1
+    fleet_nodes, fleet_devices = fleet.node_names.names, fleet.devices.names
+    roles = [""] * len(rows) if placed.roles is None else [shape.roles[i].name for i in placed.roles.tolist()]
+    return tuple(
+        Claim(
+            device=fleet_devices[row],
+            node=fleet_nodes[int(fleet.node[row])],
+            milli=shape.milli,
+            memory_mib=int(memory[i]),
+            cpu_milli=int(cpu_milli[i]),
+            host_memory_mib=int(host_mib[i]),
+            epoch=int(epochs[i]),
+            role=roles[i],
+        )
+        for i, row in enumerate(rows.tolist())
+    )
+
+
+def span_of_gang(view: View, shape: Shape, placed: Placed) -> Span | None:
+    """How close together a gang's devices are; None for a single device."""
+    return gap(view, shape, placed) if len(placed.rows) > 1 else None
