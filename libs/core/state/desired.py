@@ -1,10 +1,10 @@
 """What should run on a node, derived from the state: the whole truth for that node, not a change to it."""
 
+from libs.core.state.lifecycle import AttemptState
 from libs.core.state.model import Attempt, Job, State
-from schemas.jobs import JobState
 from schemas.nodes import Action, DesiredPart, DesiredState, Rank
 
-_ACTIONS = {JobState.PREEMPTING: Action.CHECKPOINT, JobState.STOPPING: Action.STOP}
+_ACTIONS = {AttemptState.PREEMPTING: Action.CHECKPOINT, AttemptState.STOPPING: Action.STOP}
 
 
 def desired(state: State, node: str, pool: str, ledger_seq: int) -> DesiredState:
@@ -37,7 +37,7 @@ def _part(job: Job, node: str) -> DesiredPart:
         job_id=job.id,
         attempt=attempt.number,
         team=job.team,
-        action=_ACTIONS.get(job.state, Action.RUN),
+        action=_ACTIONS.get(attempt.state, Action.RUN),
         spec=job.spec,
         ranks=_ranks(attempt, node),
         world_size=len(attempt.claims),
