@@ -89,7 +89,7 @@ def test_a_job_ends_as_its_last_attempt_was_booked() -> None:
         (Ending(Cause.PART_REFUSED, done=False, known=Category.HARDWARE), Category.HARDWARE),
         (Ending(Cause.PART_REFUSED, done=False, known=Category.USER_ERROR), Category.USER_ERROR),
         (Ending(Cause.PART_FAILED, done=False, exit_code=1), Category.USER_ERROR),
-        (Ending(Cause.PART_FAILED, done=False, exit_code=126), Category.INPUT_MISSING),
+        (Ending(Cause.PART_FAILED, done=False, exit_code=126), Category.USER_ERROR),
         (Ending(Cause.PART_FAILED, done=False, exit_code=127), Category.INPUT_MISSING),
         (Ending(Cause.PART_FAILED, done=False, exit_code=137), Category.OUT_OF_MEMORY),
         (Ending(Cause.PART_FAILED, done=False, exit_code=139), Category.USER_ERROR),

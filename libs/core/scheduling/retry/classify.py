@@ -56,7 +56,6 @@ _PLACES_FAULT: Mapping[Cause | None, Category] = {
     Cause.PART_REFUSED: Category.REFUSED,
 }
 _EXIT_CODES: Mapping[int | None, Category] = {
-    126: Category.INPUT_MISSING,  # POSIX shells: found, but cannot be executed
     127: Category.INPUT_MISSING,  # POSIX shells: command not found
     137: Category.OUT_OF_MEMORY,  # SIGKILL that no agent sent: nearly always the kernel's, for memory
 }
