@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from schemas.attempts import KnownByAgent
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.jobs import AcceptedSpec, Checkpoint, Latency
 from schemas.resources import Inventory
@@ -73,6 +74,9 @@ class Released(Fact):
         default="", max_length=1024, description="what the agent knows: could not start, grace passed..."
     )
     own_exit: bool = Field(description="true when the processes ended by themselves, false when the agent stopped them")
+    category: KnownByAgent | None = Field(
+        default=None, description="what the agent knows of why it failed, beyond the exit code"
+    )
 
 
 class Refused(Fact):
@@ -82,6 +86,7 @@ class Refused(Fact):
     job_id: JobId
     attempt: int = Field(ge=1)
     reason: str = Field(max_length=1024)
+    category: KnownByAgent | None = Field(default=None, description="null: a reason that passes")
 
 
 Observation = Annotated[Started | CheckpointTaken | Released | Refused, Field(discriminator="kind")]

@@ -70,10 +70,15 @@ class CheckpointPolicy(Strict):
 
 
 class RetryPolicy(Strict):
-    """What happens when an attempt ends without success. Preemption is never counted against it."""
+    """What happens when an attempt ends without success. The two budgets are counted apart; preemption and a node that
+    leaves in good order cost neither (docs/lifecycle.md)."""
 
-    on_lost: int = Field(default=3, ge=0, le=100, description="further attempts after a node was lost")
-    on_failure: int = Field(default=0, ge=0, le=100, description="further attempts after a process exited non-zero")
+    on_lost: int = Field(
+        default=3, ge=0, le=100, description="further attempts after a node was lost, refused, or a device failed"
+    )
+    on_failure: int = Field(
+        default=0, ge=0, le=100, description="further attempts after it failed itself: exit code, memory, missing input"
+    )
 
 
 class Workload(StrEnum):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
+from schemas.attempts import Category, Evidence, KnownByAgent, Outcome, StopCause
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.jobs import AcceptedSpec, Checkpoint, JobState, Latency
 from schemas.resources import Claim, Inventory, Recut, Span
@@ -114,7 +115,7 @@ class AttemptStopping(Fact):
     kind: Literal["attempt.stopping"] = "attempt.stopping"
     job_id: JobId
     attempt: int = Field(ge=1)
-    cause: Literal["cancelled", "time-limit", "part-failed", "part-lost", "part-refused", "node-left"]
+    cause: StopCause
     reason: str
 
 
@@ -126,10 +127,11 @@ class DevicesFreed(Fact):
     attempt: int = Field(ge=1)
     node: NodeName
     devices: tuple[DeviceId, ...] = Field(min_length=1)
-    evidence: Literal["released", "refused", "lease-ended", "new-incarnation", "node-left"]
+    evidence: Evidence
     exit_code: int | None = None
     own_exit: bool = Field(default=False, description="its processes ended by themselves")
     reason: str = ""
+    category: KnownByAgent | None = Field(default=None, description="what the agent knows of why it failed")
 
 
 class AttemptClosed(Fact):
@@ -138,7 +140,10 @@ class AttemptClosed(Fact):
     kind: Literal["attempt.closed"] = "attempt.closed"
     job_id: JobId
     attempt: int = Field(ge=1)
-    outcome: Literal["succeeded", "failed", "lost", "preempted", "cancelled", "time-limit", "refused", "drained"]
+    outcome: Outcome
+    category: Category | None = Field(
+        default=None, description="what kind of end it was, and so which budget of retries pays; null in older records"
+    )
 
 
 class JobRequeued(Fact):
@@ -230,6 +235,8 @@ LedgerEvent = Annotated[
     Field(discriminator="kind"),
 ]
 
+"""One decided event: a variant per kind."""
+
 EVENT_KINDS: Final[dict[str, type[Fact]]] = {
     event.model_fields["kind"].default: event for event in get_args(get_args(LedgerEvent)[0])
 }
@@ -251,6 +258,24 @@ class UnknownEvent(Fact):
 
     kind: str
     skippable: Literal[True]
+
+
+EventOfJob = (
+    JobQueued
+    | JobGranted
+    | AttemptStarting
+    | AttemptRunning
+    | AttemptCheckpointed
+    | AttemptPreempting
+    | AttemptStopping
+    | DevicesFreed
+    | AttemptClosed
+    | JobRequeued
+    | JobFinished
+    | DevicesHeld
+    | HoldReleased
+)
+"""The variants that are about a job."""
 
 
 class LedgerRecord(Fact):

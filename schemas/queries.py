@@ -45,6 +45,7 @@ class AttemptDocument(Fact):
     running_us: Micros | None = None
     closed_us: Micros | None = None
     outcome: str = ""
+    category: str = Field(default="", description="what kind of end it was, e.g. node-lost, out-of-memory, user-error")
     nodes: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     milli: tuple[int, ...] = ()

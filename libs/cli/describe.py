@@ -19,6 +19,7 @@ app = typer.Typer(help="Everything about one job or node.", no_args_is_help=True
 _ATTEMPTS = [
     Column("ATTEMPT", lambda a: a.attempt, right=True),
     Column("OUTCOME", lambda a: a.outcome or "open"),
+    Column("WHY", lambda a: "" if a.category in ("success", a.outcome) else a.category),
     Column("GRANTED", lambda a: units.moment(a.granted_us)),
     Column("HELD", lambda a: units.between(a.granted_us, a.closed_us), right=True),
     Column("EXIT", lambda a: a.exit_code, right=True),

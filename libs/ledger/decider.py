@@ -1,11 +1,11 @@
-"""What the writer asks of a decider (placement's is `libs.core.scheduling.decider.Machine`), and what it tells of itself."""
+"""What the writer asks of a decider (placement's is `libs.core.scheduling.decider.Decider`), and what it tells of itself."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from libs.ledger.inputs import InboxItem
-from schemas.ledger import LedgerRecord
+from schemas.ledger import LedgerEvent, LedgerRecord
 
 
 class RecordDecider(Protocol):
@@ -20,7 +20,7 @@ class RecordDecider(Protocol):
     @property
     def t_us(self) -> int: ...
     def apply(self, record: LedgerRecord, seq: int) -> None: ...
-    def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]: ...
+    def decide(self, inputs: Sequence[InboxItem], t_us: int) -> Sequence[LedgerEvent]: ...
     def dump(self) -> Iterable[bytes]: ...
 
 

@@ -63,11 +63,20 @@ def wanted(page: str) -> str:
     """The page with its pictures as the code is now."""
     graph = grimp.build_graph("libs", cache_dir=None)
     for name, lines in (("rooms", rooms(graph)), ("policies", policies(graph))):
-        start, end = f"<!-- picture: {name} -->\n", "<!-- end of picture -->"
-        before, rest = page.split(start, 1)
-        _, after = rest.split(end, 1)
-        page = f"{before}{start}```mermaid\n" + "".join(f"{line}\n" for line in lines) + f"```\n{end}{after}"
+        page = filled(page, name, mermaid(lines))
     return page
+
+
+def filled(page: str, name: str, text: str) -> str:
+    """The page with `text` between the marks of the picture `name`. Raises ValueError when it has no such marks."""
+    start, end = f"<!-- picture: {name} -->\n", "<!-- end of picture -->"
+    before, rest = page.split(start, 1)
+    _, after = rest.split(end, 1)
+    return f"{before}{start}{text}{end}{after}"
+
+
+def mermaid(lines: Iterable[str]) -> str:
+    return "```mermaid\n" + "".join(f"{line}\n" for line in lines) + "```\n"
 
 
 def _child(module: str, inside: str) -> str:

@@ -2,12 +2,20 @@
 
 import grimp
 
+from tests.architecture import lifecycle_pictures
 from tests.architecture.picture import PAGE, POLICIES, ROOMS, arrows, depths, floors, wanted
 
 
 def test_the_pictures_are_current() -> None:
     assert PAGE.read_text() == wanted(PAGE.read_text()), (
         "run `python -m tests.architecture.picture` and commit the result"
+    )
+
+
+def test_the_pictures_of_a_jobs_life_are_current() -> None:
+    page = lifecycle_pictures.PAGE
+    assert page.read_text() == lifecycle_pictures.wanted(page.read_text()), (
+        "run `python -m tests.architecture.lifecycle_pictures` and commit the result"
     )
 
 

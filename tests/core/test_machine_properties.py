@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from libs.core.scheduling import preemption
 from libs.core.state.lifecycle import ACTIVE
 from schemas import inbox
-from schemas.jobs import Checkpoint, RetryPolicy
+from schemas.jobs import Checkpoint, JobState, RetryPolicy
 from schemas.resources import Level
 from tests.core.builders import World, job, node
 
@@ -65,7 +65,9 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda self: self.active())
     @rule(
         data=st.data(),
-        kind=st.sampled_from(["started", "checkpoint", "done", "done", "failed", "stopped", "stopped", "refused"]),
+        kind=st.sampled_from(
+            ["started", "checkpoint", "done", "done", "failed", "broken", "stopped", "stopped", "refused"]
+        ),
     )
     def observe(self, data, kind) -> None:
         chosen = self.world.machine.state.jobs[data.draw(st.sampled_from(self.active()))]
@@ -79,6 +81,7 @@ class Pool(RuleBasedStateMachine):
             "done": lambda: inbox.Released(**key, exit_code=0, own_exit=True),
             "failed": lambda: inbox.Released(**key, exit_code=1, own_exit=True),
             "stopped": lambda: inbox.Released(**key, exit_code=143, own_exit=False),
+            "broken": lambda: inbox.Released(**key, exit_code=1, own_exit=True, category="hardware"),
             "refused": lambda: inbox.Refused(**key, reason="stale"),
         }[kind]()
         incarnation = self.world.machine.state.fleet.nodes[where].incarnation
@@ -129,6 +132,11 @@ class Pool(RuleBasedStateMachine):
     @invariant()
     def no_invariant_is_broken(self) -> None:
         assert self.world.checker.finish().violations == []
+
+    @invariant()
+    def a_job_is_where_its_attempt_is(self) -> None:
+        for known in self.world.machine.state.jobs.values():
+            assert known.state == (known.current.state if known.current is not None else JobState.QUEUED)
 
     @invariant()
     def nothing_that_fits_is_left_waiting(self) -> None:

@@ -147,7 +147,7 @@ def test_the_gap_tells_how_far_it_is_from_the_wish_and_from_an_empty_pool(fleet,
     told, of = gap(view, shape, found), levels_of(fleet)
     rows = found.rows.tolist()
     got = next(level for level in SPANS if within(of, rows, level))
-    assert (told.wanted, told.got) == (level, got)
+    assert (told.wanted, told.level) == (level, got)
     assert told.steps == max(0, SPANS.index(got) - SPANS.index(level))
     fleet.free_milli[: len(fleet)] = 1000
     assert told.link_gb_s == found.link_gb_s

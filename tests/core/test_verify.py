@@ -4,6 +4,7 @@ import pytest
 
 from libs.core.projections.verify import Checker
 from schemas import ledger as led
+from schemas.attempts import Outcome
 from schemas.inbox import QuotaChanged
 from schemas.jobs import JobState
 from tests.core.builders import World, job, node
@@ -66,6 +67,16 @@ CASES = {
     "I3: a second end": ("job.finished", lambda e: [e, e], "I3"),
     "I3: never queued": ("job.queued", lambda e: None, "I3"),
     "I3: ends as running": ("job.finished", lambda e: e.model_copy(update={"state": JobState.RUNNING}), "I3"),
+    "I3: succeeds after an attempt that did not": (
+        "attempt.closed",
+        lambda e: e.model_copy(update={"outcome": Outcome.LOST}),
+        "I3",
+    ),
+    "I5: closed as succeeded with a part that failed": (
+        "devices.freed",
+        lambda e: e.model_copy(update={"exit_code": 1}),
+        "I5",
+    ),
     "I5: freed twice": ("devices.freed", lambda e: [e, e], "I5"),
     "I5: closed while it holds devices": ("devices.freed", lambda e: None, "I5"),
     "I5: never closed": ("attempt.closed", lambda e: None, "I5"),

@@ -58,8 +58,7 @@ def spec(d: dict[str, Any]) -> dict[str, Any]:
         (SUBMIT, lambda d: spec(d)["properties"]["checkpoint"]["anyOf"].pop(), "$.job.checkpoint"),
         (ADMITTED, lambda d: d.update(additionalProperties=False), "$ refuses unknown fields now"),
         (LEDGER, lambda d: d["properties"]["events"]["items"]["oneOf"].pop(), "$.events[]"),
-        (LEDGER, lambda d: d["$defs"]["AttemptClosed"]["properties"]["outcome"]["enum"].remove("lost"),
-         "'lost' is refused now"),
+        (LEDGER, lambda d: d["$defs"]["Outcome"]["enum"].remove("lost"), "'lost' is refused now"),
         (LEDGER, lambda d: d["$defs"]["Claim"]["required"].append("surprise"), "surprise is required now"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
-from libs.core.state import parts
+from libs.core.state import lifecycle, parts
 from schemas import ledger as led
 from schemas.jobs import JobEvent, JobState
 from schemas.queries import AttemptDocument, JobDocument
@@ -42,15 +42,6 @@ _IGNORED = frozenset({
 })  # fmt: skip
 """They are about nodes, teams and boards; no job's document says anything of them."""
 
-_STATES: dict[type, JobState] = {
-    led.JobQueued: JobState.QUEUED,
-    led.JobGranted: JobState.GRANTED,
-    led.AttemptStarting: JobState.STARTING,
-    led.AttemptRunning: JobState.RUNNING,
-    led.AttemptPreempting: JobState.PREEMPTING,
-    led.AttemptStopping: JobState.STOPPING,
-    led.JobRequeued: JobState.QUEUED,
-}
 _WHAT: dict[type, str] = {
     led.JobQueued: "queued",
     led.JobGranted: "granted",
@@ -130,7 +121,13 @@ def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: i
             if event.exit_code is not None and last is not None and not last.exit_code:  # the first failure counts
                 change["attempts"] = _changed(document, event.attempt, exit_code=event.exit_code)
         case led.AttemptClosed():
-            change["attempts"] = _changed(document, event.attempt, closed_us=t_us, outcome=event.outcome)
+            change["attempts"] = _changed(
+                document,
+                event.attempt,
+                closed_us=t_us,
+                outcome=event.outcome.value,
+                category=event.category.value if event.category else "",
+            )
         case led.JobFinished():
             change |= {"reason": event.reason, "finished_us": t_us}
     return document.model_copy(update=change)
@@ -262,7 +259,7 @@ def _told(event: JobLedgerEvent, t_us: int, job: _About) -> JobEvent | None:
 
 
 def _state_after(event: JobLedgerEvent, state: JobState) -> JobState:
-    return event.state if isinstance(event, led.JobFinished) else _STATES.get(type(event), state)
+    return lifecycle.leads_to(event) or state
 
 
 def _nodes(event: led.JobGranted) -> tuple[str, ...]:

@@ -117,9 +117,11 @@ class HotState:
             team["queued" if name == JobState.QUEUED else "active"] += step
         job["state"] = state.value
 
-    def _transition(self, event: Any, t_us: int) -> None:
+    def _transition(self, event: led.EventOfJob, t_us: int) -> None:
         job = self._row("jobs", event.job_id)
-        self._move(job, lifecycle.after(event.kind, JobState(job["state"])))
+        state = lifecycle.job_after(event, JobState(job["state"]))
+        assert state is not None, "a job that is known has a state"
+        self._move(job, state)
 
     def _node_joined(self, e: led.NodeJoined | led.BoardCutDone, t_us: int) -> None:
         name, where = e.inventory.node, e.inventory.position
@@ -217,7 +219,7 @@ class HotState:
 
     def _job_finished(self, e: led.JobFinished, t_us: int) -> None:
         job = self.jobs[e.job_id]
-        lifecycle.finish(JobState(job["state"]), e.state)
+        lifecycle.job_after(e, JobState(job["state"]))
         self._team(job["team"])["queued" if job["state"] == JobState.QUEUED else "active"] -= 1
         self._drop("jobs", e.job_id)
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from schemas import ledger as led
-from schemas.jobs import JobSpec
+from schemas.attempts import Evidence, Outcome
+from schemas.jobs import JobSpec, JobState
 from schemas.resources import WHOLE_MILLI, Claim, Resources
 
 MAX_VIOLATIONS = 1000
@@ -47,7 +48,9 @@ class _Job:
     spec: JobSpec
     attempts: int = 0
     open: "_Attempt | None" = None
-    terminal: str = ""
+    outcome: Outcome | None = None
+    """Of the last attempt that was closed."""
+    terminal: JobState | None = None
 
 
 @dataclass(slots=True)
@@ -55,6 +58,8 @@ class _Attempt:
     number: int
     opened_us: int
     by_node: dict[str, list[Claim]]
+    done: bool = True
+    """Every part that is free so far ended by itself with exit code 0."""
 
 
 @dataclass(slots=True)
@@ -312,6 +317,7 @@ class Checker:
         if claims is None or {c.device for c in claims} != set(e.devices):
             self._broken("I5", f"{e.job_id}.{e.attempt} frees on {e.node} what it does not hold there")
             return
+        job.open.done &= e.evidence is Evidence.RELEASED and e.own_exit and e.exit_code == 0
         for claim in claims:
             if claim.device in self._devices:
                 self._devices[claim.device].holders.pop(f"{e.job_id}.{e.attempt}", None)
@@ -332,7 +338,9 @@ class Checker:
             self._broken(
                 "I5", f"{e.job_id}.{e.attempt} is closed and still holds devices on {', '.join(job.open.by_node)}"
             )
-        job.open = None
+        if e.outcome is Outcome.SUCCEEDED and not job.open.done:
+            self._broken("I5", f"{e.job_id}.{e.attempt} is closed as succeeded, and a part of it ended otherwise")
+        job.open, job.outcome = None, e.outcome
 
     def _job_finished(self, e: led.JobFinished, t_us: int) -> None:
         job = self._alive(e.job_id, f"finished as {e.state.value}")
@@ -342,14 +350,16 @@ class Checker:
             self._broken("I5", f"{e.job_id} ends while attempt {job.open.number} is open")
         if not e.state.terminal:
             self._broken("I3", f"{e.job_id} ends in {e.state.value}, which is not a terminal state")
-        job.terminal = e.state.value
+        if e.state is JobState.SUCCEEDED and job.outcome is not Outcome.SUCCEEDED:
+            self._broken("I3", f"{e.job_id} succeeds without an attempt that did")
+        job.terminal = e.state
         self.report.terminal[e.state.value] = self.report.terminal.get(e.state.value, 0) + 1
 
     def _preempting(self, e: led.AttemptPreempting, t_us: int) -> None:
         self.report.preemptions += 1
         self._alive(e.job_id, "preempted")
 
-    def _follows(self, e: Any, t_us: int) -> None:
+    def _follows(self, e: led.EventOfJob, t_us: int) -> None:
         self._alive(e.job_id, e.kind)
 
     def _input_rejected(self, e: led.InputRejected, t_us: int) -> None:
@@ -359,8 +369,8 @@ class Checker:
         job = self._jobs.get(job_id)
         if job is None:
             self._broken("I3", f"{job_id} is {what} and was never queued")
-        elif job.terminal:
-            self._broken("I3", f"{job_id} is {what} after it ended as {job.terminal}")
+        elif job.terminal is not None:
+            self._broken("I3", f"{job_id} is {what} after it ended as {job.terminal.value}")
         else:
             return job
         return None

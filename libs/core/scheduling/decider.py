@@ -26,7 +26,7 @@ class Item(Protocol):
     @property
     def time_us(self) -> int: ...
     @property
-    def message(self) -> Any: ...
+    def message(self) -> inbox.InboxMessage | None: ...
     @property
     def error(self) -> str: ...
 
@@ -68,7 +68,7 @@ class Decider:
         fold.apply_record(self.state, record)
         self._learn(record.events)
 
-    def decide(self, inputs: Sequence[Item], t_us: int) -> list[Any]:
+    def decide(self, inputs: Sequence[Item], t_us: int) -> list[ledger.LedgerEvent]:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also recuts boards."""
         decision = Decision(self.state, t_us)
         for item in inputs:
@@ -109,7 +109,7 @@ class Decider:
             learner.restore(learned)
         return cls(state, policy, learner)
 
-    def _learn(self, events: Sequence[Any]) -> None:
+    def _learn(self, events: Sequence[ledger.LedgerEvent]) -> None:
         if self.learner is None:
             return
         for event in events:

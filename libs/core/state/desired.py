@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+from libs.core.state.lifecycle import AttemptState
 from libs.core.state.model import Job, State
-from schemas.jobs import JobState
 from schemas.nodes import Action, DesiredPart, DesiredState, Rank, RoleHosts
 from schemas.resources import Claim
 
-_ACTIONS = {JobState.PREEMPTING: Action.CHECKPOINT, JobState.STOPPING: Action.STOP}
+_ACTIONS = {AttemptState.PREEMPTING: Action.CHECKPOINT, AttemptState.STOPPING: Action.STOP}
 
 
 def desired(state: State, node: str, pool: str, ledger_seq: int) -> DesiredState:
@@ -42,7 +42,7 @@ def _part(job: Job, node: str) -> DesiredPart:
         job_id=job.id,
         attempt=attempt.number,
         team=job.team,
-        action=_ACTIONS.get(job.state, Action.RUN),
+        action=_ACTIONS.get(attempt.state, Action.RUN),
         spec=job.spec,
         ranks=seating.ranks[node],
         world_size=len(attempt.claims),

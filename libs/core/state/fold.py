@@ -2,6 +2,9 @@
 
     state' = fold(state, record)          the same ledger gives the same state, anywhere (I9)
 
+States of jobs and attempts are moved by `lifecycle.TABLE` alone; a function here does the rest of what its event means,
+and sees the states as they were before.
+
 Errors (`Forbidden`, `Overcommitted`, `KeyError`) mean that the ledger is corrupt or was written by newer code: the
 reader stops loudly and never skips.
 """
@@ -12,21 +15,45 @@ from typing import Any
 from libs.core.state import lifecycle
 from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
 from schemas import ledger as led
+from schemas.attempts import Category, Cause, Evidence, Outcome, StopCause
 from schemas.jobs import JobState
 from schemas.resources import WHOLE_MILLI, Claim
 
-CAUSES: dict[str, Any] = {
-    "refused": "part-refused",
-    "lease-ended": "part-lost",
-    "new-incarnation": "part-lost",
-    "node-left": "node-left",
+CAUSES: dict[Evidence, StopCause] = {
+    Evidence.REFUSED: Cause.PART_REFUSED,
+    Evidence.LEASE_ENDED: Cause.PART_LOST,
+    Evidence.NEW_INCARNATION: Cause.PART_LOST,
+    Evidence.NODE_LEFT: Cause.NODE_LEFT,
 }
 """Why an attempt must end when a part of it is freed by this evidence, and nothing was decided before."""
 
+_CATEGORIES: dict[Outcome, Category] = {
+    Outcome.SUCCEEDED: Category.SUCCESS,
+    Outcome.FAILED: Category.USER_ERROR,
+    Outcome.LOST: Category.NODE_LOST,
+    Outcome.PREEMPTED: Category.PREEMPTED,
+    Outcome.CANCELLED: Category.CANCELLED,
+    Outcome.TIME_LIMIT: Category.TIME_LIMIT,
+    Outcome.REFUSED: Category.REFUSED,
+    Outcome.DRAINED: Category.DRAINED,
+}
+"""What an outcome counted as before records said the category."""
 
-def apply(state: State, event: Any, t_us: int) -> None:
+
+def apply(state: State, event: led.LedgerEvent, t_us: int) -> None:
     """Changes `state` by one event of a record decided at `t_us`."""
+    about = lifecycle.of_job(event)
+    if about is None:
+        _FOLD[type(event)](state, event, t_us)
+        return
+    job = state.jobs.get(about.job_id)
+    job_state, attempt_state = lifecycle.after(about, *(job.states if job is not None else (None, None)))
     _FOLD[type(event)](state, event, t_us)
+    job = state.jobs.get(about.job_id)
+    if job is not None and job_state is not None:
+        job.state = job_state
+        if job.current is not None and attempt_state is not None:
+            job.current.state = attempt_state
 
 
 def apply_record(state: State, record: led.LedgerRecord) -> None:
@@ -88,7 +115,7 @@ def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
 
 
 def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
-    if e.job_id in state.jobs or e.job_id in state.finished:
+    if e.job_id in state.finished:
         raise lifecycle.Forbidden(f"{e.job_id} is queued a second time")
     job = Job(
         e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec),
@@ -100,7 +127,6 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
 
 def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     job = state.jobs[e.job_id]
-    job.state = lifecycle.after(e.kind, job.state)
     if e.attempt != job.attempts + 1:
         raise lifecycle.Forbidden(f"{e.job_id}: attempt {e.attempt} follows attempt {job.attempts}")
     state.fleet.take(e.claims)
@@ -121,14 +147,12 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
 
 
 def _attempt_starting(state: State, e: led.AttemptStarting, t_us: int) -> None:
-    job, attempt = _current(state, e.job_id, e.attempt)
-    job.state = lifecycle.after(e.kind, job.state)
+    _, attempt = _current(state, e.job_id, e.attempt)
     attempt.parts[e.node].started = True
 
 
 def _attempt_running(state: State, e: led.AttemptRunning, t_us: int) -> None:
     job, attempt = _current(state, e.job_id, e.attempt)
-    job.state = lifecycle.after(e.kind, job.state)
     attempt.running_us = t_us
     for part in attempt.parts.values():
         part.started = True
@@ -144,15 +168,13 @@ def _attempt_checkpointed(state: State, e: led.AttemptCheckpointed, t_us: int) -
 
 def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> None:
     job, attempt = _current(state, e.job_id, e.attempt)
-    job.state = lifecycle.after(e.kind, job.state)
-    attempt.cause, attempt.reason, attempt.beneficiary = "preempted", e.reason, e.beneficiary
+    attempt.cause, attempt.reason, attempt.beneficiary = Cause.PREEMPTED, e.reason, e.beneficiary
     job.preemptions += 1
     state.preemptions += 1
 
 
 def _attempt_stopping(state: State, e: led.AttemptStopping, t_us: int) -> None:
-    job, attempt = _current(state, e.job_id, e.attempt)
-    job.state = lifecycle.after(e.kind, job.state)
+    _, attempt = _current(state, e.job_id, e.attempt)
     attempt.cause, attempt.reason = e.cause, e.reason
 
 
@@ -162,9 +184,11 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
     if part.freed:
         raise lifecycle.Forbidden(f"{e.job_id}.{e.attempt}: its part on {e.node} is freed twice")
     part.freed, part.exit_code, part.own_exit = True, e.exit_code, e.own_exit
-    if not attempt.cause and e.evidence != "released":
-        attempt.cause = CAUSES[e.evidence]
-        attempt.reason = e.reason
+    if attempt.cause is None and not (e.own_exit and e.exit_code == 0):
+        attempt.failed_category = e.category
+        attempt.failed_code = e.exit_code if e.own_exit else None
+        if e.evidence in CAUSES:
+            attempt.cause, attempt.reason = CAUSES[e.evidence], e.reason
     state.fleet.give_back(part.claims)
     state.on_node[e.node].pop(job.id, None)
     state.used_milli[job.team] -= sum(c.milli for c in part.claims)
@@ -174,10 +198,8 @@ def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
     job, attempt = _current(state, e.job_id, e.attempt)
     if not all(part.freed for part in attempt.parts.values()):
         raise lifecycle.Forbidden(f"{e.job_id}.{e.attempt} is closed while a part of it still holds devices")
-    if e.outcome in ("lost", "refused"):
-        job.lost += 1
-    elif e.outcome == "failed":
-        job.failures += 1
+    category = e.category or _CATEGORIES[e.outcome]
+    job.endings[category] = job.endings.get(category, 0) + 1
     job.current = None
     if job.shape.spread[0]:
         _leave_spread_peers(state, job)
@@ -186,19 +208,17 @@ def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
 
 def _job_requeued(state: State, e: led.JobRequeued, t_us: int) -> None:
     job = state.jobs[e.job_id]
-    job.state = lifecycle.after(e.kind, job.state)
     job.resume = e.resume
     _enqueue(state, job)
 
 
 def _job_finished(state: State, e: led.JobFinished, t_us: int) -> None:
     job = state.jobs[e.job_id]
-    final = lifecycle.finish(job.state, e.state)
     if job.state is JobState.QUEUED:
         _dequeue(state, job)
     del state.jobs[e.job_id]
     state.finished[e.job_id] = job.spec_hash
-    state.finished_by_state[final.value] = state.finished_by_state.get(final.value, 0) + 1
+    state.finished_by_state[e.state.value] = state.finished_by_state.get(e.state.value, 0) + 1
 
 
 def _devices_held(state: State, e: led.DevicesHeld, t_us: int) -> None:

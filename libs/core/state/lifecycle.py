@@ -1,49 +1,156 @@
-"""The law of a job's life: which event may follow which state. What it does not allow is refused, never applied.
+"""The law of a life: what each ledger event does to the state of its job, and to that of the job's open attempt.
 
-Source of the states: `schemas.jobs`. `stopping` is `running` on its way out; `lost` is not a state of its own, because
-the job is queued again or failed in the same record in which its attempt is closed as lost.
+A job is a request; an attempt is one run of it, from the grant of its devices until the last of them is free. While an
+attempt is open the job's state says where the attempt is; between attempts the job is queued. `TABLE` has one rule per
+event kind, and every fold looks events up in it: what it does not allow is refused, never applied. docs/lifecycle.md is
+drawn from it.
+
+There is no state `lost`: an attempt is closed with that outcome, and in the same record its job is queued again or ends.
 """
 
-from schemas.jobs import JobState as S
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
 
-ACTIVE = frozenset({S.GRANTED, S.STARTING, S.RUNNING, S.PREEMPTING, S.STOPPING})
-"""States in which an attempt holds devices."""
+from schemas import ledger as led
+from schemas.jobs import JobState as J
 
-PREEMPTIBLE = frozenset({S.GRANTED, S.STARTING, S.RUNNING})
 
-TRANSITIONS: dict[str, dict[S, S]] = {
-    "job.granted": {S.QUEUED: S.GRANTED},
-    "attempt.starting": {S.GRANTED: S.STARTING, S.STARTING: S.STARTING},
-    "attempt.running": {S.GRANTED: S.RUNNING, S.STARTING: S.RUNNING},
-    "attempt.preempting": dict.fromkeys(PREEMPTIBLE, S.PREEMPTING),
-    "attempt.stopping": dict.fromkeys((S.GRANTED, S.STARTING, S.RUNNING, S.PREEMPTING), S.STOPPING),
-    "job.requeued": dict.fromkeys(ACTIVE, S.QUEUED),
-}
-FINISHES: dict[S, frozenset[S]] = {
-    S.SUCCEEDED: ACTIVE,
-    S.FAILED: ACTIVE,
-    S.CANCELLED: ACTIVE | {S.QUEUED},
-}
+class AttemptState(StrEnum):
+    """Where an attempt stands. Its outcome is a word of the event that closes it (`schemas.attempts.Outcome`)."""
+
+    GRANTED = "granted"
+    STARTING = "starting"
+    RUNNING = "running"
+    PREEMPTING = "preempting"
+    STOPPING = "stopping"
+    CLOSED = "closed"
+
+
+A = AttemptState
+S = TypeVar("S", bound=StrEnum)
+Moves = Mapping[S | None, frozenset[S | None]]
+"""State before -> the states that may follow. None: there is no such job, or no open attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one event kind does. None: it has nothing to do with jobs, or with attempts."""
+
+    job: Moves[J] | None = None
+    attempt: Moves[A] | None = None
 
 
 class Forbidden(ValueError):
-    """An event that the job's state does not allow."""
+    """An event that the state of its job, or of the job's attempt, does not allow."""
 
 
-def after(event: str, state: S) -> S:
-    """The state that `event` (a ledger event kind) leads to. Raises Forbidden naming both when it is not allowed."""
-    allowed = TRANSITIONS[event]
-    if state not in allowed:
-        raise Forbidden(f"{event} is not allowed for a job that is {state.value}; allowed from {_names(allowed)}")
-    return allowed[state]
+UNDECIDED = frozenset({A.GRANTED, A.STARTING, A.RUNNING})
+"""The attempt goes on; nothing has been decided about its end."""
+
+OPEN = UNDECIDED | {A.PREEMPTING, A.STOPPING}
+"""The attempt holds devices, or did until a moment ago."""
+
+ACTIVE = frozenset(J(state) for state in OPEN)
+"""The job has an open attempt, or one that was closed in the same record."""
+
+PREEMPTIBLE = frozenset(J(state) for state in UNDECIDED)
 
 
-def finish(state: S, final: S) -> S:
-    """`final`, if a job in `state` may end that way. Raises Forbidden otherwise."""
-    if state not in FINISHES.get(final, frozenset()):
-        raise Forbidden(f"a job that is {state.value} cannot become {final.value}")
-    return final
+def _to(target: S, *sources: S) -> dict[S | None, frozenset[S | None]]:
+    return dict.fromkeys(sources, frozenset({target}))
 
 
-def _names(states: dict[S, S]) -> str:
-    return ", ".join(sorted(s.value for s in states))
+def _stays(states: Iterable[S]) -> Moves[S]:
+    return {state: frozenset({state}) for state in states}
+
+
+def _moves(target: A, *sources: A) -> Rule:
+    """The attempt moves, and its job with it."""
+    return Rule(job=_to(J(target), *(J(source) for source in sources)), attempt=_to(target, *sources))
+
+
+_NO_ATTEMPT: Moves[A] = {None: frozenset({None})}
+_ENDS: frozenset[J | None] = frozenset({J.SUCCEEDED, J.FAILED, J.CANCELLED})
+_NOTHING = Rule()
+
+TABLE: Mapping[type, Rule] = {
+    led.JobQueued: Rule(job={None: frozenset({J.QUEUED})}, attempt=_NO_ATTEMPT),
+    led.JobGranted: Rule(job=_to(J.GRANTED, J.QUEUED), attempt={None: frozenset({A.GRANTED})}),
+    led.AttemptStarting: _moves(A.STARTING, A.GRANTED, A.STARTING),
+    led.AttemptRunning: _moves(A.RUNNING, A.GRANTED, A.STARTING),
+    led.AttemptCheckpointed: Rule(job=_stays(ACTIVE), attempt=_stays(OPEN)),
+    led.AttemptPreempting: _moves(A.PREEMPTING, *UNDECIDED),
+    led.AttemptStopping: _moves(A.STOPPING, *UNDECIDED, A.PREEMPTING),
+    led.DevicesFreed: Rule(job=_stays(ACTIVE), attempt=_stays(OPEN)),
+    led.AttemptClosed: Rule(job=_stays(ACTIVE), attempt=_to(A.CLOSED, *OPEN)),
+    led.JobRequeued: Rule(job=_to(J.QUEUED, *ACTIVE), attempt=_NO_ATTEMPT),
+    led.JobFinished: Rule(job=_to(J.CANCELLED, J.QUEUED) | dict.fromkeys(ACTIVE, _ENDS), attempt=_NO_ATTEMPT),
+    led.DevicesHeld: Rule(job=_stays({J.QUEUED}), attempt=_NO_ATTEMPT),
+    led.HoldReleased: Rule(job=_stays({J.QUEUED}), attempt=_NO_ATTEMPT),
+    led.NodeJoined: _NOTHING,
+    led.NodeLeft: _NOTHING,
+    led.QuotaSet: _NOTHING,
+    led.BoardRecut: _NOTHING,
+    led.BoardCutDone: _NOTHING,
+    led.InputRejected: _NOTHING,
+}
+"""Event type -> its rule. `job.finished` alone leaves a choice, and says itself which state it leads to. A closed attempt
+is forgotten by its job: from then on there is no open attempt."""
+
+
+def of_job(event: led.LedgerEvent) -> led.EventOfJob | None:
+    """The event, if it is about a job; None if it moves neither a job nor an attempt. Raises KeyError for a kind that
+    the table lacks."""
+    return None if TABLE[type(event)] is _NOTHING else event  # type: ignore[return-value]
+
+
+def after(event: led.EventOfJob, job: J | None, attempt: A | None) -> tuple[J | None, A | None]:
+    """The states of job and attempt after `event`. Raises Forbidden naming state and event when they do not allow it."""
+    rule = TABLE[type(event)]
+    return job_after(event, job), _next(event, "no open attempt", rule.attempt, attempt, None)
+
+
+def job_after(event: led.EventOfJob, job: J | None) -> J | None:
+    """The job's half of `after`, for readers that keep no attempts."""
+    wanted = event.state if isinstance(event, led.JobFinished) else None
+    return _next(event, "unknown", TABLE[type(event)].job, job, wanted)
+
+
+def leads_to(event: led.EventOfJob) -> J | None:
+    """The state in which `event` leaves its job, wherever that was; None: it stays where it was."""
+    return event.state if isinstance(event, led.JobFinished) else _LEADS_TO[type(event)]
+
+
+def allows(event: type, job: J | None, attempt: A | None) -> bool:
+    """Whether an event of this type may come now."""
+    rule = TABLE[event]
+    return (rule.job is None or job in rule.job) and (rule.attempt is None or attempt in rule.attempt)
+
+
+def _next(event: led.EventOfJob, nobody: str, moves: Moves[S] | None, state: S | None, wanted: S | None) -> S | None:
+    if moves is None:
+        return state
+    targets = moves.get(state)
+    if targets is not None:
+        if wanted is None:
+            (target,) = targets
+            return target
+        if wanted in targets:
+            return wanted
+    what = f"{event.kind} to {wanted.value}" if wanted is not None else event.kind
+    now = state.value if state is not None else nobody
+    raise Forbidden(f"{event.job_id}: {what} is not allowed when it is {now}; allowed from {_names(moves, nobody)}")
+
+
+def _names(moves: Moves[S], nobody: str) -> str:
+    return ", ".join(sorted(state.value if state is not None else nobody for state in moves))
+
+
+def _target(rule: Rule) -> J | None:
+    targets = {target for before, after in (rule.job or {}).items() for target in after if target != before}
+    return targets.pop() if len(targets) == 1 else None
+
+
+_LEADS_TO: Mapping[type, J | None] = {event: _target(rule) for event, rule in TABLE.items()}

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 
 from libs.core.state.fleet import Fleet
+from libs.core.state.lifecycle import AttemptState
+from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, Claim, Resources, Role, Span
@@ -140,11 +142,16 @@ class Attempt:
     claims: tuple[Claim, ...]
     parts: dict[str, NodePart]
     granted_us: int
+    state: AttemptState = AttemptState.GRANTED
+    """Moved by `libs.core.state.lifecycle` alone, like the job's."""
     running_us: int = 0
-    cause: str = ""
-    """Why it must end, once that was decided: cancelled, time-limit, part-failed, part-lost, part-refused, node-left,
-    preempted."""
+    cause: Cause | None = None
+    """Why it must end, once that was decided."""
     reason: str = ""
+    failed_code: int | None = None
+    """Exit code of the first part that failed, if its processes ended by themselves."""
+    failed_category: Category | None = None
+    """What the agent of the first part that failed knows of why."""
     beneficiary: str = ""
     checkpoint: Checkpoint | None = None
     checkpoint_us: int = 0
@@ -169,12 +176,17 @@ class Job:
     attempts: int = 0
     current: Attempt | None = None
     resume: Checkpoint | None = None
-    lost: int = 0
-    failures: int = 0
+    endings: dict[Category, int] = field(default_factory=dict)
+    """How many of its attempts came to each kind of end: what the retry budgets count."""
     preemptions: int = 0
     first_grant_us: int = 0
     latency: Latency = Latency.NORMAL
     """Of its class: a fast one skips the placement score."""
+
+    @property
+    def states(self) -> tuple[JobState, AttemptState | None]:
+        """The job's state, and that of its open attempt."""
+        return self.state, self.current.state if self.current is not None else None
 
     @property
     def queue(self) -> "QueueKey":

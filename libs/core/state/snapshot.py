@@ -7,21 +7,25 @@ from typing import Any
 
 from libs.core.state.fleet import Fleet
 from libs.core.state.fold import mark_holds, mark_repartitions
+from libs.core.state.lifecycle import AttemptState
 from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
+from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory, Span
 
-VERSION = 3
+VERSION = 4
 """Of the layout of `dump`; whoever keeps the parts keeps it beside them, and reads no other (`libs.ledger.snapshots`)."""
 _PLAIN = (
     "finished", "quotas", "used_milli", "limited", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state"
 )  # fmt: skip
 _JOB_PLAIN = (
-    "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts", "lost", "failures",
+    "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts",
     "preemptions", "first_grant_us",
 )  # fmt: skip
-_ATTEMPT_PLAIN = ("number", "granted_us", "running_us", "cause", "reason", "beneficiary", "checkpoint_us")
+_ATTEMPT_PLAIN = (
+    "number", "granted_us", "running_us", "reason", "failed_code", "beneficiary", "checkpoint_us",
+)  # fmt: skip
 
 
 def dump(state: State, learned: Any = None) -> tuple[bytes, ...]:
@@ -112,6 +116,7 @@ def _dump_job(job: Job) -> dict[str, Any]:
         "spec": job.spec.model_dump(mode="json"),
         "state": job.state.value,
         "latency": job.latency.value,
+        "endings": job.endings,
         "resume": job.resume.model_dump(mode="json") if job.resume else None,
         "current": _dump_attempt(job.current) if job.current else None,
     }
@@ -120,6 +125,9 @@ def _dump_job(job: Job) -> dict[str, Any]:
 def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         **{name: getattr(attempt, name) for name in _ATTEMPT_PLAIN},
+        "state": attempt.state.value,
+        "cause": attempt.cause,
+        "failed_category": attempt.failed_category,
         "claims": [c.model_dump(mode="json") for c in attempt.claims],
         "parts": [asdict(part) | {"claims": None} for part in attempt.parts.values()],
         "checkpoint": attempt.checkpoint.model_dump(mode="json") if attempt.checkpoint else None,
@@ -135,6 +143,7 @@ def _load_job(raw: dict[str, Any]) -> Job:
         shape=shape_of(spec),
         state=JobState(raw["state"]),
         latency=Latency(raw.get("latency", Latency.NORMAL)),
+        endings={Category(name): count for name, count in raw["endings"].items()},
         resume=_checkpoint(raw["resume"]),
         current=_load_attempt(raw["current"]) if raw["current"] else None,
     )
@@ -147,6 +156,9 @@ def _load_attempt(raw: dict[str, Any]) -> Attempt:
     }
     return Attempt(
         **{name: raw[name] for name in _ATTEMPT_PLAIN},
+        state=AttemptState(raw["state"]),
+        cause=Cause(raw["cause"]) if raw["cause"] else None,
+        failed_category=Category(raw["failed_category"]) if raw["failed_category"] else None,
         claims=claims,
         parts=parts,
         checkpoint=_checkpoint(raw["checkpoint"]),

@@ -19,7 +19,7 @@ from schemas import inbox, ledger
 __all__ = ["Decision", "InputRefused", "react", "would_be_free"]
 
 
-def react(d: Decision, seq: int, subject: str, message: Any, error: str = "") -> None:
+def react(d: Decision, seq: int, subject: str, message: inbox.InboxMessage | None, error: str = "") -> None:
     """Decides one inbox message. `message` is None when it could not be read; then `error` says why."""
     try:
         if message is None:

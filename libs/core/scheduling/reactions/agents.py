@@ -5,9 +5,10 @@ from typing import Any
 
 from libs.core.scheduling.reactions.attempts import after_loss, close_if_gone, free, stop, vacate
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.state import lifecycle
 from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
-from schemas.jobs import JobState
+from schemas.attempts import Cause, Evidence
 from schemas.resources import Inventory
 
 
@@ -21,7 +22,7 @@ def node_registered(d: Decision, m: inbox.NodeRegistered) -> None:
             f"node {name}: incarnation {m.incarnation} is not newer than {known.incarnation}; restart its agent"
         )
     _refuse_foreign(d, m.inventory)
-    vacate(d, name, "new-incarnation", f"node {name} started anew")
+    vacate(d, name, Evidence.NEW_INCARNATION, f"node {name} started anew")
     d.emit(ledger.NodeJoined(incarnation=m.incarnation, inventory=m.inventory))
 
 
@@ -39,7 +40,7 @@ def node_observed(d: Decision, m: inbox.NodeObserved) -> None:
 
 
 def _started(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Started) -> None:
-    if attempt.parts[node].started or job.state not in (JobState.GRANTED, JobState.STARTING):
+    if attempt.parts[node].started or not lifecycle.allows(ledger.AttemptRunning, *job.states):
         return
     if sum(not part.started for part in attempt.parts.values()) == 1:
         d.emit(ledger.AttemptRunning(job_id=job.id, attempt=attempt.number))
@@ -55,19 +56,19 @@ def _checkpointed(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbo
 
 
 def _released(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Released) -> None:
-    free(d, node, job, attempt, "released", seen.reason, seen.exit_code, seen.own_exit)
-    if not attempt.cause and not (seen.own_exit and seen.exit_code == 0):
+    free(d, node, job, attempt, Evidence.RELEASED, seen.reason, seen)
+    if attempt.cause is None and not (seen.own_exit and seen.exit_code == 0):
         if seen.own_exit:
             attempt_failed = f"its part on {node} exited with {seen.exit_code}"
-            stop(d, job, "part-failed", f"{attempt_failed}: {seen.reason}" if seen.reason else attempt_failed)
+            stop(d, job, Cause.PART_FAILED, f"{attempt_failed}: {seen.reason}" if seen.reason else attempt_failed)
         else:
-            stop(d, job, "part-lost", seen.reason or f"node {node} stopped it by itself")
+            stop(d, job, Cause.PART_LOST, seen.reason or f"node {node} stopped it by itself")
     close_if_gone(d, job, attempt)
 
 
 def _refused(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Refused) -> None:
-    free(d, node, job, attempt, "refused", seen.reason)
-    after_loss(d, job, attempt, "part-refused", f"node {node} refused it: {seen.reason}")
+    free(d, node, job, attempt, Evidence.REFUSED, seen.reason, seen)
+    after_loss(d, job, attempt, Cause.PART_REFUSED, f"node {node} refused it: {seen.reason}")
 
 
 def board_cut(d: Decision, m: inbox.BoardCut) -> None:

@@ -1,15 +1,16 @@
 """How attempts end: their parts are stopped and freed one by one, and the last one decides what becomes of the job."""
 
-from typing import Any
-
+from libs.core.scheduling import retry
 from libs.core.scheduling.reactions.decision import Decision
 from libs.core.state import fold
+from libs.core.state.lifecycle import UNDECIDED
 from libs.core.state.model import Attempt, Job
-from schemas import ledger
+from schemas import inbox, ledger
+from schemas.attempts import Evidence, StopCause
 from schemas.jobs import JobState
 
 
-def vacate(d: Decision, node: str, evidence: Any, reason: str) -> None:
+def vacate(d: Decision, node: str, evidence: Evidence, reason: str) -> None:
     """A node's word, or its silence, frees everything it held; its gangs end elsewhere too."""
     for job_id in list(d.state.on_node.get(node, {})):
         job = d.state.jobs[job_id]
@@ -25,8 +26,8 @@ def vacate(d: Decision, node: str, evidence: Any, reason: str) -> None:
             release_hold(d, holder)
 
 
-def after_loss(d: Decision, job: Job, attempt: Attempt, cause: Any, reason: str) -> None:
-    if job.state is not JobState.STOPPING and job.state is not JobState.PREEMPTING:
+def after_loss(d: Decision, job: Job, attempt: Attempt, cause: StopCause, reason: str) -> None:
+    if attempt.state in UNDECIDED:
         stop(d, job, cause, reason)
     close_if_gone(d, job, attempt)
 
@@ -36,11 +37,12 @@ def free(
     node: str,
     job: Job,
     attempt: Attempt,
-    evidence: Any,
+    evidence: Evidence,
     reason: str,
-    exit_code: int | None = None,
-    own_exit: bool = False,
+    told: inbox.Released | inbox.Refused | None = None,
 ) -> None:
+    """The part on `node` is gone; `told` is the agent's report, if there is one."""
+    released = told if isinstance(told, inbox.Released) else None
     d.emit(
         ledger.DevicesFreed(
             job_id=job.id,
@@ -48,54 +50,41 @@ def free(
             node=node,
             devices=tuple(c.device for c in attempt.parts[node].claims),
             evidence=evidence,
-            exit_code=exit_code,
-            own_exit=own_exit,
+            exit_code=released.exit_code if released is not None else None,
+            own_exit=released.own_exit if released is not None else False,
             reason=reason,
+            category=told.category if told is not None else None,
         )
     )
 
 
-def stop(d: Decision, job: Job, cause: Any, reason: str) -> None:
+def stop(d: Decision, job: Job, cause: StopCause, reason: str) -> None:
     attempt = job.current
     assert attempt is not None
     d.emit(ledger.AttemptStopping(job_id=job.id, attempt=attempt.number, cause=cause, reason=reason[:1024]))
 
 
 def close_if_gone(d: Decision, job: Job, attempt: Attempt) -> None:
-    """The last part is gone: the attempt's outcome, and what becomes of the job."""
+    """The last part is gone: what kind of end that was, and what becomes of the job."""
     if not all(part.freed for part in attempt.parts.values()):
         return
-    codes = [part.exit_code for part in attempt.parts.values() if part.own_exit]
-    done = len(codes) == len(attempt.parts) and not any(codes)
-    code = next((c for c in (p.exit_code for p in attempt.parts.values()) if c), 0 if done else None)
-    outcome: Any = "succeeded" if done and attempt.cause in ("", "preempted") else _OUTCOMES[attempt.cause]
-    d.emit(ledger.AttemptClosed(job_id=job.id, attempt=attempt.number, outcome=outcome))
-    again = {
-        "preempted": True,
-        "drained": True,
-        "lost": job.lost <= job.spec.retry.on_lost,
-        "refused": job.lost <= job.spec.retry.on_lost,
-        "failed": job.failures <= job.spec.retry.on_failure,
-    }
-    if again.get(outcome, False):
-        d.emit(ledger.JobRequeued(job_id=job.id, reason=attempt.reason or outcome, resume=job.resume))
-        return
-    state = {"succeeded": JobState.SUCCEEDED, "cancelled": JobState.CANCELLED}.get(outcome, JobState.FAILED)
-    d.emit(ledger.JobFinished(job_id=job.id, state=state, reason=attempt.reason, exit_code=code))
+    category = retry.classify(retry.ending_of(attempt))
+    outcome = retry.POLICY[category].outcome
+    d.emit(ledger.AttemptClosed(job_id=job.id, attempt=attempt.number, outcome=outcome, category=category))
+    state = retry.decide(category, job.endings, job.spec.retry)
+    if state is JobState.QUEUED:
+        d.emit(ledger.JobRequeued(job_id=job.id, reason=attempt.reason or outcome.value, resume=job.resume))
+    else:
+        code = _exit_code(attempt)
+        d.emit(ledger.JobFinished(job_id=job.id, state=state, reason=attempt.reason, exit_code=code))
+
+
+def _exit_code(attempt: Attempt) -> int | None:
+    """The first code that is not 0, in the order of parts; 0 when all ended by themselves with it; else None."""
+    parts = attempt.parts.values()
+    return next((p.exit_code for p in parts if p.exit_code), 0 if all(p.own_exit for p in parts) else None)
 
 
 def release_hold(d: Decision, job_id: str) -> None:
     if job_id in d.state.holds:
         d.emit(ledger.HoldReleased(job_id=job_id))
-
-
-_OUTCOMES: dict[str, Any] = {
-    "": "failed",
-    "cancelled": "cancelled",
-    "time-limit": "time-limit",
-    "preempted": "preempted",
-    "part-failed": "failed",
-    "part-lost": "lost",
-    "node-left": "drained",
-    "part-refused": "refused",
-}

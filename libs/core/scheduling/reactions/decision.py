@@ -1,9 +1,8 @@
 """What a reaction works on: the state, and the events decided so far."""
 
-from typing import Any
-
 from libs.core.state import fold
 from libs.core.state.model import State
+from schemas.ledger import LedgerEvent
 
 
 class InputRefused(ValueError):
@@ -16,8 +15,8 @@ class Decision:
     def __init__(self, state: State, t_us: int) -> None:
         self.state = state
         self.t_us = t_us
-        self.events: list[Any] = []
+        self.events: list[LedgerEvent] = []
 
-    def emit(self, event: Any) -> None:
+    def emit(self, event: LedgerEvent) -> None:
         fold.apply(self.state, event, self.t_us)
         self.events.append(event)

@@ -2,7 +2,9 @@
 
 from libs.core.scheduling.reactions.attempts import release_hold, stop
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.state import lifecycle
 from schemas import inbox, ledger
+from schemas.attempts import Cause
 from schemas.jobs import JobState
 
 
@@ -36,8 +38,8 @@ def cancel_requested(d: Decision, m: inbox.CancelRequested) -> None:
         raise InputRefused(f"no job {m.job_id}")
     if job.team != m.team:
         raise InputRefused(f"no job {m.job_id} of team {m.team}")
-    if job.state is JobState.QUEUED:
+    if lifecycle.allows(ledger.JobFinished, *job.states):
         release_hold(d, job.id)
         d.emit(ledger.JobFinished(job_id=job.id, state=JobState.CANCELLED, reason=m.reason))
-    elif job.state is not JobState.STOPPING:
-        stop(d, job, "cancelled", m.reason)
+    elif lifecycle.allows(ledger.AttemptStopping, *job.states):
+        stop(d, job, Cause.CANCELLED, m.reason)
