@@ -12,7 +12,8 @@ when to save and how it is doing are decided here. In this order, because each s
     save    the state with all of that behind it
 
 A snapshot saves time and is never needed: one of another version, a broken one, a failed save cost a longer start and
-never the service. What is wrong with the *ledger* ends `run` loudly (LedgerStopped, and whatever `apply` raises).
+never the service. What is wrong with the *ledger* ends `run` loudly (LedgerStopped, and whatever `apply` raises). When
+`apply` raises, the snapshots go, too: should the state have been wrong and not the ledger, the next start mends it.
 """
 
 import asyncio
@@ -162,6 +163,11 @@ class Follower(Generic[P]):
                 if after is not None:
                     await after(steps)
                 await self._save_when_due()
+        except _CannotFold as unfit:
+            error = unfit.__cause__ or unfit
+            error.add_note(f"{self.name} cannot fold record {unfit.seq} of pool {self.pool}")
+            await self._distrust()
+            raise error from error.__cause__
         finally:
             await self._stop()
 
@@ -221,14 +227,13 @@ class Follower(Generic[P]):
                 try:
                     told = self.projection.apply(entry.record, entry.seq)
                 except Exception as error:
-                    error.add_note(f"{self.name} cannot fold record {entry.seq} of pool {self.pool}")
-                    raise
+                    raise _CannotFold(entry.seq) from error
                 self.counters.records += 1
                 self.counters.unknown_events += len(entry.unknown)
             else:
                 self.projection.skip(entry.seq)
                 self.counters.voids += 1
-                log.error("%s of pool %s: record %d is void: it %s", self.name, self.pool, entry.seq, entry.why)
+                log.warning("%s of pool %s: record %d is void: it %s", self.name, self.pool, entry.seq, entry.why)
             steps.append(Step(entry, told))
         return steps
 
@@ -267,11 +272,32 @@ class Follower(Generic[P]):
             exc_info=None if expected else error,
         )  # fmt: skip
 
+    async def _distrust(self) -> None:
+        """A record did not fit the state. Is it the record or the state? The next start folds the log, which says."""
+        await self._drop_saving()
+        if self._place is not None:
+            return
+        try:
+            await self._store.forget(self.name, self._kind.version)
+        except Exception as error:
+            log.warning("%s of pool %s: its snapshots are still there: %r", self.name, self.pool, error)
+
     async def _stop(self) -> None:
         """Gives the consumer back. A snapshot that is half stored is dropped: the other slot is whole."""
-        if self._saving is not None:
-            self._saving.cancel()
-            await asyncio.gather(self._saving, return_exceptions=True)
-            self._saving = None
+        await self._drop_saving()
         if self._reader is not None:
             await self._reader.close()
+
+    async def _drop_saving(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.cancel()
+            await asyncio.gather(saving, return_exceptions=True)
+
+
+class _CannotFold(Exception):
+    """`apply` raised at `seq`; the cause is what it raised."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(seq)
+        self.seq = seq

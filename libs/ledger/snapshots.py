@@ -111,6 +111,13 @@ class SnapshotStore:
             log.error("snapshot %s at %d is ignored: %s", slot.object, slot.position, why)
         return None
 
+    async def forget(self, name: str, version: int) -> None:
+        """Drop the snapshots of this version. Raises nats errors; some may then be gone and others not."""
+        store = await self._js.object_store(BUCKET)
+        for slot in await self._slots(store, name):
+            if slot.version == version:
+                await store.delete(slot.object)
+
     def _objects(self, name: str) -> list[str]:
         return [f"{self._pool}/{name}/{slot}" for slot in _SLOTS]
 
