@@ -16,7 +16,7 @@ class Stuck(RuntimeError):
     """Something that had to happen did not happen in time; the text says what, and which logs to read."""
 
 
-class Follower:
+class GrowingLedger:
     """Follows the pool's ledger from its beginning while the block lasts."""
 
     def __init__(self, baton: Baton, logs: Path) -> None:

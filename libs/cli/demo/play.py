@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from libs.cli.demo import checks, load
-from libs.cli.demo.follow import Follower, Stuck
+from libs.cli.demo.follow import GrowingLedger, Stuck
 from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, Ask
 from libs.cli.demo.screen import Screen
 from libs.cli.launch import REAL, ROOT, SIMULATED, LaunchOptions, LocalStack
@@ -55,7 +55,7 @@ class Demo:
     steps: list[Step] = field(default_factory=list)
     _clients: dict[str, Baton] = field(default_factory=dict)
     _submitted: int = 0
-    _follower: Follower | None = None
+    _follower: GrowingLedger | None = None
     _beside: list[asyncio.Task[list[str]]] = field(default_factory=list)
 
     async def play(self) -> DemoResult:
@@ -145,13 +145,13 @@ class Demo:
             yield launch
 
     @contextlib.asynccontextmanager
-    async def _connected(self, launch: LocalStack) -> AsyncIterator[Follower]:
+    async def _connected(self, launch: LocalStack) -> AsyncIterator[GrowingLedger]:
         async with contextlib.AsyncExitStack() as stack:
             for team in TEAMS:
                 self._clients[team] = await stack.enter_async_context(await connect(launch.team_url(team), team))
             operator = await stack.enter_async_context(await connect(launch.operator_url, OPERATOR))
             self._clients[OPERATOR] = operator
-            yield await stack.enter_async_context(Follower(operator, self.state_dir / "logs"))
+            yield await stack.enter_async_context(GrowingLedger(operator, self.state_dir / "logs"))
 
     @property
     def _facts(self) -> Facts:
