@@ -234,7 +234,6 @@ LedgerEvent = Annotated[
     | InputRejected,
     Field(discriminator="kind"),
 ]
-
 """One decided event: a variant per kind."""
 
 EVENT_KINDS: Final[dict[str, type[Fact]]] = {

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from libs.adapters.devices import NoDevices
 from schemas.inbox import Observation, Released
 from schemas.nodes import DesiredPart
 from services.agent import tree
+from services.agent.failures import why_not_prepared
 from services.agent.guarding import Guard
 from services.agent.logs import LogStore
 from services.agent.node import NodeRunner, RunningPart
@@ -46,7 +48,7 @@ class Launcher:
         try:
             launch = self._launch(node, part)
         except (BadEnvironment, NoDevices, OSError) as e:
-            report(_could_not_start(part, str(e)))
+            report(_could_not_start(part, e))
             return _Nothing()
         made = ProcessPart(part, launch, report)
         made.start()
@@ -112,6 +114,13 @@ class Launcher:
         def set_live(rank: int, live: bool) -> None:
             self.logs.set_live(part.job_id, part.attempt, rank, live)
 
+        def silent_devices() -> list[str]:
+            """A device that is lost is missing from the readings; when the driver itself fails, all of them are."""
+            answering: set[str] = set()
+            with suppress(NoDevices, OSError):
+                answering = {sample.device for sample in node.layer.sample({})}
+            return [rank.device for rank in part.ranks if rank.device not in answering]
+
         return AttemptLaunch(
             cgroup=tree.PartCgroup(marker, None if group is None else group / f"{part.job_id}.{part.attempt}"),
             workdir=workdir,
@@ -121,6 +130,7 @@ class Launcher:
             started_process=self.state.remember,
             ended_processes=self.state.forget,
             set_live=set_live,
+            silent_devices=silent_devices,
         )
 
 
@@ -133,10 +143,15 @@ class _Nothing:
     async def kill(self) -> None: ...
 
 
-def _could_not_start(part: DesiredPart, reason: str) -> Released:
-    """An own exit: the job's description is at fault, and another node would fail in the same way."""
+def _could_not_start(part: DesiredPart, error: Exception) -> Released:
+    """An own exit: nothing was asked of it. The category says whose fault it is."""
     return Released(
-        job_id=part.job_id, attempt=part.attempt, exit_code=COULD_NOT_START, reason=reason[:1024], own_exit=True
+        job_id=part.job_id,
+        attempt=part.attempt,
+        exit_code=COULD_NOT_START,
+        reason=str(error)[:1024],
+        own_exit=True,
+        category=why_not_prepared(error),
     )
 
 

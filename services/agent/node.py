@@ -130,11 +130,11 @@ class NodeRunner:
                     self.parts[key].save()
                 case Stop(key):
                     self.parts[key].stop()
-                case Refuse(part, reason):
+                case Refuse(part, reason, category):
                     log.warning("%s refused attempt %d of %s: %s", self.name, part.attempt, part.job_id, reason)
                     self._ended(
                         (part.job_id, part.attempt),
-                        Refused(job_id=part.job_id, attempt=part.attempt, reason=reason[:1024]),
+                        Refused(job_id=part.job_id, attempt=part.attempt, reason=reason[:1024], category=category),
                     )
                 case Forget(key):
                     self._ends.pop(key, None)

@@ -10,8 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from schemas.attempts import KnownByAgent
 from schemas.inbox import CheckpointTaken, Observation, Released, Started
 from schemas.nodes import DesiredPart
+from services.agent import failures
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
 from services.agent.logs import LogSink
 from services.agent.reconcile import Phase
@@ -62,6 +64,8 @@ class AttemptLaunch:
     started_process: Callable[[int], None] = lambda pid: None
     ended_processes: Callable[[Sequence[int]], None] = lambda pids: None
     set_live: Callable[[int, bool], None] = lambda rank, live: None
+    silent_devices: Callable[[], Sequence[str]] = lambda: ()
+    """The part's devices that no longer answer. May block for some milliseconds."""
 
 
 @dataclass(eq=False, slots=True)
@@ -75,6 +79,8 @@ class ProcessPart:
     _ranks: list[RankProcess] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _failed: int = 0
+    _failed_rank: int = -1
+    _oom_kills: int = 0
     _reason: str = ""
     _acknowledged: bool = False
     _ordered: bool = False
@@ -126,7 +132,7 @@ class ProcessPart:
         with suppress(BadAcknowledgement):
             self._look(acknowledgements)  # written with the last breath
         await self._vanish()
-        self._release()
+        await self._release()
 
     def _spawn(self) -> None:
         self.launch.cgroup.open()
@@ -170,7 +176,7 @@ class ProcessPart:
         os.close(rank.exit_fd)
         rank.code = code if code >= 0 else 128 - code
         if rank.code and not self._failed:
-            self._failed = rank.code
+            self._failed, self._failed_rank = rank.code, rank.rank
             how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
             self._reason = f"rank {rank.rank} {how}"
         self._wake.set()
@@ -262,15 +268,21 @@ class ProcessPart:
             rank.sink.close()
             self.launch.set_live(rank.rank, False)
         self.launch.ended_processes([rank.process.pid for rank in self._ranks])
+        self._oom_kills = self.launch.cgroup.oom_kills()
         self.launch.cgroup.close()
 
-    def _release(self) -> None:
+    async def _release(self) -> None:
         """It ended by itself when nobody asked; or when it was asked to save, saved nothing and exited with 0 before it
         was told to end: then its work was done. After SIGTERM, 0 means no more than that it went politely."""
         finished = not self._failed and not self._acknowledged and not self._terminated
         own_exit = not self._ordered or finished
+        category = await asyncio.to_thread(self._why_failed) if self._failed and own_exit else None
         self.phase = Phase.ENDED
-        self._report_released(self._failed, self._reason, own_exit)
+        self._report_released(self._failed, self._reason, own_exit, category)
+
+    def _why_failed(self) -> KnownByAgent | None:
+        log = next(command.log for command in self.launch.commands if command.rank == self._failed_rank)
+        return failures.why_failed(self.launch.silent_devices(), self._oom_kills, log)
 
     async def _could_not_start(self, error: Exception) -> None:
         await self._vanish()
@@ -281,9 +293,10 @@ class ProcessPart:
             reason = f"could not start: working directory {what!r} does not exist on this node"
         own_exit = self.launch.may_run()
         self.phase = Phase.ENDED
-        self._report_released(NOT_FOUND if missing else COULD_NOT_START, reason, own_exit)
+        category = failures.why_not_started(error) if own_exit else None
+        self._report_released(NOT_FOUND if missing else COULD_NOT_START, reason, own_exit, category)
 
-    def _report_released(self, exit_code: int, reason: str, own_exit: bool) -> None:
+    def _report_released(self, exit_code: int, reason: str, own_exit: bool, category: KnownByAgent | None) -> None:
         self.report(
             Released(
                 job_id=self.part.job_id,
@@ -291,5 +304,6 @@ class ProcessPart:
                 exit_code=exit_code,
                 reason=reason[:1024],
                 own_exit=own_exit,
+                category=category,
             )
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from schemas import nodes
+from schemas.attempts import Category, KnownByAgent
 from schemas.nodes import DesiredPart, DesiredState
 from schemas.resources import WHOLE_MILLI
 
@@ -71,8 +72,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
+    """`category` is set when the reason will not pass by itself."""
+
     part: DesiredPart
     reason: str
+    category: KnownByAgent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,8 @@ def plan(desired: DesiredState, view: Running, lease_valid: bool = True) -> list
     for key, part in wanted.items():
         if key in view.parts:
             continue
-        if reason := _refusal(part, view, occupied):
-            actions.append(Refuse(part, reason))
+        if refused := _refusal(part, view, occupied):
+            actions.append(refused)
         elif lease_valid:
             actions.append(Start(part))
             for rank in part.ranks:
@@ -150,21 +154,23 @@ def _occupied(parts: Iterable[Held]) -> dict[str, int]:
     return occupied
 
 
-def _refusal(part: DesiredPart, view: Running, occupied: Mapping[str, int]) -> str:
-    """Why this unknown part must not start, or ""."""
+def _refusal(part: DesiredPart, view: Running, occupied: Mapping[str, int]) -> Refuse | None:
+    """Why this unknown part must not start, or None."""
     if part.action is not nodes.Action.RUN:
-        return f"asked to {part.action.value} what never started on this node"
+        return Refuse(part, f"asked to {part.action.value} what never started on this node")
     if part.spec.simulation is not None and not view.simulated:
-        return "simulation is set, but the devices of this node are real: give a command, or use a simulated fleet"
+        reason = "simulation is set, but the devices of this node are real: give a command, or use a simulated fleet"
+        return Refuse(part, reason, Category.USER_ERROR)
     for rank in part.ranks:
         if rank.device not in view.devices:
-            return f"device {rank.device} is not on this node"
+            return Refuse(part, f"device {rank.device} is not on this node", Category.HARDWARE)
         newest = view.epochs.get(rank.device, 0)
         if rank.epoch <= newest:
-            return f"epoch {rank.epoch} of device {rank.device} is stale: {newest} was seen"
+            return Refuse(part, f"epoch {rank.epoch} of device {rank.device} is stale: {newest} was seen")
         if occupied.get(rank.device, 0) + rank.milli > WHOLE_MILLI:
-            return f"device {rank.device} is still occupied here: {occupied[rank.device]} of {WHOLE_MILLI} milli"
-    return ""
+            held = occupied[rank.device]
+            return Refuse(part, f"device {rank.device} is still occupied here: {held} of {WHOLE_MILLI} milli")
+    return None
 
 
 def _enter(view: Running, part: DesiredPart, phase: Phase) -> None:

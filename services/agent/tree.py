@@ -84,6 +84,17 @@ class PartCgroup:
         """Kills all members at once; returns those that were there. Call again until it returns nothing."""
         return kill_group(self.group) if self.group is not None else kill_all(self.members())
 
+    def oom_kills(self) -> int:
+        """How many of its processes the kernel has killed for memory; 0 where the memory controller is off or there is no
+        cgroup. To be asked before `close`. (Linux, admin-guide/cgroup-v2, `memory.events`: `oom_kill`.)"""
+        if self.group is None:
+            return 0
+        try:
+            lines = (self.group / "memory.events").read_text().splitlines()
+        except OSError:
+            return 0
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
     def close(self) -> None:
         """Removes the cgroup; the last member must be gone."""
         if self.group is not None:

@@ -44,6 +44,7 @@ def test_a_document_tells_the_whole_life() -> None:
     assert document.finished_us == world.records[-1].t_us
     first, second = document.attempts
     assert (first.outcome, first.nodes, first.exit_code) == ("lost", ("a", "b"), 143)
+    assert first.category == "node-lost"
     assert first.checkpoint is not None
     assert second.resume == first.checkpoint
     assert (second.outcome, second.exit_code, second.milli) == ("succeeded", 0, (1000,) * 4)

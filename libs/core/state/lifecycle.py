@@ -103,7 +103,7 @@ is forgotten by its job: from then on there is no open attempt."""
 def of_job(event: led.LedgerEvent) -> led.EventOfJob | None:
     """The event, if it is about a job; None if it moves neither a job nor an attempt. Raises KeyError for a kind that
     the table lacks."""
-    return None if TABLE[type(event)] is _NOTHING else event  # type: ignore[return-value]
+    return None if TABLE[type(event)].job is None else event  # type: ignore[return-value]
 
 
 def after(event: led.EventOfJob, job: J | None, attempt: A | None) -> tuple[J | None, A | None]:

@@ -1,0 +1,82 @@
+"""What an agent knows of why a part failed, beyond its exit code: the `category` of its report.
+
+Placement's retries go by it (`libs.core.scheduling.retry`): what the node lacked must not cost the job's own budget. Where
+nothing is known, nothing is said, and the exit code counts.
+"""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from schemas.attempts import Category, KnownByAgent
+from services.agent.variables import BadEnvironment
+
+TAIL_BYTES = 16_384
+"""How much of the end of a failed process's output is looked at: an error is the last thing that a program says."""
+
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
+_NODE_LACKS = frozenset(
+    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EROFS, errno.EIO, errno.ESTALE}
+)
+"""Processes, memory, descriptors or disk that the node should have had."""
+
+_SAYS: tuple[tuple[KnownByAgent, tuple[bytes, ...]], ...] = (
+    (
+        Category.HARDWARE,
+        (
+            b"uncorrectable ECC error",  # cudaErrorECCUncorrectable, and HIP's of the same name
+            b"uncorrectable NVLink error",  # cudaErrorNvlinkUncorrectable
+            b"GPU is lost",  # NVML_ERROR_GPU_IS_LOST
+            b"fallen off the bus",  # XID 79
+        ),
+    ),
+    (
+        Category.OUT_OF_MEMORY,
+        (
+            b"OutOfMemoryError",  # PyTorch's class
+            b"CUDA out of memory",  # and its message, also of older versions
+            b"HIP out of memory",
+            b"CUDA_ERROR_OUT_OF_MEMORY",
+            b"RESOURCE_EXHAUSTED: Out of memory",  # XLA: JAX, TensorFlow
+            b"\nMemoryError",  # Python
+            b"std::bad_alloc",  # C++
+        ),
+    ),
+)
+"""What drivers and frameworks print when they end a process. The first category that matches counts: a broken device
+often shows as lack of memory afterwards."""
+
+
+def why_not_prepared(error: Exception) -> KnownByAgent:
+    """Of a part that could not be prepared: its environment is the job's, its folders and devices are the node's."""
+    return Category.USER_ERROR if isinstance(error, BadEnvironment) else Category.HARDWARE
+
+
+def why_not_started(error: Exception) -> KnownByAgent:
+    """Of a command that could not be executed."""
+    if not isinstance(error, OSError):
+        return Category.USER_ERROR
+    if error.errno in _MISSING:
+        return Category.INPUT_MISSING
+    return Category.HARDWARE if error.errno in _NODE_LACKS else Category.USER_ERROR
+
+
+def why_failed(silent_devices: Sequence[str], oom_kills: int, log: Path) -> KnownByAgent | None:
+    """Of a part whose processes ended by themselves: `silent_devices` of it no longer answer, the kernel ended
+    `oom_kills` of its processes for memory, `log` is the output of the first process that failed. Reads the file."""
+    if silent_devices:
+        return Category.HARDWARE
+    if oom_kills:
+        return Category.OUT_OF_MEMORY
+    said = _tail(log)
+    return next((category for category, words in _SAYS if any(word in said for word in words)), None)
+
+
+def _tail(log: Path) -> bytes:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read(TAIL_BYTES)
+    except OSError:
+        return b""
