@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from schemas import ledger as led
+from schemas.attempts import Outcome
 from schemas.jobs import Checkpoint, JobSpec
 from schemas.resources import WHOLE_MILLI, Claim, DeviceKind, Inventory
 
@@ -52,7 +53,8 @@ class AttemptFacts:
     running_us: int = 0
     freed_us: dict[str, int] = field(default_factory=dict)
     closed_us: int = 0
-    outcome: str = ""
+    outcome: Outcome | None = None
+    """None while it is open."""
     preempting_us: int = 0
     beneficiary: str = ""
     checkpoints: list[tuple[int, Checkpoint]] = field(default_factory=list)

@@ -8,6 +8,7 @@ from math import ceil
 from libs.core.projections.verify import Verification
 from libs.report.document import BillFigures, LedgerFigures, Quartiles, Report, Step, TeamFigures
 from libs.report.facts import AttemptFacts, Facts, JobFacts
+from schemas.attempts import Outcome
 from schemas.billing import BillReply, BillRow
 from schemas.resources import WHOLE_MILLI
 
@@ -118,7 +119,7 @@ def report(
     span = window(facts)
     attempts = facts.attempts()
     jobs = list(facts.jobs.values())
-    preempted = sum(a.outcome == "preempted" for a in attempts)
+    preempted = sum(a.outcome is Outcome.PREEMPTED for a in attempts)
     available = available_milli_us(facts, span)
     accelerators = sum(seat.accelerator for seat in facts.seats.values())
     rows = {row.key: row for row in bill.rows}
@@ -157,7 +158,7 @@ def _team(facts: Facts, team: str, row: BillRow | None, available: int) -> TeamF
         jobs=len(jobs),
         by_state=_states(jobs),
         attempts=len(attempts),
-        preempted=sum(a.outcome == "preempted" for a in attempts),
+        preempted=sum(a.outcome is Outcome.PREEMPTED for a in attempts),
         device_seconds=row.device_seconds if row else 0.0,
         milli_us=row.milli_us if row else 0,
         cost_micros=row.cost_micros if row else 0,

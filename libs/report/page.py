@@ -257,7 +257,7 @@ def _tip(
         "from": picture.x(attempt.granted_us),
         "to": picture.x(end_of(attempt, facts.last_us)),
         "wait": max(0, attempt.granted_us - begins) // 1000,
-        "outcome": attempt.outcome,
+        "outcome": attempt.outcome or "",
         "nodes": ", ".join(attempt.nodes[:6]) + (" …" if len(attempt.nodes) > 6 else ""),
         "note": "; ".join(notes),
     }

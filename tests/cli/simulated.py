@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from libs.core.billing.metering import Meter, Prices, bill
-from libs.core.projections.verify import Report as Audit
+from libs.core.projections.verify import Verification
 from libs.core.scheduling.preemption.victims import plans
 from libs.report.facts import Facts
 from schemas import inbox
@@ -69,7 +69,7 @@ class Run:
             getattr(self, f"_{what}")(about)
 
     @property
-    def audit(self) -> Audit:
+    def audit(self) -> Verification:
         return self.world.checker.finish()
 
     @property

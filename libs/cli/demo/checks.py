@@ -8,6 +8,7 @@ from libs.core.projections.verify import Verification
 from libs.report.document import Step
 from libs.report.facts import AttemptFacts, Facts, JobFacts
 from libs.report.figures import end_of, window
+from schemas.attempts import Outcome
 from schemas.billing import BillReply
 from schemas.resources import WHOLE_MILLI
 
@@ -63,7 +64,7 @@ def yielded(facts: Facts, gang: JobFacts, serving: JobFacts) -> Step:
         name="The gang checkpoints and yields, nobody else does",
         expected="only the gang is asked; it saves within its grace, and all its devices are freed",
         observed=observed,
-        ok=victims == [gang.spec.name] and bool(saved) and first.outcome == "preempted",
+        ok=victims == [gang.spec.name] and bool(saved) and first.outcome is Outcome.PREEMPTED,
         at_s=_at(facts, first.closed_us) if first.closed_us else None,
     )
 
