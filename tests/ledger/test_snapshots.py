@@ -4,9 +4,10 @@ import json
 import zlib
 
 import pytest
+from nats.js.api import ObjectMeta
 
 from libs.ledger.chain import GENESIS, Head
-from libs.ledger.snapshots import BadSnapshot, Restored, SnapshotStore, pack, unpack
+from libs.ledger.snapshots import BUCKET, BadSnapshot, Restored, SnapshotStore, pack, unpack
 from tests.ledger.toy import Toy, admitted, cancelled
 from tests.ledger.world import POOL, World
 
@@ -101,3 +102,31 @@ async def test_a_snapshot_that_is_not_understood_costs_time_only(world: World) -
     await again.ready.wait()
     assert vars(again.machine) == vars(await world.folded())
     assert isinstance(again.machine, Toy)
+
+
+async def test_what_0_1_0_left_is_ignored_and_in_time_replaced(world: World) -> None:
+    """It kept no version beside its snapshots, and packed them in another way."""
+    head = await world.chain(2)
+    store = SnapshotStore(world.js, POOL)
+    bucket = await world.js.object_store(BUCKET)
+    about = json.dumps({"seq": head.seq, "hash": head.hash, "position": 2})
+    for slot in "ab":
+        name = f"{POOL}/x/{slot}"
+        await bucket.put(name, zlib.compress(b'{"version": 3}'), ObjectMeta(name=name, description=about))
+    assert await store.load("x", 3, list) is None
+    await store.save("x", 3, head, 2, [b"new"])
+    assert await store.load("x", 3, list) == Restored(head, 2, [b"new"])
+
+
+async def test_forgetting_leaves_other_versions_and_names_alone(world: World) -> None:
+    head = await world.chain(2)
+    store = SnapshotStore(world.js, POOL)
+    for name, version in (("x", 1), ("x", 2), ("y", 1)):
+        await store.save(name, version, head, 2, [f"{name}{version}".encode()])
+    await store.forget("x", 1)
+    assert await store.load("x", 1, list) is None
+    assert await store.load("x", 2, list) == Restored(head, 2, [b"x2"])
+    assert await store.load("y", 1, list) == Restored(head, 2, [b"y1"])
+    await store.save("x", 1, head, 2, [b"again"])
+    assert await store.load("x", 1, list) == Restored(head, 2, [b"again"])
+    assert await store.load("x", 2, list) == Restored(head, 2, [b"x2"])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from faststream.asgi import AsgiFastStream
 
+from libs.ledger.chain import GENESIS
 from libs.ledger.snapshots import SnapshotStore
 from schemas import inbox
 from schemas.ids import job_id
@@ -165,6 +166,23 @@ async def test_a_restart_goes_on_from_the_snapshot(
     assert plan.beneficiary == urgent.job_id
     assert len(plan.victims) == 2, "the state before the restart was forgotten"
     assert min(applied) > saved.position, "the whole ledger was folded in spite of the snapshot"
+
+
+@pytest.mark.parametrize("version", [planner_module.PreemptionPlanner.version, 2**31])
+async def test_a_snapshot_of_another_version_or_a_broken_one_costs_time_only(
+    world: Pool, placement: Any, preemption: Any, version: int
+) -> None:
+    """Both used to end the service at each start."""
+    urgent = job("urgent", 4, team="blue", priority=5, preempts=True)
+    async with running(placement()):
+        await full_pool(world)
+        store = SnapshotStore(world.js, world.name)
+        await store.save("preemption", version, GENESIS, 0, [b"not what this version reads"])
+        async with running(preemption()):
+            await world.put(urgent)
+            (plan,) = await until(world.plans)
+    assert plan.beneficiary == urgent.job_id
+    assert len(plan.victims) == 2
 
 
 async def snapshot_of(world: Pool) -> Any:

@@ -13,12 +13,15 @@ from nats.errors import Error as NatsError
 from libs.adapters.redis import Projection
 from libs.bus.queries import QueryError, ask
 from libs.core.projections.hot_state import HotState
+from libs.ledger.chain import GENESIS
+from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
 from schemas.catalog import BY_TYPE
-from schemas.inbox import NodeLost, NodeRegistered
+from schemas.inbox import NodeLost, NodeRegistered, QuotaChanged
 from schemas.nodes import DeviceSample, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import DeviceListQuery, NodeListQuery
-from services.telemetry.app import make_app
+from services.telemetry.app import FOLLOWER, make_app
+from services.telemetry.figures import PoolFigures
 from services.telemetry.settings import TelemetrySettings
 from tests.admission.running import get, running
 from tests.core.builders import World, job, node
@@ -152,6 +155,25 @@ async def _shows(app: Any, text: str) -> bool:
 
 async def _ready(app: Any) -> bool:
     return (await get(app, "/readyz"))[0] == 200
+
+
+async def test_a_restart_goes_on_from_its_own_snapshot_and_still_watches_every_node(bench: Bench) -> None:
+    """Another service's snapshot is none of telemetry's business: the projector's may be of another version."""
+    for limit in range(1, 120):
+        bench.world.send(QuotaChanged(team="blue", limit_milli=limit))
+    await bench.write()
+    store = SnapshotStore(bench.js, bench.pool)
+    await store.save("projection", HotState.version, GENESIS, 0, [b"nonsense"])
+    async with running(bench.app(max_lease_s=30, snapshot_records=100)):
+        saved = await until(lambda: store.load(FOLLOWER, PoolFigures.version, PoolFigures.load))
+    assert saved.position >= 100
+    async with running(bench.app()) as app, bench.renewing(("a", 1)):
+        await until(lambda: _ready(app))
+        assert await _shows(app, 'baton_follower_folded_anew_total{follower="telemetry"} 0.0')
+        assert await _shows(app, "scheduling_latency_ms_count 0.0"), "the past was told as news"
+        assert await _shows(app, "nodes_up 2.0")
+        await until(bench.lost)
+        assert await bench.lost() == [("b", 1)]
 
 
 async def test_nodes_and_devices_are_answered_from_redis(bench: Bench, redis_url: str) -> None:
