@@ -8,6 +8,7 @@ import pytest
 from nats.aio.client import Client
 
 from libs.bus.queries import QueryError, ask
+from libs.core.accelerators.kinds import accelerators_milli
 from libs.core.projections.verify import Checker
 from schemas import subjects
 from schemas.billing import BillQuery, BillReply
@@ -97,7 +98,7 @@ async def test_bills_are_the_integral_of_the_ledger_through_kills(
         assert [t.team for t in quotas.teams] == [team]
         everybody = await ask(nats, QUOTAS, "operator", PoolStatusQuery())
         assert {t.team: t.used_milli for t in everybody.teams if t.used_milli} == {
-            t: used for t, used in world.machine.state.used_milli.items() if used
+            t: accelerators_milli(used) for t, used in world.machine.state.used.items()
         }
         assert await service.end(signal.SIGTERM) == 0
 
