@@ -7,7 +7,7 @@ from typing import Any
 from libs.bus.cursors import Cursors
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.settle import Received
+from libs.bus.settle import Received, Transient
 from libs.core.accelerators.kinds import problem_with
 from libs.core.billing.metering import Meter
 from libs.core.state.limits import Limits
@@ -23,7 +23,8 @@ _TYPE = "io.baton.quota.changed.v1"
 
 
 def set_quota(pool: str, kinds: Callable[[], Collection[str] | None], received: Received) -> list[Outgoing]:
-    """What follows from an operator's command. Raises Malformed for any other sender, and for a limit on what there is not.
+    """What follows from an operator's command. Raises Malformed for any other sender and for a limit on what there is not,
+    Transient while the latter is not known.
 
     `kinds`: the kinds of device that the pool has, besides those of the catalogue; None while that is not known.
     """
@@ -31,9 +32,12 @@ def set_quota(pool: str, kinds: Callable[[], Collection[str] | None], received: 
     sender = subjects.key_of(received.subject)
     if sender != subjects.OPERATOR:
         raise Malformed(f"team {sender!r} may not set quotas: only {subjects.OPERATOR!r} may")
-    offered = kinds()
     for key, limit_milli in command.by_type.items():
-        if offered is not None and (problem := problem_with(key, offered)):
+        if not problem_with(key):
+            continue
+        if (offered := kinds()) is None:
+            raise Transient(f"whether the pool has {key} is not known before its ledger is read")
+        if problem := problem_with(key, offered):
             raise Malformed(f"by_type.{key} = {limit_milli}: {problem}")
     limits = Limits.of(command.limit_milli, command.by_type)
     return [_changed(pool, command.team, limits, received.cause, correlation=envelope.correlationid)]

@@ -215,8 +215,8 @@ def test_admission_refuses_what_could_never_be_within_the_limits_and_nothing_els
     world = World(*NODES)
     world.send(inbox.QuotaChanged(team="research", limit_milli=stated[0], by_type=stated[1]))
     shape = FleetShape()
-    for record in world.records:
-        shape.apply(record)
+    for seq, record in enumerate(world.records, 1):
+        shape.apply(record, seq)
     spec = JobSpec(command=("true",), resources=resources)
     verdict = evaluate(SubmitJob(client_key="k", job=spec), "research", AdmissionContext(shape, limits.room))
     refused = Why.QUOTA in {refusal.why for refusal in getattr(verdict, "refusals", ())}

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
-from schemas.attempts import Category, Cause
 from libs.core.state.limits import Cap, Limits
+from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, Claim, Resources, Role, Span

@@ -102,7 +102,8 @@ def cut(shape: Shape, devices: int) -> Shape | None:
 def usable(view: View, shape: Shape) -> Bools:
     """Devices (mask of shape (D,)) that some rank of `shape` could run on if all were free, of models that it may get."""
     if not shape.roles:
-        return fitting(view, shape) & under_caps(view.fleet, shape, shape.least)
+        mask = fitting(view, shape)
+        return mask & under_caps(view.fleet, shape, shape.least) if shape.caps else mask
     either = np.zeros(len(view.fleet.up), dtype=np.bool_)
     for role in shape.roles:
         either |= fitting(view, role_shape(shape, role)) & under_caps(view.fleet, shape, role.devices)
