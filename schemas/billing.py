@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, Strict
+from schemas.resources import LimitsByType
 
 Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="UTC day, YYYY-MM-DD")]
 
@@ -90,7 +91,14 @@ class TeamUsage(Fact):
 
     team: Name
     limit_milli: int | None
-    used_milli: int = Field(ge=0)
+    used_milli: int = Field(
+        ge=0,
+        description="whole accelerators in thousandths, rounded up: a MIG slice is its part of its board, a CPU none",
+    )
+    by_type: LimitsByType = Field(default_factory=dict, description="limits by device type and MIG profile")
+    used_by_type: LimitsByType = Field(
+        default_factory=dict, description="for each key of by_type and each kind that it holds, what counts, rounded up"
+    )
     queued_jobs: int = Field(default=0, ge=0)
     running_jobs: int = Field(default=0, ge=0)
 
@@ -103,7 +111,14 @@ class QuotaSnapshot(Fact):
 
 
 class SetQuota(Strict):
-    """An operator sets a team's hard quota (command on `baton.cmd.quota.v1.set.operator`); owned by quota_billing."""
+    """An operator sets a team's hard quota, all of its limits; owned by quota_billing.
+
+    A command on `baton.cmd.quota.v1.set.operator`."""
 
     team: Name
-    limit_milli: int | None = Field(ge=0, description="thousandths of a device; null: no limit")
+    limit_milli: int | None = Field(ge=0, description="thousandths of an accelerator; null: no such limit")
+    by_type: LimitsByType = Field(
+        default_factory=dict,
+        description="limits by device type and MIG profile besides, thousandths of what the key names",
+        examples=[{"H100": 8000, "H100:1g.10gb": 7000, "CPU": 2000}],
+    )

@@ -13,7 +13,7 @@ from pydantic import Field
 from schemas.attempts import KnownByAgent
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.jobs import AcceptedSpec, Checkpoint, Latency
-from schemas.resources import Inventory
+from schemas.resources import Inventory, LimitsByType
 
 
 class JobAdmitted(Fact):
@@ -129,10 +129,15 @@ class Tick(Fact):
 
 
 class QuotaChanged(Fact):
-    """A team's hard quota. Sent by quota_billing from its configuration or an operator's command."""
+    """A team's hard quota, all of its limits. Sent by quota_billing from its configuration or an operator's command."""
 
     team: Name
-    limit_milli: int | None = Field(ge=0, description="devices in thousandths that it may hold at once; null: no limit")
+    limit_milli: int | None = Field(
+        ge=0, description="accelerators in thousandths that it may hold at once; null: no such limit"
+    )
+    by_type: LimitsByType = Field(
+        default_factory=dict, description="limits by device type and MIG profile, thousandths of what the key names"
+    )
 
 
 class PreemptionPlanned(Fact):

@@ -16,7 +16,7 @@ from pydantic import Field
 from schemas.attempts import Category, Evidence, KnownByAgent, Outcome, StopCause
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.jobs import AcceptedSpec, Checkpoint, JobState, Latency
-from schemas.resources import Claim, Inventory, Recut, Span
+from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
 
 LEDGER_VERSION: Final = 1
 
@@ -39,11 +39,14 @@ class NodeLeft(Fact):
 
 
 class QuotaSet(Fact):
-    """From here on the team holds at most so much at once."""
+    """From here on the team holds at most so much at once: all of its limits, also those that are as before."""
 
     kind: Literal["quota.set"] = "quota.set"
     team: Name
     limit_milli: int | None
+    by_type: LimitsByType = Field(
+        default_factory=dict, description="limits by device type and MIG profile, thousandths of what the key names"
+    )
 
 
 class JobQueued(Fact):

@@ -310,6 +310,7 @@ class DeviceView(Fact):
     index: int
     kind: str
     model: str
+    mig_profile: str = Field(default="", description="of a MIG instance; empty: a whole device")
     memory_mib: int
     milli_used: int
     jobs: tuple[str, ...] = ()

@@ -22,6 +22,27 @@ MOST_MIB = 1_000_000_000
 """Beyond any machine (954 TiB): what is larger is a slip, and would not fit the arrays that placement counts in."""
 
 
+ANY_ACCELERATOR = "*"
+"""Stands for all accelerators together, where limits are told by device type."""
+
+LimitKey = Annotated[str, Field(min_length=1, max_length=97, pattern=r"^[^:*]{1,64}(:[^:]{1,32})?$")]
+"""What a limit is on: a device type (`H100`, `CPU`), or a device type and a MIG profile (`H100:1g.10gb`)."""
+
+LimitsByType = Annotated[dict[LimitKey, Annotated[int, Field(ge=0)]], Field(max_length=256)]
+"""Thousandths of what each key names: boards of a type (a MIG slice counts as its part of one), instances of a profile."""
+
+
+def kind_of(model: str, mig_profile: str = "") -> str:
+    """A kind of device by name, as limits, usage and the price book write it: `H100`, or `H100:1g.10gb` for MIG instances."""
+    return f"{model}:{mig_profile}" if mig_profile else model
+
+
+def parts_of(kind: str) -> tuple[str, str]:
+    """Model and MIG profile of a kind; the profile is empty for whole devices."""
+    model, _, profile = kind.partition(":")
+    return model, profile
+
+
 class DeviceKind(StrEnum):
     """The kind of hardware; CPU devices are granted only to jobs that name them."""
 

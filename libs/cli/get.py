@@ -12,6 +12,7 @@ from libs.cli.options import Limit, NoHeader, Output, Team, Url
 from libs.cli.output import Column, Format, hint, show
 from libs.cli.session import run, short, whole_id
 from libs.client import Baton
+from schemas.billing import TeamUsage
 from schemas.jobs import JobState
 from schemas.queries import JobDocument
 
@@ -131,10 +132,18 @@ _QUEUE = [
     Column("REASON", lambda j: j.reason),
 ]
 
+
+def _by_type(team: TeamUsage) -> list[str]:
+    """`H100 7/8`: used of limit, and what it holds of types without one."""
+    of = {key: f"/{units.devices(limit)}" for key, limit in team.by_type.items()}
+    return [f"{key} {units.devices(used)}{of.get(key, '')}" for key, used in team.used_by_type.items()]
+
+
 _QUOTAS = [
     Column("TEAM", lambda t: t.team),
     Column("LIMIT", lambda t: units.devices(t.limit_milli), right=True),
     Column("USED", lambda t: units.devices(t.used_milli), right=True),
+    Column("BY-TYPE", _by_type),
     Column("QUEUED", lambda t: t.queued_jobs, right=True),
     Column("RUNNING", lambda t: t.running_jobs, right=True),
 ]
@@ -180,7 +189,7 @@ def queues(
 @app.command("quotas")
 @app.command("quota", hidden=True)
 def quotas(team: Team = None, url: Url = None, output: Output = Format.TABLE, no_header: NoHeader = False) -> None:
-    """Each team's limit and present use, in devices."""
+    """Each team's limits and present use: accelerators, and by device type and MIG profile what it holds or is limited in."""
     _list(run(lambda b: b.quotas(), team, url).teams, _QUOTAS, output, no_header, "team")
 
 

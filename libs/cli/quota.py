@@ -8,6 +8,8 @@ from libs.cli.exits import UsageFault
 from libs.cli.options import Url
 from libs.cli.output import say
 from libs.cli.session import run
+from libs.core.accelerators.kinds import problem_with
+from schemas.resources import kind_of
 from schemas.subjects import OPERATOR
 
 app = typer.Typer(help="Set a team's quota (operators).", no_args_is_help=True, rich_markup_mode=None)
@@ -21,13 +23,40 @@ def _group() -> None:
 @app.command("set")
 def set_quota(
     team: Annotated[str, typer.Argument(help="Whose quota.")],
-    devices: Annotated[str, typer.Argument(help="Devices it may hold at once, e.g. 16 or 2.5; `none` for no limit.")],
+    devices: Annotated[
+        str, typer.Argument(help="Accelerators it may hold at once, e.g. 16 or 2.5; `none` for no limit on them.")
+    ],
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", metavar="TYPE=N", help="Besides, of one type (H100=8, CPU=2) or MIG profile (H100:1g.10gb=7)."
+        ),
+    ] = None,
     url: Url = None,
 ) -> None:
-    """From now on the team holds at most so many devices at once; what it holds already is left to it."""
-    limit = _milli(devices)
-    run(lambda baton: baton.set_quota(team, limit), OPERATOR, url)
-    say(f"{team}\t{devices}")
+    """From now on these are the team's limits, all of them; what it holds already is left to it."""
+    limit, by_type = _milli(devices), _by_type(types or [], url)
+    run(lambda baton: baton.set_quota(team, limit, by_type), OPERATOR, url)
+    say("\t".join([team, devices, *(types or ())]))
+
+
+def _by_type(given: list[str], url: str | None) -> dict[str, int]:
+    limits: dict[str, int] = {}
+    for text in given:
+        key, equals, devices = text.partition("=")
+        limit = _milli(devices) if equals else None
+        if limit is None:
+            raise UsageFault(f"--type {text}: not understood; write TYPE=N, e.g. H100=8 or H100:1g.10gb=7")
+        if key in limits:
+            raise UsageFault(f"--type {text}: {key} is limited twice; say it once")
+        limits[key] = limit
+    if any(problem_with(key) for key in limits):  # the catalogue does not know it: perhaps the pool has it
+        devices_there = run(lambda baton: baton.devices(""), OPERATOR, url).devices
+        offered = {kind_of(device.model, device.mig_profile) for device in devices_there}
+        for key, limit in limits.items():
+            if problem := problem_with(key, offered):
+                raise UsageFault(f"--type {key}={limit / 1000:g}: {problem}")
+    return limits
 
 
 def _milli(text: str) -> int | None:

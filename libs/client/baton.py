@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -171,10 +171,25 @@ class Baton:
         )
         await deliver(self.nats, [message], give_up_s=give_up_s)
 
-    async def set_quota(self, team: str, limit_milli: int | None, *, give_up_s: float = 30.0) -> None:
-        """Operators only: from now on `team` holds at most so many thousandths of a device at once (None: no limit)."""
+    async def set_quota(
+        self,
+        team: str,
+        limit_milli: int | None,
+        by_type: Mapping[str, int] | None = None,
+        *,
+        give_up_s: float = 30.0,
+    ) -> None:
+        """Operators only: from now on these are all limits of `team`.
+
+        Args:
+            team: whose.
+            limit_milli: accelerators of any type that it may hold at once, in thousandths; None: no such limit.
+            by_type: besides, by device type (`H100`) or type and MIG profile (`H100:1g.10gb`), thousandths of what the key
+                names.
+            give_up_s: how long to try.
+        """
         message = command(
-            _valid(SetQuota, team=team, limit_milli=limit_milli),
+            _valid(SetQuota, team=team, limit_milli=limit_milli, by_type=dict(by_type or {})),
             subject=f"baton.cmd.quota.v1.set.{subjects.OPERATOR}",
             type="io.baton.quota.set.v1",
             team=subjects.OPERATOR,

@@ -17,6 +17,7 @@ from libs.bus.streams import bind
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement.find import warm
+from libs.core.scheduling import limits
 from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
@@ -59,7 +60,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     recent = Recent()
 
     def decide(received: Received) -> list[Outgoing]:
-        context = AdmissionContext(followers[0].projection, classes)
+        context = AdmissionContext(followers[0].projection, limits.room, classes)
         handled = handle(received, context, settings.pool, recent)
         metrics.requests.labels(handled.result.value).inc()
         for why in handled.whys:

@@ -42,6 +42,11 @@ class QuotaBilling:
         assert self.follower is not None, "the lifespan comes before the first question"
         return self.follower.projection
 
+    def kinds(self) -> set[str] | None:
+        """Kinds of device that the pool has; None until its ledger is read."""
+        known = self.follower is not None and self.follower.caught_up.is_set()
+        return self.meter.kinds() if known else None
+
 
 def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     """The service as an ASGI application. Raises BadFile when the price book or the teams' file cannot be used."""
@@ -71,7 +76,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
         durable="quota_billing",
         filter_subject="baton.cmd.quota.v1.*.*",
         origin="quota_billing",
-        decide=partial(set_quota, pool),
+        decide=partial(set_quota, pool, billing.kinds),
         outbox=lambda: billing.outbox,
     )
 

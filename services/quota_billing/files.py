@@ -5,25 +5,40 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from libs.core.accelerators.kinds import problem_with
 from libs.core.billing.metering import Prices
+from libs.core.state.limits import Limits
 from libs.service.files import BadFile, read, read_prices
 from schemas.base import Name, Strict
+from schemas.resources import WHOLE_MILLI, LimitKey
 
 __all__ = ["BadFile", "TeamEntry", "TeamsFile", "load_prices", "load_quotas", "quota_changes"]
 
 _SETTINGS = "BATON_QUOTA_BILLING_*"
 
 
-def _thousandths(devices: float | None) -> float | None:
-    if devices is not None and abs(devices * 1000 - round(devices * 1000)) > 1e-6:
+def _thousandths(devices: float) -> float:
+    if abs(devices * 1000 - round(devices * 1000)) > 1e-6:
         raise ValueError("quotas are counted in thousandths of a device: give at most three decimals")
     return devices
 
 
-class TeamEntry(Strict):
-    """What a team may hold at once."""
+Devices = Annotated[float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
 
-    devices: Annotated[float | None, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
+
+def _known(types: dict[str, float]) -> dict[str, float]:
+    for key in types:
+        if problem := problem_with(key):
+            raise ValueError(f"{key}: {problem}")
+    return types
+
+
+class TeamEntry(Strict):
+    """What a team may hold at once. `devices`: accelerators of any type, null: no limit on them; `types`: besides, by device
+    type (`H100`) or device type and MIG profile (`H100:1g.10gb`)."""
+
+    devices: Devices | None
+    types: Annotated[dict[LimitKey, Devices], AfterValidator(_known)] = Field(default_factory=dict)
 
 
 class TeamsFile(Strict):
@@ -37,20 +52,24 @@ def load_prices(path: Path) -> Prices:
     return read_prices(path, _SETTINGS)
 
 
-def load_quotas(path: Path) -> dict[str, int | None]:
-    """Team -> limit in thousandths of a device, None for no limit. Raises BadFile."""
-    teams = read(path, TeamsFile, _SETTINGS).teams
-    return {team: None if e.devices is None else round(e.devices * 1000) for team, e in teams.items()}
+def load_quotas(path: Path) -> dict[str, Limits | None]:
+    """Team -> its limits, None for none. Raises BadFile."""
+    return {team: _limits(entry) for team, entry in read(path, TeamsFile, _SETTINGS).teams.items()}
+
+
+def _limits(entry: TeamEntry) -> Limits | None:
+    total = None if entry.devices is None else round(entry.devices * WHOLE_MILLI)
+    return Limits.of(total, {key: round(devices * WHOLE_MILLI) for key, devices in entry.types.items()})
 
 
 def quota_changes(
-    wanted: dict[str, int | None], applied: dict[str, int | None], ledger: dict[str, int]
-) -> dict[str, int | None]:
+    wanted: dict[str, Limits | None], applied: dict[str, Limits | None], ledger: dict[str, Limits]
+) -> dict[str, Limits | None]:
     """What must be told to placement: entries that are new or were changed since they were applied last, unless the
-    ledger has that limit already. An entry that was applied before is left alone, so that what an operator set in the
+    ledger has those limits already. An entry that was applied before is left alone, so that what an operator set in the
     meantime stays."""
     return {
-        team: limit
-        for team, limit in wanted.items()
-        if (team not in applied or applied[team] != limit) and ledger.get(team) != limit
+        team: limits
+        for team, limits in wanted.items()
+        if (team not in applied or applied[team] != limits) and ledger.get(team) != limits
     }

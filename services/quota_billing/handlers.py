@@ -2,6 +2,7 @@
 
 from libs.bus.queries import InvalidQuestion
 from libs.core.billing.metering import Meter, Prices, TeamUse, bill
+from libs.core.state.limits import Limits
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
 from schemas.queries import PoolStatusQuery
@@ -27,14 +28,17 @@ def list_quotas(meter: Meter, query: PoolStatusQuery, team: str) -> QuotaSnapsho
     """The operator sees every team that has a quota or unfinished jobs; a team sees itself."""
     uses = meter.teams()
     if team != OPERATOR:
-        uses = {team: uses.get(team, TeamUse(meter.quotas.get(team), 0, 0, 0))}
+        uses = {team: uses.get(team, TeamUse(meter.quotas.get(team), {}, 0, 0))}
     return QuotaSnapshot(teams=tuple(_shown(name, use) for name, use in uses.items()), ledger_seq=meter.seq)
 
 
 def _shown(team: str, use: TeamUse) -> TeamUsage:
+    limits = use.limits or Limits()
     return TeamUsage(
         team=team,
-        limit_milli=use.limit_milli,
+        limit_milli=limits.total_milli,
+        by_type=dict(limits.by_type),
+        used_by_type=use.used_by_type(),
         used_milli=use.used_milli,
         queued_jobs=use.queued_jobs,
         running_jobs=use.running_jobs,

@@ -36,15 +36,25 @@ class BillingMetrics(Collector):
         for team, value in money.items():
             cost.add_metric([team, self._prices.currency], value)
         limit = GaugeMetricFamily("baton_quota_limit_devices", "hard quota of teams that have one", labels=["team"])
-        held = GaugeMetricFamily("baton_quota_used_devices", "devices held, by share", labels=["team"])
+        held = GaugeMetricFamily("baton_quota_used_devices", "accelerators held, by share and slice", labels=["team"])
+        limit_by_type = GaugeMetricFamily(
+            "baton_quota_type_limit_devices", "limit by device type or type:profile", labels=["team", "type"]
+        )
+        held_by_type = GaugeMetricFamily(
+            "baton_quota_type_used_devices", "held by device type or type:profile", labels=["team", "type"]
+        )
         jobs = GaugeMetricFamily("baton_team_jobs", "unfinished jobs", labels=["team", "state"])
         for team, use in meter.teams().items():
-            if use.limit_milli is not None:
-                limit.add_metric([team], use.limit_milli / 1000)
+            if use.limits is not None and use.limits.total_milli is not None:
+                limit.add_metric([team], use.limits.total_milli / 1000)
             held.add_metric([team], use.used_milli / 1000)
+            for key, milli in use.limits.by_type if use.limits is not None else ():
+                limit_by_type.add_metric([team, key], milli / 1000)
+            for key, milli in use.used_by_type().items():
+                held_by_type.add_metric([team, key], milli / 1000)
             jobs.add_metric([team, "queued"], use.queued_jobs)
             jobs.add_metric([team, "running"], use.running_jobs)
-        yield from (seconds, cost, limit, held, jobs)
+        yield from (seconds, cost, limit, held, limit_by_type, held_by_type, jobs)
         yield GaugeMetricFamily("baton_billing_rows", "rows kept: attempt x day x model", value=meter.rows)
 
 

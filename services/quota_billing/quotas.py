@@ -1,13 +1,16 @@
 """Tells placement what teams may hold: the file's entries after the start, an operator's commands as they come."""
 
 import logging
+from collections.abc import Callable, Collection
 from typing import Any
 
 from libs.bus.cursors import Cursors
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.settle import Received
+from libs.bus.settle import Received, Transient
+from libs.core.accelerators.kinds import problem_with
 from libs.core.billing.metering import Meter
+from libs.core.state.limits import Limits
 from libs.ledger.follower import Follower
 from schemas import subjects
 from schemas.billing import SetQuota
@@ -19,17 +22,29 @@ log = logging.getLogger("baton.billing")
 _TYPE = "io.baton.quota.changed.v1"
 
 
-def set_quota(pool: str, received: Received) -> list[Outgoing]:
-    """What follows from an operator's command. Raises Malformed for any other sender."""
+def set_quota(pool: str, kinds: Callable[[], Collection[str] | None], received: Received) -> list[Outgoing]:
+    """What follows from an operator's command. Raises Malformed for any other sender and for a limit on what there is not,
+    Transient while the latter is not known.
+
+    `kinds`: the kinds of device that the pool has, besides those of the catalogue; None while that is not known.
+    """
     envelope, command = decode_bare(SetQuota, received.subject, received.headers, received.payload)
     sender = subjects.key_of(received.subject)
     if sender != subjects.OPERATOR:
         raise Malformed(f"team {sender!r} may not set quotas: only {subjects.OPERATOR!r} may")
-    return [_changed(pool, command.team, command.limit_milli, received.cause, correlation=envelope.correlationid)]
+    for key, limit_milli in command.by_type.items():
+        if not problem_with(key):
+            continue
+        if (offered := kinds()) is None:
+            raise Transient(f"whether the pool has {key} is not known before its ledger is read")
+        if problem := problem_with(key, offered):
+            raise Malformed(f"by_type.{key} = {limit_milli}: {problem}")
+    limits = Limits.of(command.limit_milli, command.by_type)
+    return [_changed(pool, command.team, limits, received.cause, correlation=envelope.correlationid)]
 
 
 async def apply_file(
-    wanted: dict[str, int | None], follower: Follower[Meter], cursors: Cursors, outbox: Outbox, pool: str
+    wanted: dict[str, Limits | None], follower: Follower[Meter], cursors: Cursors, outbox: Outbox, pool: str
 ) -> list[str]:
     """Tells placement the file's new and changed entries, once the ledger is read. The teams that it was told of.
 
@@ -39,22 +54,25 @@ async def apply_file(
     await follower.caught_up.wait()
     name = f"quota_billing-teams-{pool}"
     remembered: dict[str, Any] = await cursors.load(name) or {}
-    applied: dict[str, int | None] = remembered.get("teams", {})
+    applied = {team: None if x is None else Limits.load(x) for team, x in remembered.get("limits", {}).items()}
     changes = quota_changes(wanted, applied, follower.projection.quotas)
     if changes or applied != wanted:
         number = int(remembered.get("number", 0)) + 1
         cause = f"teams:{pool}:{number}"
-        await outbox.publish_many([_changed(pool, t, limit, cause, f"{t}={limit}") for t, limit in changes.items()])
-        await cursors.save(name, {"number": number, "teams": wanted})
+        dumped = {team: None if limits is None else limits.dump() for team, limits in wanted.items()}
+        messages = [_changed(pool, team, limits, cause, f"{team}={dumped[team]}") for team, limits in changes.items()]
+        await outbox.publish_many(messages)
+        await cursors.save(name, {"number": number, "limits": dumped})
         log.info("quotas of %d teams follow the file", len(changes))
     return list(changes)
 
 
 def _changed(
-    pool: str, team: str, limit_milli: int | None, cause: str, key: str = "", correlation: str = ""
+    pool: str, team: str, limits: Limits | None, cause: str, key: str = "", correlation: str = ""
 ) -> Outgoing:  # fmt: skip
+    stated = limits or Limits()
     return outgoing(
-        QuotaChanged(team=team, limit_milli=limit_milli),
+        QuotaChanged(team=team, limit_milli=stated.total_milli, by_type=dict(stated.by_type)),
         subject=subjects.inbox("quota", "changed", pool),
         type=_TYPE,
         source=f"/baton/{pool}/quota_billing",

@@ -71,6 +71,7 @@ def _device(name: str, row: Row, team: str, sample: DeviceSample | None) -> Devi
         index=row["index"],
         kind=row["kind"],
         model=row["model"],
+        mig_profile=row["mig_profile"],
         memory_mib=row["memory_mib"],
         milli_used=row["milli_used"],
         jobs=tuple(sorted(job for job, owner in row["jobs"].items() if team in (owner, OPERATOR))),

@@ -9,6 +9,7 @@ from libs.bus.settle import Received
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Why
+from libs.core.scheduling import limits
 from schemas import ids, subjects
 from schemas.envelope import MSG_ID
 from schemas.inbox import CancelRequested, JobAdmitted
@@ -17,7 +18,7 @@ from schemas.resources import Level
 from services.admission.handlers import AdmissionResult, Handled, handle
 from tests.core.test_admission import TWO_LEAVES, record
 
-CONTEXT = AdmissionContext(FleetShape())
+CONTEXT = AdmissionContext(FleetShape(), limits.room)
 CONTEXT.fleet.apply(record(*TWO_LEAVES), 1)
 GOOD: dict[str, Any] = {"client_key": "run-1", "job": {"command": ["python", "train.py"]}}
 

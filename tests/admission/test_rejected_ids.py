@@ -2,6 +2,7 @@
 
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.scheduling import limits
 from schemas import ids
 from services.admission.handlers import AdmissionResult, Recent, handle
 from tests.admission.test_handlers import CONTEXT, GOOD, judged, received, rejection
@@ -21,5 +22,5 @@ def test_a_second_request_under_the_key_of_a_job_does_not_name_it() -> None:
 
 def test_a_refused_cancel_names_no_job() -> None:
     job = ids.job_id("research", "run-1")
-    context = AdmissionContext(FleetShape())
+    context = AdmissionContext(FleetShape(), limits.room)
     assert rejection(handle(received({"job_id": job, "extra": 1}, what="cancel"), context, "main")).job_id == ""

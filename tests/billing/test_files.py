@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from libs.core.state.limits import Limits
 from services.quota_billing.files import BadFile, load_prices, load_quotas, quota_changes
 from services.quota_billing.settings import QuotaBillingSettings
 
@@ -49,7 +50,36 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_quotas_are_devices_in_thousandths(tmp_path: Path) -> None:
     path = tmp_path / "teams.yaml"
     path.write_text("teams:\n  a: {devices: 8}\n  b: {devices: 0.125}\n  c: {devices: null}\n")
-    assert load_quotas(path) == {"a": 8000, "b": 125, "c": None}
+    assert load_quotas(path) == {"a": Limits(8000), "b": Limits(125), "c": None}
+
+
+def test_quotas_may_be_told_by_type_and_mig_profile_besides(tmp_path: Path) -> None:
+    path = tmp_path / "teams.yaml"
+    path.write_text(
+        "teams:\n  a: {devices: 16, types: {H100: 8, 'H100:1g.10gb': 7, CPU: 0.5}}\n  b: {devices: null, types: {A100: 0}}\n"
+    )
+    assert load_quotas(path) == {
+        "a": Limits(16_000, (("CPU", 500), ("H100", 8000), ("H100:1g.10gb", 7000))),
+        "b": Limits(None, (("A100", 0),)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("types", "says"),
+    [
+        ("{H10O: 8}", r"teams\.a\.types: .*H10O: no such device type: did you mean H100\?"),
+        ("{'H100:1g.10g': 7}", r"H100:1g\.10g: no such MIG profile: did you mean 1g\.10gb\?"),
+        ("{'V100:1g.10gb': 7}", r"V100 has none: leave the profile out"),
+        ("{H100: -1}", r"teams\.a\.types\.H100"),
+        ("{'*': 4}", r"teams\.a\.types\.\*"),
+    ],
+    ids=["type", "profile", "no MIG", "negative", "total"],
+)
+def test_an_impossible_limit_by_type_is_refused(tmp_path: Path, types: str, says: str) -> None:
+    path = tmp_path / "teams.yaml"
+    path.write_text(f"teams:\n  a: {{devices: 8, types: {types}}}\n")
+    with pytest.raises(BadFile, match=says):
+        load_quotas(path)
 
 
 @pytest.mark.parametrize("devices", ["0.0001", "-1", "many"])
@@ -61,8 +91,13 @@ def test_an_impossible_quota_is_refused(tmp_path: Path, devices: str) -> None:
 
 
 def test_only_what_is_new_or_changed_in_the_file_is_told() -> None:
-    file = {"new": 1000, "same": 2000, "changed": 3000, "lifted": None, "known": 4000, "unlimited": None}
-    applied = {"same": 2000, "changed": 1, "lifted": 5}
-    ledger = {"same": 9, "changed": 1, "lifted": 5, "known": 4000}  # an operator set "same" to 9 in the meantime
-    assert quota_changes(file, applied, ledger) == {"new": 1000, "changed": 3000, "lifted": None}
+    by_type = Limits(3000, (("H100", 1000),))
+    file = {
+        "new": Limits(1000), "same": Limits(2000), "changed": Limits(3000), "typed": by_type, "lifted": None,
+        "known": Limits(4000), "unlimited": None,
+    }  # fmt: skip
+    applied = {"same": Limits(2000), "changed": Limits(1), "typed": Limits(3000), "lifted": Limits(5)}
+    ledger = applied | {"same": Limits(9), "known": Limits(4000)}  # an operator set "same" to 9 in the meantime
+    told = {"new": Limits(1000), "changed": Limits(3000), "typed": by_type, "lifted": None}
+    assert quota_changes(file, applied, ledger) == told
     assert quota_changes(file, file, {}) == {}

@@ -8,6 +8,7 @@ import pytest
 from nats.aio.client import Client
 
 from libs.bus.queries import QueryError, ask
+from libs.core.accelerators.kinds import accelerators_milli
 from libs.core.projections.verify import Checker
 from schemas import subjects
 from schemas.billing import BillQuery, BillReply
@@ -97,7 +98,7 @@ async def test_bills_are_the_integral_of_the_ledger_through_kills(
         assert [t.team for t in quotas.teams] == [team]
         everybody = await ask(nats, QUOTAS, "operator", PoolStatusQuery())
         assert {t.team: t.used_milli for t in everybody.teams if t.used_milli} == {
-            t: used for t, used in world.machine.state.used_milli.items() if used
+            t: accelerators_milli(used) for t, used in world.machine.state.used.items()
         }
         assert await service.end(signal.SIGTERM) == 0
 
@@ -138,4 +139,31 @@ async def test_an_operators_command_reaches_the_inbox_and_a_teams_is_refused(
         letters = await dead.fetch(2, timeout=10)
         reasons = sorted((letter.headers or {})["Baton-Dead-Reason"] for letter in letters)
         assert "may not set quotas" in " ".join(reasons)
+        await dead.unsubscribe()
+
+
+async def test_limits_by_type_reach_the_inbox_and_what_there_is_not_is_laid_aside(
+    nats: Client, nats_url: str, pool: str, team: str, tmp_path: Path
+) -> None:
+    js = nats.jetstream()
+    by_type = {"H100": 8000, "H100:1g.10gb": 7000, "CPU": 2000}
+    file = f"teams:\n  {team}: {{devices: null, types: {{A100: 1.5}}}}\n"
+    async with Service("quota_billing", **environment(nats_url, pool, tmp_path, file)):
+        for types in ({"H10O": 8000}, by_type):
+            command = {"team": team, "limit_milli": 16_000, "by_type": types}
+            await js.publish("baton.cmd.quota.v1.set.operator", json.dumps(command).encode())
+
+        async def arrived() -> list[QuotaChanged] | None:
+            return found if len(found := await told(nats, pool)) == 2 else None
+
+        assert sorted(await until(arrived, "both in the inbox"), key=lambda m: len(m.by_type)) == [
+            QuotaChanged(team=team, limit_milli=None, by_type={"A100": 1500}),
+            QuotaChanged(team=team, limit_milli=16_000, by_type=by_type),
+        ]
+        dead = await js.pull_subscribe(subjects.dead("quota_billing"), stream=subjects.DEAD)
+        reasons: list[str] = []
+        while not any("H10O" in reason for reason in reasons):  # the stream is shared with other tests' letters
+            letters = await dead.fetch(1, timeout=10)
+            reasons += [(letter.headers or {})["Baton-Dead-Reason"] for letter in letters]
+        assert "by_type.H10O = 8000: no such device type: did you mean H100?" in reasons[-1]
         await dead.unsubscribe()

@@ -20,6 +20,7 @@ from libs.core.admission.evaluate import (
 )
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Why
+from libs.core.scheduling import limits
 from schemas import ledger as led
 from schemas.ids import content_hash, job_id
 from schemas.jobs import JobSpec, ModelShape, Simulation, SubmitJob, Workload
@@ -72,7 +73,7 @@ TWO_LEAVES = (node("a"), node("b"), node("c", leaf="leaf-1"), node("d", leaf="le
 
 
 def outcome(request: SubmitJob, *events: Any, team: str = "research") -> Any:
-    return evaluate(request, team, AdmissionContext(fleet(*(events or TWO_LEAVES))))
+    return evaluate(request, team, AdmissionContext(fleet(*(events or TWO_LEAVES)), limits.room))
 
 
 def refusals(request: SubmitJob, *events: Any) -> dict[Why, tuple[str, str, str]]:
@@ -127,7 +128,7 @@ def test_every_reason_is_given_at_once() -> None:
     assert fixes["job.resources.types.0"].startswith("did you mean H100? this pool has H100")
     assert fixes["job.resources.mig_profile"] == "did you mean 1g.10gb? this pool has 1g.10gb"
     assert "disk=hdd" in fixes["job.resources.labels.disk"]
-    assert "at most 4 devices" in fixes["job.resources.devices"]
+    assert "at most 4 accelerators" in fixes["job.resources.devices"]
 
 
 def test_the_same_body_again_is_the_first_job_and_another_body_is_refused() -> None:
@@ -147,7 +148,9 @@ def test_the_same_body_again_is_the_first_job_and_another_body_is_refused() -> N
 
 
 def test_an_empty_fleet_waits() -> None:
-    result = evaluate(submit(resources={"types": ("X9",), "devices": 512}), "research", AdmissionContext(FleetShape()))
+    result = evaluate(
+        submit(resources={"types": ("X9",), "devices": 512}), "research", AdmissionContext(FleetShape(), limits.room)
+    )
     assert isinstance(result, Admitted)
     assert result.note == "no node has registered yet: it waits for the first"
 
@@ -310,7 +313,7 @@ def test_long_and_impossible_commands_are_refused() -> None:
 def test_a_quota_smaller_than_the_request_is_refused_and_shares_count_in_part() -> None:
     quota = led.QuotaSet(team="research", limit_milli=500)
     assert refusals(submit(), *TWO_LEAVES, quota)[Why.QUOTA][1] == (
-        "team research may hold 0.5 devices at once, this job alone asks for 1"
+        "team research may hold 0.5 accelerators at once, this job alone asks for 1"
     )
     half = submit(resources={"share_milli": 500})
     assert isinstance(outcome(half, *TWO_LEAVES, quota), Admitted)
@@ -341,12 +344,12 @@ def test_the_shape_survives_a_snapshot() -> None:
     again = FleetShape.load(shape.dump())
     assert again.dump() == shape.dump()
     assert (again.blocks, again.quotas, again.jobs) == (shape.blocks, shape.quotas, 1)
-    assert evaluate(request, "research", AdmissionContext(again)) == Repeated(admitted.job_id)
+    assert evaluate(request, "research", AdmissionContext(again, limits.room)) == Repeated(admitted.job_id)
 
 
 def test_a_change_of_the_fleet_is_seen_at_once() -> None:
     shape = fleet(*TWO_LEAVES)
-    context, request = AdmissionContext(shape), submit(resources={"devices": 32})
+    context, request = AdmissionContext(shape, limits.room), submit(resources={"devices": 32})
     assert isinstance(evaluate(request, "research", context), NotAdmitted)
     shape.apply(record(node("e")), 2)
     assert isinstance(evaluate(request, "research", context), Admitted)
@@ -546,12 +549,12 @@ def test_what_the_placer_could_place_is_admitted(resources: dict[str, Any], even
 
 def test_a_verdict_is_remembered_until_devices_change_and_survives_a_snapshot() -> None:
     shape, request = fleet(*TWO), submit(resources={"roles": (FIVES,)})
-    assert isinstance(evaluate(request, "research", AdmissionContext(shape)), NotAdmitted)
+    assert isinstance(evaluate(request, "research", AdmissionContext(shape, limits.room)), NotAdmitted)
     again = FleetShape.load(shape.dump())
     for each in (shape, again):
-        assert isinstance(evaluate(request, "research", AdmissionContext(each)), NotAdmitted)
+        assert isinstance(evaluate(request, "research", AdmissionContext(each, limits.room)), NotAdmitted)
         each.apply(record(led.NodeLeft(node="a", incarnation=1, reason="silent"), node("c")), 7)
-        assert isinstance(evaluate(request, "research", AdmissionContext(each)), Admitted)
+        assert isinstance(evaluate(request, "research", AdmissionContext(each, limits.room)), Admitted)
 
 
 @pytest.mark.parametrize(
@@ -593,7 +596,7 @@ def test_fields_that_do_not_go_together_are_told_by_the_one_to_correct(
     ],
 )
 def test_without_any_node_a_known_model_is_held_to_what_it_can_do(resources: dict[str, Any], field: str) -> None:
-    result = evaluate(submit(resources=resources), "research", AdmissionContext(FleetShape()))
+    result = evaluate(submit(resources=resources), "research", AdmissionContext(FleetShape(), limits.room))
     if not field:
         assert isinstance(result, Admitted)
         return

@@ -13,6 +13,7 @@ from libs.core.billing.metering import (
     Meter,
     NoPrice,
     Prices,
+    TeamUse,
     Unbillable,
     Usage,
     bill,
@@ -20,6 +21,7 @@ from libs.core.billing.metering import (
     round_half_even,
     split_days,
 )
+from libs.core.state.limits import Limits
 from schemas import ledger as led
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.jobs import JobSpec, JobState
@@ -186,7 +188,13 @@ def test_teams_see_quota_use_and_counts() -> None:
     (use,) = [ledger.meter().teams()]
     assert list(use) == ["research"]
     held = use["research"]
-    assert (held.limit_milli, held.used_milli, held.queued_jobs, held.running_jobs) == (8000, 1000, 1, 1)
+    assert (held.limits, held.used_milli, held.queued_jobs, held.running_jobs) == (Limits(8000), 1000, 1, 1)
+
+
+def test_use_is_counted_by_kind_of_device_and_in_whole_accelerators() -> None:
+    use = TeamUse(Limits(4000, (("H100", 2000), ("H100:1g.10gb", 7000))), {"H100:1g.10gb": 3000, "CPU": 500}, 0, 1)
+    assert use.used_milli == 429, "three sevenths of a board, rounded up; a CPU is no accelerator"
+    assert use.used_by_type() == {"CPU": 500, "H100": 429, "H100:1g.10gb": 3000}
 
 
 def test_the_more_exact_price_wins() -> None:

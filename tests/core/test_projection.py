@@ -4,7 +4,9 @@ from typing import Any
 
 from hypothesis import given, settings
 
+from libs.core.accelerators.kinds import accelerators_milli
 from libs.core.projections.hot_state import HotState, encode
+from libs.core.state.limits import Limits
 from schemas import inbox
 from schemas.jobs import JobState
 from tests.core.builders import World, job, node
@@ -30,8 +32,9 @@ def same_as_fold(hot: HotState, world: World) -> None:
         assert (row["status"] == "up", row["incarnation"]) == (known.up, known.incarnation)
     for team, row in hot.teams.items():
         jobs = [j for j in state.jobs.values() if j.team == team]
-        assert row["used_milli"] == state.used_milli.get(team, 0)
-        assert row["limit_milli"] == state.quotas.get(team)
+        assert row["used"] == state.used.get(team, {})
+        assert row["used_milli"] == accelerators_milli(state.used.get(team, {}))
+        assert Limits.of(row["limit_milli"], row["by_type"]) == state.quotas.get(team)
         assert row["queued"] == sum(j.state is JobState.QUEUED for j in jobs)
         assert row["active"] == len(jobs) - row["queued"]
     assert (hot.grants, hot.preemptions) == (state.grants, state.preemptions)

@@ -8,6 +8,7 @@ from libs.adapters.devices.fleet import read_fleet
 from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, evaluate
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement import View, find
+from libs.core.scheduling import limits
 from libs.core.state.model import Shape
 from libs.core.state.snapshot import dump, load
 from schemas import inbox
@@ -26,7 +27,7 @@ def context(world: World) -> AdmissionContext:
     shape = FleetShape()
     for record in world.records:
         shape.apply(record, 1)
-    return AdmissionContext(shape)
+    return AdmissionContext(shape, limits.room)
 
 
 def ask(world: World, name: str, **resources):

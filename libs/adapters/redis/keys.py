@@ -6,7 +6,8 @@
                                   memory_mib, labels, simulated, devices [id]
     baton:{main}:devices   hash   device id -> JSON: node, index, kind, model, memory_mib, mig_profile, milli_used,
                                   memory_used_mib, jobs {job id: team}
-    baton:{main}:teams     hash   team -> JSON: limit_milli (null: none), used_milli, queued, active (numbers of jobs)
+    baton:{main}:teams     hash   team -> JSON: limit_milli (null: none), by_type (limits by type or type:profile),
+                                                 used_milli (whole accelerators), used (by kind), queued, active (jobs)
     baton:{main}:jobs      hash   id of a job that has not ended -> JSON: team, name, state, priority_class, priority,
                                   devices, attempt, submitted_us, queued_us, granted_us, claims {device: [milli, MiB]}
 

@@ -7,20 +7,23 @@ and waits. Where a model is described, its estimated memory per device becomes t
 never placed on a device that it cannot run on.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from pydantic import Field
 
 from libs.core.accelerators import vendors
+from libs.core.accelerators.spelling import meant
 from libs.core.admission.environment import refused_names, variable_part
 from libs.core.admission.feasible import demand_of, objections, unserved, with_demand
 from libs.core.admission.fleet_shape import FleetShape, digest
-from libs.core.admission.refusal import Refusal, Why, meant, refuse
+from libs.core.admission.refusal import Refusal, Why, refuse
+from libs.core.state.limits import Limits, Usage
+from libs.core.state.model import Shape, shape_of
 from schemas.base import Name, Strict
 from schemas.ids import content_hash, job_id
 from schemas.jobs import JobSpec, Latency, SubmitJob
-from schemas.resources import WHOLE_MILLI
 
 MAX_COMMAND_BYTES = 65_536
 """Command, environment and working directory together: each grant of the job sends them to its nodes."""
@@ -54,11 +57,37 @@ DEFAULT_CLASSES: tuple[PriorityClass, ...] = (
 )  # fmt: skip
 
 
+class LimitReached(Protocol):
+    """A limit in words: how much of what it allows (`8 H100`), and how much of that the request needs."""
+
+    @property
+    def limit(self) -> str: ...
+
+    @property
+    def needs(self) -> str: ...
+
+
+class RoomLeft(Protocol):
+    """What limits leave of a request: None when not even its least, and the limits that are reached."""
+
+    @property
+    def request(self) -> Shape | None: ...
+
+    @property
+    def reached(self) -> Sequence[LimitReached]: ...
+
+
+RoomRule = Callable[[Limits | None, Usage, Shape, Collection[str]], RoomLeft]
+"""(limits of the team, what it holds, the request, models that one without types may go to) -> what is left of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
-    """What a request is judged against."""
+    """What a request is judged against. `room`: the rule of limits (`libs.core.scheduling.limits.room`), which stands with
+    those who schedule and is asked here for a team that holds nothing."""
 
     fleet: FleetShape
+    room: RoomRule
     classes: Mapping[str, PriorityClass] = field(default_factory=lambda: {c.name: c for c in DEFAULT_CLASSES})
 
 
@@ -204,19 +233,19 @@ def _hardware(job: JobSpec) -> Iterator[Refusal]:
 
 
 def _quota(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refusal]:
-    limit = context.fleet.quotas.get(team)
-    r = job.resources
-    fewest = sum((role.min_count or role.count) * role.devices for role in r.roles) or r.min_devices or r.devices
-    asked = fewest * r.share_milli
-    if limit is not None and asked > limit:
+    """What is above a limit of its team even when the team holds nothing: waiting would not help."""
+    limits, shape = context.fleet.quotas.get(team), shape_of(job)
+    if limits is None:
+        return
+    if offered := tuple(name for name in shape.types if name in context.fleet.models()):
+        shape = replace(shape, types=offered)
+    room = context.room(limits, {}, shape, context.fleet.accelerators())
+    if room.request is None:
+        limit = room.reached[0]
         yield refuse(
             Why.QUOTA,
             "job.resources.devices",
             job.resources.devices,
-            f"team {team} may hold {_devices(limit)} at once, this job alone asks for {asked / WHOLE_MILLI:g}",
-            f"ask for at most {_devices(limit)}, or have an operator raise the quota",
+            f"team {team} may hold {limit.limit} at once, this job alone asks for {limit.needs}",
+            f"ask for at most {limit.limit}, or have an operator raise the quota",
         )
-
-
-def _devices(milli: int) -> str:
-    return f"{milli / WHOLE_MILLI:g} device{'' if milli == WHOLE_MILLI else 's'}"

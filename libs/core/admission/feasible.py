@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from libs.core.accelerators import catalog, vram
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.accelerators.precisions import computes
+from libs.core.accelerators.spelling import meant
 from libs.core.admission.fleet_shape import LEVELS, Capacity, FleetShape, Need, level_of
-from libs.core.admission.refusal import Refusal, Why, meant, refuse
+from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.admission.unplaced import count_of, unplaced
 from libs.core.state.model import shape_of
 from schemas.jobs import JobSpec

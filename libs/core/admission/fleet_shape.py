@@ -21,6 +21,7 @@ from libs.core.placement.answer import Blocked
 from libs.core.placement.find import find
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet, usable_mib
+from libs.core.state.limits import Limits
 from libs.core.state.model import Shape
 from schemas import ledger as led
 from schemas.resources import NAMED_ONLY, Device, Inventory, Level
@@ -97,7 +98,7 @@ _UNJUDGED = _Unjudged()
 class FleetShape:
     """Feed it every valid record."""
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
@@ -111,7 +112,7 @@ class FleetShape:
         self.blocks: dict[str, tuple[DeviceBlock, ...]] = {}
         self.fleet = Fleet()
         """Every node as it last told, with nothing taken; nodes that left stay."""
-        self.quotas: dict[str, int] = {}
+        self.quotas: dict[str, Limits] = {}
         self._jobs: dict[bytes, bytes] = {}
         self._cache: dict[Need, Capacity] = {}
         self._verdicts: dict[Shape, Blocked | None] = {}
@@ -119,7 +120,7 @@ class FleetShape:
         self._models: dict[str, int] | None = None
 
     @classmethod
-    def of(cls, inventories: Iterable[Inventory], quotas: Mapping[str, int]) -> "FleetShape":
+    def of(cls, inventories: Iterable[Inventory], quotas: Mapping[str, Limits]) -> "FleetShape":
         """A shape made at once; it knows no job."""
         shape = cls()
         shape.quotas = dict(quotas)
@@ -144,10 +145,10 @@ class FleetShape:
         self.join(event.inventory)
 
     def _quota_set(self, event: led.QuotaSet) -> None:
-        if event.limit_milli is None:
+        if (limits := Limits.of(event.limit_milli, event.by_type)) is None:
             self.quotas.pop(event.team, None)
         else:
-            self.quotas[event.team] = event.limit_milli
+            self.quotas[event.team] = limits
 
     def body_of(self, job_id: str) -> bytes | None:
         """The digest of the body that took this job id; None while it is free."""
@@ -170,6 +171,10 @@ class FleetShape:
                 memory[block.model] = max(memory.get(block.model, 0), block.memory_mib)
             self._models = dict(sorted(memory.items()))
         return self._models
+
+    def accelerators(self) -> list[str]:
+        """Device models that a request may get without naming them."""
+        return sorted({block.model for block in self._all() if not block.cpu})
 
     def runtimes(self) -> list[str]:
         """Programming interfaces of the pool's devices."""
@@ -230,7 +235,8 @@ class FleetShape:
         """JSON for a snapshot: of each node the inventory, compressed."""
         jobs = b"".join(key + body for key, body in self._jobs.items())
         nodes = [b64encode(node.packed).decode() for node in self.fleet.nodes.values()]
-        body = {"nodes": nodes, "quotas": self.quotas, "jobs": b64encode(jobs).decode()}
+        quotas = {team: limits.dump() for team, limits in self.quotas.items()}
+        body = {"nodes": nodes, "quotas": quotas, "jobs": b64encode(jobs).decode()}
         return (json.dumps(body, separators=(",", ":")).encode(),)
 
     @classmethod
@@ -238,7 +244,7 @@ class FleetShape:
         """The inverse of `dump`, of parts that this `version` wrote."""
         body: dict[str, Any] = json.loads(b"".join(parts))
         shape = cls()
-        shape.quotas = dict(body["quotas"])
+        shape.quotas = {team: Limits.load(limits) for team, limits in body["quotas"].items()}
         for packed in body["nodes"]:
             shape._join(Inventory.model_validate_json(zlib.decompress(b64decode(packed))))
         jobs = iter(b64decode(body["jobs"]))

@@ -1,8 +1,6 @@
 """What an objection to a request is made of: a cause from a closed list, and a reason that names the fix."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 
 from schemas.jobs import Reason
@@ -40,10 +38,3 @@ class Refusal:
 def refuse(why: Why, path: str, value: object, problem: str, fix: str) -> Refusal:
     """An objection to the field at `path`; the value is shortened to 200 characters."""
     return Refusal(why, Reason(field=path, value=str(value)[:200], problem=problem, fix=fix))
-
-
-def meant(given: str, names: Iterable[str]) -> str:
-    """ "did you mean H100? " when a name is near, else nothing."""
-    by_case = {name.casefold(): name for name in names}
-    near = get_close_matches(given.casefold(), by_case, n=1, cutoff=0.6)
-    return f"did you mean {by_case[near[0]]}? " if near else ""

@@ -8,18 +8,21 @@ Usage is summed exactly, each row is rounded once, and every total is a sum of r
 bill have the same total (docs/billing.md). Closed claims are kept as rows only; what is still held, as segments.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
+from libs.core.accelerators.kinds import accelerators_milli, counted_milli
 from libs.core.state import parts
+from libs.core.state.limits import Limits
 from schemas import ledger as led
 from schemas.billing import BillQuery, BillReply, BillRow, PriceBook, UsageSegment
 from schemas.ids import attempt_id
-from schemas.resources import Device
+from schemas.resources import Device, kind_of
 
 DAY_US = 86_400_000_000
 _ANY = "*"
@@ -52,12 +55,23 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TeamUse:
-    """What a team holds now against its hard quota (None: no limit)."""
+    """What a team holds now, kind of device -> thousandths of devices, and its limits (None: it has none)."""
 
-    limit_milli: int | None
-    used_milli: int
+    limits: Limits | None
+    used: Mapping[str, int]
     queued_jobs: int
     running_jobs: int
+
+    @property
+    def used_milli(self) -> int:
+        """Thousandths of whole accelerators, rounded up."""
+        return accelerators_milli(self.used)
+
+    def used_by_type(self) -> dict[str, int]:
+        """What counts against each limit by type, and each kind that it holds: thousandths of what the key names, rounded
+        up."""
+        keys = {key for key, _ in self.limits.by_type} if self.limits is not None else set()
+        return {key: counted_milli(key, self.used) for key in sorted(keys | self.used.keys())}
 
 
 _Key = tuple[str, int, int, str, str]  # job id, attempt, day, model, priority class
@@ -76,7 +90,7 @@ class Meter:
     """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
     to go back. Memory: one row (about 300 bytes) per attempt, day and model, plus what is held now."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
@@ -88,7 +102,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.seq = 0
-        self.quotas: dict[str, int] = {}
+        self.quotas: dict[str, Limits] = {}
         self._models: dict[str, str] = {}
         self._jobs: dict[str, tuple[str, str]] = {}  # unfinished jobs: (team, priority class)
         self._held: dict[str, _Held] = {}
@@ -150,16 +164,23 @@ class Meter:
 
     def teams(self) -> dict[str, TeamUse]:
         """Every team with a quota or an unfinished job."""
-        counts: dict[str, list[int]] = {team: [0, 0, 0] for team in self.quotas}
+        queued: Counter[str] = Counter()
+        running: Counter[str] = Counter()
+        used: dict[str, Counter[str]] = {team: Counter() for team in self.quotas}
         for job, (team, _) in self._jobs.items():
-            count = counts.setdefault(team, [0, 0, 0])
+            kinds = used.setdefault(team, Counter())
             held = self._held.get(job)
             if held is None:
-                count[1] += 1
-            else:
-                count[0] += sum(milli for claims in held.by_node.values() for _, _, milli in claims)
-                count[2] += 1
-        return {team: TeamUse(self.quotas.get(team), *count) for team, count in sorted(counts.items())}
+                queued[team] += 1
+                continue
+            running[team] += 1
+            for _, kind, share in chain.from_iterable(held.by_node.values()):
+                kinds[kind] += share
+        return {team: TeamUse(self.quotas.get(team), used[team], queued[team], running[team]) for team in sorted(used)}
+
+    def kinds(self) -> set[str]:
+        """Every kind of device that a node has brought."""
+        return set(self._models.values())
 
     @property
     def rows(self) -> int:
@@ -171,10 +192,10 @@ class Meter:
         self._models.update((d.id, billed_model(d)) for d in event.inventory.devices)
 
     def _quota_set(self, event: led.QuotaSet, t_us: int) -> None:
-        if event.limit_milli is None:
+        if (limits := Limits.of(event.limit_milli, event.by_type)) is None:
             self.quotas.pop(event.team, None)
         else:
-            self.quotas[event.team] = event.limit_milli
+            self.quotas[event.team] = limits
 
     def _queued(self, event: led.JobQueued, t_us: int) -> None:
         self._jobs[event.job_id] = (event.team, event.spec.priority_class)
@@ -237,7 +258,7 @@ class Meter:
         """Parts for a snapshot; meters that folded the same records give equal parts. The meter must not change before
         the last one is taken."""
         return parts.write(
-            {"seq": self.seq, "quotas": self.quotas},
+            {"seq": self.seq, "quotas": {team: limits.dump() for team, limits in self.quotas.items()}},
             {
                 "models": self._models.items(),
                 "jobs": self._jobs.items(),
@@ -251,7 +272,8 @@ class Meter:
         """The inverse of `dump`, of parts that this `version` wrote."""
         meter = cls()
         about, tables = parts.read(dumped)
-        meter.seq, meter.quotas = about["seq"], about["quotas"]
+        meter.seq = about["seq"]
+        meter.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}
         same: dict[str, str] = {}  # one object per name, not one per row
         for table, rows in tables:
             match table:
@@ -361,7 +383,7 @@ class _Group:
 
 def billed_model(device: Device) -> str:
     """The name that the price book knows a device by: its model, and for a MIG instance `<model>:<profile>`."""
-    return f"{device.model}:{device.mig_profile}" if device.mig_profile else device.model
+    return kind_of(device.model, device.mig_profile)
 
 
 def split_days(start_us: int, end_us: int) -> Iterator[tuple[int, int]]:

@@ -16,6 +16,7 @@ from libs.core.accelerators import vram
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.search.constraints import fitting
 from libs.core.placement.search.topology import SPANS
+from libs.core.scheduling.limits import Tally
 from libs.core.state.fleet import Ints
 from libs.core.state.model import Job, Shape, State
 from schemas.queries import Removed
@@ -37,7 +38,7 @@ TEXT = {
     BlockReason.SPREAD: "where devices are free, jobs with the spread key {spread} run already",
     BlockReason.POWER: "the racks with free devices have no power left for it",
     BlockReason.TOPOLOGY: "{left} fitting devices are free, but not {need} of them within one {level}",
-    BlockReason.QUOTA: "team {team} holds {used} of its quota of {limit} devices and the job needs {need}",
+    BlockReason.QUOTA: "team {team} may hold no more of what it asks for",
 }
 """When the constraint leaves no device."""
 
@@ -89,6 +90,8 @@ def diagnose(state: State, job: Job, outcome: Blocked, view: View, context: Cont
 
 def text_of(state: State, job: Job, outcome: Blocked) -> str:
     """The dominant reason in a sentence."""
+    if outcome.reason is BlockReason.QUOTA and (reached := Tally(state).room(job).reached):
+        return reached[0].text(job.team)
     shape = job.shape
     text, (before, gone) = TEXT[outcome.reason], _counts(outcome)
     if outcome.reason in SOME and gone < before:
@@ -108,8 +111,6 @@ def text_of(state: State, job: Job, outcome: Blocked) -> str:
         level=shape.level,
         spread=shape.spread[0],
         team=job.team,
-        used=_devices(state.committed_milli(job.team)),
-        limit=_devices(state.quotas.get(job.team, 0)),
     )
 
 
@@ -124,10 +125,13 @@ def _counts(outcome: Blocked) -> tuple[int, int]:
 
 
 def _changes(state: State, job: Job, outcome: Blocked, view: View, context: Context) -> Iterator[str]:
-    """Changes with which `find` places the job on `view`."""
-    if outcome.reason is BlockReason.QUOTA:
-        yield from _within_quota(state, job, view, context)
-        return
+    """Changes with which `find` places the job on `view`, within its team's limits."""
+
+    def capped(shape: Shape) -> Shape:
+        return _capped(state, tally, job, shape)
+
+    tally = Tally(state)
+    job = replace(job, shape=capped(job.shape))
     if _runs(view, job.shape, context):  # something else is in the way: whatever is tried would run
         return
     for words, shape in _looser(job.shape):
@@ -140,17 +144,20 @@ def _changes(state: State, job: Job, outcome: Blocked, view: View, context: Cont
         return
     yield from _other_types(view, job.shape, context)
     for words, shape in (*_labels(job.shape), *_less_memory(view, job), *_profiles(view, job.shape)):
-        if _runs(view, shape, context):
+        if _runs(view, capped(shape), context):
             yield words
     yield from _less_of_host(view, job.shape, context)
-    yield from _smaller_share(view, job.shape, context)
+    yield from _smaller_share(view, job.shape, context, capped)
     yield from _fewer(view, job, context, job.shape.least - 1)
 
 
-def _within_quota(state: State, job: Job, view: View, context: Context) -> Iterator[str]:
-    room = max(0, state.quotas.get(job.team, 0) - state.committed_milli(job.team)) // job.shape.milli
-    yield from _fewer(view, job, context, min(room, job.shape.least - 1))
-    yield from _fewer_groups(view, job.shape, context, min(room, job.shape.least - 1))
+def _capped(state: State, tally: Tally, job: Job, shape: Shape) -> Shape:
+    """`shape` with the caps that the limits of `job`'s team set on every model of the pool, so that a change of types keeps
+    to them as well."""
+    if job.team not in state.quotas:
+        return shape
+    anywhere = shape if shape.roles else replace(shape, types=tuple(state.fleet.models.names))
+    return replace(shape, caps=tally.room(job, anywhere).caps)
 
 
 def _looser(shape: Shape) -> Iterator[tuple[str, Shape]]:
@@ -220,12 +227,12 @@ def _parts(view: View, free: Ints, shape: Shape, asked: int) -> list[int]:
     return [int(amount) for amount in amounts[(amounts >= 1) & (amounts < asked)]]
 
 
-def _smaller_share(view: View, shape: Shape, context: Context) -> Iterator[str]:
+def _smaller_share(view: View, shape: Shape, context: Context, capped: Callable[[Shape], Shape]) -> Iterator[str]:
     """The largest free share of a device on which it runs."""
     if shape.whole:
         return
     for share in _falling(view.free_milli[fitting(view, shape)], 1, shape.milli):
-        if _runs(view, replace(shape, milli=share), context):
+        if _runs(view, capped(replace(shape, milli=share)), context):
             yield f"set resources.share_milli to {share}"
             return
 

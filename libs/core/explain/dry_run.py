@@ -39,7 +39,7 @@ from libs.core.explain.waiting import keep_reserved, open_view, order
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.context import context_of
 from libs.core.placement.throughput import HOUR_S, Chooser, Throughputs
-from libs.core.scheduling import cycle, preemption
+from libs.core.scheduling import cycle, limits, preemption
 from libs.core.state.fleet import Ints
 from libs.core.state.model import Job, State, shape_of
 from schemas.jobs import JobSpec, JobState, SubmitJob
@@ -85,7 +85,7 @@ def plan_job(
         fleet: the shape of `state`'s fleet, if the caller has kept it (`FleetShape.of`).
         steps: training steps that the job has to do, for time and cost.
     """
-    admission = AdmissionContext(fleet or shape_of_fleet(state), market.classes)
+    admission = AdmissionContext(fleet or shape_of_fleet(state), limits.room, market.classes)
     judged = evaluate(SubmitJob(client_key=_ME, job=spec), team, admission)
     demand = demand_of(spec)
     memory_text = demand.estimate.text if demand.estimate else ""
@@ -166,7 +166,7 @@ def _answer(state: State, job: Job, t_us: int, market: Market) -> PlanReply:
         suggestion=found.suggestion,
         alternatives=found.changes[1:],
     )
-    choice = preemption.choice_for(state, job, t_us) if outcome.reason is not BlockReason.QUOTA else None
+    choice = preemption.choice_for(state, job, t_us)
     if choice is not None:
         return reply.model_copy(update=_by_preemption(state, choice, t_us))
     return reply.model_copy(update=_later(state, job, outcome, context, t_us, market))
@@ -372,8 +372,8 @@ class _Replay:
     def __init__(self, state: State, view: View, jobs: list[Job], held: "_HeldClaims") -> None:
         self.ended = 0
         self._state, self._view, self._jobs = state, view, jobs
-        self._started: dict[str, int] = {}
-        """Team -> milli that it has got in the replay."""
+        self._tally = limits.Tally(state)
+        """What teams hold at the beginning, and what they have got in the replay."""
         rank = np.empty(len(jobs), dtype=np.int64)
         rank[[held.index[job.id] for job in jobs]] = np.arange(len(jobs))
         in_order = np.argsort(rank[held.owner], kind="stable")
@@ -382,15 +382,12 @@ class _Replay:
 
     def after(self, ends: int, job: Job, context: Context) -> Placed | None:
         """Where `job` would go after so many ends, counted from the beginning."""
-        limit = self._state.quotas.get(job.team)
-        if limit is not None:
-            used = self._state.committed_milli(job.team) + self._started.get(job.team, 0)
-            used -= sum(
-                claim.milli for j in self._jobs[:ends] if j.team == job.team for p in _open_parts(j) for claim in p
-            )
-            if used + job.shape.least * job.shape.milli > limit:
-                return None
-        placed = find(self._freed(ends), job.shape, context=context)
+        tally = self._tally.copy()
+        for ended in self._jobs[:ends] if job.team in self._state.quotas else ():
+            for part in _open_parts(ended) if ended.team == job.team else ():
+                tally.give_back(job.team, part)
+        request = tally.room(job).request
+        placed = None if request is None else find(self._freed(ends), request, context=context)
         return placed if isinstance(placed, Placed) else None
 
     def first(self, job: Job, context: Context) -> tuple[int, Placed] | None:
@@ -403,7 +400,7 @@ class _Replay:
         """So many jobs have ended, and `job` takes its place."""
         self._view, self.ended = self._freed(ends), ends
         self._view.take(placed.rows, job.shape)
-        self._started[job.team] = self._started.get(job.team, 0) + len(placed.rows) * job.shape.milli
+        self._tally.take(job, placed.rows.tolist())
 
     def _freed(self, ends: int) -> View:
         view, span = self._view, slice(self._upto[self.ended], self._upto[ends])

@@ -1,13 +1,14 @@
 """Why a job is where it is: the same code that places it says what keeps it out."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from libs.core.explain.diagnosis import diagnose
-from libs.core.placement import Blocked, BlockReason, View, find
+from libs.core.placement import Blocked, View, find
 from libs.core.placement.context import context_of, reserve_host_resources
-from libs.core.placement.search.gang import within_quota
 from libs.core.placement.throughput import Chooser
 from libs.core.scheduling.cycle import Plan, Policy, reserve
+from libs.core.scheduling.limits import OVER_LIMIT, Tally
 from libs.core.state.model import Job, QueueKey, State
 from schemas.jobs import JobState
 from schemas.queries import Explanation, QueuedJob
@@ -25,10 +26,9 @@ def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Ex
     outcome = plan.waiting.get(job.queue)
     view, context = open_view(state, policy.chooser), context_of(state, job, state.t_us)
     keep_reserved(view, state, job, plan.waiting, state.t_us, policy)
-    request = within_quota(job.shape, state.quotas.get(job.team), state.committed_milli(job.team))
-    if request is not None and (outcome is None or outcome.reason is not BlockReason.QUOTA):
-        found = find(view, request, context=context)
-        outcome = found if isinstance(found, Blocked) else outcome
+    room = Tally(state).room(job)
+    found = OVER_LIMIT if room.request is None else find(view, room.request, context=context)
+    outcome = found if isinstance(found, Blocked) else outcome
     ahead = order(state).index(job.id)
     if outcome is None:
         text = "it fits now and is granted with the next decision"
@@ -63,14 +63,15 @@ def keep_reserved(
     aged = t_us - policy.reserve_after_us
     heads = [state.jobs[next(iter(line))] for key, line in state.queues.items() if line and key[0] >= job.priority]
     gangs = sorted((-j.priority, j.submitted_us, j.id) for j in heads if j.shape.devices > 1 and j.queued_us <= aged)
-    left = policy.reservations
+    left, tally = policy.reservations, Tally(state)
     for key in gangs:
         gang = state.jobs[key[2]]
         if gang.id == job.id or (key > mine and job.shape.devices > 1 and job.queued_us <= aged):
             break  # it comes first itself
         blocked = waiting.get(gang.queue)
-        if left and blocked is not None and blocked.reason is not BlockReason.QUOTA:
-            left -= reserve(view, gang, context_of(state, gang, t_us))
+        request = tally.room(gang).request
+        if left and blocked is not None and request is not None:
+            left -= reserve(view, replace(gang, shape=request), context_of(state, gang, t_us))
 
 
 def order(state: State) -> list[str]:

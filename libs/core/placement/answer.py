@@ -37,6 +37,7 @@ TRANSIENT = frozenset(
         BlockReason.CPU,
         BlockReason.HOST_MEMORY,
         BlockReason.POWER,
+        BlockReason.QUOTA,
     }
 )
 """Constraints on what is free now; all others stay as they are while a job waits."""

@@ -12,7 +12,7 @@ from libs.core.placement.mig.fit import cheapest
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.search.choice import best_scored, on_processors
-from libs.core.placement.search.constraints import candidates
+from libs.core.placement.search.constraints import candidates, cap_of, under_caps
 from libs.core.placement.search.gang import place_nested
 from libs.core.placement.search.locality import soonest
 from libs.core.placement.search.topology import confined, place_elastic, place_gang
@@ -42,11 +42,12 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
     if left < shape.least:
         return Blocked(dominant(removed, left, shape.least), removed, left)
     of_any = shape.objective == Objective.ANY
-    if of_any and (placed := best_scored(view, shape, able, context)) is not None:
+    full = able[under_caps(view.fleet, shape, shape.devices)[able]] if shape.caps else able
+    if of_any and (placed := best_scored(view, shape, full, context)) is not None:
         return placed
     models: list[int | None] = [None] if of_any and shape.devices == 1 else [*_models(view, shape, able)]
     for model in models:
-        rows = _of_model(view.fleet, able, model)
+        rows = _of_model(view.fleet, full, model)
         if len(rows) < shape.devices:
             continue
         if not of_any and (placed := best_scored(view, shape, rows, context)) is not None:
@@ -61,7 +62,8 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
             return placed
     if shape.least < shape.devices:
         options = [_of_model(view.fleet, able, model) for model in models]
-        if (placed := place_elastic(view, shape, options, context)) is not None:
+        most = [shape.devices if model is None else cap_of(shape, view.fleet.models.names[model]) for model in models]
+        if (placed := place_elastic(view, shape, options, most, context)) is not None:
             return placed
     return Blocked(BlockReason.TOPOLOGY if shape.torus or confined(shape, context) else BlockReason.BUSY, removed, left)
 

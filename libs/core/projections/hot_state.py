@@ -8,10 +8,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
+from libs.core.accelerators.kinds import accelerators_milli
 from libs.core.state import lifecycle, parts
 from schemas import ledger as led
 from schemas.jobs import JobState
-from schemas.resources import WHOLE_MILLI
+from schemas.resources import WHOLE_MILLI, kind_of
 
 TABLES = ("nodes", "devices", "teams", "jobs")
 
@@ -29,7 +30,7 @@ class Delta(NamedTuple):
 class HotState:
     """Rows by table and key; their columns are listed in libs/adapters/redis/keys.py."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
@@ -108,7 +109,14 @@ class HotState:
 
     def _team(self, team: str) -> Row:
         if team not in self.teams:
-            self.teams[team] = {"limit_milli": None, "used_milli": 0, "queued": 0, "active": 0}
+            self.teams[team] = {
+                "limit_milli": None,
+                "by_type": {},
+                "used_milli": 0,
+                "used": {},
+                "queued": 0,
+                "active": 0,
+            }
         return self._row("teams", team)
 
     def _move(self, job: Row, state: JobState) -> None:
@@ -171,7 +179,8 @@ class HotState:
         node["status"], node["since_us"] = "lost", t_us
 
     def _quota_set(self, e: led.QuotaSet, t_us: int) -> None:
-        self._team(e.team)["limit_milli"] = e.limit_milli
+        team = self._team(e.team)
+        team["limit_milli"], team["by_type"] = e.limit_milli, dict(e.by_type)
 
     def _job_queued(self, e: led.JobQueued, t_us: int) -> None:
         row: Row = {
@@ -200,7 +209,7 @@ class HotState:
             device["milli_used"] += claim.milli
             device["memory_used_mib"] += claim.memory_mib
             device["jobs"][e.job_id] = job["team"]
-        self._team(job["team"])["used_milli"] += sum(c.milli for c in e.claims)
+            self._count_use(job["team"], device, claim.milli)
         self.grants += 1
 
     def _attempt_preempting(self, e: led.AttemptPreempting, t_us: int) -> None:
@@ -215,7 +224,14 @@ class HotState:
             device["milli_used"] -= milli
             device["memory_used_mib"] -= memory_mib
             del device["jobs"][e.job_id]
-            self._team(job["team"])["used_milli"] -= milli
+            self._count_use(job["team"], device, -milli)
+
+    def _count_use(self, name: str, device: Row, milli: int) -> None:
+        team, kind = self._team(name), kind_of(device["model"], device["mig_profile"])
+        team["used"][kind] = team["used"].get(kind, 0) + milli
+        if not team["used"][kind]:
+            del team["used"][kind]
+        team["used_milli"] = accelerators_milli(team["used"])
 
     def _job_finished(self, e: led.JobFinished, t_us: int) -> None:
         job = self.jobs[e.job_id]

@@ -1,6 +1,7 @@
 """Checks a ledger against the invariants that can be read from it, without the fold that placement runs on.
 
-It keeps its own books: intervals per device, parts per attempt, one terminal state per job. (I1-I3, I5, I7, I8, I10 are
+It keeps its own books: intervals per device, parts per attempt, one terminal state per job. What counts against a team's
+limits (I7) stands in books of its own as well (`libs.core.projections.limit_books`). (I1-I3, I5, I7, I8, I10 are
 the names of these statements in docs/invariants.md.) It goes on after a violation, so that a report names them all.
 """
 
@@ -8,6 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from libs.core.projections.limit_books import Kind, LimitBooks
 from schemas import ledger as led
 from schemas.attempts import Evidence, Outcome
 from schemas.jobs import JobSpec, JobState
@@ -66,6 +68,8 @@ class _Attempt:
 class _Device:
     memory_mib: int
     node: str
+    kind: Kind
+    """Model and MIG profile."""
     power_w: int = 0
     epoch: int = 0
     holders: dict[str, Claim] = field(default_factory=dict)
@@ -97,9 +101,7 @@ class Checker:
         self._nodes: dict[str, tuple[int, bool]] = {}
         self._hosts: dict[str, _Host] = {}
         self._racks: dict[tuple[str, str, str], int] = {}
-        self._quotas: dict[str, int] = {}
-        self._used: dict[str, int] = defaultdict(int)
-        self._held: dict[str, tuple[str, int]] = {}
+        self._limits = LimitBooks()
         self._going: dict[str, str] = {}
         """Instances that are to be destroyed -> their board: nobody may be granted them."""
         self._gone: set[str] = set()
@@ -154,11 +156,14 @@ class Checker:
             measured = device.memory_free_mib
             memory_mib = device.memory_mib if measured is None or measured > device.memory_mib else measured
             if known is None:
-                self._devices[device.id] = _Device(memory_mib, node, device.power_limit_w)
+                self._devices[device.id] = _Device(
+                    memory_mib, node, (device.model, device.mig_profile), device.power_limit_w
+                )
                 continue
             if known.holders:
                 self._broken("I8", f"node {node} joins while {device.id} is held by {', '.join(known.holders)}")
             known.memory_mib, known.node, known.power_w = memory_mib, node, device.power_limit_w
+            known.kind = (device.model, device.mig_profile)
 
     def _forget_repartitions(self, node: str, offered: set[str]) -> None:
         self._going = {device: board for device, board in self._going.items() if self._devices[device].node != node}
@@ -187,7 +192,8 @@ class Checker:
         for device in e.inventory.devices:
             measured = device.memory_free_mib
             memory_mib = device.memory_mib if measured is None or measured > device.memory_mib else measured
-            known = self._devices.setdefault(device.id, _Device(memory_mib, e.node, device.power_limit_w))
+            new = _Device(memory_mib, e.node, (device.model, device.mig_profile), device.power_limit_w)
+            known = self._devices.setdefault(device.id, new)
             known.memory_mib, known.node, known.power_w = memory_mib, e.node, device.power_limit_w
 
     def _host_joined(self, e: led.NodeJoined) -> None:
@@ -212,10 +218,7 @@ class Checker:
                 self._broken("I8", f"node {e.node} leaves while {device_id} is held by {', '.join(device.holders)}")
 
     def _quota_set(self, e: led.QuotaSet, t_us: int) -> None:
-        if e.limit_milli is None:
-            self._quotas.pop(e.team, None)
-        else:
-            self._quotas[e.team] = e.limit_milli
+        self._limits.set(e.team, e.limit_milli, e.by_type)
 
     def _job_queued(self, e: led.JobQueued, t_us: int) -> None:
         if e.job_id in self._jobs:
@@ -241,9 +244,8 @@ class Checker:
         for claim in e.claims:
             by_node[claim.node].append(claim)
             self._open(e, claim, asked.share_milli)
-            self._used[job.team] += claim.milli
         job.open = _Attempt(e.attempt, t_us, dict(by_node))
-        self._within_quota(job.team)
+        self._over_limit(self._limits.grant(job.team, e.job_id, [(self._kind(c.device), c.milli) for c in e.claims]))
         self._within_hosts(e, by_node)
 
     def _within_hosts(self, e: led.JobGranted, by_node: dict[str, list[Claim]]) -> None:
@@ -274,21 +276,23 @@ class Checker:
             if device.holders and device.node in self._hosts and self._hosts[device.node].leaf == leaf
         )
 
-    def _within_quota(self, team: str) -> None:
-        """What a team holds, and what is kept for it, at the moment that either grows."""
-        limit = self._quotas.get(team)
-        total = self._used[team] + sum(milli for holder, milli in self._held.values() if holder == team)
-        if limit is not None and total > limit:
-            self._broken("I7", f"team {team} holds {total} milli, its quota is {limit}")
-
     def _devices_held(self, e: led.DevicesHeld, t_us: int) -> None:
         job = self._alive(e.job_id, "beneficiary of a hold")
         if job is not None:
-            self._held[e.job_id] = (job.team, len(e.devices) * job.spec.resources.share_milli)
-            self._within_quota(job.team)
+            milli = job.spec.resources.share_milli
+            self._over_limit(self._limits.hold(job.team, e.job_id, [(self._kind(d), milli) for d in e.devices]))
 
     def _hold_released(self, e: led.HoldReleased, t_us: int) -> None:
-        self._held.pop(e.job_id, None)
+        self._limits.release(e.job_id)
+
+    def _over_limit(self, exceeded: list[str]) -> None:
+        for what in exceeded:
+            self._broken("I7", what)
+
+    def _kind(self, device_id: str) -> Kind | None:
+        """None for a device that no node brought, which is another violation and counts for nothing here."""
+        device = self._devices.get(device_id)
+        return None if device is None else device.kind
 
     def _open(self, e: led.JobGranted, claim: Claim, asked_milli: int) -> None:
         device = self._devices.get(claim.device)
@@ -318,10 +322,10 @@ class Checker:
             self._broken("I5", f"{e.job_id}.{e.attempt} frees on {e.node} what it does not hold there")
             return
         job.open.done &= e.evidence is Evidence.RELEASED and e.own_exit and e.exit_code == 0
+        self._limits.free(job.team, [(self._kind(c.device), c.milli) for c in claims])
         for claim in claims:
             if claim.device in self._devices:
                 self._devices[claim.device].holders.pop(f"{e.job_id}.{e.attempt}", None)
-            self._used[job.team] -= claim.milli
             if claim.node in self._hosts:
                 self._hosts[claim.node].used_cpu -= claim.cpu_milli
                 self._hosts[claim.node].used_mib -= claim.host_memory_mib

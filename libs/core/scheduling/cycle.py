@@ -13,11 +13,11 @@ Priority is strict: a lower one gets only what the higher ones leave.
 """
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from libs.core.placement import Blocked, BlockReason, Placed, View, find
+from libs.core.placement import Blocked, Placed, View, find
 from libs.core.placement.context import (
     SpreadKey,
     context_of,
@@ -28,10 +28,11 @@ from libs.core.placement.context import (
     spread_key,
 )
 from libs.core.placement.granted import claims_of, span_of_gang
-from libs.core.placement.search.gang import cut, usable, within_quota
+from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.throughput import Chooser
 from libs.core.placement.view import NOBODY, Context
+from libs.core.scheduling.limits import OVER_LIMIT, Room, Tally
 from libs.core.state.fold import hold_code
 from libs.core.state.model import Job, QueueKey, State
 from schemas.resources import WHOLE_MILLI, Claim, Span
@@ -82,6 +83,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
     reserve_host_resources(state, view)
     result = Plan()
     used = {team: state.committed_milli(team) for _, team, _ in state.queues}
+    tally = Tally(state)
     lines = {key: iter(line) for key, line in state.queues.items()}
     heap: list[_Entry] = []
 
@@ -102,7 +104,8 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
             heapq.heappush(heap, _entry(job, used, t_us, policy))
             continue
         context = context_of(state, job, t_us, peers)
-        outcome = _try(state, view, job, used, context)
+        room = tally.room(job)
+        outcome = _try(state, view, job, room, context)
         if isinstance(outcome, Placed):
             claims += len(outcome.rows)
             if result.grants and claims > policy.claims_per_cycle:
@@ -116,6 +119,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
                 peers.setdefault(spread_key(job), set()).update(nodes_kept_away(state.fleet, job, nodes))
             result.waiting.pop(job.queue, None)
             used[job.team] += len(outcome.rows) * job.shape.milli - state.kept_milli(job.id)
+            tally.take(job, outcome.rows.tolist())
             if job.id in state.holds:  # the rest of what was kept is open again, also to those turned away before
                 view.held[view.held == hold_code(state, job.id)] = NOBODY
                 for other in stuck.values():
@@ -125,8 +129,8 @@ def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
             continue
         result.waiting[job.queue] = outcome
         stuck[job.queue] = job
-        if not entry.young and outcome.reason is not BlockReason.QUOTA and reserved < policy.reservations:
-            reserved += reserve(view, job, context)
+        if not entry.young and room.request is not None and reserved < policy.reservations:
+            reserved += reserve(view, replace(job, shape=room.request), context)
         if job.id in state.holds:  # it waits for its own devices: the next in its line may still fit elsewhere
             consider_next(job.queue)
     return result
@@ -149,18 +153,14 @@ def _entry(job: Job, used: dict[str, int], t_us: int, policy: Policy) -> _Entry:
     return _Entry(-job.priority, young, used[job.team] if young else 0, job.submitted_us, job.id, job)
 
 
-def _try(state: State, view: View, job: Job, used: dict[str, int], context: Context) -> Placed | Blocked:
-    """An elastic job is cut to its team's quota. What is kept for a job is its own, also if the quota shrank since."""
-    kept = len(state.holds.get(job.id, ()))
-    request = within_quota(job.shape, state.quotas.get(job.team), used[job.team] - state.kept_milli(job.id))
-    if kept and (request is None or request.devices < kept):
-        request = cut(job.shape, kept)
-    if request is None:
-        return Blocked(BlockReason.QUOTA, ((BlockReason.QUOTA, 0),), 0)
-    if not kept:
-        return find(view, request, NOBODY, context)
+def _try(state: State, view: View, job: Job, room: Room, context: Context) -> Placed | Blocked:
+    """Where `job` fits, as large as its team's limits allow."""
+    if room.request is None:
+        return OVER_LIMIT
+    if job.id not in state.holds:
+        return find(view, room.request, NOBODY, context)
     release_host_resources_of(state, view, job.id)
-    outcome = find(view, request, hold_code(state, job.id), context)
+    outcome = find(view, room.request, hold_code(state, job.id), context)
     if isinstance(outcome, Blocked):
         reserve_host_resources_of(state, view, job.id)
     return outcome

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Claim, Device, Inventory, MigBoard
+from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Claim, Device, Inventory, MigBoard, kind_of
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -258,6 +258,10 @@ class Fleet:
                     f"{self.node_names.names[at]}: {cpu[at]} thousandths of a processor and {host[at]} MiB of host memory "
                     f"asked of {self.free_cpu[at]} and {self.free_host[at]} MiB free"
                 )
+
+    def kind(self, row: int) -> str:
+        """The kind of a device by name: `H100`, or `H100:1g.10gb` for a MIG instance."""
+        return kind_of(self.models.names[int(self.model[row])], self.profiles.names[int(self.profile[row])])
 
     def _grow(self, columns: Iterable[str]) -> None:
         """Doubles the arrays. Rows without a device are not `up`, so no search ever finds them."""

@@ -9,10 +9,11 @@ Errors (`Forbidden`, `Overcommitted`, `KeyError`) mean that the ledger is corrup
 reader stops loudly and never skips.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from libs.core.state import lifecycle
+from libs.core.state.limits import Limits
 from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome, StopCause
@@ -108,10 +109,11 @@ def mark_repartitions(state: State) -> None:
 
 
 def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
-    if e.limit_milli is None:
+    limits = Limits.of(e.limit_milli, e.by_type)
+    if limits is None:
         state.quotas.pop(e.team, None)
     else:
-        state.quotas[e.team] = e.limit_milli
+        state.quotas[e.team] = limits
 
 
 def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
@@ -142,7 +144,7 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
         state.on_node[node][job.id] = None
     if job.shape.spread[0]:
         state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
-    state.used_milli[job.team] = state.used_milli.get(job.team, 0) + sum(c.milli for c in e.claims)
+    _count_use(state, job.team, e.claims, 1)
     state.grants += 1
 
 
@@ -191,7 +193,7 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
             attempt.cause, attempt.reason = CAUSES[e.evidence], e.reason
     state.fleet.give_back(part.claims)
     state.on_node[e.node].pop(job.id, None)
-    state.used_milli[job.team] -= sum(c.milli for c in part.claims)
+    _count_use(state, job.team, part.claims, -1)
 
 
 def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
@@ -260,6 +262,17 @@ def _leave_spread_peers(state: State, job: Job) -> None:
     del state.spread_peers[key][job.id]
     if not state.spread_peers[key]:
         del state.spread_peers[key]
+
+
+def _count_use(state: State, team: str, claims: Iterable[Claim], sign: int) -> None:
+    used = state.used.setdefault(team, {})
+    for claim in claims:
+        kind = state.fleet.kind(state.fleet.row(claim.device))
+        used[kind] = used.get(kind, 0) + sign * claim.milli
+        if not used[kind]:
+            del used[kind]
+    if not used:
+        del state.used[team]
 
 
 def _enqueue(state: State, job: Job) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
+from libs.core.state.limits import Cap, Limits
 from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
@@ -60,10 +61,9 @@ class Shape:
     """Images and datasets: name and MiB."""
     objective: str = "listed"
     family: str = ""
-
-    @property
-    def total_milli(self) -> int:
-        return self.devices * self.milli
+    caps: tuple[Cap, ...] = ()
+    """Only of a request that is about to be placed: the most devices of some models that its team's limits leave it. The
+    shape that a job waits with has none."""
 
     @property
     def whole(self) -> bool:
@@ -209,8 +209,10 @@ class State:
     """Each line in order: job id -> submitted_us."""
     on_node: dict[str, dict[str, None]] = field(default_factory=dict)
     """Node -> ids of the jobs that hold devices there, in order of grant."""
-    quotas: dict[str, int] = field(default_factory=dict)
-    used_milli: dict[str, int] = field(default_factory=dict)
+    quotas: dict[str, Limits] = field(default_factory=dict)
+    """Team -> its limits; a team without any is not in it."""
+    used: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Team -> kind of device -> thousandths of devices that its attempts hold. No entry is zero."""
     spread_peers: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
     """(team, spread key) -> ids of the jobs with an open attempt: whom the next one of that key must stay away from."""
     holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -229,15 +231,29 @@ class State:
     preemptions: int = 0
     finished_by_state: dict[str, int] = field(default_factory=dict)
 
-    def committed_milli(self, team: str, but_not: str = "") -> int:
-        """What counts against a team's quota: held by its attempts, and kept for its beneficiaries (I7)."""
-        total = self.used_milli.get(team, 0)
+    def committed(self, team: str, but_not: str = "") -> dict[str, int]:
+        """What counts against a team's limits, kind -> thousandths of devices: what its attempts hold, and what is kept for
+        its beneficiaries (I7), `but_not` for that job."""
+        total = dict(self.used.get(team, ()))
         for holder in self.holds:
             job = self.jobs.get(holder)
             if job is not None and holder != but_not and job.team == team:
-                total += self.kept_milli(holder)
+                for kind, milli in self.kept(holder).items():
+                    total[kind] = total.get(kind, 0) + milli
         return total
 
+    def kept(self, job_id: str) -> dict[str, int]:
+        """The devices that are kept for a job, kind -> thousandths: an elastic one may get fewer than it asked for."""
+        total: dict[str, int] = {}
+        for device in self.holds.get(job_id, ()):
+            kind = self.fleet.kind(self.fleet.row(device))
+            total[kind] = total.get(kind, 0) + self.jobs[job_id].shape.milli
+        return total
+
+    def committed_milli(self, team: str, but_not: str = "") -> int:
+        """`committed` in thousandths of devices, whatever their kind: a measure of how busy a team is, not of its limits."""
+        return sum(self.committed(team, but_not).values())
+
     def kept_milli(self, job_id: str) -> int:
-        """Compute of the devices that are kept for a job, which may be fewer than an elastic one asked for."""
-        return len(self.holds[job_id]) * self.jobs[job_id].shape.milli if job_id in self.holds else 0
+        """`kept` in thousandths of devices, whatever their kind."""
+        return sum(self.kept(job_id).values())

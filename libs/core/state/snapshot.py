@@ -8,16 +8,17 @@ from typing import Any
 from libs.core.state.fleet import Fleet
 from libs.core.state.fold import mark_holds, mark_repartitions
 from libs.core.state.lifecycle import AttemptState
+from libs.core.state.limits import Limits
 from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
 from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory, Span
 
-VERSION = 4
+VERSION = 5
 """Of the layout of `dump`; whoever keeps the parts keeps it beside them, and reads no other (`libs.ledger.snapshots`)."""
 _PLAIN = (
-    "finished", "quotas", "used_milli", "limited", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state"
+    "finished", "used", "limited", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state"
 )  # fmt: skip
 _JOB_PLAIN = (
     "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts",
@@ -38,6 +39,7 @@ def dump(state: State, learned: Any = None) -> tuple[bytes, ...]:
         "repartition_number": state.repartition_number,
         "repartition_us": state.repartition_us,
         "holds": [[holder, list(devices)] for holder, devices in state.holds.items()],
+        "quotas": {team: limits.dump() for team, limits in state.quotas.items()},
         **{name: getattr(state, name) for name in _PLAIN},
     }
     return (json.dumps(body, sort_keys=True, separators=(",", ":")).encode(),)
@@ -52,6 +54,7 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     """The state, and what was `learned` (None: nothing)."""
     body = json.loads(b"".join(parts))
     state = State(fleet=_load_fleet(body["fleet"]), **{name: body[name] for name in _PLAIN})
+    state.quotas = {team: Limits.load(limits) for team, limits in body["quotas"].items()}
     jobs = [_load_job(j) for j in body["jobs"]]
     state.jobs = {job.id: job for job in jobs}
     for job in sorted(jobs, key=lambda j: (j.submitted_us, j.id)):

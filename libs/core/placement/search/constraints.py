@@ -75,6 +75,8 @@ def _narrowed(
     """Narrows `mask` by what is free now, and says how many devices each constraint took out. Those on shared resources
     count the devices that the constraints so far have left."""
     fleet = view.fleet
+    if shape.caps:
+        yield BlockReason.QUOTA, _cut(mask, under_caps(fleet, shape, max(1, min(together, shape.least))))
     gone = open_devices(
         mask, view.free_milli, view.free_mib, fleet.memory_mib, view.held, view.blocked,
         shape.milli, shape.memory_mib, beneficiary,
@@ -86,6 +88,17 @@ def _narrowed(
         yield reason, _at_most(fleet, shape, mask, limit, together)
     if fleet.rack_w.any():
         yield BlockReason.POWER, _cut(mask, _powered(view, shape, beneficiary, mask, together))
+
+
+def under_caps(fleet: Fleet, shape: Shape, devices: int) -> Bools:
+    """Devices (mask of shape (D,)) of the models of which `shape` may get so many; its caps are its team's limits."""
+    short = [fleet.models.find(model) for cap in shape.caps if cap.devices < devices for model in cap.models]
+    return ~np.isin(fleet.model, short)
+
+
+def cap_of(shape: Shape, model: str) -> int:
+    """The most devices of one model that `shape` may get."""
+    return min((cap.devices for cap in shape.caps if model in cap.models), default=shape.devices)
 
 
 def _cut(mask: Bools, allowed: Bools) -> int:

@@ -19,7 +19,7 @@ from itertools import islice, permutations
 import numpy as np
 
 from libs.core.placement.answer import Blocked, BlockReason, Placed, dominant
-from libs.core.placement.search.constraints import EACH, candidates, fitting, remembered
+from libs.core.placement.search.constraints import EACH, candidates, fitting, remembered, under_caps
 from libs.core.placement.search.links import link_gb_s, slowest
 from libs.core.placement.search.topology import (
     SPANS,
@@ -99,18 +99,14 @@ def cut(shape: Shape, devices: int) -> Shape | None:
     return replace(shape, devices=sum(r.count * r.devices for r in roles), roles=tuple(roles))
 
 
-def within_quota(shape: Shape, limit_milli: int | None, used_milli: int) -> Shape | None:
-    """`shape` as large as the rest of its team's quota allows; None when that is below its least."""
-    return shape if limit_milli is None else cut(shape, max(0, limit_milli - used_milli) // shape.milli)
-
-
 def usable(view: View, shape: Shape) -> Bools:
-    """Devices (mask of shape (D,)) that some rank of `shape` could run on if all were free."""
+    """Devices (mask of shape (D,)) that some rank of `shape` could run on if all were free, of models that it may get."""
     if not shape.roles:
-        return fitting(view, shape)
+        mask = fitting(view, shape)
+        return mask & under_caps(view.fleet, shape, shape.least) if shape.caps else mask
     either = np.zeros(len(view.fleet.up), dtype=np.bool_)
     for role in shape.roles:
-        either |= fitting(view, role_shape(shape, role))
+        either |= fitting(view, role_shape(shape, role)) & under_caps(view.fleet, shape, role.devices)
     return either
 
 
@@ -266,7 +262,7 @@ class _Nest:
                 mask, _ = candidates(view, request, self.beneficiary, self.context, together=size, within=free)
             else:
                 mask = self.masks[i] & free
-            rows = self._role(request, self.shape.roles[i].devices, counts[i], mask)
+            rows = self._role(request, self.shape.roles[i].devices, counts[i], mask, taken)
             if rows is None:
                 return None
             taken[i] = rows
@@ -276,18 +272,29 @@ class _Nest:
                 view.take(rows, request)
         return taken
 
-    def _role(self, request: Shape, size: int, count: int, mask: Bools) -> Ints | None:
-        """`count` groups of `size` devices of one model, group by group; None when they do not fit."""
+    def _role(self, request: Shape, size: int, count: int, mask: Bools, taken: dict[int, Ints]) -> Ints | None:
+        """`count` groups of `size` devices of one model, group by group; None when they do not fit, or would be more than
+        caps leave beside what other roles have `taken`."""
         fleet = self.view.fleet
         able = np.flatnonzero(mask)
         for model in self.models(self.view, request, able):
             rows = able[fleet.model[able] == model]
-            if len(rows) < size * count:
+            if len(rows) < size * count or size * count > self._left_of(model, taken):
                 continue
             packed = pack_groups(fleet, rows, size, count, self._inner(request))
             if packed is not None:
                 return packed
         return None
+
+    def _left_of(self, model: int, taken: dict[int, Ints]) -> int:
+        """Devices of a model that the request's caps leave beside those of other roles."""
+        left, fleet = self.shape.devices, self.view.fleet
+        for cap in self.shape.caps:
+            codes = [fleet.models.find(name) for name in cap.models]
+            if model in codes:
+                others = sum(int(np.count_nonzero(np.isin(fleet.model[rows], codes))) for rows in taken.values())
+                left = min(left, cap.devices - others)
+        return left
 
     def _placed(self, taken: dict[int, Ints], level: str) -> Placed:
         """Rank order: role by role as the job lists them, group by group, neighbours together."""

@@ -32,9 +32,13 @@ def place_gang(view: View, shape: Shape, rows: Ints, context: Context) -> Placed
     return _place(view.fleet, shape, rows, shape.devices, context) if len(rows) >= shape.devices else None
 
 
-def place_elastic(view: View, shape: Shape, options: list[Ints], context: Context) -> Placed | None:
-    """The largest gang of at least `shape.least` devices on one of `options` (candidates of each model, best first)."""
-    sizes = [min(shape.devices, largest(view.fleet, shape, rows, context)) for rows in options]
+def place_elastic(view: View, shape: Shape, options: list[Ints], most: list[int], context: Context) -> Placed | None:
+    """The largest gang of at least `shape.least` devices on one of `options` (candidates of each model, best first), of
+    each no more than `most`."""
+    sizes = [
+        min(shape.devices, at_most, largest(view.fleet, shape, rows, context))
+        for rows, at_most in zip(options, most, strict=True)
+    ]
     size = max(sizes, default=0)
     return _place(view.fleet, shape, options[sizes.index(size)], size, context) if size >= shape.least else None
 

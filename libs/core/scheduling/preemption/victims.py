@@ -24,8 +24,9 @@ import numpy as np
 
 from libs.core.placement import Placed, View, find
 from libs.core.placement.context import context_of
-from libs.core.placement.search.gang import usable, within_quota
+from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
+from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.reactions import would_be_free
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.lifecycle import PREEMPTIBLE
@@ -87,12 +88,11 @@ def choices(state: State, t_us: int, until: str = "") -> Iterator[tuple[Job, Vic
     """
     spent: set[str] = set()
     promised = np.zeros(len(state.fleet.up), dtype=np.bool_)
-    extra_milli: dict[str, int] = {}
+    tally = Tally(state)
     hopeless: set[QueueKey] = set()
     for job in _beneficiaries(state):
         if job.queue not in hopeless:
-            used = state.committed_milli(job.team) + extra_milli.get(job.team, 0)
-            request = within_quota(job.shape, state.quotas.get(job.team), used)
+            request = tally.room(job).request
             requested = None if request is None else replace(job, shape=request)
             placed, choice = _place(state, requested, t_us, spent, promised) if requested is not None else (None, None)
             if placed is not None:
@@ -100,7 +100,7 @@ def choices(state: State, t_us: int, until: str = "") -> Iterator[tuple[Job, Vic
             elif not job.shape.widen_us:  # what comes later finds less; only who has waited longer may look further
                 hopeless.add(job.queue)
             if choice is not None:
-                extra_milli[job.team] = extra_milli.get(job.team, 0) + len(choice.placed.rows) * job.shape.milli
+                tally.take(job, choice.placed.rows.tolist())
                 spent.update(victim.id for victim in choice.victims)
                 yield requested or job, choice
         if job.id == until:

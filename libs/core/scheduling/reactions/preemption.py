@@ -5,6 +5,7 @@ import numpy as np
 from libs.core.placement import Placed, View, find
 from libs.core.placement.context import context_of, reserve_host_resources
 from libs.core.placement.search.gang import cut
+from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.lifecycle import PREEMPTIBLE
 from libs.core.state.model import Job, State
@@ -32,9 +33,8 @@ def preemption_planned(d: Decision, m: inbox.PreemptionPlanned) -> None:
     context = context_of(state, job, d.t_us, without={victim.id for victim in victims})
     if not isinstance(find(view, request, context=context), Placed):
         raise InputRefused(f"plan {m.plan_id}: {m.beneficiary} would not fit on the planned devices")
-    limit = state.quotas.get(job.team)
-    if limit is not None and state.committed_milli(job.team) + request.total_milli > limit:
-        raise InputRefused(f"plan {m.plan_id}: team {job.team} would exceed its quota of {limit} milli")
+    if reached := Tally(state).exceeded(job, rows):
+        raise InputRefused(f"plan {m.plan_id}: {reached.text(job.team)}")
     for victim in victims:
         assert victim.current is not None
         d.emit(

@@ -8,17 +8,18 @@ Rank is priority first, then the larger profile (small ones fit around large one
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from libs.core.accelerators.mig_boards import Geometry
 from libs.core.accelerators.precisions import computes
-from libs.core.placement import BlockReason, View, mig
+from libs.core.placement import View, mig
 from libs.core.placement.context import context_of
-from libs.core.placement.search.constraints import fitting
+from libs.core.placement.search.constraints import cap_of, fitting
 from libs.core.placement.view import NOBODY
 from libs.core.scheduling.cycle import Plan, Policy
+from libs.core.scheduling.limits import Tally
 from libs.core.state.fleet import Board, Fleet
 from libs.core.state.model import Job, Shape, State
 from schemas.ledger import BoardRecut
@@ -60,6 +61,8 @@ class _Line:
     size: int
     waited_us: int
     unmet: int
+    request: Shape
+    """All of their requests as one, with the caps that their team's limits set."""
     blocked: bool = True
 
     @property
@@ -81,21 +84,24 @@ class _Open:
 def _lines(state: State, plan: Plan, t_us: int) -> list[_Line]:
     """By rank. What waits for its quota, for what is kept for it, or away from its peers, is helped by no instance."""
     lines: list[_Line] = []
+    tally = Tally(state)
     sizes: dict[str, int] = {}
-    for key, why in plan.waiting.items():
+    for key in plan.waiting:
         shape, line = key[2], state.queues.get(key)
-        if not shape.profile or shape.torus or shape.roles or not line or why.reason is BlockReason.QUOTA:
+        if not shape.profile or shape.torus or shape.roles or not line:
             continue
         jobs = [job_id for job_id in line if job_id not in state.holds] if state.holds else list(line)
         if not jobs or context_of(state, state.jobs[jobs[0]], t_us).avoid:
             continue
         sizes = sizes or _sizes(state.fleet)
         head = state.jobs[jobs[0]]
-        wanted, limit = len(jobs) * shape.devices, state.quotas.get(head.team)
-        if limit is not None:
-            wanted = min(wanted, (limit - state.committed_milli(head.team)) // WHOLE_MILLI)
+        all_of_them = replace(shape, devices=len(jobs) * shape.devices, min_devices=1)
+        allowed = tally.room(head, all_of_them).request
+        if allowed is None:
+            continue
         if shape.profile in sizes:
-            lines.append(_Line(head, shape.profile, sizes[shape.profile], t_us - head.queued_us, wanted))
+            waited_us = t_us - head.queued_us
+            lines.append(_Line(head, shape.profile, sizes[shape.profile], waited_us, allowed.devices, allowed))
     return sorted(lines, key=lambda x: (-x.head.priority, -x.size, x.head.submitted_us, x.head.id))
 
 
@@ -243,6 +249,8 @@ class _Boards:
         shape, model = line.shape, board.board.model
         offered = next((p for p in board.board.profiles if p.name == line.profile), None)
         if offered is None or offered.memory_mib < shape.memory_mib:
+            return False
+        if cap_of(line.request, model) < shape.least:
             return False
         if (shape.types and model not in shape.types) or (shape.precision and not computes(model, shape.precision)):
             return False

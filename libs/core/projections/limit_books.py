@@ -1,0 +1,109 @@
+"""Invariant I7 by the checker's own books: no grant and no hold lifts a team above a limit.
+
+It shares the facts with those who decide (the catalogue and the MIG table), not the rule: `libs.core.scheduling.limits`
+counts in integer grains and asks before, this counts in fractions and looks after. A test holds the two together over
+random histories (tests/core/test_limits_properties.py).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from functools import cache
+
+from libs.core.accelerators.catalog import catalog
+from libs.core.accelerators.mig_boards import GEOMETRIES
+
+Kind = tuple[str, str]
+"""Model and MIG profile of a device."""
+
+Taken = Iterable[tuple[Kind | None, int]]
+"""Devices by kind with the thousandths of each; those of no known kind count for nothing."""
+
+
+class LimitBooks:
+    """What teams hold, what is kept for their jobs, and their limits. What lifts a team above one is answered in words."""
+
+    def __init__(self) -> None:
+        self._limits: dict[str, dict[str, int]] = {}
+        """Team -> key of a limit (`*`, type, type:profile) -> thousandths of what the key names."""
+        self._used: dict[str, Counter[Kind]] = defaultdict(Counter)
+        self._held: dict[str, tuple[str, Counter[Kind]]] = {}
+        self._handed_over: tuple[str, Counter[Kind]] = ("", Counter())
+        """The job whose hold was released last, and what was held: its grant takes what was its own already."""
+
+    def set(self, team: str, limit_milli: int | None, by_type: Mapping[str, int]) -> None:
+        """From here on these are all of its limits. What it holds already is left to it."""
+        self._limits[team] = dict(by_type) | ({} if limit_milli is None else {"*": limit_milli})
+
+    def hold(self, team: str, job_id: str, taken: Taken) -> list[str]:
+        """Devices are kept for a job."""
+        before = self._counted(team)
+        self._held[job_id] = (team, _sum(taken))
+        return self._lifted(team, before)
+
+    def release(self, job_id: str) -> None:
+        """Nothing is kept for a job any more."""
+        _, kinds = self._held.pop(job_id, ("", Counter()))
+        self._handed_over = (job_id, kinds)
+
+    def grant(self, team: str, job_id: str, taken: Taken) -> list[str]:
+        """A job gets devices, perhaps those that were kept for it until now."""
+        before = self._counted(team)
+        if self._handed_over[0] == job_id:
+            before.update(self._handed_over[1])
+        self._used[team].update(_sum(taken))
+        return self._lifted(team, before)
+
+    def free(self, team: str, taken: Taken) -> None:
+        """Devices of a team are free again."""
+        self._used[team].subtract(_sum(taken))
+
+    def _counted(self, team: str) -> Counter[Kind]:
+        total = Counter(self._used[team])
+        for holder, kinds in self._held.values():
+            if holder == team:
+                total.update(kinds)
+        return total
+
+    def _lifted(self, team: str, before: Counter[Kind]) -> list[str]:
+        """The limits that the team is above now, and was not as far above `before` (one may have been lowered)."""
+        now, found = self._counted(team), []
+        for key, limit in self._limits.get(team, {}).items():
+            total = _against(key, now)
+            if total > limit and total > _against(key, before):
+                found.append(f"team {team} holds {float(total):g} milli of {key}, its quota is {limit}")
+        return found
+
+
+def _sum(taken: Taken) -> Counter[Kind]:
+    total: Counter[Kind] = Counter()
+    for kind, milli in taken:
+        if kind is not None:
+            total[kind] += milli
+    return total
+
+
+def _against(key: str, kinds: Counter[Kind]) -> Fraction:
+    """What `kinds` count against a limit on `key`, thousandths of what the key names."""
+    total = Fraction(0)
+    for (model, profile), milli in kinds.items():
+        if key == (f"{model}:{profile}" if profile else model):
+            total += milli
+        elif key == model or (key == "*" and model != "CPU"):
+            total += milli * _part_of_board(model, profile)
+    return total
+
+
+@cache
+def _part_of_board(model: str, profile: str) -> Fraction:
+    """The compute slices of an instance of those of its board; 1 for a whole device, and where no board is known."""
+    boards = sorted({a.mig for a in catalog().values() if a.model == model} & GEOMETRIES.keys())
+    if not profile or not boards:
+        return Fraction(1)
+    for board in boards:
+        for known in GEOMETRIES[board].profiles:
+            if known.name == profile:
+                return Fraction(known.compute_slices, GEOMETRIES[board].compute)
+    number, named, _ = profile.partition("g.")
+    whole = max(GEOMETRIES[board].compute for board in boards)
+    return min(Fraction(1), Fraction(int(number), whole)) if named and number.isdecimal() else Fraction(1)

@@ -1,0 +1,170 @@
+"""The comparison of a request with its team's limits, in grains (`libs.core.accelerators.kinds`), so exactly.
+
+A request without roles goes to one device model, so each model it may go to has a room of its own: the least of what the
+limits that count this model leave. Roles of a nested gang may go to different ones, so there each limit caps the devices
+of all models that it counts, together.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from libs.core.accelerators.kinds import GRAINS, grains, weight
+from libs.core.placement.answer import Blocked, BlockReason
+from libs.core.placement.search.gang import cut
+from libs.core.state.limits import Cap, Limits, Usage
+from libs.core.state.model import Shape
+from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI, kind_of, parts_of
+
+OVER_LIMIT = Blocked(BlockReason.QUOTA, ((BlockReason.QUOTA, 0),), 0)
+"""What becomes of a request without any room: no device was looked at."""
+UNLIMITED = 1 << 40
+"""More devices than anybody asks for."""
+_NAMELESS = ("",)
+"""Where the pool has no model yet: some accelerator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A limit that leaves a request less than it asks for. `used` and `asked` are grains of what `key` names."""
+
+    key: str
+    limit_milli: int
+    used: int
+    asked: int
+    """What the least of the request that is of use would add."""
+
+    def text(self, team: str) -> str:
+        """For people: "team vision holds 7 of its limit of 8 H100 and the job needs 2"."""
+        used, asked = _shown(self.used), _shown(self.asked)
+        return f"team {team} holds {used} of its limit of {self.limit} and the job needs {asked}"
+
+    @property
+    def limit(self) -> str:
+        """How much of what, for people: `8 H100`."""
+        return f"{self.limit_milli / WHOLE_MILLI:g} {noun(self.key)}"
+
+    @property
+    def needs(self) -> str:
+        """What the request would add, for people, in what the key names."""
+        return _shown(self.asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What limits leave of a request.
+
+    `request`: the shape as large as they allow, with caps on the models that allow less; None when not even its least is
+    allowed. `reached`: the limits that leave it less than it asks for, on some model; the one to tell first. `caps`: what
+    they leave, of each model where that is less than it asks for.
+    """
+
+    request: Shape | None
+    reached: tuple[Reached, ...] = ()
+    caps: tuple[Cap, ...] = ()
+
+
+def noun(key: str) -> str:
+    """What a limit on `key` counts, for people."""
+    model, profile = parts_of(key)
+    if key == ANY_ACCELERATOR:
+        return "accelerators"
+    return f"{profile} instances of {model}" if profile else model
+
+
+def room(
+    limits: Limits | None, used: Usage, shape: Shape, models: Collection[str], kept: Usage = MappingProxyType({})
+) -> Room:
+    """How much of `shape` a team may have beside what it holds.
+
+    Args:
+        limits: the team's; None: it has none.
+        used: what it holds and what is kept for it, without what is kept for this request.
+        shape: the request.
+        models: device models that a request (or role) without types of its own may go to.
+        kept: what is kept for this request: its own, also when a limit was lowered since.
+    """
+    if limits is None:
+        return Room(shape)
+    return _nested(limits, used, shape, models, kept) if shape.roles else _single(limits, used, shape, models, kept)
+
+
+def exceeded(limits: Limits | None, used: Usage, added: Usage) -> Reached | None:
+    """The first limit that `added` would lift a team above which holds `used`; None when none."""
+    for key, limit_milli in limits or ():
+        more = grains(key, added)
+        if more and grains(key, used) + more > limit_milli * GRAINS:
+            return Reached(key, limit_milli, grains(key, used), more)
+    return None
+
+
+def _single(limits: Limits, used: Usage, shape: Shape, models: Collection[str], kept: Usage) -> Room:
+    """Each model's room, and the limit that makes it so small; the model with the most room decides the size."""
+    rooms: dict[str, int] = {}
+    reached: list[tuple[int, Reached]] = []
+    for model in shape.types or models or _NAMELESS:
+        devices, limit = _on(model, limits, used, shape)
+        rooms[model] = max(devices, kept.get(kind_of(model, shape.profile), 0) // shape.milli)
+        if limit is not None and rooms[model] < shape.devices:
+            reached.append((rooms[model], limit))
+    told = _told(reached)
+    caps = tuple(Cap((model,), devices) for model, devices in rooms.items() if devices < shape.devices)
+    request = cut(shape, max(rooms.values()))
+    if request is not None and (some := tuple(cap for cap in caps if cap.devices < request.devices)):
+        request = replace(request, caps=some)
+    return Room(request, told, caps)
+
+
+def _on(model: str, limits: Limits, used: Usage, shape: Shape) -> tuple[int, Reached | None]:
+    """Devices of `model` that all limits allow, and the limit that allows the fewest; None when none counts this model."""
+    kind, fewest, told = kind_of(model, shape.profile), UNLIMITED, None
+    for key, limit_milli in limits:
+        each = weight(key, kind) * shape.milli
+        if not each:
+            continue
+        held = grains(key, used)
+        devices = max(0, limit_milli * GRAINS - held) // each
+        if devices < fewest:
+            fewest, told = devices, Reached(key, limit_milli, held, shape.least * each)
+    return fewest, told
+
+
+def _nested(limits: Limits, used: Usage, shape: Shape, models: Collection[str], kept: Usage) -> Room:
+    """A cap for each limit, over the models that it counts. Whether roles can share what the caps leave, `find` sees."""
+    options = [role.types or tuple(models) or _NAMELESS for role in shape.roles]
+    least = [role.min_count * role.devices for role in shape.roles]
+    most = [role.count * role.devices for role in shape.roles]
+    request: Shape | None = shape
+    caps: list[Cap] = []
+    reached: list[tuple[int, Reached]] = []
+    for key, limit_milli in limits:
+        counted = tuple(dict.fromkeys(m for names in options for m in names if weight(key, m)))
+        if not counted:
+            continue
+        held, own = grains(key, used), sum(kept.get(model, 0) for model in counted) // WHOLE_MILLI
+        devices = max(max(0, limit_milli * GRAINS - held) // (GRAINS * WHOLE_MILLI), own)
+        only = [set(names) <= set(counted) for names in options]
+        some = [not set(names).isdisjoint(counted) for names in options]
+        needed = sum(n for n, bound in zip(least, only, strict=True) if bound)
+        if devices < sum(n for n, touched in zip(most, some, strict=True) if touched):
+            caps.append(Cap(counted, devices))
+            asked = needed or min(n for n, touched in zip(least, some, strict=True) if touched)
+            reached.append((devices, Reached(key, limit_milli, held, asked * GRAINS * WHOLE_MILLI)))
+        if devices < needed:
+            request = None
+        elif all(only) and request is not None:
+            request = cut(request, devices)
+    for names, need in zip(options, least, strict=True):
+        if all(min((cap.devices for cap in caps if model in cap.models), default=UNLIMITED) < need for model in names):
+            request = None
+    return Room(None if request is None else replace(request, caps=tuple(caps)), _told(reached), tuple(caps))
+
+
+def _told(reached: list[tuple[int, Reached]]) -> tuple[Reached, ...]:
+    """Without repetition, the one that leaves the most first: the nearest to being enough."""
+    return tuple(dict.fromkeys(limit for _, limit in sorted(reached, key=lambda r: -r[0])))
+
+
+def _shown(amount: int) -> str:
+    """Grains as a number with at most three decimals."""
+    return f"{round(amount / (GRAINS * WHOLE_MILLI), 3):g}"
