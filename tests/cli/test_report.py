@@ -215,7 +215,7 @@ def test_every_field_of_the_document_is_documented():
     text = DOCS.read_text()
     schema = Report.model_json_schema()
     names = set(schema["properties"])
-    for part in ("TeamFigures", "LedgerFigures", "BillFigures", "Step", "Spread"):
+    for part in ("TeamFigures", "LedgerFigures", "BillFigures", "Step", "Quartiles"):
         names |= set(schema["$defs"][part]["properties"])
     assert [name for name in sorted(names) if f"`{name}`" not in text and f"`{name}[]`" not in text] == []
 
