@@ -1,5 +1,6 @@
 """What is free, as a cycle sees it: the fleet's arrays with the cycle's own grants already taken out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,6 +16,9 @@ Costs = tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]
 
 class Scores(Protocol):
     """What `find` needs of a scorer; see `libs.core.placement.score.scorer.Scorer`."""
+
+    @property
+    def profiles(self) -> Mapping[str, float]: ...
 
     def costs(self, view: "View", shape: Shape) -> Costs | None: ...
 

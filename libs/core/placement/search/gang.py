@@ -83,7 +83,8 @@ def role_shape(shape: Shape, role: RoleShape, count: int = 1) -> Shape:
 
 
 def cut(shape: Shape, devices: int) -> Shape | None:
-    """`shape` asking for at most `devices` (in whole units), elastic parts made smaller (the last role first); None when below its least."""
+    """`shape` asking for at most `devices`, elastic parts made smaller (in whole units; the last role first). None when
+    that is below its least."""
     if devices >= shape.devices:
         return shape
     devices = shape.whole_units(devices)
