@@ -18,7 +18,7 @@ from libs.core.placement.search.locality import soonest
 from libs.core.placement.search.models import models_in_order
 from libs.core.placement.search.topology import confined, place_elastic, place_gang
 from libs.core.placement.search.torus import place_box
-from libs.core.placement.view import NOBODY, Context, View
+from libs.core.placement.view import NOBODY, Context, View, processors_among
 from libs.core.state.fleet import Fleet, Ints
 from libs.core.state.model import Shape
 from schemas.resources import WHOLE_MILLI, Device, Inventory, Objective
@@ -88,7 +88,12 @@ def _gang(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | No
 
 
 def _single(view: View, rows: Ints) -> Placed:
-    """A share prefers the device with the least compute left, then either kind the fullest node, then the lowest row."""
+    """A share prefers the device with the least compute left, then either kind the fullest node, then the lowest row.
+    Processors are taken first where the fewest accelerators need them."""
+    if processors_among(view.fleet, rows).any():
+        beside = np.bincount(view.fleet.node[view.fleet.up & ~view.fleet.cpu], minlength=len(view.fleet.leaf))
+        accelerators = beside[view.fleet.node[rows]]
+        rows = rows[accelerators == accelerators.min()]
     nodes, free_milli = view.fleet.node[rows], view.free_milli[rows]
     whole_on_node = np.bincount(nodes, weights=free_milli == WHOLE_MILLI).astype(np.int64)
     order = (free_milli * (whole_on_node.max() + 1) + whole_on_node[nodes]) * len(view.fleet.up) + rows
