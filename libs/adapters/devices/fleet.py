@@ -59,9 +59,12 @@ class FleetTorus(Strict):
 
     def chips(self, host: int) -> list[tuple[int, ...]]:
         """Coordinates of the chips of host `host`, in their order."""
-        corners = list(product(*(range(0, n, h) for n, h in zip(self.shape, self.host, strict=True))))
+        corner: list[int] = []
+        for n, h in reversed(list(zip(self.shape, self.host, strict=True))):
+            host, at = divmod(host, n // h)
+            corner.insert(0, at * h)
         inside = product(*(range(h) for h in self.host))
-        return [tuple(c + o for c, o in zip(corners[host], offset, strict=True)) for offset in inside]
+        return [tuple(c + o for c, o in zip(corner, offset, strict=True)) for offset in inside]
 
 
 class FleetDevices(Strict):
