@@ -71,5 +71,5 @@ def _lost(view: View, shape: Shape, rows: Ints, costs: NodeCosts) -> dict[int, f
     for model in np.unique(fleet.model[rows]).tolist():
         least = float(of_row[fleet.model[rows] == model].min())
         if np.isfinite(least):
-            out[model] = max(0.0, least / shape.total_milli)
+            out[model] = max(0.0, least / (shape.devices * shape.milli))
     return out
