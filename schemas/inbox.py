@@ -13,7 +13,7 @@ from pydantic import Field
 from schemas.attempts import KnownByAgent
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.jobs import AcceptedSpec, Checkpoint, Latency
-from schemas.resources import Inventory, LimitsByType
+from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
 
 class JobAdmitted(Fact):
@@ -148,7 +148,9 @@ class PreemptionPlanned(Fact):
     base_seq: int = Field(ge=0, description="ledger sequence that the plan was made on")
     beneficiary: JobId
     victims: tuple[JobId, ...] = Field(min_length=1, max_length=1024)
-    devices: tuple[DeviceId, ...] = Field(min_length=1, max_length=4096, description="the beneficiary's, in rank order")
+    devices: tuple[DeviceId, ...] = Field(
+        min_length=1, max_length=MOST_DEVICES, description="the beneficiary's, in rank order"
+    )
     cost_device_s: float = Field(ge=0, description="device-seconds of work that the victims lose")
     reason: str = "priority"
 

@@ -125,6 +125,11 @@ class ModelShape(Strict):
         default=False, description="gated MLP with grouped-query attention (Llama): its layers keep more activations"
     )
 
+    @property
+    def devices_per_replica(self) -> int:
+        """Devices that one replica of the model is split over: a job's devices must be a multiple of it."""
+        return self.tensor_parallel * self.pipeline_parallel
+
 
 class Simulation(Strict):
     """Run as a timer on a node with simulated devices instead of as a process: for replays and benchmarks."""

@@ -282,8 +282,8 @@ class Resources(Strict):
     )
     objective: Objective = Field(
         default=Objective.LISTED,
-        description="listed: types in their order; any: the one that the pool misses least; finish: the one that ends "
-        "soonest; cost: the cheapest per step",
+        description="listed: types in their order, without types the cheapest that fits best; any: the one that the pool "
+        "misses least; finish: the one that ends soonest; cost: the cheapest per step",
     )
     family: str = Field(default="", max_length=128, description="job family, for measured throughput per device type")
     runtime: Runtime | None = Field(default=None, description="programming interface that its binary needs")

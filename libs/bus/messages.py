@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from libs.bus.json_checks import MAX_BYTES, JsonProblem, check_json
+from libs.bus.json_checks import MAX_BYTES, MAX_FACT_BYTES, JsonProblem, check_json
 from libs.bus.reasons import clip, reasons_of
 from schemas.catalog import CATALOG
 from schemas.envelope import Envelope, EnvelopeError, read
@@ -71,17 +71,22 @@ def outgoing(
 
 
 def decode(
-    model: type[M], headers: Mapping[str, str] | None, payload: bytes, *, expected_type: str | None
+    model: type[M],
+    headers: Mapping[str, str] | None,
+    payload: bytes,
+    *,
+    expected_type: str | None,
+    max_bytes: int = MAX_FACT_BYTES,
 ) -> tuple[Envelope, M]:
     """The envelope and the value of a CloudEvent, in binary or structured mode. Raises Malformed with every reason."""
-    _check(payload)
+    _check(payload, max_bytes)
     try:
         envelope, data = read(headers, payload)
     except EnvelopeError as e:
         problem, _, fix = str(e).partition("; ")
         raise _malformed((Reason(field="(envelope)", value="", problem=problem, fix=fix or problem),)) from None
     if data is not payload:  # structured mode; the message may have come as Base64, which the first check cannot see
-        _check(data)
+        _check(data, max_bytes)
     if expected_type is not None and envelope.type != expected_type:
         reason = Reason(
             field="ce-type",
@@ -93,9 +98,9 @@ def decode(
     return envelope, _validate(model, data)
 
 
-def _check(payload: bytes) -> None:
+def _check(payload: bytes, max_bytes: int) -> None:
     try:
-        check_json(payload)
+        check_json(payload, max_bytes)
     except JsonProblem as e:
         raise _malformed((Reason(field="(payload)", value=e.value, problem=e.problem, fix=e.fix),)) from None
 
@@ -108,10 +113,10 @@ def decode_bare(model: type[M], subject: str, headers: Mapping[str, str] | None,
     """
     type_ = type_of_subject(subject)
     if _has_envelope(headers):
-        return decode(model, headers, payload, expected_type=type_)
+        return decode(model, headers, payload, expected_type=type_, max_bytes=MAX_BYTES)
     id_ = content_hash(subject.encode() + b"\0" + payload)
     plain = Envelope(id=id_, type=type_, source=PLAIN_SOURCE, correlationid=id_).headers()
-    envelope, value = decode(model, plain, payload, expected_type=type_)
+    envelope, value = decode(model, plain, payload, expected_type=type_, max_bytes=MAX_BYTES)
     return envelope, value
 
 

@@ -28,7 +28,8 @@ from libs.bus.messages import Outgoing
 from libs.bus.metrics import PUBLISHED, RETRIED
 
 MAX_PAYLOAD_BYTES = 1_000_000
-"""Just under the server's 1 MiB, which counts headers as well; a larger message would cost the connection."""
+"""Just under 1 MiB, what a server takes unless it is told otherwise, headers included; a larger message would cost the
+connection. Only grants are larger, and the ledger's writer asks its server what it takes."""
 
 _ROUND_MESSAGES = 1_000
 """Sent before acknowledgements are awaited: enough to hide the round trip, little enough to be sent again."""

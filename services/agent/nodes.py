@@ -11,6 +11,7 @@ from libs.adapters.devices.fleet import read_fleet
 from libs.adapters.devices.nvml import NvmlLayer
 from libs.adapters.devices.scan import ScannedLayer
 from libs.adapters.devices.simulated import SimulatedLayer
+from libs.adapters.devices.together import WithProcessors
 from schemas.resources import Inventory, Position
 from services.agent.settings import AgentSettings, Devices
 
@@ -51,9 +52,9 @@ def hosted(settings: AgentSettings) -> list[Hosted]:
 def _layer(settings: AgentSettings) -> DeviceLayer | None:
     match settings.devices:
         case Devices.NVML:
-            return NvmlLayer(dynamic=settings.mig_dynamic)
+            return _with_processors(settings, NvmlLayer(dynamic=settings.mig_dynamic))
         case Devices.SCAN:
-            return ScannedLayer(settings.node)
+            return _with_processors(settings, ScannedLayer(settings.node))
         case Devices.CPU:
             return CpuLayer(settings.node)
         case Devices.AUTO if settings.fleet is None:
@@ -61,11 +62,15 @@ def _layer(settings: AgentSettings) -> DeviceLayer | None:
                 try:
                     layer: DeviceLayer = kind()
                     layer.discover()
-                    return layer
+                    return _with_processors(settings, layer)
                 except NoDevices as e:
                     log.info("looked for accelerators: %s", e)
             return CpuLayer(settings.node)
     return None
+
+
+def _with_processors(settings: AgentSettings, layer: DeviceLayer) -> DeviceLayer:
+    return WithProcessors(layer, CpuLayer(settings.node)) if settings.processors else layer
 
 
 def _this_machine(settings: AgentSettings, layer: DeviceLayer) -> Inventory:

@@ -34,6 +34,9 @@ class AgentSettings(ServiceSettings):
         default=Devices.AUTO,
         description="auto: its NVIDIA GPUs, else other accelerators (scan), else its processors; with a fleet none",
     )
+    processors: bool = Field(
+        default=True, description="offer this machine's processors beside its accelerators, to jobs that name CPU"
+    )
     mig_dynamic: bool = Field(
         default=False, description="Baton may cut idle MIG instances of this machine anew; needs the right to do so"
     )

@@ -14,6 +14,7 @@ from libs.adapters.devices.cpu import CpuLayer
 from libs.adapters.devices.fleet import FleetError, parse_fleet, read_fleet
 from libs.adapters.devices.nvml import NvmlLayer, runs_a_job, short_model
 from libs.adapters.devices.simulated import SimulatedLayer
+from libs.adapters.devices.together import WithProcessors
 from schemas.resources import DeviceKind
 from services.agent.nodes import hosted
 from services.agent.settings import AgentSettings
@@ -357,3 +358,32 @@ def test_an_operator_tells_an_agent_what_it_cannot_find_by_itself(monkeypatch, t
     (one,) = hosted(AgentSettings(devices="cpu", state_dir=tmp_path))
     assert (one.inventory.rack_power_w, one.inventory.contents) == (42_000, ("image", "data"))
     assert one.inventory.fetch_mib_s == 250
+
+
+def test_a_gpu_nodes_processors_are_offered_beside_its_gpus():
+    layer = WithProcessors(SimulatedLayer(inventory(devices=2).devices), CpuLayer("n0"))
+    found = layer.discover()
+    assert [(d.id, d.index, d.kind) for d in found] == [
+        ("n0-gpu0", 0, "gpu"), ("n0-gpu1", 1, "gpu"), ("n0-cpu0", 2, "cpu"),
+    ]  # fmt: skip
+    assert [sample.device for sample in layer.sample({})] == [d.id for d in found]
+    gpu, cpu = rank("n0-gpu1"), rank("n0-cpu0", milli=500)
+    assert layer.environment((gpu,))["CUDA_VISIBLE_DEVICES"] == "1"
+    alone = layer.environment((cpu,))
+    assert (alone["CUDA_VISIBLE_DEVICES"], "OMP_NUM_THREADS" in alone) == ("", True)
+    both = layer.environment((gpu, cpu))
+    assert (both["CUDA_VISIBLE_DEVICES"], both["BATON_DEVICES"]) == ("1", "n0-gpu1,n0-cpu0")
+
+
+def test_an_operator_may_keep_a_gpu_nodes_processors_to_itself(monkeypatch, tmp_path):
+    monkeypatch.setattr("services.agent.nodes.NvmlLayer", lambda dynamic: SimulatedLayer(inventory(devices=1).devices))
+    offered = [
+        [
+            d.kind
+            for d in hosted(AgentSettings(devices="nvml", node="n0", processors=p, state_dir=tmp_path))[
+                0
+            ].layer.discover()
+        ]
+        for p in (True, False)
+    ]
+    assert offered == [["gpu", "cpu"], ["gpu"]]

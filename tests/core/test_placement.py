@@ -5,9 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.placement import Blocked, BlockReason, Placed, View, find
+from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
+from libs.core.placement.score.mix import Mix, kind_of
+from libs.core.placement.score.scorer import Scorer
+from libs.core.placement.throughput import Chooser, Throughputs
 from libs.core.state.fleet import Fleet, Overcommitted
-from libs.core.state.model import shape_of
+from libs.core.state.model import Shape, shape_of
 from schemas.jobs import JobSpec
 from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Topology, TopologyPolicy
 from tests.core.builders import GIB, node
@@ -52,6 +55,59 @@ def test_a_share_needs_its_memory_too():
     fleet = fleet_of(node("a", 1), node("b", 1))
     take(fleet, "a-gpu0", 500, 79)
     assert names(fleet, find(View.of(fleet), shape(share_milli=100, memory_mib=10 * GIB))) == ["b-gpu0"]
+
+
+PRICES = {"T4": 350_000, "L4": 440_000, "A10": 900_000, "H100": 2_990_000}
+MEMORY_GIB = {"T4": 16, "L4": 24, "A10": 24, "H100": 80, "New": 12}
+
+
+def market(*models: str, prices: dict[str, int] | None = PRICES) -> View:
+    """A pool with a node of each model."""
+    fleet = fleet_of(*(node(m.lower(), model=m, memory_gib=MEMORY_GIB[m]) for m in models))
+    return View.of(fleet, None if prices is None else Chooser(Throughputs(), prices.get))
+
+
+def model_of(view: View, **resources) -> str:
+    placed = find(view, shape(**resources))
+    assert isinstance(placed, Placed)
+    return view.fleet.models.names[int(view.fleet.model[placed.rows[0]])]
+
+
+@pytest.mark.parametrize(
+    ("models", "memory_gib", "chosen"),
+    [
+        (("T4", "H100"), 0, "T4"),
+        (("T4", "H100"), 20, "H100"),  # it does not fit the cheap one
+        (("A10", "L4"), 20, "L4"),  # equal memory, half the price
+        (("New", "L4"), 0, "L4"),  # what has no price comes last, however small
+        (("New",), 0, "New"),
+    ],
+)
+def test_a_job_that_names_no_type_gets_the_cheapest_that_fits(models, memory_gib, chosen):
+    for devices in (1, 2):
+        assert model_of(market(*models), devices=devices, memory_mib=memory_gib * GIB) == chosen
+
+
+def test_memory_that_is_left_over_counts_as_cost():
+    prices = {"T4": 400_000, "H100": 390_000}
+    assert model_of(market("T4", "H100", prices=prices)) == "H100"
+    assert model_of(market("T4", "H100", prices=prices), memory_mib=14 * GIB) == "T4"
+
+
+def test_without_prices_the_smallest_memory_is_taken_and_with_types_the_jobs_order():
+    assert model_of(market("A10", "T4", prices=None)) == "T4"
+    assert model_of(market("A10", "New", prices={})) == "New"
+    assert model_of(market("A10", "T4"), types=("A10", "T4")) == "A10"
+
+
+def test_a_model_that_others_need_more_counts_as_dearer():
+    view = market("T4", "L4")
+    bound = Shape(devices=1, types=("T4",), cpu_milli=0)
+    view.fleet.scorer = view.scorer = Scorer(Mix.expecting([(kind_of(bound), 0.95), (kind_of(Shape(devices=1)), 0.05)]))
+    view.scorer.upkeep(view)
+    assert model_of(view) == "L4"
+    fast = find(view, shape(), context=Context(fast=True))
+    assert view.fleet.models.names[int(view.fleet.model[fast.rows[0]])] == "T4"
 
 
 def test_types_are_tried_in_the_jobs_order_and_a_gang_is_of_one_type():

@@ -4,7 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from libs.adapters.devices.fleet import parse_fleet
+from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.metering import Prices
 from libs.core.explain.diagnosis import text_of
 from libs.core.explain.dry_run import Market, hide, plan_job
@@ -14,10 +17,15 @@ from libs.core.placement import Blocked, BlockReason
 from libs.core.placement.answer import dominant
 from libs.core.placement.throughput import Chooser, Measured, Throughputs
 from libs.core.scheduling import preemption
+from libs.core.scheduling.decider import Decider
+from libs.core.state import fold
 from libs.core.state.model import Job, Shape, State
+from libs.embedded.servers import NatsOptions
 from schemas.billing import Price, PriceBook
+from schemas.ids import job_id
 from schemas.inbox import NodeLost, QuotaChanged, Tick
 from schemas.jobs import CheckpointPolicy, JobSpec, ModelShape, Simulation, Workload
+from schemas.ledger import JobQueued, NodeJoined
 from schemas.queries import PlanReply, PlanVerdict
 from schemas.resources import Inventory, Level, Objective, Precision, Resources, Role, Runtime, Topology, TopologyPolicy
 from tests.core.builders import GIB, World, job, node
@@ -555,3 +563,30 @@ def test_the_objective_decides_where_it_would_run() -> None:
     finish = planned(world, spec(1, family="bert", objective=Objective.FINISH))
     cheap = planned(world, spec(1, family="bert", objective=Objective.COST))
     assert (finish.nodes[0].model, cheap.nodes[0].model) == ("H100", "A10")
+
+
+def test_a_plan_shows_a_whole_v5p_pod_as_one_slice_and_its_grant_fits_into_a_message() -> None:
+    """8,960 chips, 16 x 20 x 28: the largest pod of that generation, on 2,240 hosts of 2 x 2 x 1."""
+    pod = parse_fleet(
+        'groups: [{name: "host-{i}", count: 2240, nodes_per_leaf: 64, devices: '
+        "{model: v5p, count: 4, torus: {shape: [16, 20, 28], host: [2, 2, 1]}}}]",
+        "pod",
+    )
+    state, shape = State(), FleetShape.of(pod, {})
+    for inventory in pod:
+        fold.apply(state, NodeJoined(incarnation=1, inventory=inventory), 1)
+    asked = spec(types=("v5p",), torus=(16, 20, 28), devices=8960)
+    reply = plan_job(state, asked, "research", 1, market(), fleet=shape)
+    assert (reply.verdict, sum(len(n.devices) for n in reply.nodes), len(reply.nodes)) == (PlanVerdict.NOW, 8960, 2240)
+    assert reply.link_gb_s == 100  # one link of the torus
+    job_id_ = job_id("research", "pod")
+    queued = JobQueued(
+        job_id=job_id_, team="research", spec=asked, spec_hash="", client_key="pod", priority=0, preempts=False,
+        submitted_us=1,
+    )  # fmt: skip
+    fold.apply(state, queued, 1)
+    (grant,) = Decider(state).decide([], 2)
+    assert len({claim.device for claim in grant.claims}) == 8960
+    assert len(grant.model_dump_json()) < NatsOptions().max_payload_bytes
+    with pytest.raises(ValidationError, match="9216"):
+        spec(types=("v5p",), torus=(16, 20, 32), devices=10_240)  # more chips than any pod has

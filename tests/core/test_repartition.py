@@ -3,15 +3,19 @@
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.admission.feasible import demand_of, objections
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.placement import mig
+from libs.core.placement import Placed, View, find, mig
+from libs.core.placement.score.mix import Mix, kind_of
+from libs.core.placement.score.scorer import Scorer
 from libs.core.scheduling.cycle import Policy
 from libs.core.scheduling.decider import Decider
-from libs.core.state.model import State
+from libs.core.state.fleet import Fleet
+from libs.core.state.model import Shape, State
 from schemas import inbox
 from schemas.ledger import BoardRecut
 from schemas.resources import Device, DeviceKind, Inventory, MigBoard, Resources
@@ -140,6 +144,20 @@ def test_a_board_that_is_being_cut_is_not_cut_for_another_however_long_it_takes(
     assert held(world, first)
     assert held(world, second)
     world.check()
+
+
+@pytest.mark.parametrize(("asked_for", "start"), [("", 2), (THREE, 2), ("2g.20gb", 6)])
+def test_an_instance_is_taken_where_it_leaves_the_profiles_possible_that_are_asked_for(asked_for, start) -> None:
+    fleet = Fleet()
+    fleet.join(cut("n0", {"b0": ONES}), 1)
+    if asked_for:
+        fleet.scorer = Scorer(Mix.expecting([(kind_of(Shape(devices=1, profile=asked_for)), 1.0)]))
+        fleet.scorer.upkeep(View.of(fleet))
+    view = View.of(fleet)
+    view.take(np.array([fleet.row(f"b0-{ONE}-{busy}") for busy in (0, 1)]), Shape(devices=1, profile=ONE))
+    placed = find(view, Shape(devices=1, profile=ONE))
+    assert isinstance(placed, Placed)
+    assert fleet.boards["b0"].rows[int(placed.rows[0])] == (ONE, start)
 
 
 def test_only_a_tick_recuts_and_only_when_it_may() -> None:

@@ -16,11 +16,11 @@ from libs.core.scheduling import preemption
 from libs.core.scheduling.cycle import reserve
 from libs.core.state.desired import desired
 from libs.core.state.fleet import Fleet, Index
-from libs.core.state.model import Shape
+from libs.core.state.model import Shape, shape_of
 from libs.core.state.snapshot import dump, load
 from schemas import inbox
 from schemas.ids import job_id
-from schemas.jobs import CheckpointPolicy, JobSpec
+from schemas.jobs import CheckpointPolicy, JobSpec, ModelShape
 from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Role, Topology, TopologyPolicy
 from tests.core.builders import GIB, World
 from tests.core.test_topology_properties import gang, nested, role
@@ -291,6 +291,32 @@ def test_an_elastic_gang_is_granted_what_there_is_and_charged_for_that():
     assert len(w.machine.state.jobs[job].current.claims) == 5
     assert w.machine.state.committed_milli("research") == 8000
     w.check()
+
+
+def elastic(name: str, devices: int, fewest: int, tensor: int, pipeline: int = 1) -> inbox.JobAdmitted:
+    """One whose model is split over tensor x pipeline devices."""
+    asked = admitted(name, Resources(devices=devices, min_devices=fewest))
+    model = ModelShape(parameters_b=7, tensor_parallel=tensor, pipeline_parallel=pipeline)
+    return asked.model_copy(update={"spec": asked.spec.model_copy(update={"model": model})})
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "got"), [(7, None, 4), (6, None, 4), (8, 7000, 4), (3, None, 0), (8, None, 8)]
+)
+def test_an_elastic_gang_gets_only_sizes_that_its_model_divides(free, limit, got):
+    w = World(host("a", 8))
+    w.send(inbox.QuotaChanged(team="research", limit_milli=limit))
+    if free < 8:
+        submit(w, "others", Resources(devices=8 - free), team="others")
+    job = w.submit(elastic("split", 8, 4, tensor=2, pipeline=2))
+    current = w.machine.state.jobs[job].current
+    assert (len(current.claims) if current else 0) == got
+    w.check()
+
+
+def test_what_is_kept_for_an_elastic_gang_is_cut_to_whole_replicas():
+    shape = shape_of(elastic("split", 12, 4, tensor=4).spec)
+    assert [cut(shape, n).devices if cut(shape, n) else None for n in (3, 5, 11, 12, 13)] == [None, 4, 8, 12, 12]
 
 
 def test_an_elastic_gang_is_cut_to_its_teams_quota():

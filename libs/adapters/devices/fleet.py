@@ -10,6 +10,7 @@ groups:
     cpus: 192
     memory_gib: 2048
     labels: {site: west}
+    grant_cpus: true             optional: its processors are a device too, of model CPU, beside the others
     rack_power_w: 42000          optional: power cap of each leaf, watts
     contents: [sha256:9f86]      optional: images and datasets on the disks of its nodes
     fetch_mib_s: 2500            optional: how fast a node fetches what it has not
@@ -33,7 +34,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from libs.core.accelerators.catalog import Accelerator, find_model
+from libs.core.accelerators.catalog import CPU, Accelerator, find_model
 from libs.core.accelerators.mig_boards import Geometry, geometry_for
 from libs.core.placement.mig.layouts import Layout, layouts
 from schemas.base import NodeName, Strict
@@ -58,9 +59,12 @@ class FleetTorus(Strict):
 
     def chips(self, host: int) -> list[tuple[int, ...]]:
         """Coordinates of the chips of host `host`, in their order."""
-        corners = list(product(*(range(0, n, h) for n, h in zip(self.shape, self.host, strict=True))))
+        corner: list[int] = []
+        for n, h in reversed(list(zip(self.shape, self.host, strict=True))):
+            host, at = divmod(host, n // h)
+            corner.insert(0, at * h)
         inside = product(*(range(h) for h in self.host))
-        return [tuple(c + o for c, o in zip(corners[host], offset, strict=True)) for offset in inside]
+        return [tuple(c + o for c, o in zip(corner, offset, strict=True)) for offset in inside]
 
 
 class FleetDevices(Strict):
@@ -153,6 +157,15 @@ class FleetGroup(Strict):
     contents: tuple[str, ...] = Field(default=(), description="images and datasets on each node's disk")
     fetch_mib_s: int = Field(default=1000, ge=1, description="how fast a node fetches what it has not, MiB/s")
     rack_power_w: int = Field(default=0, ge=0, description="power cap of each leaf, watts; 0: none")
+    grant_cpus: bool = Field(default=False, description="the processors are a device too: needs cpus and memory_gib")
+
+    @model_validator(mode="after")
+    def _has_processors_to_grant(self) -> "FleetGroup":
+        if self.grant_cpus and not (self.cpus and self.memory_gib):
+            raise ValueError("grant_cpus offers the processors and the host's memory: give cpus and memory_gib")
+        if self.grant_cpus and self.devices.model == CPU.model:
+            raise ValueError("these devices are processors already: leave grant_cpus out")
+        return self
 
 
 class SimulatedFleet(Strict):
@@ -216,7 +229,10 @@ def _node(path: str, number: int, group: FleetGroup, i: int) -> Inventory:
         return Inventory(
             node=texts["name"],
             position=Position(leaf=texts["leaf"], spine=texts["spine"], zone=texts["zone"]),
-            devices=tuple(_devices(group, texts["name"], i)),
+            devices=(
+                *(found := tuple(_devices(group, texts["name"], i))),
+                *_processors(group, texts["name"], len(found)),
+            ),
             boards=tuple(_boards(group.devices, texts["name"])),
             cpus=group.cpus,
             memory_mib=int(group.memory_gib * MIB_PER_GIB),
@@ -255,6 +271,19 @@ def _devices(group: FleetGroup, node: NodeName, i: int) -> Iterator[Device]:
             power_limit_w=devices.power_limit_w,
             runtime=runtime,
             **_coordinates(group, i, index),
+        )
+
+
+def _processors(group: FleetGroup, node: NodeName, index: int) -> Iterator[Device]:
+    """The processors of a node as a device beside its others."""
+    if group.grant_cpus:
+        yield Device(
+            id=f"{node}-cpu0",
+            index=index,
+            kind=CPU.kind,
+            model=CPU.model,
+            memory_mib=int(group.memory_gib * MIB_PER_GIB),
+            runtime=CPU.runtime,
         )
 
 

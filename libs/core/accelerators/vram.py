@@ -14,7 +14,7 @@ from math import ceil
 from operator import truediv
 
 from schemas.jobs import ModelShape, Optimizer, Workload
-from schemas.resources import Precision
+from schemas.resources import MOST_DEVICES, Precision
 
 MIB = 1024 * 1024
 FRAMEWORK_BYTES = 300 * MIB
@@ -166,7 +166,7 @@ def gib(count: float) -> str:
 
 
 def _replicas(shape: ModelShape, devices: int) -> int:
-    split = shape.tensor_parallel * shape.pipeline_parallel
+    split = shape.devices_per_replica
     if devices % split:
         raise Impossible(
             "tensor_parallel",
@@ -192,7 +192,7 @@ def _parts(shape: ModelShape, replicas: int) -> Iterator[MemoryPart]:
 
 
 def _split(shape: ModelShape) -> tuple[int, str]:
-    split = shape.tensor_parallel * shape.pipeline_parallel
+    split = shape.devices_per_replica
     return split, f" / (tensor {shape.tensor_parallel} x pipeline {shape.pipeline_parallel})" if split > 1 else ""
 
 
@@ -308,14 +308,14 @@ def _over(shards: int) -> str:
 
 
 def _remedies(shape: ModelShape, devices: int) -> Iterator[tuple[str, ModelShape, int]]:
-    split = shape.tensor_parallel * shape.pipeline_parallel
+    split = shape.devices_per_replica
     if shape.workload is not Workload.INFERENCE:
         saved = shape.model_copy(update={"activation_checkpointing": True})
         sharded = saved.model_copy(update={"zero_stage": 3})
         yield "set model.activation_checkpointing to true", saved, devices
         yield "set model.zero_stage to 3 and model.activation_checkpointing to true", sharded, devices
         count = split
-        while count < 4096:
+        while count < MOST_DEVICES:
             count *= 2
             if count > devices:
                 yield f"set resources.devices to {count} and model.zero_stage to 3", sharded, count

@@ -269,7 +269,7 @@ def _fewer(view: View, job: Job, context: Context, most: int) -> Iterator[str]:
     if shape.torus or shape.roles:
         return
     model = job.spec.model
-    unit = model.tensor_parallel * model.pipeline_parallel if model else 1
+    unit = model.devices_per_replica if model else 1
 
     def works(units: int) -> bool:
         memory = max(job.spec.resources.memory_mib if model else shape.memory_mib, _need_mib(job, units * unit))

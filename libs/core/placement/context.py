@@ -6,10 +6,11 @@ of the newcomer's.
 """
 
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from libs.core.placement.view import Context, View
+from libs.core.placement.view import Context, View, host_of
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
 from schemas.jobs import Latency
@@ -85,9 +86,13 @@ def _host_resources(state: State, view: View, holder: str, sign: int) -> None:
     job = state.jobs.get(holder)
     if job is None:
         return
-    cpu_milli = max((job.shape.cpu_milli, *(role.cpu_milli for role in job.shape.roles)))
-    host_mib = max((job.shape.host_mib, *(role.host_mib for role in job.shape.roles)))
-    if cpu_milli or host_mib:
-        nodes = state.fleet.node[[state.fleet.row(device) for device in state.holds[holder]]]
-        np.add.at(view.free_cpu, nodes, sign * cpu_milli)
-        np.add.at(view.free_host, nodes, sign * host_mib)
+    hungriest = replace(
+        job.shape,
+        cpu_milli=max((job.shape.cpu_milli, *(role.cpu_milli for role in job.shape.roles))),
+        host_mib=max((job.shape.host_mib, *(role.host_mib for role in job.shape.roles))),
+    )
+    rows = np.array([state.fleet.row(device) for device in state.holds[holder]], dtype=np.int64)
+    cpu_milli, host_mib = host_of(view, rows, hungriest)
+    if cpu_milli.any() or host_mib.any():
+        np.add.at(view.free_cpu, state.fleet.node[rows], sign * cpu_milli)
+        np.add.at(view.free_host, state.fleet.node[rows], sign * host_mib)

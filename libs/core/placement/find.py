@@ -11,13 +11,14 @@ from libs.core.placement.answer import Blocked, BlockReason, Placed, dominant
 from libs.core.placement.mig.fit import cheapest
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
-from libs.core.placement.search.choice import best_scored, on_processors
+from libs.core.placement.search.choice import NodeCosts, best_scored, on_processors
 from libs.core.placement.search.constraints import candidates, cap_of, under_caps
 from libs.core.placement.search.gang import place_nested
 from libs.core.placement.search.locality import soonest
+from libs.core.placement.search.models import models_in_order
 from libs.core.placement.search.topology import confined, place_elastic, place_gang
 from libs.core.placement.search.torus import place_box
-from libs.core.placement.view import NOBODY, Context, View
+from libs.core.placement.view import NOBODY, Context, View, processors_among
 from libs.core.state.fleet import Fleet, Ints
 from libs.core.state.model import Shape
 from schemas.resources import WHOLE_MILLI, Device, Inventory, Objective
@@ -35,22 +36,25 @@ def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context =
     if shape.devices == 0:
         return on_processors(view, shape, context)
     if shape.roles:
-        return place_nested(view, shape, beneficiary, context, _models)
+        return place_nested(view, shape, beneficiary, context)
     mask, removed = candidates(view, shape, beneficiary, context)
     able = np.flatnonzero(mask)
     left = len(able)
     if left < shape.least:
         return Blocked(dominant(removed, left, shape.least), removed, left)
+    costs = NodeCosts(view, shape, context)
     of_any = shape.objective == Objective.ANY
     full = able[under_caps(view.fleet, shape, shape.devices)[able]] if shape.caps else able
-    if of_any and (placed := best_scored(view, shape, full, context)) is not None:
+    if of_any and (placed := best_scored(view, shape, full, context, costs)) is not None:
         return placed
-    models: list[int | None] = [None] if of_any and shape.devices == 1 else [*_models(view, shape, able)]
+    models: list[int | None] = [None]
+    if not of_any or shape.devices > 1:
+        models = [*models_in_order(view, shape, able, costs)]
     for model in models:
         rows = _of_model(view.fleet, full, model)
         if len(rows) < shape.devices:
             continue
-        if not of_any and (placed := best_scored(view, shape, rows, context)) is not None:
+        if not of_any and (placed := best_scored(view, shape, rows, context, costs)) is not None:
             return placed
         if shape.torus:
             placed = place_box(view, shape, rows, context)
@@ -73,29 +77,6 @@ def _of_model(fleet: Fleet, rows: Ints, model: int | None) -> Ints:
     return rows if model is None else rows[fleet.model[rows] == model]
 
 
-def _models(view: View, shape: Shape, rows: Ints) -> list[int]:
-    """Acceptable models, best first: by the job's objective where its family was measured, else as `_listed`."""
-    fleet, codes = view.fleet, _listed(view.fleet, shape, rows)
-    if view.chooser is None or not shape.family or shape.objective == Objective.LISTED or len(codes) < 2:
-        return codes
-    names = tuple(fleet.models.names[code] for code in codes)
-    ranked = view.chooser.order(shape.objective, shape.family, shape.devices, shape.profile, names)
-    return [fleet.models.find(name) for name in ranked]
-
-
-def _listed(fleet: Fleet, shape: Shape, rows: Ints) -> list[int]:
-    """Acceptable models, the job's order first; without one the smallest memory first, to keep big devices free."""
-    if shape.types:
-        return [code for name in shape.types if (code := fleet.models.find(name)) >= 0]
-    models = fleet.model[rows]
-    present = np.flatnonzero(np.bincount(models)).tolist()
-    if len(present) == 1:
-        return present
-    memory = np.full(len(fleet.models), np.iinfo(np.int64).max, dtype=np.int64)
-    np.minimum.at(memory, models, fleet.memory_mib[rows])
-    return sorted(present, key=lambda m: (int(memory[m]), fleet.models.names[m]))
-
-
 def _gang(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | None:
     """On the nodes that are ready first, where that is no wider than elsewhere."""
     placed = place_gang(view, shape, rows, context)
@@ -107,7 +88,12 @@ def _gang(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | No
 
 
 def _single(view: View, rows: Ints) -> Placed:
-    """A share prefers the device with the least compute left, then either kind the fullest node, then the lowest row."""
+    """A share prefers the device with the least compute left, then either kind the fullest node, then the lowest row.
+    Processors are taken first where the fewest accelerators need them."""
+    if processors_among(view.fleet, rows).any():
+        beside = np.bincount(view.fleet.node[view.fleet.up & ~view.fleet.cpu], minlength=len(view.fleet.leaf))
+        accelerators = beside[view.fleet.node[rows]]
+        rows = rows[accelerators == accelerators.min()]
     nodes, free_milli = view.fleet.node[rows], view.free_milli[rows]
     whole_on_node = np.bincount(nodes, weights=free_milli == WHOLE_MILLI).astype(np.int64)
     order = (free_milli * (whole_on_node.max() + 1) + whole_on_node[nodes]) * len(view.fleet.up) + rows

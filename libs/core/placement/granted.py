@@ -10,7 +10,7 @@ from schemas.resources import Claim, Span
 def claims_of(view: View, shape: Shape, placed: Placed) -> tuple[Claim, ...]:
     """The claims of a grant in rank order, each with the next epoch of its device, before `view.take`."""
     fleet, rows = view.fleet, placed.rows
-    cpu_milli, host_mib = host_of(shape, placed.roles, len(rows))
+    cpu_milli, host_mib = host_of(view, rows, shape, placed.roles)
     memory = memory_of(view, rows, shape)
     epochs = view.epoch[rows] + 1
     fleet_nodes, fleet_devices = fleet.node_names.names, fleet.devices.names

@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from pydantic import Field
 
@@ -27,6 +28,8 @@ HOUR_S = 3600
 
 Price = Callable[[str], int]
 """Millionths of the currency unit per device and hour, of a billed model (`H100`, or `H100:1g.10gb`)."""
+PriceIfAny = Callable[[str], int | None]
+"""As `Price`; None for a model without a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """One model for a job. `finish_s` is None when the number of steps is; all three are None when it is unknown."""
+    """One model for a job. `finish_s` is None when the number of steps is, `micros_per_step` when the price is; all three
+    are None when it is unknown."""
 
     model: str
     steps_per_s: float | None = None
@@ -120,7 +124,7 @@ def _beyond(curve: Sequence[tuple[int, float]], devices: int) -> float:
 
 def choose(
     table: Throughputs,
-    price: Price,
+    price: PriceIfAny,
     family: str,
     counts: Mapping[str, int] | int,
     models: Sequence[str],
@@ -141,7 +145,8 @@ def choose(
         if rate is None:
             choices.append(ModelChoice(model))
             continue
-        micros = price(model) * devices / HOUR_S / rate
+        hour = price(model)
+        micros = None if hour is None else hour * devices / HOUR_S / rate
         choices.append(ModelChoice(model, rate, micros, None if steps is None else steps / rate))
     if objective == Objective.LISTED:
         return choices
@@ -149,15 +154,17 @@ def choose(
 
 
 def _weight(choice: ModelChoice, objective: str) -> float:
-    if choice.steps_per_s is None or choice.micros_per_step is None:
+    if choice.steps_per_s is None:
         return 0.0
-    return choice.micros_per_step if objective == Objective.COST else 1 / choice.steps_per_s
+    if objective == Objective.COST:
+        return inf if choice.micros_per_step is None else choice.micros_per_step
+    return 1 / choice.steps_per_s
 
 
 class Chooser:
     """What the placer asks for the order of device models. Answers are kept: a cycle asks the same again and again."""
 
-    def __init__(self, table: Throughputs, price: Price) -> None:
+    def __init__(self, table: Throughputs, price: PriceIfAny) -> None:
         self.table, self.price = table, price
         self._known: dict[tuple[str, str, int, str, tuple[str, ...]], tuple[str, ...]] = {}
 
@@ -174,6 +181,10 @@ class Chooser:
             ranked = choose(self.table, self.price, family, devices, list(billed), objective)
             known = self._known[key] = tuple(billed[choice.model] for choice in ranked)
         return known
+
+    def price_of(self, model: str, profile: str) -> int | None:
+        """Millionths of the currency unit per device and hour; None when the price book has none."""
+        return self.price(f"{model}:{profile}" if profile else model)
 
 
 _REMEMBERED = 4096

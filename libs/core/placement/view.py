@@ -1,5 +1,6 @@
 """What is free, as a cycle sees it: the fleet's arrays with the cycle's own grants already taken out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -9,12 +10,16 @@ import numpy.typing as npt
 from libs.core.placement.throughput import Chooser
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import Shape
+from schemas.resources import WHOLE_MILLI, Runtime
 
 Costs = tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]
 
 
 class Scores(Protocol):
     """What `find` needs of a scorer; see `libs.core.placement.score.scorer.Scorer`."""
+
+    @property
+    def profiles(self) -> Mapping[str, float]: ...
 
     def costs(self, view: "View", shape: Shape) -> Costs | None: ...
 
@@ -85,7 +90,7 @@ class View:
         self.free_mib[rows] -= memory_of(self, rows, shape)
         self.held[rows] = NOBODY
         self.epoch[rows] += 1
-        cpu_milli, host_mib = host_of(shape, roles, len(rows))
+        cpu_milli, host_mib = host_of(self, rows, shape, roles)
         if cpu_milli.any() or host_mib.any():
             np.subtract.at(self.free_cpu, self.fleet.node[rows], cpu_milli)
             np.subtract.at(self.free_host, self.fleet.node[rows], host_mib)
@@ -94,18 +99,43 @@ class View:
         """The inverse of `take`, but for the epochs: they only grow."""
         self.free_milli[rows] += shape.milli
         self.free_mib[rows] += memory_of(self, rows, shape)
-        cpu_milli, host_mib = host_of(shape, roles, len(rows))
+        cpu_milli, host_mib = host_of(self, rows, shape, roles)
         np.add.at(self.free_cpu, self.fleet.node[rows], cpu_milli)
         np.add.at(self.free_host, self.fleet.node[rows], host_mib)
 
 
-def host_of(shape: Shape, roles: Ints | None, ranks: int) -> tuple[Ints, Ints]:
-    """Processors (thousandths) and host memory (MiB) of each rank, both of shape (ranks,)."""
+def host_of(view: View, rows: Ints, shape: Shape, roles: Ints | None = None) -> tuple[Ints, Ints]:
+    """Processors (thousandths) and host memory (MiB) that a grant of `rows` takes of each one's node, shape (n,).
+
+    A node's processors may be a device of their own, beside accelerators that draw on the same ones: a share of that
+    device counts as its part of the node's processors and memory, so that nobody else is granted them.
+    """
     if roles is None:
-        return np.full(ranks, shape.cpu_milli, dtype=np.int64), np.full(ranks, shape.host_mib, dtype=np.int64)
-    cpu = np.array([role.cpu_milli for role in shape.roles], dtype=np.int64)
-    host = np.array([role.host_mib for role in shape.roles], dtype=np.int64)
-    return cpu[roles], host[roles]
+        cpu = np.full(len(rows), shape.cpu_milli, dtype=np.int64)
+        host = np.full(len(rows), shape.host_mib, dtype=np.int64)
+    else:
+        cpu = np.array([role.cpu_milli for role in shape.roles], dtype=np.int64)[roles]
+        host = np.array([role.host_mib for role in shape.roles], dtype=np.int64)[roles]
+    own = processors_among(view.fleet, rows)
+    if own.any():
+        part_cpu, part_host = host_part(view, rows[own], shape)
+        cpu[own], host[own] = np.maximum(cpu[own], part_cpu), np.maximum(host[own], part_host)
+    return cpu, host
+
+
+def processors_among(fleet: Fleet, rows: Ints) -> Bools:
+    """Which of `rows` are processors (mask of shape (n,))."""
+    code = fleet.runtimes.find(Runtime.CPU.value)
+    return fleet.runtime[rows] == code if code >= 0 else np.zeros(len(rows), dtype=np.bool_)
+
+
+def host_part(view: View, rows: Ints, shape: Shape) -> tuple[Ints, Ints]:
+    """Of devices that are processors, the part of their nodes' processors (thousandths) and memory (MiB) that `shape`
+    takes, both of shape (n,). A node that does not tell what it has loses none."""
+    fleet, nodes = view.fleet, view.fleet.node[rows]
+    cpu = fleet.cpu_milli[nodes] * shape.milli // WHOLE_MILLI
+    host = memory_of(view, rows, shape) * fleet.host_mib[nodes] // np.maximum(1, fleet.memory_mib[rows])
+    return cpu, host
 
 
 def memory_of(view: View, rows: Ints, shape: Shape) -> Ints:

@@ -64,10 +64,16 @@ class Shape:
     caps: tuple[Cap, ...] = ()
     """Only of a request that is about to be placed: the most devices of some models that its team's limits leave it. The
     shape that a job waits with has none."""
+    unit: int = 1
+    """Elastic: it may get multiples of so many devices only, those that one replica of its model is split over."""
 
     @property
     def whole(self) -> bool:
         return self.milli == WHOLE_MILLI
+
+    def whole_units(self, devices: int) -> int:
+        """The most of `devices` that it may get; all that it asks for is never cut."""
+        return devices if devices >= self.devices else devices - devices % self.unit
 
     @property
     def least(self) -> int:
@@ -102,6 +108,7 @@ def shape_of(spec: JobSpec) -> Shape:
         contents=tuple(sorted((c.name, c.size_mib) for c in r.contents)),
         objective=r.objective.value,
         family=r.family,
+        unit=spec.model.devices_per_replica if spec.model is not None and r.min_devices is not None else 1,
     )
 
 

@@ -8,7 +8,7 @@ sharable(model)          placement: whether a fraction may be granted
 
 from collections.abc import Iterator, Sequence
 
-from libs.core.accelerators.catalog import find_model, tpu_generations
+from libs.core.accelerators.catalog import CPU, find_model, tpu_generations
 from libs.core.accelerators.vendors import tpu_boxes
 from libs.core.accelerators.vendors.amd import Amd
 from libs.core.accelerators.vendors.aws import Aws
@@ -60,9 +60,12 @@ def sharable(model: str) -> bool:
 
 
 def visibility(granted: Sequence[Granted]) -> dict[str, str]:
-    """The variables that show a process exactly the devices `granted` (at least one, of one node), in rank order."""
+    """The variables that show a process exactly the devices `granted` (at least one, of one node), in rank order.
+
+    Processors hide all accelerators, so they come first: accelerators that are granted beside them are seen.
+    """
     out: dict[str, str] = {}
-    for vendor in dict.fromkeys(vendor_of(g.device) for g in granted):
+    for vendor in sorted(dict.fromkeys(vendor_of(g.device) for g in granted), key=lambda v: v.name != CPU.vendor):
         out |= vendor.visibility([g for g in granted if vendor_of(g.device) == vendor])
     return out
 

@@ -1,8 +1,9 @@
 """Among idle MIG instances the one whose use costs the rest of its board the least.
 
 On a board that may be cut anew, a running 1g decides whether a 3g can still be cut there: so it goes beside what runs
-already, and where it leaves the large profiles possible (`libs.core.placement.mig.layouts`). Instances of boards that stay as
-they were found cost nothing.
+already, and where it leaves the profiles possible that others will ask for (`libs.core.placement.mig.layouts`): by the mix of
+requests as the scorer has learned it, those that wait included; every profile alike while nothing is known. Instances of
+boards that stay as they were found cost nothing.
 """
 
 import numpy as np
@@ -20,6 +21,7 @@ def cheapest(view: View, shape: Shape, rows: Ints) -> Ints:
     board_of = view.fleet.board_of
     if not shape.profile or not board_of:
         return rows
+    demand = view.scorer.profiles if view.scorer is not None else {}
     taken: dict[str, mig.Layout] = {}
     costs = np.zeros(len(rows))
     for i, row in enumerate(rows.tolist()):
@@ -28,7 +30,7 @@ def cheapest(view: View, shape: Shape, rows: Ints) -> Ints:
             if board not in taken:
                 taken[board] = busy_instances(view, board)
             known = view.fleet.boards[board]
-            costs[i] = mig.instance_cost(mig.geometry_of(known.board), taken[board], known.rows[row], {})
+            costs[i] = mig.instance_cost(mig.geometry_of(known.board), taken[board], known.rows[row], demand)
     kept: Ints = rows[costs == costs.min()]
     return kept
 

@@ -111,8 +111,15 @@ class Scorer:
         self._memo = kernels.Memo(
             np.zeros(settings.memo, np.uint64), np.zeros(settings.memo, np.float64), np.zeros(1, np.int64)
         )
+        self._profiles: dict[str, float] = {}
         self._rho: Floats = np.zeros(0)
         self._beta: Floats = np.zeros((len(BLOCKS), 0))
+
+    @property
+    def profiles(self) -> Mapping[str, float]:
+        """MIG instances that the requests to come ask for, by profile: each one's part of all devices asked for. Those that
+        wait count like those that were served. Empty while nothing is known."""
+        return self._profiles
 
     @property
     def ready(self) -> bool:
@@ -150,6 +157,7 @@ class Scorer:
         arrived = self.mix.arrived
         if self._tables is None or arrived >= self._rebuild_at():
             shares = self.mix.shares()
+            self._profiles = _profiles(shares)
             self._tables = _Tables.of(shares, self._classes, self.settings, _free(view))
             self._built_at, self._priced_at, self._blocked_at = arrived, -1, -1
             recent = list(self._cache)
@@ -235,6 +243,16 @@ def _bound(room: Floats, tables: "_Tables", headroom: float) -> Floats:
         if not accepts.all():
             asked += demand * accepts * room / max(float(room[accepts].sum()), 1e-9)
     return np.clip(headroom * float(room.sum()) * asked / np.maximum(room, 1e-9), 0.0, 1.0)
+
+
+def _profiles(shares: Mapping[RequestKind, float]) -> dict[str, float]:
+    """MIG profile -> instances of it for each device that an average request asks for."""
+    asked = sum(share * kind.num for kind, share in shares.items())
+    out: dict[str, float] = {}
+    for kind, share in shares.items():
+        if kind.profile and asked > 0:
+            out[kind.profile] = out.get(kind.profile, 0.0) + share * kind.num / asked
+    return out
 
 
 def _keys(classes: _Classes, free: kernels.Free) -> kernels.Words:

@@ -1,6 +1,9 @@
 """Which node: the one whose use costs the requests to come the least (`score`), among those that are equally near."""
 
+from functools import cached_property
+
 import numpy as np
+import numpy.typing as npt
 
 from libs.core.placement.answer import Blocked, BlockReason, Placed
 from libs.core.placement.score import weights
@@ -8,12 +11,33 @@ from libs.core.placement.search.constraints import remembered
 from libs.core.placement.search.links import slowest
 from libs.core.placement.search.locality import seconds_to_ready
 from libs.core.placement.search.topology import allowed_levels, in_order, spans_at
-from libs.core.placement.view import Context, View
+from libs.core.placement.view import Context, Costs, View
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import Shape
 
+Floats = npt.NDArray[np.float64]
 
-def best_scored(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | None:
+
+class NodeCosts:
+    """What each node would cost for one request, asked of the scorer at most once, and only when somebody looks."""
+
+    def __init__(self, view: View, shape: Shape, context: Context) -> None:
+        self._ask = None if context.fast else view.scorer
+        self._view, self._shape = view, shape
+
+    @cached_property
+    def scored(self) -> Costs | None:
+        """Cost per node and, for a share, the free compute of the device to take; None when scores do not apply: nothing
+        is learned yet, or the request is latency-critical."""
+        return None if self._ask is None else self._ask.costs(self._view, self._shape)
+
+    @property
+    def per_node(self) -> Floats | None:
+        """Milli, shape (N,); inf where the request does not fit as a whole."""
+        return None if self.scored is None else self.scored[0]
+
+
+def best_scored(view: View, shape: Shape, rows: Ints, context: Context, costs: NodeCosts) -> Placed | None:
     """The cheapest node for `shape` among the devices `rows`; None when scores do not apply: nothing is learned yet, a
     latency-critical request, a MIG instance, or a gang that no single node holds."""
     if view.scorer is None or context.fast or shape.profile or shape.torus or not len(rows):
@@ -24,10 +48,9 @@ def best_scored(view: View, shape: Shape, rows: Ints, context: Context) -> Place
         if together is None:
             return None
         level, rows = together
-    scored = view.scorer.costs(view, shape)
-    if scored is None:
+    if costs.scored is None:
         return None
-    cost, pick = scored
+    cost, pick = costs.scored
     if shape.contents:
         cost = cost + weights.MILLI_PER_SECOND * seconds_to_ready(view.fleet, np.arange(len(cost)), shape)
     nodes = view.fleet.node[rows]
@@ -94,8 +117,8 @@ def on_processors(view: View, shape: Shape, context: Context) -> Placed | Blocke
             (),
             0,
         )
-    scored = view.scorer.costs(view, shape) if view.scorer is not None and not context.fast else None
-    cost = scored[0][nodes] if scored is not None else np.full(len(nodes), np.inf)
+    known = NodeCosts(view, shape, context).per_node
+    cost = known[nodes] if known is not None else np.full(len(nodes), np.inf)
     if not np.isfinite(cost).any():
         cost = view.free_cpu[nodes].astype(np.float64)
     return Placed(np.zeros(0, dtype=np.int64), "node", node=int(nodes[int(np.argmin(cost))]))

@@ -16,10 +16,10 @@ from libs.core.accelerators.precisions import computes
 from libs.core.accelerators.vendors import sharable
 from libs.core.placement.answer import BlockReason
 from libs.core.placement.search.sieve import first_of_each, members, open_devices, served
-from libs.core.placement.view import NOBODY, Context, View
+from libs.core.placement.view import NOBODY, Context, View, host_part
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import Shape
-from schemas.resources import WHOLE_MILLI
+from schemas.resources import WHOLE_MILLI, Runtime
 
 T = TypeVar("T")
 EACH = -1
@@ -86,6 +86,7 @@ def _narrowed(
         yield BlockReason.SPREAD, _cut(mask, _apart(fleet, context.avoid, shape.spread[1]))
     for reason, limit in _host_limits(view, shape):
         yield reason, _at_most(fleet, shape, mask, limit, together)
+    yield from _own_processors(view, shape, mask)
     if fleet.rack_w.any():
         yield BlockReason.POWER, _cut(mask, _powered(view, shape, beneficiary, mask, together))
 
@@ -195,6 +196,31 @@ def _host_limits(view: View, shape: Shape) -> Iterator[tuple[BlockReason, Ints]]
         yield BlockReason.CPU, np.maximum(0, view.free_cpu) // shape.cpu_milli
     if shape.host_mib:
         yield BlockReason.HOST_MEMORY, np.maximum(0, view.free_host) // shape.host_mib
+
+
+def _own_processors(view: View, shape: Shape, mask: Bools) -> Iterator[tuple[BlockReason, int]]:
+    """Of devices that are processors, leaves those whose node still has the part that the request would take: its
+    accelerators draw on the same ones."""
+    fleet, code = view.fleet, view.fleet.runtimes.find(Runtime.CPU.value)
+    if not shape.types or code < 0:  # processors are granted to jobs that name them
+        return
+    every = remembered(fleet, ("processors", shape.types), lambda: _named_processors(fleet, shape, code))
+    rows = every[mask[every]]
+    if not len(rows):
+        return
+    nodes, (cpu, host) = fleet.node[rows], host_part(view, rows, shape)
+    for reason, lacking in (
+        (BlockReason.CPU, cpu > np.maximum(0, view.free_cpu[nodes])),
+        (BlockReason.HOST_MEMORY, host > np.maximum(0, view.free_host[nodes])),
+    ):
+        gone = rows[lacking]
+        yield reason, int(np.count_nonzero(mask[gone]))
+        mask[gone] = False
+
+
+def _named_processors(fleet: Fleet, shape: Shape, code: int) -> Ints:
+    models = [fleet.models.find(name) for name in shape.types]
+    return np.flatnonzero((fleet.runtime == code) & np.isin(fleet.model, models))
 
 
 def _apart(fleet: Fleet, avoid: tuple[int, ...], level: str) -> Bools:

@@ -12,15 +12,17 @@ Elastic roles are first tried in full. When that fails and the fewest of all rol
 that still fits (bisection).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, permutations
 
 import numpy as np
 
 from libs.core.placement.answer import Blocked, BlockReason, Placed, dominant
+from libs.core.placement.search.choice import NodeCosts
 from libs.core.placement.search.constraints import EACH, candidates, fitting, remembered, under_caps
 from libs.core.placement.search.links import link_gb_s, slowest
+from libs.core.placement.search.models import models_in_order
 from libs.core.placement.search.topology import (
     SPANS,
     allowed_levels,
@@ -43,15 +45,13 @@ _ORDERS = 6
 _TRIES = 64
 """Groups of one level that are tried: each could hold every role by itself, and only their competition can fail."""
 
-Models = Callable[[View, Shape, Ints], list[int]]
-"""Acceptable models among candidates (rows of shape (n,)), best first."""
 Counts = tuple[int, ...]
 """Groups wanted of each role."""
 
 
-def place_nested(view: View, shape: Shape, beneficiary: int, context: Context, models: Models) -> Placed | Blocked:
+def place_nested(view: View, shape: Shape, beneficiary: int, context: Context) -> Placed | Blocked:
     """All roles of `shape` at once in `view`, or why not."""
-    nest = _Nest(view, shape, beneficiary, context, models)
+    nest = _Nest(view, shape, beneficiary, context)
     blocked = nest.short()
     if blocked is not None:
         return blocked
@@ -83,9 +83,11 @@ def role_shape(shape: Shape, role: RoleShape, count: int = 1) -> Shape:
 
 
 def cut(shape: Shape, devices: int) -> Shape | None:
-    """`shape` asking for at most `devices`, elastic parts made smaller (the last role first); None when below its least."""
+    """`shape` asking for at most `devices`, elastic parts made smaller (in whole units; the last role first). None when
+    that is below its least."""
     if devices >= shape.devices:
         return shape
+    devices = shape.whole_units(devices)
     if devices < shape.least:
         return None
     if not shape.roles:
@@ -152,15 +154,15 @@ def _ideal(empty: View, shape: Shape, placed: Placed) -> float:
         for first in placed.rows[placed.roles == i][:1]
     )
     same_size = replace(shape, roles=roles, devices=len(placed.rows))
-    outcome = place_nested(empty, same_size, -1, free, lambda v, s, r: [fleet.models.find(s.types[0])])
+    outcome = place_nested(empty, same_size, -1, free)
     return outcome.link_gb_s if isinstance(outcome, Placed) else 0.0
 
 
 class _Nest:
     """One request of a nested gang against one view: candidates per role, tried in the job's groups."""
 
-    def __init__(self, view: View, shape: Shape, beneficiary: int, context: Context, models: Models) -> None:
-        self.view, self.shape, self.beneficiary, self.context, self.models = view, shape, beneficiary, context, models
+    def __init__(self, view: View, shape: Shape, beneficiary: int, context: Context) -> None:
+        self.view, self.shape, self.beneficiary, self.context = view, shape, beneficiary, context
         self.shapes = [role_shape(shape, role, role.count) for role in shape.roles]
         self.shared = any(s.cpu_milli or s.host_mib for s in self.shapes) or bool(view.fleet.rack_w.any())
         found = [
@@ -277,7 +279,7 @@ class _Nest:
         caps leave beside what other roles have `taken`."""
         fleet = self.view.fleet
         able = np.flatnonzero(mask)
-        for model in self.models(self.view, request, able):
+        for model in models_in_order(self.view, request, able, NodeCosts(self.view, request, self.context)):
             rows = able[fleet.model[able] == model]
             if len(rows) < size * count or size * count > self._left_of(model, taken):
                 continue

@@ -1,10 +1,10 @@
 """How fast two devices can talk: GB/s one way, by device model and by the narrowest level that they share.
 
-Fabric and PCIe rates are the reference collection's (`accelerators.json`: `interconnect.gbs_unidirectional`, or
-`per_pair_unidirectional` where a mesh and not a switch joins the devices; `host_link.gbs_unidirectional`), network rates
-those of one port per device of the model's usual node (`node_shapes`: HDR 25, NDR 50, XDR 100). A fat tree of the
-SuperPOD kind keeps the port's rate up to the spine. Two figures are assumed, and marked: what is left of it across
-spines and across zones.
+Fabric and PCIe rates are the catalogue's (`libs.core.accelerators.catalog`: `link.pair_gb_s`, `host_gb_s`). Here stand only
+what it does not say: the network rate of one port per device of the model's usual node (`node_shapes` of the reference
+collection: HDR 25, NDR 50, XDR 100), the models that it lacks, and the few whose two devices do not talk at the rate of its
+row. A fat tree of the SuperPOD kind keeps the port's rate up to the spine. Two figures are assumed, and marked: what is left
+of it across spines and across zones.
 
 Per model the rates never grow from level to level, so a narrower level is never the slower choice.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from libs.core.accelerators.catalog import find_model
 from libs.core.state.fleet import Fleet, Ints
 
 ACROSS_SPINES = 0.5
@@ -48,41 +49,44 @@ class Links:
 _SHARE = {"leaf": 1.0, "spine": 1.0, "zone": ACROSS_SPINES, "pool": ACROSS_ZONES}
 UNKNOWN = Links(0.0, 0.0, 0.0)
 
-LINKS = {
-    # V100: a hybrid cube mesh, one or two links of 25 per pair (150 only behind the switches of a DGX-2).
-    # A30, A40, RTX-A6000: bridges of two cards.
-    "P100": Links(20.0, _PCIE[3], _EDR),
-    "V100": Links(25.0, _PCIE[3], _EDR),
-    "A30": Links(100.0, _PCIE[4], _SMALL),
-    "A40": Links(56.25, _PCIE[4], _SMALL),
-    "RTX-A6000": Links(56.25, _PCIE[4], _SMALL),
-    **dict.fromkeys(("T4", "U50", "U280"), Links(0.0, _PCIE[3], _SMALL)),
-    **dict.fromkeys(("A2", "A10", "A10G", "L4", "L40", "L40S", "RTX-4090"), Links(0.0, _PCIE[4], _SMALL)),
-    **dict.fromkeys(("RTX-5090", "RTX-PRO-6000"), Links(0.0, _PCIE[5], _SMALL)),
-    # NVSwitch: any pair of an island at the full rate.
-    "A100": Links(300.0, _PCIE[4], _HDR),
-    "A800": Links(200.0, _PCIE[4], _HDR),
-    **dict.fromkeys(("H100", "H200", "H20", "GH200"), Links(450.0, _PCIE[5], _NDR)),
-    "H800": Links(200.0, _PCIE[5], _NDR),
-    "B200": Links(900.0, _PCIE[5], _NDR),
-    "GB200": Links(900.0, _PCIE[5], _NDR),  # NVL72; the C2C link (450) reaches its own Grace only
-    "B300": Links(900.0, _PCIE[6], _XDR),
-    "GB300": Links(900.0, _PCIE[6], _XDR),
-    # xGMI: a mesh of direct links, so a pair has one of them.
-    **dict.fromkeys(("MI210", "MI250X"), Links(50.0, _PCIE[4], _HDR)),
-    **dict.fromkeys(("MI300X", "MI325X"), Links(64.0, _PCIE[5], _NDR)),
-    "MI300A": Links(64.0, _PCIE[5], _NDR),
-    "MI355X": Links(76.5, _PCIE[5], _NDR),
-    # All-to-all of 8 over 21 of 24 ports: three ports of 12.5 (25) per pair.
-    "Gaudi2": Links(37.5, _PCIE[4], _HDR),
-    "Gaudi3": Links(75.0, _PCIE[5], _NDR),
-    # ICI: one link of the torus, half of its two-way rate divided by the links of a chip.
-    "v4": Links(25.0, _PCIE[3], _EDR),
-    "v5e": Links(50.0, _PCIE[3], _EDR),
-    "v5p": Links(100.0, _PCIE[4], _EDR),
-    "v6e": Links(100.0, _PCIE[4], _EDR),
-    "tpu7x": Links(100.0, _PCIE[5], _EDR),
+_PORTS = {
+    **dict.fromkeys(("V100", "v4", "v5e", "v5p", "v6e", "tpu7x"), _EDR),
+    **dict.fromkeys(("A100", "MI250X", "Gaudi2"), _HDR),
+    **dict.fromkeys(
+        ("H100", "H200", "H20", "GH200", "B200", "GB200", "MI300X", "MI325X", "MI355X", "Gaudi3"), _NDR
+    ),
+    **dict.fromkeys(("B300", "GB300"), _XDR),
+    **dict.fromkeys(
+        ("A30", "A40", "RTX-A6000", "T4", "U50", "U280", "A10", "A10G", "L4", "L40", "L40S", "RTX-4090", "RTX-5090",
+         "RTX-PRO-6000"), _SMALL
+    ),
+}  # fmt: skip
+"""Models of the catalogue, by the short name that jobs use."""
+
+_FABRIC = {
+    "V100": 25.0,  # a hybrid cube mesh, one or two links of 25 per pair (150 only behind the switches of a DGX-2)
+    "MI250X": 50.0,  # a mesh of direct links, so a pair has one of them
 }
+_NODE = {"GH200": _PCIE[5], "GB200": _PCIE[5], "GB300": _PCIE[6]}
+"""The C2C link of the catalogue's row reaches its own Grace only."""
+
+_NOT_IN_CATALOGUE = {
+    "P100": Links(20.0, _PCIE[3], _EDR),
+    "A2": Links(0.0, _PCIE[4], _SMALL),
+    "A800": Links(200.0, _PCIE[4], _HDR),
+    "H800": Links(200.0, _PCIE[5], _NDR),
+    "MI210": Links(50.0, _PCIE[4], _HDR),
+    "MI300A": Links(64.0, _PCIE[5], _NDR),
+}
+
+
+def _links(model: str, port: float) -> Links:
+    known = find_model(model)
+    assert known is not None, f"{model} is not in the catalogue"
+    return Links(_FABRIC.get(model, known.link.pair_gb_s), _NODE.get(model, known.host_gb_s or 0.0), port)
+
+
+LINKS = _NOT_IN_CATALOGUE | {model: _links(model, port) for model, port in _PORTS.items()}
 """Models by the short name that jobs use."""
 
 

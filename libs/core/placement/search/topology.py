@@ -33,10 +33,10 @@ def place_gang(view: View, shape: Shape, rows: Ints, context: Context) -> Placed
 
 
 def place_elastic(view: View, shape: Shape, options: list[Ints], most: list[int], context: Context) -> Placed | None:
-    """The largest gang of at least `shape.least` devices on one of `options` (candidates of each model, best first), of
-    each no more than `most`."""
+    """The largest gang of at least `shape.least` devices, in whole units, on one of `options` (candidates of each model,
+    best first), of each no more than `most`."""
     sizes = [
-        min(shape.devices, at_most, largest(view.fleet, shape, rows, context))
+        min(shape.devices, shape.whole_units(min(at_most, largest(view.fleet, shape, rows, context))))
         for rows, at_most in zip(options, most, strict=True)
     ]
     size = max(sizes, default=0)
