@@ -157,7 +157,7 @@ async def test_limits_by_type_reach_the_inbox_and_what_there_is_not_is_laid_asid
     async with Service("quota_billing", **environment(nats_url, pool, tmp_path, file)):
         for types in ({"H10O": 8000}, by_type):
             command = {"team": team, "limit_milli": 16_000, "by_type": types}
-            await js.publish("baton.cmd.quota.v1.set.operator", json.dumps(command).encode())
+            await js.publish(f"baton.cmd.quota.v1.set.{pool}.operator.root", json.dumps(command).encode())
 
         async def arrived() -> list[QuotaChanged] | None:
             return found if len(found := await told(nats, pool)) == 2 else None

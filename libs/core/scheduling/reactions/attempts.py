@@ -59,7 +59,8 @@ def free(
     )
 
 
-def stop(d: Decision, job: Job, cause: StopCause, reason: str) -> None:
+def stop(d: Decision, job: Job, cause: StopCause, reason: str, user: str = "") -> None:
+    """`user`: who asked for it, where somebody did."""
     attempt = job.current
     assert attempt is not None
     d.emit(ledger.AttemptStopping(job_id=job.id, attempt=attempt.number, cause=cause, reason=reason[:1024], user=user))
