@@ -8,6 +8,7 @@ unknown fields and the same class inside a fact does not. Schemas are kept withi
 import re
 from typing import Any
 
+from schemas import subjects
 from schemas.base import Strict
 from schemas.catalog import CATALOG, Message, Model, sentence
 from schemas.json_schema import FAILED, Json, models, rewritten, schema
@@ -18,6 +19,7 @@ SCATTERED = ("agent",)
 
 PARAMETERS: dict[str, Json] = {
     "team": {"description": "A team, checked by the broker against the sender's credential.", "examples": ["research"]},
+    "user": {"description": "Who of the team; checked by the broker like the team.", "examples": ["ana"]},
     "pool": {"description": "A pool of machines: one inbox, one ledger.", "examples": ["main"]},
     "node": {"description": "A machine of the pool; dots of its host name are hyphens.", "examples": ["gpu-rack1-07"]},
 }
@@ -82,7 +84,7 @@ def _channel(m: Message) -> Json:
 
 
 def _reply_channel(m: Message) -> Json:
-    answers = [m.reply_type, *([FAILED] if m.subject.startswith("baton.qry.") else [])]
+    answers = [m.reply_type, *([FAILED] if subjects.is_question(m.subject) else [])]
     return {
         "address": None,
         "title": m.reply_type,

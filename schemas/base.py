@@ -14,6 +14,9 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?$")]
 """A machine's name: one subject token. Dots of a host name are written as hyphens."""
 
+User = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{0,63}$")]
+"""Who asked, within a team: one subject token, as the subject said it. Empty: nobody's, or not known."""
+
 JobId = Annotated[str, StringConstraints(pattern=r"^job-[0-9a-f]{32}$")]
 """Derived from team and client key (`schemas.ids.job_id`): a submit that is sent twice is one job."""
 

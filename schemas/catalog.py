@@ -1,6 +1,7 @@
 """Every message once: its CloudEvents type, model, subject, stream, who sends it and who reads it.
 
-`schemas/generate.py` writes JSON Schema and AsyncAPI from this list; `libs/bus` provisions streams by it.
+`schemas/generate.py` writes JSON Schema and AsyncAPI from this list; `libs/bus/streams.py` takes from it which subjects
+each stream keeps.
 """
 
 import re
@@ -17,7 +18,7 @@ Reply = type[Fact]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One entry. `subject` has `{team}`, `{pool}`, `{node}` for its keys; `stream` is "" for core NATS.
+    """One entry. `subject` is a pattern of `schemas.subjects`, with its keys in braces; `stream` is "" for core NATS.
 
     `reply` is the model of the answer to a request; `note` says what it is about where several types share a model.
     """
@@ -49,28 +50,30 @@ def sentence(model: Model) -> str:
 
 
 def _command(what: str, model: type[Strict]) -> Message:
-    return Message(
-        f"io.baton.job.{what}.v1",
-        model,
-        f"baton.cmd.job.v1.{what}.{{team}}",
-        subjects.REQUESTS,
-        "teams",
-        ("admission",),
-    )
+    subject = subjects.fill(subjects.COMMAND, entity="job", what=what)
+    return Message(f"io.baton.job.{what}.v1", model, subject, subjects.REQUESTS, "teams", ("admission",))
 
 
 def _inbox(entity: str, what: str, model: type[Fact], producer: str) -> Message:
-    subject = f"baton.in.{entity}.v1.{what}.{{pool}}"
-    return Message(f"io.baton.{entity}.{what}.v1", model, subject, "INBOX-{pool}", producer, ("placement",))
+    """What services say to a pool's placement, and what is said of one node."""
+    if entity == "node":
+        subject = subjects.fill(subjects.NODE_INPUT, what=what)
+    else:
+        subject = subjects.fill(subjects.INPUT, entity=entity, what=what)
+    return Message(f"io.baton.{entity}.{what}.v1", model, subject, subjects.INBOX, producer, ("placement",))
 
 
 def _event(what: str, model: type[Fact], producer: str, note: str = "") -> Message:
-    subject = f"baton.evt.job.v1.{what}.{{team}}"
+    subject = subjects.fill(subjects.EVENT, entity="job", what=what)
     return Message(f"io.baton.job.{what}.v1", model, subject, subjects.EVENTS, producer, ("teams",), note=note)
 
 
-def _query(entity: str, what: str, model: Model, owner: str, reply: Reply, note: str = "") -> Message:
-    subject = f"baton.qry.{entity}.v1.{what}.{{team}}"
+def _query(
+    entity: str, what: str, model: Model, owner: str, reply: Reply, note: str = "", *, of_pool: bool = True
+) -> Message:
+    """A question of people. `of_pool`: another pool's owner would answer otherwise."""
+    pattern = subjects.POOL_QUESTION if of_pool else subjects.QUESTION
+    subject = subjects.fill(pattern, entity=entity, what=what)
     return Message(f"io.baton.{entity}.{what}.query.v1", model, subject, "", "teams", (owner,), reply, note)
 
 
@@ -99,7 +102,7 @@ CATALOG: tuple[Message, ...] = (
     Message(
         "io.baton.quota.set.v1",
         billing.SetQuota,
-        "baton.cmd.quota.v1.set.{team}",
+        subjects.fill(subjects.POOL_COMMAND, entity="quota", what="set"),
         subjects.REQUESTS,
         "operators",
         ("quota_billing",),
@@ -116,15 +119,15 @@ CATALOG: tuple[Message, ...] = (
     Message(
         "io.baton.ledger.record.v1",
         ledger.LedgerRecord,
-        "baton.led.pool.v1.record.{pool}",
-        "LEDGER-{pool}",
+        subjects.RECORD,
+        subjects.LEDGER,
         "placement",
         ("admission", "preemption", "quota_billing", "telemetry", "history"),
     ),
     Message(
         "io.baton.node.desired.v1",
         nodes.DesiredState,
-        "baton.cmd.node.v1.desired.{pool}.{node}",
+        subjects.fill(subjects.NODE_COMMAND, what="desired"),
         "",
         "placement",
         ("agent",),
@@ -132,7 +135,7 @@ CATALOG: tuple[Message, ...] = (
     Message(
         "io.baton.node.heartbeat.v1",
         nodes.Heartbeat,
-        "baton.tel.node.v1.heartbeat.{pool}.{node}",
+        subjects.fill(subjects.NODE_SIGNAL, what="heartbeat"),
         "",
         "agent",
         ("telemetry",),
@@ -141,16 +144,16 @@ CATALOG: tuple[Message, ...] = (
     Message(
         "io.baton.node.sample.v1",
         nodes.NodeSampled,
-        "baton.tel.node.v1.sample.{pool}.{node}",
+        subjects.fill(subjects.NODE_SIGNAL, what="sample"),
         subjects.TELEMETRY,
         "agent",
         ("telemetry",),
     ),
     _event("rejected", jobs.JobRejected, "admission"),
     *(_event(what, jobs.JobEvent, "history", _TOLD[what]) for what in JOB_EVENTS),
-    _query("job", "get", queries.JobGet, "history", queries.JobDocument),
-    _query("job", "list", queries.JobListQuery, "history", queries.JobList),
-    _query("event", "list", queries.EventListQuery, "history", queries.EventList),
+    _query("job", "get", queries.JobGet, "history", queries.JobDocument, of_pool=False),
+    _query("job", "list", queries.JobListQuery, "history", queries.JobList, of_pool=False),
+    _query("event", "list", queries.EventListQuery, "history", queries.EventList, of_pool=False),
     _query("job", "explain", queries.ExplainQuery, "placement", queries.Explanation),
     _query("job", "plan", queries.PlanQuery, "placement", queries.PlanReply),
     _query("queue", "list", queries.QueueListQuery, "placement", queries.QueueList),
@@ -158,7 +161,7 @@ CATALOG: tuple[Message, ...] = (
     Message(
         "io.baton.node.desired.query.v1",
         nodes.DesiredQuery,
-        "baton.qry.node.v1.desired.{pool}",
+        subjects.fill(subjects.NODE_QUESTION, what="desired"),
         "",
         "agent",
         ("placement",),
@@ -170,7 +173,7 @@ CATALOG: tuple[Message, ...] = (
     _query(
         "quota", "list", queries.PoolStatusQuery, "quota_billing", billing.QuotaSnapshot, "All teams' quotas and use."
     ),
-    _query("log", "read", queries.LogQuery, "agent", queries.LogPiece),
+    _query("log", "read", queries.LogQuery, "agent", queries.LogPiece, of_pool=False),
 )
 
 BY_TYPE: dict[str, Message] = {m.type: m for m in CATALOG}

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.attempts import KnownByAgent
-from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
+from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.jobs import AcceptedSpec, Checkpoint, Latency
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
@@ -28,6 +28,7 @@ class JobAdmitted(Fact):
     preempts: bool = Field(default=False, description="its class may take devices from lower classes")
     latency: Latency = Field(default=Latency.NORMAL, description="of its class: fast skips the placement score")
     submitted_us: Micros = Field(description="broker's time of the submit")
+    user: User = Field(default="", description="who submitted it")
 
 
 class CancelRequested(Fact):
@@ -36,6 +37,7 @@ class CancelRequested(Fact):
     job_id: JobId
     team: Name
     reason: str
+    user: User = Field(default="", description="who cancels it")
 
 
 class NodeRegistered(Fact):
@@ -138,6 +140,7 @@ class QuotaChanged(Fact):
     by_type: LimitsByType = Field(
         default_factory=dict, description="limits by device type and MIG profile, thousandths of what the key names"
     )
+    user: User = Field(default="", description="the operator who set it; empty: the teams' file")
 
 
 class PreemptionPlanned(Fact):

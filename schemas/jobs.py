@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from schemas.base import Fact, JobId, Micros, Name, Strict
+from schemas.base import Fact, JobId, Micros, Name, Strict, User
 from schemas.resources import Precision, Resources
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
@@ -150,6 +150,9 @@ class JobSpec(Strict):
     )
     workdir: str = Field(default="", max_length=1024, description="working directory on the node; empty: a fresh one")
     priority_class: Name = Field(default="experiment", description="serving, production, experiment or one of yours")
+    pool: Name | None = Field(
+        default=None, description="the pool it must run in; without one admission chooses a pool that can hold it"
+    )
     resources: Resources = Field(default_factory=Resources)
     launch: Launch = Field(default=Launch.PER_DEVICE, description="one process per device, or one per node")
     checkpoint: CheckpointPolicy | None = None
@@ -178,8 +181,9 @@ by a newer service: it is ignored like any other new field of a fact."""
 class SubmitJob(Strict):
     """A team asks for a job to be run. Sent by pipelines, the client and the CLI; owned by admission.
 
-    The team is the subject's last token (the broker checks it against the credential); a team inside the payload
-    could be forged and there is none. The same key with the same body is the same job; with another body it is refused.
+    Team and user are the subject's last tokens (the broker checks them against the credential); a team inside the
+    payload could be forged and there is none. The same key with the same body is the same job; with another body it is
+    refused.
     """
 
     client_key: str = Field(
@@ -216,6 +220,7 @@ class JobRejected(Fact):
 
     job_id: str  # empty unless this is that job's end: not when another request has the id, nor for a cancel
     team: Name
+    user: User = ""
     client_key: str
     reasons: tuple[Reason, ...] = Field(min_length=1)
     at_us: Micros

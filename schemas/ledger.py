@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import Field
 
 from schemas.attempts import Category, Evidence, KnownByAgent, Outcome, StopCause
-from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
+from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.jobs import AcceptedSpec, Checkpoint, JobState, Latency
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
 
@@ -47,6 +47,7 @@ class QuotaSet(Fact):
     by_type: LimitsByType = Field(
         default_factory=dict, description="limits by device type and MIG profile, thousandths of what the key names"
     )
+    user: User = Field(default="", description="the operator who set it; empty: the teams' file")
 
 
 class JobQueued(Fact):
@@ -62,6 +63,7 @@ class JobQueued(Fact):
     preempts: bool
     submitted_us: Micros
     latency: Latency = Latency.NORMAL
+    user: User = Field(default="", description="who submitted it")
 
 
 class JobGranted(Fact):
@@ -120,6 +122,7 @@ class AttemptStopping(Fact):
     attempt: int = Field(ge=1)
     cause: StopCause
     reason: str
+    user: User = Field(default="", description="who cancelled it, when that is the cause")
 
 
 class DevicesFreed(Fact):
@@ -166,6 +169,7 @@ class JobFinished(Fact):
     state: JobState
     reason: str = ""
     exit_code: int | None = None
+    user: User = Field(default="", description="who cancelled it while it waited")
 
 
 class DevicesHeld(Fact):

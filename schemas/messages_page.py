@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
+from schemas import subjects
 from schemas.catalog import CATALOG, Message
 
 INTRO = """# Messages
 
 <!-- Written by `python -m schemas.generate` (`./dev schemas`) from schemas/catalog.py: change that, not this. -->
 
-Every message of Baton once. A subject is `baton.<kind>.<entity>.v1.<what>.<keys>`; `-` in the column *stream* is core
-NATS: nothing keeps the message. The payloads are in [schemas/generated](../schemas/generated) as JSON Schema, all of it
-together as [AsyncAPI](../schemas/generated/asyncapi.json); how to add a message is in [schemas](../schemas/README.md).
+Every message of Baton once. A subject is `baton.<kind>.<entity>.v1.<what>.<keys>`, and its keys say who speaks: team and
+user, pool and node; [schemas/subjects.py](../schemas/subjects.py) has the rule and every pattern. `-` in the column
+*stream* is core NATS: nothing keeps the message. The payloads are in [schemas/generated](../schemas/generated) as JSON
+Schema, all of it together as [AsyncAPI](../schemas/generated/asyncapi.json); how to add a message is in
+[schemas](../schemas/README.md).
 """
 SECTIONS: tuple[tuple[str, str, Callable[[Message], bool]], ...] = (
     ("Commands", "A team asks, one service owns the answer.", lambda m: m.stream == "REQUESTS"),
@@ -42,7 +45,7 @@ def page() -> str:
 
 
 def _asked(m: Message) -> bool:
-    return m.subject.startswith("baton.qry.")
+    return subjects.is_question(m.subject)
 
 
 def _table(rows: list[Message]) -> str:

@@ -71,7 +71,8 @@ class DesiredState(Fact):
 
 
 class DesiredQuery(Fact):
-    """An agent asks for its nodes' desired state: at start, after a reconnect, and every few seconds."""
+    """An agent asks for a node's desired state: at start, after a reconnect, and every few seconds. It names the
+    subject's node and no other."""
 
     nodes: tuple[NodeName, ...] = Field(max_length=4096)
 
@@ -83,7 +84,8 @@ class DesiredReply(Fact):
 
 
 class Heartbeat(Fact):
-    """An agent renews its nodes' leases (request; telemetry answers `LeaseGranted`). Counts from when it was sent."""
+    """An agent renews a node's lease (request; telemetry answers `LeaseGranted`). Counts from when it was sent. It names
+    the subject's node and no other."""
 
     nodes: tuple[tuple[NodeName, int], ...] = Field(description="(node, incarnation) pairs")
     lease_s: float = Field(gt=0)

@@ -1,7 +1,8 @@
-"""Questions and answers: request-reply on `baton.qry.<entity>.v1.<what>.<team>`.
+"""Questions and answers: request-reply on `baton.qry.<entity>.v1.<what>[.<pool>].<team>.<user>`.
 
-The service that owns the answer replies; the team is the subject's last token, and `operator` may see every team. A
-reply carries the header `Baton-Status`: `ok`, `invalid`, `not-found` or `failed`; all but `ok` carry `QueryFailed`.
+The service that owns the answer replies, of the pool that is named where pools differ. Team and user are the subject's
+last tokens, and `operator` may see every team. A reply carries the header `Baton-Status`: `ok`, `invalid`, `not-found` or
+`failed`; all but `ok` carry `QueryFailed`.
 A job of another team is `not-found`, exactly like one that does not exist.
 """
 
@@ -9,7 +10,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict
+from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
 from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason
 from schemas.resources import Span
 
@@ -74,6 +75,8 @@ class JobDocument(Fact):
     preemptions: int = Field(default=0, ge=0)
     spec: AcceptedSpec
     seq: int = Field(ge=0)
+    user: User = Field(default="", description="who submitted it")
+    pool: str = Field(default="", description="where it was admitted to")
 
 
 class JobList(Fact):

@@ -1,13 +1,24 @@
-"""Every subject and stream name, spelt once.
+"""Every subject and stream name: the one home of their patterns.
 
-    baton.<kind>.<entity>.v1.<what>[.<key>...]
+    baton.<kind>.<entity>.v1.<what>.<key>[.<key>...]
 
 `kind` is `cmd` (asks one owner), `qry` (question, request-reply), `evt` (fact for a team), `tel` (sample, may be lost),
-`in` (a pool's inbox) or `led` (the ledger). Keys are a team, pool or node, one token each of `A-Z a-z 0-9 - _`.
-Job ids are never in subjects: their number has no bound. So a team's credentials are a few patterns, see `team_may`.
+`in` (a pool's inbox) or `led` (the ledger). Keys are a pool, node, team or user, one token each of `A-Z a-z 0-9 - _`.
+
+The broker checks who may use a subject, and does not deliver who did. So the subject says it:
+
+    <team>.<user>             what people ask for, and what is told to all pools' one history
+    <pool>.<team>.<user>      what people ask of one pool
+    <pool>.<node>             what a node says, or is told
+    <pool>                    what a pool's services say
+
+A credential may use its own tokens only (`user_may`, `node_may`). Job ids are never in subjects: their number has no
+bound. A pattern is written with its keys in braces; `fill` makes it a subject, `anyone` a subscription, `read` takes a
+subject apart.
 """
 
 import re
+from functools import cache
 
 OPERATOR = "operator"
 """The reserved team whose credential may ask about every team and set quotas."""
@@ -16,14 +27,28 @@ REQUESTS = "REQUESTS"
 EVENTS = "EVENTS"
 TELEMETRY = "TELEMETRY"
 DEAD = "DEAD"
+INBOX = "INBOX-{pool}"
+LEDGER = "LEDGER-{pool}"
 
-QUESTIONS = ("get", "list", "explain", "plan", "status", "read")
-"""What a team may ask. `desired` is not among them: its key is a pool, and a team may be called like a pool."""
+COMMAND = "baton.cmd.{entity}.v1.{what}.{team}.{user}"
+POOL_COMMAND = "baton.cmd.{entity}.v1.{what}.{pool}.{team}.{user}"
+QUESTION = "baton.qry.{entity}.v1.{what}.{team}.{user}"
+POOL_QUESTION = "baton.qry.{entity}.v1.{what}.{pool}.{team}.{user}"
+NODE_QUESTION = "baton.qry.node.v1.{what}.{pool}.{node}"
+NODE_COMMAND = "baton.cmd.node.v1.{what}.{pool}.{node}"
+NODE_SIGNAL = "baton.tel.node.v1.{what}.{pool}.{node}"
+INPUT = "baton.in.{entity}.v1.{what}.{pool}"
+NODE_INPUT = "baton.in.node.v1.{what}.{pool}.{node}"
+EVENT = "baton.evt.{entity}.v1.{what}.{team}"
+RECORD = "baton.led.pool.v1.record.{pool}"
+DEAD_LETTER = "baton.dead.{origin}"
 
-SUBMIT = "baton.cmd.job.v1.submit"
-CANCEL = "baton.cmd.job.v1.cancel"
+_ASKED = ("get", "list", "read")
+_ASKED_OF_POOL = ("get", "list", "explain", "plan", "status")
+"""What a person may ask. `desired` is in neither: a node asks it, and a team may be called like a pool."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,63}")
+_PLACE = re.compile(r"\{(\w+)\}")
 
 
 def token(value: str) -> str:
@@ -33,84 +58,189 @@ def token(value: str) -> str:
     return value
 
 
-def _key(value: str) -> str:
-    """One token, or `*` for every key (subscribers only)."""
-    return value if value == "*" else token(value)
+def fill(pattern: str, **keys: str) -> str:
+    """`pattern` with these keys in their places; the others stay open.
+
+    Raises ValueError when a value is not one token, or the pattern has no such key.
+    """
+    for key, value in keys.items():
+        place = f"{{{key}}}"
+        if place not in pattern:
+            raise ValueError(f"{pattern!r} has no key {key!r}")
+        pattern = pattern.replace(place, token(value))
+    return pattern
+
+
+def anyone(pattern: str, **keys: str) -> str:
+    """What to subscribe to for `pattern`, narrowed to these keys; `*` narrows nothing. Raises as `fill`."""
+    return _PLACE.sub("*", fill(pattern, **{key: value for key, value in keys.items() if value != "*"}))
+
+
+def keys_in(pattern: str) -> tuple[str, ...]:
+    """The names of the keys that are open in `pattern`, in order."""
+    return tuple(_PLACE.findall(pattern))
+
+
+def read(pattern: str, subject: str) -> dict[str, str]:
+    """The keys that make `pattern` the `subject`. Raises ValueError when none do."""
+    found = _expression(pattern).fullmatch(subject)
+    if found is None:
+        form = pattern.replace("{", "<").replace("}", ">")
+        raise ValueError(f"{subject!r} is not a subject of the form {form}")
+    return found.groupdict()
+
+
+@cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    dotted = pattern.replace(".", r"\.")
+    return re.compile(_PLACE.sub(rf"(?P<\1>{_TOKEN.pattern})", dotted))
+
+
+def stem(subject: str) -> str:
+    """What says which message it is: `baton.<kind>.<entity>.v1.<what>`, of a subject or of a pattern."""
+    return ".".join(subject.split(".")[:5])
+
+
+def what_of(subject: str) -> str:
+    """The last word of the stem, e.g. "granted". Raises ValueError when there is none."""
+    parts = subject.split(".")
+    if len(parts) < 5:
+        raise ValueError(f"{subject!r} has no <what>: expected baton.<kind>.<entity>.v1.<what>.<key>")
+    return parts[4]
+
+
+# ------------------------------------------------------------------------------------------------- streams and subjects
 
 
 def inbox_stream(pool: str) -> str:
-    return f"INBOX-{token(pool)}"
+    return fill(INBOX, pool=pool)
 
 
 def ledger_stream(pool: str) -> str:
-    return f"LEDGER-{token(pool)}"
+    return fill(LEDGER, pool=pool)
 
 
-def submit(team: str) -> str:
-    return f"{SUBMIT}.{token(team)}"
+def submit(team: str, user: str) -> str:
+    return fill(COMMAND, entity="job", what="submit", team=team, user=user)
 
 
-def cancel(team: str) -> str:
-    return f"{CANCEL}.{token(team)}"
+def cancel(team: str, user: str) -> str:
+    return fill(COMMAND, entity="job", what="cancel", team=team, user=user)
+
+
+def set_quota(pool: str, user: str) -> str:
+    """Operators only: what a team may hold in `pool`."""
+    return fill(POOL_COMMAND, entity="quota", what="set", pool=pool, team=OPERATOR, user=user)
 
 
 def inbox(entity: str, what: str, pool: str) -> str:
-    """Where facts and requests for a pool's placement go, e.g. `baton.in.node.v1.observed.main`."""
-    return f"baton.in.{entity}.v1.{what}.{token(pool)}"
+    """Where what services say to a pool's placement goes, e.g. `baton.in.clock.v1.tick.main`."""
+    return fill(INPUT, entity=entity, what=what, pool=pool)
+
+
+def node_inbox(what: str, pool: str, node: str = "*") -> str:
+    """Where facts about a node go: its own agent's, and telemetry's that it is lost."""
+    return anyone(NODE_INPUT, what=what, pool=pool, node=node)
 
 
 def ledger(pool: str) -> str:
     """The one subject of a pool's ledger."""
-    return f"baton.led.pool.v1.record.{token(pool)}"
+    return fill(RECORD, pool=pool)
 
 
-def event(what: str, team: str) -> str:
+def event(what: str, team: str = "*") -> str:
     """Where `team` reads what happened to its jobs, e.g. `baton.evt.job.v1.granted.research`."""
-    return f"baton.evt.job.v1.{what}.{token(team)}"
+    return anyone(EVENT, entity="job", what=what, team=team)
 
 
-def events_of(team: str) -> str:
-    return f"baton.evt.*.v1.*.{token(team)}"
+def events_of(team: str = "*") -> str:
+    """All that `team` is told."""
+    return anyone(EVENT, team=team)
 
 
 def heartbeat(pool: str, node: str = "*") -> str:
     """Core NATS request: a node renews its lease; works when a disk is full."""
-    return f"baton.tel.node.v1.heartbeat.{_key(pool)}.{_key(node)}"
+    return anyone(NODE_SIGNAL, what="heartbeat", pool=pool, node=node)
 
 
 def sample(pool: str, node: str = "*") -> str:
-    return f"baton.tel.node.v1.sample.{_key(pool)}.{_key(node)}"
+    return anyone(NODE_SIGNAL, what="sample", pool=pool, node=node)
 
 
 def desired(pool: str, node: str = "*") -> str:
     """Core NATS: what should run on a node now. State, not an event: a lost one is repaired by the next."""
-    return f"baton.cmd.node.v1.desired.{_key(pool)}.{_key(node)}"
+    return anyone(NODE_COMMAND, what="desired", pool=pool, node=node)
 
 
-def query(entity: str, what: str, key: str = "*") -> str:
-    """A question to the service that owns the answer, e.g. `baton.qry.job.v1.get.research`."""
-    return f"baton.qry.{entity}.v1.{what}.{_key(key)}"
+def node_of(subject: str) -> str:
+    """The node that a signal (heartbeat, sample) comes from. Raises ValueError for any other subject."""
+    return read(NODE_SIGNAL, subject)["node"]
 
 
 def dead(origin: str) -> str:
     """Where `origin` (a service) lays messages that cannot be processed."""
-    return f"baton.dead.{token(origin)}"
+    return fill(DEAD_LETTER, origin=origin)
 
 
-def key_of(subject: str, index: int = 5) -> str:
-    """The first key of a subject (its team or pool). Raises ValueError when there is none."""
-    parts = subject.split(".")
-    if len(parts) <= index:
-        raise ValueError(f"{subject!r} has no key: expected baton.<kind>.<entity>.v1.<what>.<key>")
-    return parts[index]
+# --------------------------------------------------------------------------------------------------------- credentials
 
 
-def team_may(team: str) -> tuple[list[str], list[str]]:
-    """(publish, subscribe) subject patterns of a team's credential: its own commands, questions, events; no more.
+def is_question(pattern: str) -> bool:
+    """Whether somebody answers, and may answer that it cannot (`QueryFailed`)."""
+    return pattern.startswith("baton.qry.")
 
-    Replies arrive under the team's own inbox prefix, so that no team can read another's answers.
+
+def operator_may() -> list[str]:
+    """What an operator may publish: commands for any team, questions, dead letters again, the administration of streams.
+    Never the ledger: only placement writes it."""
+    everything = ["baton.cmd.>", "baton.qry.>", "baton.in.>"]
+    return [*everything, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", f"_INBOX_{OPERATOR}.>"]
+
+
+def reply_prefix(team: str, user: str) -> str:
+    """Where a person's answers arrive, so that nobody else can read them."""
+    return f"_INBOX_{token(team)}.{token(user)}"
+
+
+def node_reply_prefix(pool: str, node: str) -> str:
+    """Where a node's answers arrive. Not where people's do: a team may be called like a pool."""
+    return f"_NODE_{token(pool)}.{token(node)}"
+
+
+def user_may(team: str, user: str = "*") -> tuple[list[str], list[str]]:
+    """(publish, subscribe) patterns of a person's credential: own commands and questions, the team's events; no more.
+
+    With the user `*` it is a credential of the whole team: whoever holds it is trusted to say which user asks.
     """
+    own = {"team": token(team), "user": user}
     return (
-        [f"baton.cmd.job.v1.*.{token(team)}", *(f"baton.qry.*.v1.{what}.{team}" for what in QUESTIONS)],
-        [events_of(team), f"_INBOX_{team}.>"],
+        [
+            anyone(COMMAND, entity="job", **own),
+            *(anyone(QUESTION, what=what, **own) for what in _ASKED),
+            *(anyone(POOL_QUESTION, what=what, **own) for what in _ASKED_OF_POOL),
+        ],
+        [events_of(team), f"_INBOX_{team}.>" if user == "*" else f"{reply_prefix(team, user)}.>"],
+    )
+
+
+def node_may(pool: str, node: str = "*") -> tuple[list[str], list[str]]:
+    """(publish, subscribe) patterns of a node's credential: what it saw, its lease, its samples, its desired state.
+
+    It hears the teams' questions for logs and may answer what it hears (the broker's `allow_responses`). With the node
+    `*` it is the credential of an agent that stands for every node of the pool: a simulated fleet.
+    """
+    own = {"pool": token(pool), "node": node}
+    return (
+        [
+            anyone(NODE_INPUT, **own),
+            anyone(NODE_SIGNAL, **own),
+            anyone(NODE_QUESTION, **own),
+            "$JS.API.STREAM.INFO.*",  # an agent waits until the pool's streams are there
+            "$JS.API.CONSUMER.INFO.*.*",
+        ],
+        [
+            anyone(NODE_COMMAND, **own),
+            anyone(QUESTION, entity="log", what="read"),
+            f"_NODE_{pool}.>" if node == "*" else f"{node_reply_prefix(pool, node)}.>",
+        ],
     )

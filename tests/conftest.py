@@ -55,6 +55,16 @@ async def nats(nats_url: str) -> AsyncIterator[BusConnection]:
 @pytest.fixture
 async def pool(nats: BusConnection) -> str:
     """A pool of its own, its streams provisioned."""
+    return await _new_pool(nats)
+
+
+@pytest.fixture
+async def other_pool(nats: BusConnection) -> str:
+    """A second one beside it."""
+    return await _new_pool(nats)
+
+
+async def _new_pool(nats: BusConnection) -> str:
     name = f"t{uuid.uuid4().hex[:8]}"
     await provision(nats.jetstream(), [name], scale=STREAM_SCALE)
     return name

@@ -32,13 +32,14 @@ class NoAnswer(TimeoutError):
     """Nobody answered; the text names the service that should have."""
 
 
-async def ask(nats: Client, message: Message, key: str, query: BaseModel, *, timeout_s: float = 5.0) -> Any:
-    """The owner's answer, as `message.reply`. `key` is the asking team, or the pool for questions about one.
+async def ask(nats: Client, message: Message, query: BaseModel, *, timeout_s: float = 5.0, **keys: str) -> Any:
+    """The owner's answer, as `message.reply`. `keys` are those of the message's subject: pool, team and user, or node.
 
-    Raises QueryError when the owner cannot answer, NoAnswer when nobody did within `timeout_s`.
+    Raises ValueError for a key that is no token, QueryError when the owner cannot answer, NoAnswer when nobody did
+    within `timeout_s`.
     """
     assert message.reply is not None, f"{message.type} has no reply"
-    subject = subject_of(message, team=subjects.token(key), pool=key)
+    subject = subjects.fill(message.subject, **{key: keys[key] for key in subjects.keys_in(message.subject)})
     owner = message.consumers[0]
     try:
         reply = await nats.request(subject, query.model_dump_json().encode(), timeout=timeout_s)
@@ -51,8 +52,3 @@ async def ask(nats: Client, message: Message, key: str, query: BaseModel, *, tim
         failed = QueryFailed.model_validate_json(reply.data)
         raise QueryError(status, failed.message, failed.reasons)
     return message.reply.model_validate_json(reply.data)
-
-
-def subject_of(message: Message, *, team: str, pool: str) -> str:
-    """The subject of a question, its keys filled in."""
-    return message.subject.replace("{team}", team).replace("{pool}", pool).replace("{node}", "*")

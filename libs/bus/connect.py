@@ -57,7 +57,7 @@ async def connect(
 ) -> BusConnection:
     """A connection to `url` (comma-separated URLs of one cluster), named `name` at the server.
 
-    `inbox_prefix` is where replies arrive; a team's credential allows only `_INBOX_<team>`. The first connection is
+    `inbox_prefix` is where replies arrive; a credential allows only its own (`schemas.subjects`). The first connection is
     tried for `wait_s` seconds. Raises BusUnavailable after that, and at once when the credential is refused.
     """
     connection = BusConnection()

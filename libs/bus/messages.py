@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from libs.bus.json_checks import MAX_BYTES, MAX_FACT_BYTES, JsonProblem, check_json
 from libs.bus.reasons import clip, reasons_of
+from schemas import subjects
 from schemas.catalog import CATALOG
 from schemas.envelope import Envelope, EnvelopeError, read
 from schemas.ids import content_hash, event_id
@@ -122,19 +123,19 @@ def decode_bare(model: type[M], subject: str, headers: Mapping[str, str] | None,
 
 def type_of_subject(subject: str) -> str:
     """The CloudEvents type that belongs on `subject`. Raises Malformed when the catalog knows no such subject."""
-    stem = ".".join(subject.split(".")[:5])
+    stem = subjects.stem(subject)
     if stem not in _TYPE_BY_STEM:
         reason = Reason(
             field="(subject)",
             value=clip(subject),
             problem="no message of Baton's catalog has this subject",
-            fix="use a subject of docs/messages.md, e.g. baton.cmd.job.v1.submit.<team>",
+            fix="use a subject of docs/messages.md, e.g. baton.cmd.job.v1.submit.<team>.<user>",
         )
         raise _malformed((reason,))
     return _TYPE_BY_STEM[stem]
 
 
-_TYPE_BY_STEM = {".".join(m.subject.split(".")[:5]): m.type for m in CATALOG}
+_TYPE_BY_STEM = {subjects.stem(m.subject): m.type for m in CATALOG}
 
 
 def _has_envelope(headers: Mapping[str, str] | None) -> bool:

@@ -14,7 +14,7 @@ from faststream.nats import NatsBroker
 from nats.errors import Error as NatsError
 from pydantic import BaseModel
 
-from libs.bus.asking import FAILED, INVALID, NOT_FOUND, OK, STATUS, NoAnswer, QueryError, ask, subject_of
+from libs.bus.asking import FAILED, INVALID, NOT_FOUND, OK, STATUS, NoAnswer, QueryError, ask
 from libs.bus.broker import undecoded
 from libs.bus.messages import Malformed, decode_bare
 from libs.bus.metrics import QUERIES, QUERY_SECONDS
@@ -49,10 +49,10 @@ class InvalidQuestion(ValueError):
 def serve(broker: NatsBroker, message: Message, handler: Handler, *, pool: str | None = None, queue: str = "") -> None:
     """Answers `message`'s questions on `broker`.
 
-    `handler` gets the question and the subject's first key (the asking team, or the pool), and returns the answer; it
-    may be async. None sends no reply: somebody else has the answer. It may raise NotFound or Invalid; anything else is
-    a bug: logged, answered as failed, and the service lives. `pool` narrows questions about one pool. Of several
-    processes with one `queue`, one answers each question.
+    `handler` gets the question and who asks, as the subject says it (the team, or the node), and returns the answer; it
+    may be async. None sends no reply: somebody else has the answer. It may raise NothingFound or InvalidQuestion;
+    anything else is a bug: logged, answered as failed, and the service lives. `pool` narrows questions of one pool to
+    it. Of several processes with one `queue`, one answers each question.
     """
 
     async def on_question(raw: Any) -> None:
@@ -69,7 +69,7 @@ def serve(broker: NatsBroker, message: Message, handler: Handler, *, pool: str |
                 await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
 
     broker.subscriber(
-        subject_of(message, team="*", pool=pool or "*"),
+        _heard(message, pool),
         queue=queue,
         decoder=undecoded,
         ack_policy=AckPolicy.MANUAL,
@@ -78,12 +78,25 @@ def serve(broker: NatsBroker, message: Message, handler: Handler, *, pool: str |
     )(on_question)
 
 
+def _heard(message: Message, pool: str | None) -> str:
+    narrowed = {"pool": pool} if pool is not None and "pool" in subjects.keys_in(message.subject) else {}
+    return subjects.anyone(message.subject, **narrowed)
+
+
+def _asker(message: Message, subject: str) -> str:
+    try:
+        keys = subjects.read(message.subject, subject)
+    except ValueError as e:
+        raise Malformed(str(e)) from None
+    return keys["team"] if "team" in keys else keys["node"]
+
+
 async def _answer(
     message: Message, handler: Handler, subject: str, headers: Any, payload: bytes
 ) -> tuple[str, BaseModel | None]:
     try:
         _, query = decode_bare(message.model, subject, headers, payload or b"{}")
-        result = handler(query, subjects.key_of(subject))
+        result = handler(query, _asker(message, subject))
         return OK, (await result if inspect.isawaitable(result) else result)
     except NothingFound as e:
         return NOT_FOUND, QueryFailed(status=NOT_FOUND, message=str(e.args[0] if e.args else "not found"))

@@ -81,7 +81,6 @@ def consume(
     *,
     stream: str,
     durable: str,
-    filter_subject: str,
     origin: str,
     decide: Decide,
     outbox: Callable[[], Outbox],
@@ -91,12 +90,12 @@ def consume(
 
     `origin` is the service's name, for dead letters. `decide` returns what follows from a message; it may be async and
     may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. Raises KeyError when
-    the durable is not in the table of `libs.bus.streams`.
+    the durable is not in the table of `libs.bus.streams`, which also says what it filters.
     """
     entry = durable_of(stream, durable)
     shell = _Shell(origin, durable, decide, outbox)
     broker.subscriber(
-        filter_subject,
+        entry.filter_subjects[0],
         stream=JStream(stream, declare=False),
         durable=durable,
         config=consumer_config(entry),

@@ -9,7 +9,8 @@ deleted from nor purged.
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -25,7 +26,9 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, NotFoundError
 
-from schemas.subjects import DEAD, EVENTS, REQUESTS, TELEMETRY, inbox_stream, ledger_stream, token
+from schemas import subjects
+from schemas.catalog import CATALOG
+from schemas.subjects import DEAD, EVENTS, REQUESTS, TELEMETRY
 
 CURSORS_BUCKET = "baton-cursors"
 SNAPSHOTS_BUCKET = "baton-snapshots"
@@ -40,7 +43,8 @@ ACK_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """A durable pull consumer: who reads which part of a stream. `stream` is its name."""
+    """A durable pull consumer: who reads which part of a stream. `stream` is its name. In the table below `name` and
+    filters may have `{pool}` in them: then each pool has one."""
 
     stream: str
     name: str
@@ -49,8 +53,8 @@ class Durable:
 
 
 DURABLES: tuple[Durable, ...] = (
-    Durable(REQUESTS, "admission", ("baton.cmd.job.v1.*.*",)),
-    Durable(REQUESTS, "quota_billing", ("baton.cmd.quota.v1.*.*",)),
+    Durable(REQUESTS, "admission", (subjects.fill(subjects.COMMAND, entity="job"),)),
+    Durable(REQUESTS, "quota_billing-{pool}", (subjects.fill(subjects.POOL_COMMAND, entity="quota"),)),
 )
 
 
@@ -65,21 +69,20 @@ class StreamsMissing(RuntimeError):
 def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> list[StreamConfig]:
     """The whole table. `scale` multiplies every size limit (tests and small machines use less than 1)."""
     table = [
-        _stream(REQUESTS, ["baton.cmd.job.v1.*.*", "baton.cmd.quota.v1.*.*"], 2_048, max_age=3 * _DAY_S),
-        _stream(EVENTS, ["baton.evt.*.v1.*.*"], 4_096, max_age=7 * _DAY_S),
+        _stream(REQUESTS, _kept(REQUESTS), 2_048, max_age=3 * _DAY_S),
+        _stream(EVENTS, _kept(EVENTS), 4_096, max_age=7 * _DAY_S),
         # On disk as well: one broker forgets a stream in memory when it restarts, and no service could bind any more.
-        _stream(TELEMETRY, ["baton.tel.node.v1.sample.*.*"], 128, max_age=_HOUR_S, discard=DiscardPolicy.OLD),
-        _stream(DEAD, ["baton.dead.*"], 1_024, max_age=30 * _DAY_S),
+        _stream(TELEMETRY, _kept(TELEMETRY), 128, max_age=_HOUR_S, discard=DiscardPolicy.OLD),
+        _stream(DEAD, [subjects.anyone(subjects.DEAD_LETTER)], 1_024, max_age=30 * _DAY_S),
         _key_value(CURSORS_BUCKET, 64),
         _objects(SNAPSHOTS_BUCKET, 4_096),
     ]
     for pool in pools:
-        key = token(pool)
-        table.append(_stream(inbox_stream(pool), [f"baton.in.*.v1.*.{key}"], 4_096, max_age=7 * _DAY_S))
+        table.append(_stream(subjects.inbox_stream(pool), _kept(subjects.INBOX, pool=pool), 4_096, max_age=7 * _DAY_S))
         table.append(
             _stream(
-                ledger_stream(pool),
-                [f"baton.led.pool.v1.record.{key}"],
+                subjects.ledger_stream(pool),
+                _kept(subjects.LEDGER, pool=pool),
                 16_384,
                 duplicate_window=_HOUR_S,
                 deny_delete=True,
@@ -91,6 +94,18 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
         config.max_bytes = max(_MIB, int(config.max_bytes * scale))
         config.num_replicas = replicas
     return table
+
+
+def _kept(stream: str, **keys: str) -> list[str]:
+    """The subjects of a stream: those of the catalogue's messages that are kept there, whatever their `<what>`, so that
+    a misspelt one is stored and answered by who reads the stream."""
+    kept = (m.subject.split(".") for m in CATALOG if m.stream == stream)
+    patterns = {".".join([*parts[:4], parts[4] if stream in _ONE_KIND else "*", *parts[5:]]) for parts in kept}
+    return sorted(subjects.anyone(pattern, **keys) for pattern in patterns)
+
+
+_ONE_KIND = (TELEMETRY, subjects.LEDGER)
+"""Streams of one message only: another signal of a node is not kept, and nothing but records is in a ledger."""
 
 
 def consumer_config(durable: Durable, *, replicas: int = 1) -> ConsumerConfig:
@@ -112,13 +127,37 @@ def consumer_config(durable: Durable, *, replicas: int = 1) -> ConsumerConfig:
     )
 
 
+def durables(pools: Sequence[str]) -> list[Durable]:
+    """Every durable consumer of these pools."""
+    return [
+        made
+        for entry in DURABLES
+        for made in ([_of_pool(entry, p) for p in pools] if _per_pool(entry) else [_all(entry)])
+    ]
+
+
 def durable_of(stream: str, name: str) -> Durable:
-    """The table's entry. Raises KeyError naming the known ones."""
+    """The table's entry of that name. Raises KeyError naming the known ones."""
     for entry in DURABLES:
-        if (entry.stream, entry.name) == (stream, name):
-            return entry
+        if entry.stream == stream:
+            with suppress(ValueError):
+                keys = subjects.read(entry.name, name)
+                return _of_pool(entry, keys["pool"]) if keys else _all(entry)
     known = ", ".join(f"{d.stream}/{d.name}" for d in DURABLES)
     raise KeyError(f"no durable {stream}/{name} in libs.bus.streams.DURABLES; known: {known}")
+
+
+def _per_pool(entry: Durable) -> bool:
+    return "pool" in subjects.keys_in(entry.name)
+
+
+def _of_pool(entry: Durable, pool: str) -> Durable:
+    filters = tuple(subjects.anyone(pattern, pool=pool) for pattern in entry.filter_subjects)
+    return replace(entry, name=subjects.fill(entry.name, pool=pool), filter_subjects=filters)
+
+
+def _all(entry: Durable) -> Durable:
+    return replace(entry, filter_subjects=tuple(map(subjects.anyone, entry.filter_subjects)))
 
 
 async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> None:
@@ -130,7 +169,7 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
     wanted = streams(pools, replicas=replicas, scale=scale)
     found = {str(config.name): await _found(js, str(config.name)) for config in wanted}
     drift = [line for config in wanted for line in _differences(config, found[str(config.name)])]
-    for entry in DURABLES:
+    for entry in durables(pools):
         drift += await _consumer_differences(js, entry)
     if drift:
         raise StreamDrift(
@@ -144,7 +183,7 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
             await js.add_stream(config)
         elif grown := _grown(config, existing):
             await js.update_stream(existing.evolve(**grown))
-    for entry in DURABLES:
+    for entry in durables(pools):
         if await _found_consumer(js, entry) is None:
             await js.add_consumer(entry.stream, consumer_config(entry, replicas=replicas))
 
@@ -158,7 +197,7 @@ async def bind(js: JetStreamContext, pools: Sequence[str], *, wait_s: float = 60
     deadline = time.monotonic() + wait_s
     pause = 0.05
     while True:
-        problem = await _missing(js, names)
+        problem = await _missing(js, names, durables(pools))
         if not problem:
             return
         if time.monotonic() > deadline:
@@ -168,11 +207,11 @@ async def bind(js: JetStreamContext, pools: Sequence[str], *, wait_s: float = 60
         pause = min(1.0, pause * 2)
 
 
-async def _missing(js: JetStreamContext, names: Sequence[str]) -> str:
+async def _missing(js: JetStreamContext, names: Sequence[str], wanted: Sequence[Durable]) -> str:
     """Which streams and durables are not there, or what keeps us from knowing; "" when all are there."""
     try:
         missing = [name for name in names if await _found(js, name) is None]
-        missing = missing or [f"{d.stream}/{d.name}" for d in DURABLES if await _found_consumer(js, d) is None]
+        missing = missing or [f"{d.stream}/{d.name}" for d in wanted if await _found_consumer(js, d) is None]
     except (NatsError, TimeoutError) as e:
         return f"the broker cannot say which streams exist ({e or type(e).__name__})"
     return f"missing on the broker: {', '.join(missing)}" if missing else ""

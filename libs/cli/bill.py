@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from libs.bus.reasons import reasons_of
 from libs.cli import units
 from libs.cli.exits import UsageFault
-from libs.cli.options import NoHeader, Output, Team, Url
+from libs.cli.options import NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
 from libs.cli.session import run, whole_id
 from libs.client import Baton
@@ -21,6 +21,7 @@ def command(
     end: Annotated[str | None, typer.Option("--to", help="Last day, YYYY-MM-DD (UTC).")] = None,
     job: Annotated[str | None, typer.Option("--job", help="Only this job.")] = None,
     running: Annotated[bool, typer.Option("--running", help="Count what is still held, up to now.")] = False,
+    pool: Pool = None,
     team: Team = None,
     url: Url = None,
     output: Output = Format.TABLE,
@@ -36,7 +37,7 @@ def command(
         return await baton.bill(_query(group_by=by, from_day=start, to_day=end, job_id=job_id, open_until_us=until))
 
     _query(group_by=by, from_day=start, to_day=end)  # what is wrong is told before anybody is asked
-    bill = run(ask, team, url)
+    bill = run(ask, team, url, pool=pool)
     columns = [
         Column(by.upper(), lambda r: r.key),
         *([] if by == "team" else [Column("TEAM", lambda r: r.team)]),

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.options import Team, Url
+from libs.cli.options import Team, Url, User
 from libs.cli.output import say
 from libs.cli.session import run, whole_id
 from libs.client import Baton, Conflict
@@ -14,6 +14,7 @@ def command(
     jobs: Annotated[list[str], typer.Argument(help="Ids or their first characters.", metavar="JOB...")],
     reason: Annotated[str, typer.Option("--reason", help="Why; shown to the team.")] = "cancelled by its team",
     team: Team = None,
+    user: User = None,
     url: Url = None,
 ) -> None:
     """Ask for jobs to be ended. They end when their processes have: see `baton wait`. Exits with 5 if one has already."""
@@ -29,7 +30,7 @@ def command(
         if over:
             raise AlreadyOver(over[0].job_id, over[0].state.value)
 
-    run(cancel, team, url)
+    run(cancel, team, url, user=user)
 
 
 class AlreadyOver(Conflict):

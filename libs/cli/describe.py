@@ -7,7 +7,7 @@ import typer
 
 from libs.cli import units
 from libs.cli.get import DEVICES as DEVICE_COLUMNS
-from libs.cli.options import Job, Output, Team, Url
+from libs.cli.options import Job, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
 from libs.cli.session import run, whole_id
 from libs.client import Baton, NotFound
@@ -56,6 +56,8 @@ def _job_fields(job: JobDocument) -> Iterable[tuple[str, object]]:
     yield "job", job.job_id
     yield "name", job.name
     yield "team", job.team
+    yield "user", job.user
+    yield "pool", job.pool
     yield "key", job.client_key
     yield "class", f"{job.priority_class} (priority {job.priority})"
     yield "state", job.state.value
@@ -89,6 +91,7 @@ def _wants(r: Resources) -> str:
 @app.command("node")
 def node(
     node: Annotated[str, typer.Argument(help="A node's name.", metavar="NODE")],
+    pool: Pool = None,
     team: Team = None,
     url: Url = None,
     output: Output = Format.TABLE,
@@ -101,7 +104,7 @@ def node(
             raise NotFound(f"there is no node {node!r}", fix="`baton get nodes` lists them")
         return views[node], [d for d in (await baton.devices(node)).devices if d.node == node]
 
-    view, devices = run(ask, team, url)
+    view, devices = run(ask, team, url, pool=pool)
     if output in (Format.JSON, Format.YAML):
         document({"node": view, "devices": devices}, output)
         return

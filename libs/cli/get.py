@@ -8,7 +8,7 @@ import typer
 
 from libs.cli import units
 from libs.cli.exits import UsageFault
-from libs.cli.options import Limit, NoHeader, Output, Team, Url
+from libs.cli.options import Limit, NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
 from libs.cli.session import run, short, whole_id
 from libs.client import Baton
@@ -25,6 +25,8 @@ def _job_columns() -> list[Column]:
         Column("JOB", lambda j: short(j.job_id) if people else j.job_id),
         Column("NAME", lambda j: j.name),
         Column("TEAM", lambda j: j.team),
+        Column("USER", lambda j: j.user, wide=True),
+        Column("POOL", lambda j: j.pool, wide=True),
         Column("CLASS", lambda j: j.priority_class),
         Column("STATE", lambda j: j.state.value),
         Column("DEVICES", lambda j: j.devices, right=True),
@@ -151,9 +153,15 @@ _QUOTAS = [
 
 @app.command("nodes")
 @app.command("node", hidden=True)
-def nodes(team: Team = None, url: Url = None, output: Output = Format.TABLE, no_header: NoHeader = False) -> None:
+def nodes(
+    pool: Pool = None,
+    team: Team = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+    no_header: NoHeader = False,
+) -> None:
     """The pool's machines: what they offer, what is held, how well they are."""
-    _list(run(lambda b: b.nodes(), team, url).nodes, _NODES, output, no_header, "node")
+    _list(run(lambda b: b.nodes(), team, url, pool=pool).nodes, _NODES, output, no_header, "node")
 
 
 @app.command("devices")
@@ -161,26 +169,28 @@ def nodes(team: Team = None, url: Url = None, output: Output = Format.TABLE, no_
 @app.command("gpus", hidden=True)
 def devices(
     node: Annotated[str, typer.Option("--node", help="Only of this node.")] = "",
+    pool: Pool = None,
     team: Team = None,
     url: Url = None,
     output: Output = Format.TABLE,
     no_header: NoHeader = False,
 ) -> None:
     """Devices; who holds one is shown to its own team and to operators."""
-    _list(run(lambda b: b.devices(node), team, url).devices, DEVICES, output, no_header, "device")
+    _list(run(lambda b: b.devices(node), team, url, pool=pool).devices, DEVICES, output, no_header, "device")
 
 
 @app.command("queues")
 @app.command("queue", hidden=True)
 def queues(
     limit: Limit = 200,
+    pool: Pool = None,
     team: Team = None,
     url: Url = None,
     output: Output = Format.TABLE,
     no_header: NoHeader = False,
 ) -> None:
     """Waiting jobs in the order in which they are considered."""
-    reply = run(lambda b: b.queue(min(limit, 5000)), team, url)
+    reply = run(lambda b: b.queue(min(limit, 5000)), team, url, pool=pool)
     if reply.total > len(reply.jobs):
         hint(f"{reply.total} jobs wait; the first {len(reply.jobs)} are shown")
     _list(reply.jobs, _QUEUE, output, no_header, "job_id")
@@ -188,9 +198,15 @@ def queues(
 
 @app.command("quotas")
 @app.command("quota", hidden=True)
-def quotas(team: Team = None, url: Url = None, output: Output = Format.TABLE, no_header: NoHeader = False) -> None:
+def quotas(
+    pool: Pool = None,
+    team: Team = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+    no_header: NoHeader = False,
+) -> None:
     """Each team's limits and present use: accelerators, and by device type and MIG profile what it holds or is limited in."""
-    _list(run(lambda b: b.quotas(), team, url).teams, _QUOTAS, output, no_header, "team")
+    _list(run(lambda b: b.quotas(), team, url, pool=pool).teams, _QUOTAS, output, no_header, "team")
 
 
 def _list(items: Sequence[Any], columns: list[Column], output: Format, no_header: bool, key: str) -> None:

@@ -114,7 +114,7 @@ def _as_text(document: Document) -> None:
     document.problems = [problem for problem in document.problems if problem.field not in kept]
 
 
-_WORDS = {("key",), ("team",), ("name",), ("gpus",), ("resources", "gpus"), ("resources", "memory")}
+_WORDS = {("key",), ("team",), ("name",), ("pool",), ("gpus",), ("resources", "gpus"), ("resources", "memory")}
 
 
 def _word(document: Document, data: dict[str, Any], name: str, limit: int) -> str:

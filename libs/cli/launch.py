@@ -20,16 +20,18 @@ from libs.bus.connect import connect
 from libs.bus.streams import provision
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.users import SERVICES as SERVICES_USER
-from libs.cli.users import check_teams, nats_users
+from libs.cli.users import check_teams, check_users, nats_users, node_name
 from libs.client.where import CLIENT_FILE
 from libs.embedded import NatsOptions, ProcessEvent, ProcessRecord, ProcessSpec, ServerOptions, Servers, Supervisor
 from libs.embedded.ports import LOOPBACK, PortLease, lease_port
 from libs.embedded.probes import http_ok
 from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
-from schemas.subjects import OPERATOR
+from schemas.subjects import OPERATOR, token
 
 SERVICES = ("placement", "admission", "history", "quota_billing", "telemetry", "preemption")
+FOR_ALL_POOLS = "admission"
+"""The one service that serves every pool; each pool has the others for itself."""
 SIMULATED, REAL = "agent-sim", "agent"
 ROOT = Path(__file__).parents[2]
 """Of the source tree: shipped fleets, prices and traces lie under it."""
@@ -50,6 +52,10 @@ class External:
 class LaunchOptions:
     """What to run.
 
+    `pool` is the first pool; `more_pools` are further ones, each with a file of simulated nodes. Each pool has services of
+    its own (those of a further one are called e.g. `placement.west`), admission is one for all. `users` are those, as
+    `<team>.<user>`, that get a credential of their own beside their team's.
+
     `fleet` is a file of simulated nodes; `real_node` offers this machine's own devices (auto: its GPUs, else its
     processors). `env` adds variables to a process by its name ("*": to all), `copies` runs a service several times
     (they are called `placement`, `placement-2`). `scale` multiplies the storage limits of the streams, `sync_always`
@@ -58,7 +64,9 @@ class LaunchOptions:
 
     state_dir: Path = Path(".baton")
     pool: str = "main"
+    more_pools: Mapping[str, Path] = field(default_factory=dict)
     teams: Sequence[str] = ("research",)
+    users: Sequence[str] = ()
     fleet: Path | None = None
     real_node: str = "none"
     prices: Path | None = None
@@ -77,11 +85,21 @@ class LaunchOptions:
         if unknown := set(self.services) - set(SERVICES):
             raise ValueError(f"unknown services: {', '.join(sorted(unknown))}; there are {', '.join(SERVICES)}")
         check_teams(self.teams)
+        check_users(self.users, self.teams)
+        for pool in self.pools:
+            token(pool)
+        if self.pool in self.more_pools:
+            raise ValueError(f"pool {self.pool!r} is named twice: each pool has a name of its own")
         if self.real_node not in REAL_NODE:
             raise ValueError(f"real_node is {self.real_node!r}: use one of {', '.join(REAL_NODE)}")
-        for path in (self.fleet, self.prices, self.quotas):
+        for path in (self.fleet, self.prices, self.quotas, *self.more_pools.values()):
             if path is not None and not path.is_file():
                 raise FileNotFoundError(2, "No such file", str(path))
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """All of them, the first pool first."""
+        return (self.pool, *self.more_pools)
 
 
 class LocalStack:
@@ -132,6 +150,17 @@ class LocalStack:
         if team not in self.options.teams:
             raise KeyError(f"no team {team!r}; there are: {', '.join(self.options.teams)}")
         return self.options.external.nats_url if self.options.external else self._running().nats_url_of(team)
+
+    def user_url(self, user: str) -> str:
+        """For one user, `<team>.<user>`: its own subjects. Raises KeyError when it is none of the options' users."""
+        if user not in self.options.users:
+            raise KeyError(f"no user {user!r}; there are: {', '.join(self.options.users) or 'none'}")
+        return self.options.external.nats_url if self.options.external else self._running().nats_url_of(user)
+
+    def agents_url(self, pool: str) -> str:
+        """For agents: every node of the pool, and nothing else."""
+        external = self.options.external
+        return external.nats_url if external else self._running().nats_url_of(node_name(pool))
 
     def processes(self) -> dict[str, ProcessRecord]:
         """Every process that runs here, servers among them, by name."""
@@ -203,14 +232,14 @@ class LocalStack:
     def _server_options(self) -> ServerOptions:
         if self.options.external:
             return ServerOptions(run=())  # still takes the state directory, so that two instances never share one
-        users = nats_users(self.state_dir, self.options.teams)
+        users = nats_users(self.state_dir, self.options.teams, self.options.users, self.options.pools)
         nats = NatsOptions(port=self.options.nats_port, users=users, sync_always=self.options.sync_always)
         return ServerOptions(run=(NATS, VALKEY, MONGO), nats=nats)
 
     async def _provision(self) -> None:
         client = await connect(self.nats_url, name="provision")
         try:
-            await provision(client.jetstream(), [self.options.pool], scale=self.options.scale)
+            await provision(client.jetstream(), self.options.pools, scale=self.options.scale)
         finally:
             await client.close()
 
@@ -221,14 +250,21 @@ class LocalStack:
             for copy in range(1, options.copies.get(service, 1) + 1):
                 specs.append(self._spec(service if copy == 1 else f"{service}-{copy}", service, {}, undo))
         if options.fleet is not None:
-            fleet = {"BATON_AGENT_FLEET": str(options.fleet.absolute()), "BATON_AGENT_DEVICES": "none"}
-            specs.append(self._spec(SIMULATED, "agent", fleet, undo))
+            specs.append(self._spec(SIMULATED, "agent", _simulated(options.fleet), undo))
         if options.real_node != "none":
             specs.append(self._spec(REAL, "agent", {"BATON_AGENT_DEVICES": options.real_node}, undo))
+        for pool, fleet in options.more_pools.items():
+            for service in options.services:
+                if service != FOR_ALL_POOLS:
+                    specs.append(self._spec(f"{service}.{pool}", service, {}, undo, pool))
+            specs.append(self._spec(f"{SIMULATED}.{pool}", "agent", _simulated(fleet), undo, pool))
         return specs
 
-    def _spec(self, name: str, service: str, env: Mapping[str, str], undo: contextlib.AsyncExitStack) -> ProcessSpec:
+    def _spec(
+        self, name: str, service: str, env: Mapping[str, str], undo: contextlib.AsyncExitStack, pool: str = ""
+    ) -> ProcessSpec:
         options = self.options
+        pool = pool or options.pool
         lease: PortLease = lease_port()
         undo.callback(lease.release)
         self.http[name] = f"http://{LOOPBACK}:{lease.port}"
@@ -246,10 +282,11 @@ class LocalStack:
             env={
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-                "BATON_NATS_URL": self.nats_url,
+                "BATON_NATS_URL": self.agents_url(pool) if service == "agent" else self.nats_url,
                 "BATON_REDIS_URL": self.redis_url,
                 "BATON_MONGO_URL": self.mongo_url,
-                "BATON_POOL": options.pool,
+                "BATON_POOL": pool,
+                "BATON_POOLS": ",".join(options.pools),
                 "BATON_STATE_DIR": str(home),
                 "BATON_HTTP_HOST": LOOPBACK,
                 "BATON_HTTP_PORT": str(lease.port),
@@ -272,8 +309,14 @@ class LocalStack:
             "version": 1,
             "pid": os.getpid(),
             "pool": self.options.pool,
+            "pools": self.options.pools,
             "teams": {team: self.team_url(team) for team in self.options.teams},
+            "users": {user: self.user_url(user) for user in self.options.users},
             "operator": self.operator_url,
             "http": self.http,
         }
         write_private(self.state_dir / CLIENT_FILE, json.dumps(document, indent=1) + "\n")
+
+
+def _simulated(fleet: Path) -> dict[str, str]:
+    return {"BATON_AGENT_FLEET": str(fleet.absolute()), "BATON_AGENT_DEVICES": "none"}

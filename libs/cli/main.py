@@ -42,6 +42,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "ledger": CommandEntry("ledger", "Audit the ledger"),
     "dead": CommandEntry("dead", "Messages that could not be processed (operators)"),
     "quota": CommandEntry("quota", "Set a team's quota (operators)"),
+    "credentials": CommandEntry("credentials", "Print users and permissions for a NATS server of your own (operators)"),
     "provision": CommandEntry("provision", "Create streams and consumers on a NATS server (operators)"),
 }
 
@@ -50,7 +51,8 @@ _HELP = """Baton gives the accelerators of many machines to the jobs of many tea
 Start with `baton demo`, or `baton up` and, in another terminal, `baton submit --gpus 1 -- python train.py`.
 
 Where Baton is: --url or BATON_NATS_URL, else the instance of `baton up` under BATON_STATE_DIR or ./.baton.
-Who you are: --team or BATON_TEAM, else the user of the URL, else the instance's only team.
+Who you are: --team or BATON_TEAM, else the name in the URL, else the instance's only team; and of the team the user
+--user or BATON_USER, else the one in the URL, else this session's.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied or rejected, 5 conflict, 6 nobody answers."""
 

@@ -7,6 +7,10 @@ import typer
 from libs.cli.output import Format
 
 Team = Annotated[str | None, typer.Option("--team", "-t", help="Speak as this team (BATON_TEAM).", show_default=False)]
+User = Annotated[
+    str | None, typer.Option("--user", help="Which user of the team speaks (BATON_USER).", show_default=False)
+]
+Pool = Annotated[str | None, typer.Option("--pool", help="Which pool is asked (BATON_POOL).", show_default=False)]
 Url = Annotated[str | None, typer.Option("--url", help="NATS URL (BATON_NATS_URL).", show_default=False)]
 Output = Annotated[Format, typer.Option("--output", "-o", help="How the result is written.")]
 NoHeader = Annotated[bool, typer.Option("--no-header", help="Leave the headings out.")]

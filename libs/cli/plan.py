@@ -10,7 +10,7 @@ import typer
 from libs.cli import units
 from libs.cli.exits import Ended, Exit
 from libs.cli.jobfile import JobRequest
-from libs.cli.options import Output, Team, Url
+from libs.cli.options import Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
 from libs.cli.session import run
 from libs.cli.submit import from_file, team_of
@@ -43,6 +43,7 @@ def command(
         float | None, typer.Option("--steps", min=1, help="Training steps to do: for time and cost, where measured.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    pool: Pool = None,
     team: Team = None,
     url: Url = None,
     output: Output = Format.TABLE,
@@ -54,7 +55,7 @@ def command(
     async def ask(baton: Baton) -> list[PlanReply]:
         return [await baton.plan(request.spec, steps=steps) for request in requests]
 
-    replies = run(ask, team_of(requests, team), url, operator=False)
+    replies = run(ask, team_of(requests, team), url, pool=pool, operator=False)
     if output in (Format.JSON, Format.YAML):
         document(replies[0] if len(replies) == 1 else replies, output)
     for request, reply in zip(requests, replies, strict=True):

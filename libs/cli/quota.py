@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from libs.cli.exits import UsageFault
-from libs.cli.options import Url
+from libs.cli.options import Pool, Url, User
 from libs.cli.output import say
 from libs.cli.session import run
 from libs.core.accelerators.kinds import problem_with
@@ -32,15 +32,17 @@ def set_quota(
             "--type", metavar="TYPE=N", help="Besides, of one type (H100=8, CPU=2) or MIG profile (H100:1g.10gb=7)."
         ),
     ] = None,
+    pool: Pool = None,
+    user: User = None,
     url: Url = None,
 ) -> None:
-    """From now on these are the team's limits, all of them; what it holds already is left to it."""
-    limit, by_type = _milli(devices), _by_type(types or [], url)
-    run(lambda baton: baton.set_quota(team, limit, by_type), OPERATOR, url)
+    """From now on these are the team's limits in the pool, all of them; what it holds already is left to it."""
+    limit, by_type = _milli(devices), _by_type(types or [], url, pool)
+    run(lambda baton: baton.set_quota(team, limit, by_type), OPERATOR, url, user=user, pool=pool)
     say("\t".join([team, devices, *(types or ())]))
 
 
-def _by_type(given: list[str], url: str | None) -> dict[str, int]:
+def _by_type(given: list[str], url: str | None, pool: str | None) -> dict[str, int]:
     limits: dict[str, int] = {}
     for text in given:
         key, equals, devices = text.partition("=")
@@ -51,7 +53,7 @@ def _by_type(given: list[str], url: str | None) -> dict[str, int]:
             raise UsageFault(f"--type {text}: {key} is limited twice; say it once")
         limits[key] = limit
     if any(problem_with(key) for key in limits):  # the catalogue does not know it: perhaps the pool has it
-        devices_there = run(lambda baton: baton.devices(""), OPERATOR, url).devices
+        devices_there = run(lambda baton: baton.devices(""), OPERATOR, url, pool=pool).devices
         offered = {kind_of(device.model, device.mig_profile) for device in devices_there}
         for key, limit in limits.items():
             if problem := problem_with(key, offered):

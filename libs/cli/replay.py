@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from libs.cli.launch import ROOT, LaunchOptions, LocalStack
 from libs.cli.traces import ENCODING, ERRORS, BadRow, TraceJob, UnknownColumns, physical_lines, read
 from libs.core.admission.evaluate import DEFAULT_CLASSES
+from schemas import subjects
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
 from schemas.resources import Resources
 
@@ -173,7 +174,7 @@ async def _count_rejections(operator: Any, outcome: ReplayOutcome) -> Any:
         seen[f"{told.team}/{told.client_key}"] = told.reasons[0].field
         outcome.rejections = {f: list(seen.values()).count(f) for f in sorted(set(seen.values()))}
 
-    await operator.nats.subscribe("baton.evt.job.v1.rejected.*", cb=heard)
+    await operator.nats.subscribe(subjects.event("rejected"), cb=heard)
     return lambda: len(seen)
 
 

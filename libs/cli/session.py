@@ -18,12 +18,18 @@ _PAGES = 10
 
 
 def run(
-    work: Callable[[Baton], Awaitable[T]], team: str | None = None, url: str | None = None, *, operator: bool = True
+    work: Callable[[Baton], Awaitable[T]],
+    team: str | None = None,
+    url: str | None = None,
+    *,
+    user: str | None = None,
+    pool: str | None = None,
+    operator: bool = True,
 ) -> T:
     """Connect, do `work`, close. Without a team, `operator` speaks as the operator where that is possible."""
 
     async def session() -> T:
-        async with await connect(url, team, operator=operator) as baton:
+        async with await connect(url, team, user=user, pool=pool, operator=operator) as baton:
             return await work(baton)
 
     return asyncio.run(session())

@@ -1,15 +1,15 @@
 """`baton status`: the pool at a glance."""
 
 from libs.cli import units
-from libs.cli.options import Output, Team, Url
+from libs.cli.options import Output, Pool, Team, Url
 from libs.cli.output import Format, document, fields
 from libs.cli.session import run
 from schemas.queries import Quantiles
 
 
-def command(team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
+def command(pool: Pool = None, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """How far the pool has come, what it holds, how fast it decides."""
-    status = run(lambda baton: baton.status(), team, url)
+    status = run(lambda baton: baton.status(), team, url, pool=pool)
     if output in (Format.JSON, Format.YAML):
         document(status, output)
         return

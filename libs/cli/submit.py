@@ -9,7 +9,7 @@ import typer
 from libs.cli import grammar
 from libs.cli.exits import UsageFault
 from libs.cli.jobfile import JobRequest, read_jobs
-from libs.cli.options import Output, Team, Url
+from libs.cli.options import Output, Team, Url, User
 from libs.cli.output import Format, document, hint, say
 from libs.cli.session import run, short
 from libs.cli.yamlfile import MAX_BYTES
@@ -56,13 +56,16 @@ def command(
         bool, typer.Option("--no-wait", help="Return when it is stored, not when it is admitted.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and print what would be sent.")] = False,
+    pool: Annotated[str | None, typer.Option("--pool", help="The pool to run in; else admission chooses.")] = None,
     team: Team = None,
+    user: User = None,
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Ask for jobs to be run. Prints their ids; exits with 4 when admission refuses one, with every reason."""
     given = {
         "name": name, "priority_class": priority_class, "workdir": workdir, "launch": launch,
+        "pool": pool,
         "gpus": gpus, "share": share, "memory": memory, "mig": mig, "topology": topology, "role": role,
         "torus": torus, "min-devices": min_devices, "env": env, "label": label,
         "time": time, "retries": retries, "grace": grace, "simulate": simulate,
@@ -80,7 +83,7 @@ def command(
         document([_shown(request) for request in requests], Format.YAML if output is Format.YAML else Format.JSON)
         return
     speaker = team_of(requests, team)
-    run(lambda baton: _submit(baton, requests, not no_wait, output), speaker, url, operator=False)
+    run(lambda baton: _submit(baton, requests, not no_wait, output), speaker, url, user=user, operator=False)
 
 
 def team_of(requests: list[JobRequest], team: str | None) -> str | None:

@@ -27,6 +27,10 @@ _COLUMNS = [
 
 def command(
     teams: Annotated[str, typer.Option("--teams", help="The teams to serve, separated by commas.")] = "research",
+    users: Annotated[
+        str,
+        typer.Option("--users", help="Users with a credential of their own, each as TEAM.USER, separated by commas."),
+    ] = "",
     fleet: Annotated[
         Path | None, typer.Option("--fleet", help="YAML file of simulated nodes, see deploy/fleets/.")
     ] = None,
@@ -37,6 +41,10 @@ def command(
     prices: Annotated[Path | None, typer.Option("--prices", help="Price book, see deploy/prices.yaml.")] = None,
     quotas: Annotated[Path | None, typer.Option("--quotas", help="Teams' quotas, see deploy/teams.yaml.")] = None,
     pool: Annotated[str, typer.Option("--pool", help="The pool's name.")] = "main",
+    more: Annotated[
+        list[str] | None,
+        typer.Option("--more-pool", help="NAME=FLEET: a further pool of simulated nodes; may be repeated."),
+    ] = None,
     port: Annotated[
         int | None, typer.Option("--port", min=1, max=65535, help="Port of NATS; a free one otherwise.")
     ] = None,
@@ -62,7 +70,9 @@ def command(
         options = LaunchOptions(
             state_dir=folder or state_dir(),
             pool=pool,
+            more_pools=dict(_pool(text) for text in more or []),
             teams=names,
+            users=[name.strip() for name in users.split(",") if name.strip()],
             fleet=None if servers_only else fleet,
             real_node="auto" if not servers_only and (fleet is None if real is None else real) else "none",
             prices=prices,
@@ -142,6 +152,13 @@ def _example(launch: LocalStack) -> str:
     if launch.options.real_node == "none" and launch.options.fleet is not None:
         return "--gpus 1 --simulate 30s"
     return f"--gpus {1 if Path('/dev/nvidiactl').exists() else 'CPU:1'} -- python3 -c 'print(42)'"
+
+
+def _pool(text: str) -> tuple[str, Path]:
+    name, given, fleet = text.partition("=")
+    if not given:
+        raise UsageFault(f"{text!r} names no fleet: write NAME=FLEET, e.g. west=deploy/fleets/zoo.yaml")
+    return name, Path(fleet)
 
 
 def _external() -> External:

@@ -1,4 +1,5 @@
-"""The NATS users of an instance: services, the operator, and one for each team with exactly its own subjects.
+"""The NATS users of an instance: services, the operator, agents, and one for each team, user and node, each with exactly
+its own subjects.
 
 Passwords are random and kept in `<state dir>/credentials.json` (mode 0600), so that a URL which somebody saved works
 after a restart too.
@@ -11,22 +12,10 @@ from pathlib import Path
 
 from libs.embedded import NatsUser
 from libs.embedded.records import write_private
-from schemas.subjects import OPERATOR, team_may, token
+from schemas.subjects import OPERATOR, node_may, operator_may, token, user_may
 
 SERVICES = "services"
 _FILE = "credentials.json"
-
-OPERATOR_MAY = [
-    "baton.cmd.>",
-    "baton.qry.>",
-    "baton.in.>",
-    "$JS.API.>",
-    "$JS.ACK.>",
-    "$JS.FC.>",
-    f"_INBOX_{OPERATOR}.>",
-]
-"""What an operator may publish: commands for any team, questions, dead letters again, the administration of streams.
-Never the ledger: only placement writes it."""
 
 
 def check_teams(teams: Sequence[str]) -> None:
@@ -38,18 +27,60 @@ def check_teams(teams: Sequence[str]) -> None:
         raise ValueError(f"teams named twice: {', '.join(sorted(twice))}")
 
 
-def nats_users(state_dir: Path, teams: Sequence[str]) -> list[NatsUser]:
-    """The users of an instance that serves `teams`, services first. Raises as `check_teams`."""
+def check_users(users: Sequence[str], teams: Sequence[str]) -> None:
+    """Raises ValueError for a user that is not `<team>.<user>` of one of `teams`."""
+    for name in users:
+        team, dot, user = name.partition(".")
+        if not dot or team not in teams:
+            raise ValueError(f"{name!r} is no user of a team: write <team>.<user>, the team one of {', '.join(teams)}")
+        token(user)
+
+
+def user_name(team: str, user: str) -> str:
+    """What a user's credential is called at the broker."""
+    return f"{token(team)}.{token(user)}"
+
+
+def node_name(pool: str, node: str = "*") -> str:
+    """What a node's credential is called at the broker; `*`: that of the agents that stand for every node of a pool."""
+    return f"agents~{token(pool)}" if node == "*" else f"node~{token(pool)}~{token(node)}"
+
+
+def nats_users(
+    state_dir: Path,
+    teams: Sequence[str],
+    users: Sequence[str] = (),
+    pools: Sequence[str] = (),
+    nodes: Sequence[tuple[str, str]] = (),
+) -> list[NatsUser]:
+    """The users of an instance, services first.
+
+    Args:
+        teams: each gets a credential of the whole team, whose holder says which user asks.
+        users: each, as `<team>.<user>`, gets one that speaks for itself only.
+        pools: each gets one for agents that stand for every node of the pool.
+        nodes: each (pool, node) gets one that speaks for itself only.
+
+    Raises as `check_teams` and `check_users`.
+    """
     check_teams(teams)
-    passwords = _passwords(state_dir, [SERVICES, OPERATOR, *teams])
-    users = [
+    check_users(users, teams)
+    may = {
+        **{team: user_may(team) for team in teams},
+        **{name: user_may(*name.split(".")) for name in users},
+        **{node_name(pool): node_may(pool) for pool in pools},
+        **{node_name(*node): node_may(*node) for node in nodes},
+    }
+    passwords = _passwords(state_dir, [SERVICES, OPERATOR, *may])
+    agents = {node_name(pool) for pool in pools} | {node_name(*node) for node in nodes}
+    return [
         NatsUser(SERVICES, passwords[SERVICES]),
-        NatsUser(OPERATOR, passwords[OPERATOR], publish=OPERATOR_MAY),
+        NatsUser(OPERATOR, passwords[OPERATOR], publish=operator_may()),
+        *(
+            NatsUser(name, passwords[name], publish=publish, subscribe=subscribe, responds=name in agents)
+            for name, (publish, subscribe) in may.items()
+        ),
     ]
-    for team in teams:
-        publish, subscribe = team_may(team)
-        users.append(NatsUser(team, passwords[team], publish=publish, subscribe=subscribe))
-    return users
 
 
 def _passwords(state_dir: Path, names: Sequence[str]) -> Mapping[str, str]:

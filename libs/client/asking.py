@@ -9,12 +9,15 @@ from libs.bus.asking import INVALID, NOT_FOUND, NoAnswer, QueryError
 from libs.bus.asking import ask as ask_once
 from libs.client.errors import Failed, Invalid, NotFound, Unreachable
 from libs.client.sending import unless_denied
+from libs.client.where import Place
 from schemas.base import Fact, Strict
 from schemas.catalog import BY_TYPE
 
 
-async def ask(nats: Client, what: str, team: str, query: Strict | Fact, *, timeout_s: float = 5.0) -> Any:
-    """The answer to the question `what`, e.g. "job.get".
+async def ask(
+    nats: Client, what: str, place: Place, query: Strict | Fact, *, pool: str = "", timeout_s: float = 5.0
+) -> Any:
+    """The answer to the question `what`, e.g. "job.get", that `place` asks: of `pool`, or of the pool of `place`.
 
     Raises:
         NotFound, Invalid, Failed: the owner says so.
@@ -22,11 +25,13 @@ async def ask(nats: Client, what: str, team: str, query: Strict | Fact, *, timeo
         Unreachable: nobody answered; the text names the service that should have.
     """
     message = BY_TYPE[f"io.baton.{what}.query.v1"]
+    keys = {"pool": pool or place.pool, "team": place.team, "user": place.user}
     try:
-        return await unless_denied(nats, ask_once(nats, message, team, query, timeout_s=timeout_s))
+        return await unless_denied(nats, ask_once(nats, message, query, timeout_s=timeout_s, **keys))
     except NoAnswer as e:
+        of_pool = f", and that there is a pool {keys['pool']!r}" if "{pool}" in message.subject else ""
         raise Unreachable(
-            f"no answer to {what}", str(e), f"check that {message.consumers[0]} runs and is ready"
+            f"no answer to {what}", str(e), f"check that {message.consumers[0]} runs and is ready{of_pool}"
         ) from None
     except ValidationError as e:
         raise Failed(

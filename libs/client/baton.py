@@ -19,7 +19,7 @@ from libs.bus.messages import Outgoing
 from libs.bus.reasons import reasons_of
 from libs.client import following, logs
 from libs.client.asking import ask
-from libs.client.errors import Invalid, NotFound, TimedOut, Unreachable
+from libs.client.errors import ClientError, Invalid, NotFound, TimedOut, Unreachable
 from libs.client.sending import command, deliver
 from libs.client.verdict import Verdict
 from libs.client.where import Place, find
@@ -66,7 +66,13 @@ class Submitted:
 
 
 async def connect(
-    url: str | None = None, team: str | None = None, *, operator: bool = False, wait_s: float = 5.0
+    url: str | None = None,
+    team: str | None = None,
+    *,
+    user: str | None = None,
+    pool: str | None = None,
+    operator: bool = False,
+    wait_s: float = 5.0,
 ) -> "Baton":
     """A client of the Baton that arguments, environment or this machine's instance name (see `libs.client.where`).
 
@@ -74,16 +80,18 @@ async def connect(
         Unreachable: nobody answers there within `wait_s`, or the credential is refused.
         Invalid: the team is unknown or ambiguous.
     """
-    place = find(url, team, operator=operator)
+    place = find(url, team, user=user, pool=pool, operator=operator)
+    replies = subjects.reply_prefix(place.team, place.user)
     try:
-        nats = await connect_bus(place.url, name="baton-client", inbox_prefix=f"_INBOX_{place.team}", wait_s=wait_s)
+        nats = await connect_bus(place.url, name="baton-client", inbox_prefix=replies, wait_s=wait_s)
     except BusUnavailable as e:
         raise Unreachable("Baton cannot be reached", str(e)) from None
     return Baton(nats, place)
 
 
 class Baton:
-    """A team's view of Baton. Every method raises `libs.client.errors.ClientError` with what, why and what to do."""
+    """A user's view of Baton, as one of a team. Every method raises `libs.client.errors.ClientError`: what, why, what to
+    do."""
 
     def __init__(self, nats: Client, place: Place) -> None:
         self.nats = nats
@@ -167,7 +175,11 @@ class Baton:
         body = _valid(CancelJob, job_id=job_id, reason=reason)
         # A new cause each time: cancelling again must reach admission again, e.g. when the job was not known before.
         message = command(
-            body, subject=subjects.cancel(team), type="io.baton.job.cancel.v1", team=team, cause=uuid.uuid4().hex
+            body,
+            subject=subjects.cancel(team, self.place.user),
+            type="io.baton.job.cancel.v1",
+            team=team,
+            cause=uuid.uuid4().hex,
         )
         await deliver(self.nats, [message], give_up_s=give_up_s)
 
@@ -177,20 +189,22 @@ class Baton:
         limit_milli: int | None,
         by_type: Mapping[str, int] | None = None,
         *,
+        pool: str = "",
         give_up_s: float = 30.0,
     ) -> None:
-        """Operators only: from now on these are all limits of `team`.
+        """Operators only: from now on these are all limits of `team` in the pool.
 
         Args:
             team: whose.
             limit_milli: accelerators of any type that it may hold at once, in thousandths; None: no such limit.
             by_type: besides, by device type (`H100`) or type and MIG profile (`H100:1g.10gb`), thousandths of what the key
                 names.
+            pool: in which; ours unless named.
             give_up_s: how long to try.
         """
         message = command(
             _valid(SetQuota, team=team, limit_milli=limit_milli, by_type=dict(by_type or {})),
-            subject=f"baton.cmd.quota.v1.set.{subjects.OPERATOR}",
+            subject=subjects.set_quota(pool or self.place.pool, self.place.user),
             type="io.baton.quota.set.v1",
             team=subjects.OPERATOR,
             cause=uuid.uuid4().hex,
@@ -268,7 +282,7 @@ class Baton:
         """What a rank wrote, of the latest attempt unless named; with `follow` until the job ends. See libs.client.logs."""
 
         async def read(query: LogQuery) -> LogPiece:
-            piece: LogPiece = await ask(self.nats, "log.read", self.team, query, timeout_s=2.0)
+            piece: LogPiece = await ask(self.nats, "log.read", self.place, query, timeout_s=2.0)
             return piece
 
         async def get() -> JobDocument:
@@ -283,7 +297,7 @@ class Baton:
 
     async def get(self, job_id: str) -> JobDocument:
         """A job with its attempts."""
-        document: JobDocument = await ask(self.nats, "job.get", self.team, _valid(JobGet, job_id=job_id))
+        document: JobDocument = await ask(self.nats, "job.get", self.place, _valid(JobGet, job_id=job_id))
         return document
 
     async def list(
@@ -291,55 +305,71 @@ class Baton:
     ) -> tuple[JobDocument, ...]:
         """Jobs, newest first."""
         query = _valid(JobListQuery, states=tuple(states), name=name, limit=limit, before_us=before_us)
-        reply: JobList = await ask(self.nats, "job.list", self.team, query)
+        reply: JobList = await ask(self.nats, "job.list", self.place, query)
         return reply.jobs
 
     async def explain(self, job_id: str) -> Explanation:
-        """Why a job is where it is, and the smallest change that would let it run."""
-        reply: Explanation = await ask(self.nats, "job.explain", self.team, _valid(ExplainQuery, job_id=job_id))
+        """Why a job is where it is, and the smallest change that would let it run. Our pool is asked first; of a job that
+        it does not know, the pool that history says has it."""
+        query = _valid(ExplainQuery, job_id=job_id)
+        try:
+            reply: Explanation = await ask(self.nats, "job.explain", self.place, query)
+        except (NotFound, Unreachable):
+            with contextlib.suppress(ClientError):
+                document = await self.get(job_id)
+                if document.pool not in ("", self.place.pool):
+                    elsewhere: Explanation = await ask(self.nats, "job.explain", self.place, query, pool=document.pool)
+                    return elsewhere
+            raise
         return reply
 
     async def plan(self, spec: JobSpec, *, steps: float | None = None) -> PlanReply:
-        """What would become of a job if it were submitted now; nothing is submitted.
+        """What would become of a job if it were submitted now to the pool that it names, or else to ours; nothing is
+        submitted.
 
         Args:
             steps: training steps that it has to do, for time and cost.
         """
         reply: PlanReply = await ask(
-            self.nats, "job.plan", self.team, _valid(PlanQuery, job=spec, steps=steps), timeout_s=10.0
+            self.nats,
+            "job.plan",
+            self.place,
+            _valid(PlanQuery, job=spec, steps=steps),
+            pool=spec.pool or "",
+            timeout_s=10.0,
         )
         return reply
 
     async def bill(self, query: BillQuery | None = None) -> BillReply:
         """Usage and cost."""
-        reply: BillReply = await ask(self.nats, "bill.get", self.team, query or BillQuery(), timeout_s=30.0)
+        reply: BillReply = await ask(self.nats, "bill.get", self.place, query or BillQuery(), timeout_s=30.0)
         return reply
 
     async def quotas(self) -> QuotaSnapshot:
         """Quotas and present use."""
-        reply: QuotaSnapshot = await ask(self.nats, "quota.list", self.team, PoolStatusQuery())
+        reply: QuotaSnapshot = await ask(self.nats, "quota.list", self.place, PoolStatusQuery())
         return reply
 
     async def nodes(self) -> NodeList:
         """The pool's machines."""
-        reply: NodeList = await ask(self.nats, "node.list", self.team, NodeListQuery())
+        reply: NodeList = await ask(self.nats, "node.list", self.place, NodeListQuery())
         return reply
 
     async def devices(self, node: str = "") -> DeviceList:
         """The pool's devices, or one node's."""
         query = _valid(DeviceListQuery, node=node)
-        reply: DeviceList = await ask(self.nats, "device.list", self.team, query)
+        reply: DeviceList = await ask(self.nats, "device.list", self.place, query)
         return reply
 
     async def queue(self, limit: int = 200) -> QueueList:
         """The waiting jobs, in the order in which they are considered."""
         query = _valid(QueueListQuery, limit=limit)
-        reply: QueueList = await ask(self.nats, "queue.list", self.team, query)
+        reply: QueueList = await ask(self.nats, "queue.list", self.place, query)
         return reply
 
     async def status(self) -> PoolStatus:
         """The pool's figures at a glance."""
-        reply: PoolStatus = await ask(self.nats, "pool.status", self.team, PoolStatusQuery())
+        reply: PoolStatus = await ask(self.nats, "pool.status", self.place, PoolStatusQuery())
         return reply
 
     # ------------------------------------------------------------------------------------------------------- internals
@@ -349,7 +379,7 @@ class Baton:
             raise Invalid("the operator has no jobs", fix="submit as a team: set BATON_TEAM, or use --team")
         body = _valid(SubmitJob, client_key=key, job=spec)
         submitted = Submitted(job_id_of(self.team, key), key, self.team)
-        subject = subjects.submit(self.team)
+        subject = subjects.submit(self.team, self.place.user)
         message = command(
             body, subject=subject, type="io.baton.job.submit.v1", team=self.team, cause=submitted.job_id + repeat
         )
@@ -358,7 +388,7 @@ class Baton:
     async def _event_page(self, after_us: int, limit: int, job_id: str | None) -> tuple[JobEvent, ...]:
         query = EventListQuery(job_id=job_id, after_us=after_us, limit=limit)
         try:
-            reply: EventList = await ask(self.nats, "event.list", self.team, query)
+            reply: EventList = await ask(self.nats, "event.list", self.place, query)
         except NotFound:
             return ()
         return reply.events

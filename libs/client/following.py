@@ -35,7 +35,7 @@ class Live:
 
     def __init__(self, nats: Client, team: str, job_id: str | None = None) -> None:
         self._nats, self.job_id = nats, job_id
-        self._subject = subjects.events_of(team) if team != subjects.OPERATOR else "baton.evt.*.v1.*.*"
+        self._subject = subjects.events_of(team if team != subjects.OPERATOR else "*")
         self._queue: asyncio.Queue[JobEvent] = asyncio.Queue(_WAITING)
         self._connections = nats.stats["reconnects"]
         self._lost = False
@@ -75,7 +75,7 @@ class Live:
 def read_event(message: Msg) -> JobEvent | None:
     """A message of the event subjects as a JobEvent; None for a type that this version does not know, and for a
     rejection that is no job's end."""
-    what = message.subject.split(".")[4]
+    what = subjects.what_of(message.subject)
     try:
         if what == "rejected":
             return rejection_event(decode(JobRejected, message.headers, message.data, expected_type=None)[1])

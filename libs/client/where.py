@@ -1,10 +1,14 @@
 """Where Baton is and who we are: arguments, then the environment, then the instance that runs on this machine.
 
-`baton up` writes `<state dir>/client.json` (mode 0600), which holds a URL for each team and one for the operator.
+`baton up` writes `<state dir>/client.json` (mode 0600), which holds a URL for each team, for each user that it was
+started with, and one for the operator. The name in a URL says whose credential it is: `research` is the whole team's,
+`research.ana` one user's.
 """
 
+import getpass
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +25,13 @@ SERVICES_USER = "services"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An address and the team that speaks there; `operator` sees every team."""
+    """An address, and who speaks there: a team (`operator` sees every team) and its user. `pool` is asked when none is
+    named."""
 
     url: str = field(repr=False)
     team: str
     pool: str = "main"
+    user: str = "default"
 
 
 def state_dir(environ: Mapping[str, str] | None = None) -> Path:
@@ -37,6 +43,8 @@ def find(
     url: str | None = None,
     team: str | None = None,
     *,
+    user: str | None = None,
+    pool: str | None = None,
     operator: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Place:
@@ -45,19 +53,25 @@ def find(
     Args:
         url: overrides BATON_NATS_URL and the running instance.
         team: overrides BATON_TEAM; without either, the user in the URL, or the instance's only team.
+        user: overrides BATON_USER; without either, the user of the credential, or of this machine's session.
+        pool: overrides BATON_POOL; without either, the instance's first pool, or "main".
         operator: when no team is named, speak as the operator instead of asking which team.
 
     Raises:
         Unreachable: no address is known.
-        Invalid: the team is not known, ambiguous, or not fit for a subject.
+        Invalid: the team is not known or ambiguous, or a name is not fit for a subject.
     """
     env = os.environ if environ is None else environ
-    team = team or env.get("BATON_TEAM") or None
-    pool = env.get("BATON_POOL") or "main"
-    if team is not None:
-        _checked(team)
+    team, user, pool = (
+        _checked(what, given or env.get(variable) or None)
+        for what, given, variable in (
+            ("team", team, "BATON_TEAM"), ("user", user, "BATON_USER"), ("pool", pool, "BATON_POOL"),
+        )
+    )  # fmt: skip
     if address := url or env.get("BATON_NATS_URL"):
-        return Place(address, team or _team_in(address, operator), pool)
+        owner, _, person = (urlsplit(address).username or "").partition(".")
+        asking = user or _checked("user", person or None) or session_user(env)
+        return Place(address, team or _team_in(owner, operator), pool or "main", asking)
     instance = read_instance(state_dir(env))
     urls = {**instance.get("teams", {}), OPERATOR: instance.get("operator", "")}
     name = team or _only_team(instance, operator)
@@ -68,7 +82,21 @@ def find(
             f"it was started for: {known}",
             "name one of them, or restart it with `baton up --teams`",
         )
-    return Place(urls[name], name, instance.get("pool", pool))
+    asking = user or session_user(env)
+    address = instance.get("users", {}).get(f"{name}.{asking}") or urls[name]
+    return Place(address, name, pool or instance.get("pool", "main"), asking)
+
+
+def session_user(environ: Mapping[str, str] | None = None) -> str:
+    """This session's user as a subject token: what does not fit is written as hyphens. "default" when there is none."""
+    env = os.environ if environ is None else environ
+    name = env.get("USER") or env.get("LOGNAME") or ""
+    if not name:
+        try:
+            name = getpass.getuser()
+        except (OSError, KeyError, ImportError):  # no entry of this user on this machine: usual in containers
+            return "default"
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:63] or "default"
 
 
 def read_instance(folder: Path) -> dict[str, Any]:
@@ -89,22 +117,24 @@ def read_instance(folder: Path) -> dict[str, Any]:
     return instance
 
 
-def _checked(team: str) -> str:
+def _checked(what: str, name: str | None) -> str | None:
     try:
-        return token(team)
+        return None if name is None else token(name)
     except ValueError as e:
         raise Invalid(
-            "the team's name is not valid", str(e), "use the name that your credential was made for"
+            f"the {what}'s name is not valid", str(e), "use the name that your credential was made for"
         ) from None
 
 
-def _team_in(url: str, operator: bool) -> str:
-    user = urlsplit(url).username or ""
-    if user == SERVICES_USER or (not user and operator):
+def _team_in(owner: str, operator: bool) -> str:
+    """The team of a URL's user name."""
+    if owner == SERVICES_USER or (not owner and operator):
         return OPERATOR
-    if not user:
+    if not owner:
         raise Invalid("no team is named", "the URL has no user name", "set BATON_TEAM, or use --team")
-    return _checked(user)
+    team = _checked("team", owner)
+    assert team is not None
+    return team
 
 
 def _only_team(instance: Mapping[str, Any], operator: bool) -> str:

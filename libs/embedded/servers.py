@@ -23,7 +23,8 @@ DEFAULT_USER = "baton"
 
 @dataclass(frozen=True)
 class NatsUser:
-    """A NATS user. `publish` and `subscribe` list the allowed subjects; None allows all, an empty list none.
+    """A NATS user. `publish` and `subscribe` list the allowed subjects; None allows all, an empty list none. `responds`
+    allows one answer, wherever it goes, to each request that the user may hear.
 
     Name and password must be fit for a URL as they are: nats-py does not decode `%40` and the like.
     """
@@ -32,6 +33,7 @@ class NatsUser:
     password: str = field(repr=False)
     publish: Sequence[str] | None = None
     subscribe: Sequence[str] | None = None
+    responds: bool = False
 
     def __post_init__(self) -> None:
         if not _URL_SAFE.fullmatch(self.name) or not _URL_SAFE.fullmatch(self.password):
@@ -125,7 +127,7 @@ def describe_nats(options: NatsOptions, state_dir: Path, port: int, monitor_port
             "max_memory_store": options.max_memory_store_bytes,
             **({"sync_interval": "always"} if options.sync_always else {}),
         },
-        "authorization": {"users": [_nats_user(user) for user in users]},
+        "authorization": {"users": [user_entry(user) for user in users]},
     }
     return Server(
         spec=ProcessSpec(
@@ -205,11 +207,14 @@ def nats_url(user: NatsUser, port: int) -> str:
     return f"nats://{user.name}:{user.password}@{LOOPBACK}:{port}"
 
 
-def _nats_user(user: NatsUser) -> dict[str, Any]:
+def user_entry(user: NatsUser) -> dict[str, Any]:
+    """A user as nats-server's configuration has it."""
     entry: dict[str, Any] = {"user": user.name, "password": user.password}
-    permissions = {
+    permissions: dict[str, Any] = {
         verb: {"allow": list(subjects)} if subjects else {"deny": [">"]}  # an empty allow list would allow everything
         for verb, subjects in (("publish", user.publish), ("subscribe", user.subscribe))
         if subjects is not None
     }
+    if user.responds:
+        permissions["allow_responses"] = True
     return {**entry, "permissions": permissions} if permissions else entry

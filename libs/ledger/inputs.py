@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from libs.ledger.tail import Stored
-from schemas import envelope
+from schemas import envelope, subjects
 from schemas.catalog import CATALOG
-from schemas.inbox import InboxMessage
+from schemas.inbox import InboxMessage, NodeRegistered
 
 MAX_INPUT_BYTES = 256 * 1024
 
@@ -32,31 +32,47 @@ class InboxItem:
 @dataclass(frozen=True, slots=True)
 class _InboxKind:
     type: str
+    pattern: str
     parse: Callable[[bytes], Any]
 
 
-def _kind(type_: str, model: type[BaseModel]) -> _InboxKind:
-    return _InboxKind(type_, TypeAdapter(model).validator.validate_json)
-
-
-_KINDS = {m.subject.rpartition(".")[0]: _kind(m.type, m.model) for m in CATALOG if m.stream == "INBOX-{pool}"}
+_KINDS = {
+    subjects.stem(m.subject): _InboxKind(m.type, m.subject, TypeAdapter(m.model).validator.validate_json)
+    for m in CATALOG
+    if m.stream == subjects.INBOX
+}
 
 
 def read_input(stored: Stored, pool: str) -> InboxItem:
-    """The item that `stored` is. Its subject decides what it must be; the broker's permissions guard the subject."""
-    stem, _, key = stored.subject.rpartition(".")
-    kind = _KINDS.get(stem)
+    """The item that `stored` is. Its subject decides what it must be and which node it speaks of; the broker's
+    permissions guard the subject."""
+    kind = _KINDS.get(subjects.stem(stored.subject))
     message, error = None, ""
-    if kind is None or key != pool:
-        error = f"subject {stored.subject!r} is none of {', '.join(sorted(f'{known}.{pool}' for known in _KINDS))}"
-    elif len(stored.payload) > MAX_INPUT_BYTES:
-        error = f"payload has {len(stored.payload)} bytes; the limit is {MAX_INPUT_BYTES}"
-    else:
-        try:
-            message = kind.parse(_data(stored, kind.type))
-        except (envelope.EnvelopeError, ValidationError) as problem:
-            error = _describe(problem)
+    try:
+        if kind is None:
+            raise ValueError(f"subject {stored.subject!r} is none of {', '.join(sorted(_KINDS))}, each with its keys")
+        keys = subjects.read(kind.pattern, stored.subject)
+        if keys["pool"] != pool:
+            raise ValueError(f"subject {stored.subject!r} is of another pool than {pool!r}")
+        if len(stored.payload) > MAX_INPUT_BYTES:
+            raise ValueError(f"payload has {len(stored.payload)} bytes; the limit is {MAX_INPUT_BYTES}")
+        message = kind.parse(_data(stored, kind.type))
+        if (problem := foreign(message, keys.get("node"))) is not None:
+            message, error = None, problem
+    except ValueError as problem:  # of the subject, the envelope (EnvelopeError) or the body (ValidationError)
+        error = _describe(problem)
     return InboxItem(stored.seq, stored.subject, kind.type if kind else "", stored.time_us, message, error)
+
+
+def foreign(message: InboxMessage, node: str | None) -> str | None:
+    """Why a message on `node`'s subject is not that node's to send; None when it is. `node` is None for a message about
+    no node."""
+    if node is None:
+        return None
+    named = message.inventory.node if isinstance(message, NodeRegistered) else getattr(message, "node", None)
+    if named == node:
+        return None
+    return f"it speaks of node {named!r} on the subject of node {node!r}: a node speaks for itself only"
 
 
 def _data(stored: Stored, expected: str) -> bytes:

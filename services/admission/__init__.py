@@ -1,4 +1,5 @@
-"""Admission: is a request well formed, allowed, and could it ever run here? Yes goes to the pool's inbox, no to its team.
+"""Admission: is a request well formed, allowed, and could it ever run here? Yes goes to a pool's inbox, no to its team.
 
-Reads REQUESTS; knows the pool by following the ledger. It keeps no state of its own that the ledger does not give back.
+Reads REQUESTS; knows the pools by following their ledgers. It keeps no state of its own that ledgers and inboxes do not
+give back.
 """

@@ -1,4 +1,8 @@
-"""Wires admission: the consumer of REQUESTS, and what is known of the pool, kept up to date from the ledger."""
+"""Wires admission: the consumer of REQUESTS, and what is known of each pool, kept up to date from its ledger.
+
+One process serves all pools, because a job's id is one over all of them: where a job was sent is known by the ledgers,
+by what lies undecided in the inboxes, and by the requests of this process.
+"""
 
 import asyncio
 import time
@@ -24,6 +28,7 @@ from libs.service.following import readiness, show
 from schemas import subjects
 from services.admission.handlers import ORIGIN, Recent, handle
 from services.admission.settings import AdmissionSettings
+from services.admission.undecided import undecided
 
 FOLLOWER = "admission"
 """What is known of the pool: its devices, quotas and taken job ids."""
@@ -48,7 +53,7 @@ class Metrics:
 
 
 def make_app(settings: AdmissionSettings) -> AsgiFastStream:
-    """The service as an ASGI application. It takes requests once it has read the ledger to its end."""
+    """The service as an ASGI application. It takes requests once it has read every pool's ledger and inbox to the end."""
     registry = CollectorRegistry()
     broker = make_broker(settings.nats_url, "admission")
     classes = settings.priority_classes()
@@ -60,8 +65,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     recent = Recent()
 
     def decide(received: Received) -> list[Outgoing]:
-        context = AdmissionContext(followers[0].projection, limits.room, classes)
-        handled = handle(received, context, settings.pool, recent)
+        pools = {known.pool: AdmissionContext(known.projection, limits.room, classes) for known in followers}
+        handled = handle(received, pools, recent)
         metrics.requests.labels(handled.result.value).inc()
         for why in handled.whys:
             metrics.refusals.labels(why.value).inc()
@@ -72,7 +77,6 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         broker,
         stream=subjects.REQUESTS,
         durable="admission",
-        filter_subject="baton.cmd.job.v1.*.*",
         origin=ORIGIN,
         decide=decide,
         outbox=lambda: outboxes[0],
@@ -83,18 +87,26 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     async def lifespan() -> AsyncIterator[None]:
         nats = await connect(settings.nats_url, name="admission-ledger", die_on_close=True)
         js = nats.jetstream(publish_async_max_pending=4096)
-        await bind(js, [settings.pool])
+        await bind(js, settings.all_pools)
         await asyncio.to_thread(warm)
         outboxes[:] = [Outbox(js)]
-        known = Follower(js, settings.pool, FleetShape, name=FOLLOWER, snapshot_every=settings.snapshot_records)
-        followers[:] = [known]
-        tasks.start("pool knowledge", known.run())
+        followers[:] = [
+            Follower(js, pool, FleetShape, name=FOLLOWER, snapshot_every=settings.snapshot_records)
+            for pool in settings.all_pools
+        ]
+        for known in followers:
+            tasks.start(f"knowledge of {known.pool}", known.run())
         async with tasks.until_stopped():
-            await known.caught_up.wait()
+            for known in followers:
+                await known.caught_up.wait()
+                for job_id in await undecided(js, known.pool, known.head.seq):
+                    recent.add(job_id, known.pool)
             yield
         await nats.close()
 
     def ready() -> dict[str, str]:
-        return {"ledger": readiness(followers[0] if followers else None)}
+        if len(followers) < 2:
+            return {"ledger": readiness(followers[0] if followers else None)}
+        return {f"ledger of {known.pool}": readiness(known) for known in followers}
 
     return make_asgi(broker, name="admission", settings=settings, lifespan=lifespan, registry=registry, ready=ready)

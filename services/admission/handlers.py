@@ -1,4 +1,7 @@
-"""One request: load what is known of the pool, judge, return the messages that follow. Nothing here waits.
+"""One request: load what is known of the pools, judge, return the messages that follow. Nothing here waits.
+
+A job goes to one pool's inbox (`libs.core.admission.routing`), and so does its cancel: to the pool that has the job. A
+cancel of a job that no pool has heard of goes to the first pool, which lays it aside with the reason.
 
 Whatever can be read of a request that cannot be processed is answered: its team hears every reason. Only what belongs to
 no team, or is no JSON at all, is laid aside as a dead letter (and the team hears of that, too, when there is one).
@@ -10,7 +13,7 @@ knows the answer by its client key and correlation id.
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote
@@ -19,8 +22,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.settle import Received, dead_letter
-from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, evaluate
+from libs.core.admission.evaluate import Admitted, NotAdmitted
 from libs.core.admission.refusal import Why
+from libs.core.admission.routing import Pools, home_of, route
 from schemas import ids, subjects
 from schemas.base import Name
 from schemas.envelope import Envelope
@@ -32,6 +36,7 @@ _REASONS = 32
 _READABLE_BYTES = 256 * 1024
 _REMEMBERED = 50_000
 _team = TypeAdapter(Name)
+_SUBJECT = subjects.fill(subjects.COMMAND, entity="job")
 
 
 class AdmissionResult(StrEnum):
@@ -53,53 +58,86 @@ class Handled:
     whys: tuple[Why, ...] = ()
 
 
-class Recent:
-    """The jobs admitted last: they exist a moment before the ledger, and with it the context, says so."""
+class Recent(Mapping[str, str]):
+    """The jobs admitted last, each with its pool: they exist a moment before the ledger, and with it the context, says
+    so."""
 
     def __init__(self, limit: int = _REMEMBERED) -> None:
         self._limit = limit
-        self._jobs: OrderedDict[str, None] = OrderedDict()
+        self._jobs: OrderedDict[str, str] = OrderedDict()
 
-    def add(self, job_id: str) -> None:
-        self._jobs[job_id] = None
+    def add(self, job_id: str, pool: str) -> None:
+        self._jobs[job_id] = pool
         self._jobs.move_to_end(job_id)
         if len(self._jobs) > self._limit:
             self._jobs.popitem(last=False)
 
-    def __contains__(self, job_id: str) -> bool:
-        return job_id in self._jobs
+    def __getitem__(self, job_id: str) -> str:
+        return self._jobs[job_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._jobs)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
 
 
-def handle(received: Received, context: AdmissionContext, pool: str, recent: Recent | None = None) -> Handled:
-    """A message of `baton.cmd.job.v1.*.<team>`. `recent` is what the caller keeps from one request to the next."""
-    recent = Recent() if recent is None else recent
-    team = received.subject.rpartition(".")[2]
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request on its way: the message, who sends it, and what it is judged by."""
+
+    received: Received
+    what: str
+    team: str
+    user: str
+    pools: Pools
+    recent: Recent
+
+    @property
+    def first_pool(self) -> str:
+        return next(iter(self.pools))
+
+    @property
+    def cause(self) -> str:
+        return self.received.cause
+
+
+def handle(received: Received, pools: Pools, recent: Recent | None = None) -> Handled:
+    """A message of `baton.cmd.job.v1.*.<team>.<user>`. `pools` are those of the settings, in their order; `recent` is
+    what the caller keeps from one request to the next."""
+    try:
+        keys = subjects.read(_SUBJECT, received.subject)
+    except ValueError as e:
+        return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, str(e))], (Why.MALFORMED,))
+    team = keys["team"]
     try:
         _team.validate_python(team)
     except ValidationError:
         reason = f"{team!r} is not a team's name: use lower-case letters, digits and hyphens"
         return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, reason)], (Why.MALFORMED,))
+    recent = Recent() if recent is None else recent
+    asked = _Asked(received, keys["what"], team, keys["user"], pools, recent)
     try:
-        if received.subject == subjects.cancel(team):
-            return _cancel(received, team, pool)
-        return _submit(received, team, context, pool, recent)
+        return _cancel(asked) if asked.what == "cancel" else _submit(asked)
     except Malformed as e:
-        return _malformed(received, team, e, context, pool, recent)
+        return _malformed(asked, e)
 
 
-def _submit(received: Received, team: str, context: AdmissionContext, pool: str, recent: Recent) -> Handled:
+def _submit(asked: _Asked) -> Handled:
+    received = asked.received
     envelope, request = decode_bare(SubmitJob, received.subject, received.headers, received.payload)
-    outcome = evaluate(request, team, context)
+    routed = route(request, asked.team, asked.pools, asked.recent)
+    outcome = routed.verdict
     if isinstance(outcome, NotAdmitted):
         reasons = [refusal.reason for refusal in outcome.refusals]
-        job_id = _unless_taken(outcome.job_id, context, recent)
-        rejected = _rejected(received, team, job_id, request.client_key, reasons, pool, envelope)
+        job_id = _unless_taken(outcome.job_id, asked)
+        rejected = _rejected(asked, job_id, request.client_key, reasons, routed.pool, envelope)
         return Handled(AdmissionResult.REJECTED, [rejected], tuple(refusal.why for refusal in outcome.refusals))
     if not isinstance(outcome, Admitted):
         return Handled(AdmissionResult.REPEATED, [])
     admitted = JobAdmitted(
         job_id=outcome.job_id,
-        team=team,
+        team=asked.team,
         spec=outcome.job,
         spec_hash=outcome.spec_hash,
         client_key=request.client_key,
@@ -107,73 +145,81 @@ def _submit(received: Received, team: str, context: AdmissionContext, pool: str,
         preempts=outcome.priority_class.preempts,
         latency=outcome.priority_class.latency,
         submitted_us=received.time_us,
+        user=asked.user,
     )
     # Named by job and body: the same request sent twice at once is one message, another body is not hidden by it.
     message = outgoing(
         admitted,
-        subject=subjects.inbox("job", "admitted", pool),
+        subject=subjects.inbox("job", "admitted", routed.pool),
         type="io.baton.job.admitted.v1",
-        source=_source(pool),
+        source=_source(routed.pool),
         cause=f"{outcome.job_id}:{outcome.spec_hash}",
         correlation=envelope.correlationid or outcome.job_id,
         traceparent=envelope.traceparent,
     )
-    recent.add(outcome.job_id)
+    asked.recent.add(outcome.job_id, routed.pool)
     return Handled(AdmissionResult.ADMITTED, [message])
 
 
-def _cancel(received: Received, team: str, pool: str) -> Handled:
+def _cancel(asked: _Asked) -> Handled:
+    received = asked.received
     envelope, request = decode_bare(CancelJob, received.subject, received.headers, received.payload)
+    pool = home_of(request.job_id, asked.pools, asked.recent) or asked.first_pool
     # Named by the request: a cancel that came before its job must not hide the one that comes after it.
     message = outgoing(
-        CancelRequested(job_id=request.job_id, team=team, reason=request.reason),
+        CancelRequested(job_id=request.job_id, team=asked.team, reason=request.reason, user=asked.user),
         subject=subjects.inbox("job", "cancel-requested", pool),
         type="io.baton.job.cancel-requested.v1",
         source=_source(pool),
-        cause=_cause(received),
+        cause=asked.cause,
         correlation=envelope.correlationid or request.job_id,
         traceparent=envelope.traceparent,
     )
     return Handled(AdmissionResult.CANCELLED, [message])
 
 
-def _malformed(
-    received: Received, team: str, error: Malformed, context: AdmissionContext, pool: str, recent: Recent
-) -> Handled:
+def _malformed(asked: _Asked, error: Malformed) -> Handled:
     """Answered to whoever sent it; a dead letter besides when it says neither a client key nor a job id."""
+    received = asked.received
     key, job = _said(received.payload, "client_key"), _said(received.payload, "job_id")
-    submit = received.subject == subjects.submit(team)
-    job_id = _unless_taken(ids.job_id(team, key), context, recent) if key and submit else ""
-    rejected = _rejected(received, team, job_id, key, error.reasons, pool)
+    job_id = _unless_taken(ids.job_id(asked.team, key), asked) if key and asked.what == "submit" else ""
+    rejected = _rejected(asked, job_id, key, error.reasons)
     if key or job:
         return Handled(AdmissionResult.REJECTED, [rejected], (Why.MALFORMED,))
     return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, str(error)), rejected], (Why.MALFORMED,))
 
 
-def _unless_taken(job_id: str, context: AdmissionContext, recent: Recent) -> str:
+def _unless_taken(job_id: str, asked: _Asked) -> str:
     """The id, or "" when a job has it already."""
-    return "" if job_id in recent or context.fleet.body_of(job_id) is not None else job_id
+    return "" if home_of(job_id, asked.pools, asked.recent) is not None else job_id
 
 
 def _rejected(
-    received: Received,
-    team: str,
+    asked: _Asked,
     job_id: str,
     client_key: str,
     reasons: Sequence[Reason],
-    pool: str,
+    pool: str = "",
     envelope: Envelope | None = None,
 ) -> Outgoing:
+    received = asked.received
     shown = tuple(reasons[:_REASONS])
     if len(reasons) > _REASONS:
         more = f"and {len(reasons) - _REASONS} more reasons"
         shown += (Reason(field="", value="", problem=more, fix="put these right first, then send it again"),)
     return outgoing(
-        JobRejected(job_id=job_id, team=team, client_key=client_key, reasons=shown, at_us=received.time_us),
-        subject=subjects.event("rejected", team),
+        JobRejected(
+            job_id=job_id,
+            team=asked.team,
+            user=asked.user,
+            client_key=client_key,
+            reasons=shown,
+            at_us=received.time_us,
+        ),
+        subject=subjects.event("rejected", asked.team),
         type="io.baton.job.rejected.v1",
-        source=_source(pool),
-        cause=_cause(received),
+        source=_source(pool or asked.first_pool),
+        cause=asked.cause,
         correlation=(envelope.correlationid if envelope else _correlation(received)) or job_id,
         traceparent=envelope.traceparent if envelope else "",
     )
@@ -198,10 +244,6 @@ def _said(payload: bytes, field: str) -> str:
 def _correlation(received: Received) -> str:
     """What a message that cannot be read says of itself in its headers."""
     return unquote(received.headers.get("ce-correlationid", ""))[:256]
-
-
-def _cause(received: Received) -> str:
-    return f"{received.stream}:{received.stream_seq}"
 
 
 def _source(pool: str) -> str:

@@ -1,13 +1,15 @@
 """Admission's settings, from the environment with the prefix `BATON_ADMISSION_`."""
 
 from pathlib import Path
+from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
 from libs.service.settings import ServiceSettings
+from schemas.base import Name
 
 
 class AdmissionSettings(ServiceSettings):
@@ -15,6 +17,11 @@ class AdmissionSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="BATON_ADMISSION_")
 
+    pools: Annotated[tuple[Name, ...], NoDecode] = Field(
+        default=(),
+        validation_alias="BATON_POOLS",
+        description="the pools that jobs are routed to, separated by commas, the first of equals first; default: BATON_POOL",
+    )
     classes: Path | None = Field(
         default=None, description="priority classes, a file like deploy/classes.yaml; without it the three shipped ones"
     )
@@ -22,6 +29,18 @@ class AdmissionSettings(ServiceSettings):
     snapshot_records: int = Field(
         default=20_000, ge=100, description="ledger records between snapshots of what is known of the pool"
     )
+
+    @field_validator("pools", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        names = [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else list(value)
+        if len(set(names)) != len(names):
+            raise ValueError(f"name each pool once (there are: {', '.join(names)})")
+        return names
+
+    @property
+    def all_pools(self) -> tuple[str, ...]:
+        return self.pools or (self.pool,)
 
     @field_validator("classes")
     @classmethod

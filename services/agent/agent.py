@@ -32,7 +32,7 @@ log = logging.getLogger("baton.agent")
 
 WATCH_S = 0.1
 _ASKED_AT_ONCE = 8
-"""Nodes per question, so that the answer stays below the broker's payload limit."""
+"""Questions under way together: as many as placement answers together."""
 _ANSWER_S = 2.0
 _MISSES = 3
 _FIRST_ASK_S = 0.3
@@ -54,7 +54,6 @@ class Agent:
         self._nats = nats
         self._pool = settings.pool
         self._source = f"/baton/{settings.pool}/agent"
-        self._first = next(iter(self.nodes))
         self._draining = False
         self._beats = 0
         for node in self.nodes.values():
@@ -80,42 +79,36 @@ class Agent:
     # ------------------------------------------------------------------------------------------------- leases
 
     async def run_heartbeats(self) -> None:
+        """All nodes at once, each on its own subject: no node's silence delays another's renewal."""
         every_s = self.settings.lease_s / 3
         while True:
-            sent = now()
-            await self._heartbeat(every_s)
-            await asyncio.sleep(max(0.0, every_s - (now() - sent)))
+            began = now()
+            self._beats += 1
+            problems = await asyncio.gather(*(self._heartbeat(node, every_s) for node in self.nodes.values()))
+            if failed := [problem for problem in problems if problem]:
+                log.warning("the leases of %d nodes were not renewed: %s", len(failed), failed[0])
+            await asyncio.sleep(max(0.0, every_s - (now() - began)))
 
-    async def _heartbeat(self, timeout_s: float) -> None:
-        """One request for all nodes. The lease counts from `sent`, taken before the message is even made."""
-        sent = now()
-        lives = {node.name: node.incarnation for node in self.nodes.values()}
-        beat = Heartbeat(nodes=tuple(lives.items()), lease_s=self.settings.lease_s)
-        self._beats += 1
+    async def _heartbeat(self, node: NodeRunner, timeout_s: float) -> str:
+        """Renews one lease, and says why it could not. It counts from `sent`, taken before the message is even made."""
+        sent, incarnation = now(), node.incarnation
         message = outgoing(
-            beat,
-            subject=subjects.heartbeat(self._pool, self._first),
+            Heartbeat(nodes=((node.name, incarnation),), lease_s=self.settings.lease_s),
+            subject=subjects.heartbeat(self._pool, node.name),
             type=_HEARTBEAT.type,
             source=self._source,
-            cause=f"{self._first}/{lives[self._first]}/heartbeat/{self._beats}",
+            cause=f"{node.name}/{incarnation}/heartbeat/{self._beats}",
         )
         try:
             reply = await self._nats.request(message.subject, message.payload, timeout_s, headers=message.headers)
             granted = LeaseGranted.model_validate_json(reply.data)
         except (NatsError, TimeoutError, ValidationError) as e:
-            log.warning("the leases were not renewed: %s", str(e)[:300] or type(e).__name__)
-            return
-        self._renewed(sent, granted.nodes, lives)
-
-    def _renewed(self, sent: float, granted: Iterable[str], lives: dict[str, int]) -> None:
-        """An answer to an earlier life's heartbeat renews nothing."""
-        deadlines: dict[str, float] = {}
-        for name in granted:
-            node = self.nodes.get(name)
-            if node is not None and node.incarnation == lives.get(name) and node.renewed(sent):
-                assert node.lease.deadline is not None
-                deadlines[name] = node.lease.deadline
-        self.launcher.guard.until(deadlines)
+            return str(e)[:300] or type(e).__name__
+        # An answer to an earlier life's heartbeat renews nothing.
+        if node.name in granted.nodes and node.incarnation == incarnation and node.renewed(sent):
+            assert node.lease.deadline is not None
+            self.launcher.guard.until({node.name: node.lease.deadline})
+        return ""
 
     async def run_watch_leases(self) -> None:
         while True:
@@ -146,9 +139,9 @@ class Agent:
     async def run_ask(self) -> None:
         """More often until placement knows all nodes: then the pushes do most of the work."""
         while True:
-            names = list(self.nodes)
-            for start in range(0, len(names), _ASKED_AT_ONCE):
-                if not await self._ask(names[start : start + _ASKED_AT_ONCE]):
+            nodes = list(self.nodes.values())
+            for start in range(0, len(nodes), _ASKED_AT_ONCE):
+                if not await self._ask_together(nodes[start : start + _ASKED_AT_ONCE]):
                     break
             if not self.reports.stalled():  # repeating what waits would only pile up
                 for node in self.nodes.values():
@@ -156,33 +149,33 @@ class Agent:
             all_known = all(node.known for node in self.nodes.values())
             await asyncio.sleep(self.settings.ask_s if all_known else min(_FIRST_ASK_S, self.settings.ask_s))
 
-    async def _ask(self, names: list[str]) -> bool:
-        """Returns whether placement answered."""
-        asked = {name: self.nodes[name].incarnation for name in names}
+    async def _ask_together(self, nodes: list[NodeRunner]) -> bool:
+        """Returns whether placement answered about all of them. It may no longer have this life of a node that it knew:
+        then it took it for lost. Several answers must agree, as one may come from a placement process that is still
+        reading the ledger."""
+        problems = [problem for problem in await asyncio.gather(*map(self._ask, nodes)) if problem]
+        if problems:
+            log.warning("placement does not say what should run: %s", problems[0])
+        if over := [node for node in nodes if node.missed >= _MISSES]:
+            await self.new_lives(over, "placement no longer knows this life of the node")
+        return not problems
+
+    async def _ask(self, node: NodeRunner) -> str:
+        """Asks for one node on its own subject, and says why there is no answer."""
+        incarnation = node.incarnation
         try:
             reply: DesiredReply = await ask(
-                self._nats, _DESIRED, self._pool, DesiredQuery(nodes=tuple(names)), timeout_s=_ANSWER_S
-            )
+                self._nats, _DESIRED, DesiredQuery(nodes=(node.name,)), pool=self._pool, node=node.name,
+                timeout_s=_ANSWER_S,
+            )  # fmt: skip
         except (NoAnswer, QueryError, NatsError, ValidationError) as e:
-            log.warning("placement does not say what should run: %s", str(e)[:300] or type(e).__name__)
-            return False
+            return str(e)[:300] or type(e).__name__
         for state in reply.states:
             self.follow(state)
-        told = {state.node: state.incarnation for state in reply.states}
-        await self._disowned([n for n in names if self.nodes[n].incarnation == asked[n] and told.get(n) != asked[n]])
-        return True
-
-    async def _disowned(self, names: list[str]) -> None:
-        """Placement no longer has this life of these nodes, though it did: it took them for lost. Several answers must
-        agree, as one may come from a placement process that is still reading the ledger."""
-        over = []
-        for name in names:
-            node = self.nodes[name]
+        told = [state.incarnation for state in reply.states if state.node == node.name]
+        if node.incarnation == incarnation and told != [incarnation]:
             node.missed += node.known
-            if node.missed >= _MISSES:
-                over.append(node)
-        if over:
-            await self.new_lives(over, "placement no longer knows this life of the node")
+        return ""
 
     # ------------------------------------------------------------------------------------------------ the rest
 

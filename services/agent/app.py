@@ -19,6 +19,7 @@ from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
 from libs.bus.streams import bind
 from libs.service.app import Tasks, make_asgi
+from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.queries import LogPiece, LogQuery
 from services.agent import tree
@@ -124,7 +125,9 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         ground = await asyncio.to_thread(clear, settings, found)
-        nats = await connect(settings.nats_url, name=f"agent-{found[0].inventory.node}", die_on_close=True)
+        first = found[0].inventory.node
+        replies = subjects.node_reply_prefix(settings.pool, first)
+        nats = await connect(settings.nats_url, name=f"agent-{first}", inbox_prefix=replies, die_on_close=True)
         await bind(nats.jetstream(), [settings.pool])
         agent = metrics.agent = build(settings, nats, ground, metrics.counts)
         await agent.subscribe()

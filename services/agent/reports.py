@@ -101,7 +101,7 @@ class Reports:
                 earlier = [key for key in groups if key[0] == node]
                 for key in earlier:
                     out.extend(self._observed(*key, groups.pop(key)))
-                out.append(self._message(seen, _SUBJECTS[type(seen)], f"{node}/{incarnation}"))
+                out.append(self._message(seen, _SUBJECTS[type(seen)], node, incarnation))
             else:
                 groups.setdefault((node, incarnation), []).append(seen)
         for key, observations in groups.items():
@@ -113,19 +113,21 @@ class Reports:
             self._message(
                 NodeObserved(node=node, incarnation=incarnation, observations=tuple(piece)),
                 "observed",
-                f"{node}/{incarnation}",
+                node,
+                incarnation,
             )
             for piece in _pieces(observations)
         ]
 
-    def _message(self, model: NodeObserved | Whole, what: str, life: str) -> Outgoing:
+    def _message(self, model: NodeObserved | Whole, what: str, node: str, incarnation: int) -> Outgoing:
+        """On the node's own subject: its credential could use no other."""
         self._count += 1
         return outgoing(
             model,
-            subject=subjects.inbox("node", what, self._pool),
+            subject=subjects.node_inbox(what, self._pool, node),
             type=TYPE_OF[type(model)],
             source=self._source,
-            cause=f"{life}/{self._count}",
+            cause=f"{node}/{incarnation}/{self._count}",
         )
 
 

@@ -48,6 +48,7 @@ class Documents:
         cache_jobs: int = 20_000,
     ) -> None:
         self.name = f"documents-{pool}"
+        self._pool = pool
         self.position = 0
         self.follower = Follower(
             js, pool, JobChanges, name="history-documents", place=self._place, max_batch=_READ,
@@ -97,7 +98,7 @@ class Documents:
         """Where MongoDB stands; None: at the beginning."""
         before = await self._store.checkpoint(self.name)
         # Documents may be ahead of the checkpoint, up to here: until then even a job that is queued now may be stored.
-        self._horizon = await self._store.last_seq()
+        self._horizon = await self._store.last_seq(self._pool)
         if before is not None and self._horizon < before.changed:
             raise UnknownJob(f"the newest is of record {self._horizon}, there was one of {before.changed}")
         self._before = before
@@ -128,7 +129,7 @@ class Documents:
         for step in steps:
             for job_id, events in (step.told or {}).items():
                 story = known.get(job_id)
-                known[job_id] = new = advance(story, events, step.entry.record.t_us, step.entry.seq)
+                known[job_id] = new = advance(story, events, step.entry.record.t_us, step.entry.seq, self._pool)
                 if new is not story:
                     changed[job_id] = new
         stories = list(changed.values())

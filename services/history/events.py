@@ -122,15 +122,15 @@ class EventLog:
 
 
 def _told(what: str, team: str | None) -> str:
-    return subjects.event(what, team) if team is not None else f"baton.evt.job.v1.{what}.*"
+    return subjects.event(what, team or "*")
 
 
 def _pattern(team: str | None) -> str:
-    return subjects.event("*", team) if team is not None else "baton.evt.job.v1.*.*"
+    return subjects.events_of(team or "*")
 
 
 def _event(message: Msg) -> JobEvent | None:
     """None for a rejection that is no job's end."""
-    if (message.headers or {})["Nats-Subject"].split(".")[4] == "rejected":
+    if subjects.what_of((message.headers or {})["Nats-Subject"]) == "rejected":
         return rejection_event(JobRejected.model_validate_json(message.data))
     return JobEvent.model_validate_json(message.data)

@@ -231,7 +231,7 @@ def _serve_questions(broker: Any, placement: Placement) -> None:
         )
 
     seq, latencies = (lambda: placement.seq), (lambda: placement.latencies)
-    ask = partial(serve, broker, queue="placement")
+    ask = partial(serve, broker, pool=pool, queue="placement")
     ask(BY_TYPE["io.baton.job.explain.query.v1"], on_machine(handlers.explain_job))
     ask(
         BY_TYPE["io.baton.job.plan.query.v1"],
@@ -248,8 +248,7 @@ def _serve_questions(broker: Any, placement: Placement) -> None:
     )
     ask(
         BY_TYPE["io.baton.node.desired.query.v1"],
-        lambda query, team: placement.answer(
-            lambda machine: handlers.desired_of(machine, query, pool=pool, ledger_seq=placement.seq)
+        lambda query, node: placement.answer(
+            lambda machine: handlers.desired_of(machine, query, node, pool=pool, ledger_seq=placement.seq)
         ),
-        pool=pool,
     )

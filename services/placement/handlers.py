@@ -4,7 +4,7 @@ import gc
 from collections import deque
 from collections.abc import Callable
 
-from libs.bus.queries import NothingFound
+from libs.bus.queries import InvalidQuestion, NothingFound
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.explain.dry_run import Market, hide, plan_job
 from libs.core.explain.waiting import explain, queue_view
@@ -13,6 +13,7 @@ from libs.core.scheduling.decider import Decider
 from libs.core.state.desired import desired
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
+from schemas.jobs import Reason
 from schemas.ledger import JobGranted, JobQueued, LedgerRecord
 from schemas.nodes import DesiredQuery, DesiredReply
 from schemas.queries import (
@@ -110,11 +111,24 @@ def pool_status(
     )
 
 
-def desired_of(machine: Decider, query: DesiredQuery, *, pool: str, ledger_seq: int) -> DesiredReply:
-    """The desired state of each node that is up; a node that is left out was taken for lost, and registers anew."""
+def desired_of(machine: Decider, query: DesiredQuery, asker: str, *, pool: str, ledger_seq: int) -> DesiredReply:
+    """The desired state of `asker`, if it is up; a node that is left out was taken for lost, and registers anew.
+
+    Raises InvalidQuestion when the question names another node than the subject does."""
+    if foreign := [name for name in query.nodes if name != asker]:
+        raise InvalidQuestion([_not_its_own(asker, foreign[0])])
     nodes = machine.state.fleet.nodes
     known = [name for name in query.nodes if name in nodes and nodes[name].up]
     return DesiredReply(states=tuple(desired(machine.state, name, pool, ledger_seq) for name in known))
+
+
+def _not_its_own(asker: str, named: str) -> Reason:
+    return Reason(
+        field="nodes",
+        value=named,
+        problem=f"is asked for on the subject of node {asker!r}",
+        fix="ask for each node on its own subject",
+    )
 
 
 def _job_of(machine: Decider, job_id: str, team: str) -> Job:

@@ -62,19 +62,20 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
         broker,
         BY_TYPE["io.baton.bill.get.query.v1"],
         lambda query, team: handlers.get_bill(billing.meter, prices, query, team),
+        pool=pool,
         queue="quota_billing",
     )
     serve(
         broker,
         BY_TYPE["io.baton.quota.list.query.v1"],
         lambda query, team: handlers.list_quotas(billing.meter, query, team),
+        pool=pool,
         queue="quota_billing",
     )
     consume(
         broker,
         stream=REQUESTS,
-        durable="quota_billing",
-        filter_subject="baton.cmd.quota.v1.*.*",
+        durable=f"quota_billing-{pool}",
         origin="quota_billing",
         decide=partial(set_quota, pool, billing.kinds),
         outbox=lambda: billing.outbox,

@@ -29,9 +29,12 @@ def set_quota(pool: str, kinds: Callable[[], Collection[str] | None], received: 
     `kinds`: the kinds of device that the pool has, besides those of the catalogue; None while that is not known.
     """
     envelope, command = decode_bare(SetQuota, received.subject, received.headers, received.payload)
-    sender = subjects.key_of(received.subject)
-    if sender != subjects.OPERATOR:
-        raise Malformed(f"team {sender!r} may not set quotas: only {subjects.OPERATOR!r} may")
+    try:
+        sender = subjects.read(subjects.POOL_COMMAND, received.subject)
+    except ValueError as e:
+        raise Malformed(str(e)) from None
+    if sender["team"] != subjects.OPERATOR:
+        raise Malformed(f"team {sender['team']!r} may not set quotas: only {subjects.OPERATOR!r} may")
     for key, limit_milli in command.by_type.items():
         if not problem_with(key):
             continue
@@ -40,7 +43,8 @@ def set_quota(pool: str, kinds: Callable[[], Collection[str] | None], received: 
         if problem := problem_with(key, offered):
             raise Malformed(f"by_type.{key} = {limit_milli}: {problem}")
     limits = Limits.of(command.limit_milli, command.by_type)
-    return [_changed(pool, command.team, limits, received.cause, correlation=envelope.correlationid)]
+    correlation = envelope.correlationid
+    return [_changed(pool, command.team, limits, received.cause, correlation=correlation, user=sender["user"])]
 
 
 async def apply_file(
@@ -68,11 +72,17 @@ async def apply_file(
 
 
 def _changed(
-    pool: str, team: str, limits: Limits | None, cause: str, key: str = "", correlation: str = ""
-) -> Outgoing:  # fmt: skip
+    pool: str,
+    team: str,
+    limits: Limits | None,
+    cause: str,
+    key: str = "",
+    correlation: str = "",
+    user: str = "",
+) -> Outgoing:
     stated = limits or Limits()
     return outgoing(
-        QuotaChanged(team=team, limit_milli=stated.total_milli, by_type=dict(stated.by_type)),
+        QuotaChanged(team=team, limit_milli=stated.total_milli, by_type=dict(stated.by_type), user=user),
         subject=subjects.inbox("quota", "changed", pool),
         type=_TYPE,
         source=f"/baton/{pool}/quota_billing",

@@ -111,7 +111,7 @@ class Telemetry:
             self._samples.labels("malformed").inc()
             log.warning("a sample on %s cannot be read: %s", message.subject, e)
             return
-        if sample.node != message.subject.rpartition(".")[2]:
+        if sample.node != subjects.node_of(message.subject):
             self._samples.labels("foreign").inc()
             return
         self._samples.labels("taken").inc()
@@ -144,8 +144,9 @@ def make_app(settings: TelemetrySettings) -> AsgiFastStream:
     broker = make_broker(settings.nats_url, "telemetry")
     telemetry = Telemetry(settings, registry)
     tasks = Tasks()
-    serve(broker, BY_TYPE["io.baton.node.list.query.v1"], telemetry.node_list, queue="telemetry")
-    serve(broker, BY_TYPE["io.baton.device.list.query.v1"], telemetry.device_list, queue="telemetry")
+    pool = settings.pool
+    serve(broker, BY_TYPE["io.baton.node.list.query.v1"], telemetry.node_list, pool=pool, queue="telemetry")
+    serve(broker, BY_TYPE["io.baton.device.list.query.v1"], telemetry.device_list, pool=pool, queue="telemetry")
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:

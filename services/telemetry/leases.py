@@ -62,6 +62,11 @@ class Leases:
             self._heartbeats.labels("malformed").inc()
             log.warning("a heartbeat on %s cannot be read: %s", message.subject, e)
             return
+        node = subjects.node_of(message.subject)
+        if any(named != node for named, _ in heartbeat.nodes):
+            self._heartbeats.labels("foreign").inc()
+            log.warning("a heartbeat on the subject of node %s names another: a node speaks for itself only", node)
+            return
         answer = self.renew(heartbeat, now())
         if answer is not None and message.reply:
             try:
@@ -133,7 +138,7 @@ class Leases:
         """Named by the node's life: said every second until the ledger shows it, stored once in two minutes."""
         return outgoing(
             message,
-            subject=subjects.inbox("node", "lost", self._settings.pool),
+            subject=subjects.node_inbox("lost", self._settings.pool, message.node),
             type="io.baton.node.lost.v1",
             source=self._source,
             cause=f"lost:{message.node}:{message.incarnation}",

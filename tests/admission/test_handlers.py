@@ -24,17 +24,23 @@ GOOD: dict[str, Any] = {"client_key": "run-1", "job": {"command": ["python", "tr
 
 
 def received(
-    body: Any, *, team: str = "research", what: str = "submit", seq: int = 7, headers: dict[str, str] | None = None
+    body: Any,
+    *,
+    team: str = "research",
+    user: str = "ana",
+    what: str = "submit",
+    seq: int = 7,
+    headers: dict[str, str] | None = None,
 ) -> Received:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
     return Received(
-        subject=f"baton.cmd.job.v1.{what}.{team}", headers=headers or {}, payload=payload, stream="REQUESTS",
+        subject=f"baton.cmd.job.v1.{what}.{team}.{user}", headers=headers or {}, payload=payload, stream="REQUESTS",
         stream_seq=seq, time_us=1_700_000_000_000_000, deliveries=1,
     )  # fmt: skip
 
 
 def judged(body: Any, **kw: Any) -> Handled:
-    return handle(received(body, **kw), CONTEXT, "main")
+    return handle(received(body, **kw), {"main": CONTEXT})
 
 
 def rejection(handled: Handled) -> JobRejected:
@@ -48,7 +54,7 @@ def test_a_plain_json_request_is_admitted_to_the_inbox() -> None:
     assert handled.result is AdmissionResult.ADMITTED
     assert message.subject == subjects.inbox("job", "admitted", "main")
     admitted = JobAdmitted.model_validate_json(message.payload)
-    assert (admitted.job_id, admitted.team) == (ids.job_id("research", "run-1"), "research")
+    assert (admitted.job_id, admitted.team, admitted.user) == (ids.job_id("research", "run-1"), "research", "ana")
     assert (admitted.priority, admitted.submitted_us) == (100, 1_700_000_000_000_000)
     assert message.headers["ce-type"] == "io.baton.job.admitted.v1"
     assert message.headers["ce-source"] == "/baton/main/admission"
@@ -87,7 +93,7 @@ def test_a_cancel_is_forwarded_and_each_one_counts() -> None:
     job = ids.job_id("research", "run-1")
     first, second = (judged({"job_id": job}, what="cancel", seq=n).out[0] for n in (1, 2))
     asked = CancelRequested.model_validate_json(first.payload)
-    assert (asked.job_id, asked.team, asked.reason) == (job, "research", "cancelled by its team")
+    assert (asked.job_id, asked.team, asked.user, asked.reason) == (job, "research", "ana", "cancelled by its team")
     assert first.subject == "baton.in.job.v1.cancel-requested.main"
     assert first.headers[MSG_ID] != second.headers[MSG_ID]
 

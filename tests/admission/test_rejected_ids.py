@@ -13,9 +13,9 @@ MALFORMED = {"client_key": "run-1", "job": {}}
 
 def test_a_second_request_under_the_key_of_a_job_does_not_name_it() -> None:
     recent = Recent()
-    assert handle(received(GOOD), CONTEXT, "main", recent).result is AdmissionResult.ADMITTED
+    assert handle(received(GOOD), {"main": CONTEXT}, recent).result is AdmissionResult.ADMITTED
     for body in (BAD, MALFORMED):
-        told = rejection(handle(received(body), CONTEXT, "main", recent))
+        told = rejection(handle(received(body), {"main": CONTEXT}, recent))
         assert (told.job_id, told.client_key) == ("", "run-1")
         assert rejection(judged(body)).job_id == ids.job_id("research", "run-1")  # nobody else has the key
 
@@ -23,4 +23,4 @@ def test_a_second_request_under_the_key_of_a_job_does_not_name_it() -> None:
 def test_a_refused_cancel_names_no_job() -> None:
     job = ids.job_id("research", "run-1")
     context = AdmissionContext(FleetShape(), limits.room)
-    assert rejection(handle(received({"job_id": job, "extra": 1}, what="cancel"), context, "main")).job_id == ""
+    assert rejection(handle(received({"job_id": job, "extra": 1}, what="cancel"), {"main": context})).job_id == ""

@@ -39,7 +39,7 @@ class Bench:
 
     async def submit(self, body: Any, what: str = "submit", team: str = "") -> None:
         payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-        await self.js.publish(f"baton.cmd.job.v1.{what}.{team or self.team}", payload)
+        await self.js.publish(f"baton.cmd.job.v1.{what}.{team or self.team}.ana", payload)
 
     async def write(self, records: int | None = None) -> None:
         """Stores in the ledger what the world has decided; `records`: only the first so many."""

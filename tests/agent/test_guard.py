@@ -120,7 +120,7 @@ async def test_what_agent_and_guard_left_when_both_were_killed_is_gone_before_th
     async def registered(_):
         alive_at_registration.append([pid for pid in pids if tree.alive(pid)])
 
-    await world.nats.subscribe(f"baton.in.node.v1.registered.{world.pool}", cb=registered)
+    await world.nats.subscribe(f"baton.in.node.v1.registered.{world.pool}.*", cb=registered)
     agent.start()
     await world.joined("n0", lives=2)
     await until(lambda: alive_at_registration)
@@ -142,11 +142,11 @@ async def test_it_answers_probes_metrics_and_questions_about_output(agent, world
     assert "baton_agent_parts 1.0" in metrics
     assert "baton_agent_started_total 1.0" in metrics
     log_read = BY_TYPE["io.baton.log.read.query.v1"]
-    piece = await ask(world.nats, log_read, "blue", LogQuery(job_id=wanted.job_id))
+    piece = await ask(world.nats, log_read, LogQuery(job_id=wanted.job_id), team="blue", user="ana")
     assert "up" in piece.text
     assert not piece.ended
     with pytest.raises(NoAnswer):
-        await ask(world.nats, log_read, "green", LogQuery(job_id=wanted.job_id), timeout_s=0.5)
+        await ask(world.nats, log_read, LogQuery(job_id=wanted.job_id), team="green", user="ana", timeout_s=0.5)
 
 
 async def test_a_guard_that_was_killed_is_replaced(agent, world, tmp_path):

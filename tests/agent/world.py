@@ -31,13 +31,13 @@ class World:
 
     async def open(self) -> "World":
         for what, call in (
-            (subjects.inbox("node", "registered", self.pool), self._registered),
-            (subjects.inbox("node", "observed", self.pool), self._observed),
-            (subjects.inbox("node", "lost", self.pool), self._left),
-            (subjects.inbox("node", "board-cut", self.pool), self._cut),
+            (subjects.node_inbox("registered", self.pool), self._registered),
+            (subjects.node_inbox("observed", self.pool), self._observed),
+            (subjects.node_inbox("lost", self.pool), self._left),
+            (subjects.node_inbox("board-cut", self.pool), self._cut),
             (subjects.heartbeat(self.pool), self._heartbeat),
             (subjects.sample(self.pool), self._sampled),
-            (subjects.query("node", "desired", self.pool), self._asked),
+            (subjects.anyone(subjects.NODE_QUESTION, what="desired", pool=self.pool), self._asked),
         ):
             await self.nats.subscribe(what, cb=call)
         await self.nats.flush()

@@ -31,12 +31,14 @@ def integral(written: Written) -> dict[str, int]:
     return report.by_team
 
 
-async def billed(nats: Client, written: Written, team: str, **query: object) -> BillReply:
+async def billed(nats: Client, pool: str, written: Written, team: str, **query: object) -> BillReply:
     """The team's bill, once the service has read the whole ledger."""
 
     async def current() -> BillReply | None:
         try:
-            reply = await ask(nats, BILL, team, BillQuery.model_validate(query), timeout_s=1)
+            reply = await ask(
+                nats, BILL, BillQuery.model_validate(query), timeout_s=1, pool=pool, team=team, user="ana"
+            )
         except TimeoutError:
             return None
         return reply if reply.ledger_seq >= written.records[-1][0] else None
@@ -75,28 +77,30 @@ async def test_bills_are_the_integral_of_the_ledger_through_kills(
             await written.forge(world.records[start])
             totals = integral(written)
             for one in (team, rivals):
-                assert (await billed(nats, written, one)).total_milli_us == totals.get(one, 0)
+                assert (await billed(nats, pool, written, one)).total_milli_us == totals.get(one, 0)
             await service.end(signal.SIGKILL)
             await service.start()
-        replies = [await billed(nats, written, "operator", group_by=group) for group in GROUPS]
+        replies = [await billed(nats, pool, written, "operator", group_by=group) for group in GROUPS]
         assert {r.total_milli_us for r in replies} == {sum(integral(written).values())}
         assert len({r.total_cost_micros for r in replies}) == 1
         assert {row.team for r in replies for row in r.rows} == {team, rivals}
 
-        own = await billed(nats, written, team, group_by="job")
+        own = await billed(nats, pool, written, team, group_by="job")
         assert {row.team for row in own.rows} == {team}
         foreign = next(r.key for r in replies[GROUPS.index("job")].rows if r.team == rivals)
-        nobody = await billed(nats, written, team, job_id=foreign)
-        assert nobody == await billed(nats, written, team, job_id="job-" + "0" * 32)
+        nobody = await billed(nats, pool, written, team, job_id=foreign)
+        assert nobody == await billed(nats, pool, written, team, job_id="job-" + "0" * 32)
         assert nobody.rows == ()
         with pytest.raises(QueryError) as refused:
-            await ask(nats, BILL, team, BillQuery(from_day="2026-11-02", to_day="2026-11-01"))
+            await ask(
+                nats, BILL, BillQuery(from_day="2026-11-02", to_day="2026-11-01"), pool=pool, team=team, user="ana"
+            )
         assert refused.value.status == "invalid"
         assert [r.field for r in refused.value.reasons] == ["from_day"]
 
-        quotas = await ask(nats, QUOTAS, team, PoolStatusQuery())
+        quotas = await ask(nats, QUOTAS, PoolStatusQuery(), pool=pool, team=team, user="ana")
         assert [t.team for t in quotas.teams] == [team]
-        everybody = await ask(nats, QUOTAS, "operator", PoolStatusQuery())
+        everybody = await ask(nats, QUOTAS, PoolStatusQuery(), pool=pool, team="operator", user="ana")
         assert {t.team: t.used_milli for t in everybody.teams if t.used_milli} == {
             t: accelerators_milli(used) for t, used in world.machine.state.used.items()
         }
@@ -127,14 +131,16 @@ async def test_an_operators_command_reaches_the_inbox_and_a_teams_is_refused(
     js = nats.jetstream()
     command = json.dumps({"team": team, "limit_milli": 4000}).encode()
     async with Service("quota_billing", **environment(nats_url, pool, tmp_path)):
-        await js.publish(f"baton.cmd.quota.v1.set.{team}", command)
-        await js.publish("baton.cmd.quota.v1.set.operator", b'{"team": "x", "limit": 1}')
-        await js.publish("baton.cmd.quota.v1.set.operator", command)
+        await js.publish(f"baton.cmd.quota.v1.set.{pool}.{team}.ana", command)
+        await js.publish(f"baton.cmd.quota.v1.set.{pool}.operator.root", b'{"team": "x", "limit": 1}')
+        await js.publish(f"baton.cmd.quota.v1.set.{pool}.operator.root", command)
 
         async def arrived() -> list[QuotaChanged]:
             return await told(nats, pool)
 
-        assert await until(arrived, "the quota in the inbox") == [QuotaChanged(team=team, limit_milli=4000)]
+        assert await until(arrived, "the quota in the inbox") == [
+            QuotaChanged(team=team, limit_milli=4000, user="root")
+        ]
         dead = await js.pull_subscribe(subjects.dead("quota_billing"), stream=subjects.DEAD)
         letters = await dead.fetch(2, timeout=10)
         reasons = sorted((letter.headers or {})["Baton-Dead-Reason"] for letter in letters)
@@ -151,7 +157,7 @@ async def test_limits_by_type_reach_the_inbox_and_what_there_is_not_is_laid_asid
     async with Service("quota_billing", **environment(nats_url, pool, tmp_path, file)):
         for types in ({"H10O": 8000}, by_type):
             command = {"team": team, "limit_milli": 16_000, "by_type": types}
-            await js.publish("baton.cmd.quota.v1.set.operator", json.dumps(command).encode())
+            await js.publish(f"baton.cmd.quota.v1.set.{pool}.operator.root", json.dumps(command).encode())
 
         async def arrived() -> list[QuotaChanged] | None:
             return found if len(found := await told(nats, pool)) == 2 else None

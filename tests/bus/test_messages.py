@@ -12,7 +12,7 @@ from schemas.ids import content_hash
 from schemas.jobs import SubmitJob
 from schemas.subjects import submit
 
-SUBJECT = submit("research")
+SUBJECT = submit("research", "ana")
 
 
 def body(**job: object) -> dict:
@@ -35,7 +35,7 @@ def test_plain_json_is_a_message() -> None:
     assert envelope.type == "io.baton.job.submit.v1"
     assert envelope.source == PLAIN_SOURCE
     assert envelope.id == content_hash(SUBJECT.encode() + b"\0" + payload)
-    assert decode_bare(SubmitJob, submit("other"), None, payload)[0].id != envelope.id
+    assert decode_bare(SubmitJob, submit("other", "ana"), None, payload)[0].id != envelope.id
 
 
 def test_a_plain_content_type_is_still_plain_json() -> None:
@@ -121,7 +121,7 @@ def test_a_type_of_another_subject_is_refused() -> None:
 
 def test_an_unknown_subject_is_refused() -> None:
     with pytest.raises(Malformed, match=r"baton\.cmd\.job\.v1\.sumbit\.research"):
-        decode_bare(SubmitJob, "baton.cmd.job.v1.sumbit.research", None, b"{}")
+        decode_bare(SubmitJob, "baton.cmd.job.v1.sumbit.research.ana", None, b"{}")
 
 
 def test_duplicates_in_a_structured_event_are_seen() -> None:

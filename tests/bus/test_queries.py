@@ -25,6 +25,10 @@ def job(number: int) -> str:
     return f"job-{number:032x}"
 
 
+def asker(team: str) -> dict[str, str]:
+    return {"pool": "main", "team": team, "user": "ana"}
+
+
 def explain(query: ExplainQuery, team: str) -> Explanation:
     if query.job_id == job(1):
         raise NothingFound("no such job")
@@ -51,21 +55,21 @@ async def explaining(broker: Broker) -> Broker:
 
 @pytest.mark.usefixtures("explaining")
 async def test_an_answer_is_the_model_and_the_team_is_the_subjects(nats: BusConnection, team: str) -> None:
-    answer = await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(9)))
+    answer = await ask(nats, EXPLAIN, ExplainQuery(job_id=job(9)), **asker(team))
     assert answer == Explanation(job_id=job(9), state="queued", reason="quota", text=team)
 
 
 @pytest.mark.usefixtures("explaining")
 async def test_a_job_that_is_not_there(nats: BusConnection, team: str) -> None:
     with pytest.raises(QueryError, match="no such job") as end:
-        await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(1)))
+        await ask(nats, EXPLAIN, ExplainQuery(job_id=job(1)), **asker(team))
     assert end.value.status == "not-found"
 
 
 @pytest.mark.usefixtures("explaining")
 async def test_a_question_that_makes_no_sense_has_reasons(nats: BusConnection, team: str) -> None:
     with pytest.raises(QueryError) as end:
-        await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(2)))
+        await ask(nats, EXPLAIN, ExplainQuery(job_id=job(2)), **asker(team))
     assert end.value.status == "invalid"
     assert [r.fix for r in end.value.reasons] == ["ask for an odd one"]
 
@@ -73,10 +77,10 @@ async def test_a_question_that_makes_no_sense_has_reasons(nats: BusConnection, t
 @pytest.mark.usefixtures("explaining")
 async def test_a_bug_is_answered_without_its_details_and_the_service_lives(nats: BusConnection, team: str) -> None:
     with pytest.raises(QueryError, match="ZeroDivisionError") as end:
-        await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(3)))
+        await ask(nats, EXPLAIN, ExplainQuery(job_id=job(3)), **asker(team))
     assert end.value.status == "failed"
     assert "secret" not in str(end.value)
-    assert (await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(9)))).text == team
+    assert (await ask(nats, EXPLAIN, ExplainQuery(job_id=job(9)), **asker(team))).text == team
 
 
 @pytest.mark.usefixtures("explaining")
@@ -87,7 +91,7 @@ async def test_a_bug_is_answered_without_its_details_and_the_service_lives(nats:
 async def test_a_plain_nats_client_is_told_what_is_wrong(
     nats: BusConnection, team: str, payload: bytes, field: str
 ) -> None:
-    reply = await nats.request(f"baton.qry.job.v1.explain.{team}", payload, timeout=30)
+    reply = await nats.request(f"baton.qry.job.v1.explain.main.{team}.ana", payload, timeout=30)
     assert reply.headers[STATUS] == "invalid"
     assert json.loads(reply.data)["reasons"][0]["field"] == field
 
@@ -95,7 +99,7 @@ async def test_a_plain_nats_client_is_told_what_is_wrong(
 @pytest.mark.usefixtures("explaining")
 async def test_a_plain_nats_client_is_answered(nats: BusConnection, team: str) -> None:
     payload = json.dumps({"job_id": job(9)}).encode()
-    reply = await nats.request(f"baton.qry.job.v1.explain.{team}", payload, timeout=30)
+    reply = await nats.request(f"baton.qry.job.v1.explain.main.{team}.ana", payload, timeout=30)
     assert reply.headers[STATUS] == "ok"
     assert json.loads(reply.data)["text"] == team
 
@@ -106,20 +110,20 @@ async def test_no_conditions_may_be_an_empty_payload(nats: BusConnection, broker
 
     serve(broker, QUEUE, queue_list, queue="placement")
     await broker.start()
-    reply = await nats.request(f"baton.qry.queue.v1.list.{team}", b"", timeout=30)
+    reply = await nats.request(f"baton.qry.queue.v1.list.main.{team}.ana", b"", timeout=30)
     assert json.loads(reply.data)["total"] == 200
 
 
 async def test_nobody_there_is_told_at_once_and_named(nats: BusConnection, team: str) -> None:
     with pytest.raises(NoAnswer, match="is placement running"):
-        await ask(nats, STATUS_QUERY, team, PoolStatusQuery(), timeout_s=60)
+        await ask(nats, STATUS_QUERY, PoolStatusQuery(), timeout_s=60, **asker(team))
 
 
 async def test_a_silent_owner_is_a_timeout(nats: BusConnection, broker: Broker, team: str) -> None:
     serve(broker, LOG, lambda query, team: None, queue="")
     await broker.start()
     with pytest.raises(NoAnswer, match="no answer from agent"):
-        await ask(nats, LOG, team, LogQuery(job_id=job(9)), timeout_s=0.2)
+        await ask(nats, LOG, LogQuery(job_id=job(9)), timeout_s=0.2, **asker(team))
 
 
 async def test_of_many_who_are_asked_the_one_who_has_it_answers(nats_url: str, nats: BusConnection, team: str) -> None:
@@ -135,7 +139,7 @@ async def test_of_many_who_are_asked_the_one_who_has_it_answers(nats_url: str, n
     for n, agent in enumerate(agents):
         serve(agent, LOG, piece(n))
         await agent.start()
-    assert (await ask(nats, LOG, team, LogQuery(job_id=job(9)), timeout_s=30)).text == "2"
+    assert (await ask(nats, LOG, LogQuery(job_id=job(9)), timeout_s=30, **asker(team))).text == "2"
     for agent in agents:
         await agent.stop()
 
@@ -154,7 +158,9 @@ async def test_of_several_with_one_queue_one_answers(nats_url: str, nats: BusCon
     for n, one in enumerate(brokers):
         serve(one, EXPLAIN, answering(n), queue="placement")
         await one.start()
-    await asyncio.gather(*(ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(9)), timeout_s=30) for _ in range(20)))
+    await asyncio.gather(
+        *(ask(nats, EXPLAIN, ExplainQuery(job_id=job(9)), timeout_s=30, **asker(team)) for _ in range(20))
+    )
     assert len(asked) == 20
     for one in brokers:
         await one.stop()
@@ -163,9 +169,9 @@ async def test_of_several_with_one_queue_one_answers(nats_url: str, nats: BusCon
 async def test_a_question_about_a_pool_reaches_its_owner_only(nats: BusConnection, broker: Broker, pool: str) -> None:
     serve(broker, DESIRED, lambda query, key: DesiredReply(states=()), pool=pool, queue="placement")
     await broker.start()
-    assert (await ask(nats, DESIRED, pool, DesiredQuery(nodes=("n1",)))).states == ()
+    assert (await ask(nats, DESIRED, DesiredQuery(nodes=("n1",)), pool=pool, node="n1")).states == ()
     with pytest.raises(NoAnswer):
-        await ask(nats, DESIRED, "another-pool", DesiredQuery(nodes=("n1",)))
+        await ask(nats, DESIRED, DesiredQuery(nodes=("n1",)), pool="another-pool", node="n1")
 
 
 async def test_a_slow_question_does_not_hold_up_the_next(nats: BusConnection, broker: Broker, team: str) -> None:
@@ -178,8 +184,8 @@ async def test_a_slow_question_does_not_hold_up_the_next(nats: BusConnection, br
 
     serve(broker, EXPLAIN, answer, queue="placement")
     await broker.start()
-    slow = asyncio.create_task(ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(4)), timeout_s=60))
-    await ask(nats, EXPLAIN, team, ExplainQuery(job_id=job(9)), timeout_s=30)
+    slow = asyncio.create_task(ask(nats, EXPLAIN, ExplainQuery(job_id=job(4)), timeout_s=60, **asker(team)))
+    await ask(nats, EXPLAIN, ExplainQuery(job_id=job(9)), timeout_s=30, **asker(team))
     release.set()
     assert (await slow).job_id == job(4)
 
@@ -193,5 +199,5 @@ async def test_an_answer_too_large_for_the_server_is_a_failure_not_silence(
     serve(broker, LOG, answer)
     await broker.start()
     with pytest.raises(QueryError, match="ask for less"):
-        await ask(nats, LOG, team, LogQuery(job_id=job(9)), timeout_s=30)
+        await ask(nats, LOG, LogQuery(job_id=job(9)), timeout_s=30, **asker(team))
     assert nats.is_connected

@@ -63,7 +63,6 @@ class Consumer:
             self.broker,
             stream=REQUESTS,
             durable="admission",
-            filter_subject="baton.cmd.job.v1.*.*",
             origin="admission",
             decide=self.decide,
             outbox=lambda: box,
@@ -76,7 +75,9 @@ class Consumer:
 
     async def send(self, *reasons: str) -> None:
         for reason in reasons:
-            await self.js.publish(cancel("research"), CancelJob(job_id=JOB, reason=reason).model_dump_json().encode())
+            await self.js.publish(
+                cancel("research", "ana"), CancelJob(job_id=JOB, reason=reason).model_dump_json().encode()
+            )
 
     async def done(self) -> list[str]:
         """What came out, once nothing is left to be delivered or settled."""
@@ -117,13 +118,15 @@ async def test_good_messages_are_decided_once_and_acknowledged(consumer: Consume
 
 async def test_a_malformed_message_dies_with_its_reasons_and_the_next_is_unaffected(consumer: Consumer) -> None:
     await consumer.send("before")
-    await consumer.js.publish(cancel("research"), b'{"job_id": "17"}', headers={"X-Trace": "abc", "Nats-Msg-Id": "m"})
+    await consumer.js.publish(
+        cancel("research", "ana"), b'{"job_id": "17"}', headers={"X-Trace": "abc", "Nats-Msg-Id": "m"}
+    )
     await consumer.send("after")
     await consumer.start()
     assert await consumer.done() == ["before", "after"]
     (letter,) = await consumer.dead()
     assert letter.data == b'{"job_id": "17"}'
-    assert letter.headers[SUBJECT] == cancel("research")
+    assert letter.headers[SUBJECT] == cancel("research", "ana")
     assert (letter.headers[STREAM], letter.headers[SEQ], letter.headers[ORIGIN]) == (REQUESTS, "2", "admission")
     assert letter.headers[REASON].startswith("job_id = 17:")
     assert letter.headers["Baton-Orig-X-Trace"] == "abc"
@@ -213,7 +216,7 @@ async def test_nothing_is_lost_or_doubled_when_the_server_is_killed(
     items = [
         outgoing(
             CancelJob(job_id=JOB, reason=name),
-            subject=cancel("research"),
+            subject=cancel("research", "ana"),
             type="io.baton.job.cancel.v1",
             source="/test",
             cause=name,
@@ -243,7 +246,7 @@ async def test_a_replayed_dead_letter_is_the_message_that_it_was(consumer: Consu
     consumer.failures["fixable"] = ValueError("a bug")
     headers = {"Nats-Msg-Id": "client-1", "X-Trace": "abc"}
     payload = CancelJob(job_id=JOB, reason="fixable").model_dump_json().encode()
-    await consumer.js.publish(cancel("research"), payload, headers=headers)
+    await consumer.js.publish(cancel("research", "ana"), payload, headers=headers)
     await consumer.start()
     assert await consumer.done() == []
     (letter,) = await consumer.dead()

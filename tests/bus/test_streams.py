@@ -9,18 +9,19 @@ from nats.js.errors import APIError
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.cursors import Cursors
 from libs.bus.streams import (
-    DURABLES,
     SNAPSHOTS_BUCKET,
     StreamDrift,
     StreamsMissing,
     bind,
     durable_of,
+    durables,
     provision,
     streams,
 )
 from schemas import subjects
 from schemas.catalog import CATALOG
 from tests.kit.background import ServerInBackground
+from tests.kit.patterns import matches
 from tests.kit.waiting import until
 
 
@@ -54,7 +55,7 @@ def _matches(pattern: str, subject: str) -> bool:
 
 
 def test_an_unknown_durable_is_named() -> None:
-    assert durable_of("REQUESTS", "admission").filter_subjects == ("baton.cmd.job.v1.*.*",)
+    assert durable_of("REQUESTS", "admission").filter_subjects == ("baton.cmd.job.v1.*.*.*",)
     with pytest.raises(KeyError, match="REQUESTS/admission"):
         durable_of("REQUESTS", "nobody")
 
@@ -68,7 +69,7 @@ async def test_provisioning_twice_changes_nothing(own_server: ServerInBackground
     await provision(js, ["p"], scale=0.01)
     assert [(await js.stream_info(name)).config for name in names] == before
     await bind(js, ["p"], wait_s=5)
-    for entry in DURABLES:
+    for entry in durables(["p"]):
         assert (await js.consumer_info(entry.stream, entry.name)).config.max_deliver == -1
     await close(connection)
 
@@ -160,3 +161,22 @@ async def test_every_stream_is_there_after_the_server_was_killed(own_server: Ser
     await until(lambda: connection.is_connected)
     await bind(js, ["p"], wait_s=30)  # the one in memory too: empty, but there
     await close(connection)
+
+
+def test_each_message_that_is_kept_has_exactly_one_stream_and_the_others_have_none() -> None:
+    table = {str(config.name): config.subjects or [] for config in streams(["main", "west"])}
+    for message in CATALOG:
+        for pool in ("main", "west"):
+            subject = message.subject.format(team="t", user="u", pool=pool, node="n")
+            keeping = [name for name, patterns in table.items() if any(matches(p, subject) for p in patterns)]
+            wanted = [message.stream.format(pool=pool)] if message.stream else []
+            assert keeping == wanted, message.type
+
+
+def test_each_pool_has_its_own_consumer_of_quotas_and_all_have_one_admission() -> None:
+    assert [(d.name, d.filter_subjects) for d in durables(["main", "west"])] == [
+        ("admission", ("baton.cmd.job.v1.*.*.*",)),
+        ("quota_billing-main", ("baton.cmd.quota.v1.*.main.*.*",)),
+        ("quota_billing-west", ("baton.cmd.quota.v1.*.west.*.*",)),
+    ]
+    assert durable_of("REQUESTS", "quota_billing-west") == durables(["west"])[1]

@@ -265,7 +265,7 @@ async def test_logs_are_passed_on_as_they_are(urls: dict[str, str], fakes: Fakes
 async def test_dead_letters_are_shown_and_sent_again(urls: dict[str, str], services, key: str) -> None:
     from libs.bus.dead import Received, dead_letter
 
-    subject = "baton.cmd.job.v1.submit.blue"
+    subject = "baton.cmd.job.v1.submit.blue.ana"
     letter = dead_letter("admission", Received(subject, {"X": "1"}, key.encode(), "REQUESTS", 7, 0), "no\x1b JSON")
     ack = await services.jetstream().publish(letter.subject, letter.payload, headers=letter.headers)
     seq = str(ack.seq)

@@ -45,7 +45,9 @@ class Fakes:
 
     async def __aenter__(self) -> Self:
         self.nats = await connect(self._url, name="fakes")
-        self._subscription = await self.nats.subscribe("baton.cmd.job.v1.*.*", cb=self._command)
+        self._subscription = await self.nats.subscribe(
+            subjects.anyone(subjects.COMMAND, entity="job"), cb=self._command
+        )
         self._broker = make_broker(self._url, "fakes")
         for what, answer in (
             ("job.get", self._get),
@@ -90,9 +92,10 @@ class Fakes:
         await self.happens(job_id, "running", attempt=attempt)
 
     async def _command(self, message: Msg) -> None:
-        team = subjects.key_of(message.subject)
+        asked = subjects.read(subjects.COMMAND, message.subject)
+        team = asked["team"]
         try:
-            if ".cancel." in message.subject:
+            if asked["what"] == "cancel":
                 _, cancel = decode_bare(CancelJob, message.subject, message.headers, message.data)
                 await self.happens(cancel.job_id, "cancelled")
                 return

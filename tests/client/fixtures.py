@@ -16,11 +16,12 @@ from tests.client.fakes import Fakes
 from tests.client.loop import LoopInBackground
 
 TEAMS = ("blue", "green")
+USERS = ("blue.ana", "blue.ben")
 
 
 @pytest.fixture(scope="session")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A URL for each user of one server: services, operator, blue and green."""
+    """A URL for each user of one server: services, operator, teams blue and green, users ana and ben of blue, a node n1."""
     folder = tmp_path_factory.mktemp("teams")
     with LoopInBackground() as loop:
         servers = loop.run(_start(folder))
@@ -31,7 +32,9 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 async def _start(folder: Path) -> Servers:
-    options = NatsOptions(users=nats_users(folder, TEAMS), sync_always=False)
+    options = NatsOptions(
+        users=nats_users(folder, TEAMS, users=USERS, pools=["main"], nodes=[("main", "n1")]), sync_always=False
+    )
     servers = Servers(folder, ServerOptions(run=("nats",), nats=options))
     await servers.start()
     client = await connect(servers.nats_url_of("services"), name="provision")

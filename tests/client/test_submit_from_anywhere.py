@@ -18,7 +18,7 @@ async def start(snippet: str, url: str) -> asyncio.subprocess.Process:
     assert "libs" not in snippet.replace("libs.client", "")
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-c", snippet),
-        env={**os.environ, "BATON_NATS_URL": url, "BATON_TEAM": "blue"},
+        env={**os.environ, "BATON_NATS_URL": url, "BATON_TEAM": "blue", "BATON_USER": "ana"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -37,6 +37,11 @@ async def test_bare_json_is_a_job(urls: dict[str, str], fakes: Fakes) -> None:
     job = job_id_of("blue", "nightly-42")
     await until(lambda: job in fakes.jobs)
     assert fakes.jobs[job].spec.resources.types == ("H100", "A100")
+
+
+async def test_a_users_own_credential_is_enough(urls: dict[str, str], fakes: Fakes) -> None:
+    assert "REQUESTS" in await run(BARE, urls["blue.ana"])
+    await until(lambda: job_id_of("blue", "nightly-42") in fakes.jobs)
 
 
 async def test_a_jobs_id_can_be_computed_anywhere(urls: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ def stories(world: World, *, until: int | None = None, start: dict[str, JobStory
     out = dict(start or {})
     for seq, record in enumerate(world.records[:until], 1):
         for job_id, events in job_events(record).items():
-            out[job_id] = advance(out.get(job_id), events, record.t_us, seq)
+            out[job_id] = advance(out.get(job_id), events, record.t_us, seq, record.pool)
     return out
 
 

@@ -25,6 +25,7 @@ from libs.core.projections.hot_state import HotState
 from libs.core.projections.verify import Checker, Verification
 from libs.ledger.reader import LedgerReader
 from schemas import ledger as led
+from schemas import subjects
 from schemas.billing import BillQuery, BillReply
 from schemas.catalog import BY_TYPE
 from schemas.ids import attempt_id
@@ -131,7 +132,7 @@ class Auditor:
         books.writers[record.writer] += 1
         books.state.apply(record, seq)
         for job, events in job_events(record).items():
-            books.stories[job] = advance(books.stories.get(job), events, record.t_us, seq)
+            books.stories[job] = advance(books.stories.get(job), events, record.t_us, seq, record.pool)
         for event in record.events:
             books.kinds[event.kind] += 1
             match event:
@@ -215,7 +216,7 @@ class Auditor:
         """Each job's team was told its end exactly once."""
         ends: Counter[str] = Counter()
         for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED):
-            for message in await stored(self.js, EVENTS, f"baton.evt.job.v1.{state.value}.*"):
+            for message in await stored(self.js, EVENTS, subjects.event(state.value)):
                 ends[_job_of(message)] += 1
         wrong = [f"{job} x{ends[job]}" for job in self.books.ended.keys() | ends.keys() if ends[job] != 1]
         return [f"ends were not told once each: {_some(wrong)}"] if wrong else []
@@ -226,7 +227,15 @@ class Auditor:
         out = []
         total = 0
         for team in self.books.teams:
-            bill: BillReply = await ask(self.nats, message, team, BillQuery(group_by="attempt"), timeout_s=30)
+            bill: BillReply = await ask(
+                self.nats,
+                message,
+                BillQuery(group_by="attempt"),
+                timeout_s=30,
+                pool=self.pool,
+                team=team,
+                user="auditor",
+            )
             if bill.ledger_seq != self.books.seq:
                 return [f"the bill is at {bill.ledger_seq}, the ledger at {self.books.seq}"]
             billed = {row.key: row.milli_us for row in bill.rows if row.milli_us}
@@ -243,7 +252,7 @@ class Auditor:
         return [f"processes of jobs are left: {left}"] if left else []
 
     async def _read_rejections(self) -> None:
-        for message in await stored(self.js, EVENTS, "baton.evt.job.v1.rejected.*"):
+        for message in await stored(self.js, EVENTS, subjects.event("rejected")):
             rejected = JobRejected.model_validate_json(message.data)
             self.books.rejected[rejected.job_id] = rejected
 

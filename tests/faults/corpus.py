@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from libs.bus.messages import type_of_subject
+from schemas import subjects
+
 GOOD: dict[str, Any] = {"client_key": "k", "job": {"command": ["true"], "resources": {"types": ["V100"]}}}
 NODE = {"node": "replay-0", "position": {}, "devices": []}
 JOB = "job-" + "0" * 32
@@ -46,7 +49,7 @@ def unreadable() -> dict[str, bytes]:
 
 def requests(team: str) -> Iterator[Bad]:
     """For the stream REQUESTS: submits and cancels."""
-    submit, cancel = f"baton.cmd.job.v1.submit.{team}", f"baton.cmd.job.v1.cancel.{team}"
+    submit, cancel = f"baton.cmd.job.v1.submit.{team}.ana", f"baton.cmd.job.v1.cancel.{team}.ana"
     for name, payload in unreadable().items():
         yield Bad(f"submit: {name}", submit, payload)
         yield Bad(f"cancel: {name}", cancel, payload)
@@ -60,24 +63,26 @@ def requests(team: str) -> Iterator[Bad]:
     structured = {"Content-Type": "application/cloudevents+json"}
     yield Bad("submit: structured without data", submit, b'{"specversion": "1.0", "id": "1"}', structured)
     yield Bad("submit: structured and no object", submit, b"[]", structured)
-    yield Bad("an unknown command", f"baton.cmd.job.v1.explode.{team}", good)
-    yield Bad("no team's name", "baton.cmd.job.v1.submit.NOT_A_TEAM", good)
+    yield Bad("an unknown command", f"baton.cmd.job.v1.explode.{team}.ana", good)
+    yield Bad("no team's name", "baton.cmd.job.v1.submit.NOT_A_TEAM.ana", good)
     yield Bad("cancel: no job id", cancel, b'{"job_id": "../../etc/passwd"}')
 
 
-def quotas() -> Iterator[Bad]:
+def quotas(pool: str) -> Iterator[Bad]:
     """For the stream REQUESTS: quotas."""
+    operators = subjects.set_quota(pool, "root")
     for name, payload in unreadable().items():
-        yield Bad(f"quota: {name}", "baton.cmd.quota.v1.set.operator", payload)
-    yield Bad("quota: negative", "baton.cmd.quota.v1.set.operator", b'{"team": "a", "limit_milli": -5}')
-    yield Bad("quota: a team sets its own", "baton.cmd.quota.v1.set.a", b'{"team": "a", "limit_milli": null}')
+        yield Bad(f"quota: {name}", operators, payload)
+    yield Bad("quota: negative", operators, b'{"team": "a", "limit_milli": -5}')
+    own = subjects.fill(subjects.POOL_COMMAND, entity="quota", what="set", pool=pool, team="a", user="ana")
+    yield Bad("quota: a team sets its own", own, b'{"team": "a", "limit_milli": null}')
 
 
 def inbox(pool: str) -> Iterator[Bad]:
     """For the pool's inbox, which services alone may write: placement must survive their bugs."""
     kinds = {
-        f"baton.in.node.v1.observed.{pool}": "io.baton.node.observed.v1",
-        f"baton.in.node.v1.registered.{pool}": "io.baton.node.registered.v1",
+        subjects.node_inbox("observed", pool, "replay-0"): "io.baton.node.observed.v1",
+        subjects.node_inbox("registered", pool, "replay-0"): "io.baton.node.registered.v1",
         f"baton.in.job.v1.admitted.{pool}": "io.baton.job.admitted.v1",
         f"baton.in.preemption.v1.planned.{pool}": "io.baton.preemption.planned.v1",
     }
@@ -87,9 +92,14 @@ def inbox(pool: str) -> Iterator[Bad]:
         yield Bad(f"{type_}: no envelope", subject, b"{}")
         yield Bad(f"{type_}: another type", subject, b"{}", _envelope("io.baton.clock.tick.v1"))
     for name, (subject, body) in _impossible(pool).items():
-        type_ = kinds[subject]
+        type_ = type_of_subject(subject)
         yield Bad(f"{type_}: {name}", subject, json.dumps(body).encode(), _envelope(type_))
-    yield Bad("an unknown subject", f"baton.in.node.v1.exploded.{pool}", b"{}", _envelope("io.baton.node.exploded.v1"))
+    yield Bad(
+        "an unknown subject",
+        f"baton.in.node.v1.exploded.{pool}.replay-0",
+        b"{}",
+        _envelope("io.baton.node.exploded.v1"),
+    )
 
 
 def _wrong_submits() -> dict[str, dict[str, Any]]:
@@ -122,18 +132,26 @@ def _wrong_submits() -> dict[str, dict[str, Any]]:
 
 
 def _impossible(pool: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    observed, registered = f"baton.in.node.v1.observed.{pool}", f"baton.in.node.v1.registered.{pool}"
+    observed, registered = (subjects.node_inbox(what, pool, "replay-0") for what in ("observed", "registered"))
     planned = f"baton.in.preemption.v1.planned.{pool}"
     stolen = {"id": "replay-0-gpu0", "index": 0, "model": "V100", "memory_mib": 1}
     return {
-        "an unknown node": (observed, {"node": "nobody", "incarnation": 1, "observations": []}),
+        "another node than the subject's": (observed, {"node": "replay-1", "incarnation": 1, "observations": []}),
+        "another node's registration": (
+            registered,
+            {"incarnation": 9, "lease_s": 10, "inventory": NODE | {"node": "replay-1", "devices": []}},
+        ),
+        "an unknown node": (
+            subjects.node_inbox("observed", pool, "nobody"),
+            {"node": "nobody", "incarnation": 1, "observations": []},
+        ),
         "an unknown observation": (
             observed,
             {"node": "replay-0", "incarnation": 1, "observations": [{"kind": "exploded", "job_id": JOB}]},
         ),
         "an old life": (registered, {"incarnation": 1, "lease_s": 10, "inventory": NODE | {"devices": []}}),
         "another node's device": (
-            registered,
+            subjects.node_inbox("registered", pool, "thief"),
             {"incarnation": 1, "lease_s": 10, "inventory": {"node": "thief", "devices": [stolen]}},
         ),
         "an unknown beneficiary": (

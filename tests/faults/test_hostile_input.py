@@ -82,7 +82,7 @@ async def good_ones(cluster: LocalStack, name: str) -> list[Planned]:
 async def test_bad_messages_are_refused_with_a_reason_and_good_ones_run(cluster: LocalStack, kind: str) -> None:
     bad = {
         "requests": list(corpus.requests(TEAMS[0])),
-        "quotas": list(corpus.quotas()),
+        "quotas": list(corpus.quotas(cluster.options.pool)),
         "inbox": list(corpus.inbox(cluster.options.pool)),
     }[kind]
     third = len(bad) // 3
@@ -118,7 +118,8 @@ async def test_bad_questions_are_answered_as_invalid(cluster: LocalStack) -> Non
         for message in (m for m in CATALOG if m.reply is not None and m.subject.startswith("baton.qry.")):
             if message.type == "io.baton.log.read.query.v1":
                 continue  # an agent that does not have the log stays silent
-            subject = message.subject.replace("{team}", TEAMS[0]).replace("{pool}", cluster.options.pool)
+            keys = {"team": TEAMS[0], "user": "ana", "pool": cluster.options.pool, "node": "replay-0"}
+            subject = message.subject.format(**keys)
             for name, payload in corpus.unreadable().items():
                 if name == "empty":
                     continue  # no conditions: a good question

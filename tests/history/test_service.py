@@ -24,7 +24,7 @@ async def test_history_answers_and_goes_on_after_a_kill(
         """Whether history has every job of the team as the ledger has it."""
         want = {j: s.document for j, s in written.stories().items() if s.document.team == team}
         try:
-            have = await ask(nats, LIST, team, JobListQuery(limit=1000), timeout_s=1)
+            have = await ask(nats, LIST, JobListQuery(limit=1000), team=team, user="ana", timeout_s=1)
         except (TimeoutError, QueryError):
             return False
         return {d.job_id: d for d in have.jobs} == want
@@ -40,12 +40,12 @@ async def test_history_answers_and_goes_on_after_a_kill(
         foreign = next(j for j, s in written.stories().items() if s.document.team == rivals)
         for wrong in (foreign, "job-" + "0" * 32):
             with pytest.raises(QueryError) as refused:
-                await ask(nats, GET, team, JobGet(job_id=wrong))
+                await ask(nats, GET, JobGet(job_id=wrong), team=team, user="ana")
             assert refused.value.status == "not-found"
-        assert (await ask(nats, GET, rivals, JobGet(job_id=foreign))).team == rivals
+        assert (await ask(nats, GET, JobGet(job_id=foreign), team=rivals, user="ana")).team == rivals
 
         async def told() -> bool:
-            events = (await ask(nats, EVENTS, team, EventListQuery(limit=10_000))).events
+            events = (await ask(nats, EVENTS, EventListQuery(limit=10_000), team=team, user="ana")).events
             want = [e for s in written.stories().values() if s.document.team == team for e in s.events]
             return len(events) == len(want)
 

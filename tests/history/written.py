@@ -48,7 +48,7 @@ class Written:
         out: dict[str, JobStory] = {}
         for seq, record in self.records:
             for job_id, events in job_events(record).items():
-                out[job_id] = advance(out.get(job_id), events, record.t_us, seq)
+                out[job_id] = advance(out.get(job_id), events, record.t_us, seq, record.pool)
         return out
 
 

@@ -93,7 +93,7 @@ async def test_a_bad_message_is_rejected_copied_to_the_dead_letters_and_does_not
     writer = world.writer("w1")
     await world.put_raw("baton.in.job.v1.admitted.main", b"{", {"ce-type": "io.baton.job.admitted.v1"})
     await world.put_raw("baton.in.job.v1.unheard-of.main", b"{}")
-    await world.put_raw("baton.in.node.v1.lost.main", b'{"node": 7}', {"ce-type": "x", "ce-specversion": "1.0"})
+    await world.put_raw("baton.in.node.v1.lost.main.n1", b'{"node": 7}', {"ce-type": "x", "ce-specversion": "1.0"})
     await world.put(admitted(1))
     world.start(writer)
     await world.decided(writer)

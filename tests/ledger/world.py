@@ -15,9 +15,10 @@ from libs.ledger.chain import GENESIS, ChainEntry, Head, encode
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
-from schemas.catalog import BY_TYPE, TYPE_OF
+from schemas.catalog import TYPE_OF
 from schemas.ledger import LedgerRecord
 from schemas.subjects import inbox_stream, ledger, ledger_stream
+from tests.kit.inputs import input_subject
 from tests.ledger.broker import Broker
 from tests.ledger.toy import Toy
 
@@ -27,9 +28,7 @@ WAIT_S = 30
 
 def input_message(model: BaseModel, cause: str) -> Outgoing:
     type_ = TYPE_OF[type(model)]
-    return outgoing(
-        model, subject=BY_TYPE[type_].subject.format(pool=POOL), type=type_, source="/baton/main/test", cause=cause
-    )
+    return outgoing(model, subject=input_subject(model, POOL), type=type_, source="/baton/main/test", cause=cause)
 
 
 class World:

@@ -18,7 +18,7 @@ from libs.service.app import Tasks, make_asgi, run
 from libs.service.settings import ServiceSettings
 from schemas.inbox import CancelRequested
 from schemas.jobs import CancelJob
-from schemas.subjects import REQUESTS, inbox, key_of
+from schemas.subjects import COMMAND, REQUESTS, inbox, read
 
 
 class SmallSettings(ServiceSettings):
@@ -41,7 +41,8 @@ def make_app(settings: SmallSettings):
         print("deciding", flush=True)
         await asyncio.sleep(settings.slow_s)
         seen.inc()
-        event = CancelRequested(job_id=command.job_id, team=key_of(received.subject), reason=command.reason)
+        team = read(COMMAND, received.subject)["team"]
+        event = CancelRequested(job_id=command.job_id, team=team, reason=command.reason)
         return [
             outgoing(
                 event,
@@ -72,7 +73,6 @@ def make_app(settings: SmallSettings):
         broker,
         stream=REQUESTS,
         durable="admission",
-        filter_subject="baton.cmd.job.v1.*.*",
         origin="small",
         decide=decide,
         outbox=lambda: ports["outbox"],

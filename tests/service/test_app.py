@@ -104,7 +104,7 @@ def start(server: ServerInBackground, tmp_path: Path) -> Iterator:
 
 async def cancel_one(nats: BusConnection, reason: str) -> None:
     payload = CancelJob(job_id=JOB, reason=reason).model_dump_json().encode()
-    await nats.jetstream().publish(cancel("research"), payload)
+    await nats.jetstream().publish(cancel("research", "ana"), payload)
 
 
 async def moved(nats: BusConnection) -> list[str]:

@@ -1,6 +1,7 @@
 """A pool whose agents, teams and telemetry are the test: messages into its inbox, records out of its ledger."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -10,8 +11,9 @@ from libs.bus.messages import outgoing
 from libs.bus.outbox import Outbox
 from libs.ledger.reader import LedgerReader
 from schemas import inbox, ledger
-from schemas.catalog import BY_TYPE, TYPE_OF
+from schemas.catalog import TYPE_OF
 from schemas.inbox import NodeObserved, Observation
+from tests.kit.inputs import input_subject
 from tests.kit.waiting import stored
 
 E = TypeVar("E")
@@ -29,11 +31,17 @@ class Pool:
         self._sent = 0
 
     async def put(self, *models: BaseModel) -> None:
+        await self._put([(input_subject(model, self.name), model) for model in models])
+
+    async def put_on(self, subject: str, model: BaseModel) -> None:
+        """Says it on a subject of one's own choice."""
+        await self._put([(subject, model)])
+
+    async def _put(self, said: Sequence[tuple[str, BaseModel]]) -> None:
         items = []
-        for model in models:
+        for subject, model in said:
             self._sent += 1
             type_ = TYPE_OF[type(model)]
-            subject = BY_TYPE[type_].subject.format(pool=self.name)
             items.append(
                 outgoing(model, subject=subject, type=type_, source="/test", cause=f"{self.name}-{self._sent}")
             )

@@ -16,7 +16,16 @@ from schemas import inbox, subjects
 from schemas.base import Fact
 from schemas.catalog import BY_TYPE
 from schemas.ids import job_id
-from schemas.ledger import DevicesFreed, JobGranted, JobQueued, LedgerRecord, QuotaSet
+from schemas.ledger import (
+    DevicesFreed,
+    InputRejected,
+    JobGranted,
+    JobQueued,
+    LedgerRecord,
+    NodeJoined,
+    NodeLeft,
+    QuotaSet,
+)
 from schemas.nodes import DesiredQuery, DesiredReply, DesiredState
 from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQuery, QueueList, QueueListQuery
 from schemas.subjects import OPERATOR
@@ -44,7 +53,9 @@ def registered(name: str, devices: int = 2, incarnation: int = 1) -> inbox.NodeR
 
 
 async def question(world: Pool, type_: str, key: str, query: BaseModel) -> Any:
-    return await ask(world.nats, BY_TYPE[f"io.baton.{type_}.query.v1"], key, query)
+    return await ask(
+        world.nats, BY_TYPE[f"io.baton.{type_}.query.v1"], query, pool=world.name, team=key, user="ana", node=key
+    )
 
 
 async def test_nodes_hear_what_should_run_on_them_and_only_they(world: Pool, nats_url: str, redis_url: str) -> None:
@@ -83,9 +94,38 @@ async def test_agents_are_told_the_state_of_nodes_that_they_ask_for(world: Pool,
     async with running(placement(world, nats_url, redis_url)):
         await world.put(registered("n1"), job("j", 1, team="red"))
         await world.event(JobGranted)
-        reply: DesiredReply = await question(world, "node.desired", world.name, DesiredQuery(nodes=("n1", "unheard")))
+        reply: DesiredReply = await question(world, "node.desired", "n1", DesiredQuery(nodes=("n1",)))
         assert [state.node for state in reply.states] == ["n1"]
         assert [part.job_id for part in reply.states[0].parts] == [job_id("red", "j")]
+        assert (await question(world, "node.desired", "unheard", DesiredQuery(nodes=("unheard",)))).states == ()
+
+
+async def test_a_node_is_told_of_itself_only(world: Pool, nats_url: str, redis_url: str) -> None:
+    async with running(placement(world, nats_url, redis_url)):
+        await world.put(registered("n1"), registered("n2"))
+        await until(lambda: world.event(NodeJoined, 2))
+        for nodes in (("n2",), ("n1", "n2")):
+            with pytest.raises(QueryError, match="asked for on the subject of node 'n1'") as refused:
+                await question(world, "node.desired", "n1", DesiredQuery(nodes=nodes))
+            assert refused.value.status == "invalid"
+
+
+async def test_a_node_cannot_speak_of_another(world: Pool, nats_url: str, redis_url: str) -> None:
+    forged = [
+        (inbox.NodeRegistered(incarnation=7, inventory=node("n2", 2), lease_s=10), "registered"),
+        (inbox.NodeLost(node="n2", incarnation=1, silent_s=0, planned=True), "lost"),
+        (inbox.NodeObserved(node="n2", incarnation=1, observations=()), "observed"),
+    ]
+    async with running(placement(world, nats_url, redis_url)):
+        await world.put(registered("n1"), registered("n2"))
+        for model, what in forged:
+            await world.put_on(subjects.node_inbox(what, world.name, "n1"), model)
+        for number in range(1, len(forged) + 1):
+            refused = await world.event(InputRejected, number)
+            assert "it speaks of node 'n2' on the subject of node 'n1'" in refused.reason
+        await world.put(job("j", 2, team="red"))
+        await world.event(JobGranted)
+        assert not [e for record in await world.records() for e in record.events if isinstance(e, NodeLeft)]
 
 
 async def test_a_team_sees_its_own_jobs_and_the_operator_all(world: Pool, nats_url: str, redis_url: str) -> None:
@@ -228,7 +268,7 @@ async def test_no_agent_hears_of_a_grant_that_is_not_committed(world: Pool, sett
 def _desired(placing: Placement, machine: Decider) -> DesiredReply:
     from services.placement.handlers import desired_of
 
-    return desired_of(machine, DesiredQuery(nodes=("n1",)), pool=placing.pool, ledger_seq=placing.seq)
+    return desired_of(machine, DesiredQuery(nodes=("n1",)), "n1", pool=placing.pool, ledger_seq=placing.seq)
 
 
 async def test_a_restarted_placement_tells_nodes_at_once_although_nothing_new_is_decided(

@@ -66,9 +66,9 @@ async def test_a_plan_from_the_file_to_the_table(world: Pool, settings: Placemen
         await world.started(granted)
         await world.event(AttemptRunning)
 
-        now = await plan(tmp_path, settings.nats_url, JOB.format(devices=2))
-        later = await plan(tmp_path, settings.nats_url, JOB.format(devices=4), "--json")
-        refused = await plan(tmp_path, settings.nats_url, JOB.format(devices=40))
+        now = await plan(tmp_path, settings.nats_url, JOB.format(devices=2), "--pool", world.name)
+        later = await plan(tmp_path, settings.nats_url, JOB.format(devices=4), "--pool", world.name, "--json")
+        refused = await plan(tmp_path, settings.nats_url, JOB.format(devices=40), "--pool", world.name)
         events = [event for record in await world.records() for event in record.events]
 
     assert now.code == 0, now.err
@@ -105,7 +105,10 @@ async def test_of_another_teams_victims_a_team_learns_only_the_size(world: Pool,
         )
         await world.started(await world.event(JobGranted))
         await world.event(AttemptRunning)
-        told: dict[str, PlanReply] = {team: await ask(world.nats, message, team, query) for team in ("red", "blue")}
+        told: dict[str, PlanReply] = {
+            team: await ask(world.nats, message, query, pool=world.name, team=team, user="ana")
+            for team in ("red", "blue")
+        }
     assert {reply.verdict for reply in told.values()} == {PlanVerdict.AFTER_PREEMPTION}
     assert told["red"].victims[0].team == "red"
     assert told["blue"].victims[0].job_id == told["blue"].victims[0].team == ""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from pydantic import BaseModel
 
 from libs.adapters.redis import Projection
 from libs.bus.queries import QueryError, ask
@@ -16,7 +17,7 @@ from libs.core.projections.hot_state import HotState
 from libs.ledger.chain import GENESIS
 from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
-from schemas.catalog import BY_TYPE
+from schemas.catalog import BY_TYPE, Message
 from schemas.inbox import NodeLost, NodeRegistered, QuotaChanged
 from schemas.nodes import DeviceSample, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import DeviceListQuery, NodeListQuery
@@ -53,12 +54,15 @@ class Bench:
         self.ledger += new
 
     async def renew(self, *nodes: tuple[str, int], lease_s: float = 0.6) -> tuple[str, ...] | None:
-        """What telemetry answers to one heartbeat; None when it does not."""
-        beat = Heartbeat(nodes=nodes, lease_s=lease_s)
+        """What telemetry answers to a heartbeat of each node, together; None when it does not answer one."""
+        answers = [await self.beat(name, (name, life), lease_s=lease_s) for name, life in nodes]
+        return None if None in answers else tuple(name for names in answers for name in names or ())
+
+    async def beat(self, sender: str, *nodes: tuple[str, int], lease_s: float = 0.6) -> tuple[str, ...] | None:
+        """What telemetry answers to one heartbeat on the subject of `sender`; None when it does not."""
+        body = Heartbeat(nodes=nodes, lease_s=lease_s).model_dump_json().encode()
         try:
-            answer = await self.nats.request(
-                subjects.heartbeat(self.pool, "agent"), beat.model_dump_json().encode(), timeout=1
-            )
+            answer = await self.nats.request(subjects.heartbeat(self.pool, sender), body, timeout=1)
         except (NatsError, TimeoutError):
             return None
         return LeaseGranted.model_validate_json(answer.data).nodes
@@ -78,8 +82,11 @@ class Bench:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
+    async def ask(self, message: Message, team: str, query: BaseModel) -> Any:
+        return await ask(self.nats, message, query, pool=self.pool, team=team, user="ana")
+
     async def lost(self) -> list[tuple[str, int]]:
-        found = await stored(self.js, subjects.inbox_stream(self.pool), subjects.inbox("node", "lost", self.pool))
+        found = await stored(self.js, subjects.inbox_stream(self.pool), subjects.node_inbox("lost", self.pool))
         return [(m.node, m.incarnation) for m in (NodeLost.model_validate_json(f.data) for f in found)]
 
     async def ticks(self) -> int:
@@ -185,27 +192,37 @@ async def test_nodes_and_devices_are_answered_from_redis(bench: Bench, redis_url
     async with running(bench.app(max_lease_s=30)) as app, bench.renewing(("a", 1), ("b", 1)):
         await until(lambda: _shows(app, "nodes_up 2.0"))
         await until(lambda: _aged(bench))
-        devices = (await ask(bench.nats, DEVICES, "red", DeviceListQuery(node="a"))).devices
+        devices = (await bench.ask(DEVICES, "red", DeviceListQuery(node="a"))).devices
         assert [d.model for d in devices] == ["as Redis has it", "H100"]
         assert [d.jobs for d in devices] == [(bench.job,)] * 2
-        assert [d.jobs for d in (await ask(bench.nats, DEVICES, "blue", DeviceListQuery(node="a"))).devices] == [()] * 2
+        assert [d.jobs for d in (await bench.ask(DEVICES, "blue", DeviceListQuery(node="a"))).devices] == [()] * 2
         with pytest.raises(QueryError) as refused:
-            await ask(bench.nats, DEVICES, "red", DeviceListQuery(node="nowhere"))
+            await bench.ask(DEVICES, "red", DeviceListQuery(node="nowhere"))
         assert refused.value.status == "not-found"
     await projection.close()
 
 
 async def _aged(bench: Bench) -> bool:
-    answer = await ask(bench.nats, NODES, "red", NodeListQuery())
+    answer = await bench.ask(NODES, "red", NodeListQuery())
     return [n.node for n in answer.nodes] == ["a", "b"] and all(n.heartbeat_age_s is not None for n in answer.nodes)
 
 
 async def test_while_redis_is_away_or_empty_the_answer_is_the_same(bench: Bench) -> None:
     async with running(bench.app()) as app:
         await until(lambda: _shows(app, "nodes_up 2.0"))
-        empty = (await ask(bench.nats, NODES, "red", NodeListQuery())).nodes
+        empty = (await bench.ask(NODES, "red", NodeListQuery())).nodes
     bench.urls["redis_url"] = "redis://127.0.0.1:1/0"
     async with running(bench.app()) as app:
         await until(lambda: _shows(app, "nodes_up 2.0"))
-        away = (await ask(bench.nats, NODES, "red", NodeListQuery())).nodes
+        away = (await bench.ask(NODES, "red", NodeListQuery())).nodes
     assert [(n.node, n.milli_used) for n in empty] == [(n.node, n.milli_used) for n in away] == [("a", 2000), ("b", 0)]
+
+
+async def test_a_node_renews_its_own_lease_only(bench: Bench) -> None:
+    async with running(bench.app()) as app:
+        await until(lambda: bench.renew(("a", 1)))
+        assert await bench.beat("a", ("a", 1)) == ("a",)
+        assert await bench.beat("a", ("b", 1)) is None
+        assert await bench.beat("a", ("a", 1), ("b", 1)) is None
+        _, metrics = await get(app, "/metrics")
+        assert 'baton_heartbeats_total{outcome="foreign"} 2.0' in metrics

@@ -57,7 +57,7 @@ class JobStore:
     async def prepare(self) -> None:
         """Makes the indexes; those that exist stay."""
         with _away():
-            for field in ("by_team", "by_state", "submitted_us", "seq"):
+            for field in ("by_team", "by_state", "submitted_us", "by_seq"):
                 await self._jobs.create_index([(field, 1)])
 
     def close(self) -> None:
@@ -114,10 +114,11 @@ class JobStore:
             found = await self._jobs.find_one({"_id": job_id})
         return _story(found) if found else None
 
-    async def last_seq(self) -> int:
-        """The highest ledger sequence in any document; 0 when there is none."""
+    async def last_seq(self, pool: str) -> int:
+        """The highest sequence of the pool's ledger in any document; 0 when there is none."""
+        of_pool = {"by_seq": {"$gte": f"{pool}|", "$lt": f"{pool}|~"}}
         with _away():
-            found = await self._jobs.find({}, {"seq": 1}).sort([("seq", -1)]).limit(1).to_list(None)
+            found = await self._jobs.find(of_pool, {"seq": 1}).sort([("by_seq", -1)]).limit(1).to_list(None)
         return int(found[0]["seq"]) if found else 0
 
     async def jobs(
@@ -165,6 +166,7 @@ def _stored(story: JobStory) -> dict[str, Any]:
         "submitted_us": document.submitted_us,
         "finished_us": document.finished_us,
         "seq": document.seq,
+        "by_seq": f"{document.pool}|{document.seq:020d}",
         "document": document.model_dump_json(),
         "events": _events.dump_json(story.events).decode(),
     }

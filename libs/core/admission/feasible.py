@@ -111,6 +111,11 @@ def _device_requests(job: JobSpec, demand: Demand) -> list[DeviceRequest]:
     return requests
 
 
+def suitable_devices(job: JobSpec, demand: Demand, fleet: FleetShape) -> int:
+    """How many devices of the pool, free or not, could serve the job or the role that has the fewest."""
+    return min(fleet.capacity(request.need(job)).left[-1][1] for request in _device_requests(job, demand))
+
+
 def unserved(job: JobSpec, demand: Demand) -> list[Refusal]:
     """What no device of the named models can do, and levels that are none: told without knowing any pool.
 

@@ -12,6 +12,7 @@ class Why(StrEnum):
     MALFORMED = "malformed"
     CLIENT_KEY = "client-key"
     CLASS = "class"
+    POOL = "pool"
     ENVIRONMENT = "environment"
     COMMAND = "command"
     MODEL = "model"

@@ -75,8 +75,8 @@ def job_events(record: led.LedgerRecord) -> dict[str, list[JobLedgerEvent]]:
     return out
 
 
-def advance(story: JobStory | None, events: Sequence[JobLedgerEvent], t_us: int, seq: int) -> JobStory:
-    """A job after its events of the record at `seq`; a record that it has seen already changes nothing.
+def advance(story: JobStory | None, events: Sequence[JobLedgerEvent], t_us: int, seq: int, pool: str = "") -> JobStory:
+    """A job after its events of the record at `seq` of `pool`; a record that it has seen already changes nothing.
 
     Raises UnknownJob when there is no document and the first event does not begin one.
     """
@@ -85,7 +85,7 @@ def advance(story: JobStory | None, events: Sequence[JobLedgerEvent], t_us: int,
     document = story.document if story else None
     told = list(story.events) if story else []
     for event in events:
-        document = apply(document, event, t_us, seq)
+        document = apply(document, event, t_us, seq, pool)
         about = _About(document.team, document.name, document.state, _attempt_of(document))
         if (news := _told(event, t_us, about)) is not None:
             told.append(news.model_copy(update={"nodes": (), "devices": ()}) if news.what == "granted" else news)
@@ -93,14 +93,14 @@ def advance(story: JobStory | None, events: Sequence[JobLedgerEvent], t_us: int,
     return JobStory(document, tuple(told[-KEEP_EVENTS:]))
 
 
-def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: int) -> JobDocument:
+def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: int, pool: str = "") -> JobDocument:
     """The job's document after one event, decided at `t_us` in the record at `seq`. Raises UnknownJob."""
     if isinstance(event, led.JobQueued):
         return JobDocument(
             job_id=event.job_id, team=event.team, name=event.spec.name, client_key=event.client_key,
             priority_class=event.spec.priority_class, priority=event.priority, state=JobState.QUEUED,
             devices=event.spec.resources.devices, submitted_us=event.submitted_us, queued_us=t_us, spec=event.spec,
-            seq=seq,
+            seq=seq, user=event.user, pool=pool,
         )  # fmt: skip
     if document is None:
         raise UnknownJob(f"record {seq} has {event.kind} of {event.job_id}, whose document is missing")

@@ -26,7 +26,8 @@ def vacate(d: Decision, node: str, evidence: Evidence, reason: str) -> None:
             release_hold(d, holder)
 
 
-def after_loss(d: Decision, job: Job, attempt: Attempt, cause: StopCause, reason: str) -> None:
+def after_loss(d: Decision, job: Job, attempt: Attempt, cause: StopCause, reason: str, user: str = "") -> None:
+    """`user`: who asked for it, where somebody did."""
     if attempt.state in UNDECIDED:
         stop(d, job, cause, reason)
     close_if_gone(d, job, attempt)
@@ -58,10 +59,11 @@ def free(
     )
 
 
-def stop(d: Decision, job: Job, cause: StopCause, reason: str) -> None:
+def stop(d: Decision, job: Job, cause: StopCause, reason: str, user: str = "") -> None:
+    """`user`: who asked for it, where somebody did."""
     attempt = job.current
     assert attempt is not None
-    d.emit(ledger.AttemptStopping(job_id=job.id, attempt=attempt.number, cause=cause, reason=reason[:1024]))
+    d.emit(ledger.AttemptStopping(job_id=job.id, attempt=attempt.number, cause=cause, reason=reason[:1024], user=user))
 
 
 def close_if_gone(d: Decision, job: Job, attempt: Attempt) -> None:

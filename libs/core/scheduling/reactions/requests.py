@@ -26,6 +26,7 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
             preempts=m.preempts,
             submitted_us=m.submitted_us,
             latency=m.latency,
+            user=m.user,
         )
     )
 
@@ -40,6 +41,6 @@ def cancel_requested(d: Decision, m: inbox.CancelRequested) -> None:
         raise InputRefused(f"no job {m.job_id} of team {m.team}")
     if lifecycle.allows(ledger.JobFinished, *job.states):
         release_hold(d, job.id)
-        d.emit(ledger.JobFinished(job_id=job.id, state=JobState.CANCELLED, reason=m.reason))
+        d.emit(ledger.JobFinished(job_id=job.id, state=JobState.CANCELLED, reason=m.reason, user=m.user))
     elif lifecycle.allows(ledger.AttemptStopping, *job.states):
-        stop(d, job, Cause.CANCELLED, m.reason)
+        stop(d, job, Cause.CANCELLED, m.reason, m.user)

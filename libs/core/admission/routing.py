@@ -1,0 +1,86 @@
+"""Which pool is to have this request? One answer for one request, whatever is asked again.
+
+    route(request, team, pools, recent) -> Routed(pool, verdict)
+
+1. A pool that has the job already judges alone: to it a repeat is a repeat, and another body is refused. So a job is in
+   one pool only, however the pools change between two copies of its submit.
+2. Otherwise the pool that the job names judges alone. There being none of that name is an objection.
+3. Otherwise every pool judges, and the job goes to one that admits it: of those that have nodes, the one with the most
+   devices that could serve its scarcest role (free or not: admission knows what a pool has, not what is free there);
+   of equals the one that is listed first. A pool without nodes comes last: there the job waits for the first one.
+4. No pool admits it: it is refused with the reasons of the nearest, the one with the fewest, of equals the first.
+
+Pure. `pools` is in the order of the settings; the caller remembers in `recent` where it sent jobs that the ledgers do not
+show yet.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from libs.core.accelerators.spelling import meant
+from libs.core.admission.evaluate import AdmissionContext, NotAdmitted, Verdict, evaluate
+from libs.core.admission.feasible import demand_of, suitable_devices
+from libs.core.admission.refusal import Refusal, Why, refuse
+from schemas.ids import job_id
+from schemas.jobs import SubmitJob
+
+Pools = Mapping[str, AdmissionContext]
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """`pool` judged, and has the job if it is admitted; "" when no pool could judge."""
+
+    pool: str
+    verdict: Verdict
+
+
+def home_of(job: str, pools: Pools, recent: Mapping[str, str]) -> str | None:
+    """The pool that has the job, ended or not; None when none has heard of it."""
+    if (sent := recent.get(job)) in pools:
+        return sent
+    return next((name for name, context in pools.items() if context.fleet.body_of(job) is not None), None)
+
+
+def route(request: SubmitJob, team: str, pools: Pools, recent: Mapping[str, str]) -> Routed:
+    """Judges a well-formed request of `team` for one of `pools`, of which there is at least one."""
+    job = job_id(team, request.client_key)
+    home, named = home_of(job, pools, recent), request.job.pool
+    if home is None and named is not None and named not in pools:
+        return Routed("", NotAdmitted(job, (_no_such_pool(named, pools),)))
+    asked = [name for name in (home, named) if name is not None][:1] or list(pools)
+    verdicts = {name: evaluate(request, team, pools[name]) for name in asked}
+    admitted = [name for name, verdict in verdicts.items() if not isinstance(verdict, NotAdmitted)]
+    if admitted:
+        # `max` and `min` take the first of equals.
+        best = max(admitted, key=lambda name: _suits(request, pools[name])) if len(admitted) > 1 else admitted[0]
+        return Routed(best, verdicts[best])
+    nearest = min(verdicts, key=lambda name: len(_refusals(verdicts[name])))
+    verdict = verdicts[nearest]
+    assert isinstance(verdict, NotAdmitted)
+    if len(asked) > 1:
+        told = tuple(_of_pool(refusal, nearest, len(asked)) for refusal in verdict.refusals)
+        verdict = replace(verdict, refusals=told)
+    return Routed(nearest, verdict)
+
+
+def _suits(request: SubmitJob, context: AdmissionContext) -> tuple[bool, int]:
+    """Orders the pools that admit a request: larger is better."""
+    fleet = context.fleet
+    return not fleet.empty, suitable_devices(request.job, demand_of(request.job), fleet)
+
+
+def _refusals(verdict: Verdict) -> tuple[Refusal, ...]:
+    return verdict.refusals if isinstance(verdict, NotAdmitted) else ()
+
+
+def _no_such_pool(named: str, pools: Pools) -> Refusal:
+    fix = f"{meant(named, pools)}use one of: {', '.join(pools)}; or name none, and admission chooses"
+    return refuse(Why.POOL, "job.pool", named, "no such pool", fix)
+
+
+def _of_pool(refusal: Refusal, pool: str, asked: int) -> Refusal:
+    """The same objection, saying whose it is."""
+    reason = refusal.reason
+    problem = f"{reason.problem} (pool {pool}, the nearest of {asked})"
+    return Refusal(refusal.why, reason.model_copy(update={"problem": problem}))
