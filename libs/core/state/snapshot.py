@@ -14,7 +14,7 @@ from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory, Span
 
-VERSION = 4
+VERSION = 5
 """Of the layout of `dump`; whoever keeps the parts keeps it beside them, and reads no other (`libs.ledger.snapshots`)."""
 _PLAIN = (
     "finished", "quotas", "used_milli", "limited", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state"
@@ -24,7 +24,7 @@ _JOB_PLAIN = (
     "preemptions", "first_grant_us",
 )  # fmt: skip
 _ATTEMPT_PLAIN = (
-    "number", "granted_us", "running_us", "reason", "failed_code", "beneficiary", "checkpoint_us",
+    "number", "granted_us", "running_us", "reason", "failed_code", "beneficiary", "cost_device_s", "checkpoint_us",
 )  # fmt: skip
 
 
@@ -35,6 +35,7 @@ def dump(state: State, learned: Any = None) -> tuple[bytes, ...]:
         "fleet": _dump_fleet(state.fleet),
         "jobs": [_dump_job(job) for job in sorted(state.jobs.values(), key=lambda j: j.id)],
         "repartitions": [asked.model_dump(mode="json") for asked in state.repartitions.values()],
+        "withdrawn": sorted(state.withdrawn),
         "repartition_number": state.repartition_number,
         "repartition_us": state.repartition_us,
         "holds": [[holder, list(devices)] for holder, devices in state.holds.items()],
@@ -69,6 +70,7 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     mark_holds(state)
     asked = [BoardRecut.model_validate(raw) for raw in body.get("repartitions", ())]
     state.repartitions = {one.recut.board: one for one in asked}
+    state.withdrawn = set(body.get("withdrawn", ()))
     state.repartition_number, state.repartition_us = body.get("repartition_number", {}), body.get("repartition_us", {})
     mark_repartitions(state)
     return state, body.get("learned")
