@@ -144,8 +144,8 @@ class QuotaChanged(Fact):
 
 
 class PreemptionPlanned(Fact):
-    """Who should give way to whom, and where the beneficiary would then run. Sent by preemption; placement validates
-    it again against the present and refuses a stale one."""
+    """Who should give way to whom, and where the beneficiary would then run. Sent by preemption; placement checks it
+    against the present and accepts it (`DevicesHeld`) or declines it (`PlanDeclined`): a stale plan is normal."""
 
     plan_id: str
     base_seq: int = Field(ge=0, description="ledger sequence that the plan was made on")
@@ -155,6 +155,9 @@ class PreemptionPlanned(Fact):
         min_length=1, max_length=MOST_DEVICES, description="the beneficiary's, in rank order"
     )
     cost_device_s: float = Field(ge=0, description="device-seconds of work that the victims lose")
+    costs_device_s: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        default=(), max_length=1024, description="of each victim, in their order; may be left out"
+    )
     reason: str = "priority"
 
 

@@ -9,6 +9,7 @@ Redis is the ledger's present, MongoDB its past, the bill its integral: for ever
 """
 
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
@@ -112,6 +113,9 @@ class AttemptPreempting(Fact):
     beneficiary: JobId
     plan_id: str
     reason: str
+    cost_device_s: float | None = Field(
+        default=None, ge=0, description="what giving way costs this attempt, device-seconds: the figure that decided"
+    )
 
 
 class AttemptStopping(Fact):
@@ -178,6 +182,8 @@ class DevicesHeld(Fact):
     kind: Literal["devices.held"] = "devices.held"
     job_id: JobId
     devices: tuple[DeviceId, ...] = Field(min_length=1)
+    plan_id: str = Field(default="", description="the plan that this accepts")
+    cost_device_s: float | None = Field(default=None, ge=0, description="of all its victims together, device-seconds")
 
 
 class HoldReleased(Fact):
@@ -185,6 +191,40 @@ class HoldReleased(Fact):
 
     kind: Literal["hold.released"] = "hold.released"
     job_id: JobId
+
+
+class PlanDeclineReason(StrEnum):
+    """Why a plan was declined. Most mean that the plan was made on an older state: its author plans again."""
+
+    BENEFICIARY_GONE = "beneficiary-gone"
+    """The beneficiary does not wait any more."""
+    ALREADY_HELD = "already-held"
+    """Devices are held for the beneficiary already."""
+    MAY_NOT_PREEMPT = "may-not-preempt"
+    """The beneficiary's class may not preempt."""
+    VICTIM_GONE = "victim-gone"
+    """A victim runs no more, or gives way or stops already."""
+    VICTIM_NOT_LOWER = "victim-not-lower"
+    """A victim is not of a lower class than the beneficiary."""
+    NO_SUCH_DEVICE = "no-such-device"
+    """A planned device is unknown to the pool."""
+    BAD_SIZE = "bad-size"
+    """The beneficiary cannot run on so many devices."""
+    DOES_NOT_FIT = "does-not-fit"
+    """The beneficiary would not fit on the planned devices, even without the victims."""
+    OVER_LIMIT = "over-limit"
+    """The beneficiary's team would have more than its limit."""
+
+
+class PlanDeclined(Fact):
+    """A preemption plan that does not fit the present: nobody gives way. A normal answer, not an error."""
+
+    kind: Literal["plan.declined"] = "plan.declined"
+    plan_id: str
+    beneficiary: JobId
+    reason: PlanDeclineReason
+    text: str = Field(default="", max_length=2048, description="the reason in a sentence, with the names that matter")
+    skippable: Literal[True] = True
 
 
 class BoardRecut(Fact):
@@ -208,6 +248,20 @@ class BoardCutDone(Fact):
     ok: bool
     reason: str = Field(default="", max_length=1024, description="why it failed")
     inventory: Inventory
+
+
+class BoardRecutWithdrawn(Fact):
+    """A node that is up did not answer a recut in time: it is asked to drop it and to say what the board is now.
+
+    Until its answer (`BoardCutDone`) nobody is granted the instances that were to go: the node may have destroyed them.
+    """
+
+    kind: Literal["board.recut-withdrawn"] = "board.recut-withdrawn"
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    board: DeviceId
+    number: int = Field(ge=1, description="of the recut that is withdrawn")
+    reason: str = Field(default="", max_length=1024)
 
 
 class InputRejected(Fact):
@@ -238,7 +292,9 @@ LedgerEvent = Annotated[
     | HoldReleased
     | BoardRecut
     | BoardCutDone
-    | InputRejected,
+    | InputRejected
+    | PlanDeclined
+    | BoardRecutWithdrawn,
     Field(discriminator="kind"),
 ]
 """One decided event: a variant per kind."""

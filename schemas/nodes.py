@@ -68,6 +68,10 @@ class DesiredState(Fact):
     ledger_seq: int = Field(ge=0)
     parts: tuple[DesiredPart, ...]
     recuts: tuple[Recut, ...] = Field(default=(), description="MIG boards to cut anew now")
+    withdrawn: tuple[Recut, ...] = Field(
+        default=(),
+        description="recuts not to be begun any more; each is answered with what its board is, when it is not being cut",
+    )
 
 
 class DesiredQuery(Fact):

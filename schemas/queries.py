@@ -54,6 +54,9 @@ class AttemptDocument(Fact):
     checkpoint: Checkpoint | None = None
     exit_code: int | None = None
     span: Span | None = Field(default=None, description="of a gang: how close together it is")
+    preemption_cost_device_s: float | None = Field(
+        default=None, ge=0, description="it gave way: what that cost it, device-seconds"
+    )
 
 
 class JobDocument(Fact):

@@ -70,8 +70,14 @@ def _job_fields(job: JobDocument) -> Iterable[tuple[str, object]]:
     yield "submitted", units.moment(job.submitted_us)
     yield "waited", units.between(job.submitted_us, attempts[0].granted_us if attempts else job.finished_us)
     yield "finished", job.finished_us and units.moment(job.finished_us)
-    yield "preempted", units.times(job.preemptions) if job.preemptions else ""
+    yield "preempted", _preempted(job)
     yield "on", last.nodes if last and last.closed_us is None else ""
+
+
+def _preempted(job: JobDocument) -> str:
+    costs = [a.preemption_cost_device_s for a in job.attempts if a.preemption_cost_device_s is not None]
+    cost = f", at a cost of {sum(costs):,.0f} device-seconds of work and restarts" if costs else ""
+    return f"{units.times(job.preemptions)}{cost}" if job.preemptions else ""
 
 
 def _wants(r: Resources) -> str:

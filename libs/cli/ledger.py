@@ -100,6 +100,7 @@ def _counts(report: Any) -> Iterable[tuple[str, object]]:
     for state, count in sorted(report.terminal.items()):
         yield f"jobs {state}", count
     yield "rejected inputs", report.rejected_inputs
+    yield "declined plans", report.declined_plans
     yield "device-seconds", f"{report.milli_us / 1e9:.6f}"
     for team, amount in sorted(report.by_team.items()):
         yield f"device-seconds of {team}", f"{amount / 1e9:.6f}"

@@ -83,6 +83,9 @@ class Report(_Part):
     widest_gang: int = Field(description="devices of the widest grant")
     preempted: int = Field(description="attempts that ended by preemption")
     preemption_rate: float = Field(description="preempted attempts / grants, 0 to 1")
+    preemption_cost_device_s: float = Field(
+        default=0.0, description="work lost and restarts of the attempts that gave way, device-seconds, as planned"
+    )
     utilization: float = Field(
         description="accelerator-seconds allocated / accelerator-seconds available in the busy window, 0 to 1"
     )

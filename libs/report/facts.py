@@ -57,6 +57,8 @@ class AttemptFacts:
     """None while it is open."""
     preempting_us: int = 0
     beneficiary: str = ""
+    preemption_cost_device_s: float = 0.0
+    """What giving way cost, as the plan had it."""
     checkpoints: list[tuple[int, Checkpoint]] = field(default_factory=list)
 
     @property
@@ -96,7 +98,8 @@ class Facts:
 
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
-        "attempt.starting", "attempt.stopping", "devices.held", "hold.released", "board.recut"
+        "attempt.starting", "attempt.stopping", "devices.held", "hold.released", "board.recut",
+        "board.recut-withdrawn", "plan.declined",
     })  # fmt: skip
     """Steps on the way to what a report shows."""
 
@@ -207,6 +210,7 @@ class Facts:
     def _preempting(self, e: led.AttemptPreempting, t_us: int, time_us: int) -> None:
         attempt = self.jobs[e.job_id].last
         attempt.preempting_us, attempt.beneficiary = t_us, e.beneficiary
+        attempt.preemption_cost_device_s = e.cost_device_s or 0.0
 
     def _freed(self, e: led.DevicesFreed, t_us: int, time_us: int) -> None:
         attempt = self.jobs[e.job_id].last

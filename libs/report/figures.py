@@ -138,6 +138,7 @@ def report(
         widest_gang=max((len(a.holds) for a in attempts), default=0),
         preempted=preempted,
         preemption_rate=round(preempted / len(attempts), 6) if attempts else 0.0,
+        preemption_cost_device_s=round(sum(a.preemption_cost_device_s for a in attempts), 3),
         utilization=_ratio(held_milli_us(facts), available),
         utilization_peak=_ratio(peak_milli(facts), accelerators * WHOLE_MILLI),
         queue_wait_s=spread(queue_waits_s(jobs)),

@@ -104,7 +104,9 @@ def _tiles(report: Report) -> Iterable[str]:
         f"median of {latency.count}; p99 {latency.p99:.0f} ms",
     )
     yield _tile(
-        "Preemption rate", f"{report.preemption_rate:.2%}", f"{report.preempted} of {report.attempts:,} attempts"
+        "Preemption rate",
+        f"{report.preemption_rate:.2%}",
+        f"{report.preempted} of {report.attempts:,} attempts, {report.preemption_cost_device_s:,.0f} device-seconds lost",
     )
     yield _tile("Device-seconds", f"{seconds:,.0f}", "billed, shares as shares")
     yield _tile(

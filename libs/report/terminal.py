@@ -26,6 +26,7 @@ def _figures(report: Report) -> Table:
         ("queue wait", _spread(wait, "s", 2)),
         ("scheduling latency", f"{_spread(latency, 'ms', 0)} ({latency.count} jobs)"),
         ("preemption rate", f"{report.preemption_rate:.2%} ({report.preempted} of {report.attempts} attempts)"),
+        ("lost to preemption", f"{report.preemption_cost_device_s:,.0f} device-seconds of work and restarts"),
         ("ledger", f"{'verified' if report.ledger.verified else 'BROKEN'}, {verified}"),
         ("bill", f"{_money(report, report.bill.total_cost_micros)}, {_equal(report)}"),
     ]

@@ -40,6 +40,8 @@ class BoardRepartition:
     """A repartition in this life: under way until `at`, when it was last reported, is set. `reason`: why it failed."""
 
     asked: Recut
+    begun: bool = False
+    """The board may be another from here on."""
     at: float | None = None
     reason: str = ""
 
@@ -138,15 +140,23 @@ class NodeRunner:
                     )
                 case Forget(key):
                     self._ends.pop(key, None)
-        self._follow_repartitions(desired.recuts)
+        self._follow_repartitions(desired.recuts, desired.withdrawn)
 
-    def _follow_repartitions(self, requests: Iterable[Recut]) -> None:
-        """Begins the repartitions that are new, each once in this life."""
+    def _follow_repartitions(self, requests: Iterable[Recut], withdrawn: Iterable[Recut]) -> None:
+        """Begins the repartitions that are new, each once in this life, and drops withdrawn ones that are not begun.
+
+        A withdrawn one that is under way is answered when it ends, whatever came of it; one that was answered is
+        reported again until placement has heard it.
+        """
         asked = {(request.board, request.number): request for request in requests}
-        for key in [
-            key for key, repartition in self._repartitions.items() if repartition.at is not None and key not in asked
-        ]:
-            del self._repartitions[key]
+        dropped = {(request.board, request.number): request for request in withdrawn}
+        for key, repartition in list(self._repartitions.items()):
+            if repartition.at is not None and key not in asked and key not in dropped:
+                del self._repartitions[key]
+        for key, request in dropped.items():
+            repartition = self._repartitions.setdefault(key, BoardRepartition(request))
+            if not repartition.begun and repartition.at is None:
+                self._repartitioned(repartition, "withdrawn before it was begun")
         for key, request in asked.items():
             if key in self._repartitions or self._leaving or not self.lease.valid(self.now()):
                 continue
@@ -161,8 +171,9 @@ class NodeRunner:
 
     async def _repartition(self, repartition: BoardRepartition) -> None:
         async with self._cutting:
-            if self._dying:
+            if self._dying or repartition.at is not None:
                 return
+            repartition.begun = True
             log.info("%s cuts board %s (cut %d)", self.name, repartition.asked.board, repartition.asked.number)
             reason, self.inventory = await asyncio.to_thread(carry_out, self.layer, repartition.asked, self.inventory)
             self._repartitioned(repartition, reason)

@@ -159,6 +159,7 @@ def market_of(settings: PlacementSettings) -> Market:
         repartition=settings.repartition,
         repartition_after_us=int(settings.repartition_after_s * 1e6),
         repartition_rest_us=int(settings.repartition_rest_s * 1e6),
+        repartition_answer_us=int(settings.repartition_answer_s * 1e6),
         chooser=chooser,
     )
     if settings.classes is None:
@@ -184,7 +185,7 @@ def _touched(record: LedgerRecord, machine: Decider) -> set[str]:
             nodes.add(event.node)
         elif event.kind in ("node.joined", "board.cut"):
             nodes.add(event.inventory.node)
-        elif event.kind == "board.recut":
+        elif event.kind in ("board.recut", "board.recut-withdrawn"):
             nodes.add(event.node)
     return nodes_touched(machine.state, jobs, nodes)
 

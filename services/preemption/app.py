@@ -30,6 +30,9 @@ class Preemption:
         self.follower: Follower[PreemptionPlanner] | None = None
         self._plans = Counter("baton_preemption_plans", "plans sent to placement", registry=registry)
         self._victims = Counter("baton_preemption_victims", "jobs asked to give way", registry=registry)
+        self._answers = Counter(
+            "baton_preemption_answers", "answers to plans: accepted, or why not", ["answer"], registry=registry
+        )
         show(registry, lambda: [self.follower])
 
     async def run(self, js: JetStreamContext) -> None:
@@ -38,7 +41,9 @@ class Preemption:
         every = self.settings.snapshot_records
         self.follower = follower = Follower(js, self.pool, PreemptionPlanner, name="preemption", snapshot_every=every)
 
-        async def after(_: Sequence[Step]) -> None:
+        async def after(steps: Sequence[Step]) -> None:
+            for answer in (answer for step in steps for answer in step.told or ()):
+                self._answers.labels(answer.name).inc()
             if follower.lag == 0:  # an old state would only make stale plans
                 await self._plan(follower.projection, outbox, follower.head.seq)
 

@@ -11,10 +11,9 @@ from schemas.ledger import LedgerRecord
 
 
 class PreemptionPlanner:
-    """The ledger folded, and which beneficiaries already have a plan on its way.
+    """The ledger folded, and the plans that are on their way.
 
-    A plan is *pending* until the ledger shows that placement has read it; then either devices are held for the
-    beneficiary, or the plan was stale and the next one is made on the newer state.
+    See `libs.core.scheduling.preemption.pending` for what is not planned again.
     """
 
     version: ClassVar = snapshot.VERSION
@@ -23,10 +22,12 @@ class PreemptionPlanner:
 
     def __init__(self, state: State | None = None) -> None:
         self.state = state if state is not None else State()
-        self._pending: dict[str, int] = {}
+        self._pending = preemption.PendingPlans()
 
-    def apply(self, record: LedgerRecord, seq: int) -> None:
+    def apply(self, record: LedgerRecord, seq: int) -> list[preemption.Answer]:
+        """Folds a valid record; the answers in it to plans that were sent from here."""
         fold.apply_record(self.state, record)
+        return self._pending.apply(record)
 
     def skip(self, seq: int) -> None:
         """A void record: it changes nothing."""
@@ -39,17 +40,14 @@ class PreemptionPlanner:
         return cls(snapshot.load(parts))
 
     def plans(self, base_seq: int) -> list[PreemptionPlanned]:
-        """New plans on the present state; none for beneficiaries whose last plan is still pending."""
-        self._pending = {job: seq for job, seq in self._pending.items() if seq > self.state.inbox_seq}
-        waiting = any(key[0] and self._may_preempt(line) for key, line in self.state.queues.items())
-        if not waiting:
+        """Plans on the present state that are not on their way yet; none when nothing has changed since the last call."""
+        state, pending = self.state, self._pending
+        if not pending.due(state.t_us):
             return []
-        made = preemption.plans(self.state, self.state.t_us, base_seq)
-        return [plan for plan in made if plan.beneficiary not in self._pending]
+        made = preemption.plans(state, state.t_us, base_seq, pending.plans, but_not=pending.waiting)
+        pending.computed(preemption.next_widening_us(state, state.t_us))
+        return made
 
     def sent(self, plan: PreemptionPlanned, inbox_seq: int) -> None:
         """The broker stored `plan` at `inbox_seq`."""
-        self._pending[plan.beneficiary] = inbox_seq
-
-    def _may_preempt(self, line: dict[str, int]) -> bool:
-        return any(self.state.jobs[job_id].preempts for job_id in line)
+        self._pending.sent(plan, inbox_seq)

@@ -49,8 +49,11 @@ def state(
     incarnation: int = 1,
     pool: str = "main",
     recuts: tuple[Recut, ...] = (),
+    withdrawn: tuple[Recut, ...] = (),
 ) -> DesiredState:
-    return DesiredState(pool=pool, node=node, incarnation=incarnation, ledger_seq=seq, parts=parts, recuts=recuts)
+    return DesiredState(
+        pool=pool, node=node, incarnation=incarnation, ledger_seq=seq, parts=parts, recuts=recuts, withdrawn=withdrawn
+    )
 
 
 def but(wanted: DesiredPart, action: Action) -> DesiredPart:

@@ -3,6 +3,7 @@
 # ruff: noqa: N802, N815 - the recorded API has NVIDIA's names
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,12 +109,14 @@ def test_what_an_agent_refuses_before_it_asks_the_layer():
 
 
 class Slow(SimulatedLayer):
-    """Counts its cuts; `broken` makes them fail."""
+    """Counts its cuts; `broken` makes them fail, `hangs` keeps the next ones from ending until it is set."""
 
-    cuts, broken = 0, ""
+    cuts, broken, hangs = 0, "", None
 
     def repartition(self, board, destroy, create):
         self.cuts += 1
+        if self.hangs is not None:
+            assert self.hangs.wait(30)
         if self.broken:
             raise CutFailed(self.broken)
         super().repartition(board, destroy, create)
@@ -199,6 +202,38 @@ async def test_a_cut_that_fails_is_reported_with_its_reason_and_not_tried_again(
         await world.ask_repartitions(NODE.node, repartition(2))
         await until(lambda: any(cut.ok for cut in world.cuts))
         assert world.cuts[-1].number == 2
+
+
+async def test_a_withdrawn_repartition_that_was_never_heard_of_is_answered_with_what_the_board_is(world, start):
+    async with start() as (_, layer):
+        await world.withdraw_repartitions(NODE.node, repartition())
+        await until(lambda: len(world.cuts) >= 2)
+        assert (world.cuts[0].ok, world.cuts[0].number) == (False, 1)
+        assert world.cuts[0].reason == "withdrawn before it was begun"
+        assert world.cuts[0].inventory == NODE
+        assert layer.cuts == 0
+
+
+async def test_of_withdrawn_repartitions_one_is_under_way_and_answered_at_its_end_the_next_is_dropped(world, start):
+    async with start() as (agent, layer):
+        layer.hangs = threading.Event()
+        other = NODE.boards[1].id
+        lower = tuple(at(NODE.devices, s, other) for s in (4, 5, 6))
+        second = Recut(board=other, number=1, destroy=lower, create=(LARGE,))
+        await world.ask_repartitions(NODE.node, repartition(), second)
+        await until(lambda: layer.cuts == 1)
+        await world.withdraw_repartitions(NODE.node, repartition(), second)
+        await until(lambda: world.cuts)
+        assert {(c.board, c.ok, c.reason) for c in world.cuts} == {(other, False, "withdrawn before it was begun")}
+        assert not set(UPPER) & agent.nodes[NODE.node].view.devices, "no part starts on what is being destroyed"
+        layer.hangs.set()
+        await until(lambda: any(c.board == BOARD for c in world.cuts))
+        late = next(c for c in world.cuts if c.board == BOARD)
+        assert (late.ok, late.number) == (True, 1)
+        assert cut_of(late.inventory.devices) == AFTER
+        assert cut_of(late.inventory.devices, other) == ONES
+        await asyncio.sleep(0.5)
+        assert layer.cuts == 1, "what was dropped is not begun when its turn would come"
 
 
 async def test_the_next_life_registers_what_the_last_one_cut(world, start):

@@ -24,6 +24,7 @@ class World:
         self.samples: list[NodeSampled] = []
         self.cuts: list[BoardCut] = []
         self.recuts: dict[str, tuple[Recut, ...]] = {}
+        self.withdrawn: dict[str, tuple[Recut, ...]] = {}
         self.wanted: dict[str, tuple[DesiredPart, ...]] = {}
         self.seq = 1
         self.disowned: set[str] = set()
@@ -79,8 +80,10 @@ class World:
 
     def state(self, node: str) -> DesiredState:
         parts = self.wanted.get(node, ())
-        life, recuts = self.lives[node][-1], self.recuts.get(node, ())
-        return state(*parts, seq=self.seq, node=node, incarnation=life, pool=self.pool, recuts=recuts)
+        life, recuts, withdrawn = self.lives[node][-1], self.recuts.get(node, ()), self.withdrawn.get(node, ())
+        return state(
+            *parts, seq=self.seq, node=node, incarnation=life, pool=self.pool, recuts=recuts, withdrawn=withdrawn
+        )
 
     async def want(self, node: str, *parts: DesiredPart) -> None:
         """From now on exactly this should run on `node`; pushed at once, as after a commit."""
@@ -90,6 +93,11 @@ class World:
 
     async def ask_repartitions(self, node: str, *recuts: Recut) -> None:
         self.recuts[node] = recuts
+        await self.want(node, *self.wanted.get(node, ()))
+
+    async def withdraw_repartitions(self, node: str, *recuts: Recut) -> None:
+        """They are not asked for any more: the node should say what its boards are."""
+        self.recuts[node], self.withdrawn[node] = (), recuts
         await self.want(node, *self.wanted.get(node, ()))
 
     async def push(self, desired: DesiredState) -> None:

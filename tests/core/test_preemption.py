@@ -1,5 +1,7 @@
 """Preemption takes whole gangs of a lower class, the cheapest that suffice, and only if the beneficiary then fits."""
 
+from libs.core.explain.waiting import explain
+from libs.core.projections.history import advance
 from libs.core.scheduling import preemption
 from schemas import inbox
 from schemas.ids import job_id
@@ -121,14 +123,33 @@ def test_held_devices_go_to_nobody_else_while_victims_save_their_work():
     w.check()
 
 
-def test_a_stale_plan_is_refused_with_its_reason():
+def test_a_stale_plan_is_declined_with_its_reason():
     w, _cheap, _ = full_world()
     w.submit(job("serve", 8, **SERVING))
     (plan,) = plans(w)
     w.released(plan.victims[0])
     (event,) = w.send(plan)
-    assert event.kind == "input.rejected"
-    assert "not waiting any more" in event.reason
+    assert event.kind == "plan.declined"
+    assert (event.plan_id, event.beneficiary, event.reason) == (plan.plan_id, plan.beneficiary, "beneficiary-gone")
+    assert "not waiting any more" in event.text
+    w.check()
+
+
+def test_what_giving_way_costs_is_told_to_both_sides_and_kept_in_the_jobs_story():
+    w, _, _ = full_world()
+    serve = w.submit(job("serve", 8, **SERVING))
+    (plan,) = plans(w)
+    w.send(plan)
+    state, cost = w.machine.state, f"{plan.cost_device_s:,.0f} device-seconds"
+    assert f"which costs them {cost}" in explain(state, state.jobs[serve], w.machine.plan).text
+    assert f"giving way costs it {cost}" in explain(state, state.jobs[plan.victims[0]], w.machine.plan).text
+    story = None
+    for seq, record in enumerate(w.records, 1):
+        events = [e for e in record.events if getattr(e, "job_id", "") == plan.victims[0]]
+        story = advance(story, events, record.t_us, seq) if events else story
+    assert story is not None
+    assert story.document.attempts[-1].preemption_cost_device_s == plan.cost_device_s
+    w.check()
 
 
 def test_a_victim_that_finishes_by_itself_has_succeeded():

@@ -160,6 +160,40 @@ def test_an_instance_is_taken_where_it_leaves_the_profiles_possible_that_are_ask
     assert fleet.boards["b0"].rows[int(placed.rows[0])] == (ONE, start)
 
 
+def test_a_recut_that_nobody_answers_is_withdrawn_and_another_board_is_cut_instead() -> None:
+    world = World(cut("n0", {"b0": ONES}), cut("n1", {"b1": ONES}))
+    waits = world.submit(ask("waits", THREE))
+    (silent,) = tick(world, 60)
+    assert tick(world, 599) == [], "its line counts on the instance that comes"
+    events = world.send(inbox.Tick())
+    assert [e.kind for e in events] == []
+    (late, instead) = world.send(inbox.Tick(), after_us=1 * SECOND)
+    assert (late.kind, late.board) == ("board.recut-withdrawn", silent.recut.board)
+    assert instead.recut.board != silent.recut.board
+    carry_out(world, instead)
+    assert held(world, waits)
+    others = [world.submit(ask(f"other{i}", THREE)) for i in range(2)]
+    (second,) = tick(world, 400)
+    assert second.recut.board == instead.recut.board, "a board that nothing is known of is not cut again"
+    carry_out(world, silent)
+    assert {claim.split("-")[0] for other in others for claim in held(world, other)} == {silent.recut.board}
+    world.check()
+
+
+def test_nothing_that_a_withdrawn_recut_may_have_destroyed_is_granted_before_the_node_says_what_is_there() -> None:
+    world = World(cut("n0", {"b0": ONES}))
+    world.submit(ask("half", THREE, team="vision"))
+    (silent,) = tick(world, 60)
+    (late,) = world.send(inbox.Tick(), after_us=600 * SECOND)
+    assert late.kind == "board.recut-withdrawn"
+    small = [world.submit(ask(f"small{i}", ONE)) for i in range(7)]
+    granted = [one for one in small if held(world, one)]
+    assert len(granted) == 7 - len(silent.recut.destroy)
+    carry_out(world, silent, ok=False)
+    assert all(held(world, one) for one in small)
+    world.check()
+
+
 def test_only_a_tick_recuts_and_only_when_it_may() -> None:
     world, _ = one_busy()
     world.submit(ask("waits", THREE))

@@ -2,16 +2,22 @@
 
 from typing import Any
 
+import pytest
+
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.scheduling import repartition
+from libs.core.scheduling.cycle import Policy
 from libs.core.scheduling.reactions import Decision, react
 from libs.core.state import snapshot
 from libs.core.state.desired import desired
+from libs.core.state.lifecycle import Forbidden
 from libs.core.state.model import State
 from schemas import inbox, ledger
 from schemas.resources import Device, DeviceKind, Inventory, MigBoard, MigPlace, Recut
 
 BOARD = "b0"
+POLICY = Policy()
 
 
 def inventory(*instances: tuple[str, int]) -> Inventory:
@@ -115,3 +121,83 @@ def test_admission_learns_the_new_instances() -> None:
         pool="main", prev_seq=0, prev_hash="", inbox_seq=1, t_us=1, writer="w", events=(joined, *d.events)
     ), 1)  # fmt: skip
     assert {block.profile for block in shape.blocks["n1"] if not block.possible} == {"1g.10gb", "3g.40gb"}
+
+
+# ------------------------------------------------------------------------------------------------- no answer in time
+
+
+def withdrawn() -> Decision:
+    """The node is up and has not answered for as long as the policy allows."""
+    d = world()
+    d.t_us += POLICY.repartition_answer_us
+    (event,) = repartition.overdue(d.state, d.t_us, POLICY)
+    d.emit(event)
+    d.events.clear()
+    return d
+
+
+def test_a_recut_that_is_not_answered_in_time_is_withdrawn_once() -> None:
+    d = world()
+    assert repartition.overdue(d.state, d.t_us + POLICY.repartition_answer_us - 1, POLICY) == []
+    (event,) = repartition.overdue(d.state, d.t_us + POLICY.repartition_answer_us, POLICY)
+    assert (event.kind, event.node, event.board, event.number) == ("board.recut-withdrawn", "n1", BOARD, 1)
+    assert event.reason == "node n1 is up and has not answered for 600 s"
+    d.emit(event)
+    assert repartition.overdue(d.state, d.t_us + 10 * POLICY.repartition_answer_us, POLICY) == []
+
+
+def test_the_node_is_told_to_drop_it_and_what_it_may_have_destroyed_stays_out_of_placement() -> None:
+    state = withdrawn().state
+    told = desired(state, "n1", "main", 8)
+    assert (told.recuts, told.withdrawn) == ((), (RECUT,))
+    assert up(state) == {f"{BOARD}-1g.10gb-{s}" for s in range(4)}
+    again = snapshot.load(snapshot.dump(state))
+    assert snapshot.dump(again) == snapshot.dump(state)
+    assert up(again) == up(state)
+    assert desired(again, "n1", "main", 8) == told
+
+
+def test_a_node_that_had_not_begun_gives_the_instances_back_with_its_answer() -> None:
+    d = withdrawn()
+    react(d, 2, "s", report(ok=False, reason="withdrawn before it was begun", inventory=inventory(*ONES)))
+    react(d, 3, "s", report(ok=False, reason="withdrawn before it was begun", inventory=inventory(*ONES)))
+    assert [e.kind for e in d.events] == ["board.cut"]
+    assert len(up(d.state)) == 7
+    told = desired(d.state, "n1", "main", 9)
+    assert (told.recuts, told.withdrawn) == ((), ())
+    assert not d.state.withdrawn
+
+
+def test_a_node_that_was_in_the_middle_of_it_is_believed_when_it_answers_late() -> None:
+    d = withdrawn()
+    react(d, 2, "s", report())
+    assert [e.kind for e in d.events] == ["board.cut"]
+    assert up(d.state) == {device.id for device in AFTER.devices}
+    assert not d.state.withdrawn
+
+
+def test_news_of_another_board_brings_nothing_back() -> None:
+    """The node's inventory still has the instances, because it has not looked since."""
+    d = withdrawn()
+    d.emit(ledger.BoardRecut(node="n1", incarnation=1, recut=RECUT.model_copy(update={"board": "b1", "destroy": ()})))
+    react(d, 2, "s", report(board="b1", ok=False, reason="x", inventory=inventory(*ONES)))
+    assert d.events[-1].kind == "board.cut"
+    assert up(d.state) == {f"{BOARD}-1g.10gb-{s}" for s in range(4)}
+    assert d.state.withdrawn == {BOARD}
+
+
+def test_a_withdrawal_is_forgotten_with_the_nodes_life() -> None:
+    lost, anew = withdrawn(), withdrawn()
+    react(lost, 2, "s", inbox.NodeLost(node="n1", incarnation=1, silent_s=30))
+    react(anew, 2, "s", inbox.NodeRegistered(incarnation=2, inventory=inventory(*ONES), lease_s=10))
+    for state in (lost.state, anew.state):
+        assert not state.repartitions
+        assert not state.withdrawn
+    assert len(up(anew.state)) == 7
+
+
+def test_what_is_not_under_way_cannot_be_withdrawn() -> None:
+    d = world()
+    gone = ledger.BoardRecutWithdrawn(node="n1", incarnation=1, board=BOARD, number=2)
+    with pytest.raises(Forbidden, match="cut 2 of board b0 is withdrawn and was not under way"):
+        d.emit(gone)

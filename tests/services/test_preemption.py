@@ -14,11 +14,13 @@ from schemas.ledger import (
     AttemptPreempting,
     AttemptRunning,
     DevicesHeld,
-    InputRejected,
     JobGranted,
     JobQueued,
+    PlanDeclined,
+    PlanDeclineReason,
     QuotaSet,
 )
+from schemas.subjects import DEAD, dead
 from services.placement.app import make_app as make_placement
 from services.placement.settings import PlacementSettings
 from services.preemption import planner as planner_module
@@ -26,7 +28,7 @@ from services.preemption.app import make_app
 from services.preemption.settings import PreemptionSettings
 from tests.admission.running import running
 from tests.core.builders import job, node
-from tests.kit.waiting import until
+from tests.kit.waiting import stored, until
 from tests.services.pool import Pool
 
 IDLE_S = 2.5
@@ -108,10 +110,16 @@ async def test_a_plan_that_came_too_late_is_followed_by_a_new_one(world: Pool, p
     )
     await world.put(stale)  # waits in the inbox before preemption's own
     async with running(preemption()), running(placement("w2")):
-        refused = await world.event(InputRejected)
-        assert "is not running any more" in refused.reason
+        declined = await world.event(PlanDeclined)
+        assert (declined.plan_id, declined.reason) == ("stale", PlanDeclineReason.VICTIM_GONE)
+        assert "is not running any more" in declined.text
         held = await world.event(DevicesHeld)
         assert held.job_id == urgent.job_id
+        assert held.plan_id not in ("", "stale")
+        (own,) = [plan for plan in await world.plans() if plan.plan_id != "stale"]
+        assert (held.plan_id, held.cost_device_s) == (own.plan_id, own.cost_device_s)
+        letters = await stored(world.js, DEAD, dead("placement"))
+        assert not [letter for letter in letters if b"stale" in letter.data], "a stale plan is no error"
 
 
 async def test_each_beneficiary_has_a_plan_of_its_own(world: Pool, placement: Any, preemption: Any) -> None:

@@ -104,7 +104,8 @@ class FleetShape:
     ignored: ClassVar = frozenset({
         "node.left", "job.granted", "job.requeued", "job.finished", "attempt.starting", "attempt.running",
         "attempt.checkpointed", "attempt.preempting", "attempt.stopping", "attempt.closed", "devices.freed",
-        "devices.held", "hold.released", "board.recut", "input.rejected",
+        "devices.held", "hold.released", "board.recut", "board.recut-withdrawn", "input.rejected",
+        "plan.declined",
     })  # fmt: skip
     """What is free or busy, and who is there now: placement's question."""
 

@@ -22,6 +22,7 @@ def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Ex
     if job.id in state.holds:
         devices = len(state.holds[job.id])
         text = f"{devices} devices are being freed for it: lower classes are saving their work and giving way"
+        text += _cost(state, job)
         return Explanation(job_id=job.id, state=job.state, reason="preempting", text=text)
     outcome = plan.waiting.get(job.queue)
     view, context = open_view(state, policy.chooser), context_of(state, job, state.t_us)
@@ -100,11 +101,21 @@ def _queued(job: Job, reasons: dict[QueueKey, str]) -> QueuedJob:
     )
 
 
+def _cost(state: State, beneficiary: Job) -> str:
+    """What it costs those that give way to `beneficiary`; "" when no plan told."""
+    attempts = (job.current for job in state.jobs.values() if job.state is JobState.PREEMPTING)
+    costs = [a.cost_device_s for a in attempts if a is not None and a.beneficiary == beneficiary.id]
+    known = [cost for cost in costs if cost is not None]
+    return f", which costs them {sum(known):,.0f} device-seconds" if known else ""
+
+
 def _running(job: Job) -> str:
     attempt = job.current
     assert attempt is not None
     where = ", ".join(attempt.parts)
     why = f" ({attempt.reason})" if attempt.reason else ""
+    if job.state is JobState.PREEMPTING and attempt.cost_device_s is not None:
+        why += f", giving way costs it {attempt.cost_device_s:,.0f} device-seconds"
     together = f", {attempt.span.text}" if attempt.span else ""
     return f"attempt {attempt.number} is {job.state.value} on {where}{together}{why}"
 

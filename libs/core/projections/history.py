@@ -38,9 +38,9 @@ JobLedgerEvent = (
 _HANDLED = led.kinds_of(get_args(JobLedgerEvent))
 _IGNORED = frozenset({
     "node.joined", "node.left", "quota.set", "devices.held", "hold.released", "board.recut", "board.cut",
-    "input.rejected",
+    "board.recut-withdrawn", "input.rejected", "plan.declined",
 })  # fmt: skip
-"""They are about nodes, teams and boards; no job's document says anything of them."""
+"""They are about nodes, teams, boards and plans; no job's document says anything of them."""
 
 _WHAT: dict[type, str] = {
     led.JobQueued: "queued",
@@ -114,6 +114,7 @@ def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: i
             change["attempts"] = _changed(document, event.attempt, checkpoint=event.checkpoint)
         case led.AttemptPreempting():
             change |= {"reason": event.reason, "preemptions": document.preemptions + 1}
+            change["attempts"] = _changed(document, event.attempt, preemption_cost_device_s=event.cost_device_s)
         case led.AttemptStopping() | led.JobRequeued():
             change["reason"] = event.reason
         case led.DevicesFreed():

@@ -34,7 +34,8 @@ class HotState:
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
-        "attempt.checkpointed", "attempt.closed", "devices.held", "hold.released", "board.recut", "input.rejected"
+        "attempt.checkpointed", "attempt.closed", "devices.held", "hold.released", "board.recut", "input.rejected",
+        "board.recut-withdrawn", "plan.declined",
     })  # fmt: skip
     """No column shows them."""
 

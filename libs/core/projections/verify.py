@@ -32,6 +32,7 @@ class Verification:
     terminal: dict[str, int] = field(default_factory=dict)
     preemptions: int = 0
     rejected_inputs: int = 0
+    declined_plans: int = 0
     milli_us: int = 0
     by_team: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
@@ -195,6 +196,13 @@ class Checker:
             new = _Device(memory_mib, e.node, (device.model, device.mig_profile), device.power_limit_w)
             known = self._devices.setdefault(device.id, new)
             known.memory_mib, known.node, known.power_w = memory_mib, e.node, device.power_limit_w
+
+    def _board_withdrawn(self, e: led.BoardRecutWithdrawn, t_us: int) -> None:
+        """What was to go may be gone: nobody is granted it before the node says what the board is."""
+        if self._nodes.get(e.node) != (e.incarnation, True):
+            self._broken(
+                "I8", f"cut {e.number} of board {e.board} is withdrawn in a life of node {e.node} that has ended"
+            )
 
     def _host_joined(self, e: led.NodeJoined) -> None:
         """A leaf's power cap is the smallest that a node of it declares."""
@@ -369,6 +377,9 @@ class Checker:
     def _input_rejected(self, e: led.InputRejected, t_us: int) -> None:
         self.report.rejected_inputs += 1
 
+    def _plan_declined(self, e: led.PlanDeclined, t_us: int) -> None:
+        self.report.declined_plans += 1
+
     def _alive(self, job_id: str, what: str) -> _Job | None:
         job = self._jobs.get(job_id)
         if job is None:
@@ -391,6 +402,7 @@ _CHECKS: dict[type, Any] = {
     led.NodeJoined: Checker._node_joined,
     led.BoardRecut: Checker._board_repartitioned,
     led.BoardCutDone: Checker._board_cut,
+    led.BoardRecutWithdrawn: Checker._board_withdrawn,
     led.NodeLeft: Checker._node_left,
     led.QuotaSet: Checker._quota_set,
     led.JobQueued: Checker._job_queued,
@@ -407,5 +419,6 @@ _CHECKS: dict[type, Any] = {
     led.AttemptStopping: Checker._follows,
     led.JobRequeued: Checker._follows,
     led.InputRejected: Checker._input_rejected,
+    led.PlanDeclined: Checker._plan_declined,
 }
 Checker.handled = led.kinds_of(_CHECKS)

@@ -57,6 +57,9 @@ class Policy:
     """How long such a request waits first: what runs may end soon, and its instance serves without a cut."""
     repartition_rest_us: int = 300_000_000
     """How long a board stays as it is after a recut, so that two profiles in competition do not cut it to and fro."""
+    repartition_answer_us: int = 600_000_000
+    """How long a node that is up may take to answer a recut before it is withdrawn. Cutting a board takes seconds; an
+    agent tries again every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,8 @@ class Decider:
         self._learn(record.events)
 
     def decide(self, inputs: Sequence[Item], t_us: int) -> list[ledger.LedgerEvent]:
-        """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also recuts boards."""
+        """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also recuts boards,
+        and withdraws recuts that were not answered in time."""
         decision = Decision(self.state, t_us)
         for item in inputs:
             react(decision, item.seq, item.subject, item.message, item.error)
@@ -85,6 +86,8 @@ class Decider:
                 )
             )
         if any(isinstance(item.message, inbox.Tick) for item in inputs):
+            for late in repartition.overdue(self.state, t_us, self.policy):
+                decision.emit(late)
             for recut in repartition.plan_repartitions(self.state, self.plan, t_us, self.policy):
                 decision.emit(recut)
         self.state.t_us = t_us

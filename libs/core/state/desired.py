@@ -13,13 +13,15 @@ _ACTIONS = {AttemptState.PREEMPTING: Action.CHECKPOINT, AttemptState.STOPPING: A
 
 def desired(state: State, node: str, pool: str, ledger_seq: int) -> DesiredState:
     """The desired state of `node` as of `ledger_seq`. Raises KeyError when the pool has no such node."""
+    asked = [asked.recut for asked in state.repartitions.values() if asked.node == node]
     return DesiredState.model_construct(
         pool=pool,
         node=node,
         incarnation=state.fleet.nodes[node].incarnation,
         ledger_seq=ledger_seq,
         parts=tuple(_part(state.jobs[job_id], node) for job_id in state.on_node[node]),
-        recuts=tuple(asked.recut for asked in state.repartitions.values() if asked.node == node),
+        recuts=tuple(recut for recut in asked if recut.board not in state.withdrawn),
+        withdrawn=tuple(recut for recut in asked if recut.board in state.withdrawn),
     )
 
 

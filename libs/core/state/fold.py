@@ -80,6 +80,7 @@ def _forget_repartitions(state: State, node: str) -> None:
     """A node that starts anew or is gone was asked for nothing."""
     for board in [board for board, asked in state.repartitions.items() if asked.node == node]:
         del state.repartitions[board]
+        state.withdrawn.discard(board)
 
 
 def _board_repartitioned(state: State, e: led.BoardRecut, t_us: int) -> None:
@@ -96,8 +97,17 @@ def _board_repartitioned(state: State, e: led.BoardRecut, t_us: int) -> None:
 def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
     """Claims stay with their devices: rows are found by id, and a joined row keeps what is free of it."""
     del state.repartitions[e.board]
+    state.withdrawn.discard(e.board)
     state.fleet.join(e.inventory, e.incarnation)
     mark_repartitions(state)
+
+
+def _board_repartition_withdrawn(state: State, e: led.BoardRecutWithdrawn, t_us: int) -> None:
+    """The node is asked for something else; what it may have destroyed stays out of placement until it has answered."""
+    asked = state.repartitions.get(e.board)
+    if asked is None or asked.recut.number != e.number:
+        raise lifecycle.Forbidden(f"cut {e.number} of board {e.board} is withdrawn and was not under way")
+    state.withdrawn.add(e.board)
 
 
 def mark_repartitions(state: State) -> None:
@@ -171,6 +181,7 @@ def _attempt_checkpointed(state: State, e: led.AttemptCheckpointed, t_us: int) -
 def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> None:
     job, attempt = _current(state, e.job_id, e.attempt)
     attempt.cause, attempt.reason, attempt.beneficiary = Cause.PREEMPTED, e.reason, e.beneficiary
+    attempt.cost_device_s = e.cost_device_s
     job.preemptions += 1
     state.preemptions += 1
 
@@ -235,6 +246,10 @@ def _hold_released(state: State, e: led.HoldReleased, t_us: int) -> None:
 
 def _input_rejected(state: State, e: led.InputRejected, t_us: int) -> None:
     """Nothing changes: the record only says that the input was considered."""
+
+
+def _plan_declined(state: State, e: led.PlanDeclined, t_us: int) -> None:
+    """Nothing changes: the record only answers whoever planned."""
 
 
 def hold_code(state: State, job_id: str) -> int:
@@ -312,7 +327,9 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.HoldReleased: _hold_released,
     led.BoardRecut: _board_repartitioned,
     led.BoardCutDone: _board_cut_done,
+    led.BoardRecutWithdrawn: _board_repartition_withdrawn,
     led.InputRejected: _input_rejected,
+    led.PlanDeclined: _plan_declined,
 }
 
 HANDLED = led.kinds_of(_FOLD)

@@ -94,6 +94,8 @@ TABLE: Mapping[type, Rule] = {
     led.QuotaSet: _NOTHING,
     led.BoardRecut: _NOTHING,
     led.BoardCutDone: _NOTHING,
+    led.BoardRecutWithdrawn: _NOTHING,
+    led.PlanDeclined: _NOTHING,
     led.InputRejected: _NOTHING,
 }
 """Event type -> its rule. `job.finished` alone leaves a choice, and says itself which state it leads to. A closed attempt

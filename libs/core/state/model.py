@@ -160,6 +160,8 @@ class Attempt:
     failed_category: Category | None = None
     """What the agent of the first part that failed knows of why."""
     beneficiary: str = ""
+    cost_device_s: float | None = None
+    """What giving way to `beneficiary` costs, device-seconds."""
     checkpoint: Checkpoint | None = None
     checkpoint_us: int = 0
     span: Span | None = None
@@ -228,6 +230,9 @@ class State:
     """Running jobs with a time limit: id -> when they must end, us."""
     repartitions: dict[str, BoardRecut] = field(default_factory=dict)
     """MIG boards that are being cut anew: board id -> what its node was asked for."""
+    withdrawn: set[str] = field(default_factory=set)
+    """Those of `repartitions` that were withdrawn: the node is asked to say what the board is, not to cut it. What was to
+    go stays out of placement until it does."""
     repartition_number: dict[str, int] = field(default_factory=dict)
     """Board id -> number of its last recut, done or under way."""
     repartition_us: dict[str, int] = field(default_factory=dict)

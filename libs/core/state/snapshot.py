@@ -25,7 +25,7 @@ _JOB_PLAIN = (
     "preemptions", "first_grant_us",
 )  # fmt: skip
 _ATTEMPT_PLAIN = (
-    "number", "granted_us", "running_us", "reason", "failed_code", "beneficiary", "checkpoint_us",
+    "number", "granted_us", "running_us", "reason", "failed_code", "beneficiary", "cost_device_s", "checkpoint_us",
 )  # fmt: skip
 
 
@@ -36,6 +36,7 @@ def dump(state: State, learned: Any = None) -> tuple[bytes, ...]:
         "fleet": _dump_fleet(state.fleet),
         "jobs": [_dump_job(job) for job in sorted(state.jobs.values(), key=lambda j: j.id)],
         "repartitions": [asked.model_dump(mode="json") for asked in state.repartitions.values()],
+        "withdrawn": sorted(state.withdrawn),
         "repartition_number": state.repartition_number,
         "repartition_us": state.repartition_us,
         "holds": [[holder, list(devices)] for holder, devices in state.holds.items()],
@@ -72,6 +73,7 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     mark_holds(state)
     asked = [BoardRecut.model_validate(raw) for raw in body.get("repartitions", ())]
     state.repartitions = {one.recut.board: one for one in asked}
+    state.withdrawn = set(body.get("withdrawn", ()))
     state.repartition_number, state.repartition_us = body.get("repartition_number", {}), body.get("repartition_us", {})
     mark_repartitions(state)
     return state, body.get("learned")

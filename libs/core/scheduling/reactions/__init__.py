@@ -13,10 +13,9 @@ from typing import Any
 
 from libs.core.scheduling.reactions import agents, preemption, quotas, requests, telemetry
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
-from libs.core.scheduling.reactions.preemption import would_be_free
 from schemas import inbox, ledger
 
-__all__ = ["Decision", "InputRefused", "react", "would_be_free"]
+__all__ = ["Decision", "InputRefused", "react"]
 
 
 def react(d: Decision, seq: int, subject: str, message: inbox.InboxMessage | None, error: str = "") -> None:

@@ -138,7 +138,7 @@ class _Boards:
         self._coming = [
             (fleet.boards[name], place.profile)
             for name, asked in state.repartitions.items()
-            if name in fleet.boards
+            if name in fleet.boards and name not in state.withdrawn
             for place in asked.recut.create
         ]
         self._layouts: dict[tuple[object, ...], mig.Layout] = {}

@@ -1,0 +1,116 @@
+"""Whether a plan of preemption holds in the present. The ledger's writer asks; a plan made elsewhere may be stale.
+
+Nothing of a plan is taken on trust: the beneficiary still waits, each victim still runs and is of a lower class, and on
+the fleet as it would be without the victims the beneficiary fits on exactly the planned devices.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from libs.core.placement import Placed, View, find
+from libs.core.placement.context import context_of, reserve_host_resources
+from libs.core.placement.search.gang import cut
+from libs.core.scheduling.limits import Tally
+from libs.core.scheduling.preemption.cost import cost_device_s
+from libs.core.state.lifecycle import PREEMPTIBLE
+from libs.core.state.model import Job, State
+from schemas.inbox import PreemptionPlanned
+from schemas.jobs import JobState
+from schemas.ledger import PlanDeclineReason as Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A job that gives way, and what that costs it, device-seconds."""
+
+    job: Job
+    cost_device_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The plan holds: these give way, and its devices are held for its beneficiary."""
+
+    victims: tuple[Victim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """The plan does not hold. Nobody gives way."""
+
+    reason: Reason
+    text: str
+
+
+def check(state: State, plan: PreemptionPlanned, t_us: int) -> Accepted | Declined:
+    """The answer to `plan` in `state` at `t_us`. Changes nothing."""
+    job = state.jobs.get(plan.beneficiary)
+    if job is None or job.state is not JobState.QUEUED:
+        return Declined(Reason.BENEFICIARY_GONE, f"{plan.beneficiary} is not waiting any more")
+    if job.id in state.holds:
+        return Declined(Reason.ALREADY_HELD, f"devices are already held for {job.id}")
+    if not job.preempts:
+        return Declined(Reason.MAY_NOT_PREEMPT, f"the class of {job.id} may not preempt")
+    victims = _victims(state, plan, job, t_us)
+    if isinstance(victims, Declined):
+        return victims
+    return _fits(state, plan, job, victims, t_us) or Accepted(victims)
+
+
+def would_be_free(state: State, victims: list[Job]) -> View:
+    """The fleet as it would be if `victims` had given everything back."""
+    view = View.of(state.fleet)
+    for victim in victims:
+        if victim.current is None:
+            continue
+        for part in victim.current.parts.values():
+            for claim in () if part.freed else part.claims:
+                row = state.fleet.row(claim.device)
+                view.free_milli[row] += claim.milli
+                view.free_mib[row] += claim.memory_mib
+                view.free_cpu[state.fleet.node[row]] += claim.cpu_milli
+                view.free_host[state.fleet.node[row]] += claim.host_memory_mib
+    reserve_host_resources(state, view)
+    return view
+
+
+def _victims(state: State, plan: PreemptionPlanned, job: Job, t_us: int) -> tuple[Victim, ...] | Declined:
+    """Each once, with the cost that the plan was made with; a plan that does not tell costs gets those of now."""
+    told = dict(zip(plan.victims, plan.costs_device_s, strict=False))
+    victims = []
+    for victim_id in dict.fromkeys(plan.victims):
+        victim = state.jobs.get(victim_id)
+        if victim is None or victim.state not in PREEMPTIBLE:
+            return Declined(Reason.VICTIM_GONE, f"{victim_id} is not running any more")
+        if victim.priority >= job.priority:
+            return Declined(Reason.VICTIM_NOT_LOWER, f"{victim_id} is not of a lower class than {job.id}")
+        cost = told[victim_id] if victim_id in told else cost_device_s(victim, t_us)
+        victims.append(Victim(victim, cost))
+    return tuple(victims)
+
+
+def _fits(
+    state: State, plan: PreemptionPlanned, job: Job, victims: tuple[Victim, ...], t_us: int
+) -> Declined | None:  # fmt: skip
+    """Why `job` cannot have exactly the planned devices once the victims are gone; None when it can."""
+    rows = []
+    for device in plan.devices:
+        row = state.fleet.devices.find(device)
+        if row < 0:
+            return Declined(Reason.NO_SUCH_DEVICE, f"no device {device}")
+        rows.append(row)
+    distinct = len(set(rows))
+    request = cut(job.shape, len(rows))
+    if request is None or request.devices != distinct or distinct != len(rows):
+        return Declined(Reason.BAD_SIZE, f"{distinct} devices for a job of {job.shape.devices}")
+    view = would_be_free(state, [victim.job for victim in victims])
+    outside = np.ones(len(view.blocked), dtype=np.bool_)
+    outside[rows] = False
+    view.blocked |= outside
+    context = context_of(state, job, t_us, without={victim.job.id for victim in victims})
+    if not isinstance(find(view, request, context=context), Placed):
+        return Declined(Reason.DOES_NOT_FIT, f"{job.id} would not fit on the planned devices")
+    if reached := Tally(state).exceeded(job, rows):
+        return Declined(Reason.OVER_LIMIT, reached.text(job.team))
+    return None
