@@ -164,7 +164,7 @@ async def test_limits_by_type_reach_the_inbox_and_what_there_is_not_is_laid_asid
 
         assert sorted(await until(arrived, "both in the inbox"), key=lambda m: len(m.by_type)) == [
             QuotaChanged(team=team, limit_milli=None, by_type={"A100": 1500}),
-            QuotaChanged(team=team, limit_milli=16_000, by_type=by_type),
+            QuotaChanged(team=team, limit_milli=16_000, by_type=by_type, user="root"),
         ]
         dead = await js.pull_subscribe(subjects.dead("quota_billing"), stream=subjects.DEAD)
         reasons: list[str] = []

@@ -339,3 +339,14 @@ def test_a_gang_whose_types_are_partly_full_still_reserves_the_others() -> None:
         world.released(holder)
     assert world.nodes_of(gang) == ["a"]
     world.check()
+
+
+def test_what_a_cycle_has_granted_counts_for_the_rest_of_it() -> None:
+    world = World(node("h", 8), board("m", "1g.10gb", 7))
+    world.send(inbox.QuotaChanged(team="research", limit_milli=None, by_type={"H100": 4000}))
+    batch = [job(f"j{i}", 3) for i in range(2)] + [asking(f"s{i}", Resources(mig_profile="3g.40gb")) for i in range(1)]
+    batch += [asking(f"t{i}", Resources(mig_profile="1g.10gb")) for i in range(7)]
+    granted = [e for e in world.send(*batch) if e.kind == "job.granted"]
+    assert world.machine.state.used["research"] == {"H100": 3000, "H100:1g.10gb": 7000}
+    assert len(granted) == 8, "three boards, and seven sevenths of one"
+    world.check()

@@ -264,8 +264,13 @@ class State:
 
     def committed_milli(self, team: str, but_not: str = "") -> int:
         """`committed` in thousandths of devices, whatever their kind: a measure of how busy a team is, not of its limits."""
-        return sum(self.committed(team, but_not).values())
+        total = sum(self.used[team].values()) if team in self.used else 0
+        for holder in self.holds:
+            job = self.jobs.get(holder)
+            if job is not None and holder != but_not and job.team == team:
+                total += self.kept_milli(holder)
+        return total
 
     def kept_milli(self, job_id: str) -> int:
         """`kept` in thousandths of devices, whatever their kind."""
-        return sum(self.kept(job_id).values())
+        return len(self.holds[job_id]) * self.jobs[job_id].shape.milli if job_id in self.holds else 0
