@@ -110,7 +110,7 @@ async def test_what_the_ledger_says_is_what_counts(bench: Bench) -> None:
         async def told() -> bool:
             await bench.submit({"client_key": next(keys), "job": wide})
             found = await stored(bench.js, EVENTS, subjects.event("rejected", bench.team))
-            return "1 device at once" in JobRejected.model_validate_json(found[-1].data).reasons[0].problem
+            return "may hold 1 accelerator" in JobRejected.model_validate_json(found[-1].data).reasons[0].problem
 
         await until(told)
 

@@ -42,7 +42,8 @@ class Reached:
     @property
     def limit(self) -> str:
         """How much of what, for people: `8 H100`."""
-        return f"{self.limit_milli / WHOLE_MILLI:g} {noun(self.key)}"
+        count, what = self.limit_milli / WHOLE_MILLI, noun(self.key)
+        return f"{count:g} {what.removesuffix('s') if count == 1 and self.key == ANY_ACCELERATOR else what}"
 
     @property
     def needs(self) -> str:
