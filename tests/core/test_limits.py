@@ -303,14 +303,15 @@ def test_preemption_takes_nothing_for_a_type_that_is_full() -> None:
     world.check()
 
 
-def test_a_plan_that_lifts_its_team_above_a_limit_by_type_is_refused() -> None:
+def test_a_plan_that_lifts_its_team_above_a_limit_by_type_is_declined() -> None:
     world = World(node("h", 4))
     world.started(world.submit(job("x", 4, team="low")))
     world.submit(job("up", 2, team="serving", priority=9, preempts=True))
     (plan,) = preemption.plans(world.machine.state, world.now_us, len(world.records))
     world.send(inbox.QuotaChanged(team="serving", limit_milli=None, by_type={"H100": 1000}))
-    (refused,) = [e for e in world.send(plan) if e.kind == "input.rejected"]
-    assert "team serving holds 0 of its limit of 1 H100 and the job needs 2" in refused.reason
+    (declined,) = [e for e in world.send(plan) if e.kind == "plan.declined"]
+    assert declined.reason == "over-limit"
+    assert "team serving holds 0 of its limit of 1 H100 and the job needs 2" in declined.text
 
 
 def test_a_nested_gang_spreads_over_types_within_their_limits() -> None:
