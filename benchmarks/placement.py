@@ -225,7 +225,7 @@ def fill(view: View, load: float, seed: int) -> list[tuple[Rows, Shape]]:
             continue
         view.take(rows, shape)
         running.append((rows, shape))
-        used += shape.total_milli
+        used += shape.devices * shape.milli
         if used >= load * capacity:
             return running
     raise AssertionError("arrivals never end")
@@ -269,7 +269,7 @@ def _consolidation() -> dict[str, Any]:
         view.take(found.rows, want)
     rng = np.random.default_rng(SEED)
     movable = [
-        Movable(f"job-{i:05}", rows, shape, float(rng.integers(60, 3600)) * shape.total_milli / WHOLE_MILLI)
+        Movable(f"job-{i:05}", rows, shape, float(rng.integers(60, 3600)) * (shape.devices * shape.milli) / WHOLE_MILLI)
         for i, (rows, shape) in enumerate(running)
     ]
     gain = block_gain(8, waiting=10, mean_run_s=3600, horizon_s=86_400)
@@ -302,13 +302,13 @@ def _churn(name: str, view: View, running: list[tuple[Rows, Shape]], decisions: 
             continue
         placed += 1
         running.append((rows, shape))
-        taken += shape.total_milli
+        taken += shape.devices * shape.milli
         while taken > 0:
             at = int(rng.integers(len(running)))
             running[at], running[-1] = running[-1], running[at]
             ended, what = running.pop()
             view.give_back(ended, what)
-            taken -= what.total_milli
+            taken -= what.devices * what.milli
     upkeep = {"upkeep_mean_ms": learning.spread()["mean_ms"]} if name == "full" else {}
     return {**times.spread(), **upkeep, "placed": placed}
 

@@ -125,6 +125,13 @@ class Market(NamedTuple):
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+N = TypeVar("N", bound=tuple[Any, ...])
+
+
+def plain(named: N) -> N:
+    """The same as plain tuples, for a call from Python: numba tells what those are much faster, and a decision makes three
+    such calls. So kernels that decide take their arguments apart by place."""
+    return cast(N, tuple(plain(part) if isinstance(part, tuple) else part for part in named))
 
 
 def compiled(function: F) -> F:
@@ -165,8 +172,8 @@ def _key(cls: int, cpu: int, free: Ints, n: int) -> np.uint64:
 @compiled
 def _walk(cls: int, cpu: int, free: Ints, n: int, worth: Worth, left: Ints) -> float:
     """Mean over the streams of the compute that the state would serve, milli. `free` is sorted; `left` is scratch."""
-    s_cpu, s_num, s_milli, s_class, s_from = worth.streams
-    least_cpu, least_milli = worth.least_cpu, worth.least_milli
+    requests, _, least_cpu, least_milli, _ = worth
+    s_cpu, s_num, s_milli, s_class, s_from = requests
     streams = s_from.shape[1] - 1
     total = 0
     room = 0
@@ -256,7 +263,8 @@ def _value(cls: int, cpu: int, free: Ints, n: int, worth: Worth, memo: Memo, lef
             return float(values[slot])
         slot = (slot + np.uint64(1)) & size
     value: float = _walk(cls, cpu, free, n, worth, left)
-    value -= worth.fragmentation * _fragmentation(cls, cpu, free, n, worth.kinds)
+    _, kinds, _, _, weight = worth
+    value -= weight * _fragmentation(cls, cpu, free, n, kinds)
     if used[0] * 2 > len(keys):
         keys[:] = 0
         used[0] = 0
@@ -346,8 +354,8 @@ def charge(nodes: Nodes, room: Free, request: Request, known: Drops, prices: Pri
     ptr, order, cls = nodes
     free, cpu = room
     need_cpu, num, milli = request
-    drop, pick = known.drop, known.pick
-    rho, beta, blocks, block_cpu = prices.rho, prices.beta, prices.size, prices.block_cpu
+    _, drop, pick = known
+    rho, beta, blocks, block_cpu, rho_weight, beta_weight = prices
     for node in range(len(cls)):
         out[node] = drop[node]
         if not np.isfinite(drop[node]):
@@ -358,13 +366,13 @@ def charge(nodes: Nodes, room: Free, request: Request, known: Drops, prices: Pri
             if free[order[i]] == WHOLE:
                 idle += 1
         gone = num if milli == WHOLE else (1 if num and pick[node] == WHOLE else 0)
-        out[node] += prices.rho_weight * rho[t] * num * milli
+        out[node] += rho_weight * rho[t] * num * milli
         for b in range(len(blocks)):
             if beta[b, t] <= 0:
                 continue
             was = min(idle // blocks[b], int(cpu[node] / block_cpu[b]))
             now = min((idle - gone) // blocks[b], int((cpu[node] - need_cpu) / block_cpu[b]))
-            out[node] += prices.beta_weight * beta[b, t] * WHOLE * blocks[b] * (was - now)
+            out[node] += beta_weight * beta[b, t] * WHOLE * blocks[b] * (was - now)
 
 
 @compiled
@@ -428,7 +436,7 @@ def acceptance(nodes: Nodes, room: Free, every: int, drawn: Ints, kinds: Kinds, 
     """
     ptr, order, cls = nodes
     free, cpu = room
-    need, nums, millis, accepted = kinds.cpu, kinds.num, kinds.milli, kinds.accepted
+    need, nums, millis, _, accepted = kinds
     left = np.empty(MAX_DEVICES, np.int64)
     streams, nothing = len(drawn), len(need)
     walks = max(1, streams // 8)

@@ -66,6 +66,8 @@ class _Classes:
 
     version: int
     nodes: kernels.Nodes
+    packed: kernels.Nodes
+    """`nodes` for the kernels."""
     contents: list[frozenset[tuple[str, str]]] = field(default_factory=list)
 
     @classmethod
@@ -84,7 +86,8 @@ class _Classes:
                 for m, p in set(zip(fleet.model[mine].tolist(), fleet.profile[mine].tolist(), strict=True))
             )
             of_node[node] = codes.setdefault(content, len(codes))
-        return cls(fleet.version, kernels.Nodes(ptr, order, of_node), list(codes))
+        nodes = kernels.Nodes(ptr, order, of_node)
+        return cls(fleet.version, nodes, kernels.plain(nodes), list(codes))
 
     def accepting(self, kind: RequestKind) -> Bools:
         """Classes (mask of shape (C,)) that a kind of request may run on."""
@@ -111,6 +114,7 @@ class Scorer:
         self._memo = kernels.Memo(
             np.zeros(settings.memo, np.uint64), np.zeros(settings.memo, np.float64), np.zeros(1, np.int64)
         )
+        self._packed_memo = kernels.plain(self._memo)
         self._profiles: dict[str, float] = {}
         self._rho: Floats = np.zeros(0)
         self._beta: Floats = np.zeros((len(BLOCKS), 0))
@@ -189,7 +193,7 @@ class Scorer:
             self._rho, self._beta, BLOCKS, tables.block_cpu, weights.CLASS_PRICE, weights.BLOCK_PRICE
         )
         out = np.empty(len(classes.nodes.cls))
-        kernels.charge(classes.nodes, free, _request(kind), known, prices, out)
+        kernels.charge(classes.packed, free, _request(kind), kernels.plain(known), kernels.plain(prices), out)
         return out, known.pick
 
     def _drops(
@@ -198,7 +202,9 @@ class Scorer:
         """What `kind` takes from each node's value, computed anew where the state has changed."""
         known = self._cached(kind, len(classes.nodes.cls))
         accepted = classes.accepting(kind)
-        kernels.drops(classes.nodes, free, _request(kind), accepted, tables.worth, self._memo, keys, known)
+        kernels.drops(
+            classes.packed, free, _request(kind), accepted, tables.worth, self._packed_memo, keys, kernels.plain(known)
+        )
         return known
 
     def _cached(self, kind: RequestKind, nodes: int) -> kernels.Drops:
@@ -221,7 +227,7 @@ class Scorer:
         assert tables is not None
         room = np.zeros(len(classes.contents))
         whole = np.zeros((len(BLOCKS), len(classes.contents)))
-        kernels.stock(classes.nodes, _free(view), BLOCKS, tables.block_cpu, room, whole)
+        kernels.stock(classes.packed, _free(view), BLOCKS, tables.block_cpu, room, whole)
         if self._priced_at < 0 or arrived - self._priced_at >= self.settings.price_every:
             cleared = kernels.clear(room, tables.access, tables.demand, self._rho, self.settings.headroom, MARKET)
             self._rho = np.maximum(cleared, self.mix.turnover * _bound(room, tables, self.settings.headroom))
@@ -257,7 +263,7 @@ def _profiles(shares: Mapping[RequestKind, float]) -> dict[str, float]:
 
 def _keys(classes: _Classes, free: kernels.Free) -> kernels.Words:
     keys = np.empty(len(classes.nodes.cls), np.uint64)
-    kernels.node_keys(classes.nodes, free, keys)
+    kernels.node_keys(classes.packed, free, keys)
     return keys
 
 
@@ -265,11 +271,11 @@ def _free(view: View) -> kernels.Free:
     """Free compute per device and free processors per node, as a request that nothing is kept for sees them."""
     closed = (view.held != NOBODY) | view.blocked
     milli = np.where(closed, 0, view.free_milli) if closed.any() else view.free_milli
-    return kernels.Free(milli, view.free_cpu)
+    return kernels.plain(kernels.Free(milli, view.free_cpu))
 
 
 def _request(kind: RequestKind) -> kernels.Request:
-    return kernels.Request(kind.cpu, kind.num, kind.milli if kind.num else 0)
+    return kernels.plain(kernels.Request(kind.cpu, kind.num, kind.milli if kind.num else 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +302,7 @@ class _Tables:
         accepted = np.array([classes.accepting(k) for k in kinds], np.bool_).reshape(len(kinds), -1)
         mix = kernels.Kinds(cpu, num, milli, share.astype(np.float32), accepted)
         asked = share * num * milli
-        to_come = settings.headroom * float(free.milli[classes.nodes.order].sum()) / max(float(asked.sum()), 1e-9)
+        to_come = settings.headroom * float(free[0][classes.nodes.order].sum()) / max(float(asked.sum()), 1e-9)
         drawn = _consistent(share, to_come, classes, settings, free, mix)
         groups: dict[bytes, float] = {}
         wanted: list[dict[bytes, float]] = [{} for _ in BLOCKS]
@@ -310,12 +316,14 @@ class _Tables:
                     wanted[b][mask] = wanted[b].get(mask, 0.0) + float(share[i]) * kind.num / size
         total = sum(groups.values())
         return cls(
-            worth=kernels.Worth(
-                streams=_streams(drawn, mix),
-                kinds=mix,
-                least_cpu=int(cpu.min()),
-                least_milli=int(min((m for m in milli.tolist() if m), default=1)),
-                fragmentation=weights.FRAGMENTATION,
+            worth=kernels.plain(
+                kernels.Worth(
+                    streams=_streams(drawn, mix),
+                    kinds=mix,
+                    least_cpu=int(cpu.min()),
+                    least_milli=int(min((m for m in milli.tolist() if m), default=1)),
+                    fragmentation=weights.FRAGMENTATION,
+                )
             ),
             access=np.array([np.frombuffer(g, np.bool_) for g in groups], np.bool_).reshape(
                 len(groups), -1 if groups else 0
@@ -345,7 +353,7 @@ def _consistent(
     for _ in range(settings.thinnings):
         drawn = _draw(share * kept, size).reshape(settings.streams, -1)
         served = np.zeros(len(share))
-        kernels.acceptance(classes.nodes, free, every, drawn, kinds, served)
+        kernels.acceptance(classes.packed, free, every, drawn, kinds, served)
         kept = np.clip(kept * share * to_come / np.maximum(served, 1e-9), 0.0, 1.0)
     return _draw(share * kept, size).reshape(settings.streams, -1)
 
