@@ -3,6 +3,7 @@
 from libs.core.explain.waiting import explain
 from libs.core.projections.history import advance
 from libs.core.scheduling import preemption
+from libs.core.scheduling.cycle import Policy
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.resources import Level
@@ -89,6 +90,17 @@ def test_a_plan_beyond_the_teams_quota_is_not_made():
     w, _, _ = full_world()
     w.send(inbox.QuotaChanged(team="serving", limit_milli=4000))
     w.submit(job("serve", 8, team="serving", **SERVING))
+    assert plans(w) == []
+
+
+def test_what_the_next_cycle_grants_counts_against_the_teams_quota():
+    w = World(node("n0"), node("n1", 2))
+    w.started(w.submit(job("low", 8)))
+    w.send(inbox.QuotaChanged(team="serving", limit_milli=8000))
+    w.machine.policy = Policy(claims_per_cycle=1)
+    fits_now = job("small", 1, team="serving", submitted_us=2, **SERVING)
+    w.send(job("first", 1, priority=200), fits_now, job("large", 8, team="serving", submitted_us=3, **SERVING))
+    assert [w.state_of(job_id("serving", name)) for name in ("small", "large")] == ["queued", "queued"]
     assert plans(w) == []
 
 

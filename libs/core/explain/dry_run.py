@@ -168,7 +168,7 @@ def _answer(state: State, job: Job, t_us: int, market: Market) -> PlanReply:
     )
     choice = preemption.choice_for(state, job, t_us)
     if choice is not None:
-        return reply.model_copy(update=_by_preemption(state, choice, t_us))
+        return reply.model_copy(update=_by_preemption(state, choice))
     return reply.model_copy(update=_later(state, job, outcome, context, t_us, market))
 
 
@@ -216,7 +216,7 @@ def _where(state: State, placed: Placed) -> tuple[PlannedNode, ...]:
     return tuple(PlannedNode(node=n, model=m, devices=tuple(d)) for (n, m), d in nodes.items())
 
 
-def _by_preemption(state: State, choice: preemption.VictimChoice, t_us: int) -> dict[str, object]:
+def _by_preemption(state: State, choice: preemption.VictimChoice) -> dict[str, object]:
     """The plan when lower classes give way: it starts when the slowest of them has saved its work."""
     victims = tuple(
         PlannedVictim(
@@ -224,9 +224,9 @@ def _by_preemption(state: State, choice: preemption.VictimChoice, t_us: int) -> 
             team=v.team,
             priority_class=v.spec.priority_class,
             devices=len(v.current.claims) if v.current else 0,
-            lost_device_s=round(preemption.cost_device_s(v, t_us), 3),
+            lost_device_s=round(cost, 3),
         )
-        for v in choice.victims
+        for v, cost in zip(choice.victims, choice.costs, strict=True)
     )
     grace = max((_grace_s(v) for v in choice.victims), default=0.0)
     return {

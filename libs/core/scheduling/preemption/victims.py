@@ -103,10 +103,10 @@ def choices(
             placed, choice = _place(holdings, requested, taken) if requested is not None else (None, None)
             if placed is not None:
                 taken.devices[placed.rows] = True
+                taken.tally.take(job, placed.rows.tolist())
             elif not job.shape.widen_us:  # what comes later finds less; only who has waited longer may look further
                 hopeless.add(job.queue)
             if choice is not None:
-                taken.tally.take(job, choice.placed.rows.tolist())
                 taken.victims.update(victim.id for victim in choice.victims)
                 yield requested or job, choice
         if job.id == until:
@@ -117,7 +117,9 @@ def next_widening_us(state: State, t_us: int) -> int:
     """When a beneficiary that waits may look further than at `t_us`, although nothing else has changed; 0: never."""
     moments = (
         job.queued_us + widen_us
-        for job in _beneficiaries(state)
+        for queue in state.queues.values()
+        for job in (state.jobs[job_id] for job_id in queue)
+        if job.preempts
         for widen_us in (job.shape.widen_us, *(role.widen_us for role in job.shape.roles))
         if widen_us
     )
