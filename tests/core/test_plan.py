@@ -65,9 +65,9 @@ def spec(devices: int = 1, *, klass: str = "experiment", time_limit_s: float = 0
 
 
 def planned(world: World, asked: JobSpec, steps: float | None = None, team: str = "research") -> PlanReply:
-    before = world.machine.dump()
+    before = list(world.machine.dump())
     reply = plan_job(world.machine.state, asked, team, world.now_us, market(), steps=steps)
-    assert world.machine.dump() == before, "a plan changed the state"
+    assert list(world.machine.dump()) == before, "a plan changed the state"
     return reply
 
 
