@@ -33,9 +33,10 @@ from tests.core.builders import GIB, World, job, node
 BOOK = PriceBook(
     currency="USD",
     prices=(
-        Price(model="*", micros_per_device_hour=2_000_000),
         Price(model="H100", micros_per_device_hour=3_000_000),
         Price(model="A10", micros_per_device_hour=600_000),
+        Price(model="A100", micros_per_device_hour=2_000_000),
+        Price(model="MI300X", micros_per_device_hour=2_000_000),
     ),
 )
 RATES = Throughputs(

@@ -13,7 +13,7 @@ from weakref import WeakSet
 T = TypeVar("T")
 V = TypeVar("V")
 
-ROWS = 200
+ROWS = 100
 """Rows of one part: some milliseconds of work."""
 
 
