@@ -19,13 +19,15 @@ Day = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$", description="UTC day,
 class Price(Strict):
     """What one device-hour costs. `priority_class` "*" is any class; the more exact entry wins."""
 
-    model: str = Field(min_length=1, description='device model, or "*" for any')
+    model: str = Field(
+        min_length=1, pattern=r"^[^*]+$", description="device model; a MIG instance is <model>:<profile>"
+    )
     priority_class: str = Field(default="*", description='priority class, or "*" for any')
     micros_per_device_hour: int = Field(ge=0, description="millionths of the currency unit per device and hour")
 
 
 class PriceBook(Strict):
-    """The prices of a pool. A device without a price is an error at start, not a free device: include a "*" entry."""
+    """The prices of a pool. A device without a price is reported as unpriced: there is no entry for any model."""
 
     currency: str = Field(pattern=r"^[A-Z]{3}$", description="ISO 4217 code", examples=["USD"])
     prices: tuple[Price, ...] = Field(min_length=1)
@@ -73,7 +75,8 @@ class BillRow(Fact):
     attempts: int = Field(ge=0)
     milli_us: int = Field(ge=0, description="device-microseconds x thousandths of a device")
     device_seconds: float = Field(ge=0)
-    cost_micros: int = Field(ge=0)
+    cost_micros: int = Field(ge=0, description="of the priced part")
+    unpriced_milli_us: int = Field(default=0, ge=0, description="of milli_us, use of devices that have no price")
 
 
 class BillReply(Fact):
@@ -83,6 +86,8 @@ class BillReply(Fact):
     rows: tuple[BillRow, ...]
     total_milli_us: int = Field(ge=0)
     total_cost_micros: int = Field(ge=0)
+    unpriced_milli_us: int = Field(default=0, ge=0, description="of the total, use of devices that have no price")
+    unpriced_models: tuple[str, ...] = Field(default=(), description="which models of the bill have no price")
     ledger_seq: int = Field(ge=0, description="the bill is exact up to this ledger sequence")
 
 

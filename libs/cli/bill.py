@@ -38,6 +38,7 @@ def command(
 
     _query(group_by=by, from_day=start, to_day=end)  # what is wrong is told before anybody is asked
     bill = run(ask, team, url, pool=pool)
+    unpriced = bill.unpriced_milli_us > 0
     columns = [
         Column(by.upper(), lambda r: r.key),
         *([] if by == "team" else [Column("TEAM", lambda r: r.team)]),
@@ -46,6 +47,7 @@ def command(
         Column("DEVICE-SECONDS", lambda r: f"{r.milli_us / 1e9:.3f}", right=True),
         Column("DEVICE-HOURS", lambda r: f"{r.milli_us / 3.6e12:.4f}", right=True),
         Column("MILLI-US", lambda r: r.milli_us, wide=True, right=True),
+        *([Column("UNPRICED-SECONDS", lambda r: f"{r.unpriced_milli_us / 1e9:.3f}", right=True)] if unpriced else []),
         Column(f"COST {bill.currency}", lambda r: units.money(r.cost_micros), right=True),
     ]
     show(bill.rows, columns, output, name=lambda r: r.key, header=not no_header, whole=bill)
@@ -53,6 +55,11 @@ def command(
         seconds = f"{bill.total_milli_us / 1e9:.3f}"
         cost = units.money(bill.total_cost_micros, bill.currency)
         hint(f"total: {seconds} device-seconds, {cost}; exact up to ledger sequence {bill.ledger_seq}")
+        if unpriced:
+            hint(
+                f"unpriced: {bill.unpriced_milli_us / 1e9:.3f} device-seconds of {', '.join(bill.unpriced_models)} "
+                f"are in no cost; an operator adds them to the price book"
+            )
 
 
 def _query(**fields: object) -> BillQuery:

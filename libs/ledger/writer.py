@@ -14,7 +14,7 @@ That is a matter of speed alone; no safety depends on any clock.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic
 
 from nats.errors import ConnectionClosedError
@@ -44,6 +44,7 @@ _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is wr
 _BUSY_S = 0.02  # inputs that come sooner than this after a commit are worth waiting for more of them
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _TICK_PATIENCE = 10  # ticks alone call for a takeover this many times later
+_SNAPSHOT_SHARE = 20  # a snapshot that took a second is followed by twenty without one
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -96,6 +97,7 @@ class LedgerWriter(Generic[M]):
         self._snapshot_every = snapshot_every
         self._since_snapshot = 0
         self._saving: asyncio.Task[None] | None = None
+        self._no_snapshot_before = 0.0
         self._batch = batch
         self._limit = batch
         self._linger_s = linger_ms / 1000
@@ -357,12 +359,17 @@ class LedgerWriter(Generic[M]):
     def _start_snapshot(self, snapshots: SnapshotStore) -> None:
         if self._saving is not None and not self._saving.done():
             return
+        if asyncio.get_running_loop().time() < self._no_snapshot_before:
+            return
         self._since_snapshot = 0
-        # Just committed, so the machine is exactly what the log up to `position` folds to.
-        self._saving = asyncio.create_task(self._save(snapshots, self.head, self.position, tuple(self.machine.dump())))
+        # Just committed, so the machine is exactly what the log up to `position` folds to; its parts stay so.
+        self._saving = asyncio.create_task(self._save(snapshots, self.head, self.position, self.machine.dump()))
 
-    async def _save(self, snapshots: SnapshotStore, head: Head, position: int, parts: Sequence[bytes]) -> None:
+    async def _save(self, snapshots: SnapshotStore, head: Head, position: int, parts: Iterable[bytes]) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             await snapshots.save(self._snapshot_name, self._factory.version, head, position, parts)
         except (NatsError, TimeoutError, OSError) as error:
             log.warning("ledger of pool %s: no snapshot at %d: %r", self.pool, position, error)
+        self._no_snapshot_before = loop.time() + _SNAPSHOT_SHARE * (loop.time() - began)

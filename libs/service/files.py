@@ -7,7 +7,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from libs.core.admission.evaluate import PriorityClass
-from libs.core.billing.metering import NoPrice, Prices
+from libs.core.billing.metering import Prices
 from libs.core.placement.throughput import ThroughputBook, Throughputs
 from schemas.base import Strict
 from schemas.billing import PriceBook
@@ -42,10 +42,7 @@ def read(path: Path, model: type[M], setting: str) -> M:
 
 def read_prices(path: Path, setting: str) -> Prices:
     """A price book. Raises BadFile."""
-    try:
-        return Prices(read(path, PriceBook, setting))
-    except NoPrice as error:
-        raise BadFile(f"{path}: {error}") from None
+    return Prices(read(path, PriceBook, setting))
 
 
 def read_throughputs(path: Path, setting: str) -> Throughputs:

@@ -6,7 +6,7 @@ by what lies undecided in the inboxes, and by the requests of this process.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from faststream.asgi import AsgiFastStream
@@ -37,7 +37,7 @@ FOLLOWER = "admission"
 class Metrics:
     """What admission counts. Labels are closed lists."""
 
-    def __init__(self, registry: CollectorRegistry, known_jobs: Callable[[], int]) -> None:
+    def __init__(self, registry: CollectorRegistry, pools: Callable[[], Sequence[FleetShape]]) -> None:
         self.requests = Counter(
             "baton_admission_requests", "requests by what became of them", ["outcome"], registry=registry
         )
@@ -49,7 +49,13 @@ class Metrics:
             registry=registry,
         )
         jobs = Gauge("baton_admission_known_jobs", "job ids that are taken", registry=registry)
-        jobs.set_function(known_jobs)
+        jobs.set_function(lambda: sum(pool.jobs for pool in pools()))
+        window = Gauge(
+            "baton_client_key_window_seconds",
+            "for how long after its job's end a client key is remembered; less than the seven days at the bound",
+            registry=registry,
+        )
+        window.set_function(lambda: min((pool.window_us for pool in pools()), default=0) / 1e6)
 
 
 def make_app(settings: AdmissionSettings) -> AsgiFastStream:
@@ -59,7 +65,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     classes = settings.priority_classes()
     followers: list[Follower[FleetShape]] = []  # made once the event loop runs, as the outbox is
     outboxes: list[Outbox] = []
-    metrics = Metrics(registry, lambda: sum(follower.projection.jobs for follower in followers))
+    metrics = Metrics(registry, lambda: [follower.projection for follower in followers])
     show(registry, lambda: followers)
     tasks = Tasks()
     recent = Recent()

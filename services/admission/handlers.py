@@ -24,7 +24,7 @@ from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.settle import Received, dead_letter
 from libs.core.admission.evaluate import Admitted, NotAdmitted
 from libs.core.admission.refusal import Why
-from libs.core.admission.routing import Pools, home_of, route
+from libs.core.admission.routing import Pools, home_of, oldest_us, route
 from schemas import ids, subjects
 from schemas.base import Name
 from schemas.envelope import Envelope
@@ -126,7 +126,7 @@ def handle(received: Received, pools: Pools, recent: Recent | None = None) -> Ha
 def _submit(asked: _Asked) -> Handled:
     received = asked.received
     envelope, request = decode_bare(SubmitJob, received.subject, received.headers, received.payload)
-    routed = route(request, asked.team, asked.pools, asked.recent)
+    routed = route(request, asked.team, asked.pools, asked.recent, received.time_us)
     outcome = routed.verdict
     if isinstance(outcome, NotAdmitted):
         reasons = [refusal.reason for refusal in outcome.refusals]
@@ -190,8 +190,9 @@ def _malformed(asked: _Asked, error: Malformed) -> Handled:
 
 
 def _unless_taken(job_id: str, asked: _Asked) -> str:
-    """The id, or "" when a job has it already."""
-    return "" if home_of(job_id, asked.pools, asked.recent) is not None else job_id
+    """The id, or "" when a job has it already, or may have had it: the request is older than what is remembered."""
+    old = asked.received.time_us < oldest_us(asked.pools)
+    return "" if old or home_of(job_id, asked.pools, asked.recent) is not None else job_id
 
 
 def _rejected(

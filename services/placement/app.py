@@ -16,7 +16,6 @@ from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.queries import serve
 from libs.bus.streams import bind
-from libs.core.billing.metering import NoPrice, Prices
 from libs.core.explain.dry_run import Market
 from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
@@ -153,7 +152,7 @@ def market_of(settings: PlacementSettings) -> Market:
     """Prices, rates and classes from their files, and the policy of the cycle. Raises BadFile."""
     prices = read_prices(settings.prices, "BATON_PLACEMENT_PRICES")
     table = read_throughputs(settings.throughputs, "BATON_PLACEMENT_THROUGHPUTS")
-    chooser = Chooser(table, partial(_price, prices))
+    chooser = Chooser(table, prices.of)
     policy = Policy(
         reserve_after_us=int(settings.reserve_after_s * 1e6),
         repartition=settings.repartition,
@@ -165,14 +164,6 @@ def market_of(settings: PlacementSettings) -> Market:
     if settings.classes is None:
         return Market(prices, table, policy=policy)
     return Market(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)
-
-
-def _price(prices: Prices, model: str) -> int | None:
-    """Of a device and hour, whoever runs on it; None when the book has none."""
-    try:
-        return prices.of(model, "*")
-    except NoPrice:
-        return None
 
 
 def _touched(record: LedgerRecord, machine: Decider) -> set[str]:

@@ -30,7 +30,14 @@ class BillingMetrics(Collector):
             "baton_device_seconds", "device-seconds of freed claims, by share", labels=["team", "model"]
         )
         cost = CounterMetricFamily("baton_cost", "price of freed claims, currency units", labels=["team", "currency"])
-        used, money = _sums(meter, self._prices)
+        unpriced = CounterMetricFamily(
+            "baton_unpriced_device_seconds",
+            "device-seconds of freed claims of devices without a price, in no cost",
+            labels=["team", "model"],
+        )
+        used, money, free = _sums(meter, self._prices)
+        for (team, model), value in free.items():
+            unpriced.add_metric([team, model], value)
         for (team, model), value in used.items():
             seconds.add_metric([team, model], value)
         for team, value in money.items():
@@ -54,16 +61,23 @@ class BillingMetrics(Collector):
                 held_by_type.add_metric([team, key], milli / 1000)
             jobs.add_metric([team, "queued"], use.queued_jobs)
             jobs.add_metric([team, "running"], use.running_jobs)
-        yield from (seconds, cost, limit, held, limit_by_type, held_by_type, jobs)
+        yield from (seconds, cost, unpriced, limit, held, limit_by_type, held_by_type, jobs)
         yield GaugeMetricFamily("baton_billing_rows", "rows kept: attempt x day x model", value=meter.rows)
 
 
-def _sums(meter: Meter, prices: Prices) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
-    """Device-seconds by team and model, and money by team in currency units."""
-    used: dict[tuple[str, str], float] = {}
+_ByModel = dict[tuple[str, str], float]
+
+
+def _sums(meter: Meter, prices: Prices) -> tuple[_ByModel, dict[str, float], _ByModel]:
+    """Device-seconds by team and model, money by team in currency units, and which of the device-seconds have no price."""
+    used: _ByModel = {}
     money: dict[str, float] = {}
+    unpriced: _ByModel = {}
     for (team, model, klass), units in meter.sums().items():
-        used[team, model] = used.get((team, model), 0.0) + units / _MICROS_PER_DEVICE_SECOND
-        price = prices.of(model, klass) / _MICROS
-        money[team] = money.get(team, 0.0) + units / _UNITS_PER_HOUR * price
-    return used, money
+        seconds = units / _MICROS_PER_DEVICE_SECOND
+        used[team, model] = used.get((team, model), 0.0) + seconds
+        if (price := prices.of(model, klass)) is None:
+            unpriced[team, model] = unpriced.get((team, model), 0.0) + seconds
+        else:
+            money[team] = money.get(team, 0.0) + units / _UNITS_PER_HOUR * price / _MICROS
+    return used, money, unpriced

@@ -11,7 +11,6 @@ PRICES = Prices(
         prices=(
             Price(model="H100", micros_per_device_hour=2_990_000),
             Price(model="L4", micros_per_device_hour=440_000),
-            Price(model="*", micros_per_device_hour=1),
         ),
     )
 )

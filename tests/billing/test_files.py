@@ -4,20 +4,40 @@ from pathlib import Path
 
 import pytest
 
+from libs.core.accelerators.catalog import catalog, models
+from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.state.limits import Limits
+from libs.service.files import read
+from schemas.billing import PriceBook
 from services.quota_billing.files import BadFile, load_prices, load_quotas, quota_changes
 from services.quota_billing.settings import QuotaBillingSettings
 
 SETTINGS = QuotaBillingSettings()
-MODELS = ("H100", "H200", "A100", "L40S", "L4", "T4", "V100", "MI300X", "TPU-v5e", "CPU")
 
 
-def test_the_shipped_price_book_names_the_usual_models_and_covers_the_rest() -> None:
+def test_the_shipped_price_book_prices_every_model_of_the_catalogue() -> None:
     prices = load_prices(SETTINGS.prices)
-    own = {model: prices.of(model, "experiment") for model in MODELS}
-    assert all(own.values())
-    assert len(set(own.values())) == len(MODELS)
-    assert prices.of("whatever comes next year", "experiment") > 0
+    assert not [model for model in sorted(models()) if not prices.of(model, "experiment")]
+    assert "CPU" in models()
+    assert prices.of("whatever comes next year", "experiment") is None
+
+
+def test_the_shipped_price_book_prices_every_mig_profile_at_about_its_share() -> None:
+    prices = load_prices(SETTINGS.prices)
+    for accelerator in catalog().values():
+        geometry = GEOMETRIES.get(accelerator.mig)
+        whole = prices.of(accelerator.model)
+        for profile in geometry.profiles if geometry else ():
+            price = prices.of(f"{accelerator.model}:{profile.name}")
+            assert price is not None, f"{accelerator.model}:{profile.name}"
+            assert whole is not None
+            share = whole * profile.compute_slices / geometry.compute
+            assert share - 5_000 <= price <= 1.15 * share + 5_000
+
+
+def test_the_shipped_price_book_names_nothing_that_does_not_exist() -> None:
+    book = read(SETTINGS.prices, PriceBook, "")
+    assert {price.model.partition(":")[0] for price in book.prices} == models()
 
 
 def test_the_shipped_teams_file_can_be_read() -> None:
@@ -27,10 +47,10 @@ def test_the_shipped_teams_file_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("currency: USD\nprices: [{model: H100, micros_per_device_hour: 1}]", r'add an entry.*model "\*"'),
-        ("currency: dollars\nprices: [{model: '*', micros_per_device_hour: 1}]", "currency"),
-        ("currency: USD\nprices: [{model: '*', price: 1}]", r"prices\.0\.micros_per_device_hour.*prices\.0\.price"),
-        ("currency: USD\nprices: [{model: '*', micros_per_device_hour: -1}]", "greater than or equal to 0"),
+        ("currency: USD\nprices: [{model: '*', micros_per_device_hour: 1}]", r"prices\.0\.model"),
+        ("currency: dollars\nprices: [{model: H100, micros_per_device_hour: 1}]", "currency"),
+        ("currency: USD\nprices: [{model: H100, price: 1}]", r"prices\.0\.micros_per_device_hour.*prices\.0\.price"),
+        ("currency: USD\nprices: [{model: H100, micros_per_device_hour: -1}]", "greater than or equal to 0"),
         ("currency: [", "not YAML"),
     ],
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from libs.core.accelerators.catalog import models
 from libs.core.billing.metering import Meter, Prices, bill
 from libs.core.projections.verify import Verification
 from libs.core.scheduling.preemption.victims import plans
@@ -74,7 +75,9 @@ class Run:
 
     @property
     def bill(self) -> BillReply:
-        book = PriceBook(currency="USD", prices=(Price(model="*", micros_per_device_hour=2_990_000),))
+        book = PriceBook(
+            currency="USD", prices=tuple(Price(model=m, micros_per_device_hour=2_990_000) for m in sorted(models()))
+        )
         return bill(self._meter.usage(), Prices(book), BillQuery(), self._meter.seq)
 
     def job(self, name: str) -> Any:

@@ -342,7 +342,7 @@ def test_the_shape_survives_a_snapshot() -> None:
         9,
     )
     again = FleetShape.load(shape.dump())
-    assert again.dump() == shape.dump()
+    assert list(again.dump()) == list(shape.dump())
     assert (again.blocks, again.quotas, again.jobs) == (shape.blocks, shape.quotas, 1)
     assert evaluate(request, "research", AdmissionContext(again, limits.room)) == Repeated(admitted.job_id)
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from libs.core.billing.metering import (
     DAY_US,
     Meter,
-    NoPrice,
     Prices,
     TeamUse,
     Unbillable,
@@ -34,10 +34,9 @@ MODELS = {"n0": "H100", "n1": "A100"}
 BOOK = PriceBook(
     currency="USD",
     prices=(
-        Price(model="*", micros_per_device_hour=1_000_001),
         Price(model="H100", micros_per_device_hour=2_990_000),
         Price(model="H100", priority_class="serving", micros_per_device_hour=3_590_000),
-        Price(model="*", priority_class="spot", micros_per_device_hour=7),
+        Price(model="A100", micros_per_device_hour=1_000_001),
     ),
 )
 PRICES = Prices(BOOK)
@@ -200,14 +199,27 @@ def test_use_is_counted_by_kind_of_device_and_in_whole_accelerators() -> None:
 def test_the_more_exact_price_wins() -> None:
     assert PRICES.of("H100", "serving") == 3_590_000
     assert PRICES.of("H100", "spot") == 2_990_000
-    assert PRICES.of("B200", "spot") == 7
-    assert PRICES.of("B200", "experiment") == 1_000_001
+    assert PRICES.of("A100", "spot") == 1_000_001
 
 
-def test_a_book_that_does_not_cover_every_device_is_refused_at_start() -> None:
-    book = PriceBook(currency="EUR", prices=(Price(model="H100", micros_per_device_hour=1),))
-    with pytest.raises(NoPrice, match=r'add an entry.*"\*"'):
-        Prices(book)
+def test_a_price_for_any_model_is_refused() -> None:
+    with pytest.raises(ValidationError, match="model"):
+        Price(model="*", micros_per_device_hour=1)
+
+
+def test_a_device_without_a_price_is_reported_and_never_billed_at_a_guess() -> None:
+    assert PRICES.of("B200", "spot") is None
+    usage = [
+        Usage("red", job(1), 1, DAY, "H100", "spot", 3_600_000_000_000),
+        Usage("red", job(1), 1, DAY, "B200", "spot", 7_000),
+        Usage("blue", job(2), 1, DAY, "X9", "spot", 5),
+    ]
+    reply = bill(usage, PRICES, BillQuery(), 1)
+    blue, red = reply.rows
+    assert (red.milli_us, red.unpriced_milli_us, red.cost_micros) == (3_600_000_007_000, 7_000, 2_990_000)
+    assert (blue.milli_us, blue.unpriced_milli_us, blue.cost_micros) == (5, 5, 0)
+    assert (reply.unpriced_milli_us, reply.unpriced_models) == (7_005, ("B200", "X9"))
+    assert reply.total_cost_micros == 2_990_000
 
 
 def test_a_mig_instance_is_priced_by_its_profile() -> None:

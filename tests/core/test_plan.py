@@ -33,9 +33,10 @@ from tests.core.builders import GIB, World, job, node
 BOOK = PriceBook(
     currency="USD",
     prices=(
-        Price(model="*", micros_per_device_hour=2_000_000),
         Price(model="H100", micros_per_device_hour=3_000_000),
         Price(model="A10", micros_per_device_hour=600_000),
+        Price(model="A100", micros_per_device_hour=2_000_000),
+        Price(model="MI300X", micros_per_device_hour=2_000_000),
     ),
 )
 RATES = Throughputs(
@@ -65,9 +66,9 @@ def spec(devices: int = 1, *, klass: str = "experiment", time_limit_s: float = 0
 
 
 def planned(world: World, asked: JobSpec, steps: float | None = None, team: str = "research") -> PlanReply:
-    before = world.machine.dump()
+    before = list(world.machine.dump())
     reply = plan_job(world.machine.state, asked, team, world.now_us, market(), steps=steps)
-    assert world.machine.dump() == before, "a plan changed the state"
+    assert list(world.machine.dump()) == before, "a plan changed the state"
     return reply
 
 

@@ -2,9 +2,13 @@
 
 import pytest
 
+from libs.core.projections import ended_ids
+from libs.core.projections.ended_ids import EndedIds
 from libs.core.projections.verify import Checker
+from libs.core.state.ended import DAY_US, KEPT_US
 from schemas import ledger as led
 from schemas.attempts import Outcome
+from schemas.ids import job_id
 from schemas.inbox import QuotaChanged
 from schemas.jobs import JobState
 from tests.core.builders import World, job, node
@@ -112,3 +116,28 @@ def test_a_void_record_counts_as_void_and_changes_nothing(history):
     found = report([*history, forged], voids={len(history) + 1})
     assert found.ok
     assert found.void == 1
+
+
+def _queued_again(history, after_us):
+    """The first job that ended is queued once more, so much later."""
+    ended = next(e.job_id for r in history for e in r.events if e.kind == "job.finished")
+    queued = next(e for r in history for e in r.events if e.kind == "job.queued" and e.job_id == ended)
+    last = history[-1]
+    again = last.model_copy(update={"prev_seq": len(history), "t_us": last.t_us + after_us, "events": (queued,)})
+    return [*history, again]
+
+
+def test_an_id_is_free_again_when_its_client_key_counts_no_more(history):
+    soon = report(_queued_again(history, KEPT_US - DAY_US))
+    assert [v.split(":")[0].split(" ")[0] for v in soon.violations] == ["I3"]
+    assert report(_queued_again(history, KEPT_US + DAY_US)).ok
+
+
+def test_the_checker_forgets_the_oldest_ids_at_its_bound(monkeypatch):
+    monkeypatch.setattr(ended_ids, "_AT_ONCE", 10)
+    monkeypatch.setattr(ended_ids, "_SETS", 3)
+    ids = EndedIds()
+    for n in range(100):
+        ids.add(job_id("t", str(n)), n)
+    known = [n for n in range(100) if ids.has(job_id("t", str(n)), 100)]
+    assert known == list(range(70, 100))

@@ -1,6 +1,7 @@
 """A pool whose agents, teams and telemetry are the test: messages into its inbox, records out of its ledger."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -41,6 +42,8 @@ class Pool:
         items = []
         for subject, model in said:
             self._sent += 1
+            if isinstance(model, inbox.JobAdmitted):  # as admission says it: when the broker stored the request
+                model = model.model_copy(update={"submitted_us": time.time_ns() // 1000})
             type_ = TYPE_OF[type(model)]
             items.append(
                 outgoing(model, subject=subject, type=type_, source="/test", cause=f"{self.name}-{self._sent}")

@@ -17,8 +17,9 @@ from libs.core.accelerators import vendors
 from libs.core.accelerators.spelling import meant
 from libs.core.admission.environment import refused_names, variable_part
 from libs.core.admission.feasible import demand_of, objections, unserved, with_demand
-from libs.core.admission.fleet_shape import FleetShape, digest
+from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Refusal, Why, refuse
+from libs.core.state.ended import too_old
 from libs.core.state.limits import Limits, Usage
 from libs.core.state.model import Shape, shape_of
 from schemas.base import Name, Strict
@@ -121,16 +122,19 @@ class NotAdmitted:
 Verdict = Admitted | Repeated | NotAdmitted
 
 
-def evaluate(request: SubmitJob, team: str, context: AdmissionContext) -> Verdict:
-    """Judges a well-formed request of `team`."""
+def evaluate(
+    request: SubmitJob, team: str, context: AdmissionContext, submitted_us: int | None = None
+) -> Verdict:  # fmt: skip
+    """Judges a well-formed request of `team`, which the broker stored at `submitted_us` (None: nobody sent it yet)."""
     job, job_of_key = request.job, job_id(team, request.client_key)
     spec_hash = content_hash(request.model_dump_json().encode())
-    taken = context.fleet.body_of(job_of_key)
-    if taken == digest(spec_hash):
+    same = context.fleet.same(job_of_key, spec_hash)
+    if same:
         return Repeated(job_of_key)
     demand = demand_of(job)
     refusals = [
-        *_client_key(request, job_of_key, taken),
+        *_age(submitted_us, context.fleet),
+        *_client_key(request, job_of_key, same),
         *_class(job, context),
         *_environment(job),
         *_role_names(job),
@@ -149,8 +153,15 @@ def evaluate(request: SubmitJob, team: str, context: AdmissionContext) -> Verdic
     return Admitted(job_of_key, job, spec_hash, priority_class, note)
 
 
-def _client_key(request: SubmitJob, job_of_key: str, taken: bytes | None) -> Iterator[Refusal]:
-    if taken is not None:
+def _age(submitted_us: int | None, fleet: FleetShape) -> Iterator[Refusal]:
+    """Judged by the broker's own timestamp, so no store of old jobs has to be asked whether it has run."""
+    if submitted_us is not None and submitted_us < fleet.oldest_us:
+        problem = too_old(submitted_us, fleet.t_us, fleet.ended)
+        yield refuse(Why.TOO_OLD, "", submitted_us, problem, "look whether it has run; if not, submit it again")
+
+
+def _client_key(request: SubmitJob, job_of_key: str, same: bool | None) -> Iterator[Refusal]:
+    if same is False:
         yield refuse(
             Why.CLIENT_KEY,
             "client_key",

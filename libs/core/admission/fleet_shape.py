@@ -2,17 +2,15 @@
 
 A pure fold of the ledger. Lost nodes count: they may return. Free or busy does not matter here, that is placement's
 question; this answers "could it ever": by sums over blocks of like devices, which tell what to correct, and by asking the
-placer itself with every device free. Job ids never expire, so all are kept, as 16 bytes each of id and body digest.
+placer itself with every device free. Job ids are kept while the job lives, and after its end for as long as placement
+keeps them (`libs.core.state.ended`).
 """
 
-import json
 import zlib
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
-from itertools import islice
 from typing import Any, ClassVar
 
 from libs.core.accelerators.precisions import computes
@@ -20,6 +18,8 @@ from libs.core.placement import mig
 from libs.core.placement.answer import Blocked
 from libs.core.placement.find import find
 from libs.core.placement.view import Context, View
+from libs.core.state import parts as state_parts
+from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet, usable_mib
 from libs.core.state.limits import Limits
 from libs.core.state.model import Shape
@@ -102,7 +102,7 @@ class FleetShape:
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
-        "node.left", "job.granted", "job.requeued", "job.finished", "attempt.starting", "attempt.running",
+        "node.left", "job.granted", "job.requeued", "attempt.starting", "attempt.running",
         "attempt.checkpointed", "attempt.preempting", "attempt.stopping", "attempt.closed", "devices.freed",
         "devices.held", "hold.released", "board.recut", "board.recut-withdrawn", "input.rejected",
         "plan.declined",
@@ -114,7 +114,11 @@ class FleetShape:
         self.fleet = Fleet()
         """Every node as it last told, with nothing taken; nodes that left stay."""
         self.quotas: dict[str, Limits] = {}
-        self._jobs: dict[bytes, bytes] = {}
+        self.t_us = 0
+        """The ledger's time, microseconds."""
+        self.ended = EndedJobs()
+        self._jobs: dict[str, str] = {}
+        """Jobs that have not ended: id -> spec hash."""
         self._cache: dict[Need, Capacity] = {}
         self._verdicts: dict[Shape, Blocked | None] = {}
         self._view: View | None = None
@@ -134,26 +138,46 @@ class FleetShape:
         for event in record.events:
             fold = _FOLD.get(type(event))
             if fold is not None:
-                fold(self, event)
+                fold(self, event, record.t_us)
+        self.t_us = record.t_us
 
     def skip(self, seq: int) -> None:
         """A void record: it changes nothing."""
 
-    def _job_queued(self, event: led.JobQueued) -> None:
-        self._jobs[_job_key(event.job_id)] = digest(event.spec_hash)
+    def _job_queued(self, event: led.JobQueued, t_us: int) -> None:
+        self._jobs[event.job_id] = event.spec_hash
 
-    def _offered(self, event: led.NodeJoined | led.BoardCutDone) -> None:
+    def _job_finished(self, event: led.JobFinished, t_us: int) -> None:
+        if (spec_hash := self._jobs.pop(event.job_id, None)) is not None:
+            self.ended.add(event.job_id, spec_hash, t_us)
+
+    def _offered(self, event: led.NodeJoined | led.BoardCutDone, t_us: int) -> None:
         self.join(event.inventory)
 
-    def _quota_set(self, event: led.QuotaSet) -> None:
+    def _quota_set(self, event: led.QuotaSet, t_us: int) -> None:
         if (limits := Limits.of(event.limit_milli, event.by_type)) is None:
             self.quotas.pop(event.team, None)
         else:
             self.quotas[event.team] = limits
 
-    def body_of(self, job_id: str) -> bytes | None:
-        """The digest of the body that took this job id; None while it is free."""
-        return self._jobs.get(_job_key(job_id))
+    def same(self, job_id: str, spec_hash: str) -> bool | None:
+        """Whether the job of that id has this body; None while the id is free."""
+        if (known := self._jobs.get(job_id)) is not None:
+            return known == spec_hash
+        return self.ended.same(job_id, spec_hash, self.t_us)
+
+    def taken(self, job_id: str) -> bool:
+        return job_id in self._jobs or self.ended.knows(job_id, self.t_us)
+
+    @property
+    def oldest_us(self) -> int:
+        """Requests that the broker stored before this are refused."""
+        return self.ended.oldest_us(self.t_us)
+
+    @property
+    def window_us(self) -> int:
+        """For how long ended jobs are remembered, microseconds."""
+        return self.ended.window_us(self.t_us)
 
     @property
     def empty(self) -> bool:
@@ -162,7 +186,7 @@ class FleetShape:
 
     @property
     def jobs(self) -> int:
-        return len(self._jobs)
+        return len(self._jobs) + len(self.ended)
 
     def models(self) -> dict[str, int]:
         """Device models of the pool with the most memory that one of them has, MiB."""
@@ -232,25 +256,35 @@ class FleetShape:
         self._join(inventory)
         self._changed()
 
-    def dump(self) -> tuple[bytes, ...]:
-        """JSON for a snapshot: of each node the inventory, compressed."""
-        jobs = b"".join(key + body for key, body in self._jobs.items())
-        nodes = [b64encode(node.packed).decode() for node in self.fleet.nodes.values()]
-        quotas = {team: limits.dump() for team, limits in self.quotas.items()}
-        body = {"nodes": nodes, "quotas": quotas, "jobs": b64encode(jobs).decode()}
-        return (json.dumps(body, separators=(",", ":")).encode(),)
+    def dump(self) -> Iterator[bytes]:
+        """Parts for a snapshot: of each node the inventory as it is packed, the living jobs, the ended ones."""
+        return state_parts.write(
+            {"quotas": {team: limits.dump() for team, limits in self.quotas.items()}, "t_us": self.t_us},
+            {
+                "nodes": (b64encode(node.packed).decode() for node in self.fleet.nodes.values()),
+                "jobs": self._jobs.items(),
+                "ended": self.ended.rows(),
+            },
+            largest={"ended": 1},
+        )
 
     @classmethod
     def load(cls, parts: Iterable[bytes]) -> "FleetShape":
         """The inverse of `dump`, of parts that this `version` wrote."""
-        body: dict[str, Any] = json.loads(b"".join(parts))
+        about, tables = state_parts.read(parts)
         shape = cls()
-        shape.quotas = {team: Limits.load(limits) for team, limits in body["quotas"].items()}
-        for packed in body["nodes"]:
-            shape._join(Inventory.model_validate_json(zlib.decompress(b64decode(packed))))
-        jobs = iter(b64decode(body["jobs"]))
-        while entry := bytes(islice(jobs, 32)):
-            shape._jobs[entry[:16]] = entry[16:]
+        shape.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}
+        shape.t_us = about["t_us"]
+        ended: list[Any] = []
+        for table, rows in tables:
+            if table == "nodes":
+                for packed in rows:
+                    shape._join(Inventory.model_validate_json(zlib.decompress(b64decode(packed))))
+            elif table == "jobs":
+                shape._jobs.update(rows)
+            else:
+                ended += rows
+        shape.ended = EndedJobs.of_rows(ended)
         return shape
 
     def _all(self) -> list[DeviceBlock]:
@@ -272,8 +306,9 @@ class FleetShape:
         self._verdicts.clear()
 
 
-_FOLD: dict[type, Callable[[FleetShape, Any], None]] = {
+_FOLD: dict[type, Callable[[FleetShape, Any, int], None]] = {
     led.JobQueued: FleetShape._job_queued,
+    led.JobFinished: FleetShape._job_finished,
     led.NodeJoined: FleetShape._offered,
     led.BoardCutDone: FleetShape._offered,
     led.QuotaSet: FleetShape._quota_set,
@@ -281,18 +316,9 @@ _FOLD: dict[type, Callable[[FleetShape, Any], None]] = {
 FleetShape.handled = led.kinds_of(_FOLD)
 
 
-def digest(spec_hash: str) -> bytes:
-    """16 bytes that stand for a body."""
-    return sha256(spec_hash.encode()).digest()[:16]
-
-
 def level_of(level: Level) -> str:
     """The level at which devices are grouped."""
     return _NARROW.get(level, level.value)
-
-
-def _job_key(job_id: str) -> bytes:
-    return bytes.fromhex(job_id.removeprefix("job-"))
 
 
 def _blocks(inventory: Inventory, may_be_cut: Container[str]) -> Iterable[DeviceBlock]:

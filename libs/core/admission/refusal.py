@@ -10,6 +10,7 @@ class Why(StrEnum):
     """Why a request was refused. Also the metric's label."""
 
     MALFORMED = "malformed"
+    TOO_OLD = "too-old"
     CLIENT_KEY = "client-key"
     CLASS = "class"
     POOL = "pool"

@@ -2,6 +2,7 @@
 
     route(request, team, pools, recent) -> Routed(pool, verdict)
 
+0. A request that is older than what one of the pools remembers of ended jobs is refused: it may have run there.
 1. A pool that has the job already judges alone: to it a repeat is a repeat, and another body is refused. So a job is in
    one pool only, however the pools change between two copies of its submit.
 2. Otherwise the pool that the job names judges alone. There being none of that name is an objection.
@@ -39,17 +40,28 @@ def home_of(job: str, pools: Pools, recent: Mapping[str, str]) -> str | None:
     """The pool that has the job, ended or not; None when none has heard of it."""
     if (sent := recent.get(job)) in pools:
         return sent
-    return next((name for name, context in pools.items() if context.fleet.body_of(job) is not None), None)
+    return next((name for name, context in pools.items() if context.fleet.taken(job)), None)
 
 
-def route(request: SubmitJob, team: str, pools: Pools, recent: Mapping[str, str]) -> Routed:
-    """Judges a well-formed request of `team` for one of `pools`, of which there is at least one."""
+def oldest_us(pools: Pools) -> int:
+    """Requests that the broker stored before this may have run in a pool that remembers them no more."""
+    return max(context.fleet.oldest_us for context in pools.values())
+
+
+def route(
+    request: SubmitJob, team: str, pools: Pools, recent: Mapping[str, str], submitted_us: int | None = None
+) -> Routed:
+    """Judges a well-formed request of `team`, stored by the broker at `submitted_us`, for one of `pools`, of which there
+    is at least one."""
     job = job_id(team, request.client_key)
     home, named = home_of(job, pools, recent), request.job.pool
     if home is None and named is not None and named not in pools:
         return Routed("", NotAdmitted(job, (_no_such_pool(named, pools),)))
     asked = [name for name in (home, named) if name is not None][:1] or list(pools)
-    verdicts = {name: evaluate(request, team, pools[name]) for name in asked}
+    if home is None and submitted_us is not None and submitted_us < oldest_us(pools):
+        # Another pool would remember longer, and take a job that has run in this one.
+        asked = [max(pools, key=lambda name: pools[name].fleet.oldest_us)]
+    verdicts = {name: evaluate(request, team, pools[name], submitted_us) for name in asked}
     admitted = [name for name, verdict in verdicts.items() if not isinstance(verdict, NotAdmitted)]
     if admitted:
         # `max` and `min` take the first of equals.

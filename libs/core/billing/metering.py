@@ -34,10 +34,6 @@ class Unbillable(ValueError):
     """The ledger says something that no valid ledger says: the reader must stop, a guess would be a wrong bill."""
 
 
-class NoPrice(ValueError):
-    """A device model has no price; the text names it and the fix."""
-
-
 class Usage(NamedTuple):
     """One row: what one attempt used of one device model on one UTC day. `day` counts from 1970-01-01.
 
@@ -307,38 +303,28 @@ Meter.handled = led.kinds_of(_FOLD)
 
 
 class Prices:
-    """Looks prices up. The most exact entry wins: model and class, model alone, class alone, neither.
-
-    Raises NoPrice at once when there is no entry for any model and class: a device that joins later would be free.
-    """
+    """Looks prices up. The more exact entry wins: model and class, then model. There is no price for any model: what the
+    book does not name is unpriced, and said to be so, rather than billed at a guess or for nothing."""
 
     def __init__(self, book: PriceBook) -> None:
         self.currency = book.currency
         self._prices = {(p.model, p.priority_class): p.micros_per_device_hour for p in book.prices}
-        self._found: dict[tuple[str, str], int] = {}
-        self.of(_ANY, _ANY)
 
-    def of(self, model: str, priority_class: str) -> int:
-        """Micro-units of the currency per device-hour. Raises NoPrice."""
-        if (known := self._found.get((model, priority_class))) is not None:
-            return known
-        for key in ((model, priority_class), (model, _ANY), (_ANY, priority_class), (_ANY, _ANY)):
-            if (price := self._prices.get(key)) is not None:
-                self._found[model, priority_class] = price  # as many as there are models and classes
-                return price
-        raise NoPrice(
-            f"no price for device model {model!r}, priority class {priority_class!r}: add an entry for it to the price "
-            f'book, and one with model "*" for all that it does not name'
-        )
+    def of(self, model: str, priority_class: str = _ANY) -> int | None:
+        """Micro-units of the currency per device-hour; None: the book has no price for it."""
+        price = self._prices.get((model, priority_class))
+        return price if price is not None else self._prices.get((model, _ANY))
 
-    def cost_micros(self, row: Usage) -> int:
-        """What one row costs, rounded once, half to even. Raises NoPrice."""
-        return round_half_even(row.milli_us * self.of(row.model, row.priority_class), _HOUR_UNITS)
+    def cost_micros(self, row: Usage) -> int | None:
+        """What one row costs, rounded once, half to even; None: it has no price."""
+        price = self.of(row.model, row.priority_class)
+        return None if price is None else round_half_even(row.milli_us * price, _HOUR_UNITS)
 
 
 def bill(usage: Iterable[Usage], prices: Prices, query: BillQuery, ledger_seq: int) -> BillReply:
-    """Prices rows and groups them as the query asks; one group never mixes teams. Raises NoPrice."""
+    """Prices rows and groups them as the query asks; one group never mixes teams. Use without a price is counted apart."""
     groups: dict[tuple[str, str], _Group] = {}
+    unpriced: set[str] = set()
     key_of = _GROUP_KEYS[query.group_by]
     for row in usage:
         day = day_text(row.day)
@@ -349,7 +335,11 @@ def bill(usage: Iterable[Usage], prices: Prices, query: BillQuery, ledger_seq: i
         key = (key_of(row), row.team)
         group = groups.get(key) or groups.setdefault(key, _Group())
         group.milli_us += row.milli_us
-        group.cost_micros += prices.cost_micros(row)
+        if (cost := prices.cost_micros(row)) is None:
+            group.unpriced_milli_us += row.milli_us
+            unpriced.add(row.model)
+        else:
+            group.cost_micros += cost
         group.jobs.add(row.job_id)
         group.attempts.add((row.job_id, row.attempt))
     rows = tuple(
@@ -361,6 +351,7 @@ def bill(usage: Iterable[Usage], prices: Prices, query: BillQuery, ledger_seq: i
             milli_us=group.milli_us,
             device_seconds=group.milli_us / _SECOND_UNITS,
             cost_micros=group.cost_micros,
+            unpriced_milli_us=group.unpriced_milli_us,
         )
         for (key, team), group in sorted(groups.items(), key=lambda item: item[0])
     )
@@ -369,6 +360,8 @@ def bill(usage: Iterable[Usage], prices: Prices, query: BillQuery, ledger_seq: i
         rows=rows,
         total_milli_us=sum(r.milli_us for r in rows),
         total_cost_micros=sum(r.cost_micros for r in rows),
+        unpriced_milli_us=sum(r.unpriced_milli_us for r in rows),
+        unpriced_models=tuple(sorted(unpriced)),
         ledger_seq=ledger_seq,
     )
 
@@ -377,6 +370,7 @@ def bill(usage: Iterable[Usage], prices: Prices, query: BillQuery, ledger_seq: i
 class _Group:
     milli_us: int = 0
     cost_micros: int = 0
+    unpriced_milli_us: int = 0
     jobs: set[str] = field(default_factory=set)
     attempts: set[tuple[str, int]] = field(default_factory=set)
 

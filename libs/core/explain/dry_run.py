@@ -444,12 +444,14 @@ def _open_parts(job: Job) -> list[tuple[Claim, ...]]:
 
 
 def _cost(job: Job, answer: PlanReply, market: Market, steps: float | None) -> PlannedCost | None:
-    """What it costs where it would run; without a place, on the first acceptable model."""
+    """What it costs where it would run; without a place, on the first acceptable model. None: that has no price."""
     billed = _billed(job, answer)
     if billed is None:
         return None
     spec, devices = job.spec, sum(len(n.devices) for n in answer.nodes) or job.shape.devices
     hour = market.prices.of(billed, spec.priority_class)
+    if hour is None:
+        return None
     milli = devices * job.shape.milli
     rate = market.table.rate(spec.resources.family, billed, devices)
     run_s: float | None = None

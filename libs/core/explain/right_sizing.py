@@ -138,6 +138,8 @@ def _fewer(case: _Request) -> Iterator[RightSize]:
     if count == r.devices:
         return
     hour = case.price(chosen)
+    if hour is None:
+        return
     within = "" if case.steps is None else _within(case.spec, case.steps / rate)
     yield RightSize(
         change=f"set resources.devices to {count}",
@@ -169,13 +171,16 @@ def _cheaper_model(case: _Request) -> Iterator[RightSize]:
             return
         if best.model == chosen or not case.in_time(best.steps_per_s) or not case.possible(best.model, r.devices):
             continue
+        hour, there = price(chosen), price(best.model)
+        if hour is None or there is None:
+            continue
         slower = now.steps_per_s / best.steps_per_s
         within = "" if best.finish_s is None else _within(case.spec, best.finish_s)
         pace = f"{slower:.2f} times as long" if slower > 1 else f"{slower:.2f} of the time"
         yield RightSize(
             change=f"set resources.types to [{best.model.partition(':')[0]}]",
             why=f"measured, {best.model} takes {pace} at {best.micros_per_step / now.micros_per_step:.0%} of the cost{within}",
-            saves_micros_per_hour=(price(chosen) - price(best.model)) * r.devices,
+            saves_micros_per_hour=(hour - there) * r.devices,
             saves_micros_per_step=now.micros_per_step - best.micros_per_step,
         )
         return
@@ -190,16 +195,21 @@ def _smaller(case: _Request) -> Iterator[RightSize]:
         return
     if spec.model is not None and spec.model.workload is not Workload.INFERENCE:
         return
-    fitting = [k for k in case.kinds if k.memory_mib >= need and price(k.billed) < price(case.chosen)]
-    fitting.sort(key=lambda k: (price(k.billed), k.memory_mib, k.billed))
-    best = next((k for k in fitting if case.possible(k.billed, 1)), None)
-    if best is None:
+    if (hour := price(case.chosen)) is None:
         return
+    priced = [(there, k) for k in case.kinds if k.memory_mib >= need and (there := price(k.billed)) is not None]
+    cheaper = sorted(
+        ((there, k) for there, k in priced if there < hour), key=lambda c: (c[0], c[1].memory_mib, c[1].billed)
+    )
+    found = next((c for c in cheaper if case.possible(c[1].billed, 1)), None)
+    if found is None:
+        return
+    there, best = found
     change = f"set resources.types to [{best.model}]" + (
         f" and resources.mig_profile to {best.profile}" if best.profile else ""
     )
     yield RightSize(
         change=change,
         why=f"it needs {need} MiB and {best.billed} has {best.memory_mib}; how fast it is there was not measured",
-        saves_micros_per_hour=price(case.chosen) - price(best.billed),
+        saves_micros_per_hour=hour - there,
     )

@@ -26,10 +26,8 @@ from schemas.resources import Objective
 
 HOUR_S = 3600
 
-Price = Callable[[str], int]
-"""Millionths of the currency unit per device and hour, of a billed model (`H100`, or `H100:1g.10gb`)."""
-PriceIfAny = Callable[[str], int | None]
-"""As `Price`; None for a model without a price."""
+Price = Callable[[str], int | None]
+"""Millionths of the currency unit per device and hour, of a billed model (`H100`, or `H100:1g.10gb`); None: no price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ def _beyond(curve: Sequence[tuple[int, float]], devices: int) -> float:
 
 def choose(
     table: Throughputs,
-    price: PriceIfAny,
+    price: Price,
     family: str,
     counts: Mapping[str, int] | int,
     models: Sequence[str],
@@ -156,7 +154,7 @@ def choose(
 def _weight(choice: ModelChoice, objective: str) -> float:
     if choice.steps_per_s is None:
         return 0.0
-    if objective == Objective.COST:
+    if objective == Objective.COST:  # what has no price comes after what has one
         return inf if choice.micros_per_step is None else choice.micros_per_step
     return 1 / choice.steps_per_s
 
@@ -164,7 +162,7 @@ def _weight(choice: ModelChoice, objective: str) -> float:
 class Chooser:
     """What the placer asks for the order of device models. Answers are kept: a cycle asks the same again and again."""
 
-    def __init__(self, table: Throughputs, price: PriceIfAny) -> None:
+    def __init__(self, table: Throughputs, price: Price) -> None:
         self.table, self.price = table, price
         self._known: dict[tuple[str, str, int, str, tuple[str, ...]], tuple[str, ...]] = {}
 

@@ -3,12 +3,16 @@
 It keeps its own books: intervals per device, parts per attempt, one terminal state per job. What counts against a team's
 limits (I7) stands in books of its own as well (`libs.core.projections.limit_books`). (I1-I3, I5, I7, I8, I10 are
 the names of these statements in docs/invariants.md.) It goes on after a violation, so that a report names them all.
+
+Its books hold what is open, and of ended jobs the last ids (`libs.core.projections.ended_ids`): an audit of ten million
+records must fit where one of ten thousand does.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from libs.core.projections.ended_ids import EndedIds
 from libs.core.projections.limit_books import Kind, LimitBooks
 from schemas import ledger as led
 from schemas.attempts import Evidence, Outcome
@@ -98,6 +102,8 @@ class Checker:
     def __init__(self) -> None:
         self.report = Verification()
         self._jobs: dict[str, _Job] = {}
+        """Jobs that have not ended; and ones that ended although they held something, until they do not."""
+        self._ended = EndedIds()
         self._devices: dict[str, _Device] = {}
         self._nodes: dict[str, tuple[int, bool]] = {}
         self._hosts: dict[str, _Host] = {}
@@ -131,7 +137,6 @@ class Checker:
 
     def finish(self) -> Verification:
         """The report so far."""
-        self.report.jobs = len(self._jobs)
         self.report.open_attempts = sum(job.open is not None for job in self._jobs.values())
         self.report.by_team = dict(sorted(self._by_team.items()))
         for device_id, device in self._devices.items():
@@ -229,9 +234,10 @@ class Checker:
         self._limits.set(e.team, e.limit_milli, e.by_type)
 
     def _job_queued(self, e: led.JobQueued, t_us: int) -> None:
-        if e.job_id in self._jobs:
+        if e.job_id in self._jobs or self._ended.has(e.job_id, t_us):
             self._broken("I3", f"{e.job_id} is queued a second time")
             return
+        self.report.jobs += 1
         self._jobs[e.job_id] = _Job(e.team, e.spec)
 
     def _job_granted(self, e: led.JobGranted, t_us: int) -> None:
@@ -353,6 +359,8 @@ class Checker:
         if e.outcome is Outcome.SUCCEEDED and not job.open.done:
             self._broken("I5", f"{e.job_id}.{e.attempt} is closed as succeeded, and a part of it ended otherwise")
         job.open, job.outcome = None, e.outcome
+        if job.terminal is not None:
+            del self._jobs[e.job_id]
 
     def _job_finished(self, e: led.JobFinished, t_us: int) -> None:
         job = self._alive(e.job_id, f"finished as {e.state.value}")
@@ -365,6 +373,9 @@ class Checker:
         if e.state is JobState.SUCCEEDED and job.outcome is not Outcome.SUCCEEDED:
             self._broken("I3", f"{e.job_id} succeeds without an attempt that did")
         job.terminal = e.state
+        self._ended.add(e.job_id, t_us)
+        if job.open is None:
+            del self._jobs[e.job_id]
         self.report.terminal[e.state.value] = self.report.terminal.get(e.state.value, 0) + 1
 
     def _preempting(self, e: led.AttemptPreempting, t_us: int) -> None:
@@ -383,7 +394,8 @@ class Checker:
     def _alive(self, job_id: str, what: str) -> _Job | None:
         job = self._jobs.get(job_id)
         if job is None:
-            self._broken("I3", f"{job_id} is {what} and was never queued")
+            ended = self._ended.has(job_id, self.report.last_t_us)
+            self._broken("I3", f"{job_id} is {what} " + ("after it ended" if ended else "and does not wait or run"))
         elif job.terminal is not None:
             self._broken("I3", f"{job_id} is {what} after it ended as {job.terminal.value}")
         else:

@@ -101,6 +101,7 @@ class Decider:
             self.learner.upkeep(View.of(self.state.fleet))
 
     def dump(self) -> Iterable[bytes]:
+        """Parts of the state as it is now, made as they are asked for (`libs.core.state.snapshot.dump`)."""
         return snapshot.dump(self.state, self.learner.dump() if self.learner is not None else None)
 
     @classmethod

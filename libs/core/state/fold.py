@@ -42,11 +42,13 @@ _CATEGORIES: dict[Outcome, Category] = {
 
 
 def apply(state: State, event: led.LedgerEvent, t_us: int) -> None:
-    """Changes `state` by one event of a record decided at `t_us`."""
+    """Changes `state` by one event of a record decided at `t_us`. An event changes no job but the one that it is about."""
     about = lifecycle.of_job(event)
     if about is None:
         _FOLD[type(event)](state, event, t_us)
         return
+    if state.cuts:
+        state.cuts.before_change(about.job_id)
     job = state.jobs.get(about.job_id)
     job_state, attempt_state = lifecycle.after(about, *(job.states if job is not None else (None, None)))
     _FOLD[type(event)](state, event, t_us)
@@ -127,7 +129,7 @@ def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
 
 
 def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
-    if e.job_id in state.finished:
+    if state.finished.knows(e.job_id, t_us):
         raise lifecycle.Forbidden(f"{e.job_id} is queued a second time")
     job = Job(
         e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec),
@@ -230,7 +232,7 @@ def _job_finished(state: State, e: led.JobFinished, t_us: int) -> None:
     if job.state is JobState.QUEUED:
         _dequeue(state, job)
     del state.jobs[e.job_id]
-    state.finished[e.job_id] = job.spec_hash
+    state.finished.add(e.job_id, job.spec_hash, t_us)
     state.finished_by_state[e.state.value] = state.finished_by_state.get(e.state.value, 0) + 1
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from libs.core.state.cut import Cuts
+from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Cap, Limits
@@ -212,8 +214,8 @@ class State:
 
     fleet: Fleet = field(default_factory=Fleet)
     jobs: dict[str, Job] = field(default_factory=dict)
-    finished: dict[str, str] = field(default_factory=dict)
-    """Ended jobs: id -> spec hash. Ids never expire, so a submit repeated after a year is still the same job."""
+    finished: EndedJobs = field(default_factory=EndedJobs)
+    """Ids of jobs that ended lately: what deduplicates client keys. Nothing else is kept of an ended job."""
     queues: dict[QueueKey, dict[str, int]] = field(default_factory=dict)
     """Each line in order: job id -> submitted_us."""
     on_node: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -242,6 +244,8 @@ class State:
     grants: int = 0
     preemptions: int = 0
     finished_by_state: dict[str, int] = field(default_factory=dict)
+    cuts: "Cuts[Job]" = field(default_factory=Cuts, compare=False)
+    """Snapshots of `jobs` that are being written: each job is shown to them before it changes."""
 
     def committed(self, team: str, but_not: str = "") -> dict[str, int]:
         """What counts against a team's limits, kind -> thousandths of devices: what its attempts hold, and what is kept for

@@ -6,20 +6,31 @@ is `[table, rows]` with at most `ROWS` rows. So neither encoding nor reading eve
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 ROWS = 2000
 """Rows in one part: a few hundred KB, some milliseconds to encode."""
 
 
-def write(about: Mapping[str, Any], tables: Mapping[str, Iterable[Any]], rows: int = ROWS) -> Iterator[bytes]:
-    """The parts, in the order of `tables` and of their rows. The tables must not change until the last part is taken."""
+def write(
+    about: Mapping[str, Any],
+    tables: Mapping[str, Iterable[Any]],
+    rows: int = ROWS,
+    *,
+    largest: Mapping[str, int] = MappingProxyType({}),
+) -> Iterator[bytes]:
+    """The parts, in the order of `tables` and of their rows. The tables must not change until the last part is taken.
+
+    `largest`: the rows in one part of tables whose rows are so large that `rows` of them are too many.
+    """
     yield _encode(about)
     for table, all_rows in tables.items():
+        most = largest.get(table, rows)
         chunk: list[Any] = []
         for row in all_rows:
             chunk.append(row)
-            if len(chunk) >= rows:
+            if len(chunk) >= most:
                 yield _encode([table, chunk])
                 chunk = []
         if chunk:

@@ -1,10 +1,23 @@
-"""A state as bytes and back. Two equal states give equal bytes, so snapshots also prove that folds agree (I9)."""
+"""A state as parts of bytes and back. Two equal states give equal parts, so snapshots also prove that folds agree (I9).
+
+A part is bounded (some milliseconds of work) and begins with one letter that says what it holds:
+
+    H  the header: everything small, JSON
+    N  nodes: a JSON line each
+    D  devices of the fleet, JSON
+    L  when jobs reach their time limits, JSON
+    J  jobs: a JSON line each
+    E  ids of ended jobs: a JSON line of numbers, then a slice of the table as it is (`libs.core.state.ended`)
+"""
 
 import json
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from libs.core.state.cut import chunks
+from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.fold import mark_holds, mark_repartitions
 from libs.core.state.lifecycle import AttemptState
@@ -15,11 +28,13 @@ from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory, Span
 
-VERSION = 5
+VERSION = 6
 """Of the layout of `dump`; whoever keeps the parts keeps it beside them, and reads no other (`libs.ledger.snapshots`)."""
-_PLAIN = (
-    "finished", "used", "limited", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state"
-)  # fmt: skip
+_CHUNK = 2000
+"""Devices, or time limits, of one part."""
+_NODES = 50
+"""Nodes of one part: each may have some ten devices."""
+_PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state")
 _JOB_PLAIN = (
     "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts",
     "preemptions", "first_grant_us",
@@ -29,12 +44,15 @@ _ATTEMPT_PLAIN = (
 )  # fmt: skip
 
 
-def dump(state: State, learned: Any = None) -> tuple[bytes, ...]:
-    """JSON with sorted keys, UTF-8. `learned`: what the placer knows of the mix of requests."""
-    body = {
+def dump(state: State, learned: Any = None) -> Iterator[bytes]:
+    """The parts of `state` as it is at this call, encoded one by one as they are asked for: it may change meanwhile.
+
+    Take them in the thread that changes the state (between its changes; compress and store them in another): only a row
+    that changes before its turn is encoded at once, everything else is shared. `learned`: what the placer knows of the
+    mix of requests.
+    """
+    header = {
         "learned": learned,
-        "fleet": _dump_fleet(state.fleet),
-        "jobs": [_dump_job(job) for job in sorted(state.jobs.values(), key=lambda j: j.id)],
         "repartitions": [asked.model_dump(mode="json") for asked in state.repartitions.values()],
         "withdrawn": sorted(state.withdrawn),
         "repartition_number": state.repartition_number,
@@ -43,7 +61,19 @@ def dump(state: State, learned: Any = None) -> tuple[bytes, ...]:
         "quotas": {team: limits.dump() for team, limits in state.quotas.items()},
         **{name: getattr(state, name) for name in _PLAIN},
     }
-    return (json.dumps(body, sort_keys=True, separators=(",", ":")).encode(),)
+    first = b"H" + _json(header)
+    nodes, devices, limited = _nodes(state.fleet), _devices(state.fleet), list(state.limited.items())
+    ended, jobs = state.finished.copy(), state.cuts.take(state.jobs, _encode_job)
+
+    def parts() -> Iterator[bytes]:
+        yield first
+        yield from (b"N" + part for part in nodes)
+        yield from (b"D" + part for part in devices)
+        yield from (b"L" + _json(some) for some in chunks(limited, _CHUNK))
+        yield from (b"E" + _json(numbers) + b"\n" + data for numbers, data in ended.dump())
+        yield from (b"J" + part for part in jobs.parts())
+
+    return parts()
 
 
 def load(parts: Iterable[bytes]) -> State:
@@ -52,12 +82,44 @@ def load(parts: Iterable[bytes]) -> State:
 
 
 def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
-    """The state, and what was `learned` (None: nothing)."""
-    body = json.loads(b"".join(parts))
-    state = State(fleet=_load_fleet(body["fleet"]), **{name: body[name] for name in _PLAIN})
+    """The state, and what was `learned` (None: nothing). Raises ValueError when the first part is no header."""
+    source = iter(parts)
+    body = json.loads(next(source, b"").removeprefix(b"H"))
+    state = State(**{name: body[name] for name in _PLAIN})
     state.quotas = {team: Limits.load(limits) for team, limits in body["quotas"].items()}
-    jobs = [_load_job(j) for j in body["jobs"]]
-    state.jobs = {job.id: job for job in jobs}
+    nodes: list[Any] = []
+    devices: list[Any] = []
+    ended: list[tuple[list[int], bytes]] = []
+    for part in source:
+        kind, data = part[:1], part[1:]
+        if kind == b"J":
+            for line in data.split(b"\n"):
+                job = _load_job(json.loads(line))
+                state.jobs[job.id] = job
+        elif kind == b"E":
+            numbers, _, table = data.partition(b"\n")
+            ended.append((json.loads(numbers), table))
+        elif kind == b"N":
+            nodes += map(json.loads, data.split(b"\n"))
+        elif kind == b"L":
+            state.limited.update(json.loads(data))
+        else:
+            devices += json.loads(data)
+    state.fleet, state.finished = _load_fleet(nodes, devices), EndedJobs.load(ended)
+    _index(state)
+    state.holds = {holder: tuple(held) for holder, held in body["holds"]}
+    mark_holds(state)
+    asked = [BoardRecut.model_validate(raw) for raw in body["repartitions"]]
+    state.repartitions = {one.recut.board: one for one in asked}
+    state.withdrawn = set(body["withdrawn"])
+    state.repartition_number, state.repartition_us = body["repartition_number"], body["repartition_us"]
+    mark_repartitions(state)
+    return state, body["learned"]
+
+
+def _index(state: State) -> None:
+    """What follows from the jobs: who waits, and what runs where."""
+    jobs = list(state.jobs.values())
     for job in sorted(jobs, key=lambda j: (j.submitted_us, j.id)):
         if job.state is JobState.QUEUED:
             state.queues.setdefault(job.queue, {})[job.id] = job.submitted_us
@@ -69,14 +131,6 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
             if not part.freed:
                 state.on_node[part.node][job.id] = None
                 state.fleet.occupy_hosts(part.claims)
-    state.holds = {holder: tuple(devices) for holder, devices in body["holds"]}
-    mark_holds(state)
-    asked = [BoardRecut.model_validate(raw) for raw in body.get("repartitions", ())]
-    state.repartitions = {one.recut.board: one for one in asked}
-    state.withdrawn = set(body.get("withdrawn", ()))
-    state.repartition_number, state.repartition_us = body.get("repartition_number", {}), body.get("repartition_us", {})
-    mark_repartitions(state)
-    return state, body.get("learned")
 
 
 def _grant_order(job: Job) -> tuple[int, int, str]:
@@ -85,40 +139,59 @@ def _grant_order(job: Job) -> tuple[int, int, str]:
     return (attempt.granted_us, attempt.claims[0].epoch, job.id) if attempt is not None else (0, 0, job.id)
 
 
-def _dump_fleet(fleet: Fleet) -> dict[str, Any]:
+def _nodes(fleet: Fleet) -> Iterator[bytes]:
+    """Inventories, a line each, of the nodes as they are at this call: `packed` never changes, a new one replaces it."""
+    nodes = [fleet.nodes[name] for name in fleet.node_names.names]
+    rows = [(node.packed, node.incarnation, node.up) for node in nodes]
+
+    def parts() -> Iterator[bytes]:
+        for some in chunks(rows, _NODES):
+            yield b"\n".join(
+                b"[" + zlib.decompress(packed) + b"," + _json([incarnation, up])[1:] for packed, incarnation, up in some
+            )
+
+    return parts()
+
+
+def _devices(fleet: Fleet) -> Iterator[bytes]:
+    """[id, epoch, free compute, free memory, memory] per device, of the arrays as they are at this call."""
     n = len(fleet)
-    return {
-        "nodes": [
-            [fleet.nodes[name].inventory.model_dump(mode="json"), fleet.nodes[name].incarnation, fleet.nodes[name].up]
-            for name in fleet.node_names.names
-        ],
-        "devices": [
-            [name, int(fleet.epoch[i]), int(fleet.free_milli[i]), int(fleet.free_mib[i]), int(fleet.memory_mib[i])]
-            for i, name in enumerate(fleet.devices.names[:n])
-        ],
-    }
+    names = fleet.devices.names[:n]
+    columns = [array[:n].copy() for array in (fleet.epoch, fleet.free_milli, fleet.free_mib, fleet.memory_mib)]
+
+    def parts() -> Iterator[bytes]:
+        for start in range(0, n, _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            yield _json([list(row) for row in zip(names[chunk], *(c[chunk].tolist() for c in columns), strict=True)])
+
+    return parts()
 
 
-def _load_fleet(body: dict[str, Any]) -> Fleet:
+def _load_fleet(nodes: list[Any], devices: list[Any]) -> Fleet:
     """Devices get their rows back: of two equal ones the lower row is taken, and recuts add rows out of node order."""
     fleet = Fleet()
-    for name, *_ in body["devices"]:  # also those that no node has now: their epochs must still never go back
+    for name, *_ in devices:  # also those that no node has now: their epochs must still never go back
         fleet.adopt(name)
-    for raw, incarnation, up in body["nodes"]:
+    for raw, incarnation, up in nodes:
         node = fleet.join(Inventory.model_validate(raw), incarnation)
         if not up:
             fleet.leave(node.name)
-    for name, epoch, free_milli, free_mib, memory_mib in body["devices"]:
+    for name, epoch, free_milli, free_mib, memory_mib in devices:
         row = fleet.row(name)
         fleet.epoch[row], fleet.free_milli[row] = epoch, free_milli
         fleet.free_mib[row], fleet.memory_mib[row] = free_mib, memory_mib
     return fleet
 
 
+def _encode_job(_: str, job: Job) -> bytes:
+    """One line. The spec, which is most of it, goes from the model to JSON without a dict between."""
+    return _json(_dump_job(job))[:-1] + b',"spec":' + job.spec.__pydantic_serializer__.to_json(job.spec) + b"}"
+
+
 def _dump_job(job: Job) -> dict[str, Any]:
+    """Everything but the spec."""
     return {
         **{name: getattr(job, name) for name in _JOB_PLAIN},
-        "spec": job.spec.model_dump(mode="json"),
         "state": job.state.value,
         "latency": job.latency.value,
         "endings": job.endings,
@@ -147,7 +220,7 @@ def _load_job(raw: dict[str, Any]) -> Job:
         spec=spec,
         shape=shape_of(spec),
         state=JobState(raw["state"]),
-        latency=Latency(raw.get("latency", Latency.NORMAL)),
+        latency=Latency(raw["latency"]),
         endings={Category(name): count for name, count in raw["endings"].items()},
         resume=_checkpoint(raw["resume"]),
         current=_load_attempt(raw["current"]) if raw["current"] else None,
@@ -167,9 +240,13 @@ def _load_attempt(raw: dict[str, Any]) -> Attempt:
         claims=claims,
         parts=parts,
         checkpoint=_checkpoint(raw["checkpoint"]),
-        span=Span.model_validate(raw["span"]) if raw.get("span") else None,
+        span=Span.model_validate(raw["span"]) if raw["span"] else None,
     )
 
 
 def _checkpoint(raw: dict[str, Any] | None) -> Checkpoint | None:
     return Checkpoint.model_validate(raw) if raw else None
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -3,6 +3,7 @@
 from libs.core.scheduling.reactions.attempts import release_hold, stop
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state import lifecycle
+from libs.core.state.ended import DAY_US, too_old
 from schemas import inbox, ledger
 from schemas.attempts import Cause
 from schemas.jobs import JobState
@@ -10,11 +11,14 @@ from schemas.jobs import JobState
 
 def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
     state = d.state
-    known = state.jobs[m.job_id].spec_hash if m.job_id in state.jobs else state.finished.get(m.job_id)
-    if known == m.spec_hash:
+    job = state.jobs.get(m.job_id)
+    same = job.spec_hash == m.spec_hash if job else state.finished.same(m.job_id, m.spec_hash, d.t_us)
+    if same:
         return
-    if known is not None:
+    if same is False:
         raise InputRefused(f"client key {m.client_key!r} already names {m.job_id} with another body; use a new key")
+    if m.submitted_us < state.finished.oldest_us(d.t_us):
+        raise InputRefused(f"{m.job_id}: {too_old(m.submitted_us, d.t_us, state.finished)}; submit it again")
     d.emit(
         ledger.JobQueued(
             job_id=m.job_id,
@@ -34,9 +38,10 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
 def cancel_requested(d: Decision, m: inbox.CancelRequested) -> None:
     job = d.state.jobs.get(m.job_id)
     if job is None:
-        if m.job_id in d.state.finished:
+        if d.state.finished.knows(m.job_id, d.t_us):
             return
-        raise InputRefused(f"no job {m.job_id}")
+        days = d.state.finished.window_us(d.t_us) / DAY_US
+        raise InputRefused(f"no job {m.job_id} waits or runs, and none of that id ended in the last {days:.3g} days")
     if job.team != m.team:
         raise InputRefused(f"no job {m.job_id} of team {m.team}")
     if lifecycle.allows(ledger.JobFinished, *job.states):

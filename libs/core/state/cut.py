@@ -1,0 +1,68 @@
+"""A table as it was at one moment, encoded little by little while it goes on changing.
+
+A state of 500,000 jobs takes seconds to encode, and a decision may not wait for that. Copying it first would take as
+long. So the cut shares all rows with the table, and a row that is about to change is encoded before it does
+(copy on write, by row): the price is one dict copy at the start, and one row's encoding for each row that changes
+before its turn.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+from weakref import WeakSet
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+ROWS = 100
+"""Rows of one part: some milliseconds of work."""
+
+
+class Cut(Generic[V]):
+    """The rows of `table`, each encoded by `encode` (key and row) to bytes without a newline, in the table's order."""
+
+    def __init__(self, table: dict[str, V], encode: Callable[[str, V], bytes]) -> None:
+        self._order = list(table)
+        self._left = table.copy()
+        self._encode = encode
+        self._early: dict[str, bytes] = {}
+
+    def before_change(self, key: str) -> None:
+        """Row `key` of the table is about to change or to go."""
+        row = self._left.pop(key, None)
+        if row is not None:
+            self._early[key] = self._encode(key, row)
+
+    def parts(self) -> Iterator[bytes]:
+        """Lines of up to `ROWS` rows each; to be read once."""
+        for keys in chunks(self._order, ROWS):
+            yield b"\n".join(map(self._take, keys))
+
+    def _take(self, key: str) -> bytes:
+        row = self._left.pop(key, None)
+        return self._early.pop(key) if row is None else self._encode(key, row)
+
+
+class Cuts(Generic[V]):
+    """The cuts of one table that are not read to their end. One that nobody holds any more is gone by itself."""
+
+    def __init__(self) -> None:
+        self._open: WeakSet[Cut[V]] = WeakSet()
+
+    def __bool__(self) -> bool:
+        return len(self._open) > 0
+
+    def take(self, table: dict[str, V], encode: Callable[[str, V], bytes]) -> Cut[V]:
+        """A cut of `table` as it is now."""
+        cut = Cut(table, encode)
+        self._open.add(cut)
+        return cut
+
+    def before_change(self, key: str) -> None:
+        for cut in self._open:
+            cut.before_change(key)
+
+
+def chunks(rows: Sequence[T], size: int = ROWS) -> Iterator[Sequence[T]]:
+    """`rows` in order, up to `size` at a time."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
