@@ -16,11 +16,11 @@ def seconds_to_ready(fleet: Fleet, node_codes: Ints, shape: Shape) -> Floats:
     """
     missing_mib = np.zeros(len(node_codes), dtype=np.float64)
     for name, size_mib in shape.contents:
-        holders = fleet.content_nodes.get(name)
-        if not holders:
+        having = fleet.content_nodes.get(name)
+        if not having:
             missing_mib += size_mib
         else:
-            missing_mib[~np.isin(node_codes, np.fromiter(holders, dtype=np.int64, count=len(holders)))] += size_mib
+            missing_mib[~np.isin(node_codes, np.fromiter(having, dtype=np.int64, count=len(having)))] += size_mib
     return missing_mib / np.maximum(1, fleet.fetch_mib_s[node_codes])
 
 
