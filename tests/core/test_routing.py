@@ -33,7 +33,7 @@ def queued(context: AdmissionContext, submit: SubmitJob, team: str = "red") -> N
         spec_hash=content_hash(submit.model_dump_json().encode()), preempts=False, submitted_us=0,
     )  # fmt: skip
     record = LedgerRecord(pool="x", prev_seq=0, prev_hash="", inbox_seq=0, t_us=0, writer="w", events=(event,))
-    context.fleet.apply(record)
+    context.fleet.apply(record, 1)
 
 
 @pytest.fixture
