@@ -259,7 +259,7 @@ class Meter:
                 "models": self._models.items(),
                 "jobs": self._jobs.items(),
                 "held": ((job, h.attempt, h.opened_us, h.by_node) for job, h in self._held.items()),
-                "rows": ((team, *key, n) for team, rows in self._rows.items() for key, n in rows.items()),
+                "rows": ((team, *key, n) for team, rows in sorted(self._rows.items()) for key, n in rows.items()),
             },
         )
 
