@@ -20,8 +20,8 @@ from libs.core.explain.dry_run import Market
 from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.throughput import Chooser
-from libs.core.scheduling.cycle import Policy
 from libs.core.scheduling.decider import Decider, Deciders
+from libs.core.scheduling.policy import Policy
 from libs.core.state.desired import desired, nodes_touched
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter

@@ -98,7 +98,7 @@ class DryRunPlanner:
 
 def queue_list(machine: Decider, query: QueueListQuery, team: str) -> QueueList:
     """A team sees its own waiting jobs, the operator all."""
-    jobs = queue_view(machine.state, machine.plan, limit=5000)
+    jobs = queue_view(machine.state, machine.plan, limit=5000, policy=machine.policy)
     mine = [j for j in jobs if team in (OPERATOR, j.team)]
     return QueueList(jobs=tuple(mine[: query.limit]), total=len(mine))
 

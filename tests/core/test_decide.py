@@ -201,8 +201,8 @@ def test_an_old_gang_is_not_starved_by_small_jobs():
 
 
 def test_a_cycle_grants_no_more_than_a_message_of_the_bus_can_carry():
-    from libs.core.scheduling.cycle import Policy
     from libs.core.scheduling.decider import Decider
+    from libs.core.scheduling.policy import Policy
 
     w = World()
     w.machine = Decider(policy=Policy(claims_per_cycle=8))

@@ -12,8 +12,8 @@ from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement import Placed, View, find, mig
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
-from libs.core.scheduling.cycle import Policy
 from libs.core.scheduling.decider import Decider
+from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Shape, State
 from schemas import inbox

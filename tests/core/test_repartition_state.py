@@ -7,7 +7,7 @@ import pytest
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.scheduling import repartition
-from libs.core.scheduling.cycle import Policy
+from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reactions import Decision, react
 from libs.core.state import snapshot
 from libs.core.state.desired import desired

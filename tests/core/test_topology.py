@@ -13,7 +13,7 @@ from libs.core.placement.search.gang import cut, gap
 from libs.core.placement.search.links import LINKS, link_gb_s
 from libs.core.placement.search.topology import SPANS
 from libs.core.scheduling import preemption
-from libs.core.scheduling.cycle import reserve
+from libs.core.scheduling.reservation import reserve
 from libs.core.state.desired import desired
 from libs.core.state.fleet import Fleet, Index
 from libs.core.state.model import Shape, shape_of
@@ -412,7 +412,7 @@ def test_a_reservation_keeps_one_island_only():
     w.started(submit(w, "busy2", Resources(devices=2, topology=level("nvlink"))))
     job = submit(w, "gang", Resources(devices=4, topology=level("nvlink")))
     view = View.of(w.machine.state.fleet)
-    assert reserve(view, w.machine.state.jobs[job])
+    assert len(reserve(view, w.machine.state.jobs[job].shape))
     assert np.flatnonzero(view.blocked).tolist() == [4, 5, 6, 7]
 
 

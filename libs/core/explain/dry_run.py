@@ -17,7 +17,7 @@ are placed before it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import takewhile
 from math import sqrt
 
 import numpy as np
@@ -35,11 +35,14 @@ from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.metering import Prices
 from libs.core.explain.diagnosis import diagnose
 from libs.core.explain.right_sizing import kinds_of, suggest
-from libs.core.explain.waiting import keep_reserved, open_view, order
+from libs.core.explain.waiting import jobs_ahead, open_view
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.context import context_of
 from libs.core.placement.throughput import HOUR_S, Chooser, Throughputs
 from libs.core.scheduling import cycle, limits, preemption
+from libs.core.scheduling.order import front, in_order, is_due
+from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.reservation import keep_ahead
 from libs.core.state.fleet import Ints
 from libs.core.state.model import Job, State, shape_of
 from schemas.jobs import JobSpec, JobState, SubmitJob
@@ -61,7 +64,7 @@ class Market:
     prices: Prices
     table: Throughputs = field(default_factory=Throughputs)
     classes: Mapping[str, PriorityClass] = field(default_factory=lambda: {c.name: c for c in DEFAULT_CLASSES})
-    policy: cycle.Policy = field(default_factory=cycle.Policy)
+    policy: Policy = field(default_factory=Policy)
 
     @property
     def chooser(self) -> Chooser | None:
@@ -139,13 +142,13 @@ def _job(spec: JobSpec, team: str, t_us: int, priority_class: PriorityClass) -> 
 
 
 def _with(state: State, job: Job) -> State:
-    """`state` with the job at the end of its line; only what is changed is copied."""
-    line = {**state.queues.get(job.queue, {}), job.id: job.submitted_us}
-    return replace(state, jobs={**state.jobs, job.id: job}, queues={**state.queues, job.queue: line})
+    """`state` with the job at the end of its queue; only what is changed is copied."""
+    queue = {**state.queues.get(job.queue, {}), job.id: job.submitted_us}
+    return replace(state, jobs={**state.jobs, job.id: job}, queues={**state.queues, job.queue: queue})
 
 
 def _answer(state: State, job: Job, t_us: int, market: Market) -> PlanReply:
-    ahead = order(state).index(job.id)
+    ahead = jobs_ahead(state, job, t_us, market.policy)
     placed, outcome, view = _now(state, job, t_us, market)
     if placed is not None:
         where = _where(state, placed)
@@ -166,7 +169,7 @@ def _answer(state: State, job: Job, t_us: int, market: Market) -> PlanReply:
         suggestion=found.suggestion,
         alternatives=found.changes[1:],
     )
-    choice = preemption.choice_for(state, job, t_us)
+    choice = preemption.choice_for(state, job, t_us, market.policy)
     if choice is not None:
         return reply.model_copy(update=_by_preemption(state, choice))
     return reply.model_copy(update=_later(state, job, outcome, context, t_us, market))
@@ -175,13 +178,14 @@ def _answer(state: State, job: Job, t_us: int, market: Market) -> PlanReply:
 def _now(state: State, job: Job, t_us: int, market: Market) -> tuple[Placed | None, Blocked | None, View]:
     """The job's place in a cycle at `t_us`, or why it gets none; and the view on which changes are to be tried.
 
-    Lines that wait have been tried by the last cycle, so of them only those matter that may reserve devices: gangs that
-    have waited long, of its priority or above.
+    Queues that wait have been tried by the last cycle, so of them only those matter that may keep devices: gangs whose
+    reservation is due, of its priority or above.
     """
     keep = {
-        key: line
-        for key, line in state.queues.items()
-        if key == job.queue or (key[0] >= job.priority and key[2].devices > 1 and _old(state, line, t_us, market))
+        key: queue
+        for key, queue in state.queues.items()
+        if key == job.queue
+        or (key[0] >= job.priority and any(is_due(j, t_us, market.policy) for j in front(state, key)))
     }
     view = open_view(state, market.chooser)
     result = cycle.plan(replace(state, queues=keep), t_us, market.policy)
@@ -191,12 +195,8 @@ def _now(state: State, job: Job, t_us: int, market: Market) -> tuple[Placed | No
             return _exactly(view, job, rows, context_of(state, job, t_us)), None, view
         view.take(rows, grant.job.shape)
     outcome = result.waiting.get(job.queue) or Blocked(BlockReason.BUSY, (), 0)
-    keep_reserved(view, state, job, result.waiting, t_us, market.policy)
+    keep_ahead(view, state, job, result.waiting, t_us, market.policy)
     return None, outcome, view
-
-
-def _old(state: State, line: Mapping[str, int], t_us: int, market: Market) -> bool:
-    return any(t_us - state.jobs[j].queued_us >= market.policy.reserve_after_us for j in islice(line, 1))
 
 
 def _exactly(view: View, job: Job, rows: Ints, context: Context) -> Placed:
@@ -265,8 +265,8 @@ def _later(state: State, job: Job, outcome: Blocked, context: Context, t_us: int
             "verdict": PlanVerdict.NEVER,
             "start_basis": "it would not fit on the devices that are up even if all were free",
         }
-    waiting = order(state)
-    ahead = [state.jobs[j] for j in waiting[: waiting.index(job.id)] if j not in state.holds]
+    waiting = takewhile(lambda other: other.id != job.id, in_order(state, t_us, market.policy))
+    ahead = [other for other in waiting if other.id not in state.holds]
     ends = [end for j in running if (end := _end_of(j, t_us)) is not None]
     endless = len(running) - len(ends)
     but = f"; {_some(endless, 'running job')} without a time limit not counted" if endless else ""

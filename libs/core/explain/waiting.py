@@ -1,14 +1,16 @@
 """Why a job is where it is: the same code that places it says what keeps it out."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from itertools import islice
 
 from libs.core.explain.diagnosis import diagnose
 from libs.core.placement import Blocked, View, find
 from libs.core.placement.context import context_of, reserve_host_resources
 from libs.core.placement.throughput import Chooser
-from libs.core.scheduling.cycle import Plan, Policy, reserve
+from libs.core.scheduling.cycle import Plan
 from libs.core.scheduling.limits import OVER_LIMIT, Tally
+from libs.core.scheduling.order import in_order
+from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.reservation import keep_ahead
 from libs.core.state.model import Job, QueueKey, State
 from schemas.jobs import JobState
 from schemas.queries import Explanation, QueuedJob
@@ -26,11 +28,11 @@ def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Ex
         return Explanation(job_id=job.id, state=job.state, reason="preempting", text=text)
     outcome = plan.waiting.get(job.queue)
     view, context = open_view(state, policy.chooser), context_of(state, job, state.t_us)
-    keep_reserved(view, state, job, plan.waiting, state.t_us, policy)
+    keep_ahead(view, state, job, plan.waiting, state.t_us, policy)
     room = Tally(state).room(job)
     found = OVER_LIMIT if room.request is None else find(view, room.request, context=context)
     outcome = found if isinstance(found, Blocked) else outcome
-    ahead = order(state).index(job.id)
+    ahead = jobs_ahead(state, job, state.t_us, policy)
     if outcome is None:
         text = "it fits now and is granted with the next decision"
         return Explanation(job_id=job.id, state=job.state, reason="next", text=text, ahead=ahead)
@@ -53,39 +55,15 @@ def open_view(state: State, chooser: Chooser | None) -> View:
     return view
 
 
-def keep_reserved(
-    view: View, state: State, job: Job, waiting: Mapping[QueueKey, Blocked], t_us: int, policy: Policy
-) -> None:
-    """Keeps on `view` what a cycle keeps from `job` for gangs that have waited long, first come first.
-
-    `waiting`: why each line waits. For a line of which that is not known nothing is kept.
-    """
-    mine = (-job.priority, job.submitted_us, job.id)
-    aged = t_us - policy.reserve_after_us
-    heads = [state.jobs[next(iter(line))] for key, line in state.queues.items() if line and key[0] >= job.priority]
-    gangs = sorted((-j.priority, j.submitted_us, j.id) for j in heads if j.shape.devices > 1 and j.queued_us <= aged)
-    left, tally = policy.reservations, Tally(state)
-    for key in gangs:
-        gang = state.jobs[key[2]]
-        if gang.id == job.id or (key > mine and job.shape.devices > 1 and job.queued_us <= aged):
-            break  # it comes first itself
-        blocked = waiting.get(gang.queue)
-        request = tally.room(gang).request
-        if left and blocked is not None and request is not None:
-            left -= reserve(view, replace(gang, shape=request), context_of(state, gang, t_us))
+def jobs_ahead(state: State, job: Job, t_us: int, policy: Policy) -> int:
+    """How many waiting jobs a cycle at `t_us` would consider before this one if nothing were granted in between."""
+    return next(i for i, other in enumerate(in_order(state, t_us, policy)) if other.id == job.id)
 
 
-def order(state: State) -> list[str]:
-    """Waiting jobs in the order in which a cycle would consider them if nothing were granted in between."""
-    waiting = [state.jobs[job_id] for line in state.queues.values() for job_id in line]
-    used = {team: state.committed_milli(team) for _, team, _ in state.queues}
-    return [j.id for j in sorted(waiting, key=lambda j: (-j.priority, used[j.team], j.submitted_us, j.id))]
-
-
-def queue_view(state: State, plan: Plan, limit: int) -> list[QueuedJob]:
-    """The first `limit` waiting jobs, each with the reason of its line."""
+def queue_view(state: State, plan: Plan, limit: int, policy: Policy = Policy()) -> list[QueuedJob]:
+    """The first `limit` waiting jobs in the order in which they are considered, each with the reason of its queue."""
     reasons: dict[QueueKey, str] = {key: blocked.reason.value for key, blocked in plan.waiting.items()}
-    return [_queued(state.jobs[job_id], reasons) for job_id in order(state)[:limit]]
+    return [_queued(job, reasons) for job in islice(in_order(state, state.t_us, policy), limit)]
 
 
 def _queued(job: Job, reasons: dict[QueueKey, str]) -> QueuedJob:

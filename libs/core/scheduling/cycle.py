@@ -1,21 +1,16 @@
-"""One scheduling cycle: snapshot -> order -> place -> plan.
+"""One scheduling cycle: who is next, does it fit, what does it keep from others.
 
-The naive cycle tries every waiting job in order on what is free. This one does the same with three differences, so that
-a long queue costs little:
+The naive cycle tries every waiting job in order on what is free. This one does the same at less cost, and fairer:
 
-1. Waiting jobs stand in lines by (priority, team, shape). What does not fit blocks its own line only, so a cycle costs
-   one search per line and one per grant, not one per job.
-2. Between teams of one priority the one that holds the least goes first, then the older job (a live max-min share).
-3. A gang that has waited for `Policy.reserve_after_us` gets a reservation: the group of devices where it will fit
-   soonest takes no more jobs of its priority or lower (backfill goes on elsewhere), so it cannot starve.
+1. What does not fit blocks its own queue only, so a cycle costs one search per queue and one per grant, not one per job.
+   Who comes before whom says `order`.
+2. It looks only at the queues that something since the last cycle may have helped; `backlog` knows which.
+3. A gang that has waited long keeps devices from those behind it (`reservation`), so that it cannot starve.
 
 Priority is strict: a lower one gets only what the higher ones leave.
 """
 
-import heapq
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from libs.core.placement import Blocked, Placed, View, find
 from libs.core.placement.context import (
@@ -28,38 +23,15 @@ from libs.core.placement.context import (
     spread_key,
 )
 from libs.core.placement.granted import claims_of, span_of_gang
-from libs.core.placement.search.gang import usable
-from libs.core.placement.search.topology import allowed_levels, spans_at
-from libs.core.placement.throughput import Chooser
 from libs.core.placement.view import NOBODY, Context
-from libs.core.scheduling.limits import OVER_LIMIT, Room, Tally
+from libs.core.scheduling.backlog import Backlog
+from libs.core.scheduling.limits import OVER_LIMIT, Tally
+from libs.core.scheduling.order import Order
+from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.reservation import Reservations
 from libs.core.state.fold import hold_code
-from libs.core.state.model import Job, QueueKey, State
-from schemas.resources import WHOLE_MILLI, Claim, Span
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Knobs of the cycle. An operator rarely turns them."""
-
-    reserve_after_us: int = 60_000_000
-    """How long a gang waits before devices are kept free for it."""
-    reservations: int = 4
-    """How many such gangs at once: each keeps devices idle that others could use."""
-    claims_per_cycle: int = 1024
-    """A cycle ends before it grants more than this (a larger gang goes alone): a record must fit into one message of
-    the bus. The next cycle goes on with the next input, a tick at the latest."""
-    chooser: Chooser | None = None
-    """Orders device models by measured throughput, for jobs with an objective."""
-    repartition: bool = True
-    """Cut idle slices of dynamic MIG boards anew for requests that no instance serves (`libs.core.scheduling.repartition`)."""
-    repartition_after_us: int = 30_000_000
-    """How long such a request waits first: what runs may end soon, and its instance serves without a cut."""
-    repartition_rest_us: int = 300_000_000
-    """How long a board stays as it is after a recut, so that two profiles in competition do not cut it to and fro."""
-    repartition_answer_us: int = 600_000_000
-    """How long a node that is up may take to answer a recut before it is withdrawn. Cutting a board takes seconds; an
-    agent tries again every few seconds."""
+from libs.core.state.model import Job, QueueKey, Shape, State
+from schemas.resources import Claim, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,126 +42,75 @@ class Grant:
     """Of a gang: how close together it is."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What a cycle decided: grants in order, and for each line that waits, why."""
+    """What a cycle decided: grants in order, and for each queue that waits, why."""
 
     grants: list[Grant] = field(default_factory=list)
     waiting: dict[QueueKey, Blocked] = field(default_factory=dict)
+    complete: bool = True
+    """False: it stopped at `Policy.claims_per_cycle`, and more may fit. The next cycle goes on from there."""
 
 
-def plan(state: State, t_us: int, policy: Policy = Policy()) -> Plan:
-    """Grants for the jobs that fit now. Changes nothing; `state` is read at time `t_us`."""
-    if not state.queues:
-        return Plan()
+def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | None = None) -> Plan:
+    """Grants for the jobs that fit now. Changes nothing but the `backlog`; without one it looks at everything."""
+    backlog = backlog if backlog is not None else Backlog()
+    queues = backlog.to_consider(state, t_us)
+    if not queues:
+        return Plan(waiting=dict(backlog.waiting))
     view = View.of(state.fleet, policy.chooser)
     reserve_host_resources(state, view)
-    result = Plan()
-    used = {team: state.committed_milli(team) for _, team, _ in state.queues}
-    tally = Tally(state)
-    lines = {key: iter(line) for key, line in state.queues.items()}
-    heap: list[_Entry] = []
-
-    def consider_next(key: QueueKey) -> None:
-        job_id = next(lines[key], None)
-        if job_id is not None:
-            heapq.heappush(heap, _entry(state.jobs[job_id], used, t_us, policy))
-
-    for key in lines:
-        consider_next(key)
-    stuck: dict[QueueKey, Job] = {}
+    order, tally = Order(state, t_us, policy, queues), Tally(state)
+    reservations = Reservations(state, view, t_us, policy, backlog.reserved)
     peers: dict[SpreadKey, set[int]] = {}
-    reserved = claims = 0
-    while heap:
-        entry = heapq.heappop(heap)
-        job = entry.job
-        if entry.young and used[job.team] != entry.used:  # its team was granted something since: no longer first
-            heapq.heappush(heap, _entry(job, used, t_us, policy))
+    grants: list[Grant] = []
+    claims, complete = 0, True
+    while (job := order.next()) is not None:
+        held = job.id in state.holds
+        request = tally.room(job).request
+        outcome: Placed | Blocked = OVER_LIMIT
+        if request is not None:
+            outcome = backlog.outcome(job) or _search(state, view, job, request, context_of(state, job, t_us, peers))
+        if isinstance(outcome, Blocked):
+            backlog.blocked(job, request, outcome, t_us, policy, held=held)
+            order.add(backlog.opened(view, reservations.keep(job, request)))
+            if held:  # it waits for its own devices: the next of its queue may still fit elsewhere
+                order.passed(job)
             continue
-        context = context_of(state, job, t_us, peers)
-        room = tally.room(job)
-        outcome = _try(state, view, job, room, context)
-        if isinstance(outcome, Placed):
-            claims += len(outcome.rows)
-            if result.grants and claims > policy.claims_per_cycle:
-                return result
-            result.grants.append(
-                Grant(job, claims_of(view, job.shape, outcome), span_of_gang(view, job.shape, outcome))
-            )
-            view.take(outcome.rows, job.shape, outcome.roles)
-            if job.shape.spread[0]:
-                nodes = state.fleet.node[outcome.rows].tolist()
-                peers.setdefault(spread_key(job), set()).update(nodes_kept_away(state.fleet, job, nodes))
-            result.waiting.pop(job.queue, None)
-            used[job.team] += len(outcome.rows) * job.shape.milli - state.kept_milli(job.id)
-            tally.take(job, outcome.rows.tolist())
-            if job.id in state.holds:  # the rest of what was kept is open again, also to those turned away before
-                view.held[view.held == hold_code(state, job.id)] = NOBODY
-                for other in stuck.values():
-                    heapq.heappush(heap, _entry(other, used, t_us, policy))
-                stuck.clear()
-            consider_next(job.queue)
-            continue
-        result.waiting[job.queue] = outcome
-        stuck[job.queue] = job
-        if not entry.young and room.request is not None and reserved < policy.reservations:
-            reserved += reserve(view, replace(job, shape=room.request), context)
-        if job.id in state.holds:  # it waits for its own devices: the next in its line may still fit elsewhere
-            consider_next(job.queue)
-    return result
+        claims += len(outcome.rows)
+        if grants and claims > policy.claims_per_cycle:
+            complete = False
+            break
+        grants.append(Grant(job, claims_of(view, job.shape, outcome), span_of_gang(view, job.shape, outcome)))
+        view.take(outcome.rows, job.shape, outcome.roles)
+        order.granted(job, len(outcome.rows) * job.shape.milli)
+        tally.take(job, outcome.rows.tolist())
+        if job.shape.spread[0]:
+            nodes = state.fleet.node[outcome.rows].tolist()
+            peers.setdefault(spread_key(job), set()).update(nodes_kept_away(state.fleet, job, nodes))
+        if held and _release_rest(state, view, job):  # open again, also to those that were turned away before
+            backlog.restart(state)
+            reservations.restart()
+            order.restart()
+        else:
+            order.add(backlog.opened(view, reservations.end(job.id)))
+    backlog.finish(complete, granted=bool(grants))
+    return Plan(grants, dict(backlog.waiting), complete)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Entry:
-    """A line's head in the order of consideration: priority, gangs that waited long, the team's share, age."""
-
-    minus_priority: int
-    young: bool
-    used: int
-    submitted_us: int
-    job_id: str
-    job: Job = field(compare=False)
-
-
-def _entry(job: Job, used: dict[str, int], t_us: int, policy: Policy) -> _Entry:
-    young = job.shape.devices <= 1 or t_us - job.queued_us < policy.reserve_after_us
-    return _Entry(-job.priority, young, used[job.team] if young else 0, job.submitted_us, job.id, job)
-
-
-def _try(state: State, view: View, job: Job, room: Room, context: Context) -> Placed | Blocked:
-    """Where `job` fits, as large as its team's limits allow."""
-    if room.request is None:
-        return OVER_LIMIT
+def _search(state: State, view: View, job: Job, request: Shape, context: Context) -> Placed | Blocked:
+    """Where it fits. What is kept for a job, devices and what they need of their nodes, is open to it."""
     if job.id not in state.holds:
-        return find(view, room.request, NOBODY, context)
+        return find(view, request, NOBODY, context)
     release_host_resources_of(state, view, job.id)
-    outcome = find(view, room.request, hold_code(state, job.id), context)
+    outcome = find(view, request, hold_code(state, job.id), context)
     if isinstance(outcome, Blocked):
         reserve_host_resources_of(state, view, job.id)
     return outcome
 
 
-def reserve(view: View, job: Job, context: Context = Context()) -> bool:
-    """Keeps the devices where `job` will fit soonest from others in this cycle; False when it can never fit.
-
-    Soonest is guessed as: in the nearest level that can hold the gang (or the least of an elastic one) at all, the group
-    with the most free devices now; in it the freest nodes that suffice. How roles nest is not looked at.
-    """
-    fleet, shape = view.fleet, job.shape
-    rows = np.flatnonzero(usable(view, shape) & ~view.blocked)
-    free = view.free_milli[rows] == WHOLE_MILLI
-    levels = allowed_levels(shape, context)
-    for level in levels:
-        groups = spans_at(fleet, level, rows, within=levels[-1])
-        enough = np.bincount(groups) >= shape.least
-        if not enough.any():
-            continue
-        inside = groups == int(np.argmax(np.where(enough, np.bincount(groups, weights=free), -1)))
-        capacity = np.bincount(fleet.node[rows[inside]])
-        members = np.flatnonzero(capacity)
-        free_there = np.bincount(fleet.node[rows[inside]], weights=free[inside])[members]
-        members = members[np.argsort(-free_there, kind="stable")]
-        needed = int(np.searchsorted(np.cumsum(capacity[members]), shape.least)) + 1
-        view.blocked[rows[inside & np.isin(fleet.node[rows], members[:needed])]] = True
-        return True
-    return False
+def _release_rest(state: State, view: View, job: Job) -> bool:
+    """What was kept for a job that was granted is open; whether anything of it is left."""
+    rest = view.held == hold_code(state, job.id)
+    view.held[rest] = NOBODY
+    return bool(rest.any()) or bool(job.shape.roles)  # of a nested gang each device kept what its hungriest role needs

@@ -1,7 +1,8 @@
 """The decider: a state that takes inbox messages in, and gives the events of one ledger record out.
 
-`decide` moves the state as it goes. Whoever fails to commit its events throws the machine away and folds the ledger
-again (`libs.ledger.writer`): the log decides what happened, not this process.
+`decide` moves the state as it goes. Whoever fails to commit its events throws the decider away and folds the ledger
+again (`libs.ledger.writer`): the log decides what happened, not this process. What the cycle remembers of jobs that did not
+fit (`backlog`) is thrown away with it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +10,8 @@ from typing import Any, Protocol
 
 from libs.core.placement.view import Scores, View
 from libs.core.scheduling import cycle, repartition
+from libs.core.scheduling.backlog import Backlog
+from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reactions import Decision, react
 from libs.core.state import fold, snapshot
 from libs.core.state.fleet import Fleet
@@ -45,15 +48,14 @@ class Learner(Scores, Protocol):
 class Decider:
     """Placement's state and its two moves: `apply` what was committed, `decide` what comes next."""
 
-    def __init__(
-        self, state: State | None = None, policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None
-    ) -> None:
+    def __init__(self, state: State | None = None, policy: Policy = Policy(), learner: Learner | None = None) -> None:
         self.state = state if state is not None else State()
         self.state.fleet.scorer = learner
         self.learner = learner
         self.policy = policy
         self.plan = cycle.Plan()
-        """The last cycle's plan: why each line waits (explain, queue list)."""
+        """The last cycle's plan: why each queue waits (explain, queue list)."""
+        self._backlog = Backlog()
 
     @property
     def inbox_seq(self) -> int:
@@ -64,18 +66,19 @@ class Decider:
         return self.state.t_us
 
     def apply(self, record: ledger.LedgerRecord, seq: int) -> None:
-        """Folds a committed record."""
+        """Folds a committed record. It is not known whom it helps: the next cycle looks at everything."""
+        self._backlog = Backlog()
         fold.apply_record(self.state, record)
         self._learn(record.events)
 
     def decide(self, inputs: Sequence[Item], t_us: int) -> list[ledger.LedgerEvent]:
-        """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also recuts boards,
-        and withdraws recuts that were not answered in time."""
-        decision = Decision(self.state, t_us)
+        """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also repartitions boards,
+        and withdraws repartitions that were not answered in time."""
+        decision = Decision(self.state, t_us, self._backlog.changes)
         for item in inputs:
             react(decision, item.seq, item.subject, item.message, item.error)
         self._learn(decision.events)
-        self.plan = cycle.plan(self.state, t_us, self.policy)
+        self.plan = cycle.plan(self.state, t_us, self.policy, self._backlog)
         for grant in self.plan.grants:
             job = grant.job
             if job.id in self.state.holds:
@@ -88,8 +91,8 @@ class Decider:
         if any(isinstance(item.message, inbox.Tick) for item in inputs):
             for late in repartition.overdue(self.state, t_us, self.policy):
                 decision.emit(late)
-            for recut in repartition.plan_repartitions(self.state, self.plan, t_us, self.policy):
-                decision.emit(recut)
+            for repartitioned in repartition.plan_repartitions(self.state, self.plan, t_us, self.policy):
+                decision.emit(repartitioned)
         self.state.t_us = t_us
         if inputs:
             self.state.inbox_seq = inputs[-1].seq
@@ -105,9 +108,7 @@ class Decider:
         return snapshot.dump(self.state, self.learner.dump() if self.learner is not None else None)
 
     @classmethod
-    def load(
-        cls, parts: Iterable[bytes], policy: cycle.Policy = cycle.Policy(), learner: Learner | None = None
-    ) -> "Decider":
+    def load(cls, parts: Iterable[bytes], policy: Policy = Policy(), learner: Learner | None = None) -> "Decider":
         state, learned = snapshot.load_learned(parts)
         if learner is not None and learned is not None:
             learner.restore(learned)
@@ -124,11 +125,11 @@ class Decider:
 
 
 class Deciders:
-    """Makes machines of one policy: new ones, and ones from a snapshot. Each learns from the ledger that it folds."""
+    """Makes deciders of one policy: new ones, and ones from a snapshot. Each learns from the ledger that it folds."""
 
     version = snapshot.VERSION
 
-    def __init__(self, policy: cycle.Policy = cycle.Policy(), learner: Callable[[], Learner] | None = None) -> None:
+    def __init__(self, policy: Policy = Policy(), learner: Callable[[], Learner] | None = None) -> None:
         self.policy = policy
         self._learner = learner
 

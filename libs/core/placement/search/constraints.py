@@ -25,11 +25,23 @@ T = TypeVar("T")
 EACH = -1
 _REMEMBERED = 64
 
+Rows = Ints | slice
+_ALL = slice(None)
+
 
 def fitting(view: View, shape: Shape) -> Bools:
     """Devices (mask of shape (D,)) that `shape` could run on if all were free: the constraints that do not pass."""
     mask = _lasting(view.fleet, shape)[0].copy()
     for _, allowed in _able(view.fleet, shape):
+        mask &= allowed
+    return mask
+
+
+def fitting_of(fleet: Fleet, shape: Shape, rows: Ints) -> Bools:
+    """`fitting` of a few devices: which of `rows` (mask of shape (n,)). No pass over the fleet."""
+    known = fleet.lasting.get(_kind_of(shape)) if fleet.lasting_version == fleet.version else None
+    mask: Bools = fleet.up[rows] if known is None else known[0][rows]
+    for _, allowed in (*(_static(fleet, shape, rows) if known is None else ()), *_able(fleet, shape, rows)):
         mask &= allowed
     return mask
 
@@ -113,10 +125,7 @@ def _lasting(fleet: Fleet, shape: Shape) -> tuple[Bools, dict[BlockReason, int],
 
     Remembered for the last few kinds of request.
     """
-    key = (
-        shape.types, shape.whole, bool(shape.torus), shape.devices > 1, shape.profile, shape.memory_mib, shape.runtime,
-        shape.precision, shape.labels, shape.simulated,
-    )  # fmt: skip
+    key = _kind_of(shape)
 
     def reckon() -> tuple[Bools, dict[BlockReason, int], int]:
         mask = fleet.up.copy()
@@ -148,47 +157,56 @@ def remembered(fleet: Fleet, key: object, reckon: Callable[[], T]) -> T:
     return known
 
 
-def _static(fleet: Fleet, shape: Shape) -> Iterator[tuple[BlockReason, Bools]]:
+def _kind_of(shape: Shape) -> tuple[object, ...]:
+    """What of a request `_static` looks at."""
+    return (
+        shape.types, shape.whole, bool(shape.torus), shape.devices > 1, shape.profile, shape.memory_mib, shape.runtime,
+        shape.precision, shape.labels, shape.simulated,
+    )  # fmt: skip
+
+
+def _static(fleet: Fleet, shape: Shape, rows: Rows = _ALL) -> Iterator[tuple[BlockReason, Bools]]:
     """The constraints that waiting does not change. CPUs are taken only by jobs that name them."""
     if shape.types:
         codes = [fleet.models.find(name) for name in shape.types]
-        yield BlockReason.TYPE, np.isin(fleet.model, [c for c in codes if c >= 0])
+        yield BlockReason.TYPE, np.isin(fleet.model[rows], [c for c in codes if c >= 0])
     else:
-        yield BlockReason.TYPE, ~fleet.cpu
+        yield BlockReason.TYPE, ~fleet.cpu[rows]
     if not shape.whole:
         whole_only = [code for code, name in enumerate(fleet.models.names) if not sharable(name)]
-        yield BlockReason.TYPE, ~np.isin(fleet.model, whole_only)
+        yield BlockReason.TYPE, ~np.isin(fleet.model[rows], whole_only)
     if shape.torus or shape.devices > 1:  # chips of a torus are granted as boxes: anything else would split their hosts
-        yield BlockReason.TYPE, (fleet.torus >= 0) == bool(shape.torus)
+        yield BlockReason.TYPE, (fleet.torus[rows] >= 0) == bool(shape.torus)
     profile = fleet.profiles.find(shape.profile)
-    yield BlockReason.PROFILE, fleet.profile == (profile if profile >= 0 else -1)
+    yield BlockReason.PROFILE, fleet.profile[rows] == (profile if profile >= 0 else -1)
     if shape.memory_mib:
-        yield BlockReason.MEMORY, fleet.memory_mib >= shape.memory_mib
+        yield BlockReason.MEMORY, fleet.memory_mib[rows] >= shape.memory_mib
     if shape.runtime:
-        yield BlockReason.RUNTIME, fleet.runtime == fleet.runtimes.find(shape.runtime)
+        yield BlockReason.RUNTIME, fleet.runtime[rows] == fleet.runtimes.find(shape.runtime)
     if shape.precision:
         able = [code for code, name in enumerate(fleet.models.names) if computes(name, shape.precision)]
-        yield BlockReason.PRECISION, np.isin(fleet.model, able)
+        yield BlockReason.PRECISION, np.isin(fleet.model[rows], able)
     if shape.labels:
-        yield BlockReason.LABELS, _labelled(fleet, shape)
+        yield BlockReason.LABELS, _labelled(fleet, shape, fleet.node[rows])
     if shape.simulated:
-        yield BlockReason.SIMULATION, fleet.simulated[fleet.node] == 1
+        yield BlockReason.SIMULATION, fleet.simulated[fleet.node[rows]] == 1
 
 
-def _able(fleet: Fleet, shape: Shape) -> Iterator[tuple[BlockReason, Bools]]:
+def _able(fleet: Fleet, shape: Shape, rows: Rows = _ALL) -> Iterator[tuple[BlockReason, Bools]]:
     """Nodes that have enough for one device of the job. Requests differ much in these two, so they are not remembered."""
     if shape.cpu_milli:
-        yield BlockReason.CPU, (fleet.cpu_milli >= shape.cpu_milli)[fleet.node]
+        yield BlockReason.CPU, (fleet.cpu_milli >= shape.cpu_milli)[fleet.node[rows]]
     if shape.host_mib:
-        yield BlockReason.HOST_MEMORY, (fleet.host_mib >= shape.host_mib)[fleet.node]
+        yield BlockReason.HOST_MEMORY, (fleet.host_mib >= shape.host_mib)[fleet.node[rows]]
 
 
-def _labelled(fleet: Fleet, shape: Shape) -> Bools:
-    """Devices on nodes that carry all labels of the request."""
-    good = np.zeros(len(fleet.leaf), dtype=np.bool_)
-    for node in fleet.nodes.values():
-        good[fleet.node_names.find(node.name)] = all(node.labels.get(k) == v for k, v in shape.labels)
-    return good[fleet.node]
+def _labelled(fleet: Fleet, shape: Shape, nodes: Ints) -> Bools:
+    """Which of `nodes` (codes of shape (n,)) carry all labels of the request."""
+    names, good = fleet.node_names.names, np.zeros(len(fleet.leaf), dtype=np.bool_)
+    for code in np.unique(nodes).tolist() if len(fleet.nodes) else ():
+        labels = fleet.nodes[names[code]].labels
+        good[code] = all(labels.get(key) == value for key, value in shape.labels)
+    return good[nodes]
 
 
 def _host_limits(view: View, shape: Shape) -> Iterator[tuple[BlockReason, Ints]]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from libs.core.placement.answer import Blocked, BlockReason, Placed, dominant
 from libs.core.placement.search.choice import NodeCosts
-from libs.core.placement.search.constraints import EACH, candidates, fitting, remembered, under_caps
+from libs.core.placement.search.constraints import EACH, candidates, fitting, fitting_of, remembered, under_caps
 from libs.core.placement.search.links import link_gb_s, slowest
 from libs.core.placement.search.models import models_in_order
 from libs.core.placement.search.topology import (
@@ -109,6 +109,14 @@ def usable(view: View, shape: Shape) -> Bools:
     either = np.zeros(len(view.fleet.up), dtype=np.bool_)
     for role in shape.roles:
         either |= fitting(view, role_shape(shape, role)) & under_caps(view.fleet, shape, role.devices)
+    return either
+
+
+def usable_of(fleet: Fleet, shape: Shape, rows: Ints) -> Bools:
+    """`usable` of a few devices: which of `rows` (mask of shape (n,)). No pass over the fleet."""
+    if not shape.roles:
+        return fitting_of(fleet, shape, rows)
+    either: Bools = np.logical_or.reduce([fitting_of(fleet, role_shape(shape, role), rows) for role in shape.roles])
     return either
 
 

@@ -13,6 +13,8 @@ from libs.core.placement.context import context_of
 from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.scheduling.limits import Tally
+from libs.core.scheduling.order import Order
+from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.cost import ClassCosts
 from libs.core.scheduling.preemption.index import Holdings, VictimIndex
 from libs.core.state.fleet import Bools, Ints
@@ -48,8 +50,9 @@ def plans(
     base_seq: int,
     pending: Collection[PreemptionPlanned] = (),
     but_not: Container[str] = (),
+    policy: Policy = Policy(),
 ) -> list[PreemptionPlanned]:
-    """Plans for the waiting jobs whose class may preempt and that do not fit now, highest priority and oldest first.
+    """Plans for the waiting jobs whose class may preempt and that do not fit now, in the order of all scheduling.
 
     Args:
         state: the ledger folded up to `base_seq`.
@@ -57,6 +60,7 @@ def plans(
         base_seq: names the plans: the same job has one plan per ledger sequence.
         pending: plans that are sent and not yet answered; see `choices`.
         but_not: beneficiaries that are not planned for.
+        policy: that of the pool's cycles, for the order.
     """
     names = state.fleet.devices.names
     return [
@@ -70,45 +74,52 @@ def plans(
             costs_device_s=choice.costs,
             reason=f"priority {job.priority} of {job.spec.priority_class}",
         )
-        for job, choice in choices(state, t_us, pending=pending, but_not=but_not)
+        for job, choice in choices(state, t_us, policy, pending=pending, but_not=but_not)
     ]
 
 
-def choice_for(state: State, job: Job, t_us: int) -> VictimChoice | None:
+def choice_for(state: State, job: Job, t_us: int, policy: Policy = Policy()) -> VictimChoice | None:
     """Who gives way to `job`, which waits in `state`, after those that come before it; None when nobody does."""
     if not job.preempts:
         return None
-    return {beneficiary.id: choice for beneficiary, choice in choices(state, t_us, until=job.id)}.get(job.id)
+    return {beneficiary.id: choice for beneficiary, choice in choices(state, t_us, policy, until=job.id)}.get(job.id)
 
 
 def choices(
     state: State,
     t_us: int,
+    policy: Policy = Policy(),
     until: str = "",
     pending: Collection[PreemptionPlanned] = (),
     but_not: Container[str] = (),
 ) -> Iterator[tuple[Job, VictimChoice]]:
-    """Beneficiaries and who gives way to them, in order, none behind the job `until`.
+    """Beneficiaries and who gives way to them, in the order in which a cycle would take them, none behind the job `until`.
 
-    Each is chosen as if the earlier ones were carried out, so that two never count on the same device. `pending` plans
-    count as carried out from the start: their beneficiaries get no other, their victims and devices serve nobody else.
+    As in a cycle, a job that gets no place blocks its queue. Each is chosen as if the earlier ones were carried out, so
+    that two never count on the same device. `pending` plans count as carried out from the start: their beneficiaries get
+    no other, their victims and devices serve nobody else.
     """
     taken = _Taken.by(state, pending)
     holdings = Holdings(state, t_us)
-    hopeless: set[QueueKey] = set()
-    for job in _beneficiaries(state):
-        if job.id not in taken.beneficiaries and job.id not in but_not and job.queue not in hopeless:
+    order = Order(state, t_us, policy, _may_preempt(state))
+    while (job := order.next()) is not None:
+        if job.id in taken.beneficiaries:
+            order.granted(job, taken.beneficiaries[job.id] * job.shape.milli)
+        elif not job.preempts or job.id in state.holds or job.id in but_not:
+            order.passed(job)
+        else:
             request = taken.tally.room(job).request
             requested = None if request is None else replace(job, shape=request)
             placed, choice = _place(holdings, requested, taken) if requested is not None else (None, None)
             if placed is not None:
                 taken.devices[placed.rows] = True
                 taken.tally.take(job, placed.rows.tolist())
-            elif not job.shape.widen_us:  # what comes later finds less; only who has waited longer may look further
-                hopeless.add(job.queue)
+                order.granted(job, len(placed.rows) * job.shape.milli)
             if choice is not None:
                 taken.victims.update(victim.id for victim in choice.victims)
                 yield requested or job, choice
+            elif placed is None and until in state.queues[job.queue]:
+                return
         if job.id == until:
             return
 
@@ -130,7 +141,8 @@ def next_widening_us(state: State, t_us: int) -> int:
 class _Taken:
     """What earlier choices and pending plans count on. `devices`: mask of shape (D,); `tally`: what their teams then hold."""
 
-    beneficiaries: set[str]
+    beneficiaries: dict[str, int]
+    """Of pending plans, with the number of their devices."""
     victims: set[str]
     devices: Bools
     tally: Tally
@@ -138,7 +150,7 @@ class _Taken:
     @classmethod
     def by(cls, state: State, pending: Collection[PreemptionPlanned]) -> "_Taken":
         taken = cls(
-            {plan.beneficiary for plan in pending},
+            {plan.beneficiary: len(plan.devices) for plan in pending},
             {victim for plan in pending for victim in plan.victims},
             np.zeros(len(state.fleet.up), dtype=np.bool_),
             Tally(state),
@@ -164,14 +176,9 @@ def _place(holdings: Holdings, job: Job, taken: _Taken) -> tuple[Placed | None, 
     return (choice.placed, choice) if choice is not None else (None, None)
 
 
-def _beneficiaries(state: State) -> list[Job]:
-    waiting = [
-        state.jobs[job_id]
-        for (_, _, _), line in state.queues.items()
-        for job_id in line
-        if state.jobs[job_id].preempts and job_id not in state.holds
-    ]
-    return sorted(waiting, key=lambda j: (-j.priority, j.submitted_us, j.id))
+def _may_preempt(state: State) -> list[QueueKey]:
+    """The queues in which a job waits whose class may preempt."""
+    return [key for key, queue in state.queues.items() if any(state.jobs[job_id].preempts for job_id in queue)]
 
 
 def _best(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:

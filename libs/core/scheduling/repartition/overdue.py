@@ -9,7 +9,7 @@ What it brings at once: the lines that wait stop counting on the instances that 
 them. What it brings in time: a node that had only missed the request gives the old instances back with its answer.
 """
 
-from libs.core.scheduling.cycle import Policy
+from libs.core.scheduling.policy import Policy
 from libs.core.state.model import State
 from schemas.ledger import BoardRecutWithdrawn
 

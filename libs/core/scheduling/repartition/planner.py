@@ -4,7 +4,8 @@ Pure, and careful in this order: what runs or is kept for somebody is never touc
 other, and rests between two; idle instances that serve a line of higher rank stay; and a board is cut only when that
 brings at least one instance that a line has waited for.
 
-Rank is priority first, then the larger profile (small ones fit around large ones, not the other way), then age.
+Rank is the class first, then the larger profile (small ones fit around large ones, not the other way), then the order of
+all scheduling (`libs.core.scheduling.order`).
 """
 
 from collections.abc import Iterator
@@ -18,10 +19,12 @@ from libs.core.placement import View, mig
 from libs.core.placement.context import context_of
 from libs.core.placement.search.constraints import cap_of, fitting
 from libs.core.placement.view import NOBODY
-from libs.core.scheduling.cycle import Plan, Policy
+from libs.core.scheduling.cycle import Plan
 from libs.core.scheduling.limits import Tally
+from libs.core.scheduling.order import Order
+from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Board, Fleet
-from libs.core.state.model import Job, Shape, State
+from libs.core.state.model import Job, QueueKey, Shape, State
 from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, MigPlace, Recut, Runtime
 
@@ -35,7 +38,7 @@ def plan_repartitions(state: State, plan: Plan, t_us: int, policy: Policy) -> li
     """Recuts for the lines of `plan` that wait for MIG instances. Changes nothing; `plan` was granted already."""
     if not policy.repartition or not state.fleet.boards:
         return []
-    lines = _lines(state, plan, t_us)
+    lines = _lines(state, plan, t_us, policy)
     if not any(line.waited_us >= policy.repartition_after_us for line in lines):
         return []
     table = _Boards(state, t_us, policy, lines)
@@ -81,7 +84,7 @@ class _Open:
     idle: dict[int, mig.Instance] = field(default_factory=dict)
 
 
-def _lines(state: State, plan: Plan, t_us: int) -> list[_Line]:
+def _lines(state: State, plan: Plan, t_us: int, policy: Policy) -> list[_Line]:
     """By rank. What waits for its quota, for what is kept for it, or away from its peers, is helped by no instance."""
     lines: list[_Line] = []
     tally = Tally(state)
@@ -102,7 +105,20 @@ def _lines(state: State, plan: Plan, t_us: int) -> list[_Line]:
         if shape.profile in sizes:
             waited_us = t_us - head.queued_us
             lines.append(_Line(head, shape.profile, sizes[shape.profile], waited_us, allowed.devices, allowed))
-    return sorted(lines, key=lambda x: (-x.head.priority, -x.size, x.head.submitted_us, x.head.id))
+    places = _places(state, [line.head.queue for line in lines], t_us, policy)
+    return sorted(lines, key=lambda x: (-x.head.priority, -x.size, places[x.head.id]))
+
+
+def _places(state: State, queues: list[QueueKey], t_us: int, policy: Policy) -> dict[str, int]:
+    """The places in the order of the first jobs of `queues` for which nothing is held."""
+    places: dict[str, int] = {}
+    order = Order(state, t_us, policy, queues)
+    while (job := order.next()) is not None:
+        if job.id in state.holds:
+            order.passed(job)
+        else:
+            places[job.id] = len(places)
+    return places
 
 
 def _sizes(fleet: Fleet) -> dict[str, int]:

@@ -1,0 +1,241 @@
+"""What waits, and what of it is worth another look: so that a cycle costs what changed, not what waits.
+
+A queue that was tried stays blocked until something changes that could help it. That is sound because less room never
+makes a request fit: a cycle that left these queues alone grants what one would that tried them all again
+(`tests/core/test_backlog.py` holds them against each other).
+
+A backlog is a cache of one decider, not ledger state: an empty one makes the next cycle look at everything. It is thrown
+away with the state when a record is not committed, and after a record of another writer.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from libs.core.placement import Blocked, View
+from libs.core.placement.search.gang import usable_of
+from libs.core.placement.view import NOBODY, processors_among
+from libs.core.scheduling.changes import Changes
+from libs.core.scheduling.order import due_us, front, is_due
+from libs.core.scheduling.policy import Policy
+from libs.core.state.fleet import Fleet, Ints
+from libs.core.state.model import Job, QueueKey, Shape, State
+
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A queue whose front does not fit."""
+
+    jobs: tuple[str, ...] = ()
+    """Those tried: the first, and the next ones as long as devices are held for the one before."""
+    limited: bool = False
+    """Its team's limits leave one of them less than it asks for."""
+    shut: bool = False
+    """They leave the last of them nothing: no device helps."""
+    due: bool = False
+    """One of them is a gang whose reservation is due."""
+    again_us: int = _NEVER
+    """When time alone may help."""
+
+
+class Backlog:
+    """Brought up to date by each cycle of the decider that it belongs to."""
+
+    def __init__(self) -> None:
+        self.changes = Changes()
+        """What was decided since the last cycle; whoever decides notes it here."""
+        self.waiting: dict[QueueKey, Blocked] = {}
+        """Why each queue waits, as of the last time that it was tried."""
+        self.reserved: dict[str, Ints] = {}
+        """Gang -> rows that the last cycle kept for it."""
+        self._tried: dict[QueueKey, _Tried] = {}
+        self._untried: set[QueueKey] = set()
+        self._now: dict[QueueKey, _Tried] = {}
+        """Tried in this cycle; `_seen` those of them with which it is through."""
+        self._seen: set[QueueKey] = set()
+        self._soonest_us = _NEVER
+        """Before this no queue is helped by time alone."""
+        self._moved = False
+        """What is free has changed since reservations were last worked out."""
+        self.changes.anything = True
+
+    # ------------------------------------------------------------------------------------------------ before a cycle
+
+    def to_consider(self, state: State, t_us: int) -> set[QueueKey]:
+        """The queues that a cycle at `t_us` must look at; none: there is nothing to do.
+
+        These are the ones that changes or time may help and, where reservations may have moved, those of the gangs that
+        have one due: they are not searched for again, but what they keep from others is worked out anew.
+        """
+        if self.changes.anything:
+            self._retry_all(state)
+        else:
+            self._note_time(t_us)
+            self._note_changes(state)
+        self.changes.clear()
+        self._note_gone(state)
+        due = {key for key, tried in self._tried.items() if tried.due} if self._moved or self._untried else set()
+        self._moved = self._moved and bool(due)
+        return self._untried | due
+
+    def _note_time(self, t_us: int) -> None:
+        if t_us >= self._soonest_us:
+            self._retry([key for key, tried in self._tried.items() if t_us >= tried.again_us])
+            self._soonest_us = min((tried.again_us for tried in self._tried.values()), default=_NEVER)
+
+    def _note_changes(self, state: State) -> None:
+        if not self.changes:
+            return
+        self._moved = True
+        came = {state.jobs[job_id].queue for job_id in self.changes.queued if job_id in state.jobs}
+        for key in came | self.changes.queues:
+            if key not in state.queues:
+                self._forget(key)
+            elif self._tried.get(key, _Tried()).jobs != tuple(job.id for job in front(state, key)):
+                self._retry([key])
+        helped = _Help(state, self.changes)
+        self._retry([key for key, tried in self._tried.items() if helped.reaches(key, tried)])
+
+    def _note_gone(self, state: State) -> None:
+        """What was kept for gangs that no cycle will look at any more is open."""
+        for gang in list(self.reserved):
+            job = state.jobs.get(gang)
+            if job is None or all(other.id != gang for other in front(state, job.queue)):
+                rows = self.reserved.pop(gang)
+                self._retry(self._usable(state.fleet, rows, state.fleet.free_milli, state.fleet.held))
+
+    # --------------------------------------------------------------------------------------------------- in a cycle
+
+    def outcome(self, job: Job) -> Blocked | None:
+        """Why a job that was tried does not fit, as nothing has changed since; None: it must be tried."""
+        return self.waiting[job.queue] if job.queue in self._tried else None
+
+    def blocked(
+        self, job: Job, request: Shape | None, outcome: Blocked, t_us: int, policy: Policy, held: bool = False
+    ) -> None:
+        """The job waits. `request`: what its team may have of what it asks for; `held`: it waits for its own devices."""
+        key = job.queue
+        before = self._now.get(key) or self._tried.get(key) or _Tried()
+        again_us = min(before.again_us, t_us + policy.reconsider_after_us, *_turns(job, t_us, policy))
+        self._now[key] = _Tried(
+            jobs=before.jobs if job.id in before.jobs else (*before.jobs, job.id),
+            limited=before.limited or request != job.shape,
+            shut=request is None,
+            due=before.due or is_due(job, t_us, policy),
+            again_us=again_us,
+        )
+        self.waiting[key] = outcome
+        self._soonest_us = min(self._soonest_us, again_us)
+        if not held:
+            self._seen.add(key)
+
+    def opened(self, view: View, rows: Ints) -> list[QueueKey]:
+        """These rows are kept for a gang no more. Returns the queues behind it that this may help; they are to be tried
+        again. Those ahead of it were considered already: from them it kept nothing."""
+        helped = [key for key in self._usable(view.fleet, rows, view.free_milli, view.held) if key not in self._seen]
+        for key in helped:
+            del self._tried[key]
+            self._untried.add(key)
+            if key not in self._now:
+                del self.waiting[key]
+        return helped
+
+    def restart(self, state: State) -> None:
+        """All are to be tried again."""
+        self._retry_all(state)
+
+    def finish(self, complete: bool, granted: bool) -> None:
+        """The cycle is over; if it is not `complete`, it has not looked at all queues."""
+        for key, tried in self._now.items():
+            if complete or key in self._seen:
+                self._tried[key] = tried
+                self._untried.discard(key)
+        if complete:
+            self._untried.clear()
+        self._moved = granted or not complete
+        self._now.clear()
+        self._seen.clear()
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _retry(self, queues: Iterable[QueueKey]) -> None:
+        for key in queues:
+            self._forget(key)
+            self._untried.add(key)
+
+    def _retry_all(self, state: State) -> None:
+        self._tried.clear()
+        self.waiting.clear()
+        self._now.clear()
+        self._seen.clear()
+        self._untried, self._moved = set(state.queues), True
+
+    def _forget(self, key: QueueKey) -> None:
+        self._tried.pop(key, None)
+        self.waiting.pop(key, None)
+        self._untried.discard(key)
+
+    def _usable(self, fleet: Fleet, rows: Ints, free_milli: Ints, held: Ints) -> list[QueueKey]:
+        """The queues that wait for devices and could use one of `rows`."""
+        if not len(rows):
+            return []
+        rows = rows[held[rows] == NOBODY]
+        return [key for key, tried in self._tried.items() if not tried.shut and _serve(fleet, rows, free_milli, key[2])]
+
+
+class _Help:
+    """Whom changes may help. Names are looked up once."""
+
+    def __init__(self, state: State, changes: Changes) -> None:
+        fleet = state.fleet
+        self._state, self._changes = state, changes
+        self._capped = bool(fleet.rack_w.any())
+        rows = {fleet.row(device) for device in changes.devices}
+        for name in changes.joined:
+            rows.update(fleet.nodes[name].rows)
+        near = rows.union(*(fleet.nodes[name].rows for name in changes.nodes if name in fleet.nodes))
+        self._rows, self._near = _array(rows), _array(near)
+        processors = self._near[processors_among(fleet, self._near)]  # accelerators draw on the same ones
+        self._rows = np.union1d(self._rows, processors)
+        if self._capped and len(near):  # what is drawn less there, the whole leaf may draw
+            leaf = fleet.leaf[fleet.node]
+            self._near = np.flatnonzero(np.isin(leaf, leaf[self._near]))
+
+    def reaches(self, key: QueueKey, tried: _Tried) -> bool:
+        """Whether a queue that was tried may fit now."""
+        _, team, shape = key
+        if tried.limited and (team in self._changes.teams or self._changes.joined):
+            return True
+        if tried.shut:
+            return False
+        if shape.spread[0] and (team, shape.spread[0]) in self._changes.peers:
+            return True
+        if self._changes.joined and (self._capped or shape.spread[0] or shape.torus):  # by what is elsewhere, too
+            return True
+        fleet, beside = self._state.fleet, self._capped or shape.cpu_milli or shape.host_mib or shape.roles
+        rows = self._near if beside else self._rows
+        if not any(job_id in self._state.holds for job_id in tried.jobs):
+            rows = rows[fleet.held[rows] == NOBODY]
+        return _serve(fleet, rows, fleet.free_milli, shape)
+
+
+def _serve(fleet: Fleet, rows: Ints, free_milli: Ints, shape: Shape) -> bool:
+    """Whether one of `rows` has room for one device of `shape`, which could run there."""
+    rows = rows[free_milli[rows] >= shape.milli]
+    return bool(len(rows)) and bool(usable_of(fleet, shape, rows).any())
+
+
+def _turns(job: Job, t_us: int, policy: Policy) -> list[int]:
+    """Times after `t_us` at which waiting alone may let the job fit: it may span more, or its reservation falls due."""
+    waits = {job.shape.widen_us, *(role.widen_us for role in job.shape.roles)}
+    times = [job.queued_us + wait for wait in waits]
+    if job.shape.devices > 1:
+        times.append(due_us(job, policy))
+    return [at for at in times if at > t_us]
+
+
+def _array(rows: set[int]) -> Ints:
+    return np.array(sorted(rows), dtype=np.int64)

@@ -1,0 +1,44 @@
+"""Which of two waiting jobs comes first."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from libs.core.scheduling.policy import Policy
+from libs.core.state.model import Job, QueueKey, State
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rank:
+    """The lowest is considered first; no two jobs are equal."""
+
+    minus_priority: int
+    not_due: bool
+    share_milli: int
+    """What the job's team holds, thousandths of devices; 0 when its reservation is due: then only age counts."""
+    submitted_us: int
+    job_id: str
+
+
+def rank(job: Job, used_milli: int, t_us: int, policy: Policy) -> Rank:
+    """The rank at `t_us` of a job whose team holds `used_milli`."""
+    due = is_due(job, t_us, policy)
+    return Rank(-job.priority, not due, 0 if due else used_milli, job.submitted_us, job.id)
+
+
+def is_due(job: Job, t_us: int, policy: Policy) -> bool:
+    """Whether the job is a gang that has waited so long that it comes first and devices are kept for it."""
+    return job.shape.devices > 1 and t_us >= due_us(job, policy)
+
+
+def due_us(job: Job, policy: Policy) -> int:
+    """When the reservation of a gang falls due."""
+    return job.queued_us + policy.reserve_after_us
+
+
+def front(state: State, key: QueueKey) -> Iterator[Job]:
+    """The jobs of a queue that are considered while none of it is granted: the first, and if devices are held for it,
+    the next."""
+    for job_id in state.queues.get(key, ()):
+        yield state.jobs[job_id]
+        if job_id not in state.holds:
+            return

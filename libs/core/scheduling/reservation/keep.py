@@ -1,0 +1,101 @@
+"""Keeping devices free on a view, gang by gang."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from libs.core.placement import View
+from libs.core.placement.context import context_of
+from libs.core.placement.search.gang import usable
+from libs.core.placement.search.topology import allowed_levels, spans_at
+from libs.core.placement.view import Context
+from libs.core.scheduling.limits import Tally
+from libs.core.scheduling.order import Order, is_due, rank
+from libs.core.scheduling.policy import Policy
+from libs.core.state.fleet import Ints
+from libs.core.state.model import Job, QueueKey, Shape, State
+from schemas.resources import WHOLE_MILLI
+
+_NONE: Ints = np.zeros(0, dtype=np.int64)
+
+
+class Reservations:
+    """The reservations of one cycle on its view. `last` is what the cycle before kept, gang -> rows; it is brought up
+    to date."""
+
+    def __init__(
+        self, state: State, view: View, t_us: int, policy: Policy, last: dict[str, Ints] | None = None
+    ) -> None:
+        self._state, self._view, self._t_us, self._policy = state, view, t_us, policy
+        self._last = last if last is not None else {}
+        self._made = 0
+
+    def keep(self, job: Job, request: Shape | None) -> Ints:
+        """Keeps devices for a job that does not fit, if it is due some. `request`: what its team may have of it.
+
+        Returns the rows that the last cycle kept for it and that are open now: others may fit there.
+        """
+        before = self._last.pop(job.id, _NONE)
+        if (
+            self._made < self._policy.reservations
+            and is_due(job, self._t_us, self._policy)
+            and request is not None
+            and job.id not in self._state.holds
+        ):
+            rows = reserve(self._view, request, context_of(self._state, job, self._t_us))
+            if len(rows):
+                self._made += 1
+                self._last[job.id] = rows
+        return before[~self._view.blocked[before]]
+
+    def end(self, job_id: str) -> Ints:
+        """The job waits no more. Returns the rows that were kept for it."""
+        return self._last.pop(job_id, _NONE)
+
+    def restart(self) -> None:
+        """Opens all devices again."""
+        self._view.blocked[:] = False
+        self._made = 0
+
+
+def keep_ahead(view: View, state: State, job: Job, waiting: Collection[QueueKey], t_us: int, policy: Policy) -> None:
+    """Keeps on `view` what a cycle at `t_us` keeps from `job` for the gangs ahead of it.
+
+    `waiting`: the queues of which it is known that they wait; for others nothing is kept.
+    """
+    reservations = Reservations(state, view, t_us, policy)
+    mine = rank(job, state.committed_milli(job.team), t_us, policy)
+    tally = Tally(state)
+    order = Order(state, t_us, policy, [key for key in waiting if key[0] >= job.priority and key[2].devices > 1])
+    while (gang := order.next()) is not None and rank(gang, order.used[gang.team], t_us, policy) < mine:
+        reservations.keep(gang, tally.room(gang).request)
+        if gang.id in state.holds:
+            order.passed(gang)
+
+
+def reserve(view: View, shape: Shape, context: Context = Context()) -> Ints:
+    """Keeps the devices where `shape` will fit soonest from others in this cycle. Returns their rows, none when it can
+    never fit.
+
+    Soonest is guessed as: in the nearest level that can hold the gang (or the least of an elastic one) at all, the group
+    with the most free devices now; in it the freest nodes that suffice. How roles nest is not looked at.
+    """
+    fleet = view.fleet
+    rows = np.flatnonzero(usable(view, shape) & ~view.blocked)
+    free = view.free_milli[rows] == WHOLE_MILLI
+    levels = allowed_levels(shape, context)
+    for level in levels:
+        groups = spans_at(fleet, level, rows, within=levels[-1])
+        enough = np.bincount(groups) >= shape.least
+        if not enough.any():
+            continue
+        inside = groups == int(np.argmax(np.where(enough, np.bincount(groups, weights=free), -1)))
+        capacity = np.bincount(fleet.node[rows[inside]])
+        members = np.flatnonzero(capacity)
+        free_there = np.bincount(fleet.node[rows[inside]], weights=free[inside])[members]
+        members = members[np.argsort(-free_there, kind="stable")]
+        needed = int(np.searchsorted(np.cumsum(capacity[members]), shape.least)) + 1
+        kept: Ints = rows[inside & np.isin(fleet.node[rows], members[:needed])]
+        view.blocked[kept] = True
+        return kept
+    return _NONE

@@ -1,0 +1,183 @@
+"""A cycle that looks only at what something may have helped grants what one that looks at everything would."""
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from libs.core.scheduling import cycle
+from libs.core.scheduling.backlog import Backlog
+from libs.core.scheduling.changes import NOTED, Changes
+from libs.core.scheduling.decider import Decider
+from libs.core.scheduling.policy import Policy
+from libs.core.state.model import State
+from schemas import inbox, ledger
+from tests.core.builders import World, job, node
+from tests.core.crowds import Crowd, steps
+
+
+def compare_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on every cycle is held against one that looks at everything."""
+    plan = cycle.plan
+
+    def both(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | None = None) -> cycle.Plan:
+        everything = plan(state, t_us, policy)
+        changed = plan(state, t_us, policy, backlog)
+        assert [(g.job.id, g.claims) for g in changed.grants] == [(g.job.id, g.claims) for g in everything.grants]
+        assert changed.complete == everything.complete
+        if changed.complete:
+            assert changed.waiting.keys() == everything.waiting.keys()
+        return changed
+
+    monkeypatch.setattr(cycle, "plan", both)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(life=steps, capped=st.booleans())
+def test_looking_only_at_what_changed_grants_the_same(life: list[Any], capped: bool) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        compare_with_everything(monkeypatch)
+        crowd = Crowd(capped=capped)
+        for step in life:
+            crowd.play(step)
+        crowd.world.check()
+
+
+@pytest.fixture
+def searched(monkeypatch) -> Callable[[], list[str]]:
+    """Model and size of the requests that cycles looked a place for since it was last asked: `H100 2`."""
+    find, found = cycle.find, []
+
+    def counted(view, shape, *args):
+        found.append(f"{'/'.join(shape.types) or 'any'} {shape.devices}")
+        return find(view, shape, *args)
+
+    def asked() -> list[str]:
+        result = sorted(found)
+        found.clear()
+        return result
+
+    monkeypatch.setattr(cycle, "find", counted)
+    return asked
+
+
+def crowded(policy: Policy = Policy()) -> World:
+    """Two full nodes of different models, and five queues that wait: two for each model, one for either."""
+    w = World()
+    w.machine = Decider(policy=policy)
+    w.send(*(inbox.NodeRegistered(incarnation=1, inventory=n, lease_s=10) for n in (node("h"), node("a", model="A10"))))
+    for model in ("H100", "A10"):
+        for i in range(8):
+            w.started(w.submit(job(f"{model}-{i}", types=(model,))))
+        w.submit(job(f"two-{model}", 2, types=(model,)))
+        w.submit(job(f"three-{model}", 3, types=(model,)))
+    w.submit(job("any", 2))
+    return w
+
+
+def running(w: World, model: str) -> str:
+    return next(j.id for j in w.machine.state.jobs.values() if j.current is not None and model in j.shape.types)
+
+
+def test_what_frees_nothing_looks_for_nothing(searched, monkeypatch):
+    w = crowded()
+    searched()
+    monkeypatch.setattr(cycle.View, "of", lambda *_: pytest.fail("no view is needed"))
+    w.checkpointed(running(w, "H100"), 3)
+    assert searched() == []
+    assert len(w.machine.plan.waiting) == 5, "why they wait is still known"
+
+
+def test_a_device_that_is_freed_costs_a_search_for_each_queue_that_could_use_it(searched):
+    w = crowded()
+    searched()
+    w.released(running(w, "A10"))
+    assert searched() == ["A10 2", "A10 3", "any 2"]
+
+
+def test_a_job_behind_one_that_does_not_fit_costs_no_search(searched):
+    w = crowded()
+    searched()
+    w.submit(job("two more", 2, types=("H100",), submitted_us=9))
+    assert searched() == []
+    w.submit(job("older", 2, types=("H100",), submitted_us=0))
+    assert searched() == ["H100 2"]
+
+
+def test_a_limit_that_is_raised_helps_its_team(searched):
+    w = crowded()
+    w.send(inbox.QuotaChanged(team="vision", limit_milli=1000))
+    w.submit(job("limited", 2, team="vision"))
+    searched()
+    w.send(inbox.QuotaChanged(team="vision", limit_milli=2000))
+    assert searched() == ["any 2"]
+
+
+def test_a_decider_from_a_snapshot_looks_at_everything_once(searched):
+    w = crowded()
+    w.machine = Decider.load(w.machine.dump())
+    searched()
+    w.send(inbox.Tick())
+    assert len(searched()) == 5
+    w.send(inbox.Tick())
+    assert searched() == []
+
+
+def test_after_a_record_of_another_writer_everything_is_looked_at(searched):
+    w = crowded()
+    searched()
+    w.replica.decide([], w.now_us)
+    assert len(searched()) == 5
+
+
+def test_nothing_waits_untried_for_ever(searched):
+    """Also if no rule says that anything has changed, it is looked at again after a while."""
+    w = crowded(Policy(reserve_after_us=1 << 60, reconsider_after_us=1_000_000_000))
+    searched()
+    w.send(inbox.Tick(), after_us=990_000_000)
+    assert searched() == []
+    w.send(inbox.Tick(), after_us=20_000_000)
+    assert len(searched()) == 5
+
+
+def test_a_cycle_that_stops_at_its_bound_says_so_and_goes_on_with_the_next_input(searched):
+    w = World()
+    w.machine = Decider(policy=Policy(claims_per_cycle=8))
+    w.send(*(inbox.NodeRegistered(incarnation=1, inventory=node(f"n{i}"), lease_s=10) for i in range(4)))
+    w.send(*(job(f"j{i}", 4, team=f"team-{i}") for i in range(5)))
+    complete = [w.machine.plan.complete]
+    for _ in range(2):
+        w.send(inbox.Tick())
+        complete.append(w.machine.plan.complete)
+    assert complete == [False, False, True]
+    assert w.machine.state.queues == {}
+    searched()
+    w.send(inbox.Tick())
+    assert searched() == []
+
+
+def test_devices_that_a_gang_keeps_no_more_help_those_behind_it(searched):
+    """Nothing is freed when a gang that waits is cancelled, but what was kept for it is open."""
+    w = World(node("n0", 8))
+    w.started(w.submit(job("busy", 6)))
+    gang = w.submit(job("gang", 8, team="big"))
+    w.send(inbox.Tick(), after_us=61_000_000)
+    small = w.submit(job("small", 1))
+    assert w.state_of(small) == "queued"
+    w.send(inbox.CancelRequested(job_id=gang, team="big", reason=""))
+    assert w.state_of(small) == "granted"
+
+
+def test_every_kind_of_event_says_whom_it_may_help():
+    assert set(get_args(get_args(ledger.LedgerEvent)[0])) == NOTED.keys()
+
+
+def test_a_kind_of_event_that_is_not_known_may_help_everybody():
+    class Unheard:
+        kind = "moon.rose"
+
+    changes = Changes()
+    changes.note(State(), Unheard())
+    assert changes.anything
