@@ -91,10 +91,12 @@ class Backlog:
             return
         self._moved = True
         came = {state.jobs[job_id].queue for job_id in self.changes.queued if job_id in state.jobs}
-        for key in came | self.changes.queues:
+        for key in came | self.changes.fronts | self.changes.held:
             if key not in state.queues:
                 self._forget(key)
-            elif self._tried.get(key, _Tried()).jobs != tuple(job.id for job in front(state, key)):
+            elif key in self.changes.held or self._tried.get(key, _Tried()).jobs != tuple(
+                job.id for job in front(state, key)
+            ):
                 self._retry([key])
         helped = _Help(state, self.changes)
         self._retry([key for key, tried in self._tried.items() if helped.reaches(key, tried)])

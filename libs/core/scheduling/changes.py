@@ -29,8 +29,10 @@ class Changes:
     """They hold less, or their limit changed."""
     peers: set[SpreadKey] = field(default_factory=set)
     """Spread peers of which one is gone from somewhere."""
-    queues: set[QueueKey] = field(default_factory=set)
-    """Their jobs, or what is held for them, changed."""
+    fronts: set[QueueKey] = field(default_factory=set)
+    """Queues into which a job came back, or which one left: another may be at the front."""
+    held: set[QueueKey] = field(default_factory=set)
+    """Queues of jobs for which devices are held now (they may also use reserved ones), or are no more."""
     queued: set[str] = field(default_factory=set)
     """Jobs that came; by id, because they are noted before they are in the state."""
     moved: bool = False
@@ -76,10 +78,12 @@ def _job_queued(changes: Changes, state: State, event: led.JobQueued) -> None:
     changes.queued.add(event.job_id)
 
 
-def _queue_changed(
-    changes: Changes, state: State, event: led.JobRequeued | led.JobFinished | led.DevicesHeld
-) -> None:  # fmt: skip
-    changes.queues.add(state.jobs[event.job_id].queue)
+def _front_changed(changes: Changes, state: State, event: led.JobRequeued | led.JobFinished) -> None:
+    changes.fronts.add(state.jobs[event.job_id].queue)
+
+
+def _devices_held(changes: Changes, state: State, event: led.DevicesHeld) -> None:
+    changes.held.add(state.jobs[event.job_id].queue)
 
 
 def _devices_freed(changes: Changes, state: State, event: led.DevicesFreed) -> None:
@@ -97,7 +101,7 @@ def _hold_released(changes: Changes, state: State, event: led.HoldReleased) -> N
     changes.nodes.update(fleet.node_names.names[int(fleet.node[fleet.row(device)])] for device in devices)
     if job is not None:
         changes.teams.add(job.team)
-        changes.queues.add(job.queue)
+        changes.held.add(job.queue)
         if job.shape.spread[0]:
             changes.peers.add(spread_key(job))
 
@@ -115,9 +119,9 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.AttemptStopping: _nothing,
     led.DevicesFreed: _devices_freed,
     led.AttemptClosed: _nothing,
-    led.JobRequeued: _queue_changed,
-    led.JobFinished: _queue_changed,
-    led.DevicesHeld: _queue_changed,
+    led.JobRequeued: _front_changed,
+    led.JobFinished: _front_changed,
+    led.DevicesHeld: _devices_held,
     led.HoldReleased: _hold_released,
     led.BoardRecut: _devices_went,
     led.BoardCutDone: _devices_came,
