@@ -174,6 +174,11 @@ class Crowd:
     def quota(self, which: int, amount: int) -> None:
         team = TEAMS[which % len(TEAMS)]
         limit = amount * 1500 if amount < 5 else None
+        if which % 2:
+            by_type = {"H100": 2000 + amount * 1000} if amount < 5 else {}
+            if sum(self.state.committed(team).values()) <= sum(by_type.values()) or not by_type:
+                self.send(inbox.QuotaChanged(team=team, limit_milli=None, by_type=by_type))
+            return
         if limit is None or limit >= self.state.committed_milli(team):  # the checker speaks of grants
             self.send(inbox.QuotaChanged(team=team, limit_milli=limit))
 
