@@ -12,6 +12,7 @@ from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.streams import bind
+from libs.core.scheduling.policy import Policy
 from libs.ledger.follower import Follower, Step
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
@@ -27,6 +28,7 @@ class Preemption:
     def __init__(self, settings: PreemptionSettings, registry: CollectorRegistry) -> None:
         self.settings = settings
         self.pool = settings.pool
+        self._policy = Policy(reserve_after_us=int(settings.reserve_after_s * 1e6))
         self.follower: Follower[PreemptionPlanner] | None = None
         self._plans = Counter("baton_preemption_plans", "plans sent to placement", registry=registry)
         self._victims = Counter("baton_preemption_victims", "jobs asked to give way", registry=registry)
@@ -50,7 +52,7 @@ class Preemption:
         await follower.run(after)
 
     async def _plan(self, planner: PreemptionPlanner, outbox: Outbox, base_seq: int) -> None:
-        plans = planner.plans(base_seq)
+        plans = planner.plans(base_seq, self._policy)
         if not plans:
             return
         acks = await outbox.publish_many([self._message(plan) for plan in plans])

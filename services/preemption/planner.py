@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from libs.core.scheduling import preemption
+from libs.core.scheduling.policy import Policy
 from libs.core.state import fold, snapshot
 from libs.core.state.model import State
 from schemas.inbox import PreemptionPlanned
@@ -39,12 +40,15 @@ class PreemptionPlanner:
     def load(cls, parts: Iterable[bytes]) -> "PreemptionPlanner":
         return cls(snapshot.load(parts))
 
-    def plans(self, base_seq: int) -> list[PreemptionPlanned]:
-        """Plans on the present state that are not on their way yet; none when nothing has changed since the last call."""
+    def plans(self, base_seq: int, policy: Policy = Policy()) -> list[PreemptionPlanned]:
+        """Plans on the present state that are not on their way yet; none when nothing has changed since the last call.
+
+        `policy`: that of the pool's cycles, so that plans are made in their order.
+        """
         state, pending = self.state, self._pending
         if not pending.due(state.t_us):
             return []
-        made = preemption.plans(state, state.t_us, base_seq, pending.plans, but_not=pending.waiting)
+        made = preemption.plans(state, state.t_us, base_seq, pending.plans, pending.waiting, policy)
         pending.computed(preemption.next_widening_us(state, state.t_us))
         return made
 
