@@ -293,20 +293,20 @@ def _count_use(state: State, team: str, claims: Iterable[Claim], sign: int) -> N
 
 
 def _enqueue(state: State, job: Job) -> None:
-    line = state.queues.setdefault(job.queue, {})
-    line[job.id] = job.submitted_us
-    if len(line) > 1:
-        newest_first = reversed(line)
+    queue = state.queues.setdefault(job.queue, {})
+    queue[job.id] = job.submitted_us
+    if len(queue) > 1:
+        newest_first = reversed(queue)
         next(newest_first)
         last = next(newest_first)
-        if (line[last], last) > (job.submitted_us, job.id):  # an older job came back: it keeps its age
-            state.queues[job.queue] = dict(sorted(line.items(), key=lambda item: (item[1], item[0])))
+        if (queue[last], last) > (job.submitted_us, job.id):  # an older job came back: it keeps its age
+            state.queues[job.queue] = dict(sorted(queue.items(), key=lambda item: (item[1], item[0])))
 
 
 def _dequeue(state: State, job: Job) -> None:
-    line = state.queues[job.queue]
-    del line[job.id]
-    if not line:
+    queue = state.queues[job.queue]
+    del queue[job.id]
+    if not queue:
         del state.queues[job.queue]
 
 

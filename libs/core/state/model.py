@@ -205,7 +205,7 @@ class Job:
 
 
 QueueKey = tuple[int, str, Shape]
-"""Waiting jobs are kept in one line per (priority, team, shape): what does not fit blocks its own line only."""
+"""Waiting jobs are kept in one queue per (priority, team, shape): what does not fit blocks its own queue only."""
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class State:
     finished: EndedJobs = field(default_factory=EndedJobs)
     """Ids of jobs that ended lately: what deduplicates client keys. Nothing else is kept of an ended job."""
     queues: dict[QueueKey, dict[str, int]] = field(default_factory=dict)
-    """Each line in order: job id -> submitted_us."""
+    """Each queue in order: job id -> submitted_us."""
     on_node: dict[str, dict[str, None]] = field(default_factory=dict)
     """Node -> ids of the jobs that hold devices there, in order of grant."""
     quotas: dict[str, Limits] = field(default_factory=dict)
