@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=400, help="jobs that hold a device at a time")
     parser.add_argument("--per-second", type=float, default=1.0, help="records in a second of the ledger's time")
     parser.add_argument("--readers", nargs="*", default=list(READERS), choices=list(READERS))
+    parser.add_argument("--name", default="ledger_memory", help="of the file in benchmarks/results")
     parser.add_argument("--stall", action="store_true", help="measure a snapshot's stalls instead")
     options = parser.parse_args()
     about = machine.describe()
@@ -63,7 +64,7 @@ def main() -> None:
             rows[name] = pool.apply(measure, (name, options.records, options.running, options.per_second))
         print(name, rows[name], flush=True)
     settings = {"records": options.records, "running": options.running, "per_second": options.per_second}
-    machine.write("ledger_memory", {"machine": about, **settings, "mib": rows})
+    machine.write(options.name, {"machine": about, **settings, "mib": rows})
 
 
 # ------------------------------------------------------------------------------------------------------- the ledger

@@ -2,10 +2,13 @@
 
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.refusal import Why
 from libs.core.scheduling import limits
+from libs.core.state.ended import KEPT_US
 from schemas import ids
 from services.admission.handlers import AdmissionResult, Recent, handle
 from tests.admission.test_handlers import CONTEXT, GOOD, judged, received, rejection
+from tests.core.test_admission import TWO_LEAVES, record
 
 BAD = {"client_key": "run-1", "job": {"command": ["x"], "priority_class": "vip"}}
 MALFORMED = {"client_key": "run-1", "job": {}}
@@ -24,3 +27,20 @@ def test_a_refused_cancel_names_no_job() -> None:
     job = ids.job_id("research", "run-1")
     context = AdmissionContext(FleetShape(), limits.room)
     assert rejection(handle(received({"job_id": job, "extra": 1}, what="cancel"), {"main": context})).job_id == ""
+
+
+def test_a_request_from_before_the_window_of_client_keys_is_refused_and_names_no_job() -> None:
+    """Its job may have run and be forgotten: an answer that names it would be taken for its end."""
+    stored_us = received(GOOD).time_us
+    context = AdmissionContext(FleetShape(), limits.room)
+    within, beyond = stored_us + KEPT_US, stored_us + KEPT_US + 3_600_000_000
+    context.fleet.apply(record(*TWO_LEAVES).model_copy(update={"t_us": within}), 1)
+    assert handle(received(GOOD), {"main": context}).result is AdmissionResult.ADMITTED
+    context.fleet.apply(record().model_copy(update={"t_us": beyond}), 2)
+    for body, why in ((GOOD, Why.TOO_OLD), (BAD, Why.TOO_OLD), (MALFORMED, Why.MALFORMED)):
+        handled = handle(received(body), {"main": context})
+        assert handled.whys[0] is why
+        assert rejection(handled).job_id == ""
+    (reason,) = rejection(handle(received(GOOD), {"main": context})).reasons
+    assert "169.0 hours ago" in reason.problem
+    assert "168.0 hours" in reason.problem

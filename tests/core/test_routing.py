@@ -122,3 +122,17 @@ def test_a_job_that_was_just_sent_to_a_pool_stays_there(pools: Pools) -> None:
     assert routed.pool == "west"
     assert isinstance(routed.verdict, Admitted)
     assert home_of(job_id("red", "k"), pools, {job_id("red", "k"): "gone"}) is None
+
+
+def test_a_request_that_one_pool_may_have_forgotten_goes_to_no_other(pools: Pools) -> None:
+    """The pool with the shorter memory refuses for all: the other would run the job a second time."""
+    submit = request()
+    assert isinstance(route(submit, "red", pools, {}, 50).verdict, Admitted)
+    pools["west"].fleet.ended.forgotten_us = 100
+    for named in (submit, request(pool="east")):
+        verdict = route(named, "red", pools, {}, 50).verdict
+        assert isinstance(verdict, NotAdmitted)
+        assert Why.TOO_OLD in {refusal.why for refusal in verdict.refusals}
+    assert isinstance(route(submit, "red", pools, {}, 101).verdict, Admitted)
+    queued(pools["east"], submit)
+    assert isinstance(route(submit, "red", pools, {}, 50).verdict, Repeated), "a job that is known is known"
