@@ -11,16 +11,15 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from nats.aio.client import Client
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from libs.bus.connect import BusUnavailable
 from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
-from libs.bus.reasons import reasons_of
 from libs.client import following, logs
 from libs.client.asking import ask
 from libs.client.errors import ClientError, Invalid, NotFound, TimedOut, Unreachable
-from libs.client.sending import command, deliver
+from libs.client.sending import command, deliver, valid
 from libs.client.verdict import Verdict
 from libs.client.where import Place, find
 from schemas import subjects
@@ -172,7 +171,7 @@ class Baton:
         The operator may cancel any team's job, as that team.
         """
         team = self.team if self.team != subjects.OPERATOR else (await self.get(job_id)).team
-        body = _valid(CancelJob, job_id=job_id, reason=reason)
+        body = valid(CancelJob, job_id=job_id, reason=reason)
         # A new cause each time: cancelling again must reach admission again, e.g. when the job was not known before.
         message = command(
             body,
@@ -203,7 +202,7 @@ class Baton:
             give_up_s: how long to try.
         """
         message = command(
-            _valid(SetQuota, team=team, limit_milli=limit_milli, by_type=dict(by_type or {})),
+            valid(SetQuota, team=team, limit_milli=limit_milli, by_type=dict(by_type or {})),
             subject=subjects.set_quota(pool or self.place.pool, self.place.user),
             type="io.baton.quota.set.v1",
             team=subjects.OPERATOR,
@@ -220,7 +219,7 @@ class Baton:
             NotFound: history has neither the job nor an event of it, and none comes within 10 s.
             Unreachable: history does not answer at the start.
         """
-        _valid(JobGet, job_id=job_id)
+        valid(JobGet, job_id=job_id)
         heard = asyncio.Event()
         async with following.Live(self.nats, self.team, job_id) as live:
             deadline = time.monotonic() + _STARTS_WITHIN_S
@@ -230,7 +229,7 @@ class Baton:
                 if not page and not heard.is_set():
                     document = await self._known(job_id)
                     if document is not None and document.state is JobState.REJECTED:
-                        return (_rejected_event(document),)
+                        return (following.ended_rejected(document),)
                     if document is None and time.monotonic() > deadline:
                         raise _Unknown(job_id)
                 return page
@@ -297,21 +296,21 @@ class Baton:
 
     async def get(self, job_id: str) -> JobDocument:
         """A job with its attempts."""
-        document: JobDocument = await ask(self.nats, "job.get", self.place, _valid(JobGet, job_id=job_id))
+        document: JobDocument = await ask(self.nats, "job.get", self.place, valid(JobGet, job_id=job_id))
         return document
 
     async def list(
         self, states: Sequence[JobState] = (), name: str = "", limit: int = 100, before_us: int | None = None
     ) -> tuple[JobDocument, ...]:
         """Jobs, newest first."""
-        query = _valid(JobListQuery, states=tuple(states), name=name, limit=limit, before_us=before_us)
+        query = valid(JobListQuery, states=tuple(states), name=name, limit=limit, before_us=before_us)
         reply: JobList = await ask(self.nats, "job.list", self.place, query)
         return reply.jobs
 
     async def explain(self, job_id: str) -> Explanation:
         """Why a job is where it is, and the smallest change that would let it run. Our pool is asked first; of a job that
         it does not know, the pool that history says has it."""
-        query = _valid(ExplainQuery, job_id=job_id)
+        query = valid(ExplainQuery, job_id=job_id)
         try:
             reply: Explanation = await ask(self.nats, "job.explain", self.place, query)
         except (NotFound, Unreachable):
@@ -334,7 +333,7 @@ class Baton:
             self.nats,
             "job.plan",
             self.place,
-            _valid(PlanQuery, job=spec, steps=steps),
+            valid(PlanQuery, job=spec, steps=steps),
             pool=spec.pool or "",
             timeout_s=10.0,
         )
@@ -357,13 +356,13 @@ class Baton:
 
     async def devices(self, node: str = "") -> DeviceList:
         """The pool's devices, or one node's."""
-        query = _valid(DeviceListQuery, node=node)
+        query = valid(DeviceListQuery, node=node)
         reply: DeviceList = await ask(self.nats, "device.list", self.place, query)
         return reply
 
     async def queue(self, limit: int = 200) -> QueueList:
         """The waiting jobs, in the order in which they are considered."""
-        query = _valid(QueueListQuery, limit=limit)
+        query = valid(QueueListQuery, limit=limit)
         reply: QueueList = await ask(self.nats, "queue.list", self.place, query)
         return reply
 
@@ -377,7 +376,7 @@ class Baton:
     def _request(self, spec: JobSpec, key: str, repeat: str = "") -> tuple[Submitted, Outgoing]:
         if self.team == subjects.OPERATOR:
             raise Invalid("the operator has no jobs", fix="submit as a team: set BATON_TEAM, or use --team")
-        body = _valid(SubmitJob, client_key=key, job=spec)
+        body = valid(SubmitJob, client_key=key, job=spec)
         submitted = Submitted(job_id_of(self.team, key), key, self.team)
         subject = subjects.submit(self.team, self.place.user)
         message = command(
@@ -402,25 +401,3 @@ class Baton:
 
 class _Unknown(Exception):
     """Nobody has heard of the job. Not a ClientError: those do not end the following of events once it is under way."""
-
-
-def _rejected_event(document: JobDocument) -> JobEvent:
-    return JobEvent(
-        job_id=document.job_id,
-        team=document.team,
-        name=document.name,
-        what="rejected",
-        state=JobState.REJECTED,
-        at_us=document.finished_us or document.submitted_us,
-        reason=document.reason,
-    )
-
-
-def _valid(model: type[M], **fields: object) -> M:
-    """The model of these fields. Raises Invalid naming each that is wrong."""
-    try:
-        return model(**fields)
-    except ValidationError as e:
-        reasons = reasons_of(e, model=model)
-        why = "; ".join(f"{r.field} = {r.value}: {r.problem}" for r in reasons)
-        raise Invalid("the request is not valid", why, reasons=reasons) from None

@@ -16,7 +16,8 @@ from nats.aio.msg import Msg
 from libs.bus.messages import Malformed, decode
 from libs.client.errors import ClientError, Failed
 from schemas import subjects
-from schemas.jobs import JobEvent, JobRejected, rejection_event
+from schemas.jobs import JobEvent, JobRejected, JobState, rejection_event
+from schemas.queries import JobDocument
 
 QUIET_S = 2.0
 _REMEMBERED = 50_000
@@ -170,3 +171,16 @@ class _Past:
 def _identity(event: JobEvent) -> tuple[object, ...]:
     step = event.checkpoint.step if event.checkpoint else None
     return event.job_id, event.attempt, event.what, event.at_us, step
+
+
+def ended_rejected(document: JobDocument) -> JobEvent:
+    """The event that ended a job whose document says that it was rejected."""
+    return JobEvent(
+        job_id=document.job_id,
+        team=document.team,
+        name=document.name,
+        what="rejected",
+        state=JobState.REJECTED,
+        at_us=document.finished_us or document.submitted_us,
+        reason=document.reason,
+    )

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 from nats.aio.client import Client
 from nats.js.errors import APIError
+from pydantic import BaseModel, ValidationError
 
 from libs.bus.messages import MAX_BYTES, Outgoing, outgoing
 from libs.bus.outbox import NotStored, Outbox
+from libs.bus.reasons import reasons_of
 from libs.client.errors import Denied, Failed, Invalid, Unreachable
 from schemas.base import Strict
 from schemas.ids import content_hash
@@ -20,6 +22,7 @@ from schemas.ids import content_hash
 _LOOK_S = 0.05
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 
 def command(model: Strict, *, subject: str, type: str, team: str, cause: str) -> Outgoing:
@@ -78,3 +81,13 @@ async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:
         return task.result()
     finally:
         task.cancel()
+
+
+def valid(model: type[M], **fields: object) -> M:
+    """The model of these fields. Raises Invalid naming each that is wrong."""
+    try:
+        return model(**fields)
+    except ValidationError as e:
+        reasons = reasons_of(e, model=model)
+        why = "; ".join(f"{r.field} = {r.value}: {r.problem}" for r in reasons)
+        raise Invalid("the request is not valid", why, reasons=reasons) from None

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from libs.cli.launch import ROOT, SERVICES, LaunchOptions, LocalStack
-from libs.client import Unreachable, connect
+from libs.client import Rejected, Unreachable, connect
 from libs.client.where import CLIENT_FILE, find
 from libs.embedded import read_processes
 from schemas.jobs import JobSpec, JobState, Simulation
 from schemas.resources import Resources
+from tests.kit.waiting import until
 
 BATON = [sys.executable, "-m", "libs.cli"]
 
@@ -121,3 +122,45 @@ async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
         out, _ = await verify.communicate()
         report = json.loads(out)
         assert (verify.returncode, report["ok"], report["jobs"], report["bill_differences"]) == (0, True, 1, [])
+
+
+async def test_two_pools_are_one_instance_for_its_users(tmp_path: Path) -> None:
+    """Agents speak with credentials of their pool's nodes only, a user with its own; history knows the jobs of both."""
+    for pool, model in (("main", "H100"), ("west", "L4")):
+        (tmp_path / f"{pool}.yaml").write_text(
+            f"groups: [{{name: '{pool}-{{i}}', count: 1, devices: {{model: {model}, count: 2, memory_gib: 24}}}}]\n"
+        )
+    options = LaunchOptions(
+        state_dir=tmp_path / "state",
+        teams=("red",),
+        users=("red.ana",),
+        fleet=tmp_path / "main.yaml",
+        more_pools={"west": tmp_path / "west.yaml"},
+        services=("placement", "admission", "history", "telemetry"),
+        sync_always=False,
+        scale=0.01,
+        env={"*": {"OPENBLAS_NUM_THREADS": "1"}},
+    )
+    async with LocalStack(options) as cluster:
+        assert {"placement", "placement.west", "agent-sim.west", "admission"} <= set(cluster.http)
+        assert "admission.west" not in cluster.http
+        place = find(team="red", user="ana", environ={"BATON_STATE_DIR": str(tmp_path / "state")})
+        assert (place.url, place.user) == (cluster.user_url("red.ana"), "ana")
+        async with await connect(place.url) as ana:
+            assert (ana.team, ana.place.user) == ("red", "ana")
+            ran = await ana.submit(JobSpec(resources=Resources(types=("L4",)), simulation=Simulation(duration_s=0.1)))
+            assert (await ana.wait(ran.job_id, 60)).state is JobState.SUCCEEDED
+            waits = JobSpec(pool="west", resources=Resources(devices=2), simulation=Simulation(duration_s=600))
+            first, second = [(await ana.submit(waits)).job_id for _ in range(2)]
+            document = await ana.get(ran.job_id)
+            assert (document.pool, document.user) == ("west", "ana")
+            await until(lambda: ana.list((JobState.QUEUED,)))  # history is a moment behind
+            assert (await ana.explain(second)).job_id == second, "our pool does not know it, west does"
+            assert {job.pool for job in await ana.list()} == {"west"}
+            await ana.cancel(first)
+            assert (await ana.wait(first, 60)).state is JobState.CANCELLED
+            with pytest.raises(Rejected, match="use one of: main, west"):
+                await ana.submit(JobSpec(pool="north", simulation=Simulation(duration_s=1)))
+        async with await connect(cluster.user_url("red.ana"), pool="west") as ana:
+            assert [view.node for view in (await ana.nodes()).nodes] == ["west-0"]
+            assert (await ana.status()).pool == "west"

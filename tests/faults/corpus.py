@@ -154,13 +154,13 @@ def _impossible(pool: str) -> dict[str, tuple[str, dict[str, Any]]]:
             subjects.node_inbox("registered", pool, "thief"),
             {"incarnation": 1, "lease_s": 10, "inventory": {"node": "thief", "devices": [stolen]}},
         ),
-        "an unknown beneficiary": (
+        "a plan without victims": (
             planned,
             {
                 "plan_id": "p",
                 "base_seq": 0,
                 "beneficiary": JOB,
-                "victims": [JOB],
+                "victims": [],
                 "devices": ["replay-0-gpu0"],
                 "cost_device_s": 0,
             },
