@@ -75,7 +75,7 @@ class _Item:
     seq: int
     message: Any
     time_us: int
-    subject: str = "baton.in.benchmark"
+    subject: str = ""
     error: str = ""
 
 

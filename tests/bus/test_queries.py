@@ -194,7 +194,7 @@ async def test_an_answer_too_large_for_the_server_is_a_failure_not_silence(
     nats: BusConnection, broker: Broker, team: str
 ) -> None:
     def answer(query: LogQuery, team: str) -> LogPiece:
-        return LogPiece(job_id=query.job_id, attempt=1, rank=0, text="x" * 2_000_000, next_offset=1, ended=True)
+        return LogPiece(job_id=query.job_id, attempt=1, rank=0, text="x" * 6_000_000, next_offset=1, ended=True)
 
     serve(broker, LOG, answer)
     await broker.start()

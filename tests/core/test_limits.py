@@ -247,7 +247,7 @@ def test_seven_slices_are_one_board_and_no_more() -> None:
     told = why(world, whole)
     assert (told.reason, told.text) == (
         "quota",
-        "team research holds 1 of its limit of 1 accelerators and the job needs 1",
+        "team research holds 1 of its limit of 1 accelerator and the job needs 1",
     )
     world.released(slices[0])
     assert world.state_of(whole) == "queued", "six sevenths are held"
