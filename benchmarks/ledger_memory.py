@@ -1,7 +1,7 @@
 """Memory of each reader of the ledger over its length, and the stalls of a snapshot of a large state.
 
     python -m benchmarks.ledger_memory                              # every reader, 10^4 to 10^6 records
-    python -m benchmarks.ledger_memory --readers checker --records 10000000
+    python -m benchmarks.ledger_memory --readers checker --records 10000000 --per-second 3
     python -m benchmarks.ledger_memory --stall                      # 500,000 waiting jobs, 1,000,000 ended ones
 
 The ledger is generated as it is read: records in their wire form with a valid chain, each read by the rule that every
