@@ -42,7 +42,12 @@ def read(path: Path, model: type[M], setting: str) -> M:
 
 def read_prices(path: Path, setting: str) -> Prices:
     """A price book. Raises BadFile."""
-    return Prices(read(path, PriceBook, setting))
+    try:
+        return Prices(read(path, PriceBook, setting))
+    except BadFile:
+        raise
+    except ValueError as error:
+        raise BadFile(f"{path}: {error}") from None
 
 
 def read_throughputs(path: Path, setting: str) -> Throughputs:

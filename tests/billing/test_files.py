@@ -44,9 +44,23 @@ def test_the_shipped_teams_file_can_be_read() -> None:
     assert load_quotas(SETTINGS.teams)
 
 
+def test_a_model_may_be_spelt_as_drivers_and_shops_do(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(
+        "currency: USD\nprices:\n"
+        "  - {model: TPU-v5e, micros_per_device_hour: 7}\n  - {model: 'h100:1g.10gb', micros_per_device_hour: 3}\n"
+    )
+    prices = load_prices(path)
+    assert [prices.of(name) for name in ("v5e", "TPU v5e", "H100:1g.10gb", "H100", "v5p")] == [7, 7, 3, None, None]
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
+        (
+            "currency: USD\nprices: [{model: v5e, micros_per_device_hour: 1}, {model: TPU-v5e, micros_per_device_hour: 2}]",
+            "'TPU-v5e' is another name of 'v5e'",
+        ),
         ("currency: USD\nprices: [{model: '*', micros_per_device_hour: 1}]", r"prices\.0\.model"),
         ("currency: dollars\nprices: [{model: H100, micros_per_device_hour: 1}]", "currency"),
         ("currency: USD\nprices: [{model: H100, price: 1}]", r"prices\.0\.micros_per_device_hour.*prices\.0\.price"),

@@ -620,3 +620,17 @@ def test_a_role_needs_what_the_model_needs_though_it_asks_for_less() -> None:
     admitted = outcome(request, node("a"))
     assert isinstance(admitted, Admitted)
     assert admitted.job.resources.roles[0].memory_mib == admitted.job.resources.memory_mib > 60_000
+
+
+def test_an_elastic_role_comes_and_goes_by_whole_replicas_of_the_model() -> None:
+    model = ModelShape(parameters_b=1, workload=Workload.INFERENCE, tensor_parallel=4)
+
+    def roles(devices: int, count: int, min_count: int | None) -> Any:
+        role = Role(name="trainer", devices=devices, count=count, min_count=min_count)
+        return outcome(submit(resources={"roles": (role,)}, model=model), node("a"))
+
+    assert isinstance(roles(4, 2, 1), Admitted)
+    assert isinstance(roles(2, 4, None), Admitted)
+    refused = roles(2, 4, 2)  # 6 of its 8 devices would be one replica and a half
+    assert isinstance(refused, NotAdmitted)
+    assert [(r.reason.field, r.reason.value) for r in refused.refusals] == [("job.resources.roles.0.min_count", "2")]

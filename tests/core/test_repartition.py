@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from libs.core.accelerators.mig_boards import GEOMETRIES
-from libs.core.admission.feasible import demand_of, objections
+from libs.core.admission.demand import demand_of
+from libs.core.admission.feasible import objections
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement import Placed, View, find, mig
 from libs.core.placement.score.mix import Mix, kind_of

@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from libs.core.accelerators.catalog import catalog, find_model, models
 from libs.core.accelerators.mig_boards import GEOMETRIES, Geometry
 from libs.core.accelerators.spelling import meant
-from schemas.resources import ANY_ACCELERATOR, NAMED_ONLY, DeviceKind, parts_of
+from schemas.resources import ANY_ACCELERATOR, NAMED_ONLY, DeviceKind, kind_of, parts_of
 
 GRAINS = 840
 """Grains in a thousandth of an accelerator: the least common multiple of 1 to 8, the slices that a board may have."""
@@ -67,6 +67,14 @@ def named_only(model: str) -> bool:
     """Whether devices of this model go only to requests that name it."""
     known = find_model(model)
     return known is not None and known.kind in NAMED_ONLY
+
+
+@lru_cache(maxsize=4096)
+def catalogued(kind: str) -> str:
+    """`kind` with its model as the catalogue spells it: `v5e` for `TPU-v5e`; unchanged when the catalogue has none."""
+    model, profile = parts_of(kind)
+    known = find_model(model)
+    return kind if known is None else kind_of(known.model, profile)
 
 
 def problem_with(key: str, offered: Iterable[str] = ()) -> str:

@@ -13,12 +13,13 @@ from libs.core.accelerators import catalog, vram
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.accelerators.precisions import computes
 from libs.core.accelerators.spelling import meant
+from libs.core.admission.demand import Demand
 from libs.core.admission.fleet_shape import LEVELS, Capacity, FleetShape, Need, level_of
 from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.admission.unplaced import count_of, unplaced
 from libs.core.state.model import shape_of
 from schemas.jobs import JobSpec
-from schemas.resources import WHOLE_MILLI, Precision, Resources, TopologyPolicy
+from schemas.resources import Precision, Resources, TopologyPolicy
 
 KNOWN_MODELS = catalog.models() | {"A2", "H800", "MI210", "MI300A", "P100"}
 """Models that may be listed as an alternative although the pool has none of them."""
@@ -27,42 +28,6 @@ KNOWN_MODELS = catalog.models() | {"A2", "H800", "MI210", "MI300A", "P100"}
 _JOB = "job.resources"
 _OWN = ("types", "memory_mib", "cpu_milli", "host_memory_mib")
 """What a role may ask for itself; 0 and empty mean as the job."""
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Memory per device that the job needs (MiB), and the estimate behind it."""
-
-    memory_mib: int
-    estimate: vram.Estimate | None = None
-    refusals: tuple[Refusal, ...] = ()
-
-
-def demand_of(job: JobSpec) -> Demand:
-    """What the job asks for or, where it describes its model, what the model needs at least, if that is more. An elastic
-    job needs it on the fewest devices, where each holds the most."""
-    asked, fewest = job.resources.memory_mib, job.resources.min_devices
-    if job.model is None:
-        return Demand(asked)
-    try:
-        estimate = vram.estimate(job.model, job.resources.devices)
-        if fewest is not None and (there := vram.estimate(job.model, fewest)).total_mib > estimate.total_mib:
-            estimate = there
-    except vram.Impossible as e:
-        path = f"job.model.{e.field}"
-        refusal = refuse(Why.MODEL, path, getattr(job.model, e.field), e.problem, e.fix)
-        return Demand(asked, refusals=(refusal,))
-    need = estimate.total_mib
-    if job.resources.share_milli < WHOLE_MILLI and 0 < asked < need:
-        refusal = refuse(
-            Why.MODEL,
-            "job.resources.memory_mib",
-            asked,
-            f"the share holds {asked} MiB, but the model needs at least {need} MiB: {estimate.text}",
-            f"set memory_mib to {need} or more, or leave it out",
-        )
-        return Demand(asked, estimate, (refusal,))
-    return Demand(max(asked, need), estimate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from libs.core.accelerators.spelling import meant
+from libs.core.admission.demand import demand_of
 from libs.core.admission.evaluate import AdmissionContext, NotAdmitted, Verdict, evaluate
-from libs.core.admission.feasible import demand_of, suitable_devices
+from libs.core.admission.feasible import suitable_devices
 from libs.core.admission.refusal import Refusal, Why, refuse
 from schemas.ids import job_id
 from schemas.jobs import SubmitJob

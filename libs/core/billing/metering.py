@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
-from libs.core.accelerators.kinds import accelerators_milli, counted_milli
+from libs.core.accelerators.kinds import accelerators_milli, catalogued, counted_milli
 from libs.core.state import parts
 from libs.core.state.limits import Limits
 from schemas import ledger as led
@@ -304,16 +304,24 @@ Meter.handled = led.kinds_of(_FOLD)
 
 class Prices:
     """Looks prices up. The more exact entry wins: model and class, then model. There is no price for any model: what the
-    book does not name is unpriced, and said to be so, rather than billed at a guess or for nothing."""
+    book does not name is unpriced, and said to be so, rather than billed at a guess or for nothing. A model may be spelt in
+    any way that the catalogue knows."""
 
     def __init__(self, book: PriceBook) -> None:
+        """Raises ValueError when two entries name one model, spelt in two ways, for one class."""
         self.currency = book.currency
-        self._prices = {(p.model, p.priority_class): p.micros_per_device_hour for p in book.prices}
+        self._prices: dict[tuple[str, str], int] = {}
+        for price in book.prices:
+            key = (catalogued(price.model), price.priority_class)
+            if key in self._prices:
+                raise ValueError(f"{price.model!r} is another name of {key[0]!r}, which has a price already: keep one")
+            self._prices[key] = price.micros_per_device_hour
 
     def of(self, model: str, priority_class: str = _ANY) -> int | None:
         """Micro-units of the currency per device-hour; None: the book has no price for it."""
-        price = self._prices.get((model, priority_class))
-        return price if price is not None else self._prices.get((model, _ANY))
+        kind = catalogued(model)
+        price = self._prices.get((kind, priority_class))
+        return price if price is not None else self._prices.get((kind, _ANY))
 
     def cost_micros(self, row: Usage) -> int | None:
         """What one row costs, rounded once, half to even; None: it has no price."""

@@ -22,6 +22,7 @@ from math import sqrt
 
 import numpy as np
 
+from libs.core.admission.demand import demand_of
 from libs.core.admission.evaluate import (
     DEFAULT_CLASSES,
     AdmissionContext,
@@ -30,7 +31,6 @@ from libs.core.admission.evaluate import (
     PriorityClass,
     evaluate,
 )
-from libs.core.admission.feasible import demand_of
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.metering import Prices
 from libs.core.explain.diagnosis import diagnose
