@@ -5,7 +5,7 @@ have cut the board and be unable to say so. So withdrawing frees nothing by itse
 question from "cut this board" into "what is this board now". Until the node answers that (`BoardCutDone` with what it
 offers), or registers anew, or is lost, nobody is granted an instance that was to go, and the board is not cut again.
 
-What it brings at once: the lines that wait stop counting on the instances that were to come, so another board is cut for
+What it brings at once: the queues that wait stop counting on the instances that were to come, so another board is cut for
 them. What it brings in time: a node that had only missed the request gives the old instances back with its answer.
 """
 
