@@ -1,5 +1,6 @@
 """`baton provision`: streams, consumers and buckets on a NATS server."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ from schemas.subjects import OPERATOR
 
 
 def command(
-    pool: Annotated[list[str] | None, typer.Option("--pool", help="May be repeated (BATON_POOL).")] = None,
+    pool: Annotated[list[str] | None, typer.Option("--pool", help="May be repeated (BATON_POOLS, BATON_POOL).")] = None,
     replicas: Annotated[int, typer.Option("--replicas", min=1, max=5, help="Copies of each stream in a cluster.")] = 1,
     scale: Annotated[float, typer.Option("--scale", min=0.001, help="Multiplies the storage limits.")] = 1.0,
     url: Url = None,
@@ -21,7 +22,8 @@ def command(
     from libs.bus.streams import provision
 
     async def work(baton: Baton) -> None:
-        pools = pool or [baton.place.pool]
+        listed = [name.strip() for name in os.environ.get("BATON_POOLS", "").split(",") if name.strip()]
+        pools = pool or listed or [baton.place.pool]
         await provision(baton.nats.jetstream(), pools, replicas=replicas, scale=scale)
         say("\n".join(f"{name}\tready" for name in pools))
 

@@ -294,6 +294,11 @@ async def test_provision_may_be_repeated(urls: dict[str, str]) -> None:
     assert (other.code, other.out) == (0, "second\tready\n")
 
 
+async def test_provision_makes_all_pools_that_admission_serves(urls: dict[str, str]) -> None:
+    result = await baton("provision", "--scale", "0.01", url=urls["operator"], BATON_POOLS="main, second")
+    assert (result.code, result.out) == (0, "main\tready\nsecond\tready\n")
+
+
 async def test_a_closed_pipe_is_no_error(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
     for i in range(3):
         await blue.submit(JobSpec(command=("x",)), f"{key}-{i}")

@@ -15,8 +15,9 @@ from libs.core.scheduling import preemption
 from libs.core.scheduling.preemption.index import Holdings
 from libs.core.scheduling.preemption.victims import _groups
 from libs.core.state.model import Job
+from schemas import inbox
 from schemas.ids import job_id
-from schemas.resources import Level
+from schemas.resources import Inventory, Level
 from tests.core.builders import World, job, node
 
 URGENT = {"priority": 100, "preempts": True}
@@ -213,3 +214,30 @@ def test_the_bound_of_a_group_is_below_all_that_makes_room_there(fleet, wanted, 
             for victims in found:
                 assert bound is not None
                 assert bound[0] <= every.index.costs(victims)
+
+
+def with_processors(inventory: Inventory, cpus: int) -> Inventory:
+    return inventory.model_copy(update={"cpus": cpus, "memory_mib": 100_000})
+
+
+def needing(name: str, devices: int, cpu_milli: int, **asked: object) -> inbox.JobAdmitted:
+    """A job that needs so many thousandths of a processor for each device."""
+    made = job(name, devices, **asked)
+    resources = made.spec.resources.model_copy(update={"cpu_milli": cpu_milli})
+    return made.model_copy(update={"spec": made.spec.model_copy(update={"resources": resources})})
+
+
+def test_processors_that_are_kept_for_one_beneficiary_are_not_counted_on_for_the_next():
+    w = World(with_processors(node("small", 1), 2), with_processors(node("large", 6), 8))
+    beside = w.submit(needing("beside", 1, 1000))
+    w.started(beside)
+    below = w.submit(needing("below", 4, 1000))
+    w.started(below)
+    assert (w.nodes_of(beside), w.nodes_of(below)) == (["small"], ["large"])
+    w.submit(needing("first", 4, 2000, **URGENT))
+    (plan,) = preemption.plans(w.machine.state, w.now_us, len(w.records))
+    w.send(plan)
+    second = w.submit(needing("second", 1, 1000, **URGENT))
+    assert w.state_of(second) == "queued", "large has a device left, and its processors are kept for the first"
+    (plan,) = preemption.plans(w.machine.state, w.now_us, len(w.records))
+    assert (plan.beneficiary, plan.victims) == (second, (beside,))

@@ -167,7 +167,7 @@ class _Taken:
 def _place(holdings: Holdings, job: Job, taken: _Taken) -> tuple[Placed | None, VictimChoice | None]:
     """Where it goes: as things are, which the next cycle grants, or else after its victims."""
     state, t_us = holdings.state, holdings.t_us
-    view = View.of(state.fleet)
+    view = holdings.empty.copy()  # processors and memory that are kept for others are not free
     view.blocked |= taken.devices
     now = find(view, job.shape, context=context_of(state, job, t_us))
     if isinstance(now, Placed):
