@@ -28,3 +28,14 @@ class ServiceSettings(BaseSettings):
     state_dir: Path | None = Field(
         default=None, validation_alias="BATON_STATE_DIR", description="where <service>.http tells the chosen HTTP port"
     )
+
+
+class OrderSettings(ServiceSettings):
+    """Of the services that take waiting jobs in order: set once for both, or they would disagree on who is next."""
+
+    reserve_after_s: float = Field(
+        default=60.0,
+        ge=0,
+        validation_alias="BATON_RESERVE_AFTER_S",
+        description="a gang that waits longer gets a reservation, s",
+    )

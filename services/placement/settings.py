@@ -5,16 +5,15 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service.settings import ServiceSettings
+from libs.service.settings import OrderSettings
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
-class PlacementSettings(ServiceSettings):
+class PlacementSettings(OrderSettings):
     model_config = SettingsConfigDict(env_prefix="BATON_PLACEMENT_")
 
     snapshot_records: int = Field(default=5000, ge=100, description="ledger records between snapshots of the state")
-    reserve_after_s: float = Field(default=60.0, ge=0, description="a gang that waits longer gets a reservation, s")
     repartition: bool = Field(default=True, description="cut idle MIG boards anew for profiles that are waited for")
     repartition_after_s: float = Field(
         default=30.0, ge=0, description="how long a job waits for an instance before that, s"

@@ -3,13 +3,10 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service.settings import ServiceSettings
+from libs.service.settings import OrderSettings
 
 
-class PreemptionSettings(ServiceSettings):
+class PreemptionSettings(OrderSettings):
     model_config = SettingsConfigDict(env_prefix="BATON_PREEMPTION_")
 
     snapshot_records: int = Field(default=5000, ge=100, description="ledger records between snapshots of the state")
-    reserve_after_s: float = Field(
-        default=60.0, ge=0, description="as placement's, so that both take jobs in one order: see its settings, s"
-    )

@@ -59,8 +59,9 @@ def settings() -> frozenset[str]:
     for path in (ROOT / "services").glob("*/settings.py"):
         import_module(f"services.{path.parent.name}.settings")
     found: set[str] = set()
-    for kind in (ServiceSettings, *ServiceSettings.__subclasses__()):
-        assert issubclass(kind, BaseSettings)
+    kinds: list[type[BaseSettings]] = [ServiceSettings]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
         prefix = kind.model_config.get("env_prefix", "")
         found.update(f"{prefix}{name}".upper() for name in kind.model_fields)
     return frozenset(found)
