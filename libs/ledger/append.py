@@ -25,7 +25,7 @@ _FULL_PAUSE_S = 0.5
 
 
 class AppendOutcome(StrEnum):
-    """What became of a decision. Only after COMMITTED and SKIPPED may the machine that made it be kept."""
+    """What became of a decision. Only after COMMITTED and SKIPPED may the decider that made it be kept."""
 
     COMMITTED = "committed"
     SKIPPED = "skipped"  # no events: nothing was appended

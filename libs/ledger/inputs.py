@@ -1,4 +1,4 @@
-"""What the inbox holds, decoded for the machine. A message that cannot be read is an item with an error, never a stop."""
+"""What the inbox holds, decoded for the decider. A message that cannot be read is an item with an error, never a stop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -91,50 +91,50 @@ class Placement:
     async def answer(self, question: Callable[[Decider], A]) -> A:
         """`question` of the state as it is committed.
 
-        While an append is under way the machine shows what may be refused: an agent that heard of it would start a job
+        While an append is under way the decider shows what may be refused: an agent that heard of it would start a job
         on devices that the ledger gives to another. Such a question waits for the commit, or for what the log says
         instead. Raises TimeoutError when neither comes within a few seconds; who asked will ask again.
         """
         writer = self.writer
-        if writer is not None and writer.ready.is_set() and writer.machine.inbox_seq == writer.decided_to:
-            return question(writer.machine)
+        if writer is not None and writer.ready.is_set() and writer.decider.inbox_seq == writer.decided_to:
+            return question(writer.decider)
         answered: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._asked.append((question, answered))
         return await asyncio.wait_for(answered, ANSWER_S)
 
-    def _answer_all(self, machine: Decider) -> None:
-        """Right after a commit or a fold, when the machine shows nothing else."""
+    def _answer_all(self, decider: Decider) -> None:
+        """Right after a commit or a fold, when the decider shows nothing else."""
         asked, self._asked = self._asked, []
         for question, answered in asked:
             if answered.done():
                 continue
             try:
-                answered.set_result(question(machine))
+                answered.set_result(question(decider))
             except Exception as e:
                 answered.set_exception(e)
 
-    async def _refolded(self, machine: Decider) -> None:
+    async def _refolded(self, decider: Decider) -> None:
         """What was committed may not have been told: all nodes that are up learn what should run there."""
-        self._answer_all(machine)
-        await self._tell(machine.state.fleet.nodes, machine, self.seq)
+        self._answer_all(decider)
+        await self._tell(decider.state.fleet.nodes, decider, self.seq)
 
-    async def _committed(self, seq: int, record: LedgerRecord, machine: Decider) -> None:
+    async def _committed(self, seq: int, record: LedgerRecord, decider: Decider) -> None:
         """After a commit: the nodes that it touched learn what should run there now."""
-        self._answer_all(machine)
+        self._answer_all(decider)
         self._records.inc()
-        for latency_ms in self.latencies.observe(record, machine, time.time_ns() // 1000):
+        for latency_ms in self.latencies.observe(record, decider, time.time_ns() // 1000):
             self._latency_ms.observe(latency_ms)
-        self._queued.set(sum(len(line) for line in machine.state.queues.values()))
+        self._queued.set(sum(len(jobs) for jobs in decider.state.queues.values()))
         for event in record.events:
             self._events.labels(event.kind).inc()
-        await self._tell(sorted(_touched(record, machine)), machine, seq)
-        machine.upkeep()
+        await self._tell(sorted(_touched(record, decider)), decider, seq)
+        decider.upkeep()
 
-    async def _tell(self, nodes: Iterable[str], machine: Decider, seq: int) -> None:
+    async def _tell(self, nodes: Iterable[str], decider: Decider, seq: int) -> None:
         assert self._nats is not None
         for node in nodes:
-            if machine.state.fleet.nodes[node].up:
-                message = self._message(desired(machine.state, node, self.pool, seq))
+            if decider.state.fleet.nodes[node].up:
+                message = self._message(desired(decider.state, node, self.pool, seq))
                 await self._nats.publish(message.subject, message.payload, headers=message.headers)
 
     def _message(self, state: DesiredState) -> Outgoing:
@@ -166,7 +166,7 @@ def market_of(settings: PlacementSettings) -> Market:
     return Market(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)
 
 
-def _touched(record: LedgerRecord, machine: Decider) -> set[str]:
+def _touched(record: LedgerRecord, decider: Decider) -> set[str]:
     jobs: set[str] = set()
     nodes: set[str] = set()
     for event in record.events:
@@ -178,7 +178,7 @@ def _touched(record: LedgerRecord, machine: Decider) -> set[str]:
             nodes.add(event.inventory.node)
         elif event.kind in ("board.recut", "board.recut-withdrawn"):
             nodes.add(event.node)
-    return nodes_touched(machine.state, jobs, nodes)
+    return nodes_touched(decider.state, jobs, nodes)
 
 
 def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
@@ -217,30 +217,30 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
 def _serve_questions(broker: Any, placement: Placement) -> None:
     pool = placement.pool
 
-    def on_machine(answer: Any, **known: Any) -> Any:
+    def with_decider(answer: Any, **known: Any) -> Any:
         return lambda query, team: placement.answer(
-            lambda machine: answer(machine, query, team, **{k: v() for k, v in known.items()})
+            lambda decider: answer(decider, query, team, **{k: v() for k, v in known.items()})
         )
 
     seq, latencies = (lambda: placement.seq), (lambda: placement.latencies)
     ask = partial(serve, broker, pool=pool, queue="placement")
-    ask(BY_TYPE["io.baton.job.explain.query.v1"], on_machine(handlers.explain_job))
+    ask(BY_TYPE["io.baton.job.explain.query.v1"], with_decider(handlers.explain_job))
     ask(
         BY_TYPE["io.baton.job.plan.query.v1"],
-        on_machine(
+        with_decider(
             handlers.DryRunPlanner(placement.market),
             now_us=lambda: time.time_ns() // 1000,
             clock=lambda: time.perf_counter,
         ),
     )
-    ask(BY_TYPE["io.baton.queue.list.query.v1"], on_machine(handlers.queue_list))
+    ask(BY_TYPE["io.baton.queue.list.query.v1"], with_decider(handlers.queue_list))
     ask(
         BY_TYPE["io.baton.pool.status.query.v1"],
-        on_machine(handlers.pool_status, pool=lambda: pool, ledger_seq=seq, latencies=latencies),
+        with_decider(handlers.pool_status, pool=lambda: pool, ledger_seq=seq, latencies=latencies),
     )
     ask(
         BY_TYPE["io.baton.node.desired.query.v1"],
         lambda query, node: placement.answer(
-            lambda machine: handlers.desired_of(machine, query, node, pool=pool, ledger_seq=placement.seq)
+            lambda decider: handlers.desired_of(decider, query, node, pool=pool, ledger_seq=placement.seq)
         ),
     )

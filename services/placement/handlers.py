@@ -1,4 +1,4 @@
-"""Placement's answers: load the machine, ask the core, return. Nothing here changes anything."""
+"""Placement's answers: load the decider, ask the core, return. Nothing here changes anything."""
 
 import gc
 from collections import deque
@@ -38,7 +38,7 @@ class Latencies:
         self.scheduling: deque[float] = deque(maxlen=window)
         self.wait: deque[float] = deque(maxlen=window)
 
-    def observe(self, record: LedgerRecord, machine: Decider, now_us: int) -> list[float]:
+    def observe(self, record: LedgerRecord, decider: Decider, now_us: int) -> list[float]:
         """Takes in a committed record and returns its scheduling latencies, ms.
 
         `now_us` is this process's clock, compared with the broker's submit times: on one host the same clock.
@@ -47,7 +47,7 @@ class Latencies:
         at_once: list[float] = []
         for event in record.events:
             if type(event) is JobGranted and event.attempt == 1:
-                job = machine.state.jobs[event.job_id]
+                job = decider.state.jobs[event.job_id]
                 waited_ms = max(0.0, (now_us - job.submitted_us) / 1000)
                 self.wait.append(waited_ms)
                 if job.id in new:
@@ -56,8 +56,8 @@ class Latencies:
         return at_once
 
 
-def explain_job(machine: Decider, query: ExplainQuery, team: str) -> Explanation:
-    return explain(machine.state, _job_of(machine, query.job_id, team), machine.plan, policy=machine.policy)
+def explain_job(decider: Decider, query: ExplainQuery, team: str) -> Explanation:
+    return explain(decider.state, _job_of(decider, query.job_id, team), decider.plan, policy=decider.policy)
 
 
 class DryRunPlanner:
@@ -70,10 +70,10 @@ class DryRunPlanner:
         self._told: dict[str, bytes] = {}
         self._shape = FleetShape()
 
-    def __call__(self, machine: Decider, query: PlanQuery, team: str, *, now_us: int, clock: Clock) -> PlanReply:
+    def __call__(self, decider: Decider, query: PlanQuery, team: str, *, now_us: int, clock: Clock) -> PlanReply:
         """`now_us` is this process's clock; `clock` tells seconds and measures only how long the answer took."""
         began = clock()
-        state = machine.state
+        state = decider.state
         gc.disable()  # a full collection in the midst would take longer than the plan (130 ms beside 5,000 jobs)
         try:
             t_us = max(now_us, state.t_us)
@@ -96,30 +96,30 @@ class DryRunPlanner:
         return self._shape
 
 
-def queue_list(machine: Decider, query: QueueListQuery, team: str) -> QueueList:
+def queue_list(decider: Decider, query: QueueListQuery, team: str) -> QueueList:
     """A team sees its own waiting jobs, the operator all."""
-    jobs = queue_view(machine.state, machine.plan, limit=5000, policy=machine.policy)
+    jobs = queue_view(decider.state, decider.plan, limit=5000, policy=decider.policy)
     mine = [j for j in jobs if team in (OPERATOR, j.team)]
     return QueueList(jobs=tuple(mine[: query.limit]), total=len(mine))
 
 
 def pool_status(
-    machine: Decider, query: PoolStatusQuery, team: str, *, pool: str, ledger_seq: int, latencies: Latencies
+    decider: Decider, query: PoolStatusQuery, team: str, *, pool: str, ledger_seq: int, latencies: Latencies
 ) -> PoolStatus:
     return status(
-        machine.state, pool, ledger_seq, quantiles(list(latencies.scheduling)), quantiles(list(latencies.wait))
+        decider.state, pool, ledger_seq, quantiles(list(latencies.scheduling)), quantiles(list(latencies.wait))
     )
 
 
-def desired_of(machine: Decider, query: DesiredQuery, asker: str, *, pool: str, ledger_seq: int) -> DesiredReply:
+def desired_of(decider: Decider, query: DesiredQuery, asker: str, *, pool: str, ledger_seq: int) -> DesiredReply:
     """The desired state of `asker`, if it is up; a node that is left out was taken for lost, and registers anew.
 
     Raises InvalidQuestion when the question names another node than the subject does."""
     if foreign := [name for name in query.nodes if name != asker]:
         raise InvalidQuestion([_not_its_own(asker, foreign[0])])
-    nodes = machine.state.fleet.nodes
+    nodes = decider.state.fleet.nodes
     known = [name for name in query.nodes if name in nodes and nodes[name].up]
-    return DesiredReply(states=tuple(desired(machine.state, name, pool, ledger_seq) for name in known))
+    return DesiredReply(states=tuple(desired(decider.state, name, pool, ledger_seq) for name in known))
 
 
 def _not_its_own(asker: str, named: str) -> Reason:
@@ -131,8 +131,8 @@ def _not_its_own(asker: str, named: str) -> Reason:
     )
 
 
-def _job_of(machine: Decider, job_id: str, team: str) -> Job:
-    job = machine.state.jobs.get(job_id)
+def _job_of(decider: Decider, job_id: str, team: str) -> Job:
+    job = decider.state.jobs.get(job_id)
     if job is None or team not in (OPERATOR, job.team):
         raise NothingFound(f"no job {job_id} is waiting or running; `baton describe {job_id}` shows one that has ended")
     return job

@@ -70,7 +70,7 @@ def test_the_roles_of_the_nested_example_find_each_other(tmp_path):
     assert world.state_of(job_id) == "granted"
     ends = []
     for name in ("a", "b"):
-        for wanted in desired(world.machine.state, name, "test", 1).parts:
+        for wanted in desired(world.decider.state, name, "test", 1).parts:
             for seat in seats(wanted):
                 environment = variables(
                     wanted, seat, device={}, paths=Paths("/", "/", "/", "{rank}"), search_path="/bin",

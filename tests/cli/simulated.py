@@ -114,11 +114,11 @@ class Run:
                 preempts=priority > 200, submitted_us=self.world.now_us - 3000,
             )
         )  # fmt: skip
-        for plan in plans(self.world.machine.state, self.world.now_us, len(self.world.records)):
+        for plan in plans(self.world.decider.state, self.world.now_us, len(self.world.records)):
             self._send(plan)
 
     def _open(self, attempt: tuple[str, int]) -> bool:
-        job = self.world.machine.state.jobs.get(attempt[0])
+        job = self.world.decider.state.jobs.get(attempt[0])
         return job is not None and job.current is not None and job.current.number == attempt[1]
 
     def _observe(self, attempt: tuple[str, int], seen: Any) -> None:

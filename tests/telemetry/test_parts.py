@@ -101,7 +101,7 @@ def test_rates() -> None:
     world.started(victim)
     urgent = job("urgent", 3, priority=9, preempts=True)
     world.submit(urgent)
-    devices = tuple(c.device for c in world.machine.state.jobs[victim].current.claims)  # type: ignore[union-attr]
+    devices = tuple(c.device for c in world.decider.state.jobs[victim].current.claims)  # type: ignore[union-attr]
     world.send(
         inbox.PreemptionPlanned(
             plan_id="p", base_seq=0, beneficiary=urgent.job_id, victims=(victim,), devices=devices, cost_device_s=1
