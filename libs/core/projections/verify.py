@@ -112,7 +112,7 @@ class Checker:
         self._going: dict[str, str] = {}
         """Instances that are to be destroyed -> their board: nobody may be granted them."""
         self._gone: set[str] = set()
-        """Instances that a recut destroyed."""
+        """Instances that a repartition destroyed."""
         self._head = 0
         self._seq = 0
         self._by_team: dict[str, int] = defaultdict(int)
@@ -311,7 +311,7 @@ class Checker:
     def _open(self, e: led.JobGranted, claim: Claim, asked_milli: int) -> None:
         device = self._devices.get(claim.device)
         if claim.device in self._going or claim.device in self._gone:
-            self._broken("I8", f"{e.job_id} is granted {claim.device}, which a recut destroys")
+            self._broken("I8", f"{e.job_id} is granted {claim.device}, which a repartition destroys")
         if device is None or not self._nodes.get(claim.node, (0, False))[1] or device.node != claim.node:
             self._broken("I8", f"{e.job_id} is granted {claim.device} of {claim.node}, which is not in the pool now")
             return

@@ -79,7 +79,7 @@ class FleetNode:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A MIG board that may be cut anew. `rows`: its instances, row of the fleet -> (profile, first memory slice)."""
+    """A MIG board that may be repartitioned. `rows`: its instances, row of the fleet -> (profile, first memory slice)."""
 
     node: str
     board: MigBoard
@@ -118,7 +118,7 @@ class Fleet:
         self.content_nodes: dict[str, set[int]] = {}
         """Content name -> codes of the nodes that have it on their disk."""
         self.boards: dict[str, Board] = {}
-        """Boards that may be cut anew, by id, of nodes that are up or were."""
+        """Boards that may be repartitioned, by id, of nodes that are up or were."""
         self.board_of: dict[int, str] = {}
         """Row of an instance of such a board -> the board's id."""
         self.lasting: dict[Any, Any] = {}

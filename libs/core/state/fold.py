@@ -91,7 +91,7 @@ def _board_repartitioned(state: State, e: led.BoardRecut, t_us: int) -> None:
         if state.fleet.free_milli[state.fleet.row(device)] != WHOLE_MILLI:
             raise lifecycle.Forbidden(f"{device} is to be destroyed while it is in use")
     if board in state.repartitions:
-        raise lifecycle.Forbidden(f"board {board} is cut anew while its last recut is under way")
+        raise lifecycle.Forbidden(f"board {board} is to be repartitioned while its last repartition is under way")
     state.repartitions[board], state.repartition_number[board], state.repartition_us[board] = e, e.recut.number, t_us
     mark_repartitions(state)
 

@@ -231,14 +231,14 @@ class State:
     limited: dict[str, int] = field(default_factory=dict)
     """Running jobs with a time limit: id -> when they must end, us."""
     repartitions: dict[str, BoardRecut] = field(default_factory=dict)
-    """MIG boards that are being cut anew: board id -> what its node was asked for."""
+    """MIG boards that are being repartitioned: board id -> what its node was asked for."""
     withdrawn: set[str] = field(default_factory=set)
     """Those of `repartitions` that were withdrawn: the node is asked to say what the board is, not to cut it. What was to
     go stays out of placement until it does."""
     repartition_number: dict[str, int] = field(default_factory=dict)
-    """Board id -> number of its last recut, done or under way."""
+    """Board id -> number of its last repartition, done or under way."""
     repartition_us: dict[str, int] = field(default_factory=dict)
-    """Board id -> when its last recut was decided, us: a board rests between two."""
+    """Board id -> when its last repartition was decided, us: a board rests between two."""
     t_us: int = 0
     inbox_seq: int = 0
     grants: int = 0
