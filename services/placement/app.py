@@ -16,7 +16,7 @@ from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.queries import serve
 from libs.bus.streams import bind
-from libs.core.explain.dry_run import Market
+from libs.core.explain.dry_run import DryRunInputs
 from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.throughput import Chooser
@@ -46,7 +46,7 @@ class Placement:
 
     def __init__(self, settings: PlacementSettings, writer_id: str, registry: CollectorRegistry) -> None:
         self.settings = settings
-        self.market = market_of(settings)
+        self.dry_run_inputs = dry_run_inputs(settings)
         self.pool = settings.pool
         self.writer_id = writer_id
         self.latencies = handlers.Latencies(settings.latency_window)
@@ -73,7 +73,7 @@ class Placement:
         self.writer = LedgerWriter(
             js,
             self.pool,
-            Deciders(self.market.policy, Scorer),
+            Deciders(self.dry_run_inputs.policy, Scorer),
             writer_id=self.writer_id,
             snapshots=SnapshotStore(js, self.pool),
             batch=self.settings.batch,
@@ -148,7 +148,7 @@ class Placement:
         )
 
 
-def market_of(settings: PlacementSettings) -> Market:
+def dry_run_inputs(settings: PlacementSettings) -> DryRunInputs:
     """Prices, rates and classes from their files, and the policy of the cycle. Raises BadFile."""
     prices = read_prices(settings.prices, "BATON_PLACEMENT_PRICES")
     table = read_throughputs(settings.throughputs, "BATON_PLACEMENT_THROUGHPUTS")
@@ -162,8 +162,8 @@ def market_of(settings: PlacementSettings) -> Market:
         chooser=chooser,
     )
     if settings.classes is None:
-        return Market(prices, table, policy=policy)
-    return Market(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)
+        return DryRunInputs(prices, table, policy=policy)
+    return DryRunInputs(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)
 
 
 def _touched(record: LedgerRecord, decider: Decider) -> set[str]:
@@ -228,7 +228,7 @@ def _serve_questions(broker: Any, placement: Placement) -> None:
     ask(
         BY_TYPE["io.baton.job.plan.query.v1"],
         with_decider(
-            handlers.DryRunPlanner(placement.market),
+            handlers.DryRunPlanner(placement.dry_run_inputs),
             now_us=lambda: time.time_ns() // 1000,
             clock=lambda: time.perf_counter,
         ),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from libs.bus.queries import InvalidQuestion, NothingFound
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.explain.dry_run import Market, hide, plan_job
+from libs.core.explain.dry_run import DryRunInputs, dry_run, hide
 from libs.core.explain.waiting import explain, queue_view
 from libs.core.projections.pool_status import quantiles, status
 from libs.core.scheduling.decider import Decider
@@ -63,8 +63,8 @@ def explain_job(decider: Decider, query: ExplainQuery, team: str) -> Explanation
 class DryRunPlanner:
     """Answers plans; keeps what admission would know of the fleet, and takes in only the nodes that have changed."""
 
-    def __init__(self, market: Market) -> None:
-        self.market = market
+    def __init__(self, inputs: DryRunInputs) -> None:
+        self.inputs = inputs
         self._of: Fleet | None = None
         self._version = -1
         self._told: dict[str, bytes] = {}
@@ -77,7 +77,7 @@ class DryRunPlanner:
         gc.disable()  # a full collection in the midst would take longer than the plan (130 ms beside 5,000 jobs)
         try:
             t_us = max(now_us, state.t_us)
-            reply = plan_job(state, query.job, team, t_us, self.market, fleet=self._fleet(state), steps=query.steps)
+            reply = dry_run(state, query.job, team, t_us, self.inputs, fleet=self._fleet(state), steps=query.steps)
         finally:
             gc.enable()
         return hide(reply, team).model_copy(update={"took_ms": round((clock() - began) * 1000, 3)})

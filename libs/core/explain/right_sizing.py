@@ -65,6 +65,7 @@ def suggest(
     price: Price,
     kinds: Sequence[OfferedKind],
     chosen: str,
+    *,
     memory_mib: int,
     steps: float | None = None,
     admits: Admits = lambda _: True,

@@ -10,7 +10,7 @@ from libs.adapters.devices.fleet import parse_fleet
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.metering import Prices
 from libs.core.explain.diagnosis import text_of
-from libs.core.explain.dry_run import Market, hide, plan_job
+from libs.core.explain.dry_run import DryRunInputs, dry_run, hide
 from libs.core.explain.right_sizing import OfferedKind, kinds_of, suggest
 from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, BlockReason
@@ -50,9 +50,9 @@ RATES = Throughputs(
 )
 
 
-def market(table: Throughputs = RATES) -> Market:
+def inputs(table: Throughputs = RATES) -> DryRunInputs:
     prices = Prices(BOOK)
-    plain = Market(prices, table)
+    plain = DryRunInputs(prices, table)
     return replace(plain, policy=replace(plain.policy, chooser=Chooser(table, lambda model: prices.of(model, "*"))))
 
 
@@ -67,7 +67,7 @@ def spec(devices: int = 1, *, klass: str = "experiment", time_limit_s: float = 0
 
 def planned(world: World, asked: JobSpec, steps: float | None = None, team: str = "research") -> PlanReply:
     before = list(world.decider.dump())
-    reply = plan_job(world.decider.state, asked, team, world.now_us, market(), steps=steps)
+    reply = dry_run(world.decider.state, asked, team, world.now_us, inputs(), steps=steps)
     assert list(world.decider.dump()) == before, "a plan changed the state"
     return reply
 
@@ -288,7 +288,7 @@ def test_a_quota_is_a_reason_and_its_end_a_time() -> None:
 
 
 def test_without_a_node_it_would_wait_for_the_first() -> None:
-    reply = plan_job(State(), spec(1), "research", 1, market())
+    reply = dry_run(State(), spec(1), "research", 1, inputs())
     assert reply.verdict is PlanVerdict.UNKNOWN
     assert "no node is up" in reply.text
 
@@ -447,7 +447,9 @@ def test_what_fits_a_slice_or_a_smaller_card_is_told() -> None:
     assert smaller.saves_micros_per_hour == 2_400_000
     assert "not measured" in smaller.why
     kinds = (OfferedKind("H100", "", 81_920), OfferedKind("H100", "2g.20gb", 20_000), OfferedKind("A10", "", 10_000))
-    (slice_,) = suggest(asked, RATES, {"H100": 9, "H100:2g.20gb": 3, "A10": 1}.__getitem__, kinds, "H100", 15_000)
+    (slice_,) = suggest(
+        asked, RATES, {"H100": 9, "H100:2g.20gb": 3, "A10": 1}.__getitem__, kinds, "H100", memory_mib=15_000
+    )
     assert slice_.change == "set resources.types to [H100] and resources.mig_profile to 2g.20gb"
 
 
@@ -457,7 +459,7 @@ def rates(family: str, model: str, curve: dict[int, float]) -> Throughputs:
 
 def advice(world: World, asked: JobSpec, table: Throughputs = RATES, steps: float | None = None) -> list[str]:
     """The changes that a plan suggests."""
-    reply = plan_job(world.decider.state, asked, "research", world.now_us, market(table), steps=steps)
+    reply = dry_run(world.decider.state, asked, "research", world.now_us, inputs(table), steps=steps)
     assert reply.verdict is not PlanVerdict.REFUSED, reply.text
     return [smaller.change for smaller in reply.right_size]
 
@@ -577,7 +579,7 @@ def test_a_plan_shows_a_whole_v5p_pod_as_one_slice_and_its_grant_fits_into_a_mes
     for inventory in pod:
         fold.apply(state, NodeJoined(incarnation=1, inventory=inventory), 1)
     asked = spec(types=("v5p",), torus=(16, 20, 28), devices=8960)
-    reply = plan_job(state, asked, "research", 1, market(), fleet=shape)
+    reply = dry_run(state, asked, "research", 1, inputs(), fleet=shape)
     assert (reply.verdict, sum(len(n.devices) for n in reply.nodes), len(reply.nodes)) == (PlanVerdict.NOW, 8960, 2240)
     assert reply.link_gb_s == 100  # one link of the torus
     job_id_ = job_id("research", "pod")
