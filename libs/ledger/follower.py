@@ -41,7 +41,7 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FollowedEntry:
     """One message of the ledger that was taken in; `told` is what `apply` returned, None for a void one."""
 
     entry: ChainEntry
@@ -53,7 +53,7 @@ class Gather:
     """Makes batches larger: after the first records, wait `seconds` for more, or until there are `enough`."""
 
     seconds: float
-    enough: Callable[[Sequence[Step]], bool]
+    enough: Callable[[Sequence[FollowedEntry]], bool]
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class FollowerCounters:
     snapshots_failed: int = 0
 
 
-After = Callable[[Sequence[Step]], Awaitable[None]]
+After = Callable[[Sequence[FollowedEntry]], Awaitable[None]]
 Begin = Callable[[], Awaitable[None]]
 
 
@@ -209,7 +209,7 @@ class Follower(Generic[P]):
 
     # ------------------------------------------------------------------------------------------------------ follow
 
-    async def _batch(self, reader: LedgerReader) -> list[Step]:
+    async def _batch(self, reader: LedgerReader) -> list[FollowedEntry]:
         steps = self._apply(await reader.next(self._max_batch, self._idle_s))
         if steps and self._gather is not None:
             loop = asyncio.get_running_loop()
@@ -218,7 +218,7 @@ class Follower(Generic[P]):
                 steps += self._apply(await reader.next(self._max_batch, left))
         return steps
 
-    def _apply(self, entries: Sequence[ChainEntry]) -> list[Step]:
+    def _apply(self, entries: Sequence[ChainEntry]) -> list[FollowedEntry]:
         """Never awaits: whoever reads the projection between two batches sees a whole one."""
         steps = []
         for entry in entries:
@@ -234,7 +234,7 @@ class Follower(Generic[P]):
                 self.projection.skip(entry.seq)
                 self.counters.voids += 1
                 log.warning("%s of pool %s: record %d is void: it %s", self.name, self.pool, entry.seq, entry.why)
-            steps.append(Step(entry, told))
+            steps.append(FollowedEntry(entry, told))
         return steps
 
     # -------------------------------------------------------------------------------------------------------- save

@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from libs.adapters.redis import NeedRebuild, Projection
 from libs.adapters.redis.projection import Unavailable
 from libs.core.projections.hot_state import Delta, HotState
-from libs.ledger.follower import Follower, Step
+from libs.ledger.follower import FollowedEntry, Follower
 
 log = logging.getLogger("baton.projector")
 
@@ -50,7 +50,7 @@ class Projector:
         async def begin() -> None:
             self._before = follower.head.hash
 
-        async def after(steps: Sequence[Step]) -> None:
+        async def after(steps: Sequence[FollowedEntry]) -> None:
             before, batch = self._before, self._batch(steps)
             if follower.caught_up.is_set():  # until then Redis would be shown the past
                 await self._write(follower, before, batch)
@@ -65,7 +65,7 @@ class Projector:
         finally:
             await self.projection.close()
 
-    def _batch(self, steps: Sequence[Step]) -> list[tuple[int, str, list[Delta]]]:
+    def _batch(self, steps: Sequence[FollowedEntry]) -> list[tuple[int, str, list[Delta]]]:
         """For each record its sequence, the head after it, and the rows that it changed."""
         batch = []
         for step in steps:

@@ -12,7 +12,7 @@ What it leaves to its caller: whether a job fits, what is kept for it (`reservat
 queues with a policy for each goes behind the same two calls: `next` asks the tree, `granted` moves its shares.
 """
 
-from libs.core.scheduling.order.rank import Rank, due_us, front, is_due, rank
+from libs.core.scheduling.order.rank import JobRank, due_us, front, is_due, rank
 from libs.core.scheduling.order.walk import Order, in_order
 
-__all__ = ["Order", "Rank", "due_us", "front", "in_order", "is_due", "rank"]
+__all__ = ["JobRank", "Order", "due_us", "front", "in_order", "is_due", "rank"]

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterable, Iterator
 
-from libs.core.scheduling.order.rank import Rank, rank
+from libs.core.scheduling.order.rank import JobRank, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State
 
@@ -23,7 +23,7 @@ class Order:
         self.used: dict[str, int] = {}
         self._state, self._t_us, self._policy = state, t_us, policy
         self._rest: dict[QueueKey, Iterator[str]] = {}
-        self._heap: list[tuple[Rank, Job]] = []
+        self._heap: list[tuple[JobRank, Job]] = []
         self._granted: set[str] = set()
         self.add(state.queues if queues is None else queues)
 
@@ -69,7 +69,7 @@ class Order:
                 heapq.heappush(self._heap, (self._rank(job), job))
                 return
 
-    def _rank(self, job: Job) -> Rank:
+    def _rank(self, job: Job) -> JobRank:
         return rank(job, self.used[job.team], self._t_us, self._policy)
 
 
