@@ -1,7 +1,8 @@
 """Quota_billing's answers: load the meter, price or count, return."""
 
 from libs.bus.queries import InvalidQuestion
-from libs.core.billing.metering import Meter, Prices, TeamUse, bill
+from libs.core.billing.metering import Meter, TeamUse
+from libs.core.billing.pricing import Prices, bill
 from libs.core.state.limits import Limits
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason

@@ -7,7 +7,8 @@ from itertools import count
 from typing import Any
 
 from libs.core.accelerators.catalog import models
-from libs.core.billing.metering import Meter, Prices, bill
+from libs.core.billing.metering import Meter
+from libs.core.billing.pricing import Prices, bill
 from libs.core.projections.verify import Verification
 from libs.core.scheduling.preemption.victims import plans
 from libs.report.facts import Facts

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from libs.adapters.devices.fleet import parse_fleet
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.billing.metering import Prices
+from libs.core.billing.pricing import Prices
 from libs.core.explain.diagnosis import text_of
 from libs.core.explain.dry_run import DryRunInputs, dry_run, hide
 from libs.core.explain.right_sizing import OfferedKind, kinds_of, suggest

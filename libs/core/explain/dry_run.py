@@ -22,7 +22,7 @@ from libs.core.admission.evaluate import (
 )
 from libs.core.admission.feasible import demand_of
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.billing.metering import Prices
+from libs.core.billing.pricing import Prices
 from libs.core.explain.diagnosis import diagnose
 from libs.core.explain.planned_cost import cost_of, right_sizes
 from libs.core.explain.start_estimate import counted, estimate_start, grace_s

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from libs.core.billing.metering import Prices
+from libs.core.billing.pricing import Prices
 from libs.core.explain.right_sizing import kinds_of, suggest
 from libs.core.placement.throughput import HOUR_S, Throughputs
 from libs.core.state.model import Job, State
