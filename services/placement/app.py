@@ -91,9 +91,9 @@ class Placement:
     async def answer(self, question: Callable[[Decider], A]) -> A:
         """`question` of the state as it is committed.
 
-        While an append is under way the decider shows what may be refused: an agent that heard of it would start a job
-        on devices that the ledger gives to another. Such a question waits for the commit, or for what the log says
-        instead. Raises TimeoutError when neither comes within a few seconds; who asked will ask again.
+        While an append is under way, the decider's state includes a decision that may yet be refused. An agent that heard
+        of it would start a job on devices that the ledger gives to another. So the question waits for the commit, or for
+        the refold that replaces it. Raises TimeoutError when neither comes within a few seconds; the asker asks again.
         """
         writer = self.writer
         if writer is not None and writer.ready.is_set() and writer.decider.inbox_seq == writer.decided_to:
@@ -103,7 +103,7 @@ class Placement:
         return await asyncio.wait_for(answered, ANSWER_S)
 
     def _answer_all(self, decider: Decider) -> None:
-        """Right after a commit or a fold, when the decider shows nothing else."""
+        """Answers the waiting questions. To be called right after a commit or a refold, when the state is committed."""
         asked, self._asked = self._asked, []
         for question, answered in asked:
             if answered.done():
@@ -114,12 +114,12 @@ class Placement:
                 answered.set_exception(e)
 
     async def _refolded(self, decider: Decider) -> None:
-        """What was committed may not have been told: all nodes that are up learn what should run there."""
+        """Tells all nodes that are up what should run there: the commits before the refold may not have been told."""
         self._answer_all(decider)
         await self._tell(decider.state.fleet.nodes, decider, self.seq)
 
     async def _committed(self, seq: int, record: LedgerRecord, decider: Decider) -> None:
-        """After a commit: the nodes that it touched learn what should run there now."""
+        """After a commit: tells the nodes that it touched what should run there now."""
         self._answer_all(decider)
         self._records.inc()
         for latency_ms in self.latencies.observe(record, decider, time.time_ns() // 1000):
@@ -205,7 +205,7 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
     placement.stale_redis.set_function(lambda: float(bool(projector.problem)))
 
     def ready() -> dict[str, str]:
-        """Placement is ready without Redis, too: the projection only lags, and `baton_redis_stale` says so."""
+        """Placement is ready without Redis, too: then only the projection lags, and `baton_redis_stale` says so."""
         writer = placement.writer
         read = writer is not None and writer.ready.is_set()
         ledger = (writer.problem or "ok") if writer is not None and read else "not read yet"

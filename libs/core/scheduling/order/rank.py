@@ -9,7 +9,7 @@ from libs.core.state.model import Job, QueueKey, State
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobRank:
-    """The lowest is considered first; no two jobs are equal."""
+    """A sort key: the job with the lowest is considered first. No two jobs have the same."""
 
     minus_priority: int
     not_due: bool

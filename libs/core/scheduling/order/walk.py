@@ -38,7 +38,7 @@ class Order:
         return None
 
     def granted(self, job: Job, milli: int) -> None:
-        """The job is out of its queue, and its team holds `milli` more; what was kept for the job is no more."""
+        """The job is out of its queue, and its team holds `milli` more; devices that were held for the job count no longer."""
         self._granted.add(job.id)
         self.used[job.team] += milli - self._state.kept_milli(job.id)
         self._advance(job.queue)
@@ -48,7 +48,7 @@ class Order:
         self._advance(job.queue)
 
     def add(self, queues: Iterable[QueueKey]) -> None:
-        """Looks at these queues too; those that it has looked at are left as they are."""
+        """Walks over these queues too. Queues that the walk has met already are left as they are."""
         for key in queues:
             if key not in self._rest and key in self._state.queues:
                 if key[1] not in self.used:
@@ -57,7 +57,7 @@ class Order:
                 self._advance(key)
 
     def restart(self) -> None:
-        """Begins again with all queues, less what was granted."""
+        """Begins again with all queues, without the jobs that were granted."""
         self._rest.clear()
         self._heap.clear()
         self.add(self._state.queues)
