@@ -407,7 +407,7 @@ def _cycles() -> list[dict[str, Any]]:
         for _ in range(5 if count < 10_000 else 3):
             with times:
                 decided = plan(state, 2)
-        row = {"waiting": count, "lines": len(state.queues), "grants": len(decided.grants), **times.spread()}
+        row = {"waiting": count, "queues": len(state.queues), "grants": len(decided.grants), **times.spread()}
         print(f"  {count:,} waiting: {row['p50_ms']} ms, {row['grants']} grants")
         result.append(row)
     return result

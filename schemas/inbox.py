@@ -120,7 +120,7 @@ class BoardCut(Fact):
     node: NodeName
     incarnation: int = Field(ge=1)
     board: DeviceId
-    number: int = Field(ge=1, description="of the recut that it answers")
+    number: int = Field(ge=1, description="of the repartition that it answers")
     ok: bool
     reason: str = Field(default="", max_length=1024, description="why it failed; the board is as it was")
     inventory: Inventory = Field(description="what the node offers now")

@@ -228,7 +228,7 @@ class PlanDeclined(Fact):
 
 
 class BoardRecut(Fact):
-    """A MIG board is to be cut anew for a request that waits: nobody is granted the instances that go any more."""
+    """A MIG board is to be repartitioned for a request that waits: nobody is granted the instances that go any more."""
 
     kind: Literal["board.recut"] = "board.recut"
     node: NodeName
@@ -251,7 +251,7 @@ class BoardCutDone(Fact):
 
 
 class BoardRecutWithdrawn(Fact):
-    """A node that is up did not answer a recut in time: it is asked to drop it and to say what the board is now.
+    """A node that is up did not answer a repartition in time: it is asked to drop it and to say what the board is now.
 
     Until its answer (`BoardCutDone`) nobody is granted the instances that were to go: the node may have destroyed them.
     """
@@ -260,7 +260,7 @@ class BoardRecutWithdrawn(Fact):
     node: NodeName
     incarnation: int = Field(ge=1)
     board: DeviceId
-    number: int = Field(ge=1, description="of the recut that is withdrawn")
+    number: int = Field(ge=1, description="of the repartition that is withdrawn")
     reason: str = Field(default="", max_length=1024)
 
 

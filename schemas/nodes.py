@@ -67,10 +67,10 @@ class DesiredState(Fact):
     incarnation: int = Field(ge=1)
     ledger_seq: int = Field(ge=0)
     parts: tuple[DesiredPart, ...]
-    recuts: tuple[Recut, ...] = Field(default=(), description="MIG boards to cut anew now")
+    recuts: tuple[Recut, ...] = Field(default=(), description="MIG boards to repartition now")
     withdrawn: tuple[Recut, ...] = Field(
         default=(),
-        description="recuts not to be begun any more; each is answered with what its board is, when it is not being cut",
+        description="repartitions not to be begun any more; each is answered with what its board is, when it is not being cut",
     )
 
 

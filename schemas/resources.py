@@ -131,7 +131,7 @@ class MigPlace(Fact):
 
 
 class Recut(Fact):
-    """A board that is to be cut anew: idle instances go, others come; all that is not named stays as it is."""
+    """A board that is to be repartitioned: idle instances go, others come; all that is not named stays as it is."""
 
     board: DeviceId
     number: int = Field(ge=1, description="counts the cuts of this board; tells a repeated report from a new one")

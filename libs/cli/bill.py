@@ -16,6 +16,7 @@ from schemas.billing import BillQuery, BillReply
 
 
 def command(
+    *,
     by: Annotated[str, typer.Option("--by", help="team, day, job, attempt or model.")] = "team",
     start: Annotated[str | None, typer.Option("--from", help="First day, YYYY-MM-DD (UTC).")] = None,
     end: Annotated[str | None, typer.Option("--to", help="Last day, YYYY-MM-DD (UTC).")] = None,

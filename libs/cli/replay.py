@@ -63,6 +63,7 @@ class ReplayOutcome:
 
 def command(
     trace: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="CSV: see docs/replay.md for its columns")],
+    *,
     speed: Annotated[float, typer.Option(help="how many seconds of the trace pass in one second")] = 1000.0,
     limit: Annotated[int, typer.Option(help="only the first N readable jobs; 0: all")] = 0,
     fleet: Annotated[Path, typer.Option(exists=True, help="YAML file of simulated nodes")] = DEFAULT_FLEET,

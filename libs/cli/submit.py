@@ -20,6 +20,7 @@ def command(
     argv: Annotated[
         list[str] | None, typer.Argument(help="The command to run, after `--`.", metavar="[-- COMMAND...]")
     ] = None,
+    *,
     file: Annotated[
         str | None, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")
     ] = None,

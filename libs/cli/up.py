@@ -26,6 +26,7 @@ _COLUMNS = [
 
 
 def command(
+    *,
     teams: Annotated[str, typer.Option("--teams", help="The teams to serve, separated by commas.")] = "research",
     users: Annotated[
         str,

@@ -1,8 +1,8 @@
 """Compare-and-append: the one publish that commits a decision, and what its answer means.
 
-The expectation is the last sequence *read*, not the last valid one: otherwise one void record would block the stream
-for ever. Only an answer that says exactly what we hoped for is a commit. Whatever else comes (or does not come) leaves
-open whether the record is in the stream; the caller folds the ledger again, and the log says.
+The expected sequence is the last one *read*, not the last valid one: otherwise one void record would block the stream for
+ever. Only the exact expected answer is a commit. After any other answer, or none, it is open whether the record is in the
+stream. The caller then folds the ledger again, and the log says.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _FULL_PAUSE_S = 0.5
 
 
 class AppendOutcome(StrEnum):
-    """What became of a decision. Only after COMMITTED and SKIPPED may the machine that made it be kept."""
+    """What became of a decision. Only after COMMITTED and SKIPPED may the decider that made it be kept."""
 
     COMMITTED = "committed"
     SKIPPED = "skipped"  # no events: nothing was appended

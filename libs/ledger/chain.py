@@ -4,8 +4,8 @@ A record names the last valid record before it by sequence and by the SHA-256 of
 broker accepts (two writers after a split, a forged publish), readers that start from the same head agree on which
 records are valid, without asking anybody. What does not continue the chain is *void*: skipped, counted, never applied.
 
-What is void is decided from the link alone, so that a version of Baton which does not know a record's contents agrees
-with one which does. Every version therefore keeps the fields `prev_seq` and `prev_hash`. A record that continues the
+Whether a record is void depends on the link alone, so that versions of Baton that know its contents and versions that do
+not agree. Every version therefore keeps the fields `prev_seq` and `prev_hash`. A record that continues the
 chain must be understood in full, or the reader stops: skipping it would make two histories. The one exception are events
 that the later version itself marked `skippable`: they are passed over, and the rest of the record counts. Hashes are of
 the stored bytes, so the chain goes on through what was passed over.
@@ -21,7 +21,7 @@ from schemas.ledger import EVENT_KINDS, LedgerRecord, UnknownEvent
 
 
 class LedgerStopped(RuntimeError):
-    """Going on would be wrong: a service that reads or writes the ledger must end loudly. See the subclasses."""
+    """The service must stop and say so, because to go on would be wrong. The subclasses say why."""
 
 
 class LedgerRewound(LedgerStopped):

@@ -11,8 +11,8 @@ from schemas.ledger import LedgerEvent, LedgerRecord
 class RecordDecider(Protocol):
     """A deterministic state: `apply` folds what was committed, `decide` takes inputs in and gives events out.
 
-    `decide` moves the machine as if its events were committed already; if they are not, the machine is thrown away.
-    Without events it moves `inbox_seq` and `t_us` only.
+    `decide` changes the state as if its events were committed already. If the commit is refused, the writer throws the
+    decider away and folds a new one. A decision without events changes `inbox_seq` and `t_us` only.
     """
 
     @property
@@ -25,21 +25,21 @@ class RecordDecider(Protocol):
         """The state as it is now, in parts that are made as they are asked for, between later changes."""
 
 
-M = TypeVar("M", bound=RecordDecider)
-M_co = TypeVar("M_co", bound=RecordDecider, covariant=True)
+D = TypeVar("D", bound=RecordDecider)
+D_co = TypeVar("D_co", bound=RecordDecider, covariant=True)
 
 
-class MachineFactory(Protocol[M_co]):
+class DeciderFactory(Protocol[D_co]):
     """`version` is of the layout of the parts: what another one wrote is not loaded."""
 
     @property
     def version(self) -> int: ...
-    def new(self) -> M_co: ...
-    def load(self, parts: Iterable[bytes]) -> M_co: ...
+    def new(self) -> D_co: ...
+    def load(self, parts: Iterable[bytes]) -> D_co: ...
 
 
-OnCommit = Callable[[int, LedgerRecord, M], Awaitable[None]]
-OnRefold = Callable[[M], Awaitable[None]]
+OnCommit = Callable[[int, LedgerRecord, D], Awaitable[None]]
+OnRefold = Callable[[D], Awaitable[None]]
 
 
 @dataclass(slots=True)

@@ -1,19 +1,19 @@
-"""Keeps a projection at the ledger's present: load a snapshot, follow, save one now and then. Every reader is this loop.
+"""Keeps a projection up to date with the ledger: load a snapshot, follow, save one now and then. Every reader is this loop.
 
     follower = Follower(js, pool, Meter, name="quota_billing")
-    await follower.run(after)         # for ever; `after(steps)` is awaited once per batch, an empty one now and then
+    await follower.run(after)         # for ever; `after(entries)` is awaited once per batch, an empty one now and then
 
-A service states its projection (`libs.ledger.projection`) and what to do after each batch; where to begin, what counts,
-when to save and how it is doing are decided here. In this order, because each step may rely on the ones before it:
+A service gives its projection (`libs.ledger.projection`) and what to do after each batch. Where to begin, which records
+count, when to save and how far it is are decided here. The order is fixed, because each step relies on those before it:
 
     start   the newest usable snapshot, or a new projection and the ledger's beginning; `begin` hears which
     apply   valid records to `apply`, void ones to `skip`, in order, each once
     after   side effects: a crash before or in the midst of them repeats the batch, so they must bear being repeated
     save    the state with all of that behind it
 
-A snapshot saves time and is never needed: one of another version, a broken one, a failed save cost a longer start and
-never the service. What is wrong with the *ledger* ends `run` loudly (LedgerStopped, and whatever `apply` raises). When
-`apply` raises, the snapshots go, too: should the state have been wrong and not the ledger, the next start mends it.
+A snapshot saves time and is never needed. One of another version, a broken one or a failed save costs a longer start, never
+the service. A fault in the *ledger* ends `run` with an error (LedgerStopped, and whatever `apply` raises). When `apply`
+raises, the snapshots are deleted too: if the state was wrong and not the ledger, the next start mends it.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from libs.ledger.snapshots import Restored, SnapshotStore, pack
 
 log = logging.getLogger("baton.ledger")
 
-_SAVE_SHARE = 20  # packing that took a second is followed by twenty without: following stands still meanwhile
+_SAVE_SHARE = 20  # packing stops following, so one second of it is followed by twenty without
 _PAUSES_S = (0.1, 0.25, 0.5, 1.0, 2.0)
 
 P = TypeVar("P", bound=LedgerProjection)
@@ -41,7 +41,7 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FollowedEntry:
     """One message of the ledger that was taken in; `told` is what `apply` returned, None for a void one."""
 
     entry: ChainEntry
@@ -53,7 +53,7 @@ class Gather:
     """Makes batches larger: after the first records, wait `seconds` for more, or until there are `enough`."""
 
     seconds: float
-    enough: Callable[[Sequence[Step]], bool]
+    enough: Callable[[Sequence[FollowedEntry]], bool]
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class FollowerCounters:
     snapshots_failed: int = 0
 
 
-After = Callable[[Sequence[Step]], Awaitable[None]]
+After = Callable[[Sequence[FollowedEntry]], Awaitable[None]]
 Begin = Callable[[], Awaitable[None]]
 
 
@@ -209,7 +209,7 @@ class Follower(Generic[P]):
 
     # ------------------------------------------------------------------------------------------------------ follow
 
-    async def _batch(self, reader: LedgerReader) -> list[Step]:
+    async def _batch(self, reader: LedgerReader) -> list[FollowedEntry]:
         steps = self._apply(await reader.next(self._max_batch, self._idle_s))
         if steps and self._gather is not None:
             loop = asyncio.get_running_loop()
@@ -218,8 +218,8 @@ class Follower(Generic[P]):
                 steps += self._apply(await reader.next(self._max_batch, left))
         return steps
 
-    def _apply(self, entries: Sequence[ChainEntry]) -> list[Step]:
-        """Never awaits: whoever reads the projection between two batches sees a whole one."""
+    def _apply(self, entries: Sequence[ChainEntry]) -> list[FollowedEntry]:
+        """Never awaits, so that other tasks see the projection only between two batches."""
         steps = []
         for entry in entries:
             told = None
@@ -234,7 +234,7 @@ class Follower(Generic[P]):
                 self.projection.skip(entry.seq)
                 self.counters.voids += 1
                 log.warning("%s of pool %s: record %d is void: it %s", self.name, self.pool, entry.seq, entry.why)
-            steps.append(Step(entry, told))
+            steps.append(FollowedEntry(entry, told))
         return steps
 
     # -------------------------------------------------------------------------------------------------------- save
@@ -248,7 +248,7 @@ class Follower(Generic[P]):
         if began < self._not_before or (self._saving is not None and not self._saving.done()):
             return
         head, position = self.head, self.position
-        self._saved_at = position  # a failure is tried again when as many records have come once more
+        self._saved_at = position  # after a failure, the next try is one interval of records later
         try:
             packed = await pack(self.projection.dump())
         except Exception as error:
@@ -273,7 +273,7 @@ class Follower(Generic[P]):
         )  # fmt: skip
 
     async def _distrust(self) -> None:
-        """A record did not fit the state. Is it the record or the state? The next start folds the log, which says."""
+        """Drops the snapshots, because a record did not fit the state: the next start folds the log, which shows the fault."""
         await self._drop_saving()
         if self._place is not None:
             return
@@ -283,7 +283,7 @@ class Follower(Generic[P]):
             log.warning("%s of pool %s: its snapshots are still there: %r", self.name, self.pool, error)
 
     async def _stop(self) -> None:
-        """Gives the consumer back. A snapshot that is half stored is dropped: the other slot is whole."""
+        """Deletes the consumer. A snapshot that is half stored is dropped: the other slot is whole."""
         await self._drop_saving()
         if self._reader is not None:
             await self._reader.close()

@@ -23,7 +23,7 @@ class LedgerProjection(Protocol):
     def apply(self, record: LedgerRecord, seq: int) -> Any:
         """Fold the valid record at `seq`. What it returns is handed on to whoever follows, for side effects.
 
-        Raises whatever it likes on a ledger that cannot be: the follower stops there.
+        May raise any error when the ledger is impossible: the follower stops there.
         """
 
     def skip(self, seq: int) -> None:

@@ -1,4 +1,4 @@
-"""Writes a pool's ledger: takes the inbox in order, lets a machine decide, commits with one acknowledged publish.
+"""Writes a pool's ledger: takes the inbox in order, has its decider decide, commits with one acknowledged publish.
 
 The naive loop is: read inputs, decide, append, acknowledge the inputs. A crash between the last two decides twice. Here
 there is nothing to acknowledge: a record says up to which input it decides, so consuming and deciding commit together,
@@ -24,7 +24,7 @@ from nats.js import JetStreamContext
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped, encode
 from libs.ledger.dead import bury
-from libs.ledger.decider import Counters, M, MachineFactory, OnCommit, OnRefold
+from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import SnapshotStore
@@ -52,8 +52,8 @@ class RecordTooLarge(LedgerStopped):
     """One input alone leads to a record that the broker would not take."""
 
 
-class LedgerWriter(Generic[M]):
-    """The writer of `pool`. `machine` is for read-only questions; it is replaced by a refold, and while a commit is under
+class LedgerWriter(Generic[D]):
+    """The writer of `pool`. `decider` is for read-only questions; it is replaced by a refold, and while a commit is under
     way it shows what is about to be committed. `head`, `position` (last sequence read) and `decided_to` (inbox sequence)
     say how far the log has come.
 
@@ -66,7 +66,7 @@ class LedgerWriter(Generic[M]):
         self,
         js: JetStreamContext,
         pool: str,
-        machine_factory: MachineFactory[M],
+        decider_factory: DeciderFactory[D],
         *,
         writer_id: str,
         snapshots: SnapshotStore | None = None,
@@ -76,22 +76,22 @@ class LedgerWriter(Generic[M]):
         linger_ms: float = 2.0,
         takeover_s: float = 1.0,
         append_timeout_s: float = 5.0,
-        on_commit: Sequence[OnCommit[M]] = (),
-        on_refold: Sequence[OnRefold[M]] = (),
+        on_commit: Sequence[OnCommit[D]] = (),
+        on_refold: Sequence[OnRefold[D]] = (),
     ) -> None:
         self.pool = pool
         self.writer_id = writer_id
-        self.machine = machine_factory.new()
+        self.decider = decider_factory.new()
         self.head = GENESIS
         self.position = 0
-        self.decided_to = 0  # inbox sequence; `machine` may be ahead of it while a commit is under way
+        self.decided_to = 0  # inbox sequence; `decider` may be ahead of it while a commit is under way
         self.role = "starting"
         self.ready = asyncio.Event()
         self.counters = Counters()
         self.on_commit = list(on_commit)
         self.on_refold = list(on_refold)
         self._js = js
-        self._factory = machine_factory
+        self._factory = decider_factory
         self._snapshots = snapshots
         self._snapshot_name = snapshot_name
         self._snapshot_every = snapshot_every
@@ -124,7 +124,7 @@ class LedgerWriter(Generic[M]):
     async def run(self) -> None:
         """Until cancelled. May be run again afterwards: everything starts from the log.
 
-        Raises LedgerStopped (see its subclasses) when going on would be wrong; what a hook or the machine raises, too.
+        Raises LedgerStopped (see its subclasses) when going on would be wrong; what a hook or the decider raises, too.
         """
         try:
             while True:
@@ -149,7 +149,7 @@ class LedgerWriter(Generic[M]):
         failures = 0
         while True:
             try:
-                machine, reader = await self._from_snapshot()
+                decider, reader = await self._from_snapshot()
                 last = await reader.last_seq()
                 break
             except ConnectionClosedError:
@@ -160,13 +160,13 @@ class LedgerWriter(Generic[M]):
                 failures += 1
         self._reader = reader
         async for entries in reader.read_to(last):
-            self._fold(machine, entries)
-        self.machine, self.head, self.position = machine, reader.head, reader.position
-        self.decided_to = machine.inbox_seq
+            self._fold(decider, entries)
+        self.decider, self.head, self.position = decider, reader.head, reader.position
+        self.decided_to = decider.inbox_seq
         self._unwritten = 0
         await self._announce()
 
-    async def _from_snapshot(self) -> tuple[M, LedgerReader]:
+    async def _from_snapshot(self) -> tuple[D, LedgerReader]:
         if self._reader is not None:
             await self._reader.close()
         self._since_snapshot = 0
@@ -176,10 +176,10 @@ class LedgerWriter(Generic[M]):
                 return found.value, LedgerReader(self._js, self.pool, found.head, found.position)
         return self._factory.new(), LedgerReader(self._js, self.pool)
 
-    def _fold(self, machine: M, entries: Sequence[ChainEntry]) -> None:
+    def _fold(self, decider: D, entries: Sequence[ChainEntry]) -> None:
         for entry in entries:
             if entry.valid:
-                machine.apply(entry.record, entry.seq)
+                decider.apply(entry.record, entry.seq)
                 self._last_writer = entry.record.writer
                 self._since_snapshot += 1
             elif entry.seq > self._voids_to:  # a refold sees old ones again
@@ -189,7 +189,7 @@ class LedgerWriter(Generic[M]):
 
     async def _announce(self) -> None:
         for hook in self.on_refold:
-            await hook(self.machine)
+            await hook(self.decider)
         self.ready.set()
 
     # -------------------------------------------------------------------------------------------------------- lead
@@ -201,7 +201,7 @@ class LedgerWriter(Generic[M]):
         self._confirmed = loop.time()
         if self._reader is not None:
             await self._reader.close()
-        self._inbox = inbox = Tail(self._js, inbox_stream(self.pool), self.machine.inbox_seq, may_expire=True)
+        self._inbox = inbox = Tail(self._js, inbox_stream(self.pool), self.decider.inbox_seq, may_expire=True)
         try:
             while True:
                 stored = await self._gather(inbox)
@@ -229,10 +229,10 @@ class LedgerWriter(Generic[M]):
         return stored
 
     async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
-        """One decision about `stored`, committed if it has events. The machine has moved whatever the outcome is."""
+        """One decision about `stored`, committed if it has events. The decider has moved whatever the outcome is."""
         items = [read_input(message, self.pool) for message in stored]
-        t_us = max(self.machine.t_us, stored[-1].time_us)
-        events = self.machine.decide(items, t_us)
+        t_us = max(self.decider.t_us, stored[-1].time_us)
+        events = self.decider.decide(items, t_us)
         self._unwritten += len(stored)
         if not events and self._unwritten < _MAX_SKIPPED:
             self.counters.inputs += len(stored)
@@ -296,7 +296,7 @@ class LedgerWriter(Generic[M]):
         self.counters.inputs += inputs
         self.counters.events += len(record.events)
         for hook in self.on_commit:
-            await hook(self.position, record, self.machine)
+            await hook(self.position, record, self.decider)
         self._since_snapshot += 1
         if self._snapshots is not None and self._since_snapshot >= self._snapshot_every:
             self._start_snapshot(self._snapshots)
@@ -326,24 +326,24 @@ class LedgerWriter(Generic[M]):
         loop = asyncio.get_running_loop()
         reader = self._reader
         assert reader is not None
-        self._inbox = inbox = Tail(self._js, inbox_stream(self.pool), self.machine.inbox_seq, may_expire=True)
+        self._inbox = inbox = Tail(self._js, inbox_stream(self.pool), self.decider.inbox_seq, may_expire=True)
         waiting: deque[tuple[int, float]] = deque()  # inputs other than ticks: (sequence, when first seen)
         moved = loop.time()
         try:
             while True:
                 if entries := await reader.next(256, min(0.1, max(0.01, self._takeover_s / 4))):
-                    self._fold(self.machine, entries)
+                    self._fold(self.decider, entries)
                     self.head, self.position = reader.head, reader.position
-                    self.decided_to = self.machine.inbox_seq
+                    self.decided_to = self.decider.inbox_seq
                     moved = loop.time()
                 now = loop.time()
                 for message in await inbox.messages(256, 0.0) if len(waiting) < 4096 else ():
                     if not isinstance(read_input(message, self.pool).message, Tick):
                         waiting.append((message.seq, now))
-                while waiting and waiting[0][0] <= self.machine.inbox_seq:
+                while waiting and waiting[0][0] <= self.decider.inbox_seq:
                     waiting.popleft()
                 still = now - moved
-                undecided = inbox.position > self.machine.inbox_seq
+                undecided = inbox.position > self.decider.inbox_seq
                 if (waiting and min(still, now - waiting[0][1]) > self._takeover_s) or (
                     undecided and still > _TICK_PATIENCE * self._takeover_s
                 ):
@@ -362,8 +362,8 @@ class LedgerWriter(Generic[M]):
         if asyncio.get_running_loop().time() < self._no_snapshot_before:
             return
         self._since_snapshot = 0
-        # Just committed, so the machine is exactly what the log up to `position` folds to; its parts stay so.
-        self._saving = asyncio.create_task(self._save(snapshots, self.head, self.position, self.machine.dump()))
+        # Just committed, so the decider is exactly what the log up to `position` folds to; its parts stay so.
+        self._saving = asyncio.create_task(self._save(snapshots, self.head, self.position, self.decider.dump()))
 
     async def _save(self, snapshots: SnapshotStore, head: Head, position: int, parts: Iterable[bytes]) -> None:
         loop = asyncio.get_running_loop()

@@ -162,7 +162,7 @@ class Facts:
         self._know(e.inventory)
 
     def _know(self, inventory: Inventory) -> None:
-        """Instances that a recut has destroyed keep their seats: what ran there stays in the picture."""
+        """Instances that a repartition has destroyed keep their seats: what ran there stays in the picture."""
         self._inventories[inventory.node] = inventory
         for d in inventory.devices:
             accelerator = d.kind is not DeviceKind.CPU

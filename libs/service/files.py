@@ -7,7 +7,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from libs.core.admission.evaluate import PriorityClass
-from libs.core.billing.metering import Prices
+from libs.core.billing.pricing import Prices
 from libs.core.placement.throughput import ThroughputBook, Throughputs
 from schemas.base import Strict
 from schemas.billing import PriceBook

@@ -43,7 +43,7 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class PreparedHost:
     """What an agent stands on: its state, with nothing of an earlier life running, and where cgroups may be made."""
 
     state: AgentState
@@ -51,7 +51,7 @@ class Ground:
     found: list[Hosted]
 
 
-def clear(settings: AgentSettings, found: list[Hosted]) -> Ground:
+def clear(settings: AgentSettings, found: list[Hosted]) -> PreparedHost:
     """Kills what earlier lives of these nodes left; nothing may be registered before. Blocks until it is true.
 
     Raises StateInUse when another agent has the state directory, NotEmpty when something does not die.
@@ -62,15 +62,15 @@ def clear(settings: AgentSettings, found: list[Hosted]) -> Ground:
     killed = state.kill_leftovers([tree.marker_root(one.inventory.node, state_dir) for one in found], group_base)
     if killed:
         log.warning("killed %d processes that an earlier agent left", killed)
-    return Ground(state, group_base, found)
+    return PreparedHost(state, group_base, found)
 
 
-def build(settings: AgentSettings, nats: Client, ground: Ground, counts: Counts) -> Agent:
+def build(settings: AgentSettings, nats: Client, host: PreparedHost, counts: Counts) -> Agent:
     """An agent whose nodes have begun a life."""
-    names = [one.inventory.node for one in ground.found]
+    names = [one.inventory.node for one in host.found]
     reports = Reports(Outbox(nats.jetstream()).publish_many, pool=settings.pool, source=f"/baton/{settings.pool}/agent")
-    launcher = _launcher(settings, ground, frozenset(names))
-    fresh = ground.state.next_incarnations(names)
+    launcher = _launcher(settings, host, frozenset(names))
+    fresh = host.state.next_incarnations(names)
     nodes = [
         NodeRunner(
             inventory=one.inventory,
@@ -81,26 +81,26 @@ def build(settings: AgentSettings, nats: Client, ground: Ground, counts: Counts)
             report=reports.add,
             counts=counts,
         )
-        for one in ground.found
+        for one in host.found
     ]
     for node in nodes:
         node.begin(fresh[node.name])
     return Agent(settings, nats, nodes, launcher, reports)
 
 
-def _launcher(settings: AgentSettings, ground: Ground, names: frozenset[str]) -> Launcher:
+def _launcher(settings: AgentSettings, host: PreparedHost, names: frozenset[str]) -> Launcher:
     state_dir = settings.state_path()
     workdir = settings.workdir or state_dir / "jobs"
     workdir.mkdir(parents=True, exist_ok=True)
     return Launcher(
-        state=ground.state,
+        state=host.state,
         state_dir=state_dir,
         workdir=workdir.resolve(),
         checkpoints=(settings.checkpoints or state_dir / "checkpoints").resolve(),
         logs=LogStore(workdir.resolve(), settings.keep_attempts),
         guard=Guard(),
         timers=Timers(),
-        group_base=ground.group_base,
+        group_base=host.group_base,
         log_limit=settings.log_limit_mib * _MIB,
         address_template=settings.address_template,
         local_nodes=names,
@@ -124,12 +124,12 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        ground = await asyncio.to_thread(clear, settings, found)
+        host = await asyncio.to_thread(clear, settings, found)
         first = found[0].inventory.node
         replies = subjects.node_reply_prefix(settings.pool, first)
         nats = await connect(settings.nats_url, name=f"agent-{first}", inbox_prefix=replies, die_on_close=True)
         await bind(nats.jetstream(), [settings.pool])
-        agent = metrics.agent = build(settings, nats, ground, metrics.counts)
+        agent = metrics.agent = build(settings, nats, host, metrics.counts)
         await agent.subscribe()
         async with tasks.until_stopped():
             tasks.start("reports", agent.reports.run())

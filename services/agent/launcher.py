@@ -19,7 +19,7 @@ from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart
 from services.agent.state import AgentState, group_name
 from services.agent.timers import TimerPart, Timers
-from services.agent.variables import BadEnvironment, Paths, addresses_of, seats, variables
+from services.agent.variables import BadEnvironment, Paths, addresses_of, slots, variables
 
 SEARCH_PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
 """Where a job's command is looked for: Baton's own interpreter first, so that `python` has what the examples need."""
@@ -94,20 +94,20 @@ class Launcher:
         addresses = addresses_of(part, self.local_nodes, self.address_template)
         commands = [
             ProcessCommand(
-                rank=seat.rank,
+                rank=slot.rank,
                 environment=variables(
                     part,
-                    seat,
-                    device=node.layer.environment(seat.devices),
+                    slot,
+                    device=node.layer.environment(slot.devices),
                     paths=paths,
                     search_path=SEARCH_PATH,
                     addresses=addresses,
                     marker=marker,
                 ),
-                log=self.logs.log(part.job_id, part.attempt, seat.rank),
-                acknowledgement=Path(paths.acknowledgement.format(rank=seat.rank)),
+                log=self.logs.log(part.job_id, part.attempt, slot.rank),
+                acknowledgement=Path(paths.acknowledgement.format(rank=slot.rank)),
             )
-            for seat in seats(part)
+            for slot in slots(part)
         ]
         group = self._group(node)
 

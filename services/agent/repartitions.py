@@ -1,4 +1,4 @@
-"""MIG boards cut anew on a node: whether that may be done now, and doing it. The node decides when, and reports it."""
+"""MIG boards repartitioned on a node: whether that may be done now, and doing it. The node decides when, and reports it."""
 
 import logging
 from collections.abc import Mapping

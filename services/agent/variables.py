@@ -36,7 +36,7 @@ class Paths:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleSeat:
+class RoleSlot:
     """A process's place in its role: `rank` of `size` processes."""
 
     role: str
@@ -45,34 +45,34 @@ class RoleSeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ProcessSlot:
     """A process's place in its gang. `devices`: those that it sees; `role`: None without roles."""
 
     rank: int
     local_rank: int
     devices: tuple[Rank, ...]
-    role: RoleSeat | None = None
+    role: RoleSlot | None = None
 
 
-def seats(part: DesiredPart) -> list[Seat]:
+def slots(part: DesiredPart) -> list[ProcessSlot]:
     """The processes of the part, in the order of their ranks."""
     if part.spec.launch is Launch.PER_NODE:
-        return list(_seats_of_roles(part)) if part.roles else [Seat(part.node_rank, 0, part.ranks)]
+        return list(_slots_of_roles(part)) if part.roles else [ProcessSlot(part.node_rank, 0, part.ranks)]
     sizes = {role.name: role.devices for role in part.roles}
     return [
-        Seat(r.rank, local, part.ranks, RoleSeat(r.role, r.role_rank, sizes[r.role]) if r.role else None)
+        ProcessSlot(r.rank, local, part.ranks, RoleSlot(r.role, r.role_rank, sizes[r.role]) if r.role else None)
         for local, r in enumerate(part.ranks)
     ]
 
 
-def _seats_of_roles(part: DesiredPart) -> Iterator[Seat]:
+def _slots_of_roles(part: DesiredPart) -> Iterator[ProcessSlot]:
     """One process for each role that this node serves."""
     before = local = 0
     for role in part.roles:
         if part.node_rank in role.nodes:
             mine = tuple(rank for rank in part.ranks if rank.role == role.name)
             place = role.nodes.index(part.node_rank)
-            yield Seat(before + place, local, mine, RoleSeat(role.name, place, len(role.nodes)))
+            yield ProcessSlot(before + place, local, mine, RoleSlot(role.name, place, len(role.nodes)))
             local += 1
         before += len(role.nodes)
 
@@ -91,7 +91,7 @@ def master_port(job_id: str, attempt: int) -> int:
 
 def variables(
     part: DesiredPart,
-    seat: Seat,
+    slot: ProcessSlot,
     *,
     device: Mapping[str, str],
     paths: Paths,
@@ -102,7 +102,7 @@ def variables(
     """The whole environment of one process. Raises BadEnvironment when the job sets names that Baton or a loader owns.
 
     Args:
-        device: what makes the seat's devices visible.
+        device: what makes the slot's devices visible.
         addresses: how each node of the gang is reached from here (`addresses_of`).
     """
     if refused := refused_names(part.spec.env):
@@ -110,18 +110,18 @@ def variables(
             f"job.env sets {', '.join(refused)}: these belong to Baton or to the program loader; remove them"
         )
     per_node = part.spec.launch is Launch.PER_NODE
-    rank = seat.rank
+    rank = slot.rank
     out = {"PATH": search_path, "HOME": paths.home, "LANG": "C.UTF-8", "TMPDIR": paths.home, **part.spec.env, **device}
     out |= {
         "MASTER_ADDR": addresses[part.nodes[0]],
         "MASTER_PORT": str(master_port(part.job_id, part.attempt)),
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size(part)),
-        "LOCAL_RANK": str(seat.local_rank),
-        "LOCAL_WORLD_SIZE": str(len(seats(part)) if per_node else len(part.ranks)),
+        "LOCAL_RANK": str(slot.local_rank),
+        "LOCAL_WORLD_SIZE": str(len(slots(part)) if per_node else len(part.ranks)),
         "NODE_RANK": str(part.node_rank),
         "NNODES": str(len(part.nodes)),
-        "NPROC_PER_NODE": str(len(seat.devices)),
+        "NPROC_PER_NODE": str(len(slot.devices)),
         "BATON_JOB_ID": part.job_id,
         "BATON_ATTEMPT": str(part.attempt),
         "BATON_TEAM": part.team,
@@ -129,15 +129,15 @@ def variables(
         "BATON_CHECKPOINT_DIR": paths.checkpoints,
         "BATON_CHECKPOINT_FILE": paths.acknowledgement.format(rank=rank),
     }
-    if seat.role is not None:
-        out |= _of_roles(part, seat.role, addresses)
+    if slot.role is not None:
+        out |= _of_roles(part, slot.role, addresses)
     if part.resume is not None:
         out |= {"BATON_RESUME_STEP": str(part.resume.step), "BATON_RESUME_REFERENCE": part.resume.reference}
     return out
 
 
-def _of_roles(part: DesiredPart, seat: RoleSeat, addresses: Mapping[str, str]) -> dict[str, str]:
-    out = {"BATON_ROLE": seat.role, "BATON_ROLE_RANK": str(seat.rank), "BATON_ROLE_WORLD_SIZE": str(seat.size)}
+def _of_roles(part: DesiredPart, slot: RoleSlot, addresses: Mapping[str, str]) -> dict[str, str]:
+    out = {"BATON_ROLE": slot.role, "BATON_ROLE_RANK": str(slot.rank), "BATON_ROLE_WORLD_SIZE": str(slot.size)}
     for role in part.roles:
         hosts = ",".join(addresses[part.nodes[i]] for i in role.nodes)
         out[f"BATON_ROLE_HOSTS_{variable_part(role.name)}"] = hosts

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from libs.adapters.mongo.store import JobStore, ReaderPosition, StoreAway
 from libs.core.projections.history import JobChanges, JobStory, UnknownJob, advance
 from libs.ledger.chain import Head
-from libs.ledger.follower import Follower, Gather, Step
+from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ledger.snapshots import Restored
 from schemas.ledger import JobQueued
 
@@ -105,10 +105,10 @@ class Documents:
         self.position = before.position if before is not None else 0
         return Restored(Head(before.seq, before.hash), before.position, JobChanges()) if before is not None else None
 
-    def _enough(self, steps: Sequence[Step]) -> bool:
+    def _enough(self, steps: Sequence[FollowedEntry]) -> bool:
         return len({job for step in steps for job in step.told or ()}) >= self._window_jobs
 
-    async def _after(self, steps: Sequence[Step]) -> None:
+    async def _after(self, steps: Sequence[FollowedEntry]) -> None:
         """Writes one window: documents, then the checkpoint."""
         self._away = ""
         if not steps:
@@ -121,7 +121,7 @@ class Documents:
                 raise StoreChanged(f"checkpoint {self.name} is not the one that was written at {self.position}")
         self._before, self.position = after, after.position
 
-    async def _write(self, steps: Sequence[Step]) -> int:
+    async def _write(self, steps: Sequence[FollowedEntry]) -> int:
         """Folds the records into their jobs' documents and stores those that changed. The last record that changed one,
         or 0."""
         known = await self._known(steps)
@@ -139,7 +139,7 @@ class Documents:
         self._remember(known)
         return max((story.document.seq for story in stories), default=0)
 
-    async def _known(self, steps: Sequence[Step]) -> dict[str, JobStory]:
+    async def _known(self, steps: Sequence[FollowedEntry]) -> dict[str, JobStory]:
         """The stories of the jobs in `steps`: from memory, and from MongoDB what is not there."""
         wanted: dict[str, bool] = {}  # job -> whether it may be stored already
         for step in steps:

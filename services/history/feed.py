@@ -20,7 +20,7 @@ from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.core.projections.history import Feed
 from libs.ledger.chain import LedgerRewound
-from libs.ledger.follower import Follower, Step
+from libs.ledger.follower import FollowedEntry, Follower
 from schemas import subjects
 
 log = logging.getLogger("baton.history")
@@ -60,7 +60,7 @@ class FeedLoop:
         self._cursor = cursor
         self.position = max(int(cursor["position"]), self.follower.resumed_at)
 
-    async def _after(self, steps: Sequence[Step]) -> None:
+    async def _after(self, steps: Sequence[FollowedEntry]) -> None:
         """Stores the events of what was not told yet, then moves the cursor."""
         cursor, follower = self._cursor, self.follower
         if any(s.entry.seq == cursor["seq"] and s.entry.hash != cursor["hash"] for s in steps):
@@ -75,7 +75,7 @@ class FeedLoop:
             await self._surely("its cursor", partial(self._cursors.save, f"{NAME}-{self._pool}", mark))
             self.position = follower.position
 
-    def _news(self, step: Step) -> Iterator[Outgoing]:
+    def _news(self, step: FollowedEntry) -> Iterator[Outgoing]:
         for index, event in enumerate(step.told):
             self._told.labels(event.what).inc()
             yield outgoing(

@@ -16,7 +16,7 @@ from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.queries import serve
 from libs.bus.streams import bind
-from libs.core.explain.dry_run import Market
+from libs.core.explain.dry_run import DryRunInputs
 from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.throughput import Chooser
@@ -46,7 +46,7 @@ class Placement:
 
     def __init__(self, settings: PlacementSettings, writer_id: str, registry: CollectorRegistry) -> None:
         self.settings = settings
-        self.market = market_of(settings)
+        self.dry_run_inputs = dry_run_inputs(settings)
         self.pool = settings.pool
         self.writer_id = writer_id
         self.latencies = handlers.Latencies(settings.latency_window)
@@ -73,7 +73,7 @@ class Placement:
         self.writer = LedgerWriter(
             js,
             self.pool,
-            Deciders(self.market.policy, Scorer),
+            Deciders(self.dry_run_inputs.policy, Scorer),
             writer_id=self.writer_id,
             snapshots=SnapshotStore(js, self.pool),
             batch=self.settings.batch,
@@ -91,19 +91,19 @@ class Placement:
     async def answer(self, question: Callable[[Decider], A]) -> A:
         """`question` of the state as it is committed.
 
-        While an append is under way the decider shows what may be refused: an agent that heard of it would start a job
-        on devices that the ledger gives to another. Such a question waits for the commit, or for what the log says
-        instead. Raises TimeoutError when neither comes within a few seconds; who asked will ask again.
+        While an append is under way, the decider's state includes a decision that may yet be refused. An agent that heard
+        of it would start a job on devices that the ledger gives to another. So the question waits for the commit, or for
+        the refold that replaces it. Raises TimeoutError when neither comes within a few seconds; the asker asks again.
         """
         writer = self.writer
-        if writer is not None and writer.ready.is_set() and writer.machine.inbox_seq == writer.decided_to:
-            return question(writer.machine)
+        if writer is not None and writer.ready.is_set() and writer.decider.inbox_seq == writer.decided_to:
+            return question(writer.decider)
         answered: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._asked.append((question, answered))
         return await asyncio.wait_for(answered, ANSWER_S)
 
     def _answer_all(self, decider: Decider) -> None:
-        """Right after a commit or a fold, when the decider shows nothing else."""
+        """Answers the waiting questions. To be called right after a commit or a refold, when the state is committed."""
         asked, self._asked = self._asked, []
         for question, answered in asked:
             if answered.done():
@@ -114,17 +114,17 @@ class Placement:
                 answered.set_exception(e)
 
     async def _refolded(self, decider: Decider) -> None:
-        """What was committed may not have been told: all nodes that are up learn what should run there."""
+        """Tells all nodes that are up what should run there: the commits before the refold may not have been told."""
         self._answer_all(decider)
         await self._tell(decider.state.fleet.nodes, decider, self.seq)
 
     async def _committed(self, seq: int, record: LedgerRecord, decider: Decider) -> None:
-        """After a commit: the nodes that it touched learn what should run there now."""
+        """After a commit: tells the nodes that it touched what should run there now."""
         self._answer_all(decider)
         self._records.inc()
         for latency_ms in self.latencies.observe(record, decider, time.time_ns() // 1000):
             self._latency_ms.observe(latency_ms)
-        self._queued.set(sum(len(queue) for queue in decider.state.queues.values()))
+        self._queued.set(sum(len(jobs) for jobs in decider.state.queues.values()))
         for event in record.events:
             self._events.labels(event.kind).inc()
         await self._tell(sorted(_touched(record, decider)), decider, seq)
@@ -148,7 +148,7 @@ class Placement:
         )
 
 
-def market_of(settings: PlacementSettings) -> Market:
+def dry_run_inputs(settings: PlacementSettings) -> DryRunInputs:
     """Prices, rates and classes from their files, and the policy of the cycle. Raises BadFile."""
     prices = read_prices(settings.prices, "BATON_PLACEMENT_PRICES")
     table = read_throughputs(settings.throughputs, "BATON_PLACEMENT_THROUGHPUTS")
@@ -162,8 +162,8 @@ def market_of(settings: PlacementSettings) -> Market:
         chooser=chooser,
     )
     if settings.classes is None:
-        return Market(prices, table, policy=policy)
-    return Market(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)
+        return DryRunInputs(prices, table, policy=policy)
+    return DryRunInputs(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)
 
 
 def _touched(record: LedgerRecord, decider: Decider) -> set[str]:
@@ -205,7 +205,7 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
     placement.stale_redis.set_function(lambda: float(bool(projector.problem)))
 
     def ready() -> dict[str, str]:
-        """Placement is ready without Redis, too: the projection only lags, and `baton_redis_stale` says so."""
+        """Placement is ready without Redis, too: then only the projection lags, and `baton_redis_stale` says so."""
         writer = placement.writer
         read = writer is not None and writer.ready.is_set()
         ledger = (writer.problem or "ok") if writer is not None and read else "not read yet"
@@ -217,26 +217,26 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
 def _serve_questions(broker: Any, placement: Placement) -> None:
     pool = placement.pool
 
-    def on_decider(answer: Any, **known: Any) -> Any:
+    def with_decider(answer: Any, **known: Any) -> Any:
         return lambda query, team: placement.answer(
             lambda decider: answer(decider, query, team, **{k: v() for k, v in known.items()})
         )
 
     seq, latencies = (lambda: placement.seq), (lambda: placement.latencies)
     ask = partial(serve, broker, pool=pool, queue="placement")
-    ask(BY_TYPE["io.baton.job.explain.query.v1"], on_decider(handlers.explain_job))
+    ask(BY_TYPE["io.baton.job.explain.query.v1"], with_decider(handlers.explain_job))
     ask(
         BY_TYPE["io.baton.job.plan.query.v1"],
-        on_decider(
-            handlers.DryRunPlanner(placement.market),
+        with_decider(
+            handlers.DryRunPlanner(placement.dry_run_inputs),
             now_us=lambda: time.time_ns() // 1000,
             clock=lambda: time.perf_counter,
         ),
     )
-    ask(BY_TYPE["io.baton.queue.list.query.v1"], on_decider(handlers.queue_list))
+    ask(BY_TYPE["io.baton.queue.list.query.v1"], with_decider(handlers.queue_list))
     ask(
         BY_TYPE["io.baton.pool.status.query.v1"],
-        on_decider(handlers.pool_status, pool=lambda: pool, ledger_seq=seq, latencies=latencies),
+        with_decider(handlers.pool_status, pool=lambda: pool, ledger_seq=seq, latencies=latencies),
     )
     ask(
         BY_TYPE["io.baton.node.desired.query.v1"],

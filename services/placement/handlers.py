@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from libs.bus.queries import InvalidQuestion, NothingFound
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.explain.dry_run import Market, hide, plan_job
+from libs.core.explain.dry_run import DryRunInputs, dry_run, hide
 from libs.core.explain.waiting import explain, queue_view
 from libs.core.projections.pool_status import quantiles, status
 from libs.core.scheduling.decider import Decider
@@ -61,10 +61,10 @@ def explain_job(decider: Decider, query: ExplainQuery, team: str) -> Explanation
 
 
 class DryRunPlanner:
-    """Answers plans; keeps what admission would know of the fleet, and takes in only the nodes that have changed."""
+    """Answers dry runs. Keeps the shape of the fleet that admission needs, and updates only the nodes that have changed."""
 
-    def __init__(self, market: Market) -> None:
-        self.market = market
+    def __init__(self, inputs: DryRunInputs) -> None:
+        self.inputs = inputs
         self._of: Fleet | None = None
         self._version = -1
         self._told: dict[str, bytes] = {}
@@ -74,17 +74,17 @@ class DryRunPlanner:
         """`now_us` is this process's clock; `clock` tells seconds and measures only how long the answer took."""
         began = clock()
         state = decider.state
-        gc.disable()  # a full collection in the midst would take longer than the plan (130 ms beside 5,000 jobs)
+        gc.disable()  # a full collection meanwhile would take longer than the dry run (130 ms with 5,000 jobs)
         try:
             t_us = max(now_us, state.t_us)
-            reply = plan_job(state, query.job, team, t_us, self.market, fleet=self._fleet(state), steps=query.steps)
+            reply = dry_run(state, query.job, team, t_us, self.inputs, fleet=self._fleet(state), steps=query.steps)
         finally:
             gc.enable()
         return hide(reply, team).model_copy(update={"took_ms": round((clock() - began) * 1000, 3)})
 
     def _fleet(self, state: State) -> FleetShape:
         fleet = state.fleet
-        if self._of is not fleet:  # the ledger was folded anew
+        if self._of is not fleet:  # the ledger was folded again
             self._of, self._version, self._told, self._shape = fleet, -1, {}, FleetShape()
         if self._version != fleet.version:
             for node in fleet.nodes.values():
@@ -112,7 +112,7 @@ def pool_status(
 
 
 def desired_of(decider: Decider, query: DesiredQuery, asker: str, *, pool: str, ledger_seq: int) -> DesiredReply:
-    """The desired state of `asker`, if it is up; a node that is left out was taken for lost, and registers anew.
+    """The desired state of `asker`, if it is up. A node that is missing in the reply was declared lost, and registers again.
 
     Raises InvalidQuestion when the question names another node than the subject does."""
     if foreign := [name for name in query.nodes if name != asker]:

@@ -1,8 +1,8 @@
-"""Keeps Redis at the ledger's present. A task of its own with a reader of its own, so Redis never delays placement.
+"""Keeps Redis up to date with the ledger. It is a task with its own reader, so Redis never delays placement.
 
-It folds the ledger in memory. While Redis follows, each batch is one call; whatever goes wrong there (away, emptied,
-rolled back, of another ledger) makes it *stale*, and a stale one is written anew as a whole from memory as soon as Redis
-answers. So the state after any failure is the fold, and nothing has to be replayed.
+It folds the ledger in memory. While Redis follows, each batch is one call. Any fault there (away, emptied, rolled back, of
+another ledger) makes Redis *stale*. Stale rows are rewritten as a whole from memory as soon as Redis answers. So the state
+after any failure is the fold, and nothing has to be replayed.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from libs.adapters.redis import NeedRebuild, Projection
 from libs.adapters.redis.projection import Unavailable
 from libs.core.projections.hot_state import Delta, HotState
-from libs.ledger.follower import Follower, Step
+from libs.ledger.follower import FollowedEntry, Follower
 
 log = logging.getLogger("baton.projector")
 
@@ -26,7 +26,7 @@ _PAUSES_S = (0.1, 0.25, 0.5, 1.0, 2.0)
 class Projector:
     """`await Projector(pool, redis_url).run(js)` for ever. It raises only what the ledger raises (LedgerStopped).
 
-    `problem` is "" while Redis follows, `rebuilds` counts how often it was written anew. Every `snapshot_every` records
+    `problem` is "" while Redis follows, `rebuilds` counts how often it was rewritten. Every `snapshot_every` records
     the fold is kept in the object store, so that a restart need not read the whole ledger.
     """
 
@@ -50,9 +50,9 @@ class Projector:
         async def begin() -> None:
             self._before = follower.head.hash
 
-        async def after(steps: Sequence[Step]) -> None:
+        async def after(steps: Sequence[FollowedEntry]) -> None:
             before, batch = self._before, self._batch(steps)
-            if follower.caught_up.is_set():  # until then Redis would be shown the past
+            if follower.caught_up.is_set():  # before that Redis would show the past
                 await self._write(follower, before, batch)
 
         try:
@@ -65,7 +65,7 @@ class Projector:
         finally:
             await self.projection.close()
 
-    def _batch(self, steps: Sequence[Step]) -> list[tuple[int, str, list[Delta]]]:
+    def _batch(self, steps: Sequence[FollowedEntry]) -> list[tuple[int, str, list[Delta]]]:
         """For each record its sequence, the head after it, and the rows that it changed."""
         batch = []
         for step in steps:
@@ -102,7 +102,7 @@ class Projector:
         self._say("")
 
     async def _check(self, follower: Follower[HotState]) -> None:
-        """Raises NeedRebuild unless Redis stands where we do, or where another projector of the pool has brought it."""
+        """Raises NeedRebuild unless Redis is at our position, or where another projector of the pool has brought it."""
         seq, hash_ = await self.projection.head()
         ours = (follower.position, self._before)
         if (seq, hash_) != ours and not ours[0] < seq <= await follower.last_seq():

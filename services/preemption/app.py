@@ -13,7 +13,7 @@ from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.streams import bind
 from libs.core.scheduling.policy import Policy
-from libs.ledger.follower import Follower, Step
+from libs.ledger.follower import FollowedEntry, Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
 from schemas import subjects
@@ -43,7 +43,7 @@ class Preemption:
         every = self.settings.snapshot_records
         self.follower = follower = Follower(js, self.pool, PreemptionPlanner, name="preemption", snapshot_every=every)
 
-        async def after(steps: Sequence[Step]) -> None:
+        async def after(steps: Sequence[FollowedEntry]) -> None:
             for answer in (answer for step in steps for answer in step.told or ()):
                 self._answers.labels(answer.name).inc()
             if follower.lag == 0:  # an old state would only make stale plans

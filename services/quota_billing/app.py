@@ -27,8 +27,8 @@ from services.quota_billing.quotas import apply_file, set_quota
 from services.quota_billing.settings import QuotaBillingSettings
 
 FOLLOWER = "quota_billing"
-"""The meter. Whoever asks while it reads gets a bill that is exact up to the sequence that it names. A record that no
-valid ledger holds (Unbillable) stops the service: a guess would be a wrong bill."""
+"""The meter. A bill that is asked for while it reads is exact up to the sequence that the bill names. A record that no valid
+ledger holds (Unbillable) stops the service, because a guess would be a wrong bill."""
 
 
 class QuotaBilling:

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from libs.core.accelerators.kinds import problem_with
-from libs.core.billing.metering import Prices
+from libs.core.billing.pricing import Prices
 from libs.core.state.limits import Limits
 from libs.service.files import BadFile, read, read_prices
 from schemas.base import Name, Strict

@@ -1,7 +1,8 @@
 """Quota_billing's answers: load the meter, price or count, return."""
 
 from libs.bus.queries import InvalidQuestion
-from libs.core.billing.metering import Meter, Prices, TeamUse, bill
+from libs.core.billing.metering import Meter, TeamUse
+from libs.core.billing.pricing import Prices, bill
 from libs.core.state.limits import Limits
 from schemas.billing import BillQuery, BillReply, QuotaSnapshot, TeamUsage
 from schemas.jobs import Reason
@@ -13,7 +14,7 @@ MAX_ROWS = 3000
 
 
 def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillReply:
-    """A team's bill is of its own jobs; another team's job is on it as little as one that never was. Raises InvalidQuestion."""
+    """A team's bill has its own jobs only: another team's job is as if it did not exist. Raises InvalidQuestion."""
     if query.from_day and query.to_day and query.from_day > query.to_day:
         raise _invalid("from_day", query.from_day, f"is after to_day ({query.to_day})", "swap them")
     usage = meter.usage(None if team == OPERATOR else team, open_until_us=query.open_until_us)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from libs.core.billing.metering import Meter, Prices
+from libs.core.billing.metering import Meter
+from libs.core.billing.pricing import Prices
 
 _MICROS_PER_DEVICE_SECOND = 1000 * 1_000_000
 _UNITS_PER_HOUR = 1000 * 3_600_000_000

@@ -18,7 +18,7 @@ from libs.bus.messages import Malformed, decode_bare
 from libs.bus.queries import serve
 from libs.bus.streams import bind
 from libs.core.projections.hot_state import HotState, Row
-from libs.ledger.follower import Follower, Step
+from libs.ledger.follower import FollowedEntry, Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
 from schemas import subjects
@@ -90,7 +90,7 @@ class Telemetry:
         async def begin() -> None:
             figures.watch_all(self.leases.watch, self.hot, now())
 
-        async def after(steps: Sequence[Step]) -> None:
+        async def after(steps: Sequence[FollowedEntry]) -> None:
             waits = figures.take(self.leases.watch, steps, now(), since=follower.began_at)
             for value in waits.scheduling:
                 self._scheduling.observe(value)

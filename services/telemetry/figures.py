@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.node_health import Watch
-from libs.ledger.follower import Step
+from libs.ledger.follower import FollowedEntry
 from schemas import ledger as led
 
 
@@ -81,7 +81,7 @@ def watch_all(watch: Watch, hot: HotState, now: float) -> None:
             watch.left(name, row["incarnation"])
 
 
-def take(watch: Watch, steps: Iterable[Step], now: float, *, since: int = 0) -> Waits:
+def take(watch: Watch, steps: Iterable[FollowedEntry], now: float, *, since: int = 0) -> Waits:
     """Tells the watch what came and went; returns the waits that ended in records after sequence `since`."""
     scheduling: list[float] = []
     queue: list[float] = []

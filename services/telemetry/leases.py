@@ -1,7 +1,7 @@
 """Leases and ticks: answers heartbeats, and every second tells the inbox that time passed and which nodes are lost.
 
-A lease is granted only while the broker stores our ticks. A telemetry process that is cut off from the inbox could
-otherwise keep nodes alive which another one, that still reaches it, has already given up.
+A lease is granted only while the broker stores our ticks. Otherwise a telemetry process that is cut off from the inbox
+could keep nodes alive that another process, which still reaches the inbox, has already declared lost.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class Leases:
                 log.warning("a renewal could not be answered: %r", e)  # its agent will ask again
 
     def renew(self, heartbeat: Heartbeat, at: float) -> LeaseGranted | None:
-        """The nodes that may go on; None while we cannot be sure that nobody else gives them up."""
+        """The nodes that may go on; None while another telemetry process may declare them lost without our notice."""
         granted = self.watch.heard(heartbeat.nodes, heartbeat.lease_s, at)
         if heartbeat.lease_s > self._settings.max_lease_s:
             self._say_too_long(heartbeat)
@@ -110,7 +110,7 @@ class Leases:
                 or not nats.is_connected
                 or nats.stats["reconnects"] != reconnects
             ):
-                self.watch.deaf_until(at)  # renewals may have passed us by
+                self.watch.deaf_until(at)  # we may have missed renewals
             last, reconnects = at, nats.stats["reconnects"]
             await self._publish(js, [self._tick(int(time.time() / period)), *map(self._lost_node, self._overdue(at))])
 
@@ -124,7 +124,7 @@ class Leases:
         return lost
 
     def _tick(self, number: int) -> Outgoing:
-        """Named by its second: two telemetry processes tick once."""
+        """The message id is the second, so that two telemetry processes store one tick."""
         pool = self._settings.pool
         return outgoing(
             Tick(),
@@ -135,7 +135,7 @@ class Leases:
         )
 
     def _lost_node(self, message: NodeLost) -> Outgoing:
-        """Named by the node's life: said every second until the ledger shows it, stored once in two minutes."""
+        """The message id is the node's life: sent every second until the ledger shows it, it is stored once in two minutes."""
         return outgoing(
             message,
             subject=subjects.node_inbox("lost", self._settings.pool, message.node),
@@ -145,7 +145,7 @@ class Leases:
         )
 
     async def _publish(self, js: JetStreamContext, items: Sequence[Outgoing]) -> None:
-        """Once, without repeats: what is missed comes again with the next tick."""
+        """One try: what fails is sent again with the next tick."""
         started = now()
         outcomes = await asyncio.gather(
             *(js.publish(item.subject, item.payload, headers=item.headers, timeout=_PUBLISH_S) for item in items),

@@ -12,7 +12,7 @@ from schemas.inbox import Observation, Released
 from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.processes import AttemptLaunch, ProcessCommand, ProcessPart
-from services.agent.variables import Paths, seats, variables
+from services.agent.variables import Paths, slots, variables
 from tests.agent.build import inventory
 
 FAR_S = 30.0
@@ -51,20 +51,20 @@ class Place:
         marker = f"test@{self.root.name}/1/{wanted.job_id}.{wanted.attempt}"
         commands = [
             ProcessCommand(
-                seat.rank,
+                slot.rank,
                 variables(
                     wanted,
-                    seat,
-                    device=self.layer.environment(seat.devices),
+                    slot,
+                    device=self.layer.environment(slot.devices),
                     paths=paths,
                     search_path="/usr/bin:/bin",
                     addresses=dict.fromkeys(wanted.nodes, "127.0.0.1"),
                     marker=marker,
                 ),
-                folder / f"rank-{seat.rank}.log",
-                Path(pattern.format(rank=seat.rank)),
+                folder / f"rank-{slot.rank}.log",
+                Path(pattern.format(rank=slot.rank)),
             )
-            for seat in seats(wanted)
+            for slot in slots(wanted)
         ]
         cgroup = tree.PartCgroup(marker, self.group and self.group / f"{wanted.job_id}.{wanted.attempt}")
         workdir = Path(wanted.spec.workdir) if wanted.spec.workdir else folder

@@ -5,7 +5,7 @@ import pytest
 from libs.adapters.devices.simulated import SimulatedLayer
 from libs.core.admission.environment import refused_names
 from schemas.nodes import Rank, RoleHosts
-from services.agent.variables import BadEnvironment, Paths, addresses_of, master_port, seats, variables
+from services.agent.variables import BadEnvironment, Paths, addresses_of, master_port, slots, variables
 from tests.agent.build import inventory, part, rank, spec
 
 PATHS = Paths("/home", "/job", "/saves", "/ack/rank-{rank}.json")
@@ -13,10 +13,10 @@ PATHS = Paths("/home", "/job", "/saves", "/ack/rank-{rank}.json")
 
 def of(wanted, number=0, template="127.0.0.1"):
     """The variables of the part's process of rank `number`."""
-    (seat,) = [seat for seat in seats(wanted) if seat.rank == number]
+    (slot,) = [slot for slot in slots(wanted) if slot.rank == number]
     return variables(
         wanted,
-        seat,
+        slot,
         device={},
         paths=PATHS,
         search_path="/bin",
@@ -26,7 +26,7 @@ def of(wanted, number=0, template="127.0.0.1"):
 
 
 def places(wanted):
-    return [(seat.rank, seat.local_rank) for seat in seats(wanted)]
+    return [(slot.rank, slot.local_rank) for slot in slots(wanted)]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_each_process_of_a_nested_gang_is_told_its_role_and_where_all_roles_are(
 
 def test_a_node_that_serves_two_roles_has_a_process_for_each_which_sees_only_its_devices():
     wanted = nested_part("per-node")
-    assert [[r.device for r in seat.devices] for seat in seats(wanted)] == [["n1-gpu2", "n1-gpu3"], ["n1-gpu4"]]
+    assert [[r.device for r in slot.devices] for slot in slots(wanted)] == [["n1-gpu2", "n1-gpu3"], ["n1-gpu4"]]
     trains, judges = of(wanted, 1), of(wanted, 2)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NPROC_PER_NODE", "BATON_ROLE_RANK",
              "BATON_ROLE_WORLD_SIZE")  # fmt: skip

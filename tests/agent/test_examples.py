@@ -11,7 +11,7 @@ from libs.cli.jobfile import read_jobs
 from libs.core.admission.environment import refused_names
 from libs.core.state.desired import desired
 from services.agent.acknowledge import Acknowledgement
-from services.agent.variables import Paths, addresses_of, seats, variables
+from services.agent.variables import Paths, addresses_of, slots, variables
 from tests.agent.conftest import until_now
 from tests.core.builders import World, node
 from tests.core.builders import job as admitted
@@ -70,10 +70,10 @@ def test_the_roles_of_the_nested_example_find_each_other(tmp_path):
     assert world.state_of(job_id) == "granted"
     ends = []
     for name in ("a", "b"):
-        for wanted in desired(world.machine.state, name, "test", 1).parts:
-            for seat in seats(wanted):
+        for wanted in desired(world.decider.state, name, "test", 1).parts:
+            for slot in slots(wanted):
                 environment = variables(
-                    wanted, seat, device={}, paths=Paths("/", "/", "/", "{rank}"), search_path="/bin",
+                    wanted, slot, device={}, paths=Paths("/", "/", "/", "{rank}"), search_path="/bin",
                     addresses=addresses_of(wanted, frozenset({"a", "b"}), "{node}"), marker="m",
                 )  # fmt: skip
                 command = [sys.executable, *request.spec.command[1:]]

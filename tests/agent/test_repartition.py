@@ -1,4 +1,4 @@
-"""MIG boards cut anew: by a simulated layer, through a recorded NVML, and by a whole agent that reports it."""
+"""MIG boards repartitioned: by a simulated layer, through a recorded NVML, and by a whole agent that reports it."""
 
 # ruff: noqa: N802, N815 - the recorded API has NVIDIA's names
 

@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime
 
-from libs.core.billing.metering import Prices, Usage, bill, split_days
+from libs.core.billing.metering import Usage, split_days
+from libs.core.billing.pricing import Prices, bill
 from schemas.billing import BillQuery, Price, PriceBook
 
 PRICES = Prices(

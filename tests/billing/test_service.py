@@ -102,7 +102,7 @@ async def test_bills_are_the_integral_of_the_ledger_through_kills(
         assert [t.team for t in quotas.teams] == [team]
         everybody = await ask(nats, QUOTAS, PoolStatusQuery(), pool=pool, team="operator", user="ana")
         assert {t.team: t.used_milli for t in everybody.teams if t.used_milli} == {
-            t: accelerators_milli(used) for t, used in world.machine.state.used.items()
+            t: accelerators_milli(used) for t, used in world.decider.state.used.items()
         }
         assert await service.end(signal.SIGTERM) == 0
 

@@ -7,7 +7,8 @@ from itertools import count
 from typing import Any
 
 from libs.core.accelerators.catalog import models
-from libs.core.billing.metering import Meter, Prices, bill
+from libs.core.billing.metering import Meter
+from libs.core.billing.pricing import Prices, bill
 from libs.core.projections.verify import Verification
 from libs.core.scheduling.preemption.victims import plans
 from libs.report.facts import Facts
@@ -114,11 +115,11 @@ class Run:
                 preempts=priority > 200, submitted_us=self.world.now_us - 3000,
             )
         )  # fmt: skip
-        for plan in plans(self.world.machine.state, self.world.now_us, len(self.world.records)):
+        for plan in plans(self.world.decider.state, self.world.now_us, len(self.world.records)):
             self._send(plan)
 
     def _open(self, attempt: tuple[str, int]) -> bool:
-        job = self.world.machine.state.jobs.get(attempt[0])
+        job = self.world.decider.state.jobs.get(attempt[0])
         return job is not None and job.current is not None and job.current.number == attempt[1]
 
     def _observe(self, attempt: tuple[str, int], seen: Any) -> None:

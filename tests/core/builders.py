@@ -75,10 +75,10 @@ def job(
 
 
 class World:
-    """A pool driven by messages. Every record goes through its wire form, a second machine, and the checker."""
+    """A pool driven by messages. Every record goes through its wire form, a second decider, and the checker."""
 
     def __init__(self, *nodes: Inventory) -> None:
-        self.machine = Decider()
+        self.decider = Decider()
         self.replica = Decider()
         self.checker = Checker()
         self.records: list[LedgerRecord] = []
@@ -94,7 +94,7 @@ class World:
         for message in messages:
             self._seq += 1
             items.append(_Item(self._seq, self.now_us, message))
-        events = self.machine.decide(items, self.now_us)
+        events = self.decider.decide(items, self.now_us)
         record = LedgerRecord(
             pool="test",
             prev_seq=len(self.records),
@@ -116,12 +116,12 @@ class World:
 
     def state_of(self, job: str) -> str:
         """`queued`, `running`, ... or `ended`."""
-        if job in self.machine.state.finished:
+        if job in self.decider.state.finished:
             return "ended"
-        return self.machine.state.jobs[job].state.value
+        return self.decider.state.jobs[job].state.value
 
     def nodes_of(self, job: str) -> list[str]:
-        current = self.machine.state.jobs[job].current
+        current = self.decider.state.jobs[job].current
         return list(current.parts) if current else []
 
     def started(self, job: str) -> None:
@@ -144,18 +144,18 @@ class World:
         )
 
     def observe(self, name: str, *observations: Any) -> list[Any]:
-        incarnation = self.machine.state.fleet.nodes[name].incarnation
+        incarnation = self.decider.state.fleet.nodes[name].incarnation
         return self.send(inbox.NodeObserved(node=name, incarnation=incarnation, observations=observations))
 
     def attempt(self, job: str) -> int:
-        current = self.machine.state.jobs[job].current
+        current = self.decider.state.jobs[job].current
         assert current is not None
         return current.number
 
     def check(self) -> None:
-        """No violation, and the machine that decided equals the one that only read."""
+        """No violation, and the decider that decided equals the one that only read."""
         report = self.checker.finish()
         assert report.violations == []
-        parts = list(self.machine.dump())
+        parts = list(self.decider.dump())
         assert parts == list(self.replica.dump())
         assert list(Decider.load(parts).dump()) == parts

@@ -107,7 +107,7 @@ class Crowd:
 
     def __init__(self, policy: Policy = POLICY, capped: bool = False) -> None:
         self.world = World()
-        self.world.machine = Decider(policy=policy)
+        self.world.decider = Decider(policy=policy)
         self.capped = capped
         self.lives = dict.fromkeys(NODES, 1)
         self.count = 0
@@ -117,7 +117,7 @@ class Crowd:
 
     @property
     def state(self) -> State:
-        return self.world.machine.state
+        return self.world.decider.state
 
     def send(self, *messages: Any, after_us: int = 1000) -> None:
         self.sent.extend(messages)
@@ -201,7 +201,7 @@ class Crowd:
 
     @property
     def _policy(self) -> Policy:
-        return self.world.machine.policy
+        return self.world.decider.policy
 
     def _job(self, which: int, amount: int) -> inbox.JobAdmitted:
         self.count += 1

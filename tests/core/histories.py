@@ -42,7 +42,7 @@ def drive(history: list[Any]) -> World:
 
 
 def _play(world: World, lives: dict[str, int], number: int, verb: str, which: int, amount: int) -> None:
-    state = world.machine.state
+    state = world.decider.state
     name = NODES[which % len(NODES)]
     running = sorted(j.id for j in state.jobs.values() if j.current is not None)
     chosen = running[which % len(running)] if running else ""
@@ -77,7 +77,7 @@ def _play(world: World, lives: dict[str, int], number: int, verb: str, which: in
 
 
 def _preempt(world: World, victim: str, number: int) -> None:
-    state = world.machine.state
+    state = world.decider.state
     current = state.jobs[victim].current
     if current is None or state.jobs[victim].state is not JobState.RUNNING:
         return

@@ -66,7 +66,7 @@ def searched(monkeypatch) -> Callable[[], list[str]]:
 def crowded(policy: Policy = Policy()) -> World:
     """Two full nodes of different models, and five queues that wait: two for each model, one for either."""
     w = World()
-    w.machine = Decider(policy=policy)
+    w.decider = Decider(policy=policy)
     w.send(*(inbox.NodeRegistered(incarnation=1, inventory=n, lease_s=10) for n in (node("h"), node("a", model="A10"))))
     for model in ("H100", "A10"):
         for i in range(8):
@@ -78,7 +78,7 @@ def crowded(policy: Policy = Policy()) -> World:
 
 
 def running(w: World, model: str) -> str:
-    return next(j.id for j in w.machine.state.jobs.values() if j.current is not None and model in j.shape.types)
+    return next(j.id for j in w.decider.state.jobs.values() if j.current is not None and model in j.shape.types)
 
 
 def test_what_frees_nothing_looks_for_nothing(searched, monkeypatch):
@@ -87,7 +87,7 @@ def test_what_frees_nothing_looks_for_nothing(searched, monkeypatch):
     monkeypatch.setattr(cycle.View, "of", lambda *_: pytest.fail("no view is needed"))
     w.checkpointed(running(w, "H100"), 3)
     assert searched() == []
-    assert len(w.machine.plan.waiting) == 5, "why they wait is still known"
+    assert len(w.decider.plan.waiting) == 5, "why they wait is still known"
 
 
 def test_a_device_that_is_freed_costs_a_search_for_each_queue_that_could_use_it(searched):
@@ -117,7 +117,7 @@ def test_a_limit_that_is_raised_helps_its_team(searched):
 
 def test_a_decider_from_a_snapshot_looks_at_everything_once(searched):
     w = crowded()
-    w.machine = Decider.load(w.machine.dump())
+    w.decider = Decider.load(w.decider.dump())
     searched()
     w.send(inbox.Tick())
     assert len(searched()) == 5
@@ -144,15 +144,15 @@ def test_nothing_waits_untried_for_ever(searched):
 
 def test_a_cycle_that_stops_at_its_bound_says_so_and_goes_on_with_the_next_input(searched):
     w = World()
-    w.machine = Decider(policy=Policy(claims_per_cycle=8))
+    w.decider = Decider(policy=Policy(claims_per_cycle=8))
     w.send(*(inbox.NodeRegistered(incarnation=1, inventory=node(f"n{i}"), lease_s=10) for i in range(4)))
     w.send(*(job(f"j{i}", 4, team=f"team-{i}") for i in range(5)))
-    complete = [w.machine.plan.complete]
+    complete = [w.decider.plan.complete]
     for _ in range(2):
         w.send(inbox.Tick())
-        complete.append(w.machine.plan.complete)
+        complete.append(w.decider.plan.complete)
     assert complete == [False, False, True]
-    assert w.machine.state.queues == {}
+    assert w.decider.state.queues == {}
     searched()
     w.send(inbox.Tick())
     assert searched() == []

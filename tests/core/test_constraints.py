@@ -146,7 +146,7 @@ def test_replicas_of_one_burst_are_spread_and_the_last_one_waits_for_a_node() ->
     placed = [i for i in ids if world.state_of(i) == "granted"]
     (waiting,) = set(ids) - set(placed)
     assert sorted(world.nodes_of(i)[0] for i in placed) == ["a", "b"]
-    why = explain(world.machine.state, world.machine.state.jobs[waiting], world.machine.plan)
+    why = explain(world.decider.state, world.decider.state.jobs[waiting], world.decider.plan)
     assert why.reason == "spread"
     assert "web" in why.text
     assert world.state_of(world.submit(asking("else", spread=Spread(key="db")))) == "granted"
@@ -164,7 +164,7 @@ def test_the_wider_of_two_levels_counts_whoever_came_first() -> None:
     plain = world.submit(asking("plain", spread=Spread(key="k", level=Level.NODE)))
     leaf = {"a": "a", "b": "a", "c": "other"}
     assert leaf[world.nodes_of(plain)[0]] != leaf[shy]
-    assert context_of(world.machine.state, world.machine.state.jobs[plain], 0).avoid
+    assert context_of(world.decider.state, world.decider.state.jobs[plain], 0).avoid
 
 
 def test_victims_keep_nobody_away() -> None:
@@ -172,7 +172,7 @@ def test_victims_keep_nobody_away() -> None:
     low = world.submit(asking("low", spread=Spread(key="k")))
     world.started(low)
     world.submit(asking("high", priority=9, preempts=True, spread=Spread(key="k")))
-    (plan,) = plans(world.machine.state, world.now_us, 1)
+    (plan,) = plans(world.decider.state, world.now_us, 1)
     assert plan.victims == (low,)
     world.send(plan)
     assert world.state_of(low) == "preempting"
@@ -246,8 +246,8 @@ def test_books_refuse_what_a_node_does_not_have() -> None:
 def test_a_restart_knows_processors_host_memory_and_kin() -> None:
     world = World(host("a"), host("b"))
     job = world.submit(asking("one", devices=2, cpu_milli=3000, host_memory_mib=5, spread=Spread(key="k")))
-    loaded = Decider.load(world.machine.dump()).state
-    state = world.machine.state
+    loaded = Decider.load(world.decider.dump()).state
+    state = world.decider.state
     assert np.array_equal(loaded.fleet.free_cpu, state.fleet.free_cpu)
     assert np.array_equal(loaded.fleet.free_host, state.fleet.free_host)
     assert loaded.spread_peers == state.spread_peers == {("research", "k"): {job: None}}
@@ -262,7 +262,7 @@ def test_what_is_held_for_a_beneficiary_keeps_its_processors_too() -> None:
     other = world.submit(asking("other", cpu_milli=4000))
     world.started(other)
     high = world.submit(asking("high", priority=9, preempts=True, cpu_milli=6000))
-    (plan,) = plans(world.machine.state, world.now_us, 1)
+    (plan,) = plans(world.decider.state, world.now_us, 1)
     world.send(plan)
     beside = world.submit(asking("beside", cpu_milli=2000))
     victim = plan.victims[0]
@@ -342,7 +342,7 @@ def test_random_worlds_never_break_a_constraint(seed: int) -> None:
     nodes = [host(f"n{i}", leaf=f"l{i // 2}", rack_power_w=rng.choice((0, 0, 3100))) for i in range(6)]
     world = World(*nodes)
     for i in range(60):
-        state = world.machine.state
+        state = world.decider.state
         if rng.random() < 0.08:
             again = rng.choice(nodes)
             life = state.fleet.nodes[again.node].incarnation
@@ -360,10 +360,10 @@ def test_random_worlds_never_break_a_constraint(seed: int) -> None:
         if rng.random() < 0.3:
             for plan in plans(state, world.now_us, 1):
                 world.send(plan)
-        _kin_are_apart(world.machine.state)
-    assert world.machine.state.grants > 20
+        _kin_are_apart(world.decider.state)
+    assert world.decider.state.grants > 20
     world.check()
-    loaded, now = Decider.load(world.machine.dump()).state, world.machine.state
+    loaded, now = Decider.load(world.decider.dump()).state, world.decider.state
     assert np.array_equal(loaded.fleet.free_cpu, now.fleet.free_cpu)
     assert np.array_equal(loaded.fleet.free_host, now.fleet.free_host)
     assert {k: set(v) for k, v in loaded.spread_peers.items()} == {k: set(v) for k, v in now.spread_peers.items()}

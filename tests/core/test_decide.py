@@ -25,9 +25,9 @@ def test_only_a_class_that_says_fast_skips_the_score():
     w = World(node("a"))
     preempting = w.submit(job("production", preempts=True))
     fast = w.submit(job("serving", preempts=True).model_copy(update={"latency": Latency.FAST}))
-    told = [context_of(w.machine.state, w.machine.state.jobs[one], w.now_us).fast for one in (preempting, fast)]
+    told = [context_of(w.decider.state, w.decider.state.jobs[one], w.now_us).fast for one in (preempting, fast)]
     assert told == [False, True]
-    reloaded = load(dump(w.machine.state)).jobs
+    reloaded = load(dump(w.decider.state)).jobs
     assert [reloaded[one].latency for one in (preempting, fast)] == [Latency.NORMAL, Latency.FAST]
 
 
@@ -40,7 +40,7 @@ def test_a_gang_that_does_not_fit_gets_nothing(world):
     world.submit(job("a", 20))
     gang = world.submit(job("b", 16))
     assert world.state_of(gang) == "queued"
-    assert int(world.machine.state.fleet.free_milli.sum()) // 1000 >= 12
+    assert int(world.decider.state.fleet.free_milli.sum()) // 1000 >= 12
 
 
 def test_the_same_submit_twice_is_one_job(world):
@@ -76,7 +76,7 @@ def test_a_job_runs_when_all_parts_run_and_succeeds_when_all_have_exited(world):
     world.released(gang, nodes=[first])
     assert world.state_of(gang) == "running"
     world.released(gang, nodes=[second])
-    assert world.machine.state.finished_by_state == {"succeeded": 1}
+    assert world.decider.state.finished_by_state == {"succeeded": 1}
 
 
 def test_one_failed_part_stops_the_gang_and_its_other_devices_stay_taken_until_released(world):
@@ -85,9 +85,9 @@ def test_one_failed_part_stops_the_gang_and_its_other_devices_stay_taken_until_r
     first, second = world.nodes_of(gang)
     world.released(gang, exit_code=1, nodes=[first])
     assert world.state_of(gang) == "stopping"
-    assert len(world.machine.state.on_node[second]) == 1
+    assert len(world.decider.state.on_node[second]) == 1
     world.released(gang, exit_code=143, own_exit=False, nodes=[second])
-    assert world.machine.state.finished_by_state == {"failed": 1}
+    assert world.decider.state.finished_by_state == {"failed": 1}
 
 
 def test_failures_are_retried_as_often_as_the_policy_says(world):
@@ -95,7 +95,7 @@ def test_failures_are_retried_as_often_as_the_policy_says(world):
     world.released(flaky, exit_code=3)
     assert world.attempt(flaky) == 2
     world.released(flaky, exit_code=3)
-    assert world.machine.state.finished_by_state == {"failed": 1}
+    assert world.decider.state.finished_by_state == {"failed": 1}
 
 
 def test_a_lost_node_frees_its_devices_stops_the_gang_elsewhere_and_requeues_it(world):
@@ -140,7 +140,7 @@ def test_cancel_of_a_waiting_job_ends_it_and_of_a_running_one_stops_it_first(wor
     world.send(inbox.CancelRequested(job_id=running, team="research", reason="no need"))
     assert world.state_of(running) == "stopping"
     world.released(running, own_exit=False, exit_code=143)
-    assert world.machine.state.finished_by_state == {"cancelled": 2}
+    assert world.decider.state.finished_by_state == {"cancelled": 2}
 
 
 def test_another_team_cannot_cancel(world):
@@ -182,7 +182,7 @@ def test_an_unreadable_message_is_recorded_and_the_next_is_decided(world):
 
 def test_shares_of_one_device_stack_up_and_never_exceed_it(world):
     names = [world.submit(job(f"s{i}", share_milli=300)) for i in range(4)]
-    devices = [world.machine.state.jobs[n].current.claims[0].device for n in names]
+    devices = [world.decider.state.jobs[n].current.claims[0].device for n in names]
     assert len(set(devices[:3])) == 1
     assert devices[3] != devices[0]
 
@@ -205,7 +205,7 @@ def test_a_cycle_grants_no_more_than_a_message_of_the_bus_can_carry():
     from libs.core.scheduling.policy import Policy
 
     w = World()
-    w.machine = Decider(policy=Policy(claims_per_cycle=8))
+    w.decider = Decider(policy=Policy(claims_per_cycle=8))
     w.send(*(inbox.NodeRegistered(incarnation=1, inventory=node(f"n{i}"), lease_s=10) for i in range(4)))
     grants = [e for e in w.send(*(job(f"j{i}", 4) for i in range(5))) if e.kind == "job.granted"]
     assert len(grants) == 2
@@ -228,7 +228,7 @@ def test_a_node_that_leaves_in_good_order_costs_its_jobs_no_retry():
     ]  # fmt: skip
     assert (events[0].evidence, events[2].outcome) == ("node-left", "drained")
     assert w.nodes_of(single) != [where]
-    assert w.machine.state.jobs[single].resume.step == 7
+    assert w.decider.state.jobs[single].resume.step == 7
     w.check()
 
 
@@ -237,5 +237,5 @@ def test_nodes_that_leave_together_pass_their_jobs_on_to_none_of_them():
     single = w.submit(job("single", 8))
     w.send(*(inbox.NodeLost(node=f"n{i}", incarnation=1, silent_s=0, planned=True) for i in range(3)))
     assert w.state_of(single) == "queued"
-    assert w.machine.state.jobs[single].attempts == 1
+    assert w.decider.state.jobs[single].attempts == 1
     w.check()

@@ -68,7 +68,7 @@ def test_after_the_window_a_key_is_free_and_names_a_new_job():
     id_ = ran(world, "a")
     world.send(after_us=KEPT_US + DAY_US)
     assert [e.kind for e in world.send(job("a", submitted_us=world.now_us))] == ["job.queued", "job.granted"]
-    assert id_ in world.machine.state.jobs
+    assert id_ in world.decider.state.jobs
     world.check()
 
 
@@ -98,14 +98,14 @@ def test_a_cancel_of_an_ended_job_is_answered_within_the_window_and_beyond():
 def test_what_is_remembered_survives_a_snapshot():
     world = at_work()
     for n in range(2000):
-        world.machine.state.finished.add(key(n), "h", NOW + n * HOUR_US)
-    again = Decider.load(list(world.machine.dump())).state.finished
+        world.decider.state.finished.add(key(n), "h", NOW + n * HOUR_US)
+    again = Decider.load(list(world.decider.dump())).state.finished
     now = NOW + 2000 * HOUR_US
-    assert again.oldest_us(now) == world.machine.state.finished.oldest_us(now)
+    assert again.oldest_us(now) == world.decider.state.finished.oldest_us(now)
     assert [again.knows(key(n), now) for n in range(2000)] == [
-        world.machine.state.finished.knows(key(n), now) for n in range(2000)
+        world.decider.state.finished.knows(key(n), now) for n in range(2000)
     ]
-    assert list(again.dump()) == list(world.machine.state.finished.dump())
+    assert list(again.dump()) == list(world.decider.state.finished.dump())
 
 
 # ------------------------------------------------------------------------------------------------------- the structure
@@ -185,22 +185,22 @@ def test_a_cut_shows_the_table_as_it_was(stop):
 def test_a_snapshot_is_of_the_moment_it_was_asked_for():
     world = World(node("n1"))
     ids = [world.submit(job(f"j{n}", 1)) for n in range(12)]
-    expected = list(world.machine.dump())
-    parts = world.machine.dump()
+    expected = list(world.decider.dump())
+    parts = world.decider.dump()
     early = [next(parts)]
     for id_ in ids[:3]:
         world.started(id_)
         world.released(id_)
     world.submit(job("late"))
     assert early + list(parts) == expected
-    assert list(world.machine.dump()) != expected
+    assert list(world.decider.dump()) != expected
     world.check()
 
 
 def test_parts_are_small():
     world = World(*(node(f"n{n}") for n in range(200)))
     for n in range(1000):
-        world.machine.state.finished.add(key(n), "h", n)
-    sizes = [len(part) for part in world.machine.dump()]
+        world.decider.state.finished.add(key(n), "h", n)
+    sizes = [len(part) for part in world.decider.dump()]
     assert len(sizes) > 4
     assert max(sizes) < 1_000_000

@@ -118,7 +118,7 @@ def test_documents_survive_a_restart_anywhere_with_any_repeat(trace: list, data:
 @given(steps, st.data())
 def test_documents_agree_with_what_placement_knows(trace: list, data: st.DataObject) -> None:
     world = drive(trace)
-    state = world.machine.state
+    state = world.decider.state
     documents = {job_id: story.document for job_id, story in stories(world).items()}
     assert {j for j, d in documents.items() if not d.state.terminal} == set(state.jobs)
     for job_id, known in state.jobs.items():
@@ -157,7 +157,7 @@ def test_the_meter_agrees_with_the_checker_on_real_histories(trace: list) -> Non
     for row in meter.usage():
         by_team[row.team] = by_team.get(row.team, 0) + row.milli_us
     assert by_team == {team: units for team, units in report.by_team.items() if units}
-    state = world.machine.state
+    state = world.decider.state
     assert meter.quotas == state.quotas
     assert {t: dict(u.used) for t, u in meter.teams().items() if u.used} == state.used
     assert len(meter.segments()) == sum(len(j.current.claims) for j in state.jobs.values() if j.current) - sum(

@@ -1,4 +1,4 @@
-"""The law of a life, pair by pair: what each event does in each state of a job and of its attempt."""
+"""The lifecycle, pair by pair: what each event does in each state of a job and of its attempt."""
 
 import typing
 from itertools import product

@@ -233,8 +233,8 @@ def asking(name: str, resources: Resources, **more) -> inbox.JobAdmitted:
 
 
 def why(world: World, job_id: str):
-    state = world.machine.state
-    return explain(state, state.jobs[job_id], world.machine.plan)
+    state = world.decider.state
+    return explain(state, state.jobs[job_id], world.decider.plan)
 
 
 def test_seven_slices_are_one_board_and_no_more() -> None:
@@ -294,12 +294,12 @@ def test_preemption_takes_nothing_for_a_type_that_is_full() -> None:
         world.started(world.submit(job(name, 4, types=(kind,), team="low")))
     world.send(inbox.QuotaChanged(team="serving", limit_milli=None, by_type={"H100": 1000}))
     world.submit(job("only", 2, types=("H100",), team="serving", priority=9, preempts=True))
-    assert preemption.plans(world.machine.state, world.now_us, len(world.records)) == []
+    assert preemption.plans(world.decider.state, world.now_us, len(world.records)) == []
     wanted = world.submit(job("either", 2, types=("H100", "A100"), team="serving", priority=9, preempts=True))
-    (plan,) = preemption.plans(world.machine.state, world.now_us, len(world.records))
+    (plan,) = preemption.plans(world.decider.state, world.now_us, len(world.records))
     assert (plan.beneficiary, {device[0] for device in plan.devices}) == (wanted, {"a"})
     world.send(plan)
-    assert wanted in world.machine.state.holds
+    assert wanted in world.decider.state.holds
     world.check()
 
 
@@ -307,7 +307,7 @@ def test_a_plan_that_lifts_its_team_above_a_limit_by_type_is_declined() -> None:
     world = World(node("h", 4))
     world.started(world.submit(job("x", 4, team="low")))
     world.submit(job("up", 2, team="serving", priority=9, preempts=True))
-    (plan,) = preemption.plans(world.machine.state, world.now_us, len(world.records))
+    (plan,) = preemption.plans(world.decider.state, world.now_us, len(world.records))
     world.send(inbox.QuotaChanged(team="serving", limit_milli=None, by_type={"H100": 1000}))
     (declined,) = [e for e in world.send(plan) if e.kind == "plan.declined"]
     assert declined.reason == "over-limit"
@@ -322,7 +322,7 @@ def test_a_nested_gang_spreads_over_types_within_their_limits() -> None:
         {"name": "serve", "count": 1, "devices": 2, "types": ["H100", "A100"]},
     ]
     granted = world.submit(asking("nest", Resources.model_validate({"roles": roles})))
-    assert world.machine.state.used["research"] == {"H100": 4000, "A100": 2000}
+    assert world.decider.state.used["research"] == {"H100": 4000, "A100": 2000}
     assert world.state_of(granted) == "granted"
     world.check()
 
@@ -348,6 +348,6 @@ def test_what_a_cycle_has_granted_counts_for_the_rest_of_it() -> None:
     batch = [job(f"j{i}", 3) for i in range(2)] + [asking(f"s{i}", Resources(mig_profile="3g.40gb")) for i in range(1)]
     batch += [asking(f"t{i}", Resources(mig_profile="1g.10gb")) for i in range(7)]
     granted = [e for e in world.send(*batch) if e.kind == "job.granted"]
-    assert world.machine.state.used["research"] == {"H100": 3000, "H100:1g.10gb": 7000}
+    assert world.decider.state.used["research"] == {"H100": 3000, "H100:1g.10gb": 7000}
     assert len(granted) == 8, "three boards, and seven sevenths of one"
     world.check()

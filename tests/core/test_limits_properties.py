@@ -88,7 +88,7 @@ class Pool(RuleBasedStateMachine):
 
     @property
     def state(self):
-        return self.world.machine.state
+        return self.world.decider.state
 
     @initialize()
     def nodes_register(self) -> None:
@@ -174,7 +174,7 @@ class Pool(RuleBasedStateMachine):
             assert all((job_id in without) == (blocked is OVER_LIMIT) for job_id in heads)
         for job_id in sorted(without):
             if state.jobs[job_id].state is JobState.QUEUED:
-                assert explain(state, state.jobs[job_id], self.world.machine.plan).reason == "quota"
+                assert explain(state, state.jobs[job_id], self.world.decider.plan).reason == "quota"
         assert not {one.id for one, _ in preemption.choices(state, self.world.now_us)} & without
 
     def teardown(self) -> None:
@@ -221,8 +221,8 @@ def test_admission_refuses_what_could_never_be_within_the_limits_and_nothing_els
     verdict = evaluate(SubmitJob(client_key="k", job=spec), "research", AdmissionContext(shape, limits.room))
     refused = Why.QUOTA in {refusal.why for refusal in getattr(verdict, "refusals", ())}
     waiting = world.submit(asking("k", resources))
-    one = world.machine.state.jobs[waiting]
-    has_room = Tally(world.machine.state).room(one).request is not None if one.current is None else True
+    one = world.decider.state.jobs[waiting]
+    has_room = Tally(world.decider.state).room(one).request is not None if one.current is None else True
     assert has_room == (not refused)
 
 

@@ -37,16 +37,16 @@ def emptied(state: State) -> State:
 @given(life=steps)
 def test_the_first_of_the_cycle_is_the_first_of_explain_and_of_preemption(life: list[Any]) -> None:
     crowd = played(life)
-    state, t_us, policy = crowd.state, crowd.state.t_us, uncapped(crowd.world.machine.policy)
+    state, t_us, policy = crowd.state, crowd.state.t_us, uncapped(crowd.world.decider.policy)
     assume(state.queues)
-    shown = queue_view(state, crowd.world.machine.plan, 5000, policy)
+    shown = queue_view(state, crowd.world.decider.plan, 5000, policy)
     first = state.jobs[shown[0].job_id]
 
     in_cycle = [grant.job.id for grant in cycle.plan(emptied(state), t_us, policy).grants]
     if first.id in in_cycle:  # else it would not fit on the nodes that are up
         assert in_cycle[0] == first.id
 
-    assert explain(state, first, crowd.world.machine.plan, policy).ahead == 0
+    assert explain(state, first, crowd.world.decider.plan, policy).ahead == 0
     assert [jobs_ahead(state, state.jobs[one.job_id], t_us, policy) for one in shown] == list(range(len(shown)))
     assert {one.job_id for one in shown} == {job_id for queue in state.queues.values() for job_id in queue}
 
@@ -61,10 +61,10 @@ def test_an_old_gang_comes_before_a_younger_job_of_a_team_that_holds_less():
     w.started(w.submit(job("busy", 8, team="big")))
     gang = w.submit(job("gang", 8, team="big", submitted_us=5))
     small = w.submit(job("small", 1, team="small", submitted_us=9))
-    before = [one.job_id for one in queue_view(w.machine.state, w.machine.plan, 9)]
+    before = [one.job_id for one in queue_view(w.decider.state, w.decider.plan, 9)]
     assert before == [small, gang]
     w.send(inbox.Tick(), after_us=61_000_000)
-    state, plan = w.machine.state, w.machine.plan
+    state, plan = w.decider.state, w.decider.plan
     assert [one.job_id for one in queue_view(state, plan, 9)] == [gang, small]
     assert [explain(state, state.jobs[one], plan).ahead for one in (gang, small)] == [0, 1]
     assert [g.job.id for g in cycle.plan(emptied(state), state.t_us).grants] == [gang]
@@ -78,5 +78,5 @@ def test_nobody_is_evicted_for_a_job_that_the_cycle_would_not_take_next():
     w.started(w.submit(job("victim", 8, team="poor")))
     w.submit(job("older", 8, team="rich", submitted_us=2, **urgent))
     younger = w.submit(job("younger", 8, team="fresh", submitted_us=3, **urgent))
-    (plan,) = preemption.plans(w.machine.state, w.now_us, 1)
-    assert plan.beneficiary == queue_view(w.machine.state, w.machine.plan, 1)[0].job_id == younger
+    (plan,) = preemption.plans(w.decider.state, w.now_us, 1)
+    assert plan.beneficiary == queue_view(w.decider.state, w.decider.plan, 1)[0].job_id == younger

@@ -22,7 +22,7 @@ def full_world():
 
 
 def plans(w):
-    return preemption.plans(w.machine.state, w.now_us, len(w.records))
+    return preemption.plans(w.decider.state, w.now_us, len(w.records))
 
 
 def test_the_gang_that_lost_least_work_gives_way():
@@ -97,7 +97,7 @@ def test_what_the_next_cycle_grants_counts_against_the_teams_quota():
     w = World(node("n0"), node("n1", 2))
     w.started(w.submit(job("low", 8)))
     w.send(inbox.QuotaChanged(team="serving", limit_milli=8000))
-    w.machine.policy = Policy(claims_per_cycle=1)
+    w.decider.policy = Policy(claims_per_cycle=1)
     fits_now = job("small", 1, team="serving", submitted_us=2, **SERVING)
     w.send(job("first", 1, priority=200), fits_now, job("large", 8, team="serving", submitted_us=3, **SERVING))
     assert [w.state_of(job_id("serving", name)) for name in ("small", "large")] == ["queued", "queued"]
@@ -120,7 +120,7 @@ def test_the_whole_story_checkpoint_yield_requeue_resume():
     w.started(serve)
     w.released(serve)
     assert w.attempt(victim) == 2
-    assert w.machine.state.jobs[victim].resume.step == 42
+    assert w.decider.state.jobs[victim].resume.step == 42
     w.check()
 
 
@@ -152,9 +152,9 @@ def test_what_giving_way_costs_is_told_to_both_sides_and_kept_in_the_jobs_story(
     serve = w.submit(job("serve", 8, **SERVING))
     (plan,) = plans(w)
     w.send(plan)
-    state, cost = w.machine.state, f"{plan.cost_device_s:,.0f} device-seconds"
-    assert f"which costs them {cost}" in explain(state, state.jobs[serve], w.machine.plan).text
-    assert f"giving way costs it {cost}" in explain(state, state.jobs[plan.victims[0]], w.machine.plan).text
+    state, cost = w.decider.state, f"{plan.cost_device_s:,.0f} device-seconds"
+    assert f"which costs them {cost}" in explain(state, state.jobs[serve], w.decider.plan).text
+    assert f"giving way costs it {cost}" in explain(state, state.jobs[plan.victims[0]], w.decider.plan).text
     story = None
     for seq, record in enumerate(w.records, 1):
         events = [e for e in record.events if getattr(e, "job_id", "") == plan.victims[0]]
@@ -170,7 +170,7 @@ def test_a_victim_that_finishes_by_itself_has_succeeded():
     (plan,) = plans(w)
     w.send(plan)
     w.released(plan.victims[0], exit_code=0, own_exit=True)
-    assert w.machine.state.finished_by_state == {"succeeded": 1}
+    assert w.decider.state.finished_by_state == {"succeeded": 1}
     w.check()
 
 
@@ -179,7 +179,7 @@ def test_a_hold_ends_with_its_cancelled_beneficiary():
     serve = w.submit(job("serve", 8, **SERVING))
     w.send(*plans(w))
     w.send(inbox.CancelRequested(job_id=serve, team="research", reason=""))
-    assert w.machine.state.holds == {}
-    assert (w.machine.state.fleet.held == -1).all()
-    assert job_id("research", "serve") in w.machine.state.finished
+    assert w.decider.state.holds == {}
+    assert (w.decider.state.fleet.held == -1).all()
+    assert job_id("research", "serve") in w.decider.state.finished
     w.check()

@@ -19,31 +19,31 @@ def full_world() -> tuple[World, inbox.PreemptionPlanned]:
     for name in ("a", "b"):
         w.started(w.submit(job(name, 8)))
     w.submit(job("serve", 8, **SERVING))
-    (plan,) = preemption.plans(w.machine.state, w.now_us, len(w.records))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
     return w, plan
 
 
 def stale(w: World, plan: inbox.PreemptionPlanned, reason: Reason) -> None:
     """Nothing but one `plan.declined` of this reason follows; the state is as it was."""
-    jobs = {j.id: (j.state, j.current and j.current.cause) for j in w.machine.state.jobs.values()}
+    jobs = {j.id: (j.state, j.current and j.current.cause) for j in w.decider.state.jobs.values()}
     (event,) = w.send(plan)
     assert (event.kind, event.plan_id, event.beneficiary) == ("plan.declined", plan.plan_id, plan.beneficiary)
     assert event.reason is reason
     assert event.text
-    assert {j.id: (j.state, j.current and j.current.cause) for j in w.machine.state.jobs.values()} == jobs
+    assert {j.id: (j.state, j.current and j.current.cause) for j in w.decider.state.jobs.values()} == jobs
     w.check()
 
 
 def test_a_plan_that_holds_is_accepted_with_the_costs_that_it_was_made_with():
     w, plan = full_world()
-    answer = preemption.check(w.machine.state, plan, w.now_us + 50_000_000)
+    answer = preemption.check(w.decider.state, plan, w.now_us + 50_000_000)
     assert isinstance(answer, Accepted)
     assert [(v.job.id, v.cost_device_s) for v in answer.victims] == [(plan.victims[0], plan.costs_device_s[0])]
     preempting, held = w.send(plan)
     assert (preempting.kind, preempting.plan_id) == ("attempt.preempting", plan.plan_id)
     assert preempting.cost_device_s == plan.costs_device_s[0] == plan.cost_device_s
     assert (held.kind, held.plan_id, held.cost_device_s) == ("devices.held", plan.plan_id, plan.cost_device_s)
-    attempt = w.machine.state.jobs[plan.victims[0]].current
+    attempt = w.decider.state.jobs[plan.victims[0]].current
     assert attempt is not None
     assert attempt.cost_device_s == plan.cost_device_s
     w.check()
@@ -51,7 +51,7 @@ def test_a_plan_that_holds_is_accepted_with_the_costs_that_it_was_made_with():
 
 def test_a_plan_that_does_not_tell_the_costs_of_its_victims_gets_those_of_now():
     w, plan = full_world()
-    answer = preemption.check(w.machine.state, plan.model_copy(update={"costs_device_s": ()}), w.now_us + 50_000_000)
+    answer = preemption.check(w.decider.state, plan.model_copy(update={"costs_device_s": ()}), w.now_us + 50_000_000)
     assert isinstance(answer, Accepted)
     (victim,) = answer.victims
     assert victim.cost_device_s == preemption.cost_device_s(victim.job, w.now_us + 50_000_000) > plan.cost_device_s
@@ -59,9 +59,9 @@ def test_a_plan_that_does_not_tell_the_costs_of_its_victims_gets_those_of_now():
 
 def test_a_check_changes_nothing():
     w, plan = full_world()
-    before = b"".join(bytes(part) for part in [repr(w.machine.state.jobs).encode()])
-    preemption.check(w.machine.state, plan, w.now_us)
-    assert repr(w.machine.state.jobs).encode() == before
+    before = b"".join(bytes(part) for part in [repr(w.decider.state.jobs).encode()])
+    preemption.check(w.decider.state, plan, w.now_us)
+    assert repr(w.decider.state.jobs).encode() == before
 
 
 def test_the_beneficiary_is_gone():
@@ -126,4 +126,4 @@ def test_every_reason_is_given_by_a_case_here():
         Reason.BENEFICIARY_GONE, Reason.ALREADY_HELD, Reason.MAY_NOT_PREEMPT, Reason.VICTIM_GONE,
         Reason.VICTIM_NOT_LOWER, Reason.NO_SUCH_DEVICE, Reason.BAD_SIZE, Reason.DOES_NOT_FIT, Reason.OVER_LIMIT,
     }  # fmt: skip
-    assert isinstance(preemption.check(World().machine.state, full_world()[1], 1), Declined)
+    assert isinstance(preemption.check(World().decider.state, full_world()[1], 1), Declined)

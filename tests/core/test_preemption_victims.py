@@ -26,7 +26,7 @@ URGENT = {"priority": 100, "preempts": True}
 def plan_of(w: World, **asked: object):
     """The one plan for an urgent job."""
     w.submit(job("urgent", **URGENT, **asked))
-    (plan,) = preemption.plans(w.machine.state, w.now_us, len(w.records))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
     return plan
 
 
@@ -92,7 +92,7 @@ def test_the_plan_tells_what_each_victim_costs():
     later(w, 100)
     running(w, "short", 4, priority=0)
     plan = plan_of(w, devices=8)
-    state = w.machine.state
+    state = w.decider.state
     costs = tuple(preemption.cost_device_s(state.jobs[victim], w.now_us) for victim in plan.victims)
     assert plan.costs_device_s == pytest.approx(costs)
     assert plan.cost_device_s == pytest.approx(sum(costs))
@@ -129,7 +129,7 @@ class Every:
     """All sets of victims of a pool, and where the urgent job would fit without them."""
 
     def __init__(self, w: World) -> None:
-        state = self.state = w.machine.state
+        state = self.state = w.decider.state
         self.urgent = state.jobs[job_id("research", "urgent")]
         holdings = Holdings(state, w.now_us)
         self.lower = list(holdings.jobs.values())
@@ -163,13 +163,13 @@ def test_no_higher_class_and_no_wider_level_than_needed_and_the_cost_within_one_
     every = Every(w)
     if every.urgent.current is not None:
         return
-    made = preemption.plans(w.machine.state, w.now_us, len(w.records))
+    made = preemption.plans(w.decider.state, w.now_us, len(w.records))
     enough = [s for s in subsets(every.lower) if every.fits(s, every.possible)]
     assert bool(made) == bool(enough)
     if not made:
         return
     (plan,) = made
-    chosen = [w.machine.state.jobs[victim] for victim in plan.victims]
+    chosen = [w.decider.state.jobs[victim] for victim in plan.victims]
     highest = min(max(v.priority for v in s) for s in enough)
     assert max(v.priority for v in chosen) == highest, "a higher class gives way although lower ones alone would do"
 
@@ -180,7 +180,7 @@ def test_no_higher_class_and_no_wider_level_than_needed_and_the_cost_within_one_
         if found:
             nearest = level
             break
-    rows = [w.machine.state.fleet.devices.find(device) for device in plan.devices]
+    rows = [w.decider.state.fleet.devices.find(device) for device in plan.devices]
     assert any(set(rows) <= set(group.tolist()) for group in every.groups(nearest)), f"wider than {nearest}"
 
     place = every.index.classes.index(highest)
@@ -235,9 +235,9 @@ def test_processors_that_are_kept_for_one_beneficiary_are_not_counted_on_for_the
     w.started(below)
     assert (w.nodes_of(beside), w.nodes_of(below)) == (["small"], ["large"])
     w.submit(needing("first", 4, 2000, **URGENT))
-    (plan,) = preemption.plans(w.machine.state, w.now_us, len(w.records))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
     w.send(plan)
     second = w.submit(needing("second", 1, 1000, **URGENT))
     assert w.state_of(second) == "queued", "large has a device left, and its processors are kept for the first"
-    (plan,) = preemption.plans(w.machine.state, w.now_us, len(w.records))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
     assert (plan.beneficiary, plan.victims) == (second, (beside,))

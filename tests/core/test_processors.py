@@ -35,7 +35,7 @@ def asking(name: str, **resources) -> inbox.JobAdmitted:
 
 
 def claims(world: World, job: str):
-    current = world.machine.state.jobs[job].current
+    current = world.decider.state.jobs[job].current
     return current.claims if current else ()
 
 
@@ -58,7 +58,7 @@ def test_processors_that_gpu_jobs_use_are_not_granted(taken, reason):
     w = World(fleet()[0])
     w.submit(asking("training", **taken))
     waits = w.submit(asking("half", types=("CPU",), share_milli=500))
-    (blocked,) = w.machine.plan.waiting.values()
+    (blocked,) = w.decider.plan.waiting.values()
     assert isinstance(blocked, Blocked)
     assert (w.state_of(waits), blocked.reason) == ("queued", reason)
     small = w.submit(asking("small", types=("CPU",), share_milli=400))

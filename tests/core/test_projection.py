@@ -15,7 +15,7 @@ from tests.core.histories import drive, steps
 
 def same_as_fold(hot: HotState, world: World) -> None:
     """Every figure that both keep is equal."""
-    state = world.machine.state
+    state = world.decider.state
     assert hot.jobs.keys() == state.jobs.keys()
     for job_id, row in hot.jobs.items():
         other = state.jobs[job_id]

@@ -1,4 +1,4 @@
-"""MIG boards cut anew for who waits: when, which, and what never happens."""
+"""MIG boards repartitioned for who waits: when, which, and what never happens."""
 
 from dataclasses import replace
 from random import Random
@@ -86,7 +86,7 @@ def after(state: State, recut: BoardRecut) -> Inventory:
 
 
 def carry_out(world: World, recut: BoardRecut, *, ok: bool = True) -> list:
-    state = world.machine.state
+    state = world.decider.state
     told = after(state, recut) if ok else state.fleet.nodes[recut.node].inventory
     return world.send(
         inbox.BoardCut(
@@ -97,7 +97,7 @@ def carry_out(world: World, recut: BoardRecut, *, ok: bool = True) -> list:
 
 
 def held(world: World, job_id: str) -> list[str]:
-    current = world.machine.state.jobs[job_id].current
+    current = world.decider.state.jobs[job_id].current
     return [claim.device for claim in current.claims] if current else []
 
 
@@ -123,7 +123,7 @@ def test_who_waits_long_enough_gets_a_board_cut_around_what_runs() -> None:
     assert not set(recut.recut.destroy) & set(before)
     assert waits in recut.why
     assert [place.profile for place in recut.recut.create].count(THREE) == 1
-    assert tick(world, 400) == [], "one recut of a board at a time, however long it takes"
+    assert tick(world, 400) == [], "one repartition of a board at a time, however long it takes"
     carry_out(world, recut)
     assert held(world, waits) == [d for d in held(world, waits) if THREE in d] != []
     assert held(world, runs) == before
@@ -165,7 +165,7 @@ def test_a_recut_that_nobody_answers_is_withdrawn_and_another_board_is_cut_inste
     world = World(cut("n0", {"b0": ONES}), cut("n1", {"b1": ONES}))
     waits = world.submit(ask("waits", THREE))
     (silent,) = tick(world, 60)
-    assert tick(world, 599) == [], "its line counts on the instance that comes"
+    assert tick(world, 599) == [], "its queue counts on the instance that comes"
     events = world.send(inbox.Tick())
     assert [e.kind for e in events] == []
     (late, instead) = world.send(inbox.Tick(), after_us=1 * SECOND)
@@ -199,10 +199,10 @@ def test_only_a_tick_recuts_and_only_when_it_may() -> None:
     world, _ = one_busy()
     world.submit(ask("waits", THREE))
     world.send(inbox.QuotaChanged(team="other", limit_milli=1), after_us=60 * SECOND)
-    assert not world.machine.state.repartitions
-    world.machine.policy = replace(POLICY, repartition=False)
+    assert not world.decider.state.repartitions
+    world.decider.policy = replace(POLICY, repartition=False)
     assert tick(world) == []
-    world.machine.policy = POLICY
+    world.decider.policy = POLICY
     assert len(tick(world)) == 1
 
 
@@ -247,7 +247,7 @@ def test_a_line_gets_as_many_boards_as_it_lacks_instances_and_no_more() -> None:
     assert sum(place.profile == THREE for r in recuts for place in r.recut.create) in (5, 6)
     for recut in recuts:
         carry_out(world, recut)
-    assert not world.machine.state.queues
+    assert not world.decider.state.queues
     world.check()
 
 
@@ -258,7 +258,7 @@ def test_the_rest_of_a_cut_board_serves_the_rest_of_the_demand() -> None:
         world.submit(ask(f"two{i}", "2g.20gb"))
     (recut,) = tick(world, 60)
     carry_out(world, recut)
-    assert not world.machine.state.queues
+    assert not world.decider.state.queues
     world.check()
 
 
@@ -297,7 +297,7 @@ def test_a_cut_that_lacks_a_held_instance_is_rejected_and_nothing_changes() -> N
     (event,) = world.send(lacks)
     assert event.kind == "input.rejected"
     assert held(world, runs)[0] in event.reason
-    assert "b0" in world.machine.state.repartitions
+    assert "b0" in world.decider.state.repartitions
     carry_out(world, recut)
     world.check()
 
@@ -317,7 +317,7 @@ def test_a_long_random_life_never_flaps_and_breaks_no_invariant(seed: int) -> No
     rng = Random(seed)
     nodes = {f"n{i}": {f"b{i}-{k}": ONES for k in range(2)} for i in range(2)}
     world = World(*(cut(name, boards) for name, boards in nodes.items()))
-    state = world.machine.state
+    state = world.decider.state
     last: dict[str, int] = {}
     pending: list[BoardRecut] = []
     granted: set[str] = set()
@@ -388,10 +388,10 @@ def test_admission_takes_what_a_board_could_be_cut_into() -> None:
     assert verdict(ask("j", THREE), cut("n0", {"b0": ()})) == []
 
 
-def test_a_machine_that_was_loaded_plans_the_same() -> None:
+def test_a_decider_that_was_loaded_plans_the_same() -> None:
     world, _ = one_busy()
     world.submit(ask("waits", THREE))
-    again = Decider.load(world.machine.dump())
+    again = Decider.load(world.decider.dump())
     assert tick(world, 60)
     assert again.decide([_Tick(99)], world.now_us)[-1].model_dump() == world.records[-1].events[-1].model_dump()
 

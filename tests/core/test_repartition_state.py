@@ -1,4 +1,4 @@
-"""MIG boards cut anew: what the ledger's events mean, and which reports count."""
+"""MIG boards repartitioned: what the ledger's events mean, and which reports count."""
 
 from typing import Any
 

@@ -136,17 +136,17 @@ def test_broken_hardware_lets_a_job_without_retries_run_again_until_the_bound_fo
         assert closed(events) == (Outcome.LOST, Category.HARDWARE)
         assert world.attempt(single) == attempt + 1
     failed(world, single, category="hardware")
-    assert world.machine.state.finished_by_state == {"failed": 1}
+    assert world.decider.state.finished_by_state == {"failed": 1}
 
 
 def test_the_budgets_are_counted_apart(world) -> None:
     single = world.submit(job("single", retry=RetryPolicy(on_failure=1, on_lost=1)))
     failed(world, single, category="hardware")
     failed(world, single, exit_code=3)
-    assert world.machine.state.jobs[single].endings == {Category.HARDWARE: 1, Category.USER_ERROR: 1}
+    assert world.decider.state.jobs[single].endings == {Category.HARDWARE: 1, Category.USER_ERROR: 1}
     assert world.attempt(single) == 3
     failed(world, single, exit_code=137)
-    assert world.machine.state.finished_by_state == {"failed": 1}
+    assert world.decider.state.finished_by_state == {"failed": 1}
 
 
 def test_the_first_part_that_failed_says_why_the_gang_ended(world) -> None:
@@ -176,7 +176,7 @@ def test_a_lost_node_and_a_refusal_cost_the_same_budget(world) -> None:
     world.observe(where, inbox.Refused(job_id=single, attempt=1, reason="stale epoch"))
     (where,) = world.nodes_of(single)
     world.send(inbox.NodeLost(node=where, incarnation=1, silent_s=30))
-    assert world.machine.state.finished_by_state == {"failed": 1}
+    assert world.decider.state.finished_by_state == {"failed": 1}
 
 
 def test_an_agent_cannot_claim_what_is_placements_to_know() -> None:
@@ -196,5 +196,5 @@ def test_records_without_a_category_are_counted_by_their_outcome(world) -> None:
         events = tuple(
             e.model_copy(update={"category": None}) if e.kind == "attempt.closed" else e for e in record.events
         )
-        old.machine.apply(record.model_copy(update={"events": events}), seq)
-    assert Counter(old.machine.state.jobs[single].endings) == {Category.USER_ERROR: 1, Category.REFUSED: 1}
+        old.decider.apply(record.model_copy(update={"events": events}), seq)
+    assert Counter(old.decider.state.jobs[single].endings) == {Category.USER_ERROR: 1, Category.REFUSED: 1}

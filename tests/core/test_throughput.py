@@ -94,7 +94,7 @@ def test_the_unknown_come_last_in_the_listed_order() -> None:
 
 def test_the_placer_takes_the_model_that_the_objective_prefers() -> None:
     world = World(node("a", model="V100"), node("b", model="P100"), node("c", model="K80"))
-    fleet = world.machine.state.fleet
+    fleet = world.decider.state.fleet
     view = View.of(fleet, Chooser(gavel(), price))
 
     def model_of(objective: str, family: str = RESNET, types: tuple[str, ...] = ("K80", "P100", "V100")) -> str:

@@ -199,7 +199,7 @@ def test_a_preferred_level_is_waited_for_and_a_tick_widens_it():
     w = World(host("a", 4), host("b", 4, leaf="l1"))
     waits = submit(w, "waits", Resources(devices=8, topology=level("leaf", required=False, widen_after_s=30)))
     assert w.state_of(waits) == "queued"
-    (blocked,) = w.machine.plan.waiting.values()
+    (blocked,) = w.decider.plan.waiting.values()
     assert blocked.reason is BlockReason.TOPOLOGY
     w.send(inbox.Tick(), after_us=29_000_000)
     assert w.state_of(waits) == "queued"
@@ -262,9 +262,9 @@ def test_each_rank_of_a_role_is_charged_the_processors_of_its_role():
     w = World(host("a", 8, cpus=32))
     roles = (role("train", 4, 1, cpu_milli=2000), role("load", 2, 1, cpu_milli=8000))
     job = submit(w, "nest", Resources(roles=roles))
-    claims = w.machine.state.jobs[job].current.claims
+    claims = w.decider.state.jobs[job].current.claims
     assert [c.cpu_milli for c in claims] == [2000] * 4 + [8000] * 2
-    assert int(w.machine.state.fleet.free_cpu[0]) == 32_000 - 24_000
+    assert int(w.decider.state.fleet.free_cpu[0]) == 32_000 - 24_000
     more = submit(w, "more", Resources(roles=(role("load", 2, 1, cpu_milli=8000),)))
     assert w.state_of(more) == "queued"
     w.started(job)
@@ -288,8 +288,8 @@ def test_an_elastic_gang_is_granted_what_there_is_and_charged_for_that():
     w = World(host("a", 8))
     submit(w, "other", Resources(devices=3))
     job = submit(w, "elastic", Resources(devices=8, min_devices=2))
-    assert len(w.machine.state.jobs[job].current.claims) == 5
-    assert w.machine.state.committed_milli("research") == 8000
+    assert len(w.decider.state.jobs[job].current.claims) == 5
+    assert w.decider.state.committed_milli("research") == 8000
     w.check()
 
 
@@ -309,7 +309,7 @@ def test_an_elastic_gang_gets_only_sizes_that_its_model_divides(free, limit, got
     if free < 8:
         submit(w, "others", Resources(devices=8 - free), team="others")
     job = w.submit(elastic("split", 8, 4, tensor=2, pipeline=2))
-    current = w.machine.state.jobs[job].current
+    current = w.decider.state.jobs[job].current
     assert (len(current.claims) if current else 0) == got
     w.check()
 
@@ -323,7 +323,7 @@ def test_an_elastic_gang_is_cut_to_its_teams_quota():
     w = World(host("a", 8))
     w.send(inbox.QuotaChanged(team="research", limit_milli=5000))
     job = submit(w, "elastic", Resources(devices=8, min_devices=2))
-    assert len(w.machine.state.jobs[job].current.claims) == 5
+    assert len(w.decider.state.jobs[job].current.claims) == 5
     below = submit(w, "below", Resources(devices=2, min_devices=1))
     assert w.state_of(below) == "queued"
     w.check()
@@ -361,13 +361,13 @@ def test_devices_held_for_an_elastic_beneficiary_count_as_many_as_they_are():
     serve = submit(
         w, "serve", Resources(devices=16, min_devices=4), team="serving", priority=100, preempts=True
     )  # fmt: skip
-    (plan,) = preemption.plans(w.machine.state, w.now_us, len(w.records))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
     assert len(plan.devices) == 8
     w.send(plan)
-    assert w.machine.state.committed_milli("serving") == 8000
+    assert w.decider.state.committed_milli("serving") == 8000
     victim = plan.victims[0]
     w.released(victim, exit_code=143, own_exit=False)
-    assert len(w.machine.state.jobs[serve].current.claims) == 8
+    assert len(w.decider.state.jobs[serve].current.claims) == 8
     w.check()
 
 
@@ -382,7 +382,7 @@ def test_preemption_frees_an_island_and_not_just_as_many_devices():
     serve = submit(
         w, "serve", Resources(devices=4, topology=level("nvlink")), priority=100, preempts=True
     )  # fmt: skip
-    (plan,) = preemption.plans(w.machine.state, w.now_us, len(w.records))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
     assert sorted(plan.devices) in ([f"a-{i}" for i in range(4)], [f"a-{i}" for i in range(4, 8)])
     assert len(plan.victims) == 2
     w.send(plan)
@@ -398,7 +398,7 @@ def test_preemption_makes_room_for_nested_roles():
         w.started(submit(w, name, Resources(devices=8)))
     roles = (role("tp", 1, 8, "nvlink"), role("ps", 1, 1))
     serve = submit(w, "serve", Resources(roles=roles), priority=100, preempts=True)
-    (plan,) = preemption.plans(w.machine.state, w.now_us, len(w.records))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
     w.send(plan)
     for victim in plan.victims:
         w.released(victim, exit_code=143, own_exit=False)
@@ -411,8 +411,8 @@ def test_a_reservation_keeps_one_island_only():
     w.started(submit(w, "busy", Resources(devices=3, topology=level("nvlink"))))
     w.started(submit(w, "busy2", Resources(devices=2, topology=level("nvlink"))))
     job = submit(w, "gang", Resources(devices=4, topology=level("nvlink")))
-    view = View.of(w.machine.state.fleet)
-    assert len(reserve(view, w.machine.state.jobs[job].shape))
+    view = View.of(w.decider.state.fleet)
+    assert len(reserve(view, w.decider.state.jobs[job].shape))
     assert np.flatnonzero(view.blocked).tolist() == [4, 5, 6, 7]
 
 
@@ -485,10 +485,10 @@ def test_a_grant_tells_how_close_together_the_gang_is_and_explain_repeats_it():
     (granted,) = [e for e in events if e.kind == "job.granted"]
     assert (granted.span.level, granted.span.wanted, granted.span.widened) == ("leaf", "nvlink", True)
     assert (granted.span.link_gb_s, granted.span.best_link_gb_s) == (50, 450)
-    told = explain(w.machine.state, w.machine.state.jobs[wide], w.machine.plan)
+    told = explain(w.decider.state, w.decider.state.jobs[wide], w.decider.plan)
     assert told.span == granted.span
     assert "within one leaf at 50 GB/s (asked for one nvlink; 450 GB/s if the pool were empty)" in told.text
-    assert load(dump(w.machine.state)).jobs[wide].current.span == granted.span
+    assert load(dump(w.decider.state)).jobs[wide].current.span == granted.span
     w.check()
 
 
@@ -505,9 +505,9 @@ def test_claims_of_a_nested_gang_keep_their_roles_as_far_as_the_desired_state():
     w = World(host("a", 4), host("b", 4))
     roles = (Role(name="trainer", count=2, devices=2), Role(name="judge", count=2))
     job_id_ = submit(w, "nested", Resources(roles=roles))
-    claims = w.machine.state.jobs[job_id_].current.claims
+    claims = w.decider.state.jobs[job_id_].current.claims
     assert [c.role for c in claims] == ["trainer"] * 4 + ["judge"] * 2
-    parts = [part for name in ("a", "b") for part in desired(w.machine.state, name, "p", 1).parts]
+    parts = [part for name in ("a", "b") for part in desired(w.decider.state, name, "p", 1).parts]
     assert [(r.name, r.devices, r.nodes) for r in parts[0].roles] == [("trainer", 4, (0,)), ("judge", 2, (1,))]
     assert [(r.role, r.role_rank) for part in parts for r in part.ranks] == [
         *(("trainer", n) for n in range(4)), ("judge", 0), ("judge", 1),

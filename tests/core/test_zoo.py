@@ -1,4 +1,4 @@
-"""Jobs for every kind of device, through admission and the machine, in one pool that has them all."""
+"""Jobs for every kind of device, through admission and the decider, in one pool that has them all."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def context(world: World) -> AdmissionContext:
 
 
 def ask(world: World, name: str, **resources):
-    """The verdict of admission, and what the machine granted: (node, device) of each rank."""
+    """The verdict of admission, and what the decider granted: (node, device) of each rank."""
     spec = JobSpec.model_validate({"name": name, "simulation": {"duration_s": 60}, "resources": resources})
     request = SubmitJob(client_key=name, job=spec)
     verdict = evaluate(request, "blue", context(world))
@@ -43,7 +43,7 @@ def ask(world: World, name: str, **resources):
             priority=0, preempts=False, submitted_us=1,
         )
     )  # fmt: skip
-    current = world.machine.state.jobs[verdict.job_id].current
+    current = world.decider.state.jobs[verdict.job_id].current
     return verdict, [c.device for part in current.parts.values() for c in part.claims] if current else []
 
 
@@ -101,7 +101,7 @@ def test_what_a_kind_cannot_do_is_refused_with_its_field(zoo, resources, field):
 
 def test_a_snapshot_knows_where_every_chip_is(zoo):
     ask(zoo, "first", types=["v5p"], torus=[2, 2, 4])
-    before, after = zoo.machine.state, load(dump(zoo.machine.state))
+    before, after = zoo.decider.state, load(dump(zoo.decider.state))
     shape = Shape(devices=8, types=("v5p",), torus=(2, 2, 2))
     placed = [find(View.of(state.fleet), shape) for state in (before, after)]
     names = [[state.fleet.devices.names[r] for r in p.rows] for state, p in zip((before, after), placed, strict=True)]

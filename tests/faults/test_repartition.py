@@ -1,4 +1,4 @@
-"""MIG boards are cut anew for jobs that no instance serves: placement, agent and ledger together, and an agent that dies."""
+"""MIG boards are repartitioned for jobs that no instance serves: placement, agent and ledger, also when an agent dies."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -57,7 +57,7 @@ async def test_boards_are_cut_for_larger_instances_and_back(cluster: LocalStack)
     again = await done(cluster, [wants(f"again-{i}", "1g.10gb") for i in range(8)])
     assert again["board.recut"] > whole["board.recut"]
     assert again["board.cut"] == again["board.recut"]
-    assert not again["attempt.preempting"], "nothing that runs is moved for a recut"
+    assert not again["attempt.preempting"], "nothing that runs is moved for a repartition"
 
     async with clients(cluster) as teams:
         story = await collect(teams[OPERATOR])

@@ -59,7 +59,7 @@ def busy_world(*teams: str, jobs: int = 12) -> World:
         for team in teams:
             submitted = job(f"j{number}", 1 + number % 3, team=team, submitted_us=world.now_us + 1)
             target = world.submit(submitted)
-            if target not in world.machine.state.jobs or world.state_of(target) != "granted":
+            if target not in world.decider.state.jobs or world.state_of(target) != "granted":
                 continue
             world.started(target)
             if number % 4 == 1:

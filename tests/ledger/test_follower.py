@@ -13,7 +13,7 @@ from nats.js.api import ObjectMeta
 from nats.js.errors import APIError
 
 from libs.ledger.chain import GENESIS, Head, LedgerGap, LedgerRewound, UnknownRecord
-from libs.ledger.follower import Follower, Gather, Step
+from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ledger.snapshots import BUCKET, Restored, SnapshotStore
 from schemas.subjects import ledger, ledger_stream
 from tests.ledger.tally import Tally
@@ -102,9 +102,9 @@ async def test_after_is_told_of_every_record_once_in_order_and_of_quiet_times(wo
     head = await grow(world, 4)
     await world.append(GENESIS)  # void
     await grow(world, 2, Head(head.seq, head.hash))
-    batches: list[list[Step]] = []
+    batches: list[list[FollowedEntry]] = []
 
-    async def after(steps: Sequence[Step]) -> None:
+    async def after(steps: Sequence[FollowedEntry]) -> None:
         batches.append(list(steps))
 
     async with running(follower(world, max_batch=3), after) as made:
@@ -125,7 +125,7 @@ async def test_begin_comes_before_the_first_record(world: World) -> None:
     async def begin() -> None:
         order.append(("begin", made.position, len(made.projection.seen), made.began_at))
 
-    async def after(steps: Sequence[Step]) -> None:
+    async def after(steps: Sequence[FollowedEntry]) -> None:
         order.extend(step.entry.seq for step in steps)
 
     async with running(made, after, begin=begin):
@@ -137,7 +137,7 @@ async def test_records_are_gathered_until_there_are_enough(world: World) -> None
     head = await grow(world, 1)
     sizes: list[int] = []
 
-    async def after(steps: Sequence[Step]) -> None:
+    async def after(steps: Sequence[FollowedEntry]) -> None:
         sizes.append(len(steps))
 
     gather = Gather(30.0, lambda steps: len(steps) >= 4)
@@ -164,10 +164,10 @@ async def test_what_after_raises_ends_it_and_a_new_run_repeats_the_batch(world: 
     await grow(world, 3)
     heard: list[int] = []
 
-    async def away(steps: Sequence[Step]) -> None:
+    async def away(steps: Sequence[FollowedEntry]) -> None:
         raise ConnectionError("a database is away")
 
-    async def after(steps: Sequence[Step]) -> None:
+    async def after(steps: Sequence[FollowedEntry]) -> None:
         heard.extend(step.entry.seq for step in steps)
 
     made = follower(world)
@@ -410,7 +410,7 @@ async def test_a_projection_may_keep_its_place_itself(world: World) -> None:
 
     made = follower(world, place=place, snapshot_every=1)
 
-    async def after(steps: Sequence[Step]) -> None:
+    async def after(steps: Sequence[FollowedEntry]) -> None:
         if steps:
             kept.append(Restored(made.head, made.position, made.projection))
 

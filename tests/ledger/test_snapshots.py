@@ -26,7 +26,7 @@ async def test_a_snapshot_and_the_tail_fold_to_the_same_as_everything(world: Wor
     again_task = world.start(again)
     await again.ready.wait()
     await world.stop(again_task)
-    assert vars(again.machine) == vars(await world.folded())
+    assert vars(again.decider) == vars(await world.folded())
 
 
 async def test_the_newest_of_two_is_loaded_and_an_unusable_one_ignored(world: World) -> None:
@@ -100,8 +100,8 @@ async def test_a_snapshot_that_is_not_understood_costs_time_only(world: World) -
     again = world.writer("w2")
     world.start(again)
     await again.ready.wait()
-    assert vars(again.machine) == vars(await world.folded())
-    assert isinstance(again.machine, Toy)
+    assert vars(again.decider) == vars(await world.folded())
+    assert isinstance(again.decider, Toy)
 
 
 async def test_what_0_1_0_left_is_ignored_and_in_time_replaced(world: World) -> None:

@@ -67,8 +67,8 @@ async def test_a_stale_writer_is_refused_and_then_follows(world: World) -> None:
 async def test_the_follower_takes_over_and_announces_its_state(world: World) -> None:
     announced: list[int] = []
 
-    async def refolded(machine: Any) -> None:
-        announced.append(len(machine.seen))
+    async def refolded(decider: Any) -> None:
+        announced.append(len(decider.seen))
 
     writers = [world.writer(f"w{n}", await world.connect(), takeover_s=0.3, on_refold=[refolded]) for n in (1, 2)]
     tasks = [world.start(w) for w in writers]

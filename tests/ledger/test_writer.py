@@ -41,7 +41,7 @@ async def test_inputs_are_decided_in_order_and_once(world: World) -> None:
     toy = await world.folded()
     assert list(toy.seen) == [job(n) for n in range(20)]
     assert toy.finished == [job(0)]
-    assert vars(toy) == vars(writer.machine) | {"inbox_seq": toy.inbox_seq, "t_us": toy.t_us}
+    assert vars(toy) == vars(writer.decider) | {"inbox_seq": toy.inbox_seq, "t_us": toy.t_us}
 
 
 async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: World) -> None:
@@ -60,10 +60,10 @@ async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: 
 async def test_hooks_see_every_commit_in_order_and_first_of_all_the_refold(world: World) -> None:
     said: list[Any] = []
 
-    async def committed(seq: int, record: LedgerRecord, machine: Toy) -> None:
-        said.append((seq, record.inbox_seq == machine.inbox_seq))
+    async def committed(seq: int, record: LedgerRecord, decider: Toy) -> None:
+        said.append((seq, record.inbox_seq == decider.inbox_seq))
 
-    async def refolded(machine: Toy) -> None:
+    async def refolded(decider: Toy) -> None:
         said.append("refold")
 
     writer = world.writer("w1", batch=1, on_commit=[committed], on_refold=[refolded])

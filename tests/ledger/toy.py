@@ -1,4 +1,4 @@
-"""A machine small enough to see through: devices and jobs that take one each, with the ledger's real events."""
+"""A decider small enough to see through: devices and jobs that take one each, with the ledger's real events."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -243,7 +243,7 @@ async def test_no_agent_hears_of_a_grant_that_is_not_committed(world: Pool, sett
     told: list[Fact] = []
 
     async def ask_for_it() -> None:
-        told.append(await placing.answer(lambda machine: _desired(placing, machine)))
+        told.append(await placing.answer(lambda decider: _desired(placing, decider)))
 
     task = asyncio.create_task(placing.writer.run())
     try:
@@ -265,10 +265,10 @@ async def test_no_agent_hears_of_a_grant_that_is_not_committed(world: Pool, sett
         task.cancel()
 
 
-def _desired(placing: Placement, machine: Decider) -> DesiredReply:
+def _desired(placing: Placement, decider: Decider) -> DesiredReply:
     from services.placement.handlers import desired_of
 
-    return desired_of(machine, DesiredQuery(nodes=("n1",)), "n1", pool=placing.pool, ledger_seq=placing.seq)
+    return desired_of(decider, DesiredQuery(nodes=("n1",)), "n1", pool=placing.pool, ledger_seq=placing.seq)
 
 
 async def test_a_restarted_placement_tells_nodes_at_once_although_nothing_new_is_decided(

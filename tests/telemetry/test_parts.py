@@ -10,7 +10,7 @@ from libs.bus.queries import NothingFound
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.node_health import Terms, Watch
 from libs.ledger.chain import ChainEntry
-from libs.ledger.follower import Step
+from libs.ledger.follower import FollowedEntry
 from schemas import inbox
 from schemas.ledger import LedgerRecord
 from schemas.nodes import DeviceSample, Heartbeat, LeaseGranted, NodeSampled
@@ -30,10 +30,10 @@ def entries(world: World, latency_us: int = 0) -> list[ChainEntry]:
     return [ChainEntry(i, record, f"{i}", record.t_us + latency_us, True) for i, record in enumerate(world.records, 1)]
 
 
-def steps(entries: list[ChainEntry], kept: PoolFigures | None = None) -> list[Step]:
+def steps(entries: list[ChainEntry], kept: PoolFigures | None = None) -> list[FollowedEntry]:
     """As the follower hands them on."""
     kept = PoolFigures() if kept is None else kept
-    return [Step(e, kept.apply(e.record, e.seq) if e.valid else None) for e in entries]
+    return [FollowedEntry(e, kept.apply(e.record, e.seq) if e.valid else None) for e in entries]
 
 
 def folded(world: World) -> HotState:
@@ -101,7 +101,7 @@ def test_rates() -> None:
     world.started(victim)
     urgent = job("urgent", 3, priority=9, preempts=True)
     world.submit(urgent)
-    devices = tuple(c.device for c in world.machine.state.jobs[victim].current.claims)  # type: ignore[union-attr]
+    devices = tuple(c.device for c in world.decider.state.jobs[victim].current.claims)  # type: ignore[union-attr]
     world.send(
         inbox.PreemptionPlanned(
             plan_id="p", base_seq=0, beneficiary=urgent.job_id, victims=(victim,), devices=devices, cost_device_s=1

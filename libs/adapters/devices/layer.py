@@ -13,7 +13,7 @@ class NoDevices(RuntimeError):
 
 
 class CutFailed(RuntimeError):
-    """A board was not cut anew; the text says why, and whether it is as it was."""
+    """A board was not repartitioned; the text says why, and whether it is as it was."""
 
 
 class DeviceLayer(Protocol):

@@ -41,7 +41,7 @@ class NvmlLayer:
     """The NVIDIA devices of this machine. `api` is the `pynvml` module, or a recorded one in tests.
 
     `is_job` tells whether a process (its pid) belongs to a job: then free memory is not measured.
-    `dynamic`: boards in MIG mode may be cut anew.
+    `dynamic`: boards in MIG mode may be repartitioned.
 
     Raises NoDevices when there is no driver, saying how to go on without.
     """

@@ -55,7 +55,7 @@ class DeviceBlock:
     simulated: bool
     count: int
     possible: bool = False
-    """MIG instances that are not there but could be cut, from a board that may be cut anew if nothing ran on it."""
+    """MIG instances that are not there but could be cut, from a board that may be repartitioned if nothing ran on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +356,7 @@ def _kind(node: str, d: Device, possible: bool = False) -> _Kind:
 
 
 def _could_be(inventory: Inventory, may_be_cut: Container[str]) -> Counter[_Kind]:
-    """Of each profile of a board that may be cut anew, the instances that it lacks to hold as many as fit on it."""
+    """Of each profile of a board that may be repartitioned, the instances that it lacks to hold as many as fit on it."""
     kinds: Counter[_Kind] = Counter()
     for board in inventory.boards:
         there = [d for d in inventory.devices if d.parent == board.id]

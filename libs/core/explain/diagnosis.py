@@ -40,7 +40,7 @@ TEXT = {
     BlockReason.TOPOLOGY: "{left} fitting devices are free, but not {need} of them within one {level}",
     BlockReason.QUOTA: "team {team} may hold no more of what it asks for",
 }
-"""When the constraint leaves no device."""
+"""Texts for a constraint that leaves no device."""
 
 SOME = {
     BlockReason.TYPE: "of no type that it asks for ({types})",
@@ -57,7 +57,7 @@ SOME = {
     BlockReason.SPREAD: "where jobs with the spread key {spread} run already",
     BlockReason.POWER: "on racks that have no power left for them",
 }
-"""When it leaves some, but too few or none that the next ones leave: what those are that it takes out."""
+"""Texts for a constraint that leaves some devices, but too few: what the devices are that it removes."""
 
 _MOST = 4
 _TRIED = 6
@@ -65,7 +65,7 @@ _TRIED = 6
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`changes`: each alone would let the job run now, the smallest first."""
+    """`changes`: each of them alone would let the job run now. The smallest comes first."""
 
     reason: BlockReason
     text: str
@@ -132,7 +132,7 @@ def _changes(state: State, job: Job, outcome: Blocked, view: View, context: Cont
 
     tally = Tally(state)
     job = replace(job, shape=capped(job.shape))
-    if _runs(view, job.shape, context):  # something else is in the way: whatever is tried would run
+    if _runs(view, job.shape, context):  # it fits, so something else keeps it out, and any change would seem to help
         return
     for words, shape in _looser(job.shape):
         if _runs(view, shape, context):
@@ -161,7 +161,7 @@ def _capped(state: State, tally: Tally, job: Job, shape: Shape) -> Shape:
 
 
 def _looser(shape: Shape) -> Iterator[tuple[str, Shape]]:
-    """Further apart: the next wider levels first, then wherever it fits."""
+    """A wider topology: the next levels first, then no level at all."""
     if not shape.required:
         return
     at = SPANS.index(shape.level) if shape.level in SPANS else 0
@@ -293,7 +293,7 @@ def _need_mib(job: Job, devices: int) -> int:
 
 
 def _fallback(state: State, job: Job, view: View) -> tuple[str, ...]:
-    """When no change was found: what there is of such devices at all, if that is too little."""
+    """Used when no change was found: how many such devices there are at all, if that is too few."""
     if job.shape.roles:
         return ()
     possible = int(np.count_nonzero(fitting(view, job.shape)))

@@ -2,14 +2,14 @@
 
 Three rules, each with a measured or computed reason:
 
-1. *Devices*: of the measured counts the one that pays most, where twice the devices have to add half of the rate. Half is
-   the break-even of GPU-hours against a doubling; below it most of the addition is wasted.
+1. *Devices*: the measured count that is worth its devices most. A doubling of the devices has to add at least half of the
+   rate; below that, most of the added devices are wasted.
 2. *Model*: another model of the pool for less money per step.
 3. *Memory*: an inference job, or one device's, whose estimated or stated memory fits a MIG slice or a smaller card.
    Without measured rates this saves only if it need not be as fast; so it is offered for memory alone, and says so.
 
-Each is tried before it is told: the changed request is a valid one, admission would let it in, and with a time limit it is
-known to end within it.
+Each suggestion is checked before it is made: the changed request is valid, admission would admit it, and a job with a time
+limit is known to end within it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from schemas.queries import RightSize
 from schemas.resources import WHOLE_MILLI, Resources
 
 EFFICIENT = 0.5
-"""Least marginal scaling that is worth its devices: of twice the devices, half of the doubling."""
+"""The least scaling that is worth its devices: twice the devices must add half of the rate."""
 
 Admits = Callable[[JobSpec], bool]
 """Whether admission would let a request in."""
@@ -65,6 +65,7 @@ def suggest(
     price: Price,
     kinds: Sequence[OfferedKind],
     chosen: str,
+    *,
     memory_mib: int,
     steps: float | None = None,
     admits: Admits = lambda _: True,

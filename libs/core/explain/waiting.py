@@ -1,4 +1,4 @@
-"""Why a job is where it is: the same code that places it says what keeps it out."""
+"""Why a job waits. The same code that places jobs says what keeps it out."""
 
 from itertools import islice
 
@@ -49,7 +49,7 @@ def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Ex
 
 
 def open_view(state: State, chooser: Chooser | None) -> View:
-    """What is free, less what beneficiaries of preemptions will need."""
+    """What is free, without the processors and host memory that the beneficiaries of preemptions will need."""
     view = View.of(state.fleet, chooser)
     reserve_host_resources(state, view)
     return view
@@ -80,7 +80,7 @@ def _queued(job: Job, reasons: dict[QueueKey, str]) -> QueuedJob:
 
 
 def _cost(state: State, beneficiary: Job) -> str:
-    """What it costs those that give way to `beneficiary`; "" when no plan told."""
+    """What giving way to `beneficiary` costs its victims; "" when the plan named no costs."""
     attempts = (job.current for job in state.jobs.values() if job.state is JobState.PREEMPTING)
     costs = [a.cost_device_s for a in attempts if a is not None and a.beneficiary == beneficiary.id]
     known = [cost for cost in costs if cost is not None]

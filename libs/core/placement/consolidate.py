@@ -171,10 +171,10 @@ def _greedy(mover: Ints, row: Ints, cost: Ints, need: int) -> tuple[int, ...]:
     chosen: frozenset[int] = frozenset()
 
     def freed(moved: frozenset[int]) -> int:
-        return sum(holders <= moved for holders in on.values())
+        return sum(owners <= moved for owners in on.values())
 
     while (now := freed(chosen)) < need:
-        options = {holders - chosen for holders in on.values() if not holders <= chosen}
+        options = {owners - chosen for owners in on.values() if not owners <= chosen}
         chosen |= min(
             options,
             key=lambda o: (sum(cost[list(o)]) / min(need - now, freed(chosen | o) - now), sorted(o)),

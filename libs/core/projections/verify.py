@@ -77,7 +77,8 @@ class _Device:
     """Model and MIG profile."""
     power_w: int = 0
     epoch: int = 0
-    holders: dict[str, Claim] = field(default_factory=dict)
+    claims: dict[str, Claim] = field(default_factory=dict)
+    """`<job id>.<attempt>` -> what it holds of the device."""
 
 
 @dataclass(slots=True)
@@ -112,7 +113,7 @@ class Checker:
         self._going: dict[str, str] = {}
         """Instances that are to be destroyed -> their board: nobody may be granted them."""
         self._gone: set[str] = set()
-        """Instances that a recut destroyed."""
+        """Instances that a repartition destroyed."""
         self._head = 0
         self._seq = 0
         self._by_team: dict[str, int] = defaultdict(int)
@@ -140,7 +141,7 @@ class Checker:
         self.report.open_attempts = sum(job.open is not None for job in self._jobs.values())
         self.report.by_team = dict(sorted(self._by_team.items()))
         for device_id, device in self._devices.items():
-            used = sum(c.milli for c in device.holders.values())
+            used = sum(c.milli for c in device.claims.values())
             if not 0 <= used <= WHOLE_MILLI:
                 self._broken("I8", f"{device_id} ends with {used} milli in use")
         return self.report
@@ -166,8 +167,8 @@ class Checker:
                     memory_mib, node, (device.model, device.mig_profile), device.power_limit_w
                 )
                 continue
-            if known.holders:
-                self._broken("I8", f"node {node} joins while {device.id} is held by {', '.join(known.holders)}")
+            if known.claims:
+                self._broken("I8", f"node {node} joins while {device.id} is held by {', '.join(known.claims)}")
             known.memory_mib, known.node, known.power_w = memory_mib, node, device.power_limit_w
             known.kind = (device.model, device.mig_profile)
 
@@ -180,8 +181,8 @@ class Checker:
             device = self._devices.get(device_id)
             if device is None or device.node != e.node:
                 self._broken("I8", f"{device_id} is to be destroyed and is not of node {e.node}")
-            elif device.holders:
-                self._broken("I8", f"{device_id} is to be destroyed while held by {', '.join(device.holders)}")
+            elif device.claims:
+                self._broken("I8", f"{device_id} is to be destroyed while held by {', '.join(device.claims)}")
             else:
                 self._going[device_id] = e.recut.board
 
@@ -227,8 +228,8 @@ class Checker:
     def _node_left(self, e: led.NodeLeft, t_us: int) -> None:
         self._nodes[e.node] = (e.incarnation, False)
         for device_id, device in self._devices.items():
-            if device.node == e.node and device.holders:
-                self._broken("I8", f"node {e.node} leaves while {device_id} is held by {', '.join(device.holders)}")
+            if device.node == e.node and device.claims:
+                self._broken("I8", f"node {e.node} leaves while {device_id} is held by {', '.join(device.claims)}")
 
     def _quota_set(self, e: led.QuotaSet, t_us: int) -> None:
         self._limits.set(e.team, e.limit_milli, e.by_type)
@@ -285,9 +286,9 @@ class Checker:
     def _drawn_mw(self, leaf: tuple[str, str, str]) -> int:
         """Milliwatts: each granted device at its board limit, a share of one pro rata."""
         return sum(
-            device.power_w * sum(claim.milli for claim in device.holders.values())
+            device.power_w * sum(claim.milli for claim in device.claims.values())
             for device in self._devices.values()
-            if device.holders and device.node in self._hosts and self._hosts[device.node].leaf == leaf
+            if device.claims and device.node in self._hosts and self._hosts[device.node].leaf == leaf
         )
 
     def _devices_held(self, e: led.DevicesHeld, t_us: int) -> None:
@@ -311,7 +312,7 @@ class Checker:
     def _open(self, e: led.JobGranted, claim: Claim, asked_milli: int) -> None:
         device = self._devices.get(claim.device)
         if claim.device in self._going or claim.device in self._gone:
-            self._broken("I8", f"{e.job_id} is granted {claim.device}, which a recut destroys")
+            self._broken("I8", f"{e.job_id} is granted {claim.device}, which a repartition destroys")
         if device is None or not self._nodes.get(claim.node, (0, False))[1] or device.node != claim.node:
             self._broken("I8", f"{e.job_id} is granted {claim.device} of {claim.node}, which is not in the pool now")
             return
@@ -320,11 +321,11 @@ class Checker:
         if claim.epoch <= device.epoch:
             self._broken("I1", f"{claim.device}: epoch {claim.epoch} after {device.epoch}")
         device.epoch = claim.epoch
-        device.holders[f"{e.job_id}.{e.attempt}"] = claim
-        if sum(c.milli for c in device.holders.values()) > WHOLE_MILLI:
-            self._broken("I1", f"{claim.device} is granted beyond its compute to {', '.join(device.holders)}")
-        if sum(c.memory_mib for c in device.holders.values()) > device.memory_mib:
-            self._broken("I1", f"{claim.device} is granted beyond its memory to {', '.join(device.holders)}")
+        device.claims[f"{e.job_id}.{e.attempt}"] = claim
+        if sum(c.milli for c in device.claims.values()) > WHOLE_MILLI:
+            self._broken("I1", f"{claim.device} is granted beyond its compute to {', '.join(device.claims)}")
+        if sum(c.memory_mib for c in device.claims.values()) > device.memory_mib:
+            self._broken("I1", f"{claim.device} is granted beyond its memory to {', '.join(device.claims)}")
 
     def _devices_freed(self, e: led.DevicesFreed, t_us: int) -> None:
         job = self._jobs.get(e.job_id)
@@ -339,7 +340,7 @@ class Checker:
         self._limits.free(job.team, [(self._kind(c.device), c.milli) for c in claims])
         for claim in claims:
             if claim.device in self._devices:
-                self._devices[claim.device].holders.pop(f"{e.job_id}.{e.attempt}", None)
+                self._devices[claim.device].claims.pop(f"{e.job_id}.{e.attempt}", None)
             if claim.node in self._hosts:
                 self._hosts[claim.node].used_cpu -= claim.cpu_milli
                 self._hosts[claim.node].used_mib -= claim.host_memory_mib

@@ -1,10 +1,10 @@
-"""What waits, and what of it is worth another look: so that a cycle costs what changed, not what waits.
+"""Which waiting queues are worth another search, so that a cycle costs what changed and not what waits.
 
-A queue that was tried stays blocked until something changes that could help it. That is sound because less room never
-makes a request fit: a cycle that left these queues alone grants what one would that tried them all again
-(`tests/core/test_backlog.py` holds them against each other).
+A queue that was tried stays blocked until something changes that could help it. This is sound because a request never fits
+after room was taken if it did not fit before. So a cycle that skips the blocked queues grants the same as one that tries
+them all again (`tests/core/test_backlog.py` compares the two).
 
-A backlog is a cache of one decider, not ledger state: an empty one makes the next cycle look at everything. It is thrown
+A backlog is a cache of one decider, not ledger state. An empty one makes the next cycle look at everything. It is thrown
 away with the state when a record is not committed, and after a record of another writer.
 """
 
@@ -30,15 +30,15 @@ class _Tried:
     """A queue whose front does not fit."""
 
     jobs: tuple[str, ...] = ()
-    """Those tried: the first, and the next ones as long as devices are held for the one before."""
+    """The jobs that were tried: the first of the queue, and the next one whenever devices are held for the one before."""
     limited: bool = False
-    """Its team's limits leave one of them less than it asks for."""
+    """The team's limits leave one of these jobs less than it asks for."""
     shut: bool = False
-    """They leave the last of them nothing: no device helps."""
+    """The limits leave the last of these jobs nothing, so no device helps."""
     due: bool = False
-    """One of them is a gang whose reservation is due."""
+    """One of these jobs is a gang whose reservation is due."""
     again_us: int = _NEVER
-    """When time alone may help."""
+    """When the queue may fit because time has passed, us."""
 
 
 class Backlog:
@@ -46,7 +46,7 @@ class Backlog:
 
     def __init__(self) -> None:
         self.changes = Changes()
-        """What was decided since the last cycle; whoever decides notes it here."""
+        """What was decided since the last cycle. The reactions note it here."""
         self.waiting: dict[QueueKey, Blocked] = {}
         """Why each queue waits, as of the last time that it was tried."""
         self.reserved: dict[str, Ints] = {}
@@ -54,12 +54,12 @@ class Backlog:
         self._tried: dict[QueueKey, _Tried] = {}
         self._untried: set[QueueKey] = set()
         self._now: dict[QueueKey, _Tried] = {}
-        """Tried in this cycle; `_seen` those of them with which it is through."""
+        """Queues that this cycle has tried. `_seen` are those that it will not come back to."""
         self._seen: set[QueueKey] = set()
         self._soonest_us = _NEVER
-        """Before this no queue is helped by time alone."""
+        """The earliest `again_us` of all queues."""
         self._moved = False
-        """What is free has changed since reservations were last worked out."""
+        """Free devices changed since reservations were last worked out."""
         self.changes.anything = True
 
     # ------------------------------------------------------------------------------------------------ before a cycle
@@ -67,8 +67,8 @@ class Backlog:
     def to_consider(self, state: State, t_us: int) -> set[QueueKey]:
         """The queues that a cycle at `t_us` must look at; none: there is nothing to do.
 
-        These are the ones that changes or time may help and, where reservations may have moved, those of the gangs that
-        have one due: they are not searched for again, but what they keep from others is worked out anew.
+        These are the queues that changes or time may help. If reservations may have moved, the queues of gangs with a due
+        reservation are among them: no search is made for these gangs, but what they keep from others is worked out again.
         """
         if self.changes.anything:
             self._retry_all(state)
@@ -102,7 +102,7 @@ class Backlog:
         self._retry([key for key, tried in self._tried.items() if helped.reaches(key, tried)])
 
     def _note_gone(self, state: State) -> None:
-        """What was kept for gangs that no cycle will look at any more is open."""
+        """Opens the reservations of gangs that no cycle will look at any more, and retries the queues that this may help."""
         for gang in list(self.reserved):
             job = state.jobs.get(gang)
             if job is None or all(other.id != gang for other in front(state, job.queue)):
@@ -112,7 +112,7 @@ class Backlog:
     # --------------------------------------------------------------------------------------------------- in a cycle
 
     def outcome(self, job: Job) -> Blocked | None:
-        """Why a job that was tried does not fit, as nothing has changed since; None: it must be tried."""
+        """Why a job does not fit, if it was tried and nothing has changed since; None: it must be tried."""
         return self.waiting[job.queue] if job.queue in self._tried else None
 
     def blocked(
@@ -135,8 +135,9 @@ class Backlog:
             self._seen.add(key)
 
     def opened(self, view: View, rows: Ints) -> list[QueueKey]:
-        """These rows are kept for a gang no more. Returns the queues behind it that this may help; they are to be tried
-        again. Those ahead of it were considered already: from them it kept nothing."""
+        """`rows` are no longer reserved for a gang. Returns the queues behind it that this may help, to be tried again.
+
+        Queues ahead of the gang are not among them: the reservation kept nothing from them."""
         helped = [key for key in self._usable(view.fleet, rows, view.free_milli, view.held) if key not in self._seen]
         for key in helped:
             del self._tried[key]
@@ -146,7 +147,7 @@ class Backlog:
         return helped
 
     def restart(self, state: State) -> None:
-        """All are to be tried again."""
+        """Every queue is to be tried again."""
         self._retry_all(state)
 
     def finish(self, complete: bool, granted: bool) -> None:
@@ -189,7 +190,7 @@ class Backlog:
 
 
 class _Help:
-    """Whom changes may help. Names are looked up once."""
+    """Which queues a set of changes may help. Names are looked up once."""
 
     def __init__(self, state: State, changes: Changes) -> None:
         fleet = state.fleet
@@ -200,9 +201,9 @@ class _Help:
             rows.update(fleet.nodes[name].rows)
         near = rows.union(*(fleet.nodes[name].rows for name in changes.nodes if name in fleet.nodes))
         self._rows, self._near = _array(rows), _array(near)
-        processors = self._near[processors_among(fleet, self._near)]  # accelerators draw on the same ones
+        processors = self._near[processors_among(fleet, self._near)]  # accelerators use the same processors
         self._rows = np.union1d(self._rows, processors)
-        if self._capped and len(near):  # what is drawn less there, the whole leaf may draw
+        if self._capped and len(near):  # the power that they no longer draw is open to the whole leaf
             leaf = fleet.leaf[fleet.node]
             self._near = np.flatnonzero(np.isin(leaf, leaf[self._near]))
 
@@ -215,7 +216,7 @@ class _Help:
             return False
         if shape.spread[0] and (team, shape.spread[0]) in self._changes.peers:
             return True
-        if self._changes.joined and (self._capped or shape.spread[0] or shape.torus):  # by what is elsewhere, too
+        if self._changes.joined and (self._capped or shape.spread[0] or shape.torus):  # depends on other nodes, too
             return True
         fleet, beside = self._state.fleet, self._capped or shape.cpu_milli or shape.host_mib or shape.roles
         rows = self._near if beside else self._rows
@@ -231,7 +232,7 @@ def _serve(fleet: Fleet, rows: Ints, free_milli: Ints, shape: Shape) -> bool:
 
 
 def _turns(job: Job, t_us: int, policy: Policy) -> list[int]:
-    """Times after `t_us` at which waiting alone may let the job fit: it may span more, or its reservation falls due."""
+    """Times after `t_us` at which the job may fit because it waited: its topology widens, or its reservation falls due."""
     waits = {job.shape.widen_us, *(role.widen_us for role in job.shape.roles)}
     times = [job.queued_us + wait for wait in waits]
     if job.shape.devices > 1:

@@ -1,8 +1,9 @@
 """What a decision changed that may help a job that waits: one function per kind of ledger event.
 
-What fits only becomes more by what is noted here: by devices, processors, power or a place among spread peers given back,
-nodes that came, limits raised or less in use. Whatever only takes (a grant, a node that left) is no help, with one
-exception: where a gang keeps devices moves with what is free and which nodes there are, so that is noted as `moved`.
+A job that did not fit can fit later only because of what is noted here: devices, processors, power or a place among spread
+peers that were given back, nodes that joined, limits that were raised or are less in use. An event that only takes something
+(a grant, a node that left) helps nobody, with one exception. The place of a gang's reservation depends on what is free and
+on which nodes there are, so such an event is noted as `moved`.
 """
 
 from collections.abc import Callable
@@ -16,35 +17,35 @@ from schemas import ledger as led
 
 @dataclass(slots=True)
 class Changes:
-    """Since the last cycle. Names are resolved by whoever looks (`libs.core.scheduling.backlog`), on the state as it is
-    then."""
+    """What changed since the last cycle. The sets hold names: the reader (`libs.core.scheduling.backlog`) looks them up in
+    the state of its time."""
 
     devices: set[str] = field(default_factory=set)
-    """Given back, wholly or in part, or kept for nobody any more."""
+    """Devices that were given back, wholly or in part, or that are no longer held for a job."""
     nodes: set[str] = field(default_factory=set)
-    """Where processors, host memory or power may have been given back with them."""
+    """Nodes on which processors, host memory or power may have been given back."""
     joined: set[str] = field(default_factory=set)
-    """Nodes that offer their devices anew."""
+    """Nodes that joined, or joined again."""
     teams: set[str] = field(default_factory=set)
-    """They hold less, or their limit changed."""
+    """Teams that hold less than before, or whose limit changed."""
     peers: set[SpreadKey] = field(default_factory=set)
-    """Spread peers of which one is gone from somewhere."""
+    """Spread keys of which a job has left a node."""
     fronts: set[QueueKey] = field(default_factory=set)
-    """Queues into which a job came back, or which one left: another may be at the front."""
+    """Queues that a job has left or come back to: their front job may be another now."""
     held: set[QueueKey] = field(default_factory=set)
-    """Queues of jobs for which devices are held now (they may also use reserved ones), or are no more."""
+    """Queues of jobs for which devices are held since, or no longer. Such a job may also use reserved devices."""
     queued: set[str] = field(default_factory=set)
-    """Jobs that came; by id, because they are noted before they are in the state."""
+    """Ids of jobs that were queued. By id, because they are noted before they are in the state."""
     moved: bool = False
-    """Devices came or went."""
+    """Free devices or nodes changed, so reservations may belong elsewhere."""
     anything: bool = False
-    """It is not known what."""
+    """Something changed and it is not known what: every queue is tried again."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__slots__)
 
     def clear(self) -> None:
-        """Nothing has changed."""
+        """Forgets all changes: a cycle has taken them in."""
         self.__init__()  # type: ignore[misc]
 
     def note(self, state: State, event: led.LedgerEvent) -> None:
@@ -53,11 +54,11 @@ class Changes:
 
 
 def _nothing(changes: Changes, state: State, event: led.LedgerEvent) -> None:
-    """It frees nothing and takes nobody out of a queue."""
+    """For events that free nothing and take no job out of a queue."""
 
 
 def _anything(changes: Changes, state: State, event: led.LedgerEvent) -> None:
-    """It is not known whom it helps."""
+    """For events of which it is not known whom they help."""
     changes.anything = True
 
 

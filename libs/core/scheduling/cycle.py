@@ -1,13 +1,13 @@
-"""One scheduling cycle: who is next, does it fit, what does it keep from others.
+"""One scheduling cycle: which job is next, whether it fits, and which devices it keeps from others.
 
-The naive cycle tries every waiting job in order on what is free. This one does the same at less cost, and fairer:
+The naive cycle tries every waiting job in order on the free devices. This one costs less and is fairer:
 
-1. What does not fit blocks its own queue only, so a cycle costs one search per queue and one per grant, not one per job.
-   Who comes before whom says `order`.
-2. It looks only at the queues that something since the last cycle may have helped; `backlog` knows which.
-3. A gang that has waited long keeps devices from those behind it (`reservation`), so that it cannot starve.
+1. A job that does not fit blocks its own queue only. So a cycle costs one search per queue and one per grant, not one per
+   job. `order` says which job comes first.
+2. A cycle looks only at the queues that a change since the last cycle may have helped. `backlog` knows which.
+3. A gang that has waited long reserves devices against the jobs behind it (`reservation`), so that it cannot starve.
 
-Priority is strict: a lower one gets only what the higher ones leave.
+Priority is strict: a lower class gets only what the higher classes leave.
 """
 
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
         if isinstance(outcome, Blocked):
             backlog.blocked(job, request, outcome, t_us, policy, held=held)
             order.add(backlog.opened(view, reservations.keep(job, request)))
-            if held:  # it waits for its own devices: the next of its queue may still fit elsewhere
+            if held:  # it waits for the devices that are held for it: the next of its queue may still fit elsewhere
                 order.passed(job)
             continue
         claims += len(outcome.rows)
@@ -88,7 +88,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
         if job.shape.spread[0]:
             nodes = state.fleet.node[outcome.rows].tolist()
             peers.setdefault(spread_key(job), set()).update(nodes_kept_away(state.fleet, job, nodes))
-        if held and _release_rest(state, view, job):  # open again, also to those that were turned away before
+        if held and _release_rest(state, view, job):  # devices are open again, also to jobs that were tried before
             backlog.restart(state)
             reservations.restart()
             order.restart()
@@ -99,7 +99,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
 
 
 def _search(state: State, view: View, job: Job, request: Shape, context: Context) -> Placed | Blocked:
-    """Where it fits. What is kept for a job, devices and what they need of their nodes, is open to it."""
+    """Where the job fits. Devices that are held for it, and what they need of their nodes, are open to it."""
     if job.id not in state.holds:
         return find(view, request, NOBODY, context)
     release_host_resources_of(state, view, job.id)
@@ -110,7 +110,8 @@ def _search(state: State, view: View, job: Job, request: Shape, context: Context
 
 
 def _release_rest(state: State, view: View, job: Job) -> bool:
-    """What was kept for a job that was granted is open; whether anything of it is left."""
+    """Opens the held devices that a granted job did not take. Returns whether there are any."""
     rest = view.held == hold_code(state, job.id)
     view.held[rest] = NOBODY
-    return bool(rest.any()) or bool(job.shape.roles)  # of a nested gang each device kept what its hungriest role needs
+    # For a nested gang, every held device set aside what the most demanding role needs: a smaller role leaves some of it.
+    return bool(rest.any()) or bool(job.shape.roles)

@@ -1,8 +1,8 @@
-"""The decider: a state that takes inbox messages in, and gives the events of one ledger record out.
+"""The decider: it takes inbox messages in, and gives the events of one ledger record out.
 
-`decide` moves the state as it goes. Whoever fails to commit its events throws the decider away and folds the ledger
-again (`libs.ledger.writer`): the log decides what happened, not this process. What the cycle remembers of jobs that did not
-fit (`backlog`) is thrown away with it.
+`decide` changes the state as it goes. If the commit of its events fails, the writer (`libs.ledger.writer`) throws the decider
+away and folds the ledger again, because the log decides what happened and not this process. The cycle's memory of jobs that
+did not fit (`backlog`) goes with it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -66,7 +66,7 @@ class Decider:
         return self.state.t_us
 
     def apply(self, record: ledger.LedgerRecord, seq: int) -> None:
-        """Folds a committed record. It is not known whom it helps: the next cycle looks at everything."""
+        """Folds a committed record. Which queues it helps is not known, so the next cycle looks at all of them."""
         self._backlog = Backlog()
         fold.apply_record(self.state, record)
         self._learn(record.events)
@@ -99,7 +99,7 @@ class Decider:
         return decision.events
 
     def upkeep(self) -> None:
-        """Brings what the placer has learned up to date. For between decisions: it can take some ten milliseconds."""
+        """Brings what the scorer has learned up to date. To be called between decisions: it can take some ten milliseconds."""
         if self.learner is not None and self.learner.due(self.state.fleet):
             self.learner.upkeep(View.of(self.state.fleet))
 

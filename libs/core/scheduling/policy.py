@@ -17,16 +17,16 @@ class Policy:
     """A cycle ends before it grants more than this (a larger gang goes alone): a record must fit into one message of
     the bus. The next cycle goes on with the next input, a tick at the latest."""
     reconsider_after_us: int = 300_000_000
-    """What did not fit is tried again after this long, also if nothing has changed that could help it: a net under the
+    """What did not fit is tried again after this long, also if nothing has changed that could help it: a safety net under the
     rules that say what can help (as in Kubernetes, whose scheduler does the same after five minutes)."""
     chooser: Chooser | None = None
     """Orders device models by measured throughput, for jobs with an objective."""
     repartition: bool = True
-    """Cut idle slices of dynamic MIG boards anew for requests that no instance serves (`libs.core.scheduling.repartition`)."""
+    """Repartition idle instances of dynamic MIG boards for requests that none serves (`libs.core.scheduling.repartition`)."""
     repartition_after_us: int = 30_000_000
-    """How long such a request waits first: what runs may end soon, and its instance serves without a cut."""
+    """How long such a request waits first: a running job may end soon, and its instance serves without a repartition."""
     repartition_rest_us: int = 300_000_000
-    """How long a board stays as it is after a repartition, so that two profiles in competition do not cut it to and fro."""
+    """How long a board stays as it is after a repartition, so that two competing profiles do not take turns at it."""
     repartition_answer_us: int = 600_000_000
     """How long a node that is up may take to answer a repartition before it is withdrawn. Cutting a board takes seconds;
     an agent tries again every few seconds."""

@@ -1,9 +1,8 @@
 """A table as it was at one moment, encoded little by little while it goes on changing.
 
-A state of 500,000 jobs takes seconds to encode, and a decision may not wait for that. Copying it first would take as
-long. So the cut shares all rows with the table, and a row that is about to change is encoded before it does
-(copy on write, by row): the price is one dict copy at the start, and one row's encoding for each row that changes
-before its turn.
+A state of 500,000 jobs takes seconds to encode, and a decision may not wait for that. To copy it first would take as long.
+So the cut shares all rows with the table, and a row that is about to change is encoded first (copy on write, by row). The
+price is one dict copy at the start, and the encoding of each row that changes before its turn.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 ROWS = 100
-"""Rows of one part: some milliseconds of work."""
+"""Rows in one part, so that a part takes some milliseconds."""
 
 
 class Cut(Generic[V]):
@@ -43,7 +42,7 @@ class Cut(Generic[V]):
 
 
 class Cuts(Generic[V]):
-    """The cuts of one table that are not read to their end. One that nobody holds any more is gone by itself."""
+    """The cuts of one table that are not read to their end. They are held weakly: a cut without a reader disappears."""
 
     def __init__(self) -> None:
         self._open: WeakSet[Cut[V]] = WeakSet()

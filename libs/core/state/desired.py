@@ -1,4 +1,4 @@
-"""What should run on a node, derived from the state: the whole truth for that node, not a change to it."""
+"""What should run on a node, derived from the state: everything that should run there, not a change."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,7 +65,7 @@ class _Seating:
 
 
 class _Same:
-    """Claims by identity: an attempt's never change, and thousands would take long to compare."""
+    """Keyed by identity: the claims of an attempt never change, and comparing thousands would take long."""
 
     __slots__ = ("claims",)
 

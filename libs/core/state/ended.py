@@ -1,17 +1,17 @@
-"""Whose client keys are still taken although their jobs have ended. Bounded in time and in memory.
+"""Ids of ended jobs, whose client keys are still taken. Bounded in time and in memory.
 
-A job that has not ended is known by itself (`State.jobs`). An ended one leaves the state, but its request may come again:
-a client repeats it, or admission reads REQUESTS a second time. So its id stays here for `KEPT_US` after the job's end,
-and `oldest_us` closes the gap behind it: a request that the broker stored before that is refused unseen. Whoever folds
-the same ledger keeps the same ids and refuses at the same moment, so no request can enter twice, however late it is.
+A job that has not ended is in `State.jobs`. An ended job leaves the state, but its request may come again: a client repeats
+it, or admission reads REQUESTS a second time. So its id stays here for `KEPT_US` after the job's end. Requests that the
+broker stored before `oldest_us` are refused without a look, because their ids may be forgotten. All readers of one ledger
+keep the same ids and refuse from the same moment, so no request can enter twice, however late it is.
 
 The naive dict (id -> hash, for ever) takes 250 bytes per job. Here an id is two integers in an open hash table: 96 bits
 of the id (a UUID of version 5, so 90 of them are a hash) and 32 bits of its body's digest, 16 bytes in all. Two ids are
 mistaken for one with a probability of 1 in 2**90, two bodies of one id with 1 in 2**32. Tables are filled one after the
 other, each by the ends of one UTC day, and are dropped as a whole: so an id stays for up to a day longer than `KEPT_US`.
 
-At the bound (`MAX_SLOTS`) the oldest table goes before its time. The window is shorter then, `oldest_us` follows it, and
-`window_us` says so (metric `baton_client_key_window_seconds`): correctness stays, patience shrinks.
+At the bound (`MAX_SLOTS`) the oldest table is dropped early. The window is shorter then: `oldest_us` moves with it, and
+`window_us` tells (metric `baton_client_key_window_seconds`). Nothing enters twice, but late repeats are refused earlier.
 """
 
 from array import array

@@ -1,6 +1,6 @@
-"""The fleet as numpy arrays: one row per device, one per node; what placement searches.
+"""The fleet as numpy arrays, one row per device and one per node. Placement searches these.
 
-A row stays a device's for ever (rows are found by device id); a device that is gone is a row that is not `up`. Compute
+A device keeps its row for ever, and rows are found by device id. The row of a device that is gone is not `up`. Compute
 is counted in milli (1,000 is the whole device), memory in MiB. `free_*` never go below zero: a ledger that would make
 them so is corrupt, and the fold stops there.
 """
@@ -20,16 +20,16 @@ Bools = npt.NDArray[np.bool_]
 
 
 def usable_mib(device: Device) -> int:
-    """Memory (MiB) that can be granted of a device: measured free memory wins over the book value."""
+    """Memory (MiB) of a device that can be granted: the measured free memory where it is told and smaller, else the nominal."""
     return device.memory_mib if device.memory_free_mib is None else min(device.memory_mib, device.memory_free_mib)
 
 
 class Overcommitted(ValueError):
-    """A grant beyond a device's capacity, or a free of what was not held."""
+    """A grant beyond the capacity of a device or node, or the freeing of something that was not granted."""
 
 
 class Index:
-    """Names to small integers, in order of first sight."""
+    """Names to small integers (codes), in the order in which they first came."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.names: list[str] = []
@@ -55,13 +55,13 @@ class Index:
 
 @dataclass(slots=True)
 class FleetNode:
-    """A machine of the pool. `rows` are its devices' rows in index order."""
+    """A node of the pool. `rows` are its devices' rows in index order."""
 
     name: str
     labels: dict[str, str]
     packed: bytes
-    """The inventory, as compressed JSON: what a search needs of it is in the fleet's arrays, and as objects it would take
-    more room than all else together."""
+    """The inventory, as compressed JSON. What a search needs is in the fleet's arrays; as objects the inventories would take
+    more memory than everything else together."""
     incarnation: int
     up: bool
     rows: list[int] = field(default_factory=list)
@@ -79,7 +79,7 @@ class FleetNode:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A MIG board that may be cut anew. `rows`: its instances, row of the fleet -> (profile, first memory slice)."""
+    """A MIG board that may be repartitioned. `rows`: its instances, row of the fleet -> (profile, first memory slice)."""
 
     node: str
     board: MigBoard
@@ -118,7 +118,7 @@ class Fleet:
         self.content_nodes: dict[str, set[int]] = {}
         """Content name -> codes of the nodes that have it on their disk."""
         self.boards: dict[str, Board] = {}
-        """Boards that may be cut anew, by id, of nodes that are up or were."""
+        """Boards that may be repartitioned, by id, of nodes that are up or were."""
         self.board_of: dict[int, str] = {}
         """Row of an instance of such a board -> the board's id."""
         self.lasting: dict[Any, Any] = {}
@@ -309,7 +309,7 @@ class Fleet:
             known = {(profile.name, start) for profile in board.profiles for start in profile.starts}
             if known.issuperset(
                 instances.values()
-            ):  # else somebody cut it by hand, in ways that no plan can go on from
+            ):  # else a person partitioned it by hand, in ways that no plan can continue from
                 self.boards[board.id] = Board(inventory.node, board, instances)
                 self.board_of.update(dict.fromkeys(instances, board.id))
 
@@ -339,7 +339,7 @@ class Fleet:
         return row
 
     def _torus_row(self, row: int, device: Device) -> None:
-        """A chip whose coordinates do not lie in its torus belongs to none: no slice is cut around it."""
+        """A chip whose coordinates do not lie in its torus belongs to none, so that no slice uses it."""
         shape, at = device.torus_shape, device.torus_at
         known = (
             bool(device.torus and shape)

@@ -1,9 +1,9 @@
-"""What each ledger event means for the state. Total on valid ledgers; an impossible event stops the fold.
+"""What each ledger event changes in the state. Every valid ledger can be folded; an impossible event stops the fold.
 
     state' = fold(state, record)          the same ledger gives the same state, anywhere (I9)
 
-States of jobs and attempts are moved by `lifecycle.TABLE` alone; a function here does the rest of what its event means,
-and sees the states as they were before.
+`lifecycle.TABLE` alone moves the states of jobs and attempts. A function here does everything else that its event means,
+and sees those states as they were before the event.
 
 Errors (`Forbidden`, `Overcommitted`, `KeyError`) mean that the ledger is corrupt or was written by newer code: the
 reader stops loudly and never skips.
@@ -79,7 +79,7 @@ def _node_left(state: State, e: led.NodeLeft, t_us: int) -> None:
 
 
 def _forget_repartitions(state: State, node: str) -> None:
-    """A node that starts anew or is gone was asked for nothing."""
+    """Forgets the repartitions asked of a node: it starts anew or is gone."""
     for board in [board for board, asked in state.repartitions.items() if asked.node == node]:
         del state.repartitions[board]
         state.withdrawn.discard(board)
@@ -91,13 +91,13 @@ def _board_repartitioned(state: State, e: led.BoardRecut, t_us: int) -> None:
         if state.fleet.free_milli[state.fleet.row(device)] != WHOLE_MILLI:
             raise lifecycle.Forbidden(f"{device} is to be destroyed while it is in use")
     if board in state.repartitions:
-        raise lifecycle.Forbidden(f"board {board} is cut anew while its last recut is under way")
+        raise lifecycle.Forbidden(f"board {board} is to be repartitioned while its last repartition is under way")
     state.repartitions[board], state.repartition_number[board], state.repartition_us[board] = e, e.recut.number, t_us
     mark_repartitions(state)
 
 
 def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
-    """Claims stay with their devices: rows are found by id, and a joined row keeps what is free of it."""
+    """Claims stay with their devices: rows are found by device id, and a row that joins again keeps its free amounts."""
     del state.repartitions[e.board]
     state.withdrawn.discard(e.board)
     state.fleet.join(e.inventory, e.incarnation)
@@ -105,7 +105,7 @@ def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
 
 
 def _board_repartition_withdrawn(state: State, e: led.BoardRecutWithdrawn, t_us: int) -> None:
-    """The node is asked for something else; what it may have destroyed stays out of placement until it has answered."""
+    """The node is asked what the board is now. Instances that it may have destroyed stay out of placement until it answers."""
     asked = state.repartitions.get(e.board)
     if asked is None or asked.recut.number != e.number:
         raise lifecycle.Forbidden(f"cut {e.number} of board {e.board} is withdrawn and was not under way")
@@ -113,7 +113,7 @@ def _board_repartition_withdrawn(state: State, e: led.BoardRecutWithdrawn, t_us:
 
 
 def mark_repartitions(state: State) -> None:
-    """Nobody is granted an instance that is about to go. (Whoever joins a node's inventory calls it after.)"""
+    """Takes instances that are about to go out of placement. To be called after a node's inventory has joined."""
     for asked in state.repartitions.values():
         for device in asked.recut.destroy:
             state.fleet.up[state.fleet.row(device)] = False

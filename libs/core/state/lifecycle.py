@@ -1,9 +1,9 @@
-"""The law of a life: what each ledger event does to the state of its job, and to that of the job's open attempt.
+"""The lifecycle: what each ledger event does to its job, and to the job's open attempt.
 
 A job is a request; an attempt is one run of it, from the grant of its devices until the last of them is free. While an
 attempt is open the job's state says where the attempt is; between attempts the job is queued. `TABLE` has one rule per
-event kind, and every fold looks events up in it: what it does not allow is refused, never applied. docs/lifecycle.md is
-drawn from it.
+event kind, and every fold looks events up in it. An event that it does not allow is refused, never applied. docs/lifecycle.md
+is drawn from it.
 
 There is no state `lost`: an attempt is closed with that outcome, and in the same record its job is queued again or ends.
 """

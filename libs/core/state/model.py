@@ -32,7 +32,7 @@ class RoleShape:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What makes two requests equal to the placer: if one does not fit now, neither does the other.
+    """What the placer sees of a request. Of two requests with equal shapes, either both fit now or neither does.
 
     CPU (thousandths of a processor), host memory and device memory (MiB) and `milli` are per device.
     """
@@ -48,7 +48,7 @@ class Shape:
     simulated: bool = False
     """Runs as a timer, so only on nodes whose devices are simulated."""
     min_devices: int = 0
-    """Elastic: the fewest devices that are of use; 0: all of them."""
+    """Elastic: the fewest devices with which it runs; 0: all of them."""
     cpu_milli: int = 0
     host_mib: int = 0
     runtime: str = ""
@@ -79,7 +79,7 @@ class Shape:
 
     @property
     def least(self) -> int:
-        """The fewest devices that are of use."""
+        """The fewest devices with which it runs."""
         if self.roles:
             return sum(role.min_count * role.devices for role in self.roles)
         return self.min_devices or self.devices
@@ -115,7 +115,7 @@ def shape_of(spec: JobSpec) -> Shape:
 
 
 def _group(role: Role, r: Resources) -> RoleShape:
-    """A role with what it leaves out taken from its job."""
+    """A role. What it leaves out is taken from its job."""
     return RoleShape(
         name=role.name,
         count=role.count,
@@ -133,7 +133,7 @@ def _group(role: Role, r: Resources) -> RoleShape:
 
 @dataclass(slots=True)
 class NodePart:
-    """One node's share of an attempt."""
+    """The part of an attempt that runs on one node."""
 
     node: str
     claims: tuple[Claim, ...]
@@ -192,7 +192,7 @@ class Job:
     preemptions: int = 0
     first_grant_us: int = 0
     latency: Latency = Latency.NORMAL
-    """Of its class: a fast one skips the placement score."""
+    """From its class: a job of a fast class skips the placement score."""
 
     @property
     def states(self) -> tuple[JobState, AttemptState | None]:
@@ -225,20 +225,20 @@ class State:
     used: dict[str, dict[str, int]] = field(default_factory=dict)
     """Team -> kind of device -> thousandths of devices that its attempts hold. No entry is zero."""
     spread_peers: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
-    """(team, spread key) -> ids of the jobs with an open attempt: whom the next one of that key must stay away from."""
+    """(team, spread key) -> ids of the jobs with an open attempt: the next job of that key must stay away from these."""
     holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Beneficiary -> devices that are kept for it."""
+    """Beneficiary -> devices that are held for it."""
     limited: dict[str, int] = field(default_factory=dict)
     """Running jobs with a time limit: id -> when they must end, us."""
     repartitions: dict[str, BoardRecut] = field(default_factory=dict)
-    """MIG boards that are being cut anew: board id -> what its node was asked for."""
+    """MIG boards that are being repartitioned: board id -> what its node was asked for."""
     withdrawn: set[str] = field(default_factory=set)
-    """Those of `repartitions` that were withdrawn: the node is asked to say what the board is, not to cut it. What was to
-    go stays out of placement until it does."""
+    """Those of `repartitions` that were withdrawn. The node is asked what the board is now, no longer to repartition it. The
+    instances that were to go stay out of placement until it answers."""
     repartition_number: dict[str, int] = field(default_factory=dict)
-    """Board id -> number of its last recut, done or under way."""
+    """Board id -> number of its last repartition, done or under way."""
     repartition_us: dict[str, int] = field(default_factory=dict)
-    """Board id -> when its last recut was decided, us: a board rests between two."""
+    """Board id -> when its last repartition was decided, us: a board rests between two."""
     t_us: int = 0
     inbox_seq: int = 0
     grants: int = 0

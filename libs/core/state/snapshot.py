@@ -168,7 +168,7 @@ def _devices(fleet: Fleet) -> Iterator[bytes]:
 
 
 def _load_fleet(nodes: list[Any], devices: list[Any]) -> Fleet:
-    """Devices get their rows back: of two equal ones the lower row is taken, and recuts add rows out of node order."""
+    """Devices get their rows back: of two equal ones the lower row is taken, and repartitions add rows out of node order."""
     fleet = Fleet()
     for name, *_ in devices:  # also those that no node has now: their epochs must still never go back
         fleet.adopt(name)

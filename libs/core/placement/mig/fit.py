@@ -1,6 +1,6 @@
 """Among idle MIG instances the one whose use costs the rest of its board the least.
 
-On a board that may be cut anew, a running 1g decides whether a 3g can still be cut there: so it goes beside what runs
+On a board that may be repartitioned, a running 1g decides whether a 3g can still be cut there: so it goes beside what runs
 already, and where it leaves the profiles possible that others will ask for (`libs.core.placement.mig.layouts`): by the mix of
 requests as the scorer has learned it, those that wait included; every profile alike while nothing is known. Instances of
 boards that stay as they were found cost nothing.
@@ -17,7 +17,7 @@ from schemas.resources import WHOLE_MILLI
 
 def cheapest(view: View, shape: Shape, rows: Ints) -> Ints:
     """Those of `rows` (shape (n,), idle instances that `shape` may use) that cost their boards the least; all of them
-    when the request is not of a MIG profile or no board may be cut anew."""
+    when the request is not of a MIG profile or no board may be repartitioned."""
     board_of = view.fleet.board_of
     if not shape.profile or not board_of:
         return rows
@@ -36,7 +36,7 @@ def cheapest(view: View, shape: Shape, rows: Ints) -> Ints:
 
 
 def busy_instances(view: View, board: str) -> mig.Layout:
-    """The instances of a board that nobody may cut anew: in use, kept for somebody, or not usable now."""
+    """The instances of a board that no repartition may touch: in use, kept for somebody, or not usable now."""
     return tuple(instance for row, instance in view.fleet.boards[board].rows.items() if not idle(view, row))
 
 

@@ -89,7 +89,7 @@ def choose_start(geometry: Geometry, taken: Iterable[Instance], profile: str, de
 
 def instance_cost(geometry: Geometry, busy: Iterable[Instance], instance: Instance, demand: Demand) -> float:
     """What using the existing idle `instance` makes impossible on its board while it runs, idle ones counting as free to
-    be cut anew. 0 is the cheapest; larger is worse; comparable between boards of one geometry."""
+    be repartitioned. 0 is the cheapest; larger is worse; comparable between boards of one geometry."""
     taken = list(busy)
     return potential(geometry, taken, demand) - potential(geometry, [*taken, instance], demand)
 

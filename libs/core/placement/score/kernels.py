@@ -102,7 +102,7 @@ class Drops(NamedTuple):
     pick: Shorts
 
 
-class Prices(NamedTuple):
+class ShadowPrices(NamedTuple):
     """What a placement pays beside the drop: prices of classes `rho` (shape (C,)) and of blocks `beta` (shape (B, C)),
     both in [0, 1], times their weights. A block is `size` idle devices (shape (B,)) and `block_cpu` processors for each
     (thousandths)."""
@@ -348,7 +348,7 @@ def drops(
 
 
 @compiled
-def charge(nodes: Nodes, room: Free, request: Request, known: Drops, prices: Prices, out: Doubles) -> None:
+def charge(nodes: Nodes, room: Free, request: Request, known: Drops, prices: ShadowPrices, out: Doubles) -> None:
     """The cost of the request on each node into `out` (shape (N,)): drop, plus the prices of its class's devices and of
     the blocks (idle devices with the processors that such requests need) that it breaks."""
     ptr, order, cls = nodes

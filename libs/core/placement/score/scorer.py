@@ -189,7 +189,7 @@ class Scorer:
             return None
         kind, free = kind_of(shape), _free(view)
         known = self._drops(kind, classes, tables, free, _keys(classes, free))
-        prices = kernels.Prices(
+        prices = kernels.ShadowPrices(
             self._rho, self._beta, BLOCKS, tables.block_cpu, weights.CLASS_PRICE, weights.BLOCK_PRICE
         )
         out = np.empty(len(classes.nodes.cls))

@@ -17,11 +17,11 @@ from libs.core.state.model import Shape
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI, kind_of, parts_of
 
 OVER_LIMIT = Blocked(BlockReason.QUOTA, ((BlockReason.QUOTA, 0),), 0)
-"""What becomes of a request without any room: no device was looked at."""
+"""The outcome for a request that the limits leave nothing: no device was looked at."""
 UNLIMITED = 1 << 40
-"""More devices than anybody asks for."""
+"""Stands for no limit: more devices than any request."""
 _NAMELESS = ("",)
-"""Where the pool has no model yet: some accelerator."""
+"""Used while the pool has no model: stands for any accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Reached:
     limit_milli: int
     used: int
     asked: int
-    """What the least of the request that is of use would add."""
+    """What the smallest useful part of the request would add, in grains."""
 
     def text(self, team: str) -> str:
         """For people: "team vision holds 7 of its limit of 8 H100 and the job needs 2"."""

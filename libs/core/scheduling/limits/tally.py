@@ -1,4 +1,4 @@
-"""What teams hold as a plan goes on, and so what is left to them. Nothing is written to the state."""
+"""What each team holds while a plan is made, and so what its limits leave. Nothing is written to the state."""
 
 from collections.abc import Iterable
 
@@ -34,7 +34,7 @@ class Tally:
         return None if limits is None else exceeded(limits, self.used(job.team), self._usage(job, devices))
 
     def take(self, job: Job, devices: Iterable[int]) -> None:
-        """`job` gets these devices (rows of the fleet); what was kept for it is no more."""
+        """`job` gets these devices (rows of the fleet); devices that were held for it count no longer."""
         if job.team not in self._state.quotas:
             return
         used = self.used(job.team)
@@ -59,7 +59,7 @@ class Tally:
         return known
 
     def copy(self) -> "Tally":
-        """The same, to plan on further."""
+        """An independent copy."""
         other = Tally(self._state)
         other._used = {team: dict(used) for team, used in self._used.items()}
         return other

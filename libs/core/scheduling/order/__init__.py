@@ -1,18 +1,18 @@
-"""Who is considered next: one order, asked by all who need one (cycle, explain, dry run, preemption, repartition).
+"""Which waiting job is considered next: one order for cycle, explain, dry run, preemption and repartition.
 
-What it decides: among the jobs that wait, first the class (the higher priority, strictly); in a class first the gangs whose
+Among the jobs that wait, first the class (the higher priority, strictly); in a class first the gangs whose
 reservation is due, the oldest first; then the queue of the team that holds the least; of equals the older job, then the
 lower id. A queue holds the waiting jobs of one class, team and shape in order of age, and only its front job is considered:
 what does not fit blocks its own queue and no other. A job for which devices are held waits for those, so it is passed by.
 
-What is pure: all of it. `Order` reads a state at a time and changes nothing. It is told what was granted, because shares
-change within a cycle; `in_order` lists who waits as if nothing were granted in between.
+All of it is pure. `Order` reads one state and changes nothing. It is told what was granted, because shares change within a
+cycle. `in_order` lists the waiting jobs as if nothing were granted in between.
 
-What it leaves to its caller: whether a job fits, what is kept for it (`reservation`), how much its team may have. A tree of
-queues with a policy for each goes behind the same two calls: `next` asks the tree, `granted` moves its shares.
+The caller decides whether a job fits, what is reserved for it (`reservation`) and how much its team may have. A tree of
+queues with a policy for each would go behind the same two calls: `next` asks the tree, `granted` moves its shares.
 """
 
-from libs.core.scheduling.order.rank import Rank, due_us, front, is_due, rank
+from libs.core.scheduling.order.rank import JobRank, due_us, front, is_due, rank
 from libs.core.scheduling.order.walk import Order, in_order
 
-__all__ = ["Order", "Rank", "due_us", "front", "in_order", "is_due", "rank"]
+__all__ = ["JobRank", "Order", "due_us", "front", "in_order", "is_due", "rank"]

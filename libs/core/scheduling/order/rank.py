@@ -8,8 +8,8 @@ from libs.core.state.model import Job, QueueKey, State
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Rank:
-    """The lowest is considered first; no two jobs are equal."""
+class JobRank:
+    """A sort key: the job with the lowest is considered first. No two jobs have the same."""
 
     minus_priority: int
     not_due: bool
@@ -19,10 +19,10 @@ class Rank:
     job_id: str
 
 
-def rank(job: Job, used_milli: int, t_us: int, policy: Policy) -> Rank:
+def rank(job: Job, used_milli: int, t_us: int, policy: Policy) -> JobRank:
     """The rank at `t_us` of a job whose team holds `used_milli`."""
     due = is_due(job, t_us, policy)
-    return Rank(-job.priority, not due, 0 if due else used_milli, job.submitted_us, job.id)
+    return JobRank(-job.priority, not due, 0 if due else used_milli, job.submitted_us, job.id)
 
 
 def is_due(job: Job, t_us: int, policy: Policy) -> bool:

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterable, Iterator
 
-from libs.core.scheduling.order.rank import Rank, rank
+from libs.core.scheduling.order.rank import JobRank, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State
 
@@ -23,7 +23,7 @@ class Order:
         self.used: dict[str, int] = {}
         self._state, self._t_us, self._policy = state, t_us, policy
         self._rest: dict[QueueKey, Iterator[str]] = {}
-        self._heap: list[tuple[Rank, Job]] = []
+        self._heap: list[tuple[JobRank, Job]] = []
         self._granted: set[str] = set()
         self.add(state.queues if queues is None else queues)
 
@@ -38,7 +38,7 @@ class Order:
         return None
 
     def granted(self, job: Job, milli: int) -> None:
-        """The job is out of its queue, and its team holds `milli` more; what was kept for the job is no more."""
+        """The job is out of its queue, and its team holds `milli` more; devices that were held for the job count no longer."""
         self._granted.add(job.id)
         self.used[job.team] += milli - self._state.kept_milli(job.id)
         self._advance(job.queue)
@@ -48,7 +48,7 @@ class Order:
         self._advance(job.queue)
 
     def add(self, queues: Iterable[QueueKey]) -> None:
-        """Looks at these queues too; those that it has looked at are left as they are."""
+        """Walks over these queues too. Queues that the walk has met already are left as they are."""
         for key in queues:
             if key not in self._rest and key in self._state.queues:
                 if key[1] not in self.used:
@@ -57,7 +57,7 @@ class Order:
                 self._advance(key)
 
     def restart(self) -> None:
-        """Begins again with all queues, less what was granted."""
+        """Begins again with all queues, without the jobs that were granted."""
         self._rest.clear()
         self._heap.clear()
         self.add(self._state.queues)
@@ -69,7 +69,7 @@ class Order:
                 heapq.heappush(self._heap, (self._rank(job), job))
                 return
 
-    def _rank(self, job: Job) -> Rank:
+    def _rank(self, job: Job) -> JobRank:
         return rank(job, self.used[job.team], self._t_us, self._policy)
 
 

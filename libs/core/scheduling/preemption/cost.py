@@ -1,6 +1,6 @@
 """What giving way costs: the work since the last checkpoint, on all devices of the gang, and a restart.
 
-What a gang has done since its checkpoint is redone by all of its devices, also by those that nobody needs.
+All devices of the gang redo its work since the checkpoint, also those that the beneficiary does not need.
 """
 
 from libs.core.state.model import Job

@@ -1,4 +1,4 @@
-"""What victims would free where. Looked up once, asked many times: a search tries hundreds of sets of victims."""
+"""What each victim would free, and where. Worked out once per computation, since a search tries hundreds of sets."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -21,7 +21,7 @@ Bound = tuple[ClassCosts, int, int]
 class Holdings:
     """What the jobs that can give way at `t_us` hold: the same for all beneficiaries of one computation.
 
-    Each part is made when it is first asked for: most computations find that nobody needs to give way.
+    Each part is made on first use, because most computations find that no job needs to give way.
     """
 
     def __init__(self, state: State, t_us: int) -> None:
@@ -38,12 +38,12 @@ class Holdings:
 
     @cached_property
     def empty(self) -> View:
-        """What is free while nobody has given way. Not to be written to."""
+        """What is free before any job gives way. Not to be written to."""
         return would_be_free(self.state, [])
 
     @cached_property
     def claims(self) -> dict[str, Ints]:
-        """What each of `jobs` would give back, a line per device: row, node, milli, MiB, processors, host MiB; (n, 6)."""
+        """What each of `jobs` would give back, a row per device: fleet row, node, milli, MiB, processors, host MiB; (n, 6)."""
         held = [
             [c for part in job.current.parts.values() if not part.freed for c in part.claims] if job.current else []
             for job in self.jobs.values()
@@ -90,7 +90,7 @@ class VictimIndex:
         self._free = possible & (holdings.state.fleet.free_milli == WHOLE_MILLI)
 
     def up_to(self, priority: int) -> "VictimIndex":
-        """The same, of victims of `priority` at the highest."""
+        """The same for victims of at most `priority`."""
         victims = [victim for victim in self.victims.values() if victim.priority <= priority]
         return VictimIndex(self._holdings, self._job, victims, self.possible)
 

@@ -30,8 +30,8 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.BoardRecutWithdrawn,
     }
 )
-"""Events after which no other plan is possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a
-victim cheaper, and nothing possible that was not."""
+"""Events that make no other plan possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a victim
+cheaper, but no plan possible that was not before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from schemas.ids import event_id
 from schemas.inbox import PreemptionPlanned
 
 _TRIES = 32
-"""Of so many victims each is tried to be given back. Of more, so many of the highest class are tried; then those go
-from whom the beneficiary would get nothing, all at once; then a quarter of so many are tried."""
+"""The clean-up tries to spare each of up to so many victims. With more, it tries so many of the highest class, then drops
+all at once those whose devices the beneficiary would not get, then tries a quarter of so many."""
 
 _SWAPS = 4
 """So many cheaper victims are tried in place of the last one that was taken."""
@@ -165,7 +165,7 @@ class _Taken:
 
 
 def _place(holdings: Holdings, job: Job, taken: _Taken) -> tuple[Placed | None, VictimChoice | None]:
-    """Where it goes: as things are, which the next cycle grants, or else after its victims."""
+    """Where the job goes: without victims (then the next cycle grants it), or else after its victims."""
     state, t_us = holdings.state, holdings.t_us
     view = holdings.empty.copy()  # processors and memory that are kept for others are not free
     view.blocked |= taken.devices
@@ -241,7 +241,7 @@ def _within(index: VictimIndex, rows: Ints) -> tuple[list[Job], Placed] | None:
     frees, missing = index.frees(rows), index.missing(rows)
     victims = [index.victims[v] for v in index.in_order(frees)]
     freed = list(accumulate(frees[v.id] for v in victims))
-    least = bisect_left(freed, missing) + 1  # fewer cannot do
+    least = bisect_left(freed, missing) + 1  # fewer cannot suffice
     count = _fewest(lambda n: index.fits(victims[:n], inside) is not None, max(1, least), len(victims))
     if count is None:
         return None
@@ -300,7 +300,7 @@ def _give_back(
         if not tries or (at_least is not None and victim.priority < at_least):
             break
         rest = [v for v in chosen if v is not victim]
-        if rest and frees[victim.id] <= spare:  # else the others would free too few
+        if rest and frees[victim.id] <= spare:  # else the others would free too few devices
             tries -= 1
             if index.fits(rest, inside) is not None:
                 chosen, spare = rest, spare - frees[victim.id]

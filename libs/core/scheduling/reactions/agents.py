@@ -1,4 +1,4 @@
-"""What a node's agent says: its life begins, what became of the parts it runs, a board that it has cut anew."""
+"""What a node's agent says: its life begins, what became of the parts it runs, a board that it has repartitioned."""
 
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +72,7 @@ def _refused(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Ref
 
 
 def board_cut(d: Decision, m: inbox.BoardCut) -> None:
-    """The first report of the recut that is under way counts; repeated and older ones say nothing new."""
+    """The first report of the repartition that is under way counts; repeated and older ones say nothing new."""
     known = d.state.fleet.nodes.get(m.node)
     if known is None or not known.up or known.incarnation != m.incarnation:
         raise InputRefused(f"node {m.node}, incarnation {m.incarnation}, is not up: what it cut no longer counts")

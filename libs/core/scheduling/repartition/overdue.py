@@ -1,12 +1,13 @@
-"""Recuts that a living node has not answered in time: they are withdrawn.
+"""Repartitions that a node which is up has not answered in time: they are withdrawn.
 
-Decided is not observed, here as everywhere. The node may never have heard of the recut, may be in the middle of it, or may
-have cut the board and be unable to say so. So withdrawing frees nothing by itself: it ends the request, and turns the
-question from "cut this board" into "what is this board now". Until the node answers that (`BoardCutDone` with what it
-offers), or registers anew, or is lost, nobody is granted an instance that was to go, and the board is not cut again.
+A decision is not an observation, here as everywhere. The node may never have heard of the repartition, may be in the
+middle of it, or may have done it and be unable to say so. So a withdrawal frees nothing by itself. It ends the request, and
+asks the node what the board is now. Until the node answers (`BoardCutDone` with what it offers), registers anew or is lost,
+nobody is granted an instance that was to go, and the board is not repartitioned again.
 
-What it brings at once: the queues that wait stop counting on the instances that were to come, so another board is cut for
-them. What it brings in time: a node that had only missed the request gives the old instances back with its answer.
+The effect at once: the queues that wait stop counting on the instances that were to come, so another board is
+repartitioned for them. The effect in time: a node that had only missed the request gives the old instances back with its
+answer.
 """
 
 from libs.core.scheduling.policy import Policy
@@ -15,8 +16,9 @@ from schemas.ledger import BoardRecutWithdrawn
 
 
 def overdue(state: State, t_us: int, policy: Policy) -> list[BoardRecutWithdrawn]:
-    """The recuts to be withdrawn at `t_us`, in order of boards. Changes nothing. (A node that is lost or starts anew is
-    asked for nothing any more: all of these are of nodes that are up.)"""
+    """The repartitions to be withdrawn at `t_us`, in order of boards. Changes nothing.
+
+    All are of nodes that are up: a node that is lost or starts anew is asked for nothing any more."""
     return [
         BoardRecutWithdrawn(
             node=asked.node,

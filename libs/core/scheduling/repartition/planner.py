@@ -1,11 +1,14 @@
-"""Which MIG boards are cut anew, and how, for requests that no instance serves.
+"""Which MIG boards are repartitioned, and how, for requests that no instance serves.
 
-Pure, and careful in this order: what runs or is kept for somebody is never touched; a board is cut one time after the
-other, and rests between two; idle instances that serve a queue of higher rank stay; and a board is cut only when that
-brings at least one instance that a queue has waited for.
+Pure. The rules, the strictest first:
 
-Rank is the class first, then the larger profile (small ones fit around large ones, not the other way), then the order of
-all scheduling (`libs.core.scheduling.order`).
+- An instance that is in use or held for a job is never touched.
+- A board has one repartition at a time, and rests between two.
+- Idle instances that serve a queue of higher rank stay.
+- A board is repartitioned only when that brings at least one instance that a queue has waited for.
+
+Queues are ranked by class, then by profile, the larger first (small instances fit around large ones, not the other way),
+then by the order of all scheduling (`libs.core.scheduling.order`).
 """
 
 from collections.abc import Iterator
@@ -29,16 +32,16 @@ from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, MigPlace, Recut, Runtime
 
 AT_ONCE = 16
-"""Recuts in one record at most, so that a tick stays short and its record small. The next tick goes on."""
+"""Repartitions in one record at most, so that a tick stays short and its record small. The next tick goes on."""
 _LOOKED_AT = 8
-"""Boards whose layouts are worked out for one recut: 1 to 3 ms each."""
+"""Boards whose layouts are worked out for one repartition: 1 to 3 ms each."""
 
 
 def plan_repartitions(state: State, plan: Plan, t_us: int, policy: Policy) -> list[BoardRecut]:
-    """Recuts for the queues of `plan` that wait for MIG instances. Changes nothing; `plan` was granted already."""
+    """Repartitions for the queues of `plan` that wait for MIG instances. Changes nothing; `plan` was granted already."""
     if not policy.repartition or not state.fleet.boards:
         return []
-    queues = _queues(state, plan, t_us, policy)
+    queues = _waiting_queues(state, plan, t_us, policy)
     if not any(queue.waited_us >= policy.repartition_after_us for queue in queues):
         return []
     table = _Boards(state, t_us, policy, queues)
@@ -51,16 +54,17 @@ def plan_repartitions(state: State, plan: Plan, t_us: int, policy: Policy) -> li
             and queue.waited_us >= policy.repartition_after_us
             and len(result) < AT_ONCE
         ):
-            recut = table.cut_for(queue)
-            if recut is None:
+            repartition = table.repartition_for(queue)
+            if repartition is None:
                 break
-            result.append(recut)
+            result.append(repartition)
     return result
 
 
 @dataclass(slots=True, eq=False)
-class _Queue:
-    """Jobs that wait for one profile. `unmet`: instances that they lack, `blocked`: idle ones do not suffice for one."""
+class _WaitingQueue:
+    """Jobs that wait for one profile. `unmet`: how many instances they lack; `blocked`: the idle ones do not suffice for
+    the first of them."""
 
     head: Job
     profile: str
@@ -77,8 +81,8 @@ class _Queue:
 
 
 @dataclass(slots=True, eq=False)
-class _Open:
-    """A board that may be cut now. `fixed`: instances that stay, `idle`: row -> one that may go."""
+class _OpenBoard:
+    """A board that may be repartitioned now. `fixed`: instances that stay, `idle`: row -> one that may go."""
 
     id: str
     board: Board
@@ -87,16 +91,17 @@ class _Open:
     idle: dict[int, mig.Instance] = field(default_factory=dict)
 
 
-def _queues(state: State, plan: Plan, t_us: int, policy: Policy) -> list[_Queue]:
-    """By rank. What waits for its quota, for what is kept for it, or away from its peers, is helped by no instance."""
-    queues: list[_Queue] = []
+def _waiting_queues(state: State, plan: Plan, t_us: int, policy: Policy) -> list[_WaitingQueue]:
+    """Queues that more instances would help, by rank. Left out: what waits for its quota, for devices that are held for it
+    already, or for its spread peers to go."""
+    queues: list[_WaitingQueue] = []
     tally = Tally(state)
     sizes: dict[str, int] = {}
     for key in plan.waiting:
-        shape, queue = key[2], state.queues.get(key)
-        if not shape.profile or shape.torus or shape.roles or not queue:
+        shape, waiting = key[2], state.queues.get(key)
+        if not shape.profile or shape.torus or shape.roles or not waiting:
             continue
-        jobs = [job_id for job_id in queue if job_id not in state.holds] if state.holds else list(queue)
+        jobs = [job_id for job_id in waiting if job_id not in state.holds] if state.holds else list(waiting)
         if not jobs or context_of(state, state.jobs[jobs[0]], t_us).avoid:
             continue
         sizes = sizes or _sizes(state.fleet)
@@ -107,13 +112,13 @@ def _queues(state: State, plan: Plan, t_us: int, policy: Policy) -> list[_Queue]
             continue
         if shape.profile in sizes:
             waited_us = t_us - head.queued_us
-            queues.append(_Queue(head, shape.profile, sizes[shape.profile], waited_us, allowed.devices, allowed))
+            queues.append(_WaitingQueue(head, shape.profile, sizes[shape.profile], waited_us, allowed.devices, allowed))
     places = _places(state, [queue.head.queue for queue in queues], t_us, policy)
     return sorted(queues, key=lambda x: (-x.head.priority, -x.size, places[x.head.id]))
 
 
 def _places(state: State, queues: list[QueueKey], t_us: int, policy: Policy) -> dict[str, int]:
-    """The places in the order of the first jobs of `queues` for which nothing is held."""
+    """Job id -> its place in the order of scheduling, of the first job of each of `queues` for which nothing is held."""
     places: dict[str, int] = {}
     order = Order(state, t_us, policy, queues)
     while (job := order.next()) is not None:
@@ -132,9 +137,9 @@ def _sizes(fleet: Fleet) -> dict[str, int]:
 
 
 class _Boards:
-    """The boards as a plan goes on: what is left to cut, and what comes already."""
+    """The boards while the plan is made: which may still be repartitioned, and which instances are to come."""
 
-    def __init__(self, state: State, t_us: int, policy: Policy, queues: list[_Queue]) -> None:
+    def __init__(self, state: State, t_us: int, policy: Policy, queues: list[_WaitingQueue]) -> None:
         self._state, self._queues = state, queues
         fleet = state.fleet
         self._view = View.of(fleet)
@@ -142,16 +147,18 @@ class _Boards:
         self._unused = idle.copy()
         """Idle devices that no queue counts on yet."""
         idle_rows = idle.tolist()
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenBoard] = {}
         for name, board in fleet.boards.items():
             rests = name in state.repartition_us and t_us - state.repartition_us[name] < policy.repartition_rest_us
             if rests or name in state.repartitions or not fleet.nodes[board.node].up:
                 continue
             geometry = mig.geometry_of(board.board)
-            if not mig.legal(geometry, board.rows.values()):  # its driver knows more than it told: leave it alone
+            if not mig.legal(
+                geometry, board.rows.values()
+            ):  # its driver has rules that it did not tell: leave the board alone
                 continue
             fixed = [instance for row, instance in board.rows.items() if not idle_rows[row]]
-            self._open[name] = _Open(
+            self._open[name] = _OpenBoard(
                 name, board, geometry, fixed, {row: i for row, i in board.rows.items() if idle_rows[row]}
             )
         self._coming = [
@@ -163,11 +170,11 @@ class _Boards:
         self._layouts: dict[tuple[object, ...], mig.Layout] = {}
         self._room: dict[tuple[object, ...], bool] = {}
 
-    def use_what_is_there(self, queue: _Queue) -> None:
-        """Counts idle instances and those that come already as `queue`'s, each for one queue only; they stay."""
+    def use_what_is_there(self, queue: _WaitingQueue) -> None:
+        """Counts idle instances, and those that are to come, as `queue`'s. Each counts for one queue only, and stays."""
         there = np.flatnonzero(fitting(self._view, queue.shape) & self._unused)
         queue.blocked = len(there) < queue.shape.least
-        if queue.blocked:  # else it lacks something else than instances, and none are kept for it
+        if queue.blocked:  # else it lacks something else than instances, and none are set aside for it
             mine = there[: max(0, queue.unmet)].tolist()
             self._unused[mine] = False
             queue.unmet -= len(mine)
@@ -177,9 +184,9 @@ class _Boards:
                     open_.fixed.append(open_.idle.pop(row))
             self._count_coming(queue)
 
-    def cut_for(self, queue: _Queue) -> BoardRecut | None:
-        """The recut that brings the most of what `queue` lacks and destroys the least; None when none brings any."""
-        best: tuple[tuple[int, int, int], _Open, mig.Layout] | None = None
+    def repartition_for(self, queue: _WaitingQueue) -> BoardRecut | None:
+        """The repartition that brings the most of what `queue` lacks and destroys the least; None when none brings any."""
+        best: tuple[tuple[int, int, int], _OpenBoard, mig.Layout] | None = None
         for open_ in self._promising(queue):
             layout = self._layout(open_, queue)
             brought = min(queue.unmet, _count(layout, queue.profile) - _count(_now(open_), queue.profile))
@@ -192,26 +199,27 @@ class _Boards:
                 best = (worth, open_, layout)
         return None if best is None else self._cut(queue, best[1], best[2])
 
-    def _promising(self, queue: _Queue) -> list[_Open]:
-        """Boards where an instance for `queue` would fit; the fullest first, as their rest is worth the least."""
+    def _promising(self, queue: _WaitingQueue) -> list[_OpenBoard]:
+        """Boards where an instance for `queue` would fit. The fullest come first: what is left of them is worth the least."""
         found = [o for o in self._open.values() if self._has_room(o, queue.profile) and self._serves(o.board, queue)]
         return sorted(found, key=lambda o: (-len(o.fixed), len(o.idle)))[:_LOOKED_AT]
 
-    def _has_room(self, open_: _Open, profile: str) -> bool:
+    def _has_room(self, open_: _OpenBoard, profile: str) -> bool:
         key = (open_.geometry, tuple(open_.fixed), profile)
         known = self._room.get(key)
         if known is None:
             known = self._room[key] = bool(mig.fits(open_.geometry, open_.fixed, profile))
         return known
 
-    def _layout(self, open_: _Open, queue: _Queue) -> mig.Layout:
-        """Serves all queues as far as that takes nothing from `queue` and those before it."""
+    def _layout(self, open_: _OpenBoard, queue: _WaitingQueue) -> mig.Layout:
+        """The layout that serves all queues, if `queue` gets as many instances from it as from the layout that serves only
+        `queue` and those before it; else the latter."""
         everyone = self._demand(open_, self._queues)
         first = self._demand(open_, self._queues[: self._queues.index(queue) + 1])
         both, own = self._best(open_, everyone), self._best(open_, first)
         return both if _count(both, queue.profile) >= _count(own, queue.profile) else own
 
-    def _best(self, open_: _Open, demand: dict[str, float]) -> mig.Layout:
+    def _best(self, open_: _OpenBoard, demand: dict[str, float]) -> mig.Layout:
         key = (open_.geometry, tuple(open_.fixed), tuple(open_.idle.values()), tuple(sorted(demand.items())))
         known = self._layouts.get(key)
         if known is None:
@@ -219,8 +227,8 @@ class _Boards:
             self._layouts[key] = known
         return known
 
-    def _demand(self, open_: _Open, queues: list[_Queue]) -> dict[str, float]:
-        """Instances wanted of this board: what queues lack, beside the idle ones that are there and do not suffice."""
+    def _demand(self, open_: _OpenBoard, queues: list[_WaitingQueue]) -> dict[str, float]:
+        """Profile -> instances wanted of this board: those that `queues` lack, and the idle ones that are there already."""
         demand: dict[str, float] = {}
         for queue in queues:
             if queue.unmet > 0 and self._serves(open_.board, queue):
@@ -230,8 +238,8 @@ class _Boards:
                 demand[profile] += 1
         return demand
 
-    def _cut(self, queue: _Queue, open_: _Open, layout: mig.Layout) -> BoardRecut:
-        """Takes the board out of what may be cut, and what it brings out of what is lacking."""
+    def _cut(self, queue: _WaitingQueue, open_: _OpenBoard, layout: mig.Layout) -> BoardRecut:
+        """The event. From now on the board may not be repartitioned again, and `queue` counts on what it brings."""
         state, fleet = self._state, self._state.fleet
         del self._open[open_.id]
         now, then = set(_now(open_)), set(layout)
@@ -244,7 +252,7 @@ class _Boards:
         self._coming += [(open_.board, place.profile) for place in create]
         before = len(self._coming)
         self._count_coming(queue)
-        assert len(self._coming) < before, "a recut brings what its queue lacks"
+        assert len(self._coming) < before, "a repartition brings what its queue lacks"
         return BoardRecut(
             node=open_.board.node,
             incarnation=fleet.nodes[open_.board.node].incarnation,
@@ -254,7 +262,7 @@ class _Boards:
             why=why,
         )  # fmt: skip
 
-    def _count_coming(self, queue: _Queue) -> None:
+    def _count_coming(self, queue: _WaitingQueue) -> None:
         rest = []
         for board, profile in self._coming:
             if queue.unmet > 0 and profile == queue.profile and self._serves(board, queue):
@@ -263,7 +271,7 @@ class _Boards:
                 rest.append((board, profile))
         self._coming = rest
 
-    def _serves(self, board: Board, queue: _Queue) -> bool:
+    def _serves(self, board: Board, queue: _WaitingQueue) -> bool:
         """Whether an instance of `queue`'s profile on this board would serve it."""
         shape, model = queue.shape, board.board.model
         offered = next((p for p in board.board.profiles if p.name == queue.profile), None)
@@ -287,12 +295,12 @@ class _Boards:
 
 
 def _runtime(fleet: Fleet, board: Board) -> str:
-    """That of its instances."""
+    """The runtime of its instances; CUDA while it has none."""
     row = next(iter(board.rows), None)
     return Runtime.CUDA.value if row is None else fleet.runtimes.names[int(fleet.runtime[row])]
 
 
-def _now(open_: _Open) -> Iterator[mig.Instance]:
+def _now(open_: _OpenBoard) -> Iterator[mig.Instance]:
     yield from open_.fixed
     yield from open_.idle.values()
 

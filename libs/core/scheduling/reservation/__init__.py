@@ -1,13 +1,13 @@
 """Which devices are kept free for which gang, so that large gangs do not starve behind small jobs.
 
-What it decides: a gang whose reservation is due (`order.is_due`) and that does not fit keeps the devices where it will fit
+A gang whose reservation is due (`order.is_due`) and that does not fit keeps the devices where it will fit
 soonest from every job behind it in the order; backfill goes on elsewhere. `Policy.reservations` gangs at a time, the first
 in the order. None is kept for a gang that waits for its team's limit, nor for one for which devices are held already.
 
-What is pure: all of it, over a view: `Reservations` marks devices in `View.blocked`, which belongs to one cycle. Nothing is
-remembered in the ledger; the next cycle decides anew where a gang will fit soonest.
+All of it is pure. `Reservations` marks devices in `View.blocked`, which belongs to one cycle. The ledger remembers nothing
+of it; the next cycle decides again where a gang will fit soonest.
 
-What it leaves to its caller: the order in which gangs come, and whether they fit. The cycle calls `Reservations.keep` job
+The caller decides the order of the gangs, and whether they fit. The cycle calls `Reservations.keep` job
 by job as it goes; `keep_ahead` does the same for all gangs ahead of one job, for explain and the dry run.
 """
 

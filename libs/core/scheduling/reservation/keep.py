@@ -1,4 +1,4 @@
-"""Keeping devices free on a view, gang by gang."""
+"""Reserves devices on a view, gang by gang."""
 
 from collections.abc import Collection
 
@@ -20,8 +20,7 @@ _NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Reservations:
-    """The reservations of one cycle on its view. `last` is what the cycle before kept, gang -> rows; it is brought up
-    to date."""
+    """The reservations of one cycle on its view. `last`: gang -> rows that the cycle before reserved; updated in place."""
 
     def __init__(
         self, state: State, view: View, t_us: int, policy: Policy, last: dict[str, Ints] | None = None
@@ -31,9 +30,9 @@ class Reservations:
         self._made = 0
 
     def keep(self, job: Job, request: Shape | None) -> Ints:
-        """Keeps devices for a job that does not fit, if it is due some. `request`: what its team may have of it.
+        """Reserves devices for a job that does not fit, if its reservation is due. `request`: what its team's limits leave.
 
-        Returns the rows that the last cycle kept for it and that are open now: others may fit there.
+        Returns the rows that the last cycle reserved for it and that are open now: other jobs may fit there.
         """
         before = self._last.pop(job.id, _NONE)
         if (
@@ -49,11 +48,11 @@ class Reservations:
         return before[~self._view.blocked[before]]
 
     def end(self, job_id: str) -> Ints:
-        """The job waits no more. Returns the rows that were kept for it."""
+        """The job no longer waits. Returns the rows that were reserved for it."""
         return self._last.pop(job_id, _NONE)
 
     def restart(self) -> None:
-        """Opens all devices again."""
+        """Drops all reservations of this cycle."""
         self._view.blocked[:] = False
         self._made = 0
 

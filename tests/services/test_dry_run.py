@@ -16,7 +16,7 @@ from schemas.jobs import JobSpec
 from schemas.ledger import AttemptRunning, JobGranted, JobQueued
 from schemas.queries import PlanQuery, PlanReply, PlanVerdict
 from schemas.resources import Resources
-from services.placement.app import make_app, market_of
+from services.placement.app import dry_run_inputs, make_app
 from services.placement.settings import PlacementSettings
 from tests.admission.running import running
 from tests.core.builders import job, node
@@ -115,8 +115,8 @@ async def test_of_another_teams_victims_a_team_learns_only_the_size(world: Pool,
 
 
 def test_the_shipped_files_make_a_market(settings: PlacementSettings) -> None:
-    market = market_of(settings)
-    assert market.prices.of("V100", "experiment") == 550_000
-    assert market.table.models("ResNet-50 (batch size 64)") == ("K80", "P100", "V100")
-    assert sorted(market.classes) == ["experiment", "production", "serving"]
-    assert market.chooser is not None
+    inputs = dry_run_inputs(settings)
+    assert inputs.prices.of("V100", "experiment") == 550_000
+    assert inputs.table.models("ResNet-50 (batch size 64)") == ("K80", "P100", "V100")
+    assert sorted(inputs.classes) == ["experiment", "production", "serving"]
+    assert inputs.chooser is not None

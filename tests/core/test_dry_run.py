@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from libs.adapters.devices.fleet import parse_fleet
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.billing.metering import Prices
+from libs.core.billing.pricing import Prices
 from libs.core.explain.diagnosis import text_of
-from libs.core.explain.dry_run import Market, hide, plan_job
+from libs.core.explain.dry_run import DryRunInputs, dry_run, hide
 from libs.core.explain.right_sizing import OfferedKind, kinds_of, suggest
 from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, BlockReason
@@ -50,9 +50,9 @@ RATES = Throughputs(
 )
 
 
-def market(table: Throughputs = RATES) -> Market:
+def inputs(table: Throughputs = RATES) -> DryRunInputs:
     prices = Prices(BOOK)
-    plain = Market(prices, table)
+    plain = DryRunInputs(prices, table)
     return replace(plain, policy=replace(plain.policy, chooser=Chooser(table, lambda model: prices.of(model, "*"))))
 
 
@@ -66,9 +66,9 @@ def spec(devices: int = 1, *, klass: str = "experiment", time_limit_s: float = 0
 
 
 def planned(world: World, asked: JobSpec, steps: float | None = None, team: str = "research") -> PlanReply:
-    before = list(world.machine.dump())
-    reply = plan_job(world.machine.state, asked, team, world.now_us, market(), steps=steps)
-    assert list(world.machine.dump()) == before, "a plan changed the state"
+    before = list(world.decider.dump())
+    reply = dry_run(world.decider.state, asked, team, world.now_us, inputs(), steps=steps)
+    assert list(world.decider.dump()) == before, "a plan changed the state"
     return reply
 
 
@@ -88,7 +88,7 @@ def test_what_fits_is_planned_where_the_cycle_then_puts_it() -> None:
     reply = planned(world, spec(4))
     assert (reply.verdict, reply.start_s, reply.level) == (PlanVerdict.NOW, 0.0, "node")
     id_ = world.submit(job("same", 4, priority=100))
-    claims = world.machine.state.jobs[id_].current.claims  # type: ignore[union-attr]
+    claims = world.decider.state.jobs[id_].current.claims  # type: ignore[union-attr]
     assert reply.nodes[0].devices == tuple(claim.device for claim in claims)
     assert reply.nodes[0].model == "H100"
 
@@ -198,7 +198,7 @@ def test_victims_are_those_that_preemption_takes() -> None:
     assert (reply.verdict, [v.job_id for v in reply.victims]) == (PlanVerdict.AFTER_PREEMPTION, [cheap])
     assert reply.start_s == CheckpointPolicy().grace_s
     world.submit(job("real", 8, priority=300, preempts=True))
-    (plan,) = preemption.plans(world.machine.state, world.now_us, 1)
+    (plan,) = preemption.plans(world.decider.state, world.now_us, 1)
     assert plan.victims == (cheap,)
     assert plan.cost_device_s == pytest.approx(reply.victims[0].lost_device_s, abs=0.1)
     assert dear not in plan.victims
@@ -259,7 +259,7 @@ def test_explain_and_plan_say_the_same() -> None:
     asked = spec(8)
     reply = planned(world, asked)
     id_ = world.submit(job("asked", 8, priority=100))
-    told = explain(world.machine.state, world.machine.state.jobs[id_], world.machine.plan)
+    told = explain(world.decider.state, world.decider.state.jobs[id_], world.decider.plan)
     assert (told.reason, told.text, told.removed, told.suggestion) == (
         reply.reason,
         reply.text,
@@ -288,7 +288,7 @@ def test_a_quota_is_a_reason_and_its_end_a_time() -> None:
 
 
 def test_without_a_node_it_would_wait_for_the_first() -> None:
-    reply = plan_job(State(), spec(1), "research", 1, market())
+    reply = dry_run(State(), spec(1), "research", 1, inputs())
     assert reply.verdict is PlanVerdict.UNKNOWN
     assert "no node is up" in reply.text
 
@@ -334,7 +334,7 @@ def test_the_dominant_reason(
 
 
 def test_no_device_is_only_said_when_none_is_left() -> None:
-    state = World(node("n0", 4), node("n1", 8, model="A10")).machine.state
+    state = World(node("n0", 4), node("n1", 8, model="A10")).decider.state
     asked = asking(Shape(8, types=("H100",)))
     some = Blocked(BlockReason.TYPE, ((BlockReason.TYPE, 8),), 4)
     assert text_of(state, asked, some) == (
@@ -365,7 +365,7 @@ def test_explain_keeps_what_is_reserved() -> None:
     world.submit(job("gang", 4, priority=100))
     world.send(Tick(), after_us=70_000_000)
     id_ = world.submit(job("small", 2, priority=100, types=("H100",)))
-    told = explain(world.machine.state, world.machine.state.jobs[id_], world.machine.plan)
+    told = explain(world.decider.state, world.decider.state.jobs[id_], world.decider.plan)
     assert (told.reason, told.suggestion) == ("reserved", "")
     reply = planned(world, spec(2, types=("H100",)))
     assert (reply.reason, reply.removed, reply.suggestion) == (told.reason, told.removed, told.suggestion)
@@ -376,7 +376,7 @@ def test_the_gang_that_reserves_is_not_kept_from_its_own() -> None:
     running(world, "half", 2)
     id_ = world.submit(job("gang", 4, priority=100))
     world.send(Tick(), after_us=70_000_000)
-    told = explain(world.machine.state, world.machine.state.jobs[id_], world.machine.plan)
+    told = explain(world.decider.state, world.decider.state.jobs[id_], world.decider.plan)
     assert (told.reason, told.suggestion) == ("busy", "set resources.devices to 2")
 
 
@@ -447,7 +447,9 @@ def test_what_fits_a_slice_or_a_smaller_card_is_told() -> None:
     assert smaller.saves_micros_per_hour == 2_400_000
     assert "not measured" in smaller.why
     kinds = (OfferedKind("H100", "", 81_920), OfferedKind("H100", "2g.20gb", 20_000), OfferedKind("A10", "", 10_000))
-    (slice_,) = suggest(asked, RATES, {"H100": 9, "H100:2g.20gb": 3, "A10": 1}.__getitem__, kinds, "H100", 15_000)
+    (slice_,) = suggest(
+        asked, RATES, {"H100": 9, "H100:2g.20gb": 3, "A10": 1}.__getitem__, kinds, "H100", memory_mib=15_000
+    )
     assert slice_.change == "set resources.types to [H100] and resources.mig_profile to 2g.20gb"
 
 
@@ -457,7 +459,7 @@ def rates(family: str, model: str, curve: dict[int, float]) -> Throughputs:
 
 def advice(world: World, asked: JobSpec, table: Throughputs = RATES, steps: float | None = None) -> list[str]:
     """The changes that a plan suggests."""
-    reply = plan_job(world.machine.state, asked, "research", world.now_us, market(table), steps=steps)
+    reply = dry_run(world.decider.state, asked, "research", world.now_us, inputs(table), steps=steps)
     assert reply.verdict is not PlanVerdict.REFUSED, reply.text
     return [smaller.change for smaller in reply.right_size]
 
@@ -556,7 +558,7 @@ def test_a_job_that_uses_what_it_asks_for_gets_no_advice() -> None:
 
 def test_kinds_are_what_is_up() -> None:
     world = World(node("n0", memory_gib=80), node("n1", model="A10", memory_gib=24))
-    assert kinds_of(world.machine.state) == (OfferedKind("A10", "", 24 * GIB), OfferedKind("H100", "", 80 * GIB))
+    assert kinds_of(world.decider.state) == (OfferedKind("A10", "", 24 * GIB), OfferedKind("H100", "", 80 * GIB))
 
 
 def test_the_objective_decides_where_it_would_run() -> None:
@@ -577,7 +579,7 @@ def test_a_plan_shows_a_whole_v5p_pod_as_one_slice_and_its_grant_fits_into_a_mes
     for inventory in pod:
         fold.apply(state, NodeJoined(incarnation=1, inventory=inventory), 1)
     asked = spec(types=("v5p",), torus=(16, 20, 28), devices=8960)
-    reply = plan_job(state, asked, "research", 1, market(), fleet=shape)
+    reply = dry_run(state, asked, "research", 1, inputs(), fleet=shape)
     assert (reply.verdict, sum(len(n.devices) for n in reply.nodes), len(reply.nodes)) == (PlanVerdict.NOW, 8960, 2240)
     assert reply.link_gb_s == 100  # one link of the torus
     job_id_ = job_id("research", "pod")

@@ -1,7 +1,7 @@
 """Random lives of a pool: whatever is sent, in whatever order and however often, no invariant breaks.
 
 The driver plays agents, teams, telemetry and preemption at once, and replays old messages. After each step the checker
-(which has its own books) is content, and the machine that decided equals one that only read the ledger.
+(which has its own books) is content, and the decider that decided equals one that only read the ledger.
 """
 
 from hypothesis import HealthCheck, settings
@@ -60,7 +60,7 @@ class Pool(RuleBasedStateMachine):
         self.send(admitted)
 
     def active(self):
-        return sorted(j.id for j in self.world.machine.state.jobs.values() if j.state in ACTIVE)
+        return sorted(j.id for j in self.world.decider.state.jobs.values() if j.state in ACTIVE)
 
     @precondition(lambda self: self.active())
     @rule(
@@ -70,7 +70,7 @@ class Pool(RuleBasedStateMachine):
         ),
     )
     def observe(self, data, kind) -> None:
-        chosen = self.world.machine.state.jobs[data.draw(st.sampled_from(self.active()))]
+        chosen = self.world.decider.state.jobs[data.draw(st.sampled_from(self.active()))]
         where = data.draw(st.sampled_from(sorted(chosen.current.parts)))
         key = {"job_id": chosen.id, "attempt": chosen.current.number}
         seen = {
@@ -84,12 +84,12 @@ class Pool(RuleBasedStateMachine):
             "broken": lambda: inbox.Released(**key, exit_code=1, own_exit=True, category="hardware"),
             "refused": lambda: inbox.Refused(**key, reason="stale"),
         }[kind]()
-        incarnation = self.world.machine.state.fleet.nodes[where].incarnation
+        incarnation = self.world.decider.state.fleet.nodes[where].incarnation
         self.send(inbox.NodeObserved(node=where, incarnation=incarnation, observations=(seen,)))
 
     @rule(name=st.sampled_from(NODES))
     def node_restarts(self, name) -> None:
-        last = self.world.machine.state.fleet.nodes[name].incarnation
+        last = self.world.decider.state.fleet.nodes[name].incarnation
         i = NODES.index(name)
         self.send(
             inbox.NodeRegistered(incarnation=last + 1, inventory=node(name, 4, leaf=f"leaf-{i // 2}"), lease_s=10)
@@ -97,27 +97,27 @@ class Pool(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NODES), planned=st.booleans())
     def node_is_lost(self, name, planned) -> None:
-        incarnation = self.world.machine.state.fleet.nodes[name].incarnation
+        incarnation = self.world.decider.state.fleet.nodes[name].incarnation
         self.send(inbox.NodeLost(node=name, incarnation=incarnation, silent_s=30, planned=planned))
 
     @rule(team=st.sampled_from(["research", "vision"]), limit=st.sampled_from([None, 2000, 6000, 20_000]))
     def quota_changes(self, team, limit) -> None:
-        used = self.world.machine.state.committed_milli(team)
+        used = self.world.decider.state.committed_milli(team)
         if limit is None or limit >= used:  # a lower quota stops new grants; I7 speaks of grants
             self.send(inbox.QuotaChanged(team=team, limit_milli=limit))
 
     @rule()
     def preemption_plans(self) -> None:
-        made = preemption.plans(self.world.machine.state, self.world.now_us, len(self.world.records))
-        before = len(self.world.machine.state.holds)
+        made = preemption.plans(self.world.decider.state, self.world.now_us, len(self.world.records))
+        before = len(self.world.decider.state.holds)
         for plan in made:
             self.send(plan)
-        assert len(self.world.machine.state.holds) == before + len(made), "a fresh plan must be accepted"
+        assert len(self.world.decider.state.holds) == before + len(made), "a fresh plan must be accepted"
 
-    @precondition(lambda self: self.world.machine.state.jobs)
+    @precondition(lambda self: self.world.decider.state.jobs)
     @rule(data=st.data())
     def cancel(self, data) -> None:
-        chosen = self.world.machine.state.jobs[data.draw(st.sampled_from(sorted(self.world.machine.state.jobs)))]
+        chosen = self.world.decider.state.jobs[data.draw(st.sampled_from(sorted(self.world.decider.state.jobs)))]
         self.send(inbox.CancelRequested(job_id=chosen.id, team=chosen.team, reason="changed my mind"))
 
     @rule(seconds=st.integers(1, 70))
@@ -135,7 +135,7 @@ class Pool(RuleBasedStateMachine):
 
     @invariant()
     def a_job_is_where_its_attempt_is(self) -> None:
-        for known in self.world.machine.state.jobs.values():
+        for known in self.world.decider.state.jobs.values():
             assert known.state == (known.current.state if known.current is not None else JobState.QUEUED)
 
     @invariant()
@@ -143,7 +143,7 @@ class Pool(RuleBasedStateMachine):
         """After each decision a further cycle would grant nothing: the cycle is complete."""
         from libs.core.scheduling import cycle
 
-        state = self.world.machine.state
+        state = self.world.decider.state
         assert cycle.plan(state, self.world.now_us).grants == []
 
     def teardown(self) -> None:

@@ -1,0 +1,237 @@
+"""When a job would start that cannot start now: a guess, made on one view on which running jobs end in order.
+
+Running jobs are ended in order, and the jobs that wait ahead are placed before the job in question.
+
+- A job with a time limit is guessed to end when half of all jobs of its age would have. That is at the geometric mean of
+  its age (at least `LEAST_AGE_S`) and its limit: the median of a run time that is spread evenly over its order of
+  magnitude. Timers end when they say. `latest_s` takes each job to its limit.
+- A job without a limit never ends here. If only such a job could free the devices, the start is unknown.
+- Jobs ahead go first and strictly in order, so backfilling is not counted on. More than `AHEAD` of them are not followed,
+  and the start is unknown as well.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from math import sqrt
+
+import numpy as np
+
+from libs.core.explain.waiting import open_view
+from libs.core.placement import Context, Placed, View, find
+from libs.core.placement.context import context_of
+from libs.core.scheduling import limits
+from libs.core.scheduling.order import in_order
+from libs.core.scheduling.policy import Policy
+from libs.core.state.model import Job, State
+from schemas.jobs import JobState
+from schemas.queries import PlanVerdict
+from schemas.resources import WHOLE_MILLI, Claim
+
+AHEAD = 12
+"""Waiting jobs that are followed in the replay: each costs a few searches."""
+LEAST_AGE_S = 60.0
+"""A job that has just begun is taken to be this old."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartEstimate:
+    """`basis` says what the estimate rests on. Without a place (`placed`) there is no estimate: see `verdict`."""
+
+    verdict: PlanVerdict
+    basis: str
+    placed: Placed | None = None
+    start_s: float | None = None
+    """Seconds from now."""
+    latest_s: float | None = None
+    """Seconds from now, if every running job takes all of its time; None: unknown even so."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A running job that is expected to give its devices back at `at_us` (a guess), at the latest at `latest_us`."""
+
+    job: Job
+    at_us: int
+    latest_us: int
+
+
+def estimate_start(state: State, job: Job, t_us: int, policy: Policy) -> StartEstimate:
+    """When `job`, which waits in `state`, would start, and where."""
+    running = [j for j in state.jobs.values() if j.current is not None]
+    if not _fits_an_empty_pool(state, job, policy):
+        return StartEstimate(PlanVerdict.NEVER, "it would not fit on the devices that are up even if all were free")
+    waiting = takewhile(lambda other: other.id != job.id, in_order(state, t_us, policy))
+    ahead = [other for other in waiting if other.id not in state.holds]
+    ends = [end for j in running if (end := _end_of(j, t_us)) is not None]
+    endless = len(running) - len(ends)
+    but = f"; {counted(endless, 'running job')} without a time limit not counted" if endless else ""
+    if len(ahead) > AHEAD:
+        return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: {len(ahead)} jobs wait ahead of it{but}")
+    held = _HeldClaims(state, [end.job for end in ends])
+
+    def start(ordered: list[tuple[int, Job]]) -> tuple[int, Placed, int] | None:
+        replay = _Replay(state, open_view(state, policy.chooser), [ended for _, ended in ordered], held)
+        return _start(replay, state, job, ahead, [at_us for at_us, _ in ordered], t_us)
+
+    guess = start([(end.at_us, end.job) for end in sorted(ends, key=lambda end: (end.at_us, end.job.id))])
+    if guess is None:
+        return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: it needs devices of jobs that have no time limit{but}")
+    latest = start([(end.latest_us, end.job) for end in sorted(ends, key=lambda end: (end.latest_us, end.job.id))])
+    at_us, placed, ended = guess
+    return StartEstimate(
+        PlanVerdict.LATER,
+        f"guess: after {counted(ended, 'running job')} of {len(running)} end and {counted(len(ahead), 'job')} ahead start{but}",
+        placed,
+        start_s=round(max(0, at_us - t_us) / 1e6, 3),
+        latest_s=None if latest is None else round(max(0, latest[0] - t_us) / 1e6, 3),
+    )
+
+
+def _start(
+    replay: "_Replay", state: State, job: Job, ahead: list[Job], times: list[int], t_us: int
+) -> tuple[int, Placed, int] | None:
+    """(time, place, how many running jobs have ended by then) of `job`'s start; None if the known ends do not suffice.
+
+    Jobs are placed in order, each after the fewest further ends with which it fits. What fits after some ends fits after
+    more, so that number is found by bisection. A job ahead that cannot be placed even after all of them is passed by, as
+    in a cycle.
+
+    Args:
+        times: when each end of `replay` happens, us.
+    """
+    for one in (*ahead, job):
+        context = replace(context_of(state, one, t_us), avoid=())
+        found = replay.first(one, context)
+        if found is None:
+            continue
+        ended, placed = found
+        if one is job:
+            return (times[ended - 1] if ended else t_us), placed, ended
+        replay.start(ended, one, placed)
+    return None
+
+
+def _fits_an_empty_pool(state: State, job: Job, policy: Policy) -> bool:
+    """Whether it fits on the devices that are up when all of them are free."""
+    fleet = state.fleet
+    view = View.of(fleet, policy.chooser)
+    view.free_milli[:], view.free_mib[:], view.held[:] = WHOLE_MILLI, fleet.memory_mib, -1
+    view.free_cpu[:], view.free_host[:] = fleet.cpu_milli, fleet.host_mib
+    return isinstance(find(view, job.shape), Placed)
+
+
+def _end_of(job: Job, t_us: int) -> _End | None:
+    """When a running job ends: at its limit, or (a guess) before; None when it never says."""
+    attempt, spec = job.current, job.spec
+    assert attempt is not None
+    if job.state in (JobState.STOPPING, JobState.PREEMPTING):
+        at_us = t_us + int(grace_s(job) * 1e6)
+        return _End(job, at_us, at_us)
+    began_us = attempt.running_us or t_us
+    if spec.simulation is not None:
+        run_s = min(spec.simulation.duration_s, spec.time_limit_s or float("inf"))
+        at_us = max(t_us, began_us + int(run_s * 1e6))
+        return _End(job, at_us, at_us)
+    if not spec.time_limit_s:
+        return None
+    age_s = max((t_us - began_us) / 1e6, LEAST_AGE_S)
+    guess_s = min(spec.time_limit_s, sqrt(age_s * spec.time_limit_s))
+    latest_us = max(t_us, began_us + int(spec.time_limit_s * 1e6))
+    return _End(job, min(latest_us, max(t_us, began_us + int(guess_s * 1e6))), latest_us)
+
+
+class _HeldClaims:
+    """What jobs hold, looked up once: arrays over their open claims. `owner` is the job's place in the list given."""
+
+    def __init__(self, state: State, jobs: list[Job]) -> None:
+        self.index = {job.id: i for i, job in enumerate(jobs)}
+        claims = [(i, claim) for i, job in enumerate(jobs) for part in _open_parts(job) for claim in part]
+        find_row = state.fleet.row
+        table = [(i, find_row(c.device), c.milli, c.memory_mib, c.cpu_milli, c.host_memory_mib) for i, c in claims]
+        columns = np.array(table, dtype=np.int64).reshape(len(table), 6)
+        self.owner, self.rows, self.holds = columns[:, 0], columns[:, 1], columns[:, 2:]
+
+
+class _Replay:
+    """One view on which running jobs end, in order, and waiting ones start. Of the claims, in the order of the
+    ends, the first `_upto[n]` are free after n ends."""
+
+    def __init__(self, state: State, view: View, jobs: list[Job], held: _HeldClaims) -> None:
+        self.ended = 0
+        self._state, self._view, self._jobs = state, view, jobs
+        self._tally = limits.Tally(state)
+        """What teams hold at the beginning, and what they have got in the replay."""
+        rank = np.empty(len(jobs), dtype=np.int64)
+        rank[[held.index[job.id] for job in jobs]] = np.arange(len(jobs))
+        in_order = np.argsort(rank[held.owner], kind="stable")
+        self._upto = np.searchsorted(rank[held.owner][in_order], np.arange(len(jobs) + 1))
+        self._rows, self._holds = held.rows[in_order], held.holds[in_order]
+
+    def after(self, ends: int, job: Job, context: Context) -> Placed | None:
+        """Where `job` would go after so many ends, counted from the beginning."""
+        tally = self._tally.copy()
+        for ended in self._jobs[:ends] if job.team in self._state.quotas else ():
+            for part in _open_parts(ended) if ended.team == job.team else ():
+                tally.give_back(job.team, part)
+        request = tally.room(job).request
+        placed = None if request is None else find(self._freed(ends), request, context=context)
+        return placed if isinstance(placed, Placed) else None
+
+    def first(self, job: Job, context: Context) -> tuple[int, Placed] | None:
+        """The fewest ends after which `job` has a place, not fewer than have been used up; None without one."""
+        ends = _first(lambda n: self.after(n, job, context) is not None, self.ended, len(self._jobs))
+        placed = None if ends is None else self.after(ends, job, context)
+        return None if ends is None or placed is None else (ends, placed)
+
+    def start(self, ends: int, job: Job, placed: Placed) -> None:
+        """So many jobs have ended, and `job` takes its place."""
+        self._view, self.ended = self._freed(ends), ends
+        self._view.take(placed.rows, job.shape)
+        self._tally.take(job, placed.rows.tolist())
+
+    def _freed(self, ends: int) -> View:
+        view, span = self._view, slice(self._upto[self.ended], self._upto[ends])
+        view = replace(
+            view, free_milli=view.free_milli.copy(), free_mib=view.free_mib.copy(), held=view.held.copy(),
+            epoch=view.epoch.copy(), free_cpu=view.free_cpu.copy(), free_host=view.free_host.copy(),
+        )  # fmt: skip
+        rows, holds = self._rows[span], self._holds[span]
+        nodes = view.fleet.node[rows]
+        for free, at, column in (
+            (view.free_milli, rows, 0), (view.free_mib, rows, 1), (view.free_cpu, nodes, 2), (view.free_host, nodes, 3),
+        ):  # fmt: skip
+            np.add.at(free, at, holds[:, column])
+        return view
+
+
+def _first(works: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The least n of `least`..`most` for which `works`, which never stops working as n grows; None when it never does.
+
+    The distance is doubled first: mostly few further ends suffice.
+    """
+    bad, step = least - 1, 1
+    good = least
+    while not works(good):
+        if good == most:
+            return None
+        bad, good, step = good, min(most, good + step), 2 * step
+    while good - bad > 1:
+        middle = (bad + good) // 2
+        bad, good = (bad, middle) if works(middle) else (middle, good)
+    return good
+
+
+def _open_parts(job: Job) -> list[tuple[Claim, ...]]:
+    """The claims of the parts that still hold devices."""
+    attempt = job.current
+    return [] if attempt is None else [part.claims for part in attempt.parts.values() if not part.freed]
+
+
+def grace_s(job: Job) -> float:
+    """Seconds that the job has to save its work when it is stopped."""
+    return job.spec.checkpoint.grace_s if job.spec.checkpoint else job.spec.stop_grace_s
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
