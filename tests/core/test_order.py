@@ -6,14 +6,17 @@ from typing import Any
 
 from hypothesis import HealthCheck, assume, given, settings
 
+from libs.core.accelerators.kinds import GRAINS
 from libs.core.explain.waiting import explain, jobs_ahead, queue_view
 from libs.core.scheduling import cycle, preemption
+from libs.core.scheduling.order import Order, Share, share_of
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import State
 from schemas import inbox
-from schemas.resources import WHOLE_MILLI
+from schemas.resources import WHOLE_MILLI, Resources
 from tests.core.builders import World, job, node
 from tests.core.crowds import Crowd, steps, uncapped
+from tests.core.test_limits import board, processors
 
 
 def played(life: list[Any]) -> Crowd:
@@ -80,3 +83,50 @@ def test_nobody_is_evicted_for_a_job_that_the_cycle_would_not_take_next():
     younger = w.submit(job("younger", 8, team="fresh", submitted_us=3, **urgent))
     (plan,) = preemption.plans(w.machine.state, w.now_us, 1)
     assert plan.beneficiary == queue_view(w.machine.state, w.machine.plan, 1)[0].job_id == younger
+
+
+def asking(name: str, team: str, submitted_us: int = 1, **resources: Any) -> inbox.JobAdmitted:
+    admitted = job(name, team=team, submitted_us=submitted_us)
+    return admitted.model_copy(update={"spec": admitted.spec.model_copy(update={"resources": Resources(**resources)})})
+
+
+def test_six_slices_of_seven_are_less_than_a_board() -> None:
+    w = World(board("m0", "1g.10gb", 6), node("n0", 1))
+    for i in range(6):
+        w.submit(asking(f"slice {i}", "slices", devices=1, mig_profile="1g.10gb"))
+    w.submit(job("board", team="boards"))
+    of_boards = w.submit(job("older", team="boards", submitted_us=2))
+    of_slices = w.submit(job("younger", team="slices", submitted_us=3))
+    assert [one.job_id for one in queue_view(w.machine.state, w.machine.plan, 9)] == [of_slices, of_boards]
+
+
+def test_processors_count_only_between_teams_that_are_equal_otherwise() -> None:
+    w = World(processors("c0", 3), node("n0", 1))
+    for i in range(2):
+        w.submit(asking(f"cpu {i}", "many", devices=1, types=("CPU",)))
+    w.submit(asking("cpu", "few", devices=1, types=("CPU",)))
+    w.submit(job("board", team="boards"))
+    waiting = [
+        w.submit(job("of boards", team="boards", submitted_us=2)),
+        w.submit(job("of many", team="many", submitted_us=3)),
+        w.submit(job("of few", team="few", submitted_us=4)),
+    ]
+    assert [one.job_id for one in queue_view(w.machine.state, w.machine.plan, 9)] == waiting[::-1]
+
+
+def test_what_a_walk_grants_counts_at_once_and_exactly() -> None:
+    w = World(board("m0", "1g.10gb", 6), node("n0", 2), processors("c0"))
+    w.send(inbox.QuotaChanged(team="one", limit_milli=0, by_type={"CPU": 0}))
+    asked = {
+        w.submit(asking("slice", "one", 1, devices=1, mig_profile="1g.10gb")): "m0-mig0",
+        w.submit(asking("share", "one", 2, devices=1, share_milli=250)): "n0-gpu0",
+        w.submit(asking("cpu", "one", 3, devices=1, types=("CPU",))): "c0-cpu0",
+    }
+    state = w.machine.state
+    order, held = Order(state, w.now_us, w.machine.policy), Share()
+    while (waiting := order.next()) is not None:
+        row = state.fleet.row(asked[waiting.id])
+        order.granted(waiting, [row])
+        held = held.plus(share_of({state.fleet.kind(row): waiting.shape.milli}))
+        assert order.used["one"] == held
+    assert held == Share(GRAINS * 1000 // 7 + GRAINS * 250, 1000)

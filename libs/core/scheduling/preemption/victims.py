@@ -104,7 +104,7 @@ def choices(
     order = Order(state, t_us, policy, _may_preempt(state))
     while (job := order.next()) is not None:
         if job.id in taken.beneficiaries:
-            order.granted(job, taken.beneficiaries[job.id] * job.shape.milli)
+            order.granted(job, taken.beneficiaries[job.id])
         elif not job.preempts or job.id in state.holds or job.id in but_not:
             order.passed(job)
         else:
@@ -114,7 +114,7 @@ def choices(
             if placed is not None:
                 taken.devices[placed.rows] = True
                 taken.tally.take(job, placed.rows.tolist())
-                order.granted(job, len(placed.rows) * job.shape.milli)
+                order.granted(job, placed.rows.tolist())
             if choice is not None:
                 taken.victims.update(victim.id for victim in choice.victims)
                 yield requested or job, choice
@@ -141,8 +141,8 @@ def next_widening_us(state: State, t_us: int) -> int:
 class _Taken:
     """What earlier choices and pending plans count on. `devices`: mask of shape (D,); `tally`: what their teams then hold."""
 
-    beneficiaries: dict[str, int]
-    """Of pending plans, with the number of their devices."""
+    beneficiaries: dict[str, list[int]]
+    """Of pending plans, with their devices (rows)."""
     victims: set[str]
     devices: Bools
     tally: Tally
@@ -150,14 +150,14 @@ class _Taken:
     @classmethod
     def by(cls, state: State, pending: Collection[PreemptionPlanned]) -> "_Taken":
         taken = cls(
-            {plan.beneficiary: len(plan.devices) for plan in pending},
+            {},
             {victim for plan in pending for victim in plan.victims},
             np.zeros(len(state.fleet.up), dtype=np.bool_),
             Tally(state),
         )
         for plan in pending:
             rows = [row for row in map(state.fleet.devices.find, plan.devices) if row >= 0]
-            taken.devices[rows] = True
+            taken.beneficiaries[plan.beneficiary], taken.devices[rows] = rows, True
             job = state.jobs.get(plan.beneficiary)
             if job is not None:
                 taken.tally.take(job, rows)
