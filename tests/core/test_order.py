@@ -13,7 +13,7 @@ from libs.core.scheduling.order import Order, Share, share_of
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import State
 from schemas import inbox
-from schemas.resources import WHOLE_MILLI, Resources
+from schemas.resources import WHOLE_MILLI, Level, Resources
 from tests.core.builders import World, job, node
 from tests.core.crowds import Crowd, steps, uncapped
 from tests.core.test_limits import board, processors
@@ -130,3 +130,25 @@ def test_what_a_walk_grants_counts_at_once_and_exactly() -> None:
         held = held.plus(share_of({state.fleet.kind(row): waiting.shape.milli}))
         assert order.used["one"] == held
     assert held == Share(GRAINS * 1000 // 7 + GRAINS * 250, 1000)
+
+
+def test_what_a_cycle_keeps_for_a_gang_is_neither_free_to_a_beneficiary_behind_it_nor_made_free_for_it() -> None:
+    """A gang that may not preempt keeps n0, where two devices are free. Who comes behind it does not fit, and the victim is
+    sought where nothing is kept."""
+    w = World(node("n0", 4), node("n1", 4))
+    w.started(w.submit(job("blocker", 2, priority=400)))
+    small = [w.submit(job(f"small {i}", 1)) for i in range(5)]
+    for one in small:
+        w.started(one)
+    for one in [one for one in small if w.nodes_of(one) == ["n0"]]:
+        w.released(one)
+    gang = w.submit(job("gang", 4, priority=300, team="gang", required=Level.NODE))
+    w.send(inbox.Tick(), after_us=61_000_000)
+    w.submit(job("filler", 1, priority=100))
+    serving = w.submit(job("serving", 1, priority=200, preempts=True, team="serving"))
+    state, plan = w.machine.state, w.machine.plan
+    assert {gang, serving} <= {job_id for queue in state.queues.values() for job_id in queue}
+    (planned,) = preemption.plans(state, w.now_us, 1)
+    assert planned.beneficiary == serving
+    assert [device.split("-")[0] for device in planned.devices] == ["n1"]
+    assert explain(state, state.jobs[serving], plan).reason != "next"
