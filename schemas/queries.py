@@ -263,8 +263,16 @@ class PoolStatus(Fact):
     jobs: dict[str, int] = Field(description="jobs per state")
     nodes_up: int
     devices: int
-    milli_used: int
+    milli_used: int = Field(
+        description="of all devices that are up; an instance counts as one, see accelerators_used_milli"
+    )
     milli_total: int
+    accelerators_used_milli: int = Field(
+        default=0, description="in whole accelerators: an instance is its part of its board, a processor is none"
+    )
+    accelerators_milli: int = 0
+    processors_used_milli: int = Field(default=0, description="of the CPU devices that are up")
+    processors_milli: int = 0
     grants: int
     preemptions: int
     scheduling_latency_ms: Quantiles = Field(description="inbox arrival of a job that fitted at once, to its grant")

@@ -4,7 +4,7 @@ from libs.cli import units
 from libs.cli.options import Output, Pool, Team, Url
 from libs.cli.output import Format, document, fields
 from libs.cli.session import run
-from schemas.queries import Quantiles
+from schemas.queries import PoolStatus, Quantiles
 
 
 def command(pool: Pool = None, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
@@ -17,7 +17,7 @@ def command(pool: Pool = None, team: Team = None, url: Url = None, output: Outpu
         [
             ("pool", status.pool),
             ("nodes", f"{status.nodes_up} up, {units.counted(status.devices, 'device')}"),
-            ("held", _held(status.milli_used, status.milli_total)),
+            ("held", _held(status)),
             ("jobs", ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()) if count)),
             ("grants", status.grants),
             ("preemptions", status.preemptions),
@@ -28,9 +28,18 @@ def command(pool: Pool = None, team: Team = None, url: Url = None, output: Outpu
     )
 
 
-def _held(used_milli: int, total_milli: int) -> str:
-    whole = f"{units.devices(total_milli)} device{'' if total_milli == 1000 else 's'}"
-    return f"{units.devices(used_milli)} of {whole}"
+def _held(status: PoolStatus) -> str:
+    """In whole accelerators, a slice as its part of a board; processors apart."""
+    parts = [
+        _of(status.accelerators_used_milli, status.accelerators_milli, "accelerator"),
+        _of(status.processors_used_milli, status.processors_milli, "processor device"),
+    ]
+    return ", ".join(part for part in parts if part) or "-"
+
+
+def _of(used_milli: int, total_milli: int, thing: str) -> str:
+    plural = "" if total_milli == 1000 else "s"
+    return f"{units.devices(used_milli)} of {units.devices(total_milli)} {thing}{plural}" if total_milli else ""
 
 
 def _quantiles(q: Quantiles) -> str:

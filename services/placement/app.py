@@ -28,6 +28,7 @@ from libs.ledger.writer import LedgerWriter
 from libs.service.app import Tasks, make_asgi
 from libs.service.files import read_classes, read_prices, read_throughputs
 from libs.service.following import show
+from schemas import ledger as led
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.ledger import LedgerRecord
@@ -170,14 +171,13 @@ def _touched(record: LedgerRecord, decider: Decider) -> set[str]:
     jobs: set[str] = set()
     nodes: set[str] = set()
     for event in record.events:
-        if event.kind in ("job.granted", "attempt.preempting", "attempt.stopping"):
-            jobs.add(event.job_id)
-        elif event.kind == "devices.freed":
-            nodes.add(event.node)
-        elif event.kind in ("node.joined", "board.cut"):
-            nodes.add(event.inventory.node)
-        elif event.kind in ("board.recut", "board.recut-withdrawn"):
-            nodes.add(event.node)
+        match event:
+            case led.JobGranted() | led.AttemptPreempting() | led.AttemptStopping():
+                jobs.add(event.job_id)
+            case led.DevicesFreed() | led.BoardRecut() | led.BoardRecutWithdrawn():
+                nodes.add(event.node)
+            case led.NodeJoined() | led.BoardCutDone():
+                nodes.add(event.inventory.node)
     return nodes_touched(decider.state, jobs, nodes)
 
 

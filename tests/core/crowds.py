@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from libs.core.accelerators.kinds import accelerators_milli
 from libs.core.scheduling import preemption
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.policy import Policy
@@ -179,7 +180,7 @@ class Crowd:
             if sum(self.state.committed(team).values()) <= sum(by_type.values()) or not by_type:
                 self.send(inbox.QuotaChanged(team=team, limit_milli=None, by_type=by_type))
             return
-        if limit is None or limit >= self.state.committed_milli(team):  # the checker speaks of grants
+        if limit is None or limit >= accelerators_milli(self.state.committed(team)):  # the checker speaks of grants
             self.send(inbox.QuotaChanged(team=team, limit_milli=limit))
 
     def urgent(self, which: int, amount: int) -> None:

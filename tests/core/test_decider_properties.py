@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from libs.core.accelerators.kinds import accelerators_milli
 from libs.core.scheduling import preemption
 from libs.core.state.lifecycle import ACTIVE
 from schemas import inbox
@@ -102,7 +103,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(team=st.sampled_from(["research", "vision"]), limit=st.sampled_from([None, 2000, 6000, 20_000]))
     def quota_changes(self, team, limit) -> None:
-        used = self.world.decider.state.committed_milli(team)
+        used = accelerators_milli(self.world.decider.state.committed(team))
         if limit is None or limit >= used:  # a lower quota stops new grants; I7 speaks of grants
             self.send(inbox.QuotaChanged(team=team, limit_milli=limit))
 

@@ -6,14 +6,17 @@ from typing import Any
 
 from hypothesis import HealthCheck, assume, given, settings
 
+from libs.core.accelerators.kinds import GRAINS
 from libs.core.explain.waiting import explain, jobs_ahead, queue_view
 from libs.core.scheduling import cycle, preemption
+from libs.core.scheduling.order import Order, Share, share_of
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import State
 from schemas import inbox
-from schemas.resources import WHOLE_MILLI
+from schemas.resources import WHOLE_MILLI, Level, Resources
 from tests.core.builders import World, job, node
 from tests.core.crowds import Crowd, steps, uncapped
+from tests.core.test_limits import board, processors
 
 
 def played(life: list[Any]) -> Crowd:
@@ -80,3 +83,72 @@ def test_nobody_is_evicted_for_a_job_that_the_cycle_would_not_take_next():
     younger = w.submit(job("younger", 8, team="fresh", submitted_us=3, **urgent))
     (plan,) = preemption.plans(w.decider.state, w.now_us, 1)
     assert plan.beneficiary == queue_view(w.decider.state, w.decider.plan, 1)[0].job_id == younger
+
+
+def asking(name: str, team: str, submitted_us: int = 1, **resources: Any) -> inbox.JobAdmitted:
+    admitted = job(name, team=team, submitted_us=submitted_us)
+    return admitted.model_copy(update={"spec": admitted.spec.model_copy(update={"resources": Resources(**resources)})})
+
+
+def test_six_slices_of_seven_are_less_than_a_board() -> None:
+    w = World(board("m0", "1g.10gb", 6), node("n0", 1))
+    for i in range(6):
+        w.submit(asking(f"slice {i}", "slices", devices=1, mig_profile="1g.10gb"))
+    w.submit(job("board", team="boards"))
+    of_boards = w.submit(job("older", team="boards", submitted_us=2))
+    of_slices = w.submit(job("younger", team="slices", submitted_us=3))
+    assert [one.job_id for one in queue_view(w.decider.state, w.decider.plan, 9)] == [of_slices, of_boards]
+
+
+def test_processors_count_only_between_teams_that_are_equal_otherwise() -> None:
+    w = World(processors("c0", 3), node("n0", 1))
+    for i in range(2):
+        w.submit(asking(f"cpu {i}", "many", devices=1, types=("CPU",)))
+    w.submit(asking("cpu", "few", devices=1, types=("CPU",)))
+    w.submit(job("board", team="boards"))
+    waiting = [
+        w.submit(job("of boards", team="boards", submitted_us=2)),
+        w.submit(job("of many", team="many", submitted_us=3)),
+        w.submit(job("of few", team="few", submitted_us=4)),
+    ]
+    assert [one.job_id for one in queue_view(w.decider.state, w.decider.plan, 9)] == waiting[::-1]
+
+
+def test_what_a_walk_grants_counts_at_once_and_exactly() -> None:
+    w = World(board("m0", "1g.10gb", 6), node("n0", 2), processors("c0"))
+    w.send(inbox.QuotaChanged(team="one", limit_milli=0, by_type={"CPU": 0}))
+    asked = {
+        w.submit(asking("slice", "one", 1, devices=1, mig_profile="1g.10gb")): "m0-mig0",
+        w.submit(asking("share", "one", 2, devices=1, share_milli=250)): "n0-gpu0",
+        w.submit(asking("cpu", "one", 3, devices=1, types=("CPU",))): "c0-cpu0",
+    }
+    state = w.decider.state
+    order, held = Order(state, w.now_us, w.decider.policy), Share()
+    while (waiting := order.next()) is not None:
+        row = state.fleet.row(asked[waiting.id])
+        order.granted(waiting, [row])
+        held = held.plus(share_of({state.fleet.kind(row): waiting.shape.milli}))
+        assert order.used["one"] == held
+    assert held == Share(GRAINS * 1000 // 7 + GRAINS * 250, 1000)
+
+
+def test_what_a_cycle_keeps_for_a_gang_is_neither_free_to_a_beneficiary_behind_it_nor_made_free_for_it() -> None:
+    """A gang that may not preempt keeps n0, where two devices are free. Who comes behind it does not fit, and the victim is
+    sought where nothing is kept."""
+    w = World(node("n0", 4), node("n1", 4))
+    w.started(w.submit(job("blocker", 2, priority=400)))
+    small = [w.submit(job(f"small {i}", 1)) for i in range(5)]
+    for one in small:
+        w.started(one)
+    for one in [one for one in small if w.nodes_of(one) == ["n0"]]:
+        w.released(one)
+    gang = w.submit(job("gang", 4, priority=300, team="gang", required=Level.NODE))
+    w.send(inbox.Tick(), after_us=61_000_000)
+    w.submit(job("filler", 1, priority=100))
+    serving = w.submit(job("serving", 1, priority=200, preempts=True, team="serving"))
+    state, plan = w.decider.state, w.decider.plan
+    assert {gang, serving} <= {job_id for queue in state.queues.values() for job_id in queue}
+    (planned,) = preemption.plans(state, w.now_us, 1)
+    assert planned.beneficiary == serving
+    assert [device.split("-")[0] for device in planned.devices] == ["n1"]
+    assert explain(state, state.jobs[serving], plan).reason != "next"

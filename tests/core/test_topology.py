@@ -289,7 +289,7 @@ def test_an_elastic_gang_is_granted_what_there_is_and_charged_for_that():
     submit(w, "other", Resources(devices=3))
     job = submit(w, "elastic", Resources(devices=8, min_devices=2))
     assert len(w.decider.state.jobs[job].current.claims) == 5
-    assert w.decider.state.committed_milli("research") == 8000
+    assert w.decider.state.committed("research") == {"H100": 8000}
     w.check()
 
 
@@ -364,7 +364,7 @@ def test_devices_held_for_an_elastic_beneficiary_count_as_many_as_they_are():
     (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
     assert len(plan.devices) == 8
     w.send(plan)
-    assert w.decider.state.committed_milli("serving") == 8000
+    assert w.decider.state.committed("serving") == {"H100": 8000}
     victim = plan.victims[0]
     w.released(victim, exit_code=143, own_exit=False)
     assert len(w.decider.state.jobs[serve].current.claims) == 8

@@ -178,12 +178,15 @@ def _now(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> tuple[Place
         or (key[0] >= job.priority and any(is_due(j, t_us, inputs.policy) for j in front(state, key)))
     }
     view = open_view(state, inputs.chooser)
-    result = cycle.plan(replace(state, queues=keep), t_us, inputs.policy)
+    unbounded = replace(inputs.policy, claims_per_cycle=len(state.fleet.up))  # nothing of it goes into a record
+    result = cycle.plan(replace(state, queues=keep), t_us, unbounded)
     for grant in result.grants:
         rows = np.array([state.fleet.row(claim.device) for claim in grant.claims])
         if grant.job.id == job.id:
             return _exactly(view, job, rows, context_of(state, job, t_us)), None, view
-        view.take(rows, grant.job.shape)
+        names = [role.name for role in grant.job.shape.roles]
+        roles = np.array([names.index(claim.role) for claim in grant.claims]) if names else None
+        view.take(rows, grant.job.shape, roles)
     outcome = result.waiting.get(job.queue) or Blocked(BlockReason.BUSY, (), 0)
     keep_ahead(view, state, job, result.waiting, t_us, inputs.policy)
     return None, outcome, view

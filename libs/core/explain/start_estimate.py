@@ -187,7 +187,7 @@ class _Replay:
     def start(self, ends: int, job: Job, placed: Placed) -> None:
         """So many jobs have ended, and `job` takes its place."""
         self._view, self.ended = self._freed(ends), ends
-        self._view.take(placed.rows, job.shape)
+        self._view.take(placed.rows, job.shape, placed.roles)
         self._tally.take(job, placed.rows.tolist())
 
     def _freed(self, ends: int) -> View:

@@ -83,8 +83,9 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
             break
         grants.append(Grant(job, claims_of(view, job.shape, outcome), span_of_gang(view, job.shape, outcome)))
         view.take(outcome.rows, job.shape, outcome.roles)
-        order.granted(job, len(outcome.rows) * job.shape.milli)
-        tally.take(job, outcome.rows.tolist())
+        rows = outcome.rows.tolist()
+        order.granted(job, rows)
+        tally.take(job, rows)
         if job.shape.spread[0]:
             nodes = state.fleet.node[outcome.rows].tolist()
             peers.setdefault(spread_key(job), set()).update(nodes_kept_away(state.fleet, job, nodes))

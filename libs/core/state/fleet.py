@@ -6,7 +6,8 @@ them so is corrupt, and the fold stops there.
 """
 
 import zlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -262,6 +263,12 @@ class Fleet:
     def kind(self, row: int) -> str:
         """The kind of a device by name: `H100`, or `H100:1g.10gb` for a MIG instance."""
         return kind_of(self.models.names[int(self.model[row])], self.profiles.names[int(self.profile[row])])
+
+    def kinds(self, rows: Sequence[int]) -> dict[str, int]:
+        """How many of the devices `rows` are of each kind."""
+        models, profiles, at = self.models.names, self.profiles.names, list(rows)
+        pairs = Counter(zip(self.model[at].tolist(), self.profile[at].tolist(), strict=True))
+        return {kind_of(models[model], profiles[profile]): count for (model, profile), count in pairs.items()}
 
     def _grow(self, columns: Iterable[str]) -> None:
         """Doubles the arrays. Rows without a device are not `up`, so no search ever finds them."""

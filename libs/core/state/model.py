@@ -247,13 +247,13 @@ class State:
     cuts: "Cuts[Job]" = field(default_factory=Cuts, compare=False)
     """Snapshots of `jobs` that are being written: each job is shown to them before it changes."""
 
-    def committed(self, team: str, but_not: str = "") -> dict[str, int]:
+    def committed(self, team: str) -> dict[str, int]:
         """What counts against a team's limits, kind -> thousandths of devices: what its attempts hold, and what is kept for
-        its beneficiaries (I7), `but_not` for that job."""
+        its beneficiaries (I7)."""
         total = dict(self.used.get(team, ()))
         for holder in self.holds:
             job = self.jobs.get(holder)
-            if job is not None and holder != but_not and job.team == team:
+            if job is not None and job.team == team:
                 for kind, milli in self.kept(holder).items():
                     total[kind] = total.get(kind, 0) + milli
         return total
@@ -265,16 +265,3 @@ class State:
             kind = self.fleet.kind(self.fleet.row(device))
             total[kind] = total.get(kind, 0) + self.jobs[job_id].shape.milli
         return total
-
-    def committed_milli(self, team: str, but_not: str = "") -> int:
-        """`committed` in thousandths of devices, whatever their kind: a measure of how busy a team is, not of its limits."""
-        total = sum(self.used[team].values()) if team in self.used else 0
-        for holder in self.holds:
-            job = self.jobs.get(holder)
-            if job is not None and holder != but_not and job.team == team:
-                total += self.kept_milli(holder)
-        return total
-
-    def kept_milli(self, job_id: str) -> int:
-        """`kept` in thousandths of devices, whatever their kind."""
-        return len(self.holds[job_id]) * self.jobs[job_id].shape.milli if job_id in self.holds else 0

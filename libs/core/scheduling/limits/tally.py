@@ -1,6 +1,6 @@
 """What each team holds while a plan is made, and so what its limits leave. Nothing is written to the state."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from libs.core.accelerators.kinds import named_only
 from libs.core.scheduling.limits.rule import Reached, Room, exceeded, room
@@ -28,12 +28,12 @@ class Tally:
             used = {kind: milli - kept.get(kind, 0) for kind, milli in used.items()}
         return room(limits, used, shape, self._accelerators(), kept)
 
-    def exceeded(self, job: Job, devices: Iterable[int]) -> Reached | None:
+    def exceeded(self, job: Job, devices: Sequence[int]) -> Reached | None:
         """The limit that `job` on these devices (rows of the fleet) would lift its team above; None when none."""
         limits = self._state.quotas.get(job.team)
         return None if limits is None else exceeded(limits, self.used(job.team), self._usage(job, devices))
 
-    def take(self, job: Job, devices: Iterable[int]) -> None:
+    def take(self, job: Job, devices: Sequence[int]) -> None:
         """`job` gets these devices (rows of the fleet); devices that were held for it count no longer."""
         if job.team not in self._state.quotas:
             return
@@ -64,12 +64,8 @@ class Tally:
         other._used = {team: dict(used) for team, used in self._used.items()}
         return other
 
-    def _usage(self, job: Job, devices: Iterable[int]) -> dict[str, int]:
-        total: dict[str, int] = {}
-        for row in devices:
-            kind = self._state.fleet.kind(row)
-            total[kind] = total.get(kind, 0) + job.shape.milli
-        return total
+    def _usage(self, job: Job, devices: Sequence[int]) -> dict[str, int]:
+        return {kind: count * job.shape.milli for kind, count in self._state.fleet.kinds(devices).items()}
 
     def _accelerators(self) -> tuple[str, ...]:
         if self._models is None:

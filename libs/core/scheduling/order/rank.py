@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from libs.core.scheduling.order.share import NOTHING, Share
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State
 
@@ -13,16 +14,16 @@ class JobRank:
 
     minus_priority: int
     not_due: bool
-    share_milli: int
-    """What the job's team holds, thousandths of devices; 0 when its reservation is due: then only age counts."""
+    share: Share
+    """What the job's team holds; nothing when its reservation is due: then only age counts."""
     submitted_us: int
     job_id: str
 
 
-def rank(job: Job, used_milli: int, t_us: int, policy: Policy) -> JobRank:
-    """The rank at `t_us` of a job whose team holds `used_milli`."""
+def rank(job: Job, share: Share, t_us: int, policy: Policy) -> JobRank:
+    """The rank at `t_us` of a job whose team holds `share`."""
     due = is_due(job, t_us, policy)
-    return JobRank(-job.priority, not due, 0 if due else used_milli, job.submitted_us, job.id)
+    return JobRank(-job.priority, not due, NOTHING if due else share, job.submitted_us, job.id)
 
 
 def is_due(job: Job, t_us: int, policy: Policy) -> bool:

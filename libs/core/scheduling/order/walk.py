@@ -1,9 +1,10 @@
 """The walk over the queues, job by job."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from libs.core.scheduling.order.rank import JobRank, rank
+from libs.core.scheduling.order.share import Share, share_of
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State
 
@@ -12,15 +13,15 @@ class Order:
     """Gives the job to consider next, as long as there is one.
 
         while (job := order.next()) is not None:
-            order.granted(job, milli)   # or
-            order.passed(job)           # or neither: the job waits, and its queue with it
+            order.granted(job, devices)   # or
+            order.passed(job)             # or neither: the job waits, and its queue with it
 
-    `used` is what teams hold, thousandths of devices, grants of this walk included.
+    `used` is what teams hold, grants of this walk included.
     """
 
     def __init__(self, state: State, t_us: int, policy: Policy, queues: Iterable[QueueKey] | None = None) -> None:
         """`queues`: the only ones to look at; None: all."""
-        self.used: dict[str, int] = {}
+        self.used: dict[str, Share] = {}
         self._state, self._t_us, self._policy = state, t_us, policy
         self._rest: dict[QueueKey, Iterator[str]] = {}
         self._heap: list[tuple[JobRank, Job]] = []
@@ -37,10 +38,13 @@ class Order:
             heapq.heappush(self._heap, (now, job))  # its team was granted something since: no longer first
         return None
 
-    def granted(self, job: Job, milli: int) -> None:
-        """The job is out of its queue, and its team holds `milli` more; devices that were held for the job count no longer."""
+    def granted(self, job: Job, devices: Sequence[int]) -> None:
+        """The job is out of its queue, and its team holds its share of these `devices` (rows of the fleet) more; devices
+        that were held for it count no longer."""
         self._granted.add(job.id)
-        self.used[job.team] += milli - self._state.kept_milli(job.id)
+        gets = {kind: count * job.shape.milli for kind, count in self._state.fleet.kinds(devices).items()}
+        kept = share_of(self._state.kept(job.id))
+        self.used[job.team] = self.used[job.team].plus(share_of(gets)).less(kept)
         self._advance(job.queue)
 
     def passed(self, job: Job) -> None:
@@ -52,7 +56,7 @@ class Order:
         for key in queues:
             if key not in self._rest and key in self._state.queues:
                 if key[1] not in self.used:
-                    self.used[key[1]] = self._state.committed_milli(key[1])
+                    self.used[key[1]] = share_of(self._state.committed(key[1]))
                 self._rest[key] = iter(self._state.queues[key])
                 self._advance(key)
 

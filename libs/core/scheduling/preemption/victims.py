@@ -13,10 +13,11 @@ from libs.core.placement.context import context_of
 from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.order import Order
+from libs.core.scheduling.order import Order, front, is_due
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.cost import ClassCosts
 from libs.core.scheduling.preemption.index import Holdings, VictimIndex
+from libs.core.scheduling.reservation import Reservations
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.model import Job, QueueKey, State
 from schemas.ids import event_id
@@ -97,15 +98,18 @@ def choices(
 
     As in a cycle, a job that gets no place blocks its queue. Each is chosen as if the earlier ones were carried out, so
     that two never count on the same device. `pending` plans count as carried out from the start: their beneficiaries get
-    no other, their victims and devices serve nobody else.
+    no other, their victims and devices serve nobody else. What a cycle keeps for a gang whose reservation is due, of any
+    class, serves nobody behind it: neither is it free to them, nor does anybody give way there.
     """
     taken = _Taken.by(state, pending)
     holdings = Holdings(state, t_us)
-    order = Order(state, t_us, policy, _may_preempt(state))
+    kept = Reservations(state, replace(holdings.empty, blocked=taken.devices), t_us, policy)
+    order = Order(state, t_us, policy, _considered(state, t_us, policy))
     while (job := order.next()) is not None:
         if job.id in taken.beneficiaries:
-            order.granted(job, taken.beneficiaries[job.id] * job.shape.milli)
+            order.granted(job, taken.beneficiaries[job.id])
         elif not job.preempts or job.id in state.holds or job.id in but_not:
+            kept.keep(job, taken.tally.room(job).request)
             order.passed(job)
         else:
             request = taken.tally.room(job).request
@@ -114,12 +118,14 @@ def choices(
             if placed is not None:
                 taken.devices[placed.rows] = True
                 taken.tally.take(job, placed.rows.tolist())
-                order.granted(job, len(placed.rows) * job.shape.milli)
+                order.granted(job, placed.rows.tolist())
             if choice is not None:
                 taken.victims.update(victim.id for victim in choice.victims)
                 yield requested or job, choice
-            elif placed is None and until in state.queues[job.queue]:
-                return
+            elif placed is None:
+                kept.keep(job, request)
+                if until in state.queues[job.queue]:
+                    return
         if job.id == until:
             return
 
@@ -141,8 +147,8 @@ def next_widening_us(state: State, t_us: int) -> int:
 class _Taken:
     """What earlier choices and pending plans count on. `devices`: mask of shape (D,); `tally`: what their teams then hold."""
 
-    beneficiaries: dict[str, int]
-    """Of pending plans, with the number of their devices."""
+    beneficiaries: dict[str, list[int]]
+    """Of pending plans, with their devices (rows)."""
     victims: set[str]
     devices: Bools
     tally: Tally
@@ -150,14 +156,14 @@ class _Taken:
     @classmethod
     def by(cls, state: State, pending: Collection[PreemptionPlanned]) -> "_Taken":
         taken = cls(
-            {plan.beneficiary: len(plan.devices) for plan in pending},
+            {},
             {victim for plan in pending for victim in plan.victims},
             np.zeros(len(state.fleet.up), dtype=np.bool_),
             Tally(state),
         )
         for plan in pending:
             rows = [row for row in map(state.fleet.devices.find, plan.devices) if row >= 0]
-            taken.devices[rows] = True
+            taken.beneficiaries[plan.beneficiary], taken.devices[rows] = rows, True
             job = state.jobs.get(plan.beneficiary)
             if job is not None:
                 taken.tally.take(job, rows)
@@ -176,9 +182,20 @@ def _place(holdings: Holdings, job: Job, taken: _Taken) -> tuple[Placed | None, 
     return (choice.placed, choice) if choice is not None else (None, None)
 
 
-def _may_preempt(state: State) -> list[QueueKey]:
-    """The queues in which a job waits whose class may preempt."""
-    return [key for key, queue in state.queues.items() if any(state.jobs[job_id].preempts for job_id in queue)]
+def _considered(state: State, t_us: int, policy: Policy) -> list[QueueKey]:
+    """The queues in which a job waits whose class may preempt; if there are any, also those for whose gangs a cycle keeps
+    devices from it."""
+    queues = [key for key, queue in state.queues.items() if any(state.jobs[job_id].preempts for job_id in queue)]
+    lowest = min((key[0] for key in queues), default=None)
+    if lowest is None:
+        return []
+    known = set(queues)
+    due = (
+        key
+        for key in state.queues
+        if key not in known and key[0] >= lowest and any(is_due(job, t_us, policy) for job in front(state, key))
+    )
+    return [*queues, *due]
 
 
 def _best(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:

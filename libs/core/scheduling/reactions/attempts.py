@@ -26,8 +26,8 @@ def vacate(d: Decision, node: str, evidence: Evidence, reason: str) -> None:
             release_hold(d, holder)
 
 
-def after_loss(d: Decision, job: Job, attempt: Attempt, cause: StopCause, reason: str, user: str = "") -> None:
-    """`user`: who asked for it, where somebody did."""
+def after_loss(d: Decision, job: Job, attempt: Attempt, cause: StopCause, reason: str) -> None:
+    """A part of the attempt is gone: unless its end was decided before, the rest is to stop for `cause`."""
     if attempt.state in UNDECIDED:
         stop(d, job, cause, reason)
     close_if_gone(d, job, attempt)

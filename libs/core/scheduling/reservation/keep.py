@@ -10,7 +10,7 @@ from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import Context
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.order import Order, is_due, rank
+from libs.core.scheduling.order import Order, is_due, rank, share_of
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Ints
 from libs.core.state.model import Job, QueueKey, Shape, State
@@ -63,7 +63,7 @@ def keep_ahead(view: View, state: State, job: Job, waiting: Collection[QueueKey]
     `waiting`: the queues of which it is known that they wait; for others nothing is kept.
     """
     reservations = Reservations(state, view, t_us, policy)
-    mine = rank(job, state.committed_milli(job.team), t_us, policy)
+    mine = rank(job, share_of(state.committed(job.team)), t_us, policy)
     tally = Tally(state)
     order = Order(state, t_us, policy, [key for key in waiting if key[0] >= job.priority and key[2].devices > 1])
     while (gang := order.next()) is not None and rank(gang, order.used[gang.team], t_us, policy) < mine:
