@@ -266,6 +266,8 @@ class Fleet:
 
     def kinds(self, rows: Sequence[int]) -> dict[str, int]:
         """How many of the devices `rows` are of each kind."""
+        if len(rows) == 1:
+            return {self.kind(rows[0]): 1}
         models, profiles, at = self.models.names, self.profiles.names, list(rows)
         pairs = Counter(zip(self.model[at].tolist(), self.profile[at].tolist(), strict=True))
         return {kind_of(models[model], profiles[profile]): count for (model, profile), count in pairs.items()}

@@ -2,6 +2,7 @@
 (`libs.core.accelerators.kinds`), so that seven `1g` slices of seven are one board."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from libs.core.accelerators.kinds import grains, is_cpu
@@ -28,6 +29,12 @@ NOTHING = Share()
 
 def share_of(held: Mapping[str, int]) -> Share:
     """`held`: kind of device -> thousandths of devices."""
-    if not held:
-        return NOTHING
-    return Share(grains(ANY_ACCELERATOR, held), sum(milli for kind, milli in held.items() if is_cpu(parts_of(kind)[0])))
+    total = NOTHING
+    for kind, milli in held.items():
+        total = total.plus(_of(kind, milli))
+    return total
+
+
+@lru_cache(maxsize=4096)  # few kinds, and of each few amounts: asked for every grant
+def _of(kind: str, milli: int) -> Share:
+    return Share(grains(ANY_ACCELERATOR, {kind: milli}), milli if is_cpu(parts_of(kind)[0]) else 0)
