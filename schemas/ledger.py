@@ -273,11 +273,8 @@ class InputRejected(Fact):
     reason: str = Field(max_length=2048)
 
 
-LedgerEvent = Annotated[
-    NodeJoined
-    | NodeLeft
-    | QuotaSet
-    | JobQueued
+EventOfJob = (
+    JobQueued
     | JobGranted
     | AttemptStarting
     | AttemptRunning
@@ -290,6 +287,14 @@ LedgerEvent = Annotated[
     | JobFinished
     | DevicesHeld
     | HoldReleased
+)
+"""The variants that are about a job."""
+
+LedgerEvent = Annotated[
+    NodeJoined
+    | NodeLeft
+    | QuotaSet
+    | EventOfJob
     | BoardRecut
     | BoardCutDone
     | InputRejected
@@ -320,24 +325,6 @@ class UnknownEvent(Fact):
 
     kind: str
     skippable: Literal[True]
-
-
-EventOfJob = (
-    JobQueued
-    | JobGranted
-    | AttemptStarting
-    | AttemptRunning
-    | AttemptCheckpointed
-    | AttemptPreempting
-    | AttemptStopping
-    | DevicesFreed
-    | AttemptClosed
-    | JobRequeued
-    | JobFinished
-    | DevicesHeld
-    | HoldReleased
-)
-"""The variants that are about a job."""
 
 
 class LedgerRecord(Fact):
