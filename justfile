@@ -33,11 +33,11 @@ bench *args: _house
 bench-placement *args: _house
     python -m benchmarks.placement "$@"
 
-# What CI runs: style, types, import contracts and schema drift (tests/architecture) and every other test, on two cores
+# What CI runs: style, types, import contracts and schema drift (tests/architecture) and every other test. Three workers on two cores: much of the time is waiting
 [group("test")]
 [no-exit-message]
 test *args: _house
-    pytest -n 2 --dist loadfile "$@"
+    pytest -n 3 --dist loadfile "$@"
 
 # The tests that finish in seconds: no faults, no demo
 [group("test")]

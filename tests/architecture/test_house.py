@@ -65,7 +65,7 @@ def test_pyproject_asks_for_what_is_pinned() -> None:
 
 
 def test_continuous_integration_runs_what_developers_run() -> None:
-    assert "exec ./dev test" in (ROOT / ".ci/run").read_text()
+    assert './dev test "$@"' in (ROOT / ".ci/run").read_text()
 
 
 def test_compose_runs_every_service() -> None:
