@@ -1,15 +1,19 @@
-"""`baton ledger verify`: every record of a pool's ledger against the invariants, and against the bill."""
+"""`baton ledger verify`: every record of a pool's ledger against the invariants, and against the bill; `baton ledger
+export`: the ledger as a file, for whoever wants to verify it without us."""
 
 import asyncio
-from collections.abc import Iterable
+import sys
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from libs.cli.exits import Ended, Exit
+from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.options import Output, Url
-from libs.cli.output import Column, Format, document, hint, show
+from libs.cli.output import Column, Format, document, hint, say, show
 from libs.cli.session import run
 from libs.client import Baton
 from schemas.billing import BillQuery, BillReply
@@ -19,6 +23,7 @@ app = typer.Typer(help="Audit the ledger (operators).", no_args_is_help=True, ri
 
 _COUNTS = [Column("COUNT", lambda row: row[1], right=True), Column("OF", lambda row: row[0])]
 _BILL_CATCHES_UP_S = 10.0
+_TOLD_EVERY_S = 2.0
 
 
 @app.callback()
@@ -29,12 +34,24 @@ def _group() -> None:
 @app.command("verify")
 def verify(
     bill: Annotated[bool, typer.Option("--bill", help="Compare with the bill of quota_billing as well.")] = False,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option("--file", help="Check a file of `baton ledger export`; no server is asked. Several: in order."),
+    ] = None,
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Read the whole ledger through a checker with books of its own. Exits with 1 if anything is violated."""
-    report, billed = run(lambda baton: _read(baton, pool or baton.place.pool, bill), OPERATOR, url)
+    if file and bill:
+        raise UsageFault("--bill asks the service for its bill and --file asks nobody: give one of them")
+    if file:
+        from libs.ledger.verify import verify_files
+
+        report: Any = verify_files(file, _telling("checked"))
+        billed = None
+    else:
+        report, billed = run(lambda baton: _read(baton, pool or baton.place.pool, bill), OPERATOR, url)
     differences = _differences(report, billed) if billed is not None else []
     if output in (Format.JSON, Format.YAML):
         document(asdict(report) | {"bill_differences": differences, "ok": report.ok and not differences}, output)
@@ -50,6 +67,37 @@ def verify(
             )
     if not report.ok or differences:
         raise Ended(Exit.FAILED)
+
+
+@app.command("export")
+def export(
+    file: Annotated[
+        Path, typer.Argument(help="Where to write; a name that ends in .gz is compressed.", metavar="FILE")
+    ],
+    pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
+    url: Url = None,
+) -> None:
+    """Write the whole ledger to FILE, JSON lines as stored, for anyone to verify offline (docs/ledger-file.md)."""
+    from libs.ledger.verify import export as write
+
+    async def work(baton: Baton) -> Any:
+        return await write(baton.nats.jetstream(), pool or baton.place.pool, file, _telling("written"))
+
+    end = run(work, OPERATOR, url)
+    say(f"{end.messages} messages; the chain ends with record {end.head.seq} {end.head.hash}")
+
+
+def _telling(what: str) -> Callable[[int, int], None]:
+    """Tells on a terminal, every two seconds, how far it is."""
+    told = time.monotonic()
+
+    def tell(done: int, of: int) -> None:
+        nonlocal told
+        if sys.stderr.isatty() and time.monotonic() - told >= _TOLD_EVERY_S:
+            told = time.monotonic()
+            hint(f"{done:,} {f'of {of:,} ' if of else ''}messages {what}")
+
+    return tell
 
 
 async def _read(baton: Baton, pool: str, with_bill: bool) -> tuple[Any, BillReply | None]:
@@ -105,3 +153,4 @@ def _counts(report: Any) -> Iterable[tuple[str, object]]:
     for team, amount in sorted(report.by_team.items()):
         yield f"device-seconds of {team}", f"{amount / 1e9:.6f}"
     yield "violations", report.violations_total
+    yield f"is the last valid record ({report.head_hash[:16]})", report.head_seq

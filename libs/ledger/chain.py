@@ -55,6 +55,10 @@ class ChainLink(BaseModel):
     prev_hash: str
 
 
+class _PoolLink(ChainLink):
+    pool: str
+
+
 @dataclass(frozen=True, slots=True)
 class ChainEntry:
     """One message of the ledger stream. Apply `record` only when `valid`; otherwise `why` says what is wrong with it.
@@ -80,11 +84,21 @@ class ChainEntry:
 
 _record = TypeAdapter(LedgerRecord).validator.validate_json
 _link = TypeAdapter(ChainLink).validator.validate_json
+_pool_link = TypeAdapter(_PoolLink).validator.validate_json
 
 
 def continues(head: Head, record: LedgerRecord | ChainLink) -> bool:
     """Whether `record` names `head` as the record before it."""
     return record.prev_seq == head.seq and record.prev_hash == head.hash
+
+
+def next_head(head: Head, pool: str, seq: int, payload: bytes) -> Head:
+    """The head after the message at `seq`, by the chain alone: whether the record is understood does not matter here."""
+    try:
+        link = _pool_link(payload)
+    except ValidationError:
+        return head
+    return Head(seq, content_hash(payload)) if continues(head, link) and link.pool == pool else head
 
 
 def judge(head: Head, pool: str, seq: int, payload: bytes, time_us: int) -> ChainEntry:

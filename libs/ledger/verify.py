@@ -1,9 +1,22 @@
-"""The audit of a pool's real ledger: every record from the first on, through the checker that keeps its own books."""
+"""The audit of a pool's ledger: every record from the first on, through the checker that keeps its own books."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from nats.js import JetStreamContext
 
 from libs.core.projections.verify import Checker, Verification
+from libs.ledger.chain import GENESIS, ChainEntry, Head, judge
+from libs.ledger.export import BadLedgerFile, FileEnd, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.reader import LedgerReader
+from libs.ledger.tail import Tail
+from schemas.subjects import ledger_stream
+
+Progress = Callable[[int, int], None]
+"""Called now and then with the messages done, and with how many there are; 0: not known."""
+
+_WAIT_S = 1.0
+_TOLD_EVERY = 4096
 
 
 async def verify(js: JetStreamContext, pool: str) -> Verification:
@@ -11,12 +24,65 @@ async def verify(js: JetStreamContext, pool: str) -> Verification:
 
     Raises LedgerStopped (see libs.ledger.chain) when the ledger cannot be read from its beginning.
     """
-    checker = Checker()
-    reader = LedgerReader(js, pool)
+    checker, reader, head = Checker(), LedgerReader(js, pool), GENESIS
     try:
         async for entries in reader.read_to(await reader.last_seq()):
             for entry in entries:
-                checker.step(entry.seq, entry.record, entry.valid)
+                head = _step(checker, entry, head)
     finally:
         await reader.close()
-    return checker.finish()
+    return _finished(checker, head)
+
+
+def verify_files(paths: Sequence[Path], progress: Progress = lambda done, of: None) -> Verification:
+    """The same from files of `baton ledger export`, without any server: a ledger from its first record on, in one file or
+    in several that follow each other.
+
+    Raises BadLedgerFile when a file is damaged, or does not follow the one before it; LedgerStopped as `verify` does.
+    """
+    checker, head, last_seq, pool = Checker(), GENESIS, 0, ""
+    for path in paths:
+        file = LedgerFile(path)
+        start = file.start
+        if (start.first_seq, start.head) != (last_seq + 1, head) or pool not in ("", start.pool):
+            begins = f"begins with message {start.first_seq} of pool {start.pool}, after record {start.head.seq}"
+            wanted = (
+                f"message {last_seq + 1}{f' of pool {pool}' if pool else ''}, after record {head.seq} {head.hash[:12]}"
+            )
+            raise BadLedgerFile(f"{path}: {begins}; wanted is {wanted}: give all files of one ledger, in order")
+        pool = start.pool
+        for stored in file:
+            head = _step(checker, judge(head, pool, stored.seq, stored.payload, stored.time_us), head)
+            last_seq = stored.seq
+            if last_seq % _TOLD_EVERY == 0:
+                progress(last_seq, 0)
+    return _finished(checker, head)
+
+
+async def export(js: JetStreamContext, pool: str, path: Path, progress: Progress = lambda done, of: None) -> FileEnd:
+    """Writes the ledger up to its present end to `path`, message by message as stored. The file is there once it is whole.
+
+    Raises LedgerStopped when the ledger cannot be read from its beginning, and OSError of the file.
+    """
+    last = (await js.stream_info(ledger_stream(pool))).state.last_seq
+    tail = Tail(js, ledger_stream(pool), 0)
+    try:
+        with LedgerFileWriter(path, FileStart(pool)) as out:
+            while out.last_seq < last:
+                for stored in await tail.messages(min(256, last - out.last_seq), _WAIT_S):
+                    out.add(stored)
+                progress(out.last_seq, last)
+            return out.finish()
+    finally:
+        await tail.close()
+
+
+def _step(checker: Checker, entry: ChainEntry, head: Head) -> Head:
+    checker.step(entry.seq, entry.record, entry.valid)
+    return entry.head if entry.valid else head
+
+
+def _finished(checker: Checker, head: Head) -> Verification:
+    report = checker.finish()
+    report.head_seq, report.head_hash = head.seq, head.hash
+    return report

@@ -287,6 +287,18 @@ async def test_an_empty_ledger_holds_every_invariant(urls: dict[str, str]) -> No
     assert "0\tviolations" in result.out
 
 
+async def test_a_ledger_is_exported_and_verified_offline(urls: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    assert (await baton("ledger", "export", str(path), "--pool", "main", url=urls["operator"])).code == 0
+    result = await baton("ledger", "verify", "--file", str(path), url="nats://127.0.0.1:1")
+    assert (result.code, "0\tviolations" in result.out) == (0, True)
+    path.write_text(path.read_text()[:-9])
+    damaged = await baton("ledger", "verify", "--file", str(path))
+    assert damaged.code == 1
+    assert "cut short" in damaged.err
+    assert (await baton("ledger", "verify", "--file", str(path), "--bill")).code == 2
+
+
 async def test_provision_may_be_repeated(urls: dict[str, str]) -> None:
     result = await baton("provision", "--scale", "0.01", url=urls["operator"])
     assert (result.code, result.out) == (0, "main\tready\n")

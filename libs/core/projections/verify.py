@@ -43,6 +43,9 @@ class Verification:
     violations_total: int = 0
     last_seq: int = 0
     last_t_us: int = 0
+    head_seq: int = 0
+    head_hash: str = ""
+    """The last valid record: two who verified the same ledger have the same."""
 
     @property
     def ok(self) -> bool:
