@@ -1,6 +1,6 @@
 """Every message once: its CloudEvents type, model, subject, stream, who sends it and who reads it.
 
-`schemas/generate.py` writes JSON Schema and AsyncAPI from this list; `libs/bus/streams.py` takes from it which subjects
+`schemas/generate.py` writes JSON Schema and AsyncAPI from this list; `libs/bus/table.py` takes from it which subjects
 each stream keeps.
 """
 

@@ -10,7 +10,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 
-from libs.bus.streams import CURSORS_BUCKET
+from libs.bus.table import CURSORS_BUCKET
 
 
 class Cursors:

@@ -33,7 +33,7 @@ from libs.bus.dead import Received, dead_letter, replayed
 from libs.bus.messages import Malformed, Outgoing
 from libs.bus.metrics import BATCH_SECONDS, SETTLED
 from libs.bus.outbox import NotStored, Outbox
-from libs.bus.streams import ACK_WAIT_S, consumer_config, durable_of
+from libs.bus.table import ACK_WAIT_S, consumer_config, durable_of
 
 __all__ = ["Malformed", "Received", "Transient", "consume", "dead_letter", "received_of", "replayed"]
 
@@ -90,7 +90,7 @@ def consume(
 
     `origin` is the service's name, for dead letters. `decide` returns what follows from a message; it may be async and
     may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. Raises KeyError when
-    the durable is not in the table of `libs.bus.streams`, which also says what it filters.
+    the durable is not in the table of `libs.bus.table`, which also says what it filters.
     """
     entry = durable_of(stream, durable)
     shell = _Shell(origin, durable, decide, outbox)

@@ -58,8 +58,8 @@ _CODES: dict[str, int] = {
     "PermissionError": Exit.DENIED, "IsADirectoryError": Exit.USAGE, "UnicodeDecodeError": Exit.USAGE,
     # the bus, the ledger, the embedded servers
     "BusUnavailable": Exit.UNREACHABLE, "NotStored": Exit.UNREACHABLE, "NoAnswer": Exit.UNREACHABLE,
-    "StreamsMissing": Exit.UNREACHABLE, "StreamDrift": Exit.CONFLICT, "LedgerStopped": Exit.FAILED,
-    "BadLedgerFile": Exit.FAILED,
+    "StreamsMissing": Exit.UNREACHABLE, "StreamDrift": Exit.CONFLICT, "CannotProvision": Exit.FAILED,
+    "LedgerStopped": Exit.FAILED, "BadLedgerFile": Exit.FAILED,
     "StateDirLocked": Exit.CONFLICT, "PortInUse": Exit.CONFLICT, "MissingBinary": Exit.FAILED,
     "StartFailed": Exit.FAILED, "NotReady": Exit.FAILED,
 }  # fmt: skip

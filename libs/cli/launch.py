@@ -11,13 +11,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from libs.bus.connect import connect
 from libs.bus.streams import provision
+from libs.bus.table import reserved_bytes
 from libs.cli.health import Checks, NotReady, readiness
 from libs.cli.users import SERVICES as SERVICES_USER
 from libs.cli.users import check_teams, check_users, nats_users, node_name
@@ -234,6 +235,10 @@ class LocalStack:
             return ServerOptions(run=())  # still takes the state directory, so that two instances never share one
         users = nats_users(self.state_dir, self.options.teams, self.options.users, self.options.pools)
         nats = NatsOptions(port=self.options.nats_port, users=users, sync_always=self.options.sync_always)
+        needed = 2 * reserved_bytes(
+            self.options.pools, scale=self.options.scale
+        )  # twice: limits grow, and never shrink
+        nats = replace(nats, max_file_store_bytes=max(nats.max_file_store_bytes, needed))
         return ServerOptions(run=(NATS, VALKEY, MONGO), nats=nats)
 
     async def _provision(self) -> None:

@@ -8,16 +8,8 @@ from nats.js.errors import APIError
 
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.cursors import Cursors
-from libs.bus.streams import (
-    SNAPSHOTS_BUCKET,
-    StreamDrift,
-    StreamsMissing,
-    bind,
-    durable_of,
-    durables,
-    provision,
-    streams,
-)
+from libs.bus.streams import StreamDrift, StreamsMissing, bind, provision
+from libs.bus.table import SNAPSHOTS_BUCKET, durable_of, durables, streams
 from schemas import subjects
 from schemas.catalog import CATALOG
 from tests.kit.background import ServerInBackground

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.bus.streams import streams
+from libs.bus.table import streams
 from libs.core.scheduling.decider import Decider
 from libs.core.state import ended
 from libs.core.state.cut import Cuts

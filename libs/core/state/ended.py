@@ -23,7 +23,7 @@ from typing import Any
 
 DAY_US = 86_400_000_000
 KEPT_US = 7 * DAY_US
-"""How long a client key names its job after the job's end. Longer than REQUESTS keeps messages (libs.bus.streams), so
+"""How long a client key names its job after the job's end. Longer than REQUESTS keeps messages (libs.bus.table), so
 that a request is refused for its age only if the window had to shrink."""
 MAX_SLOTS = 1 << 24
 """16 bytes each: 268 MB per process that keeps them, whatever happens in a year. Tables are filled to three quarters, so

@@ -1,0 +1,206 @@
+"""Every stream and durable consumer, in one table. Pure data: `libs.bus.streams` makes what stands here.
+
+All streams are bounded. Sizes stand in `SIZES_MIB` and nowhere else; what the broker must let streams reserve is their sum
+(`reserved_bytes`), which compose's nats.conf and the embedded server are held against. A full stream refuses (`discard: new`),
+except telemetry, which drops the oldest. The ledger never expires and can be neither deleted from nor purged.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+
+from schemas import subjects
+from schemas.catalog import CATALOG
+from schemas.subjects import DEAD, EVENTS, REQUESTS, TELEMETRY
+
+CURSORS_BUCKET = "baton-cursors"
+SNAPSHOTS_BUCKET = "baton-snapshots"
+
+SIZES_MIB: Final = {
+    REQUESTS: 1_024,  # trimmed behind what is answered (libs.bus.trim): what waits, and some minutes
+    EVENTS: 2_048,
+    TELEMETRY: 128,
+    DEAD: 512,
+    CURSORS_BUCKET: 64,
+    SNAPSHOTS_BUCKET: 4_096,  # of each reader two; the state of 500,000 waiting jobs takes about 60 MiB
+    subjects.INBOX: 1_024,  # trimmed behind what the ledger has decided
+    subjects.LEDGER: 8_192,
+}
+"""The size of each stream, MiB; of those with `{pool}` in their name for each pool."""
+
+_MIB = 1024 * 1024
+_DAY_S = 86_400.0
+_HOUR_S = 3_600.0
+
+ACK_WAIT_S = 10.0
+"""A consumer that stops saying 'in progress' for this long loses its messages to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """A durable pull consumer: who reads which part of a stream. `stream` is its name. In the table below `name` and
+    filters may have `{pool}` in them: then each pool has one."""
+
+    stream: str
+    name: str
+    filter_subjects: tuple[str, ...]
+    max_ack_pending: int = 5_000
+
+
+DURABLES: tuple[Durable, ...] = (
+    Durable(REQUESTS, "admission", (subjects.fill(subjects.COMMAND, entity="job"),)),
+    Durable(REQUESTS, "quota_billing-{pool}", (subjects.fill(subjects.POOL_COMMAND, entity="quota"),)),
+)
+
+
+def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> list[StreamConfig]:
+    """The whole table. `scale` multiplies every size limit (tests and small machines use less than 1)."""
+    table = [
+        _stream(REQUESTS, _kept(REQUESTS), SIZES_MIB[REQUESTS], max_age=3 * _DAY_S),
+        _stream(EVENTS, _kept(EVENTS), SIZES_MIB[EVENTS], max_age=7 * _DAY_S),
+        # On disk as well: one broker forgets a stream in memory when it restarts, and no service could bind any more.
+        _stream(TELEMETRY, _kept(TELEMETRY), SIZES_MIB[TELEMETRY], max_age=_HOUR_S, discard=DiscardPolicy.OLD),
+        _stream(DEAD, [subjects.anyone(subjects.DEAD_LETTER)], SIZES_MIB[DEAD], max_age=30 * _DAY_S),
+        _key_value(CURSORS_BUCKET, SIZES_MIB[CURSORS_BUCKET]),
+        _objects(SNAPSHOTS_BUCKET, SIZES_MIB[SNAPSHOTS_BUCKET]),
+    ]
+    for pool in pools:
+        inbox = _kept(subjects.INBOX, pool=pool)
+        table.append(_stream(subjects.inbox_stream(pool), inbox, SIZES_MIB[subjects.INBOX], max_age=7 * _DAY_S))
+        table.append(
+            _stream(
+                subjects.ledger_stream(pool),
+                _kept(subjects.LEDGER, pool=pool),
+                SIZES_MIB[subjects.LEDGER],
+                duplicate_window=_HOUR_S,
+                deny_delete=True,
+                deny_purge=True,
+            )
+        )
+    for config in table:
+        assert config.max_bytes is not None
+        config.max_bytes = max(_MIB, int(config.max_bytes * scale))
+        config.num_replicas = replicas
+    return table
+
+
+def reserved_bytes(pools: Sequence[str], *, scale: float = 1.0) -> int:
+    """What the broker's `max_file_store` must allow for this table."""
+    return sum(config.max_bytes or 0 for config in streams(pools, scale=scale))
+
+
+def _kept(stream: str, **keys: str) -> list[str]:
+    """The subjects of a stream: those of the catalogue's messages that are kept there, whatever their `<what>`, so that
+    a misspelt one is stored and answered by who reads the stream."""
+    kept = (m.subject.split(".") for m in CATALOG if m.stream == stream)
+    patterns = {".".join([*parts[:4], parts[4] if stream in _ONE_KIND else "*", *parts[5:]]) for parts in kept}
+    return sorted(subjects.anyone(pattern, **keys) for pattern in patterns)
+
+
+_ONE_KIND = (TELEMETRY, subjects.LEDGER)
+"""Streams of one message only: another signal of a node is not kept, and nothing but records is in a ledger."""
+
+
+def consumer_config(durable: Durable, *, replicas: int = 1) -> ConsumerConfig:
+    """How a durable is made. `max_deliver` has no bound: `libs.bus.settle` ends every message and says why."""
+    return ConsumerConfig(
+        name=durable.name,
+        durable_name=durable.name,
+        deliver_policy=DeliverPolicy.ALL,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        max_deliver=-1,
+        max_ack_pending=durable.max_ack_pending,
+        num_replicas=replicas,
+        **(
+            {"filter_subject": durable.filter_subjects[0]}
+            if len(durable.filter_subjects) == 1
+            else {"filter_subjects": list(durable.filter_subjects)}
+        ),
+    )
+
+
+def durables(pools: Sequence[str]) -> list[Durable]:
+    """Every durable consumer of these pools."""
+    return [
+        made
+        for entry in DURABLES
+        for made in ([_of_pool(entry, p) for p in pools] if _per_pool(entry) else [_all(entry)])
+    ]
+
+
+def durable_of(stream: str, name: str) -> Durable:
+    """The table's entry of that name. Raises KeyError naming the known ones."""
+    for entry in DURABLES:
+        if entry.stream == stream:
+            with suppress(ValueError):
+                keys = subjects.read(entry.name, name)
+                return _of_pool(entry, keys["pool"]) if keys else _all(entry)
+    known = ", ".join(f"{d.stream}/{d.name}" for d in DURABLES)
+    raise KeyError(f"no durable {stream}/{name} in libs.bus.table.DURABLES; known: {known}")
+
+
+def _per_pool(entry: Durable) -> bool:
+    return "pool" in subjects.keys_in(entry.name)
+
+
+def _of_pool(entry: Durable, pool: str) -> Durable:
+    filters = tuple(subjects.anyone(pattern, pool=pool) for pattern in entry.filter_subjects)
+    return replace(entry, name=subjects.fill(entry.name, pool=pool), filter_subjects=filters)
+
+
+def _all(entry: Durable) -> Durable:
+    return replace(entry, filter_subjects=tuple(map(subjects.anyone, entry.filter_subjects)))
+
+
+def _stream(
+    name: str,
+    subjects: list[str],
+    max_mib: int,
+    *,
+    max_age: float = 0,
+    storage: StorageType = StorageType.FILE,
+    discard: DiscardPolicy = DiscardPolicy.NEW,
+    duplicate_window: float = 120.0,
+    deny_delete: bool = False,
+    deny_purge: bool = False,
+) -> StreamConfig:
+    return StreamConfig(
+        name=name,
+        subjects=subjects,
+        retention=RetentionPolicy.LIMITS,  # work-queue streams forget message ids at a restart
+        storage=storage,
+        discard=discard,
+        max_bytes=max_mib * _MIB,
+        max_age=max_age,
+        max_msgs=-1,
+        max_consumers=-1,
+        max_msgs_per_subject=-1,
+        duplicate_window=duplicate_window,
+        deny_delete=deny_delete,
+        deny_purge=deny_purge,
+        allow_direct=True,
+    )
+
+
+def _key_value(bucket: str, max_mib: int) -> StreamConfig:
+    """As nats.py's `create_key_value` makes it, and like every other stream in this table compared with what exists."""
+    config = _stream(f"KV_{bucket}", [f"$KV.{bucket}.>"], max_mib, deny_delete=True)
+    return config.evolve(max_msgs_per_subject=1, allow_rollup_hdrs=True)
+
+
+def _objects(bucket: str, max_mib: int) -> StreamConfig:
+    """As nats.py's `create_object_store` makes it."""
+    config = _stream(f"OBJ_{bucket}", [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"], max_mib)
+    return config.evolve(allow_rollup_hdrs=True)
