@@ -17,6 +17,7 @@ BATCH_SECONDS = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10),
     registry=None,
 )
+TRIMMED = Counter("baton_bus_trims_total", "Times that a stream was trimmed", ["stream"], registry=None)
 QUERIES = Counter("baton_bus_queries_total", "Questions by how they were answered", ["query", "status"], registry=None)
 QUERY_SECONDS = Histogram(
     "baton_bus_query_seconds",
@@ -29,5 +30,5 @@ QUERY_SECONDS = Histogram(
 
 def register(registry: CollectorRegistry) -> None:
     """Shows these in `registry`: a service calls it once for its own."""
-    for collector in (ERRORS, PUBLISHED, RETRIED, SETTLED, BATCH_SECONDS, QUERIES, QUERY_SECONDS):
+    for collector in (ERRORS, PUBLISHED, RETRIED, SETTLED, TRIMMED, BATCH_SECONDS, QUERIES, QUERY_SECONDS):
         registry.register(collector)

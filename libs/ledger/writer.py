@@ -85,6 +85,7 @@ class LedgerWriter(Generic[D]):
         self.head = GENESIS
         self.position = 0
         self.decided_to = 0  # inbox sequence; `decider` may be ahead of it while a commit is under way
+        self.recorded_to = 0  # inbox sequence of the last record: what a fold of the ledger goes on behind
         self.role = "starting"
         self.ready = asyncio.Event()
         self.counters = Counters()
@@ -162,7 +163,7 @@ class LedgerWriter(Generic[D]):
         async for entries in reader.read_to(last):
             self._fold(decider, entries)
         self.decider, self.head, self.position = decider, reader.head, reader.position
-        self.decided_to = decider.inbox_seq
+        self.decided_to = self.recorded_to = decider.inbox_seq
         self._unwritten = 0
         await self._announce()
 
@@ -289,7 +290,7 @@ class LedgerWriter(Generic[D]):
         self.position += 1
         self.head = Head(self.position, digest)
         self._last_writer = self.writer_id
-        self.decided_to = record.inbox_seq
+        self.decided_to = self.recorded_to = record.inbox_seq
         self._unwritten = 0
         self._limit = min(self._batch, self._limit * 2)
         self.counters.commits += 1
@@ -334,7 +335,7 @@ class LedgerWriter(Generic[D]):
                 if entries := await reader.next(256, min(0.1, max(0.01, self._takeover_s / 4))):
                     self._fold(self.decider, entries)
                     self.head, self.position = reader.head, reader.position
-                    self.decided_to = self.decider.inbox_seq
+                    self.decided_to = self.recorded_to = self.decider.inbox_seq
                     moved = loop.time()
                 now = loop.time()
                 for message in await inbox.messages(256, 0.0) if len(waiting) < 4096 else ():

@@ -28,6 +28,12 @@ class ServiceSettings(BaseSettings):
     state_dir: Path | None = Field(
         default=None, validation_alias="BATON_STATE_DIR", description="where <service>.http tells the chosen HTTP port"
     )
+    trim_keep_s: float = Field(
+        default=600.0,
+        ge=0,
+        validation_alias="BATON_TRIM_KEEP_S",
+        description="requests and inputs that were dealt with are kept for so long, s; less when their stream is half full",
+    )
 
 
 class OrderSettings(ServiceSettings):

@@ -18,6 +18,7 @@ from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.settle import Received, consume
 from libs.bus.streams import bind
+from libs.bus.trim import trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement.find import warm
@@ -25,11 +26,12 @@ from libs.core.scheduling import limits
 from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
-from schemas import subjects
+from schemas.subjects import REQUESTS
 from services.admission.handlers import ORIGIN, Recent, handle
 from services.admission.settings import AdmissionSettings
 from services.admission.undecided import undecided
 
+DURABLE = "admission"
 FOLLOWER = "admission"
 """What is known of the pool: its devices, quotas and taken job ids."""
 
@@ -81,8 +83,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
     consume(
         broker,
-        stream=subjects.REQUESTS,
-        durable="admission",
+        stream=REQUESTS,
+        durable=DURABLE,
         origin=ORIGIN,
         decide=decide,
         outbox=lambda: outboxes[0],
@@ -102,6 +104,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         ]
         for known in followers:
             tasks.start(f"knowledge of {known.pool}", known.run())
+        tasks.start("trim of requests", trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s).run())
         async with tasks.until_stopped():
             for known in followers:
                 await known.caught_up.wait()

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from faststream.asgi import AsgiFastStream
 from nats.aio.client import Client
+from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.bus.broker import make_broker
@@ -16,6 +17,7 @@ from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.queries import serve
 from libs.bus.streams import bind
+from libs.bus.trim import Trimmer
 from libs.core.explain.dry_run import DryRunInputs
 from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
@@ -83,6 +85,15 @@ class Placement:
             on_commit=[self._committed],
             on_refold=[self._refolded],
         )
+
+    def inbox_trimmer(self, js: JetStreamContext) -> Trimmer:
+        """Of what the ledger has decided. Whoever leads trims."""
+
+        async def recorded() -> int:
+            writer = self.writer
+            return writer.recorded_to if writer is not None and writer.role == "leading" else 0
+
+        return Trimmer(js, subjects.inbox_stream(self.pool), recorded, keep_s=self.settings.trim_keep_s)
 
     @property
     def seq(self) -> int:
@@ -197,6 +208,7 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
         assert placement.writer is not None
         tasks.start("ledger writer", placement.writer.run())
         tasks.start("redis projection", projector.run(nats.jetstream()))
+        tasks.start("trim of the inbox", placement.inbox_trimmer(nats.jetstream()).run())
         async with tasks.until_stopped():
             yield
         await nats.close()

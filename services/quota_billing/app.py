@@ -14,6 +14,7 @@ from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
 from libs.bus.settle import consume
 from libs.bus.streams import bind
+from libs.bus.trim import trimmer_of
 from libs.core.billing.metering import Meter
 from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
@@ -58,6 +59,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     show(registry, lambda: [billing.follower])
     tasks = Tasks()
     pool = settings.pool
+    durable = f"quota_billing-{pool}"
     serve(
         broker,
         BY_TYPE["io.baton.bill.get.query.v1"],
@@ -75,7 +77,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     consume(
         broker,
         stream=REQUESTS,
-        durable=f"quota_billing-{pool}",
+        durable=durable,
         origin="quota_billing",
         decide=partial(set_quota, pool, billing.kinds),
         outbox=lambda: billing.outbox,
@@ -91,6 +93,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
             js, pool, Meter, name=FOLLOWER, snapshot_every=settings.snapshot_records
         )  # fmt: skip
         tasks.start("metering", follower.run())
+        tasks.start("trim of requests", trimmer_of(js, REQUESTS, durable, keep_s=settings.trim_keep_s).run())
         tasks.start("quotas of the file", apply_file(wanted, follower, Cursors(js), billing.outbox, pool))
         async with tasks.until_stopped():
             yield

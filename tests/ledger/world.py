@@ -40,9 +40,9 @@ class World:
         self.inputs = 0
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def begin(self) -> None:
+    async def begin(self, scale: float = 0.01) -> None:
         self.js = await self.connect()
-        await provision(self.js, [POOL], scale=0.01)
+        await provision(self.js, [POOL], scale=scale)
 
     async def end(self) -> None:
         for task in self._tasks:

@@ -1,0 +1,107 @@
+"""Trims a stream behind what has been dealt with, so that it fills with what waits and not with what was done long ago.
+
+    REQUESTS    each consumer trims its own subjects, behind its lowest unacknowledged message: settle acknowledges only what
+                is answered (in an inbox, as a rejection, or as a dead letter), and stored there
+    INBOX       placement, behind the inbox sequence of the last record of the ledger
+
+The naive way is to purge up to there at once. But the broker forgets the ids of purged messages when it restarts, and a
+person who looks for a message of a minute ago should find it; so what was dealt with stays for `keep_s`, unless the stream
+is half full. Nothing depends on a purge: one that fails is tried again at the next turn.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from nats.errors import ConnectionClosedError
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
+
+from libs.bus.metrics import TRIMMED
+from libs.bus.table import durable_of
+
+log = logging.getLogger("baton.trim")
+
+KEEP_S = 600.0
+PRESSED = 0.5
+"""Of a stream's limit: from there on nothing is kept that was dealt with."""
+
+_TURN_S = 15.0
+_PRESSED_TURN_S = 1.0
+
+Floor = Callable[[], Awaitable[int]]
+"""The sequence up to which everything has been dealt with, and what follows from it is stored elsewhere."""
+
+
+class Trimmer:
+    """Trims `stream`, or those of its messages that `subject` matches, behind `floor`."""
+
+    def __init__(
+        self, js: JetStreamContext, stream: str, floor: Floor, *, subject: str = "", keep_s: float = KEEP_S
+    ) -> None:
+        self.stream = stream
+        self.trimmed_to = 0
+        self._js = js
+        self._floor = floor
+        self._subject = subject
+        self._keep_s = keep_s
+        self._seen: deque[tuple[float, int]] = deque()  # (when, floor), oldest first
+        self._problem = ""
+
+    async def run(self) -> None:
+        """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
+        turn_s = min(_TURN_S, max(0.1, self._keep_s / 4))
+        while True:
+            pressed = False
+            try:
+                pressed = await self.turn(asyncio.get_running_loop().time())
+                self._problem = ""
+            except ConnectionClosedError:
+                raise
+            except (NatsError, TimeoutError, OSError) as error:
+                if not self._problem:
+                    log.warning("stream %s is not trimmed: %r", self.stream, error)
+                self._problem = repr(error)
+            await asyncio.sleep(min(turn_s, _PRESSED_TURN_S) if pressed else turn_s)
+
+    async def turn(self, now: float) -> bool:
+        """Trims what may go at `now` (seconds of a monotonic clock); whether the stream is pressed. Raises nats errors."""
+        info = await self._js.stream_info(self.stream)
+        floor = await self._floor()
+        self._seen.append((now, floor))
+        pressed = fill_of(info) >= PRESSED
+        upto = floor if pressed else self._dealt_with_before(now - self._keep_s)
+        if upto > self.trimmed_to and info.state.first_seq <= upto:
+            await self._js.purge_stream(self.stream, seq=upto + 1, subject=self._subject or None)
+            self.trimmed_to = upto
+            TRIMMED.labels(self.stream).inc()
+        return pressed
+
+    def _dealt_with_before(self, moment: float) -> int:
+        """The last floor that was seen before `moment`; older ones are forgotten."""
+        while len(self._seen) > 1 and self._seen[1][0] <= moment:
+            self._seen.popleft()
+        when, floor = self._seen[0]
+        return floor if when <= moment else 0
+
+
+def fill_of(info: StreamInfo) -> float:
+    """How full a stream is, of its limit: 0 to 1."""
+    limit = info.config.max_bytes or 0
+    return info.state.bytes / limit if limit > 0 else 0.0
+
+
+def trimmer_of(js: JetStreamContext, stream: str, durable: str, *, keep_s: float = KEEP_S) -> Trimmer:
+    """A trimmer of what the durable consumer reads, behind what it has acknowledged. Raises KeyError as `durable_of`."""
+    (subject,) = durable_of(stream, durable).filter_subjects
+
+    async def acknowledged() -> int:
+        last = (await js.stream_info(stream)).state.last_seq  # first: what comes after this is not counted as read
+        consumer = await js.consumer_info(stream, durable)
+        if not consumer.num_pending and not consumer.num_ack_pending:
+            return last
+        return consumer.ack_floor.stream_seq if consumer.ack_floor is not None else 0
+
+    return Trimmer(js, stream, acknowledged, subject=subject, keep_s=keep_s)
