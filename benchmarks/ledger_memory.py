@@ -2,13 +2,15 @@
 
     python -m benchmarks.ledger_memory                              # every reader, 10^4 to 10^6 records
     python -m benchmarks.ledger_memory --readers checker --records 10000000 --per-second 3
+    python -m benchmarks.ledger_memory --readers hot_state feed state admission --together --records 10000000
     python -m benchmarks.ledger_memory --stall                      # 500,000 waiting jobs, 1,000,000 ended ones
 
 The ledger is generated as it is read: records in their wire form with a valid chain, each read by the rule that every
 reader shares (`libs.ledger.chain.judge`). A job takes three records: queued and granted; running; freed, closed and
 finished. `--running` jobs are open at a time, and `--per-second` records make one second of the ledger's time, so that
 one record a second passes the seven days of client keys after 600,000 records. Each reader is a process of its own, and
-its resident memory is taken at each power of ten. Nothing else of the stack runs.
+its resident memory is taken at each power of ten and its multiples. With `--together` all of them are in one process, and
+the ledger is generated once: what all keep together is flat only if what each keeps is. Nothing else of the stack runs.
 """
 
 import argparse
@@ -17,7 +19,7 @@ import multiprocessing
 import resource
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=400, help="jobs that hold a device at a time")
     parser.add_argument("--per-second", type=float, default=1.0, help="records in a second of the ledger's time")
     parser.add_argument("--readers", nargs="*", default=list(READERS), choices=list(READERS))
+    parser.add_argument("--together", action="store_true", help="all readers in one process, over one ledger")
     parser.add_argument("--name", default="ledger_memory", help="of the file in benchmarks/results")
     parser.add_argument("--stall", action="store_true", help="measure a snapshot's stalls instead")
     options = parser.parse_args()
@@ -59,10 +62,11 @@ def main() -> None:
         return
     rows = {}
     context = multiprocessing.get_context("spawn")
-    for name in options.readers:
+    for names in [tuple(options.readers)] if options.together else [(name,) for name in options.readers]:
         with context.Pool(1) as pool:
-            rows[name] = pool.apply(measure, (name, options.records, options.running, options.per_second))
-        print(name, rows[name], flush=True)
+            found = pool.apply(measure, (names, options.records, options.running, options.per_second))
+        rows[" + ".join(names)] = found
+        print(*names, found, flush=True)
     settings = {"records": options.records, "running": options.running, "per_second": options.per_second}
     machine.write(options.name, {"machine": about, **settings, "mib": rows})
 
@@ -161,14 +165,19 @@ def _applied(projection: Any) -> Callable[[ChainEntry], Any]:
     return lambda entry: projection.apply(entry.record, entry.seq)
 
 
-def measure(name: str, records: int, running: int, per_second: float) -> dict[str, float]:
-    """Resident memory (MiB) after so many records, the peak, and how long it took."""
-    take, process, began = READERS[name](), psutil.Process(), time.perf_counter()
+def measure(names: Sequence[str], records: int, running: int, per_second: float) -> dict[str, float]:
+    """Resident memory (MiB) of a process with these readers after so many records, the peak, and how long it took.
+
+    Each figure is printed as soon as it is known, so that a run that is broken off has told something.
+    """
+    readers, process, began = [READERS[name]() for name in names], psutil.Process(), time.perf_counter()
     found: dict[str, float] = {}
     for entry in ledger(records, running, per_second):
-        take(entry)
+        for take in readers:
+            take(entry)
         if entry.seq >= 10_000 and set(str(entry.seq)[1:]) == {"0"}:
             found[f"{entry.seq:,}"] = _mib(process.memory_info().rss)
+            print(*names, f"{entry.seq:,} records: {found[f'{entry.seq:,}']} MiB", flush=True)
     found["peak"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
     found["records_per_s"] = round(records / (time.perf_counter() - began))
     return found

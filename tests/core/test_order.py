@@ -1,17 +1,23 @@
 """One order: who the cycle considers first is first for explain, the dry run and preemption too."""
 
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from libs.core.accelerators.kinds import GRAINS
-from libs.core.explain.waiting import explain, jobs_ahead, queue_view
+from libs.core.explain.waiting import explain, jobs_ahead, open_view, queue_view
+from libs.core.placement import Placed, find
+from libs.core.placement.context import context_of
 from libs.core.scheduling import cycle, preemption
 from libs.core.scheduling.order import Order, Share, share_of
+from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import State
+from libs.core.state.model import Job, State
 from schemas import inbox
 from schemas.resources import WHOLE_MILLI, Level, Resources
 from tests.core.builders import World, job, node
@@ -19,12 +25,24 @@ from tests.core.crowds import Crowd, steps, uncapped
 from tests.core.test_limits import board, processors
 
 
-def played(life: list[Any]) -> Crowd:
-    """The crowd after its life; more jobs come at the end, so that some wait, three of the highest class among them."""
+def played(life: list[Any], lost: Iterable[int] = ()) -> Crowd:
+    """The crowd after its life; more jobs come at the end, so that some wait, some of both highest classes among them. Then
+    nodes are `lost`, so that jobs that ran wait again, and come first."""
     crowd = Crowd()
-    for step in (*life, ("batch", len(life), 3), *(("submit", 49, size) for size in (2, 3, 4))):
+    more = ("batch", len(life), 3), *(("submit", 49, size) for size in (4, 4, 3, 3, 4, 4, 2))
+    for step in (*life, *more, *(("lose", which, 0) for which in lost)):
         crowd.play(step)
     return crowd
+
+
+def considered(state: State, t_us: int, policy: Policy) -> list[Job]:
+    """The jobs that a cycle considers while none fits: it passes by those for which devices are held."""
+    order, found = Order(state, t_us, policy), []
+    while (one := order.next()) is not None:
+        found.append(one)
+        if one.id in state.holds:
+            order.passed(one)
+    return found
 
 
 def emptied(state: State) -> State:
@@ -37,16 +55,18 @@ def emptied(state: State) -> State:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(life=steps)
-def test_the_first_of_the_cycle_is_the_first_of_explain_and_of_preemption(life: list[Any]) -> None:
-    crowd = played(life)
+@given(life=steps, lost=st.sets(st.integers(0, 4), max_size=3))
+def test_the_first_of_the_cycle_is_the_first_of_explain_and_of_preemption(life: list[Any], lost: set[int]) -> None:
+    crowd = played(life, sorted(lost))
     state, t_us, policy = crowd.state, crowd.state.t_us, uncapped(crowd.world.decider.policy)
     assume(state.queues)
     shown = queue_view(state, crowd.world.decider.plan, 5000, policy)
     first = state.jobs[shown[0].job_id]
 
-    in_cycle = [grant.job.id for grant in cycle.plan(emptied(state), t_us, policy).grants]
-    if first.id in in_cycle:  # else it would not fit on the nodes that are up
+    free = emptied(state)
+    in_cycle = [grant.job.id for grant in cycle.plan(free, t_us, policy).grants]
+    at_once = find(open_view(free, None), first.shape, context=context_of(free, first, t_us))
+    if isinstance(at_once, Placed):  # else it would not fit on the nodes that are up, or only beside what is held now
         assert in_cycle[0] == first.id
 
     assert explain(state, first, crowd.world.decider.plan, policy).ahead == 0
@@ -56,6 +76,12 @@ def test_the_first_of_the_cycle_is_the_first_of_explain_and_of_preemption(life: 
     plans = preemption.plans(state, t_us, 1, policy=policy)
     if first.preempts and first.id not in state.holds and preemption.choice_for(state, first, t_us, policy):
         assert plans[0].beneficiary == first.id
+    walk = considered(state, t_us, policy)
+    if plans and crowd.world.decider.plan.complete:  # else some fit, and shares change on the way
+        assert plans[0].beneficiary in {one.id for one in walk}, "a cycle would not look at it"
+        before = takewhile(lambda one: one.id != plans[0].beneficiary, walk)
+        able = [one for one in before if one.preempts and one.id not in state.holds]
+        assert not any(preemption.choice_for(state, one, t_us, policy) for one in able)
 
 
 def test_an_old_gang_comes_before_a_younger_job_of_a_team_that_holds_less():
@@ -152,3 +178,51 @@ def test_what_a_cycle_keeps_for_a_gang_is_neither_free_to_a_beneficiary_behind_i
     assert planned.beneficiary == serving
     assert [device.split("-")[0] for device in planned.devices] == ["n1"]
     assert explain(state, state.jobs[serving], plan).reason != "next"
+
+
+def test_a_job_that_has_to_wait_does_not_block_one_of_its_priority_to_which_others_give_way() -> None:
+    """Two classes of one priority, of which one may preempt: same team, same shape, and the older job may not."""
+    w = World(node("n0", 4))
+    victim = w.submit(job("victim", 4))
+    w.started(victim)
+    older = w.submit(job("older", 4, priority=100, submitted_us=2))
+    younger = w.submit(job("younger", 4, priority=100, preempts=True, submitted_us=3))
+    (planned,) = preemption.plans(w.decider.state, w.now_us, 1)
+    w.send(planned)
+    w.released(victim)
+    assert (w.state_of(older), w.state_of(younger)) == ("queued", "granted")
+
+
+def test_a_beneficiary_does_not_take_what_is_reserved_for_a_gang_ahead_of_it() -> None:
+    """It would start there at once, and its victim would have stopped for nothing."""
+    w = World(node("n0", 4), node("n1", 4))
+    w.started(w.submit(job("blocker", 2, priority=400)))
+    small = [w.submit(job(f"small {i}", 1)) for i in range(6)]
+    for one in small:
+        w.started(one)
+    for one in [one for one in small if w.nodes_of(one) == ["n0"]]:
+        w.released(one)
+    gang = w.submit(job("gang", 4, priority=300, team="gang", required=Level.NODE))
+    w.send(inbox.Tick(), after_us=61_000_000)
+    serving = w.submit(job("serving", 1, priority=200, preempts=True, team="serving"))
+    (planned,) = preemption.plans(w.decider.state, w.now_us, 1)
+    w.send(planned)
+    assert (w.state_of(gang), w.state_of(serving)) == ("queued", "queued")
+    (victim,) = planned.victims
+    w.released(victim)
+    assert w.nodes_of(serving) == ["n1"]
+
+
+def test_no_gang_reserves_what_is_held_for_another_job() -> None:
+    """Else neither could use it: it is held from the gang, and kept from the job."""
+    w = World(node("n0", 4))
+    w.started(w.submit(job("blocker", 3, priority=400)))
+    victim = w.submit(job("victim", 1))
+    w.started(victim)
+    gang = w.submit(job("gang", 4, priority=300, team="gang", required=Level.NODE))
+    serving = w.submit(job("serving", 1, priority=200, preempts=True, team="serving"))
+    (planned,) = preemption.plans(w.decider.state, w.now_us, 1)
+    w.send(planned)
+    w.send(inbox.Tick(), after_us=61_000_000)
+    w.released(victim)
+    assert (w.state_of(gang), w.state_of(serving)) == ("queued", "granted")

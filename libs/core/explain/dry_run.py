@@ -175,7 +175,7 @@ def _now(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> tuple[Place
         key: queue
         for key, queue in state.queues.items()
         if key == job.queue
-        or (key[0] >= job.priority and any(is_due(j, t_us, inputs.policy) for j in front(state, key)))
+        or (key.priority >= job.priority and any(is_due(j, t_us, inputs.policy) for j in front(state, key)))
     }
     view = open_view(state, inputs.chooser)
     unbounded = replace(inputs.policy, claims_per_cycle=len(state.fleet.up))  # nothing of it goes into a record

@@ -53,7 +53,8 @@ class View:
     free_host: Ints
     """Per node, shape (N,), MiB."""
     blocked: Bools
-    """Devices reserved for a gang that has waited long: nobody else is placed there in this cycle."""
+    """Devices reserved for a gang that has waited long: nobody else is placed there in this cycle, not even a job for which
+    others are held. No device is both held and reserved."""
     scorer: Scores | None = None
     """Says what a placement costs the requests to come; without one the tightest fit is taken."""
     chooser: Chooser | None = None

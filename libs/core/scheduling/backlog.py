@@ -186,7 +186,7 @@ class Backlog:
         if not len(rows):
             return []
         rows = rows[held[rows] == NOBODY]
-        return [key for key, tried in self._tried.items() if not tried.shut and _serve(fleet, rows, free_milli, key[2])]
+        return [key for key, tried in self._tried.items() if not tried.shut and _serve(fleet, rows, free_milli, key.shape)]
 
 
 class _Help:
@@ -209,7 +209,7 @@ class _Help:
 
     def reaches(self, key: QueueKey, tried: _Tried) -> bool:
         """Whether a queue that was tried may fit now."""
-        _, team, shape = key
+        team, shape = key.team, key.shape
         if tried.limited and (team in self._changes.teams or self._changes.joined):
             return True
         if tried.shut:

@@ -33,7 +33,7 @@ class Changes:
     fronts: set[QueueKey] = field(default_factory=set)
     """Queues that a job has left or come back to: their front job may be another now."""
     held: set[QueueKey] = field(default_factory=set)
-    """Queues of jobs for which devices are held since, or no longer. Such a job may also use reserved devices."""
+    """Queues of jobs for which devices are held since, or no longer. Such a job no longer blocks its queue."""
     queued: set[str] = field(default_factory=set)
     """Ids of jobs that were queued. By id, because they are noted before they are in the state."""
     moved: bool = False

@@ -1,6 +1,7 @@
 """The state that a ledger folds into: fleet, jobs, attempts, quotas. Changed by `libs.core.state.fold` alone."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from libs.core.state.cut import Cuts
 from libs.core.state.ended import EndedJobs
@@ -170,6 +171,17 @@ class Attempt:
     """Of a gang: how close together it is."""
 
 
+class QueueKey(NamedTuple):
+    """Waiting jobs are kept in one queue for each of these: what does not fit blocks its own queue only."""
+
+    priority: int
+    team: str
+    shape: Shape
+    preempts: bool
+    """A class that may preempt has queues of its own: a job that has to wait must not block one to which others give way,
+    when two classes have the same priority."""
+
+
 @dataclass(slots=True)
 class Job:
     """An admitted job that has not ended."""
@@ -200,12 +212,8 @@ class Job:
         return self.state, self.current.state if self.current is not None else None
 
     @property
-    def queue(self) -> "QueueKey":
-        return (self.priority, self.team, self.shape)
-
-
-QueueKey = tuple[int, str, Shape]
-"""Waiting jobs are kept in one queue per (priority, team, shape): what does not fit blocks its own queue only."""
+    def queue(self) -> QueueKey:
+        return QueueKey(self.priority, self.team, self.shape, self.preempts)
 
 
 @dataclass(slots=True)

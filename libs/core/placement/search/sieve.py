@@ -18,7 +18,8 @@ def open_devices(
     """Leaves devices with enough free, that nobody else holds, and that are not reserved: how many were busy, held, reserved.
 
     A whole device must be free entirely. A share without a memory need takes its part of the memory, rounded down:
-    memory * milli // 1000 <= free, without the division. Who holds devices may use reserved ones.
+    memory * milli // 1000 <= free, without the division. Reserved devices are closed to everybody who asks, also to jobs for
+    which others are held.
     """
     busy = others = reserved = 0
     for d in range(len(mask)):
@@ -34,7 +35,7 @@ def open_devices(
             busy += 1
         elif held[d] != NOBODY and (beneficiary == NOBODY or held[d] != beneficiary):
             others += 1
-        elif beneficiary == NOBODY and blocked[d]:
+        elif blocked[d]:
             reserved += 1
         else:
             continue

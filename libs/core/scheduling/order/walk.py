@@ -54,8 +54,8 @@ class Order:
         """Walks over these queues too. Queues that the walk has met already are left as they are."""
         for key in queues:
             if key not in self._rest and key in self._state.queues:
-                if key[1] not in self.used:
-                    self.used[key[1]] = share_of(self._state.committed(key[1]))
+                if key.team not in self.used:
+                    self.used[key.team] = share_of(self._state.committed(key.team))
                 self._rest[key] = iter(self._state.queues[key])
                 self._advance(key)
 

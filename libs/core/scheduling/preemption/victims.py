@@ -186,14 +186,14 @@ def _considered(state: State, t_us: int, policy: Policy) -> list[QueueKey]:
     """The queues in which a job waits whose class may preempt; if there are any, also those for whose gangs a cycle keeps
     devices from it."""
     queues = [key for key, queue in state.queues.items() if any(state.jobs[job_id].preempts for job_id in queue)]
-    lowest = min((key[0] for key in queues), default=None)
+    lowest = min((key.priority for key in queues), default=None)
     if lowest is None:
         return []
     known = set(queues)
     due = (
         key
         for key in state.queues
-        if key not in known and key[0] >= lowest and any(is_due(job, t_us, policy) for job in front(state, key))
+        if key not in known and key.priority >= lowest and any(is_due(job, t_us, policy) for job in front(state, key))
     )
     return [*queues, *due]
 

@@ -98,7 +98,7 @@ def _waiting_queues(state: State, plan: Plan, t_us: int, policy: Policy) -> list
     tally = Tally(state)
     sizes: dict[str, int] = {}
     for key in plan.waiting:
-        shape, waiting = key[2], state.queues.get(key)
+        shape, waiting = key.shape, state.queues.get(key)
         if not shape.profile or shape.torus or shape.roles or not waiting:
             continue
         jobs = [job_id for job_id in waiting if job_id not in state.holds] if state.holds else list(waiting)

@@ -8,7 +8,7 @@ from libs.core.placement import View
 from libs.core.placement.context import context_of
 from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
-from libs.core.placement.view import Context
+from libs.core.placement.view import NOBODY, Context
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import Order, is_due, rank, share_of
 from libs.core.scheduling.policy import Policy
@@ -65,7 +65,7 @@ def keep_ahead(view: View, state: State, job: Job, waiting: Collection[QueueKey]
     reservations = Reservations(state, view, t_us, policy)
     mine = rank(job, share_of(state.committed(job.team)), t_us, policy)
     tally = Tally(state)
-    order = Order(state, t_us, policy, [key for key in waiting if key[0] >= job.priority and key[2].devices > 1])
+    order = Order(state, t_us, policy, [key for key in waiting if key.priority >= job.priority and key.shape.devices > 1])
     while (gang := order.next()) is not None and rank(gang, order.used[gang.team], t_us, policy) < mine:
         reservations.keep(gang, tally.room(gang).request)
         if gang.id in state.holds:
@@ -77,10 +77,11 @@ def reserve(view: View, shape: Shape, context: Context = Context()) -> Ints:
     never fit.
 
     Soonest is guessed as: in the nearest level that can hold the gang (or the least of an elastic one) at all, the group
-    with the most free devices now; in it the freest nodes that suffice. How roles nest is not looked at.
+    with the most free devices now; in it the freest nodes that suffice. How roles nest is not looked at. Devices that are held
+    for a job go to that job, so none of them is kept.
     """
     fleet = view.fleet
-    rows = np.flatnonzero(usable(view, shape) & ~view.blocked)
+    rows = np.flatnonzero(usable(view, shape) & ~view.blocked & (view.held == NOBODY))
     free = view.free_milli[rows] == WHOLE_MILLI
     levels = allowed_levels(shape, context)
     for level in levels:
