@@ -186,7 +186,9 @@ class Backlog:
         if not len(rows):
             return []
         rows = rows[held[rows] == NOBODY]
-        return [key for key, tried in self._tried.items() if not tried.shut and _serve(fleet, rows, free_milli, key.shape)]
+        return [
+            key for key, tried in self._tried.items() if not tried.shut and _serve(fleet, rows, free_milli, key.shape)
+        ]
 
 
 class _Help:

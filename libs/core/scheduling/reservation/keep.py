@@ -65,7 +65,8 @@ def keep_ahead(view: View, state: State, job: Job, waiting: Collection[QueueKey]
     reservations = Reservations(state, view, t_us, policy)
     mine = rank(job, share_of(state.committed(job.team)), t_us, policy)
     tally = Tally(state)
-    order = Order(state, t_us, policy, [key for key in waiting if key.priority >= job.priority and key.shape.devices > 1])
+    gangs = [key for key in waiting if key.priority >= job.priority and key.shape.devices > 1]
+    order = Order(state, t_us, policy, gangs)
     while (gang := order.next()) is not None and rank(gang, order.used[gang.team], t_us, policy) < mine:
         reservations.keep(gang, tally.room(gang).request)
         if gang.id in state.holds:
