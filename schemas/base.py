@@ -24,7 +24,7 @@ DeviceId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9:._/
 """A device's stable identity (an NVML UUID, `<node>-gpu3` when simulated); never an index."""
 
 Micros = Annotated[int, Field(ge=0)]
-"""Microseconds since the Unix epoch, by the broker's clock."""
+"""Microseconds since the Unix epoch: by the broker's clock, or in ledger time, which is that clock's until it is set."""
 
 
 class Strict(BaseModel):

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from schemas.attempts import KnownByAgent
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
+from schemas.clock import BootReading
 from schemas.jobs import AcceptedSpec, Checkpoint, Latency
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
@@ -127,7 +128,12 @@ class BoardCut(Fact):
 
 
 class Tick(Fact):
-    """Time passes. Sent by telemetry every second; its broker timestamp is what deadlines are measured against."""
+    """Time passes. Sent by telemetry every second. Ledger time follows the broker's timestamps of inputs; what the ticker's
+    boot clock read tells a jump of the broker's clock from time that passed (`libs.core.state.clock`)."""
+
+    readings: tuple[BootReading, ...] = Field(
+        default=(), max_length=4, description="the ticker's boot clock first, then those of machines that it hears"
+    )
 
 
 class QuotaChanged(Fact):

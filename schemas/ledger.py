@@ -16,6 +16,7 @@ from pydantic import Field
 
 from schemas.attempts import Category, Evidence, KnownByAgent, Outcome, StopCause
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
+from schemas.clock import ClockMark, MeasuredBy
 from schemas.jobs import AcceptedSpec, Checkpoint, JobState, Latency
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
 
@@ -273,6 +274,19 @@ class InputRejected(Fact):
     reason: str = Field(max_length=2048)
 
 
+class ClockJumped(Fact):
+    """The broker's wall clock was set, or stood still for us: between two ticks it went elsewhere than time did. Limits and
+    bills do not move with it. Calendars do, from this record on."""
+
+    kind: Literal["clock.jumped"] = "clock.jumped"
+    from_us: Micros = Field(description="what the wall clock should have shown")
+    to_us: Micros = Field(description="what it showed")
+    elapsed_us: int = Field(ge=0, description="ledger time between the two ticks")
+    measured: MeasuredBy
+    estimated: bool = Field(default=False, description="no clock ran through: the wall clock's word was taken")
+    skippable: Literal[True] = True
+
+
 EventOfJob = (
     JobQueued
     | JobGranted
@@ -299,7 +313,8 @@ LedgerEvent = Annotated[
     | BoardCutDone
     | InputRejected
     | PlanDeclined
-    | BoardRecutWithdrawn,
+    | BoardRecutWithdrawn
+    | ClockJumped,
     Field(discriminator="kind"),
 ]
 """One decided event: a variant per kind."""
@@ -334,7 +349,8 @@ class LedgerRecord(Fact):
     must stop, and a version that knows the kind takes its place.
 
     `prev_seq` and `prev_hash` are those of the last valid record (0 and "" for the first), `inbox_seq` the last inbox
-    message it decides, `t_us` the larger of the last record's and the broker's timestamp of that message.
+    message it decides. `t_us` is ledger time (`libs.core.state.clock`): it never goes back, is the broker's clock as long as
+    nobody sets that clock, and is what limits and bills are measured in.
     """
 
     v: Literal[1] = LEDGER_VERSION
@@ -343,5 +359,7 @@ class LedgerRecord(Fact):
     prev_hash: str
     inbox_seq: int = Field(ge=0)
     t_us: Micros
+    wall_us: Micros | None = Field(default=None, description="the broker's timestamp of that message: calendar time")
+    clock: ClockMark | None = Field(default=None, description="the last tick that told boot clocks")
     writer: str = Field(description="which process wrote it, for operators")
     events: tuple[LedgerEvent, ...]

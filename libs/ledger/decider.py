@@ -57,3 +57,4 @@ class Counters:
     takeovers: int = 0
     voids: int = 0
     expired: int = 0
+    clock_jumps: int = 0

@@ -29,11 +29,11 @@ from nats.js import JetStreamContext
 from libs.ledger.chain import GENESIS, ChainEntry, Head
 from libs.ledger.projection import LedgerProjection
 from libs.ledger.reader import LedgerReader
-from libs.ledger.snapshots import Restored, SnapshotStore, pack
+from libs.ledger.saver import SaveCounters, SnapshotSaver
+from libs.ledger.snapshots import Restored, SnapshotStore
 
 log = logging.getLogger("baton.ledger")
 
-_SAVE_SHARE = 20  # packing stops following, so one second of it is followed by twenty without
 _PAUSES_S = (0.1, 0.25, 0.5, 1.0, 2.0)
 
 P = TypeVar("P", bound=LedgerProjection)
@@ -64,8 +64,6 @@ class FollowerCounters:
     voids: int = 0
     unknown_events: int = 0
     folded_anew: int = 0
-    snapshots_saved: int = 0
-    snapshots_failed: int = 0
 
 
 After = Callable[[Sequence[FollowedEntry]], Awaitable[None]]
@@ -105,17 +103,18 @@ class Follower(Generic[P]):
         self.counters = FollowerCounters()
         self._js = js
         self._kind = kind
-        self._store = SnapshotStore(js, pool)
-        self._snapshot_every = snapshot_every
+        self._saver = SnapshotSaver(SnapshotStore(js, pool), name, kind.version, every=snapshot_every)
         self._place = place
         self._gather = gather
         self._max_batch = max_batch
         self._idle_s = idle_s
         self._reader: LedgerReader | None = None
         self._waits_for = "not read yet"
-        self._saved_at = 0
-        self._not_before = 0.0
-        self._saving: asyncio.Task[None] | None = None
+
+    @property
+    def saves(self) -> SaveCounters:
+        """What became of its snapshots."""
+        return self._saver.counters
 
     @property
     def head(self) -> Head:
@@ -184,12 +183,12 @@ class Follower(Generic[P]):
         reader = LedgerReader(self._js, self.pool, found.head, found.position)
         self.began_at = await self._patiently(reader.last_seq)
         self._reader = reader
-        self.resumed_at = self._saved_at = found.position
+        self.resumed_at = found.position
         self._waits_for = ""
         return reader
 
     async def _from_snapshot(self) -> Restored[P] | None:
-        return await self._store.load(self.name, self._kind.version, self._kind.load)
+        return await self._saver.load(self._kind.load)
 
     async def _patiently(self, ask: Callable[[], Awaitable[A]]) -> A:
         """What the broker answers, asked again while it is away."""
@@ -241,58 +240,19 @@ class Follower(Generic[P]):
 
     async def _save_when_due(self) -> None:
         """Following waits while the state is packed (other tasks go on between its parts), not while it is stored."""
-        if self._place is not None or self.position - self._saved_at < self._snapshot_every:
-            return
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        if began < self._not_before or (self._saving is not None and not self._saving.done()):
-            return
-        head, position = self.head, self.position
-        self._saved_at = position  # after a failure, the next try is one interval of records later
-        try:
-            packed = await pack(self.projection.dump())
-        except Exception as error:
-            self._not_saved(position, error)
-            return
-        self._not_before = loop.time() + (loop.time() - began) * _SAVE_SHARE
-        self._saving = asyncio.create_task(self._put(head, position, packed), name=f"snapshot of {self.name}")
-
-    async def _put(self, head: Head, position: int, packed: bytes) -> None:
-        try:
-            await self._store.put(self.name, self._kind.version, head, position, packed)
-            self.counters.snapshots_saved += 1
-        except Exception as error:
-            self._not_saved(position, error)
-
-    def _not_saved(self, position: int, error: Exception) -> None:
-        self.counters.snapshots_failed += 1
-        expected = isinstance(error, NatsError | TimeoutError | OSError)
-        log.warning(
-            "%s of pool %s: no snapshot at %d: %r", self.name, self.pool, position, error,
-            exc_info=None if expected else error,
-        )  # fmt: skip
+        if self._place is None and self._saver.due(self.position):
+            await self._saver.save(self.head, self.position, self.projection.dump())
 
     async def _distrust(self) -> None:
-        """Drops the snapshots, because a record did not fit the state: the next start folds the log, which shows the fault."""
-        await self._drop_saving()
-        if self._place is not None:
-            return
-        try:
-            await self._store.forget(self.name, self._kind.version)
-        except Exception as error:
-            log.warning("%s of pool %s: its snapshots are still there: %r", self.name, self.pool, error)
+        """Drops the snapshots, because a record did not fit the state."""
+        if self._place is None:
+            await self._saver.distrust()
 
     async def _stop(self) -> None:
-        """Deletes the consumer. A snapshot that is half stored is dropped: the other slot is whole."""
-        await self._drop_saving()
+        """Deletes the consumer."""
+        await self._saver.close()
         if self._reader is not None:
             await self._reader.close()
-
-    async def _drop_saving(self) -> None:
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.cancel()
-            await asyncio.gather(saving, return_exceptions=True)
 
 
 class _CannotFold(Exception):

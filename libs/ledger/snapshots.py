@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import ObjectMeta
 from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError, ObjectNotFoundError
@@ -117,6 +118,14 @@ class SnapshotStore:
         for slot in await self._slots(store, name):
             if slot.version == version:
                 await store.delete(slot.object)
+
+    async def ledger_answers(self) -> bool:
+        """Whether the pool's ledger can be asked now."""
+        try:
+            await self._js.stream_info(ledger_stream(self._pool))
+        except (NatsError, TimeoutError, OSError):
+            return False
+        return True
 
     def _objects(self, name: str) -> list[str]:
         return [f"{self._pool}/{name}/{slot}" for slot in _SLOTS]

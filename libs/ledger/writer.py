@@ -14,23 +14,29 @@ That is a matter of speed alone; no safety depends on any clock.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Generic
 
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+from pydantic import ValidationError
 
+from libs.core.state.clock import LedgerClock
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped, encode
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.reader import LedgerReader
+from libs.ledger.saver import SaveCounters, SnapshotSaver
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.tail import Stored, Tail
+from schemas.clock import MeasuredBy
 from schemas.inbox import Tick
-from schemas.ledger import InputRejected, LedgerRecord
+from schemas.ledger import ClockJumped, InputRejected, LedgerRecord
 from schemas.subjects import inbox_stream, ledger_stream
 
 log = logging.getLogger("baton.ledger")
@@ -44,7 +50,6 @@ _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is wr
 _BUSY_S = 0.02  # inputs that come sooner than this after a commit are worth waiting for more of them
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _TICK_PATIENCE = 10  # ticks alone call for a takeover this many times later
-_SNAPSHOT_SHARE = 20  # a snapshot that took a second is followed by twenty without one
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -93,12 +98,11 @@ class LedgerWriter(Generic[D]):
         self.on_refold = list(on_refold)
         self._js = js
         self._factory = decider_factory
-        self._snapshots = snapshots
-        self._snapshot_name = snapshot_name
-        self._snapshot_every = snapshot_every
-        self._since_snapshot = 0
-        self._saving: asyncio.Task[None] | None = None
-        self._no_snapshot_before = 0.0
+        self._saver = (
+            SnapshotSaver(snapshots, snapshot_name, decider_factory.version, every=snapshot_every)
+            if snapshots is not None
+            else None
+        )
         self._batch = batch
         self._limit = batch
         self._linger_s = linger_ms / 1000
@@ -106,6 +110,7 @@ class LedgerWriter(Generic[D]):
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
         self._voids_to = 0
+        self._clock: LedgerClock | None = None  # None: as the last record says, which was not asked yet
         self._last_writer = ""
         self._confirmed = 0.0  # when the stream was last known to hold nothing but what we have read
         self._reader: LedgerReader | None = None
@@ -116,6 +121,11 @@ class LedgerWriter(Generic[D]):
         """Why nothing can be decided at the moment; "" when all is well. For readiness checks."""
         tails = (self._inbox, self._reader)
         return next((tail.problem for tail in tails if tail is not None and tail.problem), "")
+
+    @property
+    def saves(self) -> SaveCounters:
+        """What became of its snapshots."""
+        return self._saver.counters if self._saver is not None else SaveCounters()
 
     @property
     def inbox_lag(self) -> int:
@@ -138,8 +148,8 @@ class LedgerWriter(Generic[D]):
             for tail in (self._inbox, self._reader):
                 if tail is not None:
                     await tail.close()
-            if self._saving is not None:
-                self._saving.cancel()
+            if self._saver is not None:
+                await self._saver.close()
 
     # ------------------------------------------------------------------------------------------------------ refold
 
@@ -160,19 +170,37 @@ class LedgerWriter(Generic[D]):
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
                 failures += 1
         self._reader = reader
-        async for entries in reader.read_to(last):
-            self._fold(decider, entries)
+        try:
+            async for entries in reader.read_to(last):
+                self._fold(decider, entries)
+        except (LedgerStopped, NatsError, OSError):
+            raise
+        except Exception:
+            if self._saver is not None:
+                await self._saver.distrust()
+            raise
         self.decider, self.head, self.position = decider, reader.head, reader.position
         self.decided_to = self.recorded_to = decider.inbox_seq
+        self._clock = self._clock if self._clock is not None else await self._stored_clock()
         self._unwritten = 0
         await self._announce()
+
+    async def _stored_clock(self) -> LedgerClock:
+        """The clock as the last valid record says it: a snapshot of the state has none."""
+        if self.head.seq:
+            try:
+                stored = await self._js.get_msg(ledger_stream(self.pool), seq=self.head.seq)
+                return LedgerClock.of(LedgerRecord.model_validate_json(stored.data or b""))
+            except (NotFoundError, ValidationError) as error:
+                log.warning("ledger of pool %s: record %d says no time: %r", self.pool, self.head.seq, error)
+        return LedgerClock(self.decider.t_us)
 
     async def _from_snapshot(self) -> tuple[D, LedgerReader]:
         if self._reader is not None:
             await self._reader.close()
-        self._since_snapshot = 0
-        if self._snapshots is not None:
-            found = await self._snapshots.load(self._snapshot_name, self._factory.version, self._factory.load)
+        self._clock = None
+        if self._saver is not None:
+            found = await self._saver.load(self._factory.load)
             if found is not None:
                 return found.value, LedgerReader(self._js, self.pool, found.head, found.position)
         return self._factory.new(), LedgerReader(self._js, self.pool)
@@ -181,8 +209,8 @@ class LedgerWriter(Generic[D]):
         for entry in entries:
             if entry.valid:
                 decider.apply(entry.record, entry.seq)
+                self._clock = LedgerClock.of(entry.record)
                 self._last_writer = entry.record.writer
-                self._since_snapshot += 1
             elif entry.seq > self._voids_to:  # a refold sees old ones again
                 self.counters.voids += 1
                 self._voids_to = entry.seq
@@ -232,8 +260,8 @@ class LedgerWriter(Generic[D]):
     async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
         """One decision about `stored`, committed if it has events. The decider has moved whatever the outcome is."""
         items = [read_input(message, self.pool) for message in stored]
-        t_us = max(self.decider.t_us, stored[-1].time_us)
-        events = self.decider.decide(items, t_us)
+        clock, jumps = self._time(items)
+        events = [*jumps, *self.decider.decide(items, clock.t_us)]
         self._unwritten += len(stored)
         if not events and self._unwritten < _MAX_SKIPPED:
             self.counters.inputs += len(stored)
@@ -245,7 +273,9 @@ class LedgerWriter(Generic[D]):
             prev_seq=self.head.seq,
             prev_hash=self.head.hash,
             inbox_seq=stored[-1].seq,
-            t_us=t_us,
+            t_us=clock.t_us,
+            wall_us=clock.wall_us,
+            clock=clock.mark,
             writer=self.writer_id,
             events=tuple(events),
         )
@@ -262,6 +292,23 @@ class LedgerWriter(Generic[D]):
         else:
             self.counters.unclear += 1
         return outcome
+
+    def _time(self, items: Sequence[InboxItem]) -> tuple[LedgerClock, list[ClockJumped]]:
+        """The ledger's clock after these inputs, and how the broker's clock jumped meanwhile."""
+        clock = self._clock if self._clock is not None else LedgerClock(self.decider.t_us)
+        jumps: list[ClockJumped] = []
+        for item in items:
+            if not isinstance(item.message, Tick):
+                clock = clock.input(item.time_us)
+                continue
+            clock, jump = clock.tick(item.time_us, item.message.readings)
+            if jump is not None:
+                self.counters.clock_jumps += 1
+                estimated = jump.measured is MeasuredBy.WALL
+                log.warning("ledger of pool %s: the broker's clock jumped: %s", self.pool, jump)
+                jumps.append(ClockJumped(**asdict(jump), estimated=estimated))
+        self._clock = clock
+        return clock, jumps
 
     def _fits(self, payload: bytes, stored: Sequence[Stored]) -> bool:
         if len(payload) <= MAX_RECORD_BYTES:
@@ -298,9 +345,9 @@ class LedgerWriter(Generic[D]):
         self.counters.events += len(record.events)
         for hook in self.on_commit:
             await hook(self.position, record, self.decider)
-        self._since_snapshot += 1
-        if self._snapshots is not None and self._since_snapshot >= self._snapshot_every:
-            self._start_snapshot(self._snapshots)
+        if self._saver is not None and self._saver.due(self.position):
+            # Just committed, so the decider is exactly what the log up to `position` folds to; its parts stay so.
+            self._saver.start(self.head, self.position, self.decider.dump())
 
     async def _overtaken(self) -> bool:
         """Whether somebody else wrote while we had nothing to commit. Without asking, a writer that was paused for long
@@ -354,23 +401,3 @@ class LedgerWriter(Generic[D]):
         self.counters.takeovers += 1
         log.warning("ledger of pool %s: %s takes over from %s", self.pool, self.writer_id, self._last_writer)
         await self._announce()
-
-    # --------------------------------------------------------------------------------------------------- snapshots
-
-    def _start_snapshot(self, snapshots: SnapshotStore) -> None:
-        if self._saving is not None and not self._saving.done():
-            return
-        if asyncio.get_running_loop().time() < self._no_snapshot_before:
-            return
-        self._since_snapshot = 0
-        # Just committed, so the decider is exactly what the log up to `position` folds to; its parts stay so.
-        self._saving = asyncio.create_task(self._save(snapshots, self.head, self.position, self.decider.dump()))
-
-    async def _save(self, snapshots: SnapshotStore, head: Head, position: int, parts: Iterable[bytes]) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            await snapshots.save(self._snapshot_name, self._factory.version, head, position, parts)
-        except (NatsError, TimeoutError, OSError) as error:
-            log.warning("ledger of pool %s: no snapshot at %d: %r", self.pool, position, error)
-        self._no_snapshot_before = loop.time() + _SNAPSHOT_SHARE * (loop.time() - began)

@@ -7,13 +7,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from libs.ledger.follower import Follower
+from libs.ledger.saver import SaveCounters
 
 
 class FollowerMetrics(Collector):
     """Lag, place and snapshots of a process's followers, labelled with the follower's name."""
 
-    def __init__(self, followers: Callable[[], Iterable[Follower[Any]]]) -> None:
+    def __init__(
+        self, followers: Callable[[], Iterable[Follower[Any]]], others: Callable[[], Iterable[tuple[str, SaveCounters]]]
+    ) -> None:
         self._followers = followers
+        self._others = others
 
     def describe(self) -> Iterable[Metric]:
         return []
@@ -27,26 +31,38 @@ class FollowerMetrics(Collector):
         anew = _counter("baton_follower_folded_anew", "starts from the ledger's beginning")
         saved = _counter("baton_follower_snapshots", "snapshots by what became of them", "outcome")
         for follower in self._followers():
-            name, done = [follower.name], follower.counters
-            lag.add_metric(name, follower.lag)
-            position.add_metric(name, follower.position)
-            records.add_metric(name, done.records)
-            voids.add_metric(name, done.voids)
-            unknown.add_metric(name, done.unknown_events)
-            anew.add_metric(name, done.folded_anew)
-            saved.add_metric([*name, "saved"], done.snapshots_saved)
-            saved.add_metric([*name, "failed"], done.snapshots_failed)
+            own, done = [follower.name], follower.counters
+            lag.add_metric(own, follower.lag)
+            position.add_metric(own, follower.position)
+            records.add_metric(own, done.records)
+            voids.add_metric(own, done.voids)
+            unknown.add_metric(own, done.unknown_events)
+            anew.add_metric(own, done.folded_anew)
+            _add_saves(saved, follower.name, follower.saves)
+        for name, saves in self._others():
+            _add_saves(saved, name, saves)
         yield from (lag, position, records, voids, unknown, anew, saved)
 
 
-def show(registry: CollectorRegistry, followers: Callable[[], Iterable[Follower[Any] | None]]) -> None:
-    """Registers the metrics of `followers`, which may still be None: they are made once the event loop runs."""
-    registry.register(FollowerMetrics(lambda: [follower for follower in followers() if follower is not None]))
+def show(
+    registry: CollectorRegistry,
+    followers: Callable[[], Iterable[Follower[Any] | None]],
+    others: Callable[[], Iterable[tuple[str, SaveCounters]]] = lambda: (),
+) -> None:
+    """Registers the metrics of `followers`, which may still be None: they are made once the event loop runs. `others`: the
+    snapshots of who folds the ledger without following it, by name."""
+    registry.register(FollowerMetrics(lambda: [follower for follower in followers() if follower is not None], others))
 
 
 def readiness(follower: Follower[Any] | None) -> str:
     """ "ok", or why what is read from the ledger is not its present."""
     return "not read yet" if follower is None else follower.problem or "ok"
+
+
+def _add_saves(metric: CounterMetricFamily, name: str, saves: SaveCounters) -> None:
+    metric.add_metric([name, "saved"], saves.saved)
+    metric.add_metric([name, "failed"], saves.failed)
+    metric.add_metric([name, "unusable"], saves.unusable)
 
 
 def _gauge(name: str, text: str) -> GaugeMetricFamily:

@@ -213,7 +213,11 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
             yield
         await nats.close()
 
-    show(registry, lambda: [projector.follower])
+    show(
+        registry,
+        lambda: [projector.follower],
+        lambda: [("writer", placement.writer.saves)] if placement.writer is not None else [],
+    )
     placement.stale_redis.set_function(lambda: float(bool(projector.problem)))
 
     def ready() -> dict[str, str]:

@@ -6,7 +6,6 @@ could keep nodes alive that another process, which still reaches the inbox, has 
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 
 from nats.aio.client import Client
@@ -18,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.core.projections.node_health import Watch
+from libs.service.bootclock import now, reading
 from schemas import subjects
 from schemas.inbox import NodeLost, Tick
 from schemas.nodes import Heartbeat, LeaseGranted
@@ -25,14 +25,8 @@ from services.telemetry.settings import TelemetrySettings
 
 log = logging.getLogger("baton.telemetry")
 
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _PUBLISH_S = 2.0
 _NO_ANSWER = (NoStreamResponseError, ServiceUnavailableError)
-
-
-def now() -> float:
-    """Seconds on a clock that goes on while the machine sleeps."""
-    return time.clock_gettime(_CLOCK)
 
 
 class Leases:
@@ -99,11 +93,11 @@ class Leases:
     # --------------------------------------------------------------------------------------------------------- ticks
 
     async def beat(self, nats: Client, js: JetStreamContext) -> None:
-        """For ever: a tick at each second of the wall clock, and with it the nodes that are lost."""
+        """For ever: a tick at each second since boot, and with it the nodes that are lost."""
         period = self._settings.tick_s
         last, reconnects = now(), nats.stats["reconnects"]
         while True:
-            await asyncio.sleep(period - time.time() % period)
+            await asyncio.sleep(period - now() % period)
             at = now()
             if (
                 at - last > period + self._settings.stall_s
@@ -112,7 +106,7 @@ class Leases:
             ):
                 self.watch.deaf_until(at)  # we may have missed renewals
             last, reconnects = at, nats.stats["reconnects"]
-            await self._publish(js, [self._tick(int(time.time() / period)), *map(self._lost_node, self._overdue(at))])
+            await self._publish(js, [self._tick(), *map(self._lost_node, self._overdue(at))])
 
     def _overdue(self, at: float) -> list[NodeLost]:
         lost = self.watch.overdue(at)
@@ -123,15 +117,17 @@ class Leases:
         self._told = {(m.node, m.incarnation) for m in lost}
         return lost
 
-    def _tick(self, number: int) -> Outgoing:
-        """The message id is the second, so that two telemetry processes store one tick."""
-        pool = self._settings.pool
+    def _tick(self) -> Outgoing:
+        """The message id is the period since boot, so that telemetry processes of one machine store one tick. A wall clock
+        that goes back must not repeat ids: the broker would drop the ticks for as long as it remembers the first ones."""
+        pool, own = self._settings.pool, reading()
+        number = int(own.at_us / 1e6 / self._settings.tick_s)
         return outgoing(
-            Tick(),
+            Tick(readings=(own,)),
             subject=subjects.inbox("clock", "tick", pool),
             type="io.baton.clock.tick.v1",
             source=self._source,
-            cause=f"tick:{pool}:{self._settings.tick_s:g}:{number}",
+            cause=f"tick:{pool}:{self._settings.tick_s:g}:{own.boot}:{number}",
         )
 
     def _lost_node(self, message: NodeLost) -> Outgoing:

@@ -247,7 +247,7 @@ async def test_a_stop_gives_the_consumer_back(world: World) -> None:
 async def test_a_restart_goes_on_from_the_snapshot(world: World) -> None:
     head = await grow(world, 7)
     async with running(follower(world, snapshot_every=5)) as made:
-        await until(lambda: made.counters.snapshots_saved == 1)
+        await until(lambda: made.saves.saved == 1)
         assert made.counters.folded_anew == 1
     await grow(world, 4, head)
     async with running(follower(world)) as again:
@@ -264,7 +264,7 @@ async def test_far_behind_its_snapshot_it_still_arrives(world: World) -> None:
     await grow(world, 360, head)
     async with running(follower(world, max_batch=7, snapshot_every=50)) as made:
         await reads(made, 150)
-        await until(lambda: made.counters.snapshots_saved)
+        await until(lambda: made.saves.saved)
     async with running(follower(world, max_batch=7)) as again:
         assert again.resumed_at == 0
         assert await reads(again, 400) == expected(400)
@@ -288,7 +288,7 @@ async def test_an_upgrade_and_its_undoing_each_find_their_own_snapshot(world: Wo
     head = await grow(world, 6)
     await snapshot(world, 4)
     async with running(follower(world, TallyOfTomorrow, snapshot_every=1)) as new:
-        await until(lambda: new.counters.snapshots_saved)
+        await until(lambda: new.saves.saved)
     await grow(world, 2, head)
     async with running(follower(world)) as old:
         assert await reads(old, 8) == expected(8)
@@ -348,13 +348,13 @@ async def test_a_failed_save_is_counted_and_tried_again_and_ends_nothing(
     head = await grow(world, 5)
     with caplog.at_level(logging.WARNING, "baton.ledger"):
         async with running(follower(world, snapshot_every=4)) as made:
-            await until(lambda: made.counters.snapshots_failed == 1)
+            await until(lambda: made.saves.failed == 1)
             assert "no snapshot at 5" in caplog.text
             full = False
             await grow(world, 4, head)
-            await until(lambda: made.counters.snapshots_saved == 1)
+            await until(lambda: made.saves.saved == 1)
             assert await reads(made, 9) == expected(9)
-    assert made.counters.snapshots_failed == 1
+    assert made.saves.failed == 1
 
 
 async def test_a_state_that_cannot_be_dumped_ends_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,7 +366,7 @@ async def test_a_state_that_cannot_be_dumped_ends_nothing(world: World, monkeypa
 
     monkeypatch.setattr(Tally, "dump", broken)
     async with running(follower(world, snapshot_every=4)) as made:
-        await until(lambda: made.counters.snapshots_failed == 1)
+        await until(lambda: made.saves.failed == 1)
         await grow(world, 1, head)
         assert await reads(made, 6) == expected(6)
     assert await SnapshotStore(world.js, POOL).load(NAME, 1, list) is None
@@ -389,7 +389,7 @@ async def test_a_large_state_is_saved_without_holding_up_the_event_loop(
     loop = asyncio.get_running_loop()
     worst = 0.0
     async with running(follower(world, snapshot_every=1)) as made:
-        while not made.counters.snapshots_saved:
+        while not made.saves.saved:
             before = loop.time()
             await asyncio.sleep(0)
             worst = max(worst, loop.time() - before)
@@ -421,7 +421,7 @@ async def test_a_projection_may_keep_its_place_itself(world: World) -> None:
         await until(lambda: kept[-1].position == 7)
         assert made.projection.seen == expected(7)
     assert made.resumed_at == 5
-    assert made.counters.snapshots_saved == 0
+    assert made.saves.saved == 0
     assert await SnapshotStore(world.js, POOL).load(NAME, 1, list) is None
 
 

@@ -9,6 +9,7 @@ from libs.ledger import writer as writer_module
 from libs.ledger.chain import GENESIS, UnknownRecord
 from libs.ledger.writer import RecordTooLarge
 from schemas import inbox
+from schemas.clock import BootReading, MeasuredBy
 from schemas.ledger import LedgerRecord
 from schemas.subjects import DEAD, ledger
 from tests.ledger.toy import Toy, admitted, cancelled, job
@@ -55,6 +56,33 @@ async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: 
     assert all(e.record.t_us <= e.time_us for e in entries)
     assert len(entries) >= 4
     assert entries[-1].record.inbox_seq == 10
+
+
+async def test_a_jump_of_the_brokers_clock_is_told_and_moves_no_time_also_over_a_restart(world: World) -> None:
+    """The broker's clock cannot be set here, so it is the boot clock that stands still: the same difference."""
+    hour_us = 3600 * 10**6
+
+    def tick(seconds: int) -> inbox.Tick:
+        return inbox.Tick(readings=(BootReading(boot="boot-1", at_us=hour_us + seconds * 10**6),))
+
+    writer = world.writer("w1", batch=1)
+    task = world.start(writer)
+    await world.put(tick(0), admitted(1))
+    await world.decided(writer)
+    await world.stop(task)
+    again = world.writer("w2", batch=1)
+    world.start(again)
+    await world.put(tick(7200), admitted(2))
+    await world.decided(again)
+    records = [e.record for e in await world.entries()]
+    (jump,) = [event for r in records for event in r.events if event.kind == "clock.jumped"]
+    assert (jump.measured, jump.estimated) == (MeasuredBy.BOOT_TIME, False)
+    assert jump.elapsed_us == 2 * hour_us
+    assert again.counters.clock_jumps == 1
+    first, last = records[0], records[-1]
+    assert abs(last.t_us - first.t_us - 2 * hour_us) < 60 * 10**6
+    assert last.wall_us is not None
+    assert last.wall_us - first.t_us < 60 * 10**6, "the calendar shows what the broker's clock does"
 
 
 async def test_hooks_see_every_commit_in_order_and_first_of_all_the_refold(world: World) -> None:

@@ -16,7 +16,7 @@ def test_metrics_are_labelled_by_follower_and_absent_until_there_is_one() -> Non
     assert b"follower=" not in generate_latest(registry)
     made[:] = [Follower(cast("Any", None), "main", Tally, name=name) for name in ("feed", "documents")]
     assert made[0] is not None
-    made[0].counters.snapshots_failed = 2
+    made[0].saves.failed = 2
     made[0].counters.unknown_events = 3
     text = generate_latest(registry).decode()
     for line in (

@@ -1,6 +1,8 @@
 """Telemetry's parts without a server: figures, readings, answers, leases."""
 
+import json
 import math
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from libs.core.projections.hot_state import HotState
 from libs.core.projections.node_health import Terms, Watch
 from libs.ledger.chain import ChainEntry
 from libs.ledger.follower import FollowedEntry
+from libs.service.bootclock import now
 from schemas import inbox
 from schemas.ledger import LedgerRecord
 from schemas.nodes import DeviceSample, Heartbeat, LeaseGranted, NodeSampled
@@ -205,3 +208,18 @@ def test_records_are_checked_before_they_are_folded() -> None:
     world = World(node("a", 1))
     assert isinstance(world.records[0], LedgerRecord)
     assert folded(world).devices["a-gpu0"]["index"] == 0
+
+
+def test_ticks_are_new_messages_whatever_the_wall_clock_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes back by two minutes would repeat the ids of two minutes, and the broker would drop the ticks."""
+    made = Leases(TelemetrySettings(tick_s=0.05), CollectorRegistry())
+    ids = []
+    for wall in (1_800_000_000.0, 1_799_999_880.0):
+        monkeypatch.setattr(time, "time", lambda wall=wall: wall)
+        monkeypatch.setattr(time, "time_ns", lambda wall=wall: int(wall * 1e9))
+        begun = now()
+        while now() < begun + 0.06:
+            pass
+        ids.append(made._tick().headers["Nats-Msg-Id"])
+    assert ids[0] != ids[1]
+    assert json.loads(made._tick().payload)["readings"][0]["at_us"] > 0

@@ -3,6 +3,7 @@
     milli_us(claim) = milli x (t_us of DevicesFreed - t_us of JobGranted)                       exact, in integers
     row = one attempt x UTC day x device model: the smallest unit that is priced (`libs.core.billing.pricing`)
 
+`t_us` is ledger time, which no jump of a wall clock moves; a day is one of the wall clock, as it was shown (`Calendar`).
 Usage is summed exactly. Closed claims are kept as rows only; what is still held, as segments.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from libs.core.accelerators.kinds import accelerators_milli, counted_milli
 from libs.core.state import parts
+from libs.core.state.clock import Calendar
 from libs.core.state.limits import Limits
 from schemas import ledger as led
 from schemas.billing import UsageSegment
@@ -78,13 +80,13 @@ class Meter:
     """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
     to go back. Memory: one row (about 300 bytes) per attempt, day and model, plus what is held now."""
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
         "node.left", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.preempting",
         "attempt.stopping", "attempt.closed", "job.requeued", "devices.held", "hold.released", "board.recut",
-        "board.recut-withdrawn", "input.rejected", "plan.declined",
+        "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped",
     })  # fmt: skip
     """Money runs from the grant to the freeing; what happens between costs nothing more, and a hold nothing."""
 
@@ -96,6 +98,7 @@ class Meter:
         self._held: dict[str, _Held] = {}
         self._rows: dict[str, dict[_Key, int]] = {}
         self._sums: dict[tuple[str, str, str], int] = {}
+        self._calendar = Calendar()
 
     def apply(self, record: led.LedgerRecord, seq: int) -> None:
         """Folds one valid record at ledger sequence `seq`; one that was applied before changes nothing.
@@ -104,6 +107,7 @@ class Meter:
         """
         if seq <= self.seq:
             return
+        self._calendar.note(record.t_us, record.wall_us)
         for event in record.events:
             fold = _FOLD.get(type(event))
             if fold is not None:
@@ -213,7 +217,7 @@ class Meter:
         team, klass = self._jobs[event.job_id]
         rows = self._rows.setdefault(team, {})
         for model, milli in _by_model(claims):
-            for day, us in split_days(held.opened_us, t_us):
+            for day, us in self._calendar.split(held.opened_us, t_us, DAY_US):
                 key = (event.job_id, event.attempt, day, model, klass)
                 rows[key] = rows.get(key, 0) + us * milli
             if t_us > held.opened_us:
@@ -235,7 +239,7 @@ class Meter:
             team, klass = self._jobs[job]
             rows = out.setdefault(team, {})
             for model, milli in _by_model(list(chain.from_iterable(held.by_node.values()))):
-                for day, us in split_days(held.opened_us, until_us):
+                for day, us in self._calendar.split(held.opened_us, until_us, DAY_US):
                     key = (job, held.attempt, day, model, klass)
                     rows[key] = rows.get(key, 0) + us * milli
         return out
@@ -246,7 +250,11 @@ class Meter:
         """Parts for a snapshot; meters that folded the same records give equal parts. The meter must not change before
         the last one is taken."""
         return parts.write(
-            {"seq": self.seq, "quotas": {team: limits.dump() for team, limits in self.quotas.items()}},
+            {
+                "seq": self.seq,
+                "quotas": {team: limits.dump() for team, limits in self.quotas.items()},
+                "calendar": self._calendar.pieces,
+            },
             {
                 "models": self._models.items(),
                 "jobs": self._jobs.items(),
@@ -261,6 +269,7 @@ class Meter:
         meter = cls()
         about, tables = parts.read(dumped)
         meter.seq = about["seq"]
+        meter._calendar = Calendar(about["calendar"])
         meter.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}
         same: dict[str, str] = {}  # one object per name, not one per row
         for table, rows in tables:
@@ -298,12 +307,9 @@ def billed_model(device: Device) -> str:
 
 
 def split_days(start_us: int, end_us: int) -> Iterator[tuple[int, int]]:
-    """(UTC day, microseconds) of the span [start_us, end_us); nothing when it is empty or reversed."""
-    while start_us < end_us:
-        day = start_us // DAY_US
-        stop = min(end_us, (day + 1) * DAY_US)
-        yield day, stop - start_us
-        start_us = stop
+    """(UTC day, microseconds) of the span [start_us, end_us); nothing when it is empty or reversed. For a ledger whose time
+    is the wall's."""
+    return Calendar().split(start_us, end_us, DAY_US)
 
 
 def _held(row: list[Any]) -> tuple[str, _Held]:

@@ -16,6 +16,7 @@ from libs.core.projections.ended_ids import EndedIds
 from libs.core.projections.limit_books import Kind, LimitBooks
 from schemas import ledger as led
 from schemas.attempts import Evidence, Outcome
+from schemas.clock import MeasuredBy
 from schemas.jobs import JobSpec, JobState
 from schemas.resources import WHOLE_MILLI, Claim, Resources
 
@@ -395,6 +396,10 @@ class Checker:
     def _plan_declined(self, e: led.PlanDeclined, t_us: int) -> None:
         self.report.declined_plans += 1
 
+    def _clock_jumped(self, e: led.ClockJumped, t_us: int) -> None:
+        if e.estimated != (e.measured is MeasuredBy.WALL):
+            self._broken("I10", f"a jump of the clock was measured by {e.measured.value}; estimated: {e.estimated}")
+
     def _alive(self, job_id: str, what: str) -> _Job | None:
         job = self._jobs.get(job_id)
         if job is None:
@@ -436,5 +441,6 @@ _CHECKS: dict[type, Any] = {
     led.JobRequeued: Checker._follows,
     led.InputRejected: Checker._input_rejected,
     led.PlanDeclined: Checker._plan_declined,
+    led.ClockJumped: Checker._clock_jumped,
 }
 Checker.handled = led.kinds_of(_CHECKS)

@@ -74,7 +74,7 @@ class Decider:
     def decide(self, inputs: Sequence[Item], t_us: int) -> list[ledger.LedgerEvent]:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also repartitions boards,
         and withdraws repartitions that were not answered in time."""
-        decision = Decision(self.state, t_us, self._backlog.changes)
+        decision = Decision(self.state, t_us, self._backlog.changes, inputs[-1].time_us if inputs else 0)
         for item in inputs:
             react(decision, item.seq, item.subject, item.message, item.error)
         self._learn(decision.events)

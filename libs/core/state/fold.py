@@ -254,6 +254,10 @@ def _plan_declined(state: State, e: led.PlanDeclined, t_us: int) -> None:
     """Nothing changes: the record only answers whoever planned."""
 
 
+def _clock_jumped(state: State, e: led.ClockJumped, t_us: int) -> None:
+    """Nothing changes: ledger time is the record's, and did not jump."""
+
+
 def hold_code(state: State, job_id: str) -> int:
     """The code that marks devices held for `job_id` in `fleet.held`; -1 when it holds none."""
     return next((code for code, holder in enumerate(state.holds) if holder == job_id), -1)
@@ -332,6 +336,7 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.BoardRecutWithdrawn: _board_repartition_withdrawn,
     led.InputRejected: _input_rejected,
     led.PlanDeclined: _plan_declined,
+    led.ClockJumped: _clock_jumped,
 }
 
 HANDLED = led.kinds_of(_FOLD)

@@ -28,6 +28,7 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.InputRejected,
         ledger.PlanDeclined,
         ledger.BoardRecutWithdrawn,
+        ledger.ClockJumped,
     }
 )
 """Events that make no other plan possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a victim

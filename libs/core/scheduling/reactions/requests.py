@@ -17,8 +17,9 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
         return
     if same is False:
         raise InputRefused(f"client key {m.client_key!r} already names {m.job_id} with another body; use a new key")
-    if m.submitted_us < state.finished.oldest_us(d.t_us):
-        raise InputRefused(f"{m.job_id}: {too_old(m.submitted_us, d.t_us, state.finished)}; submit it again")
+    submitted_us = d.ledger_time(m.submitted_us)
+    if submitted_us < state.finished.oldest_us(d.t_us):
+        raise InputRefused(f"{m.job_id}: {too_old(submitted_us, d.t_us, state.finished)}; submit it again")
     d.emit(
         ledger.JobQueued(
             job_id=m.job_id,
@@ -28,7 +29,7 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
             client_key=m.client_key,
             priority=m.priority,
             preempts=m.preempts,
-            submitted_us=m.submitted_us,
+            submitted_us=submitted_us,
             latency=m.latency,
             user=m.user,
         )

@@ -1,0 +1,159 @@
+"""Ledger time: one clock in microseconds that never goes back, and that no wall clock's jump moves. Pure.
+
+Limits, bills and waits are measured in ledger time alone. It follows the broker's timestamps of inputs, because these are
+there for every input; but a wall clock may be set, forward or back, at any moment. So each tick says what a clock that
+cannot be set (CLOCK_BOOTTIME, with the id of its boot) read when it was sent. From one tick to the next
+
+    the boot clock agrees with the wall clock     ledger time follows the wall clock
+    it does not, by more than `TOLERANCE_US`      the wall clock jumped: ledger time follows the boot clock
+    there is none to compare (a reboot)           a witness does it: another machine's boot clock, carried in ticks
+    there is no witness either                    ledger time follows the wall clock, forward only, marked as estimated
+
+Between two ticks it follows the wall clock, but never by more than `STEP_US` at once: the next tick says how much it was.
+
+A ledger from before ticks said this (no `Mark`) is timed as it was: the later of the last time and the wall clock.
+
+What people call an hour or a day is wall time: `Calendar` maps spans of ledger time to it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from schemas.clock import BootReading, ClockMark, MeasuredBy
+from schemas.ledger import LedgerRecord
+
+STEP_US = 5_000_000
+"""The most that ledger time advances on the word of a wall clock alone, between two ticks."""
+TOLERANCE_US = 5_000_000
+"""Between two ticks, how far the wall clock may differ from a boot clock before it jumped. A tick may wait so long for a
+slow disk, and it is not worth a record each time."""
+RATE = 1000
+"""One part in so many, in which the rates of two clocks may differ."""
+NOTABLE_US = 1_000_000
+"""Changes of the distance between ledger time and wall time that are smaller do not move a calendar."""
+MOST_PIECES = 1000
+"""Of a calendar; the oldest are given up first, and what was before them counts as part of the first that is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """Between two ticks the wall clock went to `to_us` when it should have gone to `from_us`; `elapsed_us` really passed."""
+
+    from_us: int
+    to_us: int
+    elapsed_us: int
+    measured: MeasuredBy
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerClock:
+    """Where the ledger's clock stands. Each record says it, so that whoever folds the ledger has it.
+
+    `strayed`: since the mark, the wall clock made a step that could not be taken on its word. It is not in the records:
+    who starts anew between such a step and the next tick takes the tick of an unknown boot for an ordinary one.
+    """
+
+    t_us: int = 0
+    wall_us: int | None = None
+    mark: ClockMark | None = None
+    strayed: bool = False
+
+    @classmethod
+    def of(cls, record: LedgerRecord) -> "LedgerClock":
+        """The clock as a record says it."""
+        return cls(record.t_us, record.wall_us, record.clock)
+
+    def input(self, wall_us: int) -> "LedgerClock":
+        """The clock after an input other than a tick, stored at `wall_us` by the broker's clock."""
+        if self.mark is None:
+            return replace(self, t_us=max(self.t_us, wall_us), wall_us=wall_us)
+        step = wall_us - (self.wall_us if self.wall_us is not None else wall_us)
+        strayed = self.strayed or not 0 <= step <= STEP_US
+        return replace(self, t_us=self.t_us + min(max(0, step), STEP_US), wall_us=wall_us, strayed=strayed)
+
+    def tick(self, wall_us: int, readings: tuple[BootReading, ...]) -> tuple["LedgerClock", Jump | None]:
+        """The clock after a tick. `readings`: of the ticker's boot clock first, then of witnesses; empty: an old ticker's."""
+        mark = self.mark
+        if mark is None:
+            after = self.input(wall_us)
+            return (after._marked(after.t_us, readings), None) if readings else (after, None)
+        passed = wall_us - mark.wall_us
+        measured = _elapsed(mark.readings, readings)
+        jump: Jump | None = None
+        if measured is None:
+            elapsed = max(0, passed)
+            step = wall_us - (self.wall_us if self.wall_us is not None else mark.wall_us)
+            if self.strayed or not 0 <= step <= STEP_US:  # else another ticker took over, and time went on
+                jump = Jump(mark.wall_us, wall_us, elapsed, MeasuredBy.WALL)
+        else:
+            by, elapsed = measured
+            if abs(passed - elapsed) <= TOLERANCE_US + elapsed // RATE:
+                elapsed = max(0, passed)
+            else:
+                jump = Jump(mark.wall_us + elapsed, wall_us, elapsed, by)
+        reached = mark.t_us + elapsed
+        now = replace(self, t_us=max(self.t_us, reached), wall_us=wall_us, strayed=False)
+        return now._marked(reached, readings), jump
+
+    def _marked(self, reached_us: int, readings: tuple[BootReading, ...]) -> "LedgerClock":
+        """`reached_us`: where time is. The ledger's may be ahead of it for a while, as it cannot go back."""
+        assert self.wall_us is not None
+        return replace(self, mark=ClockMark(t_us=reached_us, wall_us=self.wall_us, readings=readings))
+
+
+def _elapsed(before: Sequence[BootReading], after: Sequence[BootReading]) -> tuple[MeasuredBy, int] | None:
+    """How long it was, by the first clock that ran through: the ticker's own, else a witness's. None: no clock did."""
+    if before and after and before[0].boot == after[0].boot and after[0].at_us >= before[0].at_us:
+        return MeasuredBy.BOOT_TIME, after[0].at_us - before[0].at_us
+    known = {reading.boot: reading.at_us for reading in before}
+    for reading in after:
+        since = known.get(reading.boot)
+        if since is not None and reading.at_us >= since:
+            return MeasuredBy.WITNESS, reading.at_us - since
+    return None
+
+
+class Calendar:
+    """Maps ledger time to wall time: pieces (ledger time from which on it holds, microseconds to add), in order."""
+
+    def __init__(self, pieces: Iterable[Sequence[int]] = ()) -> None:
+        self._from: list[int] = []
+        self._add: list[int] = []
+        for since, add in pieces:
+            self._from.append(since)
+            self._add.append(add)
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        return list(zip(self._from, self._add, strict=True))
+
+    def note(self, t_us: int, wall_us: int | None) -> None:
+        """A record says that at ledger time `t_us` it was `wall_us`; None: an old one, whose time was the wall's."""
+        add = 0 if wall_us is None else wall_us - t_us
+        if abs(add - (self._add[-1] if self._add else 0)) < NOTABLE_US:
+            return
+        self._from.append(t_us)
+        self._add.append(add)
+        if len(self._from) > MOST_PIECES:
+            del self._from[0], self._add[0]
+
+    def wall(self, t_us: int) -> int:
+        """Wall time at ledger time `t_us`, as it was shown then."""
+        at = bisect_right(self._from, t_us) - 1
+        return t_us + (self._add[at] if at >= 0 else 0)
+
+    def split(self, start_us: int, end_us: int, period_us: int) -> Iterator[tuple[int, int]]:
+        """(number of the period in wall time, microseconds of ledger time) of the span [start_us, end_us) of ledger time.
+
+        The parts add up to the span exactly. A period may come twice: after a jump back its hour was there twice.
+        """
+        while start_us < end_us:
+            at = bisect_right(self._from, start_us)
+            stop = min(end_us, self._from[at]) if at < len(self._from) else end_us
+            add = self._add[at - 1] if at else 0
+            while start_us < stop:
+                period = (start_us + add) // period_us
+                until = min(stop, (period + 1) * period_us - add)
+                yield period, until - start_us
+                start_us = until

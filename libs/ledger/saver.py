@@ -1,0 +1,162 @@
+"""The one guarded way in which a folding service loads and saves its snapshots: the follower's and the writer's.
+
+A snapshot saves time at a start and is never needed. So nothing that goes wrong with one may end or hold up the service:
+
+    load    of another version, broken, of another history, no bucket, a store that does not answer although the ledger
+            does: the ledger is folded from its beginning
+    save    refused (full), unanswered, too slow, a state that cannot be encoded: logged, counted, tried again later
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from nats.errors import ConnectionClosedError
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from libs.ledger.chain import Head
+from libs.ledger.snapshots import Restored, SnapshotStore, pack
+
+log = logging.getLogger("baton.ledger")
+
+_SHARE = 20  # one second of saving is followed by twenty without
+_LONGEST_S = 600.0
+_RETRY_S = (5.0, 15.0, 60.0, 300.0)
+_LOADS = 3  # so often a store is asked that does not answer while the ledger does
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class SaveCounters:
+    """What became of saves, and how often no snapshot could be used although the store was asked."""
+
+    saved: int = 0
+    failed: int = 0
+    unusable: int = 0
+
+
+class SnapshotSaver:
+    """Snapshots of one folding service in `store`, under `name`; one of another `version` is not loaded.
+
+    Saves are `due` every `every` records, and after a failure sooner: with a pause that grows from 5 s to 5 minutes.
+    """
+
+    def __init__(self, store: SnapshotStore, name: str, version: int, *, every: int) -> None:
+        self.counters = SaveCounters()
+        self._store = store
+        self._name = name
+        self._version = version
+        self._every = every
+        self._position = 0
+        self._failures = 0
+        self._loads = 0
+        self._not_before = 0.0
+        self._saving: asyncio.Task[None] | None = None
+
+    async def load(self, build: Callable[[Iterable[bytes]], T]) -> Restored[T] | None:
+        """The state from the newest usable snapshot; None: fold the ledger from its beginning.
+
+        Raises nats errors, TimeoutError and OSError when the broker is away: to be asked again, as for the ledger itself.
+        A store that does not answer while the ledger can be read is given up after three times.
+        """
+        found: Restored[T] | None = None
+        try:
+            found = await self._store.load(self._name, self._version, build)
+        except ConnectionClosedError:
+            raise
+        except NotFoundError as error:
+            log.error("snapshots of %s cannot be loaded: there is no store for them: %r", self._name, error)
+            self.counters.unusable += 1
+        except (NatsError, TimeoutError, OSError) as error:
+            self._loads += 1
+            if self._loads < _LOADS or not await self._store.ledger_answers():
+                raise
+            log.error("snapshots of %s cannot be loaded, the ledger is folded instead: %r", self._name, error)
+            self.counters.unusable += 1
+        self._loads = 0
+        self._position = found.position if found is not None else 0
+        return found
+
+    def due(self, position: int) -> bool:
+        """Whether the state at `position` should be saved now."""
+        if self._saving is not None and not self._saving.done():
+            return False
+        if asyncio.get_running_loop().time() < self._not_before:
+            return False
+        return position - self._position >= (1 if self._failures else self._every)
+
+    async def save(self, head: Head, position: int, parts: Iterable[bytes]) -> None:
+        """Encodes `parts`, which must not change meanwhile, and stores them in the background. Raises nothing."""
+        began = self._begin(position)
+        try:
+            packed = await pack(parts)
+        except Exception as error:
+            self._failed(position, error)
+            return
+        self._rest(began)
+        self._saving = asyncio.create_task(self._put(head, position, packed), name=f"snapshot of {self._name}")
+
+    def start(self, head: Head, position: int, parts: Iterable[bytes]) -> None:
+        """Encodes and stores `parts` in the background: of a state that may change meanwhile (copy on write)."""
+        began = self._begin(position)
+
+        async def both() -> None:
+            try:
+                async with asyncio.timeout(_LONGEST_S):
+                    packed = await pack(parts)
+            except Exception as error:
+                self._failed(position, error)
+            else:
+                await self._put(head, position, packed)
+            self._rest(began)
+
+        self._saving = asyncio.create_task(both(), name=f"snapshot of {self._name}")
+
+    async def distrust(self) -> None:
+        """Drops the snapshots, because a record did not fit the state: the next start folds the log, which shows whether
+        the state was wrong or the ledger is. Raises nothing."""
+        await self.close()
+        try:
+            await self._store.forget(self._name, self._version)
+        except Exception as error:
+            log.warning("snapshots of %s are still there: %r", self._name, error)
+
+    async def close(self) -> None:
+        """A snapshot that is half stored is dropped: the other slot is whole."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.cancel()
+            await asyncio.gather(saving, return_exceptions=True)
+
+    def _begin(self, position: int) -> float:
+        self._position = position
+        return asyncio.get_running_loop().time()
+
+    def _rest(self, began: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._not_before = max(self._not_before, now + (now - began) * _SHARE)
+
+    async def _put(self, head: Head, position: int, packed: bytes) -> None:
+        try:
+            async with asyncio.timeout(_LONGEST_S):
+                await self._store.put(self._name, self._version, head, position, packed)
+        except Exception as error:
+            self._failed(position, error)
+        else:
+            self.counters.saved += 1
+            self._failures = 0
+
+    def _failed(self, position: int, error: Exception) -> None:
+        self.counters.failed += 1
+        pause_s = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
+        self._failures += 1
+        self._not_before = asyncio.get_running_loop().time() + pause_s
+        expected = isinstance(error, NatsError | TimeoutError | OSError)
+        log.warning(
+            "%s: no snapshot at %d, the next try is in %g s: %r", self._name, position, pause_s, error,
+            exc_info=None if expected else error,
+        )  # fmt: skip

@@ -1,0 +1,230 @@
+"""Ledger time: what jumps of the broker's clock, reboots and silence do to it, and to bills by the hour."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.core.billing.metering import Meter
+from libs.core.state.clock import MOST_PIECES, STEP_US, Calendar, Jump, LedgerClock
+from schemas.clock import BootReading, MeasuredBy
+from schemas.ledger import ClockJumped, LedgerRecord
+from tests.core import builders
+
+S = 1_000_000
+HOUR = 3600 * S
+START = 1_800_000_000 * S
+
+
+@dataclass
+class Wall:
+    """Real time and a wall clock that can be set; ticks of one machine, or of the next after a reboot."""
+
+    clock: LedgerClock = field(default_factory=LedgerClock)
+    real_us: int = 0
+    set_by_us: int = 0
+    boot: str = "boot-1"
+    witness: str = ""
+    jumps: list[Jump] = field(default_factory=list)
+
+    @property
+    def wall_us(self) -> int:
+        return START + self.real_us + self.set_by_us
+
+    def tick(self, *, old: bool = False) -> None:
+        readings = (BootReading(boot=self.boot, at_us=self.real_us + 77 * S),)
+        if self.witness:
+            readings += (BootReading(boot=self.witness, at_us=self.real_us + 5 * S),)
+        self.clock, jump = self.clock.tick(self.wall_us, () if old else readings)
+        if jump is not None:
+            self.jumps.append(jump)
+
+    def ticks(self, seconds: int, *, old: bool = False) -> None:
+        for _ in range(seconds):
+            self.real_us += S
+            self.tick(old=old)
+
+    def input(self) -> None:
+        self.clock = self.clock.input(self.wall_us)
+
+
+@pytest.fixture
+def wall() -> Wall:
+    made = Wall()
+    made.tick()
+    return made
+
+
+def test_while_nobody_sets_it_ledger_time_is_the_brokers_clock(wall: Wall) -> None:
+    for _ in range(100):
+        wall.real_us += S // 3
+        wall.input()
+        wall.ticks(1)
+        assert wall.clock.t_us == wall.wall_us
+    assert wall.jumps == []
+
+
+@pytest.mark.parametrize("by", [3 * HOUR, 3 * HOUR // 180, -120 * S, -3 * HOUR])
+def test_a_jump_moves_the_wall_clock_and_not_the_ledgers(wall: Wall, by: int) -> None:
+    wall.ticks(10)
+    wall.set_by_us = by
+    wall.ticks(10)
+    assert wall.clock.t_us == START + 20 * S
+    (jump,) = wall.jumps
+    assert jump.measured is MeasuredBy.BOOT_TIME
+    assert (jump.to_us - jump.from_us, jump.elapsed_us) == (by, S)
+
+
+def test_an_input_between_two_ticks_cannot_take_the_ledger_along(wall: Wall) -> None:
+    wall.ticks(5)
+    wall.set_by_us = 3 * HOUR
+    wall.real_us += S // 2
+    wall.input()
+    assert wall.clock.t_us <= START + 5 * S + STEP_US
+    wall.ticks(30)
+    assert wall.clock.t_us == START + wall.real_us, "what it went too far was waited out"
+
+
+@pytest.mark.parametrize("silence", [30 * S, 8 * HOUR])
+def test_silence_of_a_machine_that_ran_on_counts_whole_and_is_no_jump(wall: Wall, silence: int) -> None:
+    wall.real_us += silence
+    wall.input()
+    wall.tick()
+    assert wall.clock.t_us == START + silence
+    assert wall.jumps == []
+
+
+def test_a_jump_during_silence_is_told_from_the_silence(wall: Wall) -> None:
+    wall.real_us += 8 * HOUR
+    wall.set_by_us = -5 * HOUR
+    wall.tick()
+    assert wall.clock.t_us == START + 8 * HOUR
+    assert [jump.measured for jump in wall.jumps] == [MeasuredBy.BOOT_TIME]
+
+
+def test_over_a_reboot_a_witness_measures_and_without_one_the_wall_clock_is_taken_as_an_estimate() -> None:
+    seen, unseen = Wall(witness="other-machine"), Wall()
+    for world in (seen, unseen):
+        world.tick()
+        world.real_us += 600 * S
+        world.set_by_us, world.boot = 3 * HOUR, "boot-2"
+        world.tick()
+    assert seen.clock.t_us == START + 600 * S
+    assert [jump.measured for jump in seen.jumps] == [MeasuredBy.WITNESS]
+    assert unseen.clock.t_us == START + 600 * S + 3 * HOUR
+    assert [jump.measured for jump in unseen.jumps] == [MeasuredBy.WALL]
+
+
+def test_another_ticker_that_takes_over_at_once_is_no_jump(wall: Wall) -> None:
+    wall.ticks(5)
+    wall.boot = "boot-of-the-standby"
+    wall.ticks(5)
+    assert (wall.clock.t_us, wall.jumps) == (START + 10 * S, [])
+
+
+def test_ticks_without_readings_time_a_ledger_as_before() -> None:
+    wall = Wall()
+    wall.ticks(5, old=True)
+    wall.set_by_us = 3 * HOUR
+    wall.ticks(1, old=True)
+    assert (wall.clock.t_us, wall.clock.mark, wall.jumps) == (wall.wall_us, None, [])
+    wall.set_by_us = 0
+    wall.ticks(1, old=True)
+    assert wall.clock.t_us == START + 6 * S + 3 * HOUR, "never back"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 20 * S), st.integers(-4 * HOUR, 4 * HOUR) | st.just(0), st.sampled_from(["tick", "input"])
+        ),
+        max_size=40,
+    )
+)
+def test_it_never_goes_back_and_ends_where_time_did(steps: list[tuple[int, int, str]]) -> None:
+    wall = Wall()
+    wall.tick()
+    last = wall.clock.t_us
+    for passed, by, what in steps:
+        wall.real_us += passed
+        wall.set_by_us += by
+        wall.tick() if what == "tick" else wall.input()
+        assert wall.clock.t_us >= last
+        last = wall.clock.t_us
+    wall.ticks(STEP_US // S * (len(steps) + 2))
+    small = sum(1 for _, by, _ in steps if by) * 6 * S  # of each change, what is not worth being called a jump
+    assert abs(wall.clock.t_us - (START + wall.real_us)) <= small
+
+
+def test_the_clock_goes_on_from_a_record(wall: Wall) -> None:
+    wall.ticks(3)
+    clock = wall.clock
+    record = LedgerRecord(
+        pool="main", prev_seq=0, prev_hash="", inbox_seq=1, t_us=clock.t_us, wall_us=clock.wall_us, clock=clock.mark,
+        writer="w", events=(),
+    )  # fmt: skip
+    assert LedgerClock.of(LedgerRecord.model_validate_json(record.model_dump_json())) == clock
+
+
+# ------------------------------------------------------------------------------------------------------- calendars
+
+
+def test_an_hour_with_a_jump_in_each_direction_is_billed_for_what_passed() -> None:
+    """A job from 10:00 to 11:00 in truth; at 10:20 the clock goes 3 h ahead, at 10:40 back again."""
+    ten = 1_800_003_600 * S // HOUR * HOUR
+    calendar = Calendar()
+    calendar.note(ten, ten)
+    calendar.note(ten + 20 * 60 * S, ten + 20 * 60 * S + 3 * HOUR)
+    calendar.note(ten + 40 * 60 * S, ten + 40 * 60 * S)
+    by_hour: dict[int, int] = {}
+    for period, us in calendar.split(ten, ten + HOUR, HOUR):
+        by_hour[period - ten // HOUR] = by_hour.get(period - ten // HOUR, 0) + us
+    assert by_hour == {0: 40 * 60 * S, 3: 20 * 60 * S}
+    assert sum(by_hour.values()) == HOUR
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 3 * HOUR), st.integers(-5 * HOUR, 5 * HOUR)), max_size=8),
+    st.integers(0, 10 * HOUR), st.integers(0, 10 * HOUR),
+)  # fmt: skip
+def test_the_parts_of_a_span_add_up_whatever_the_calendar_does(pieces: list[tuple[int, int]], a: int, b: int) -> None:
+    calendar, t_us = Calendar(), START
+    for gap, add in pieces:
+        t_us += gap
+        calendar.note(t_us, t_us + add)
+    start, end = START + min(a, b), START + max(a, b)
+    assert sum(us for _, us in calendar.split(start, end, HOUR)) == end - start
+
+
+def test_a_calendar_stays_small() -> None:
+    calendar = Calendar()
+    for n in range(3 * MOST_PIECES):
+        calendar.note(START + n * S, START + n * S + (n % 2) * HOUR)
+    assert len(calendar.pieces) == MOST_PIECES
+    assert calendar.wall(START + 3 * MOST_PIECES * S) - START - 3 * MOST_PIECES * S in (0, HOUR)
+
+
+def test_days_of_a_bill_are_the_wall_clocks_and_its_sum_is_ledger_time() -> None:
+    """The clock goes a day ahead in the midst of a job: each half is billed to the day that was shown."""
+    world = builders.World(builders.node("a", 1))
+    job = world.submit(builders.job("j", 1))
+    world.started(job)
+    world.now_us += 3600 * S
+    world.released(job)
+    plain, jumped = Meter(), Meter()
+    opened = next(r.t_us for r in world.records for e in r.events if e.kind == "job.granted")
+    for seq, record in enumerate(world.records, 1):
+        plain.apply(record, seq)
+        ahead = 24 * HOUR if record.t_us > opened + S else 0
+        jumped.apply(record.model_copy(update={"wall_us": record.t_us + ahead}), seq)
+    assert sum(row.milli_us for row in plain.usage()) == sum(row.milli_us for row in jumped.usage()) > 0
+    assert jumped.load(iter(list(jumped.dump()))).sums() == jumped.sums()
+
+
+def test_a_jump_that_was_estimated_says_so() -> None:
+    jump = Jump(1, 2, 3, MeasuredBy.WALL)
+    event = ClockJumped(from_us=jump.from_us, to_us=jump.to_us, elapsed_us=3, measured=jump.measured, estimated=True)
+    assert event.skippable
