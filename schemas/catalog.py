@@ -122,7 +122,7 @@ CATALOG: tuple[Message, ...] = (
         subjects.RECORD,
         subjects.LEDGER,
         "placement",
-        ("admission", "preemption", "quota_billing", "telemetry", "history"),
+        ("admission", "preemption", "quota_billing", "telemetry", "history", "queries"),
     ),
     Message(
         "io.baton.node.desired.v1",
@@ -154,10 +154,10 @@ CATALOG: tuple[Message, ...] = (
     _query("job", "get", queries.JobGet, "history", queries.JobDocument, of_pool=False),
     _query("job", "list", queries.JobListQuery, "history", queries.JobList, of_pool=False),
     _query("event", "list", queries.EventListQuery, "history", queries.EventList, of_pool=False),
-    _query("job", "explain", queries.ExplainQuery, "placement", queries.Explanation),
-    _query("job", "plan", queries.PlanQuery, "placement", queries.PlanReply),
-    _query("queue", "list", queries.QueueListQuery, "placement", queries.QueueList),
-    _query("pool", "status", queries.PoolStatusQuery, "placement", queries.PoolStatus, "A pool's figures at a glance."),
+    _query("job", "explain", queries.ExplainQuery, "queries", queries.Explanation),
+    _query("job", "plan", queries.PlanQuery, "queries", queries.PlanReply),
+    _query("queue", "list", queries.QueueListQuery, "queries", queries.QueueList),
+    _query("pool", "status", queries.PoolStatusQuery, "queries", queries.PoolStatus, "A pool's figures at a glance."),
     Message(
         "io.baton.node.desired.query.v1",
         nodes.DesiredQuery,

@@ -2,7 +2,8 @@
 
 The service that owns the answer replies, of the pool that is named where pools differ. Team and user are the subject's
 last tokens, and `operator` may see every team. A reply carries the header `Baton-Status`: `ok`, `invalid`, `not-found` or
-`failed`; all but `ok` carry `QueryFailed`.
+`failed`; all but `ok` carry `QueryFailed`. A question may carry the header `Baton-At-Least`: the newest ledger sequence that
+its asker has heard of, for which an answer waits a moment.
 A job of another team is `not-found`, exactly like one that does not exist.
 """
 
@@ -21,6 +22,7 @@ class QueryFailed(Fact):
     status: str = Field(description="invalid, not-found or failed")
     reasons: tuple[Reason, ...] = ()
     message: str
+    ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")
 
 
 class JobGet(Strict):
@@ -103,7 +105,7 @@ class EventList(Fact):
 
 
 class ExplainQuery(Strict):
-    """Why is this job where it is? Answered by placement (`job.explain`)."""
+    """Why is this job where it is? Answered by queries (`job.explain`)."""
 
     job_id: JobId
 
@@ -130,6 +132,7 @@ class Explanation(Fact):
     removed: tuple[Removed, ...] = ()
     suggestion: str = ""
     span: Span | None = Field(default=None, description="of a gang that runs: how close together it is")
+    ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")
 
 
 class PlanVerdict(StrEnum):
@@ -144,7 +147,7 @@ class PlanVerdict(StrEnum):
 
 
 class PlanQuery(Strict):
-    """What would become of this job? Nothing is submitted. Answered by placement (`job.plan`)."""
+    """What would become of this job? Nothing is submitted. Answered by queries (`job.plan`)."""
 
     job: JobSpec
     steps: float | None = Field(default=None, gt=0, description="training steps that it has to do, for time and cost")
@@ -190,7 +193,7 @@ class RightSize(Fact):
 
 
 class PlanReply(Fact):
-    """Whether, where, when and at what price a job would run, and what would change that. Sent by placement."""
+    """Whether, where, when and at what price a job would run, and what would change that. Sent by queries."""
 
     verdict: PlanVerdict
     reason: str = Field(default="", description="the dominant reason when it would not run now, as in Explanation")
@@ -211,11 +214,12 @@ class PlanReply(Fact):
     memory_mib: int = Field(default=0, ge=0, description="memory that each device must have, MiB")
     memory_text: str = Field(default="", description="the estimate's arithmetic, where the job describes its model")
     reasons: tuple[Reason, ...] = Field(default=(), description="why admission would refuse it")
-    took_ms: float = Field(default=0.0, ge=0, description="how long placement thought about it, ms")
+    took_ms: float = Field(default=0.0, ge=0, description="how long the answer was thought about, ms")
+    ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")
 
 
 class QueueListQuery(Strict):
-    """The waiting jobs in the order in which they are considered. Answered by placement (`queue.list`)."""
+    """The waiting jobs in the order in which they are considered. Answered by queries (`queue.list`)."""
 
     limit: int = Field(default=200, ge=1, le=5000)
 
@@ -234,14 +238,15 @@ class QueuedJob(Fact):
 
 
 class QueueList(Fact):
-    """The head of the queue. Sent by placement as the answer to `QueueListQuery`."""
+    """The head of the queue. Sent by queries as the answer to `QueueListQuery`."""
 
     jobs: tuple[QueuedJob, ...]
     total: int = Field(ge=0)
+    ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")
 
 
 class PoolStatusQuery(Strict):
-    """A pool's figures at a glance: its jobs, devices and latencies (`pool.status`, answered by placement), or its
+    """A pool's figures at a glance: its jobs, devices and latencies (`pool.status`, answered by queries), or its
     teams' quotas and use (`quota.list`, answered by quota_billing)."""
 
 

@@ -6,7 +6,7 @@ plain JSON, or empty for "no conditions".
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from faststream import AckPolicy
@@ -14,7 +14,7 @@ from faststream.nats import NatsBroker
 from nats.errors import Error as NatsError
 from pydantic import BaseModel
 
-from libs.bus.asking import FAILED, INVALID, NOT_FOUND, OK, STATUS, NoAnswer, QueryError, ask
+from libs.bus.asking import AT_LEAST, FAILED, INVALID, NOT_FOUND, OK, STATUS, NoAnswer, QueryError, ask
 from libs.bus.broker import undecoded
 from libs.bus.messages import Malformed, decode_bare
 from libs.bus.metrics import QUERIES, QUERY_SECONDS
@@ -24,18 +24,31 @@ from schemas.catalog import Message
 from schemas.jobs import Reason
 from schemas.queries import QueryFailed
 
-__all__ = ["STATUS", "InvalidQuestion", "NoAnswer", "NothingFound", "QueryError", "ask", "serve"]
+__all__ = ["STATUS", "Busy", "InvalidQuestion", "NoAnswer", "NothingFound", "QueryError", "ask", "serve"]
 
 log = logging.getLogger("baton.queries")
 
 Handler = Callable[[Any, str], Awaitable[Fact | None] | Fact | None]
 
+Seen = Callable[[int], Awaitable[None]]
+
 _WORKERS = 8
 """Questions of one kind that are answered at the same time, so that a slow one does not hold up the next."""
 
+_DIGITS = 19
+"""A ledger sequence has fewer."""
+
 
 class NothingFound(LookupError):
-    """There is no such thing, or it is another team's: the answer is the same."""
+    """There is no such thing, or it is another team's: the answer is the same. `ledger_seq`: as of which record."""
+
+    def __init__(self, text: str, ledger_seq: int = 0) -> None:
+        super().__init__(text)
+        self.ledger_seq = ledger_seq
+
+
+class Busy(RuntimeError):
+    """Too many wait for an answer: answered as failed, with the text, and to be asked again."""
 
 
 class InvalidQuestion(ValueError):
@@ -46,17 +59,30 @@ class InvalidQuestion(ValueError):
         self.reasons = tuple(reasons)
 
 
-def serve(broker: NatsBroker, message: Message, handler: Handler, *, pool: str | None = None, queue: str = "") -> None:
+def serve(
+    broker: NatsBroker,
+    message: Message,
+    handler: Handler,
+    *,
+    pool: str | None = None,
+    queue: str = "",
+    seen: Seen | None = None,
+    workers: int = _WORKERS,
+) -> None:
     """Answers `message`'s questions on `broker`.
 
     `handler` gets the question and who asks, as the subject says it (the team, or the node), and returns the answer; it
-    may be async. None sends no reply: somebody else has the answer. It may raise NothingFound or InvalidQuestion;
+    may be async. None sends no reply: somebody else has the answer. It may raise NothingFound, InvalidQuestion or Busy;
     anything else is a bug: logged, answered as failed, and the service lives. `pool` narrows questions of one pool to
-    it. Of several processes with one `queue`, one answers each question.
+    it. Of several processes with one `queue`, one answers each question. `seen` is awaited first, with the ledger
+    sequence that the asker has heard of (0: none): another process may have told it more than this one knows yet.
+    At most `workers` questions are in `handler` at a time.
     """
 
     async def on_question(raw: Any) -> None:
         with QUERY_SECONDS.labels(message.type).time():
+            if seen is not None:
+                await seen(_at_least(raw.headers))
             status, answer = await _answer(message, handler, raw.subject, raw.headers, raw.data)
         QUERIES.labels(message.type, status).inc()
         if answer is not None and raw.reply:
@@ -73,9 +99,15 @@ def serve(broker: NatsBroker, message: Message, handler: Handler, *, pool: str |
         queue=queue,
         decoder=undecoded,
         ack_policy=AckPolicy.MANUAL,
-        max_workers=_WORKERS,
+        max_workers=workers,
         no_reply=True,  # we reply ourselves; FastStream would answer None with an empty message
     )(on_question)
+
+
+def _at_least(headers: Mapping[str, str] | None) -> int:
+    """What the asker says that it has heard of; 0 for everything that is no number."""
+    said = (headers or {}).get(AT_LEAST, "")
+    return int(said) if len(said) < _DIGITS and said.isascii() and said.isdigit() else 0
 
 
 def _heard(message: Message, pool: str | None) -> str:
@@ -99,9 +131,11 @@ async def _answer(
         result = handler(query, _asker(message, subject))
         return OK, (await result if inspect.isawaitable(result) else result)
     except NothingFound as e:
-        return NOT_FOUND, QueryFailed(status=NOT_FOUND, message=str(e.args[0] if e.args else "not found"))
+        return NOT_FOUND, QueryFailed(status=NOT_FOUND, message=str(e), ledger_seq=e.ledger_seq)
     except (Malformed, InvalidQuestion) as e:
         return INVALID, QueryFailed(status=INVALID, message=str(e)[:4096], reasons=e.reasons)
+    except Busy as e:
+        return FAILED, QueryFailed(status=FAILED, message=str(e))
     except Exception as e:
         log.exception("the question %s failed", subject)
         return FAILED, QueryFailed(status=FAILED, message=f"{type(e).__name__} in the service; its log says more")

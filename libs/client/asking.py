@@ -1,6 +1,7 @@
 """Questions to the service that owns the answer, with errors in the client's own terms."""
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from nats.aio.client import Client
 from pydantic import ValidationError
@@ -12,6 +13,10 @@ from libs.client.sending import unless_denied
 from libs.client.where import Place
 from schemas.base import Fact, Strict
 from schemas.catalog import BY_TYPE
+
+_heard: "WeakKeyDictionary[Client, dict[str, int]]" = WeakKeyDictionary()
+"""What each connection has been told so far: the newest ledger sequence of each pool. It goes with each question, so that
+what another process answers is never of an earlier state."""
 
 
 async def ask(
@@ -26,8 +31,11 @@ async def ask(
     """
     message = BY_TYPE[f"io.baton.{what}.query.v1"]
     keys = {"pool": pool or place.pool, "team": place.team, "user": place.user}
+    heard = _heard.setdefault(nats, {})
+    at_least = heard.get(keys["pool"], 0) if "{pool}" in message.subject else 0
+    question = ask_once(nats, message, query, timeout_s=timeout_s, at_least=at_least, **keys)
     try:
-        return await unless_denied(nats, ask_once(nats, message, query, timeout_s=timeout_s, **keys))
+        reply = await unless_denied(nats, question)
     except NoAnswer as e:
         of_pool = f", and that there is a pool {keys['pool']!r}" if "{pool}" in message.subject else ""
         raise Unreachable(
@@ -45,3 +53,6 @@ async def ask(
         if e.status == INVALID:
             raise Invalid(f"the question {what} is not valid", str(e), reasons=e.reasons) from None
         raise Failed(f"{message.consumers[0]} cannot answer {what}", str(e), "see its log, then try again") from None
+    if "{pool}" in message.subject:
+        heard[keys["pool"]] = max(at_least, heard.get(keys["pool"], 0), getattr(reply, "ledger_seq", 0))
+    return reply

@@ -18,7 +18,8 @@ raises, the snapshots are deleted too: if the state was wrong and not the ledger
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -110,6 +111,7 @@ class Follower(Generic[P]):
         self._idle_s = idle_s
         self._reader: LedgerReader | None = None
         self._waits_for = "not read yet"
+        self._applying = asyncio.Lock()
 
     @property
     def saves(self) -> SaveCounters:
@@ -144,6 +146,12 @@ class Follower(Generic[P]):
         """The last sequence in the ledger now; a broker that is away is waited for."""
         reader = self._reader if self._reader is not None else LedgerReader(self._js, self.pool)
         return await self._patiently(reader.last_seq)
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """While the block runs nothing is applied, so that the projection may be read in a thread, or across an await."""
+        async with self._applying:
+            yield
 
     async def run(self, after: After | None = None, *, begin: Begin | None = None) -> None:
         """Until cancelled. `begin` is awaited once the projection is loaded, before the first record.
@@ -209,15 +217,19 @@ class Follower(Generic[P]):
     # ------------------------------------------------------------------------------------------------------ follow
 
     async def _batch(self, reader: LedgerReader) -> list[FollowedEntry]:
-        steps = self._apply(await reader.next(self._max_batch, self._idle_s))
+        steps = await self._apply(await reader.next(self._max_batch, self._idle_s))
         if steps and self._gather is not None:
             loop = asyncio.get_running_loop()
             end = loop.time() + self._gather.seconds
             while not self._gather.enough(steps) and (left := end - loop.time()) > 0:
-                steps += self._apply(await reader.next(self._max_batch, left))
+                steps += await self._apply(await reader.next(self._max_batch, left))
         return steps
 
-    def _apply(self, entries: Sequence[ChainEntry]) -> list[FollowedEntry]:
+    async def _apply(self, entries: Sequence[ChainEntry]) -> list[FollowedEntry]:
+        async with self._applying:
+            return self._applied(entries)
+
+    def _applied(self, entries: Sequence[ChainEntry]) -> list[FollowedEntry]:
         """Never awaits, so that other tasks see the projection only between two batches."""
         steps = []
         for entry in entries:

@@ -7,6 +7,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from schemas.base import Name
 
+_DEPLOY = Path(__file__).parents[2] / "deploy"
+
 
 class ServiceSettings(BaseSettings):
     """Shared settings, from `BATON_<NAME>` whatever the service's own prefix. All problems are reported together.
@@ -44,4 +46,27 @@ class OrderSettings(ServiceSettings):
         ge=0,
         validation_alias="BATON_RESERVE_AFTER_S",
         description="a gang that waits longer gets a reservation, s",
+    )
+
+
+class CycleSettings(OrderSettings):
+    """What decides where jobs go and what a dry run says of it: of placement, and of queries, which answers for it.
+
+    The variables bear placement's name for both; a dry run by other prices or classes than placement's would be wrong.
+    """
+
+    prices: Path = Field(
+        default=_DEPLOY / "prices.yaml",
+        validation_alias="BATON_PLACEMENT_PRICES",
+        description="price book, for plans and the objective cost",
+    )
+    throughputs: Path = Field(
+        default=_DEPLOY / "throughputs.yaml",
+        validation_alias="BATON_PLACEMENT_THROUGHPUTS",
+        description="measured rates, see docs/plan.md",
+    )
+    classes: Path | None = Field(
+        default=None,
+        validation_alias="BATON_PLACEMENT_CLASSES",
+        description="priority classes for plans: admission's file, if it has one",
     )

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from faststream.asgi import AsgiFastStream
@@ -18,17 +18,15 @@ from libs.bus.messages import Outgoing, outgoing
 from libs.bus.queries import serve
 from libs.bus.streams import bind
 from libs.bus.trim import Trimmer
-from libs.core.explain.dry_run import DryRunInputs
 from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
-from libs.core.placement.throughput import Chooser
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.scheduling.policy import Policy
 from libs.core.state.desired import desired, nodes_touched
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
 from libs.service.app import Tasks, make_asgi
-from libs.service.files import read_classes, read_prices, read_throughputs
+from libs.service.cycle import dry_run_inputs
 from libs.service.following import show
 from schemas import ledger as led
 from schemas import subjects
@@ -49,10 +47,9 @@ class Placement:
 
     def __init__(self, settings: PlacementSettings, writer_id: str, registry: CollectorRegistry) -> None:
         self.settings = settings
-        self.dry_run_inputs = dry_run_inputs(settings)
+        self.policy = policy_of(settings)
         self.pool = settings.pool
         self.writer_id = writer_id
-        self.latencies = handlers.Latencies(settings.latency_window)
         self.writer: LedgerWriter[Decider] | None = None
         self._nats: Client | None = None
         self._asked: list[tuple[Callable[[Decider], Any], asyncio.Future[Any]]] = []
@@ -76,7 +73,7 @@ class Placement:
         self.writer = LedgerWriter(
             js,
             self.pool,
-            Deciders(self.dry_run_inputs.policy, Scorer),
+            Deciders(self.policy, Scorer),
             writer_id=self.writer_id,
             snapshots=SnapshotStore(js, self.pool),
             batch=self.settings.batch,
@@ -134,7 +131,7 @@ class Placement:
         """After a commit: tells the nodes that it touched what should run there now."""
         self._answer_all(decider)
         self._records.inc()
-        for latency_ms in self.latencies.observe(record, decider, time.time_ns() // 1000):
+        for latency_ms in handlers.granted_at_once_ms(record, decider, time.time_ns() // 1000):
             self._latency_ms.observe(latency_ms)
         self._queued.set(sum(len(jobs) for jobs in decider.state.queues.values()))
         for event in record.events:
@@ -160,22 +157,15 @@ class Placement:
         )
 
 
-def dry_run_inputs(settings: PlacementSettings) -> DryRunInputs:
-    """Prices, rates and classes from their files, and the policy of the cycle. Raises BadFile."""
-    prices = read_prices(settings.prices, "BATON_PLACEMENT_PRICES")
-    table = read_throughputs(settings.throughputs, "BATON_PLACEMENT_THROUGHPUTS")
-    chooser = Chooser(table, prices.of)
-    policy = Policy(
-        reserve_after_us=int(settings.reserve_after_s * 1e6),
+def policy_of(settings: PlacementSettings) -> Policy:
+    """What decides the cycles. Raises BadFile."""
+    return replace(
+        dry_run_inputs(settings).policy,
         repartition=settings.repartition,
         repartition_after_us=int(settings.repartition_after_s * 1e6),
         repartition_rest_us=int(settings.repartition_rest_s * 1e6),
         repartition_answer_us=int(settings.repartition_answer_s * 1e6),
-        chooser=chooser,
     )
-    if settings.classes is None:
-        return DryRunInputs(prices, table, policy=policy)
-    return DryRunInputs(prices, table, read_classes(settings.classes, "BATON_PLACEMENT_CLASSES"), policy)
 
 
 def _touched(record: LedgerRecord, decider: Decider) -> set[str]:
@@ -231,32 +221,15 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
 
 
 def _serve_questions(broker: Any, placement: Placement) -> None:
+    """The one question that the writer answers: what a node should run must be of the last commit. People's are answered by
+    services/queries."""
     pool = placement.pool
-
-    def with_decider(answer: Any, **known: Any) -> Any:
-        return lambda query, team: placement.answer(
-            lambda decider: answer(decider, query, team, **{k: v() for k, v in known.items()})
-        )
-
-    seq, latencies = (lambda: placement.seq), (lambda: placement.latencies)
-    ask = partial(serve, broker, pool=pool, queue="placement")
-    ask(BY_TYPE["io.baton.job.explain.query.v1"], with_decider(handlers.explain_job))
-    ask(
-        BY_TYPE["io.baton.job.plan.query.v1"],
-        with_decider(
-            handlers.DryRunPlanner(placement.dry_run_inputs),
-            now_us=lambda: time.time_ns() // 1000,
-            clock=lambda: time.perf_counter,
-        ),
-    )
-    ask(BY_TYPE["io.baton.queue.list.query.v1"], with_decider(handlers.queue_list))
-    ask(
-        BY_TYPE["io.baton.pool.status.query.v1"],
-        with_decider(handlers.pool_status, pool=lambda: pool, ledger_seq=seq, latencies=latencies),
-    )
-    ask(
+    serve(
+        broker,
         BY_TYPE["io.baton.node.desired.query.v1"],
         lambda query, node: placement.answer(
             lambda decider: handlers.desired_of(decider, query, node, pool=pool, ledger_seq=placement.seq)
         ),
+        pool=pool,
+        queue="placement",
     )

@@ -1,16 +1,12 @@
 """Placement's settings, from the environment with the prefix `BATON_PLACEMENT_`."""
 
-from pathlib import Path
-
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service.settings import OrderSettings
-
-_DEPLOY = Path(__file__).parents[2] / "deploy"
+from libs.service.settings import CycleSettings
 
 
-class PlacementSettings(OrderSettings):
+class PlacementSettings(CycleSettings):
     model_config = SettingsConfigDict(env_prefix="BATON_PLACEMENT_")
 
     snapshot_records: int = Field(default=5000, ge=100, description="ledger records between snapshots of the state")
@@ -24,9 +20,3 @@ class PlacementSettings(OrderSettings):
     )
     batch: int = Field(default=256, ge=1, le=1000, description="inbox messages decided in one record at the most")
     linger_ms: float = Field(default=2.0, ge=0, le=100, description="how long to wait for more of a batch, ms")
-    latency_window: int = Field(default=20_000, ge=100, description="grants kept for the latency quantiles")
-    prices: Path = Field(default=_DEPLOY / "prices.yaml", description="price book, for plans and the objective cost")
-    throughputs: Path = Field(default=_DEPLOY / "throughputs.yaml", description="measured rates, see docs/plan.md")
-    classes: Path | None = Field(
-        default=None, description="priority classes for plans: admission's file, if it has one"
-    )

@@ -168,7 +168,7 @@ async def test_logs_that_nobody_has_are_not_found(blue: Baton, fakes: Fakes, key
 
 
 async def test_an_owner_that_does_not_run_is_named(blue: Baton) -> None:
-    with pytest.raises(Unreachable, match="placement"):
+    with pytest.raises(Unreachable, match="queries"):
         await blue.status()
 
 

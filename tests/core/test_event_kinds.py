@@ -11,13 +11,14 @@ from libs.core.state import fold
 from libs.report.facts import Facts
 from schemas.ledger import EVENT_KINDS, LedgerRecord
 from services.preemption.planner import PreemptionPlanner
+from services.queries.replica import Replica
 from services.telemetry.figures import PoolFigures
 from tests.core.builders import World, job, node
 
 PROJECTIONS = {
     "placement's state": (fold.HANDLED, fold.IGNORED),
     **{p.__name__: (p.handled, p.ignored) for p in (
-        FleetShape, HotState, Feed, JobChanges, Meter, PoolFigures, PreemptionPlanner, Checker, Facts
+        FleetShape, HotState, Feed, JobChanges, Meter, PoolFigures, PreemptionPlanner, Replica, Checker, Facts
     )},
 }  # fmt: skip
 
@@ -47,7 +48,7 @@ def test_a_skippable_kind_says_so_for_good() -> None:
                 event.model_validate({"kind": kind, "skippable": False})
 
 
-@pytest.mark.parametrize("projection", [FleetShape, HotState, Feed, Meter, PoolFigures, PreemptionPlanner])
+@pytest.mark.parametrize("projection", [FleetShape, HotState, Feed, Meter, PoolFigures, PreemptionPlanner, Replica])
 def test_dump_and_load_are_inverse(projection: type) -> None:
     world = World(node("a", 4), node("b", 4))
     runs = [world.submit(job(f"j{n}", 1 + n % 3)) for n in range(9)]

@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from libs.bus.queries import ask
+from libs.service.cycle import dry_run_inputs
 from schemas import inbox
 from schemas.catalog import BY_TYPE
 from schemas.jobs import JobSpec
 from schemas.ledger import AttemptRunning, JobGranted, JobQueued
 from schemas.queries import PlanQuery, PlanReply, PlanVerdict
 from schemas.resources import Resources
-from services.placement.app import dry_run_inputs, make_app
+from services.placement.app import make_app
 from services.placement.settings import PlacementSettings
+from services.queries.app import make_app as make_queries
+from services.queries.settings import QueriesSettings
 from tests.admission.running import running
 from tests.core.builders import job, node
 from tests.services.pool import Pool
@@ -58,8 +61,15 @@ def settings(world: Pool, nats_url: str, redis_url: str) -> PlacementSettings:
     return PlacementSettings(nats_url=nats_url, redis_url=redis_url, pool=world.name)
 
 
-async def test_a_plan_from_the_file_to_the_table(world: Pool, settings: PlacementSettings, tmp_path: Path) -> None:
-    async with running(make_app(settings, writer_id="w1")):
+@pytest.fixture
+def queries(world: Pool, nats_url: str) -> QueriesSettings:
+    return QueriesSettings(nats_url=nats_url, pool=world.name)
+
+
+async def test_a_plan_from_the_file_to_the_table(
+    world: Pool, settings: PlacementSettings, queries: QueriesSettings, tmp_path: Path
+) -> None:
+    async with running(make_app(settings, writer_id="w1")), running(make_queries(queries)):
         await world.put(inbox.NodeRegistered(incarnation=1, inventory=node("n1", 4), lease_s=10))
         await world.put(job("j", 2, team="red", time_limit_s=600))
         granted = await world.event(JobGranted)
@@ -96,10 +106,12 @@ async def test_a_wrong_file_is_told_as_submit_tells_it(nats_url: str, tmp_path: 
     assert told == await plan(tmp_path, nats_url, text, command="submit")
 
 
-async def test_of_another_teams_victims_a_team_learns_only_the_size(world: Pool, settings: PlacementSettings) -> None:
+async def test_of_another_teams_victims_a_team_learns_only_the_size(
+    world: Pool, settings: PlacementSettings, queries: QueriesSettings
+) -> None:
     query = PlanQuery(job=JobSpec(command=("x",), priority_class="serving", resources=Resources(devices=2)))
     message = BY_TYPE["io.baton.job.plan.query.v1"]
-    async with running(make_app(settings, writer_id="w1")):
+    async with running(make_app(settings, writer_id="w1")), running(make_queries(queries)):
         await world.put(
             inbox.NodeRegistered(incarnation=1, inventory=node("n1", 2), lease_s=10), job("j", 2, team="red")
         )

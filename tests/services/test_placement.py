@@ -20,15 +20,12 @@ from schemas.ledger import (
     DevicesFreed,
     InputRejected,
     JobGranted,
-    JobQueued,
     LedgerRecord,
     NodeJoined,
     NodeLeft,
     QuotaSet,
 )
 from schemas.nodes import DesiredQuery, DesiredReply, DesiredState
-from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQuery, QueueList, QueueListQuery
-from schemas.subjects import OPERATOR
 from services.placement.app import Placement, make_app
 from services.placement.settings import PlacementSettings
 from tests.admission.running import running
@@ -126,46 +123,6 @@ async def test_a_node_cannot_speak_of_another(world: Pool, nats_url: str, redis_
         await world.put(job("j", 2, team="red"))
         await world.event(JobGranted)
         assert not [e for record in await world.records() for e in record.events if isinstance(e, NodeLeft)]
-
-
-async def test_a_team_sees_its_own_jobs_and_the_operator_all(world: Pool, nats_url: str, redis_url: str) -> None:
-    red, blue = job("r", 2, team="red"), job("b", 9, team="blue")
-    async with running(placement(world, nats_url, redis_url)):
-        await world.put(registered("n1"), red, blue)
-        await world.event(JobGranted)
-        await world.event(JobQueued, job_id=blue.job_id)
-
-        explained: Explanation = await question(world, "job.explain", "blue", ExplainQuery(job_id=blue.job_id))
-        assert explained.reason != ""
-        assert explained.text != ""
-        assert (await question(world, "job.explain", OPERATOR, ExplainQuery(job_id=red.job_id))).state == "granted"
-
-        queues: dict[str, QueueList] = {}
-        for team in ("red", "blue", OPERATOR):
-            queues[team] = await question(world, "queue.list", team, QueueListQuery())
-        assert {team: [j.job_id for j in q.jobs] for team, q in queues.items()} == {
-            "red": [],
-            "blue": [blue.job_id],
-            OPERATOR: [blue.job_id],
-        }
-        assert queues["red"].total == 0, "the length of another team's queue is its own affair"
-
-        status: PoolStatus = await question(world, "pool.status", "red", PoolStatusQuery())
-        assert (status.devices, status.milli_used, status.nodes_up, status.grants) == (2, 2000, 1, 1)
-
-
-async def test_another_teams_job_is_answered_like_one_that_does_not_exist(
-    world: Pool, nats_url: str, redis_url: str
-) -> None:
-    async with running(placement(world, nats_url, redis_url)):
-        await world.put(registered("n1"), job("r", 2, team="red"))
-        granted = await world.event(JobGranted)
-        answers = []
-        for asked in (granted.job_id, job_id("red", "nothing")):
-            with pytest.raises(QueryError) as error:
-                await question(world, "job.explain", "blue", ExplainQuery(job_id=asked))
-            answers.append((error.value.status, str(error.value).replace(asked, "JOB"), error.value.reasons))
-        assert answers[0] == answers[1]
 
 
 async def test_a_restart_goes_on_from_the_snapshot(

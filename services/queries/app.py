@@ -1,0 +1,163 @@
+"""Wires queries: the follower, the lane for heavy questions, and which question is answered how."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+from faststream.asgi import AsgiFastStream
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from prometheus_client import CollectorRegistry, Gauge
+
+from libs.bus.broker import make_broker
+from libs.bus.connect import connect
+from libs.bus.queries import serve
+from libs.bus.streams import bind
+from libs.core.placement.find import warm
+from libs.ledger.follower import FollowedEntry, Follower
+from libs.service.app import Tasks, make_asgi
+from libs.service.cycle import dry_run_inputs
+from libs.service.following import readiness, show
+from schemas.catalog import BY_TYPE
+from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQuery
+from schemas.subjects import inbox_stream
+from services.queries.answers import Answers, Asked, job_of
+from services.queries.lane import Lane
+from services.queries.replica import Latencies, Replica
+from services.queries.settings import QueriesSettings
+
+FOLLOWER = "queries"
+
+_BATCH = 8
+"""Ledger records folded between two looks at the event loop: a record may hold a thousand events, 10 us each."""
+
+_WORKERS = 2048
+"""Questions of one kind in hand. More than all teams' together may be waiting, so that one team's do not fill them."""
+
+_WAITERS = 1024
+"""Questions that wait for a record. More get what is known now."""
+
+
+class Queries:
+    """What the service knows, and the waiting for what it does not know yet."""
+
+    def __init__(self, settings: QueriesSettings, registry: CollectorRegistry) -> None:
+        self.settings = settings
+        self.latencies = Latencies(settings.latency_window)
+        self.answers = Answers(settings.pool, dry_run_inputs(settings), self.latencies)
+        self.lane = Lane(self._following, settings.questions_each)
+        self.follower: Follower[Replica] | None = None
+        self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}  # who waits until the replica shows what
+        self._told_to = 0  # the newest record that an asker has heard of: nothing older is told any more
+        self._js: JetStreamContext | None = None
+        show(registry, lambda: [self.follower])
+        waiting = Gauge("baton_questions_waiting", "questions that wait for their team's turn", registry=registry)
+        waiting.set_function(lambda: len(self.lane))
+
+    def begin(self, js: JetStreamContext) -> Follower[Replica]:
+        """Makes the follower; `follow` is to be run then."""
+        self._js = js
+        self.follower = Follower(
+            js,
+            self.settings.pool,
+            Replica,
+            name=FOLLOWER,
+            snapshot_every=self.settings.snapshot_records,
+            max_batch=_BATCH,
+        )
+        return self.follower
+
+    async def follow(self) -> None:
+        """Folds the ledger for ever."""
+        follower = self._following()
+
+        async def after(steps: Sequence[FollowedEntry]) -> None:
+            self.latencies.observe(steps)
+            for told, shown in list(self._waiters.items()):
+                if not told.done() and shown():
+                    told.set_result(None)
+            await asyncio.sleep(0)  # questions come between two batches, also while the follower is far behind
+
+        await follower.run(after)
+
+    async def seen(self, seq: int) -> None:
+        """Returns when the record at `seq` was read, after `seen_wait_s` at the latest: then the answer is of an older one,
+        and says so."""
+        follower = self._following()
+        await self._until(lambda: follower.position >= seq, self.settings.seen_wait_s)
+        self._told_to = max(self._told_to, min(seq, follower.position))
+
+    async def explain_job(self, query: ExplainQuery, team: str) -> Explanation:
+        """Of a job that is not known: what lay in the inbox when it was asked for is waited for, for a moment."""
+        if job_of(self._following().projection.state, query.job_id, team) is None:
+            await self._decided()
+        return await self.lane.answer(
+            team, lambda replica, seq: self.answers.explain_job(replica, query, Asked(team, seq))
+        )
+
+    def pool_status(self, query: PoolStatusQuery, team: str) -> PoolStatus:
+        follower = self._following()
+        return self.answers.pool_status(follower.projection, follower.position, self._told_to)
+
+    def heavy(self, answer: Callable[[Replica, Any, Asked], Any]) -> Callable[[Any, str], Any]:
+        """A handler that answers in the lane."""
+        return lambda query, team: self.lane.answer(team, lambda replica, seq: answer(replica, query, Asked(team, seq)))
+
+    def _following(self) -> Follower[Replica]:
+        assert self.follower is not None, "questions are served once the ledger was read"
+        return self.follower
+
+    async def _until(self, shown: Callable[[], bool], limit_s: float) -> None:
+        if shown() or len(self._waiters) >= _WAITERS:
+            return
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[told] = shown
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(told, limit_s)
+        finally:
+            del self._waiters[told]
+
+    async def _decided(self) -> None:
+        """Returns when what is in the inbox now was decided and read, at the latest after a moment."""
+        assert self._js is not None
+        follower = self._following()
+        with suppress(NatsError, TimeoutError, OSError):
+            async with asyncio.timeout(self.settings.decided_wait_s):
+                last = (await self._js.stream_info(inbox_stream(self.settings.pool))).state.last_seq
+                await self._until(lambda: follower.projection.state.inbox_seq >= last, self.settings.decided_wait_s)
+
+
+def make_app(settings: QueriesSettings) -> AsgiFastStream:
+    """The service as an ASGI application. Raises BadFile. It answers once it has read the ledger to its end."""
+    registry = CollectorRegistry()
+    broker = make_broker(settings.nats_url, "queries")
+    queries = Queries(settings, registry)
+    tasks = Tasks()
+    ask = partial(serve, broker, pool=settings.pool, queue="queries", seen=queries.seen, workers=_WORKERS)
+    answers = queries.answers
+    ask(BY_TYPE["io.baton.pool.status.query.v1"], queries.pool_status)
+    ask(BY_TYPE["io.baton.job.explain.query.v1"], queries.explain_job)
+    ask(BY_TYPE["io.baton.job.plan.query.v1"], queries.heavy(answers.plan))
+    ask(BY_TYPE["io.baton.queue.list.query.v1"], queries.heavy(answers.queue_list))
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        nats = await connect(settings.nats_url, name="queries-ledger", die_on_close=True)
+        js = nats.jetstream()
+        await bind(js, [settings.pool])
+        await asyncio.to_thread(warm)
+        follower = queries.begin(js)
+        tasks.start("ledger reader", queries.follow())
+        tasks.start("heavy questions", queries.lane.run())
+        async with tasks.until_stopped():
+            await follower.caught_up.wait()
+            yield
+        await nats.close()
+
+    def ready() -> dict[str, str]:
+        return {"ledger": readiness(queries.follower)}
+
+    return make_asgi(broker, name="queries", settings=settings, lifespan=lifespan, registry=registry, ready=ready)

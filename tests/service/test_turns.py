@@ -1,0 +1,54 @@
+"""Turns: whoever puts in much is served as often as whoever puts in little."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.service.turns import Turns
+
+
+def drain(turns: Turns[int]) -> list[tuple[str, int]]:
+    served = []
+    while (turn := turns.take()) is not None:
+        served.append(turn)
+    return served
+
+
+def test_parties_are_served_in_turn_and_each_in_its_own_order() -> None:
+    turns: Turns[int] = Turns(each=10, most=100)
+    for number in range(4):
+        assert turns.put("loud", number)
+    assert turns.put("quiet", 0)
+    assert drain(turns) == [("loud", 0), ("quiet", 0), ("loud", 1), ("loud", 2), ("loud", 3)]
+
+
+def test_what_one_party_and_all_may_have_waiting_is_bounded() -> None:
+    turns: Turns[int] = Turns(each=2, most=3)
+    assert [turns.put("a", n) for n in range(3)] == [True, True, False]
+    assert [turns.put("b", n) for n in range(2)] == [True, False]
+    assert (len(turns), turns.waiting("a"), turns.waiting("b"), turns.waiting("c")) == (3, 2, 1, 0)
+
+
+@given(st.lists(st.one_of(st.sampled_from("abc"), st.none()), max_size=200))
+def test_nothing_is_lost_and_nobody_is_passed_over_twice(steps: list[str | None]) -> None:
+    """While a party waits, no other is served twice before it."""
+    turns: Turns[int] = Turns(each=1000, most=1000)
+    put: list[tuple[str, int]] = []
+    taken: list[tuple[str, int]] = []
+    passed: dict[str, list[str]] = {}
+    for number, party in enumerate(steps):
+        if party is not None:
+            assert turns.put(party, number)
+            put.append((party, number))
+            passed.setdefault(party, [])
+        elif (turn := turns.take()) is not None:
+            taken.append(turn)
+            passed.pop(turn[0])
+            for others in passed.values():
+                others.append(turn[0])
+                assert len(set(others)) == len(others)
+            if turns.waiting(turn[0]):
+                passed[turn[0]] = []
+    taken += drain(turns)
+    assert sorted(taken) == sorted(put)
+    for party in "abc":
+        assert [item for of, item in taken if of == party] == [item for of, item in put if of == party]
