@@ -121,7 +121,7 @@ class Answers:
         state = replica.state
         gc.disable()  # a full collection meanwhile would take longer than the dry run (130 ms with 5,000 jobs)
         try:
-            t_us = max(self._now_us(), state.t_us)
+            t_us = replica.now_us(self._now_us())
             fleet = self._shape.of(state)
             reply = dry_run(state, query.job, asked.team, t_us, self._inputs, fleet=fleet, steps=query.steps)
         finally:

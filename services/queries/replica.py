@@ -33,14 +33,20 @@ class Replica:
 
     def __init__(self, decider: Decider | None = None) -> None:
         self.decider = decider if decider is not None else Decider(learner=Scorer())
+        self._wall_us: int | None = None  # the broker's clock at the last record
 
     @property
     def state(self) -> State:
         return self.decider.state
 
+    def now_us(self, wall_us: int) -> int:
+        """Ledger time when the wall clock shows `wall_us`, as if neither had jumped since the last record."""
+        return self.state.t_us + (max(0, wall_us - self._wall_us) if self._wall_us is not None else 0)
+
     def apply(self, record: LedgerRecord, seq: int) -> list[FirstGrant]:
         """Folds a valid record; the first grants in it."""
         self.decider.apply(record, seq)
+        self._wall_us = record.wall_us if record.wall_us is not None else record.t_us
         queued = {event.job_id for event in record.events if type(event) is JobQueued}
         granted = [event.job_id for event in record.events if type(event) is JobGranted and event.attempt == 1]
         jobs = self.state.jobs

@@ -177,7 +177,7 @@ async def test_no_baton_is_unreachable(tmp_path: Path) -> None:
 async def test_a_silent_service_is_unreachable(urls: dict[str, str]) -> None:
     result = await baton("status", url=urls["blue"])
     assert result.code == 6
-    assert "placement" in result.err
+    assert "queries" in result.err
 
 
 async def test_submit_prints_the_id_and_nothing_else(urls: dict[str, str], fakes: Fakes, key: str) -> None:

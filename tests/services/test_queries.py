@@ -14,7 +14,7 @@ from schemas import inbox
 from schemas.catalog import BY_TYPE
 from schemas.ids import job_id
 from schemas.jobs import JobSpec
-from schemas.ledger import JobGranted, JobQueued, NodeJoined
+from schemas.ledger import JobGranted, JobQueued, LedgerRecord, NodeJoined
 from schemas.queries import (
     ExplainQuery,
     Explanation,
@@ -30,6 +30,7 @@ from services.placement.app import make_app as make_placement
 from services.placement.settings import PlacementSettings
 from services.queries.answers import Answers, Kept
 from services.queries.app import make_app
+from services.queries.replica import Replica
 from services.queries.settings import QueriesSettings
 from tests.admission.running import running
 from tests.core.builders import job, node
@@ -289,3 +290,15 @@ def test_what_is_kept_costs_a_twentieth_of_the_time() -> None:
     assert kept.get(2, make, at_least=2) == 2, "not for whoever has heard of a later record"
     now[0] += 2.1
     assert kept.get(3, make) == 3
+
+
+def test_a_dry_run_is_timed_by_the_ledger() -> None:
+    """Ledger time and wall time may be hours apart; between two records time goes on."""
+    replica = Replica()
+    assert replica.now_us(5_000) == 0, "nothing is known of the broker's clock yet"
+    record = LedgerRecord(
+        pool="main", prev_seq=0, prev_hash="", inbox_seq=1, t_us=1_000, wall_us=9_000_000, writer="w", events=()
+    )
+    replica.apply(record, 1)
+    assert replica.now_us(9_000_500) == 1_500
+    assert replica.now_us(8_000_000) == 1_000, "a clock that was set back"
