@@ -21,7 +21,8 @@ class Acknowledgement:
     """One rank's file. Its identity changes with each atomic replacement, which is how news is noticed."""
 
     path: Path
-    _seen: tuple[int, int, int] | None = None
+    seen: tuple[int, int, int] | None = None
+    """The version that was seen last: inode, time of change in ns, size."""
 
     def news(self) -> Checkpoint | None:
         """The checkpoint, if the file was replaced since the last call. Raises BadAcknowledgement, once per version."""
@@ -30,9 +31,9 @@ class Acknowledgement:
         except OSError:
             return None
         identity = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        if identity == self._seen:
+        if identity == self.seen:
             return None
-        self._seen = identity
+        self.seen = identity
         return self._read(stat.st_size)
 
     def _read(self, size: int) -> Checkpoint:

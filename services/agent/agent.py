@@ -22,7 +22,8 @@ from schemas.catalog import BY_TYPE
 from schemas.inbox import NodeLost
 from schemas.nodes import DesiredQuery, DesiredReply, DesiredState, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import LogPiece, LogQuery
-from services.agent.guard import now
+from services.agent.keeper.clock import now
+from services.agent.keeper.find import NoKeeper
 from services.agent.launcher import Launcher, prune
 from services.agent.node import NodeRunner
 from services.agent.reports import Reports
@@ -58,6 +59,7 @@ class Agent:
         self._beats = 0
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
+        launcher.keeper.on_loss = self.keeper_lost
 
     async def subscribe(self) -> None:
         """Follows what placement pushes after each commit."""
@@ -106,8 +108,7 @@ class Agent:
             return str(e)[:300] or type(e).__name__
         # An answer to an earlier life's heartbeat renews nothing.
         if node.name in granted.nodes and node.incarnation == incarnation and node.renewed(sent):
-            assert node.lease.deadline is not None
-            self.launcher.guard.until({node.name: node.lease.deadline})
+            self.launcher.keeper.until(node.name, node.lease.deadline)
         return ""
 
     async def run_watch_leases(self) -> None:
@@ -133,6 +134,15 @@ class Agent:
             self.launcher.leave(node)
             node.begin(fresh[node.name])
             self.launcher.rewatch(node)
+
+    async def keeper_lost(self) -> None:
+        """What it held is gone. Another takes its place for what comes."""
+        keeper = self.launcher.keeper
+        await self.new_lives([node for node in self.nodes.values() if keeper.knows(node.name)], "the keeper has died")
+        try:
+            await keeper.ensure()
+        except NoKeeper as e:
+            log.error("%s", e)
 
     # ------------------------------------------------------------------------------------------- desired state
 
@@ -234,5 +244,7 @@ class Agent:
     async def close(self) -> None:
         """Kills what is left. The next life's registration is the evidence."""
         await asyncio.gather(*(node.die() for node in self.nodes.values()))
-        await self.launcher.guard.close()
+        await self.launcher.keeper.close()
+        for node in self.nodes.values():
+            self.launcher.leave(node)
         self.launcher.state.close()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ from schemas.catalog import BY_TYPE
 from schemas.queries import LogPiece, LogQuery
 from services.agent import tree
 from services.agent.agent import Agent
-from services.agent.guard import now
-from services.agent.guarding import Guard
+from services.agent.keeper.client import KeeperClient
+from services.agent.keeper.clock import now
 from services.agent.launcher import Launcher
 from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics
@@ -34,6 +34,7 @@ from services.agent.nodes import Hosted, hosted
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings
 from services.agent.state import AgentState
+from services.agent.takeover import Predecessor, look, sweep
 from services.agent.timers import Timers
 
 log = logging.getLogger("baton.agent")
@@ -44,33 +45,32 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PreparedHost:
-    """What an agent stands on: its state, with nothing of an earlier life running, and where cgroups may be made."""
+    """What an agent stands on: its state, where cgroups may be made, and the work of an earlier agent that goes on."""
 
     state: AgentState
     group_base: Path | None
     found: list[Hosted]
+    before: Predecessor | None
 
 
-def clear(settings: AgentSettings, found: list[Hosted]) -> PreparedHost:
-    """Kills what earlier lives of these nodes left; nothing may be registered before. Blocks until it is true.
+def prepare(settings: AgentSettings, found: list[Hosted]) -> PreparedHost:
+    """Finds what an earlier agent's keeper holds, or kills what is left of earlier lives. Blocks until one is true.
 
     Raises StateInUse when another agent has the state directory, NotEmpty when something does not die.
     """
     state_dir = settings.state_path()
     state = AgentState(state_dir)
     group_base = tree.cgroup_base() if settings.cgroups else None
-    killed = state.kill_leftovers([tree.marker_root(one.inventory.node, state_dir) for one in found], group_base)
-    if killed:
-        log.warning("killed %d processes that an earlier agent left", killed)
-    return PreparedHost(state, group_base, found)
+    names = [one.inventory.node for one in found]
+    roots = [tree.marker_root(name, state_dir) for name in names]
+    return PreparedHost(state, group_base, found, look(state, names, roots, group_base))
 
 
-def build(settings: AgentSettings, nats: Client, host: PreparedHost, counts: Counts) -> Agent:
-    """An agent whose nodes have begun a life."""
+async def build(settings: AgentSettings, nats: Client, host: PreparedHost, counts: Counts) -> Agent:
+    """An agent whose nodes have begun a life, or go on with the one that they had. Raises NoKeeper."""
     names = [one.inventory.node for one in host.found]
     reports = Reports(Outbox(nats.jetstream()).publish_many, pool=settings.pool, source=f"/baton/{settings.pool}/agent")
     launcher = _launcher(settings, host, frozenset(names))
-    fresh = host.state.next_incarnations(names)
     nodes = [
         NodeRunner(
             inventory=one.inventory,
@@ -78,27 +78,57 @@ def build(settings: AgentSettings, nats: Client, host: PreparedHost, counts: Cou
             lease_s=settings.lease_s,
             now=now,
             make_part=launcher.make,
+            adopt_part=launcher.adopt,
             report=reports.add,
             counts=counts,
+            remember=launcher.remember,
         )
         for one in host.found
     ]
+    agent = Agent(settings, nats, nodes, launcher, reports)
+    going_on = await _adopt(host.before, launcher, agent.nodes)
+    fresh = host.state.next_incarnations([node.name for node in nodes if node.name not in going_on])
     for node in nodes:
-        node.begin(fresh[node.name])
-    return Agent(settings, nats, nodes, launcher, reports)
+        if node.name in fresh:
+            node.begin(fresh[node.name])
+            if not node.inventory.simulated:
+                launcher.watch(node)  # also without work: the next agent goes on with this life
+    if launcher.keeper.needed():
+        await launcher.keeper.ensure()
+        log.info("processes of jobs are held by: %s", launcher.keeper.containment)
+    return agent
+
+
+async def _adopt(before: Predecessor | None, launcher: Launcher, nodes: Mapping[str, NodeRunner]) -> set[str]:
+    """Goes on with the lives that the keeper of an earlier agent holds; what else it holds is gone when this returns."""
+    if before is None:
+        return set()
+    await launcher.keeper.attach(before.keeper)
+    for node, life in before.lives.items():
+        launcher.keeper.adopted(node, life.incarnation, life.until)
+        nodes[node].adopt(life)
+        log.info("node %s goes on in life %d with %d attempts", node, life.incarnation, len(life.parts))
+    for id in before.others:
+        await launcher.keeper.attempt(id).kill()
+    return set(before.lives)
 
 
 def _launcher(settings: AgentSettings, host: PreparedHost, names: frozenset[str]) -> Launcher:
     state_dir = settings.state_path()
     workdir = settings.workdir or state_dir / "jobs"
     workdir.mkdir(parents=True, exist_ok=True)
+    roots = [tree.marker_root(name, state_dir) for name in names]
+
+    async def clear() -> None:
+        await asyncio.to_thread(sweep, host.state, roots, host.group_base)
+
     return Launcher(
         state=host.state,
         state_dir=state_dir,
         workdir=workdir.resolve(),
         checkpoints=(settings.checkpoints or state_dir / "checkpoints").resolve(),
         logs=LogStore(workdir.resolve(), settings.keep_attempts),
-        guard=Guard(),
+        keeper=KeeperClient(host.state.path, settings.containment, str(host.group_base or ""), clear),
         timers=Timers(),
         group_base=host.group_base,
         log_limit=settings.log_limit_mib * _MIB,
@@ -124,12 +154,12 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        host = await asyncio.to_thread(clear, settings, found)
+        host = await asyncio.to_thread(prepare, settings, found)
         first = found[0].inventory.node
         replies = subjects.node_reply_prefix(settings.pool, first)
         nats = await connect(settings.nats_url, name=f"agent-{first}", inbox_prefix=replies, die_on_close=True)
         await bind(nats.jetstream(), [settings.pool])
-        agent = metrics.agent = build(settings, nats, host, metrics.counts)
+        agent = metrics.agent = await build(settings, nats, host, metrics.counts)
         await agent.subscribe()
         async with tasks.until_stopped():
             tasks.start("reports", agent.reports.run())
@@ -158,5 +188,5 @@ def _ready(agent: Agent | None) -> dict[str, str]:
     return {
         "nodes": f"{len(unknown)} not known to placement yet, e.g. {unknown[0]}" if unknown else "ok",
         "leases": f"{len(lapsed)} without a lease, e.g. {lapsed[0]}: is telemetry running?" if lapsed else "ok",
-        "guard": "ok" if agent.launcher.guard_ok() else "the guard process has died",
+        "keeper": "ok" if agent.launcher.keeper_ok() else "the keeper does not answer",
     }

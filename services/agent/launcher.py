@@ -3,17 +3,19 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from libs.adapters.devices import NoDevices
 from schemas.inbox import Observation, Released
 from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.failures import why_not_prepared
-from services.agent.guarding import Guard
+from services.agent.keeper import proc
+from services.agent.keeper.client import KeeperClient
 from services.agent.logs import LogStore
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart
@@ -23,6 +25,9 @@ from services.agent.variables import BadEnvironment, Paths, addresses_of, slots,
 
 SEARCH_PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
 """Where a job's command is looked for: Baton's own interpreter first, so that `python` has what the examples need."""
+
+TIMED: dict[str, Any] = {"timed": True}
+"""A note on a life of a node: simulated work runs in it, which its agent cannot leave to another."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,19 +39,37 @@ class Launcher:
     workdir: Path
     checkpoints: Path
     logs: LogStore
-    guard: Guard
+    keeper: KeeperClient
     timers: Timers
     group_base: Path | None
     log_limit: int
     address_template: str
     local_nodes: frozenset[str]
+    timed: dict[str, int] = field(default_factory=dict)
+    """Node -> the life of it in which a timer was started: that life ends with this agent."""
 
     def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[Observation], None]) -> RunningPart:
         if part.spec.simulation is not None:
+            self._timed(node)
             return TimerPart(part, self.timers, report)
         self.watch(node)
+        return self._run(node, part, report)
+
+    def adopt(
+        self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any], report: Callable[[Observation], None]
+    ) -> RunningPart:
+        """Goes on with an attempt of an earlier agent: `row` is the keeper's."""
+        return self._run(node, part, report, row)
+
+    def _run(
+        self,
+        node: NodeRunner,
+        part: DesiredPart,
+        report: Callable[[Observation], None],
+        row: Mapping[str, Any] | None = None,
+    ) -> RunningPart:
         try:
-            launch = self._launch(node, part)
+            launch = self._launch(node, part, row)
         except (BadEnvironment, NoDevices, OSError) as e:
             report(_could_not_start(part, e))
             return _Nothing()
@@ -55,25 +78,37 @@ class Launcher:
         return made
 
     def watch(self, node: NodeRunner) -> None:
-        """Tells the guard of this life of the node, once, with the lease that it has; replaces a guard that died."""
-        self.guard.ensure()
-        if not self.guard.watches(node.name):
-            self.guard.watch(node.name, self.marker(node), self._group(node))
-            if node.lease.deadline is not None:
-                self.guard.until({node.name: node.lease.deadline})
+        """Tells the keeper of this life of the node, once, with the lease that it has."""
+        if not self.keeper.knows(node.name):
+            self.keeper.life(node.name, node.incarnation, node.lease.deadline or 0.0)
+            if self.timed.get(node.name) == node.incarnation:
+                self.keeper.node_note(node.name, TIMED)
 
-    def guard_ok(self) -> bool:
-        return self.guard.alive() or not self.guard.needed()
+    def _timed(self, node: NodeRunner) -> None:
+        if self.timed.get(node.name) != node.incarnation:
+            self.timed[node.name] = node.incarnation
+            if self.keeper.knows(node.name):
+                self.keeper.node_note(node.name, TIMED)
+
+    def remember(self, node: NodeRunner) -> None:
+        """Before anything is started or refused: the next agent must know what would be old."""
+        if self.keeper.knows(node.name):
+            self.keeper.node_note(node.name, node.memory())
+
+    def keeper_ok(self) -> bool:
+        return self.keeper.connected() or not self.keeper.needed()
 
     def leave(self, node: NodeRunner) -> None:
         """This life of the node is over and nothing of it is left: its empty cgroup goes too."""
         if (group := self._group(node)) is not None:
-            tree.remove_group(group)
+            proc.remove_group(str(group))
+            with suppress(OSError):
+                group.parent.rmdir()
 
     def rewatch(self, node: NodeRunner) -> None:
-        """A watched node has begun a new life: the guard must not judge it by the old one's deadline."""
-        if self.guard.watches(node.name):
-            self.guard.watch(node.name, self.marker(node), self._group(node))
+        """A node that the keeper knows has begun a new life: it must not be judged by the old one's deadline."""
+        if self.keeper.knows(node.name):
+            self.keeper.life(node.name, node.incarnation)
 
     def marker(self, node: NodeRunner) -> str:
         return f"{tree.marker_root(node.name, self.state_dir)}/{node.incarnation}"
@@ -82,9 +117,12 @@ class Launcher:
         root = tree.marker_root(node.name, self.state_dir)
         return None if self.group_base is None else self.group_base / group_name(root) / str(node.incarnation)
 
-    def _launch(self, node: NodeRunner, part: DesiredPart) -> AttemptLaunch:
+    def _launch(self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any] | None) -> AttemptLaunch:
         """Raises BadEnvironment, NoDevices or OSError, before anything is started."""
         attempt = self.logs.begin(part.job_id, part.attempt, part.team)
+        kept = self.keeper.attempt(kept_id(node.name, part))
+        if row is not None:
+            kept.adopt(row)
         home, saves = attempt / "home", self.checkpoints / part.job_id
         for folder in (home, saves, attempt / "acknowledge"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -122,16 +160,23 @@ class Launcher:
             return [rank.device for rank in part.ranks if rank.device not in answering]
 
         return AttemptLaunch(
-            cgroup=tree.PartCgroup(marker, None if group is None else group / f"{part.job_id}.{part.attempt}"),
+            kept=kept,
+            node=node.name,
+            incarnation=node.incarnation,
+            group=None if group is None else group / f"{part.job_id}.{part.attempt}",
+            adopted=None if row is None else row["note"],
             workdir=workdir,
             commands=commands,
             log_limit=self.log_limit,
             may_run=lambda: node.lease.valid(node.now()),
-            started_process=self.state.remember,
-            ended_processes=self.state.forget,
             set_live=set_live,
             silent_devices=silent_devices,
         )
+
+
+def kept_id(node: str, part: DesiredPart) -> str:
+    """What the keeper calls this part: a gang may have several on the nodes of one agent."""
+    return f"{node}/{part.job_id}.{part.attempt}"
 
 
 class _Nothing:
@@ -140,7 +185,9 @@ class _Nothing:
     def save(self) -> None: ...
     def stop(self) -> None: ...
     def save_early(self) -> None: ...
+    def heard(self) -> None: ...
     async def kill(self) -> None: ...
+    async def leave(self) -> None: ...
 
 
 def _could_not_start(part: DesiredPart, error: Exception) -> Released:

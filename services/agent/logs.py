@@ -1,78 +1,16 @@
-"""The output of jobs: one file per rank, capped, and read in pieces.
+"""The output of jobs: one file per rank, which the keeper writes (`keeper.sink`), read in pieces.
 
 A job's output is data of its team: it goes to the file byte for byte, and never into Baton's own log.
 """
 
-import asyncio
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from schemas.queries import LogPiece, LogQuery
 from schemas.subjects import OPERATOR
 
-_CHUNK = 65_536
-_PAUSE_S = 0.01
 META = "attempt.json"
-
-
-class LogSink:
-    """Copies a pipe into a file up to `limit` bytes, then says that it was cut and lets the rest go.
-
-    What comes after the cut is read slowly (`_CHUNK` per `_PAUSE_S`): a job that floods its output is held back by its
-    own pipe instead of taking the agent's processor.
-    """
-
-    def __init__(self, path: Path, read_fd: int, limit: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
-        self._fd, self._limit, self._room, self._open = read_fd, limit, limit, True
-        os.set_blocking(read_fd, False)
-        self._loop.add_reader(read_fd, self._readable)
-
-    def _readable(self) -> None:
-        try:
-            data = os.read(self._fd, _CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.close()
-        elif self._room > 0:
-            self._keep(data)
-        else:
-            self._loop.remove_reader(self._fd)
-            self._loop.call_later(_PAUSE_S, self._again)
-
-    def _again(self) -> None:
-        if self._open:
-            self._loop.add_reader(self._fd, self._readable)
-
-    def _keep(self, data: bytes) -> None:
-        kept = data[: self._room]
-        self._room -= len(kept)
-        try:
-            os.write(self._file, kept)
-            if self._room == 0:
-                os.write(
-                    self._file, f"\n[baton] output cut here: the limit of {self._limit} bytes is reached\n".encode()
-                )
-        except OSError:  # a full disk must cost the job its log, never the node its lease
-            self._room = 0
-
-    def close(self) -> None:
-        """Takes what the pipe still holds and closes both ends. May be called twice."""
-        if not self._open:
-            return
-        self._open = False
-        self._loop.remove_reader(self._fd)
-        with suppress(OSError):
-            while self._room > 0 and (data := os.read(self._fd, _CHUNK)):
-                self._keep(data)
-        os.close(self._fd)
-        os.close(self._file)
 
 
 class LogStore:

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.agent.agent import Agent
-from services.agent.guard import now
+from services.agent.keeper.clock import now
 from services.agent.node import Counts
 from services.agent.reconcile import Phase
 
@@ -44,7 +44,7 @@ class AgentMetrics(Collector):
             ("parts", "parts on the nodes now", len(held)),
             ("lease_remaining_seconds", "shortest time until a node must stop its work", min(leases)),
             ("backlog", "observations that are not stored yet", agent.reports.backlog()),
-            ("guard_up", "1 while the guard process lives or is not needed", int(agent.launcher.guard_ok())),
+            ("keeper_up", "1 while the keeper answers or is not needed", int(agent.launcher.keeper_ok())),
         ):
             yield GaugeMetricFamily(f"baton_agent_{name}", text, value=value)
         yield CounterMetricFamily("baton_agent_observations", "observations stored", value=agent.reports.published)

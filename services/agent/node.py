@@ -7,16 +7,29 @@ of an earlier one is left.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from libs.adapters.devices import DeviceLayer
 from schemas.inbox import BoardCut, CheckpointTaken, NodeRegistered, Observation, Refused, Released, Started
 from schemas.nodes import DesiredPart, DesiredState
 from schemas.resources import Inventory, Recut
 from services.agent.lease import Lease
-from services.agent.reconcile import Forget, Key, Phase, Refuse, Running, Save, Start, Stop, concerns, follow, plan
+from services.agent.reconcile import (
+    Forget,
+    Key,
+    Phase,
+    Refuse,
+    Running,
+    Save,
+    Start,
+    Stop,
+    concerns,
+    enter,
+    follow,
+    plan,
+)
 from services.agent.repartitions import carry_out, refusal
 
 log = logging.getLogger("baton.agent")
@@ -28,11 +41,30 @@ class RunningPart(Protocol):
     def save(self) -> None: ...
     def stop(self) -> None: ...
     def save_early(self) -> None: ...
+    def heard(self) -> None: ...
     async def kill(self) -> None: ...
+    async def leave(self) -> None: ...
 
 
 Report = Callable[[str, int, Observation | NodeRegistered | BoardCut], None]
 MakePart = Callable[["NodeRunner", DesiredPart, Callable[[Observation], None]], RunningPart]
+AdoptPart = Callable[["NodeRunner", DesiredPart, Mapping[str, Any], Callable[[Observation], None]], RunningPart]
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierLife:
+    """A life of the node that an earlier agent began and the keeper has held since: it may go on.
+
+    Args:
+        until: when its lease ends, on the lease's clock; None when no lease ends its work.
+        note: what that agent wrote down with `NodeRunner.memory`.
+        parts: what it started, with the keeper's row of each.
+    """
+
+    incarnation: int
+    until: float | None
+    note: Mapping[str, Any]
+    parts: Sequence[tuple[DesiredPart, Mapping[str, Any]]]
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +99,7 @@ class NodeRunner:
     lease_s: float
     now: Callable[[], float]
     make_part: MakePart
+    adopt_part: AdoptPart
     report: Report
     counts: Counts
     view: Running = field(init=False)
@@ -76,7 +109,11 @@ class NodeRunner:
     missed: int = 0
     """Replies of placement, in a row, that did not have this life although it was known."""
     may_start: Callable[[], bool] = lambda: True
+    remember: Callable[["NodeRunner"], None] = lambda node: None
+    """Called before anything is started or refused, so that `memory` outlives the agent."""
     parts: dict[Key, RunningPart] = field(default_factory=dict)
+    _unheard: dict[Key, RunningPart] = field(default_factory=dict)
+    """Parts that have ended; placement has not shown yet that it knows."""
     _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
     _repartitions: dict[tuple[str, int], BoardRepartition] = field(default_factory=dict)
     """(board, number) -> repartitions asked for in this life; one that is no longer asked for is not asked again."""
@@ -98,6 +135,27 @@ class NodeRunner:
 
     def begin(self, incarnation: int) -> None:
         """A new life: nothing runs, no lease yet, placement is told."""
+        self._empty(incarnation)
+        self.counts.lives += 1
+        self.register()
+
+    def adopt(self, life: EarlierLife) -> None:
+        """Goes on with a life that an earlier agent began: its parts run, its lease holds. Placement need not notice."""
+        self._empty(life.incarnation)
+        self.lease.deadline = life.until
+        self.view.epochs = dict(life.note.get("epochs", {}))
+        self.view.ledger_seq = int(life.note.get("ledger_seq", -1))
+        for part, row in life.parts:
+            enter(self.view, part, Phase.RUNNING)
+            key = (part.job_id, part.attempt)
+            self.parts[key] = self.adopt_part(self, part, row, self._reporter(key))
+        self.register()
+
+    def memory(self) -> dict[str, Any]:
+        """What an agent must know to go on with this life, besides its parts: what it would refuse as old."""
+        return {"epochs": self.view.epochs, "ledger_seq": self.view.ledger_seq}
+
+    def _empty(self, incarnation: int) -> None:
         self.view = Running(
             node=self.name,
             incarnation=incarnation,
@@ -107,10 +165,9 @@ class NodeRunner:
         self.lease = Lease(self.lease_s)
         self.known, self.missed, self._asked_to_save, self._dying = False, 0, False, False
         self.parts.clear()
+        self._unheard.clear()
         self._ends.clear()
         self._repartitions.clear()
-        self.counts.lives += 1
-        self.register()
 
     def register(self) -> None:
         self._registered_at = self.now()
@@ -124,6 +181,8 @@ class NodeRunner:
         self.known, self.missed = True, 0
         actions = plan(desired, self.view, lease_valid=self.lease.valid(self.now()) and self.may_start())
         follow(self.view, desired, actions)
+        if any(isinstance(action, Start | Refuse) for action in actions):
+            self.remember(self)
         for action in actions:
             match action:
                 case Start(part):
@@ -140,6 +199,8 @@ class NodeRunner:
                     )
                 case Forget(key):
                     self._ends.pop(key, None)
+                    if (ended := self._unheard.pop(key, None)) is not None:
+                        ended.heard()
         self._follow_repartitions(desired.recuts, desired.withdrawn)
 
     def _follow_repartitions(self, requests: Iterable[Recut], withdrawn: Iterable[Recut]) -> None:
@@ -211,18 +272,21 @@ class NodeRunner:
 
     def _start(self, part: DesiredPart) -> None:
         key = (part.job_id, part.attempt)
+        made = self.make_part(self, part, self._reporter(key))
+        if self.view.parts[key].phase is not Phase.ENDED:
+            self.parts[key] = made
+
+    def _reporter(self, key: Key) -> Callable[[Observation], None]:
         incarnation = self.incarnation
 
         def report(seen: Observation) -> None:
             if incarnation == self.incarnation:
                 self._observe(key, seen)
 
-        made = self.make_part(self, part, report)
-        if self.view.parts[key].phase is not Phase.ENDED:
-            self.parts[key] = made
+        return report
 
     def _observe(self, key: Key, seen: Observation) -> None:
-        """What a part reports. After the lease's end nothing counts any more: the guard may have killed it, and it
+        """What a part reports. After the lease's end nothing counts any more: the keeper may have killed it, and it
         would look like an exit of its own."""
         if self._dying or (isinstance(seen, Released) and self.lease.check(self.now())):
             return
@@ -242,7 +306,8 @@ class NodeRunner:
             self.counts.released += 1
             self.counts.failed += seen.own_exit and seen.exit_code != 0
         self.view.parts[key].phase = Phase.ENDED
-        self.parts.pop(key, None)
+        if (part := self.parts.pop(key, None)) is not None:
+            self._unheard[key] = part
         self._ends[key] = (self.now(), seen)
         self.report(self.name, self.incarnation, seen)
 
@@ -289,6 +354,11 @@ class NodeRunner:
         self.parts.clear()
         while self._repartitioners:  # a board that is being cut is nothing to begin a new life with
             await asyncio.wait(self._repartitioners)
+
+    async def let_go(self) -> None:
+        """The agent ends, the work does not: parts that the keeper holds run on for the next agent."""
+        self._dying = True
+        await asyncio.gather(*(part.leave() for part in list(self.parts.values())))
 
     def busy(self) -> dict[str, int]:
         """Granted milli per device of what is not gone yet."""

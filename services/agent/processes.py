@@ -2,22 +2,21 @@
 
 import asyncio
 import logging
-import os
 import signal
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from schemas.attempts import KnownByAgent
 from schemas.inbox import CheckpointTaken, Observation, Released, Started
 from schemas.nodes import DesiredPart
 from services.agent import failures
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
-from services.agent.logs import LogSink
+from services.agent.keeper.client import KeptAttempt
+from services.agent.keeper.find import NoKeeper
 from services.agent.reconcile import Phase
-from services.agent.tree import PartCgroup
 
 log = logging.getLogger("baton.agent")
 
@@ -42,27 +41,22 @@ class ProcessCommand:
 
 
 @dataclass(slots=True)
-class RankProcess:
-    """One running process. `code` is its exit code (128 + n for signal n) once it has ended."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    exit_fd: int
-    sink: LogSink
-    code: int | None = None
-
-
-@dataclass(slots=True)
 class AttemptLaunch:
-    """All that a part needs besides its spec. `may_run` is asked again after each fork: the lease may have ended."""
+    """All that a part needs besides its spec. `kept` is its handle in the keeper; `may_run` says whether the lease holds.
 
-    cgroup: PartCgroup
+    `adopted`: the keeper has it already, from an earlier agent, which left this note of what it asked of the job.
+    """
+
+    kept: KeptAttempt
+    node: str
+    incarnation: int
     workdir: Path
     commands: Sequence[ProcessCommand]
     log_limit: int
     may_run: Callable[[], bool]
-    started_process: Callable[[int], None] = lambda pid: None
-    ended_processes: Callable[[Sequence[int]], None] = lambda pids: None
+    group: Path | None = None
+    """A cgroup of its own, to be made."""
+    adopted: Mapping[str, Any] | None = None
     set_live: Callable[[int, bool], None] = lambda rank, live: None
     silent_devices: Callable[[], Sequence[str]] = lambda: ()
     """The part's devices that no longer answer. May block for some milliseconds."""
@@ -70,17 +64,21 @@ class AttemptLaunch:
 
 @dataclass(eq=False, slots=True)
 class ProcessPart:
-    """A part's life, in one task. `report` gets Started, CheckpointTaken and, last and exactly once, Released."""
+    """A part's life, in one task. `report` gets Started, CheckpointTaken and, last and exactly once, Released.
+
+    The processes are the keeper's. A part that is adopted begins where the agent before it was: the keeper has the exit
+    codes, and a note of what was asked of it.
+    """
 
     part: DesiredPart
     launch: AttemptLaunch
     report: Callable[[Observation], None]
     phase: Phase = Phase.RUNNING
-    _ranks: list[RankProcess] = field(default_factory=list)
+    _codes: dict[int, int] = field(default_factory=dict)
+    """Rank -> exit code (128 + n for signal n), of those that have ended."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _failed: int = 0
     _failed_rank: int = -1
-    _oom_kills: int = 0
     _reason: str = ""
     _acknowledged: bool = False
     _ordered: bool = False
@@ -88,6 +86,11 @@ class ProcessPart:
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        if self.launch.adopted is not None:
+            self.phase = Phase(self.launch.adopted.get("phase", Phase.RUNNING))
+            self._terminated = bool(self.launch.adopted.get("terminated"))
+        self.launch.kept.changed = self._news_of_processes
+        self._news_of_processes()
         self._task = asyncio.get_running_loop().create_task(self._live(), name=f"part {self.part.job_id}")
 
     def save(self) -> None:
@@ -104,11 +107,22 @@ class ProcessPart:
 
     async def kill(self) -> None:
         """Kills everything at once and returns when nothing is left. Reports nothing."""
+        await self._cancel()
+        await self._vanish()
+
+    def heard(self) -> None:
+        """Its end is known: the keeper need not tell it again."""
+        self.launch.kept.forget()
+
+    async def leave(self) -> None:
+        """Lets go of it: it runs on in the keeper, for the next agent."""
+        await self._cancel()
+
+    async def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await self._vanish()
 
     def _advance(self, phase: Phase) -> None:
         if phase > self.phase:
@@ -117,14 +131,14 @@ class ProcessPart:
 
     async def _live(self) -> None:
         try:
-            self._spawn()
-        except (OSError, ValueError, subprocess.SubprocessError) as e:
+            await self._begin()
+        except (OSError, ValueError, NoKeeper) as e:
             await self._could_not_start(e)
             return
         self.report(Started(job_id=self.part.job_id, attempt=self.part.attempt))
-        acknowledgements = [Acknowledgement(command.acknowledgement) for command in self.launch.commands]
+        acknowledgements = self._acknowledgements()
         await self._watch(acknowledgements)
-        self._ordered = self.phase is not Phase.RUNNING and bool(self._alive())
+        self._ordered = self.phase is not Phase.RUNNING and (bool(self._alive()) or self.launch.adopted is not None)
         if self.phase is Phase.SAVING and self._alive():
             await self._save(acknowledgements)
         if self._alive():
@@ -134,55 +148,62 @@ class ProcessPart:
         await self._vanish()
         await self._release()
 
-    def _spawn(self) -> None:
-        self.launch.cgroup.open()
-        entrance = self.launch.cgroup.entrance()
+    def _acknowledgements(self) -> list[Acknowledgement]:
+        """One for each rank. After an adoption, those that were there when the job was asked to save are not new."""
+        seen = (self.launch.adopted or {}).get("seen") or [None] * len(self.launch.commands)
+        return [
+            Acknowledgement(command.acknowledgement, None if old is None else tuple(old))
+            for command, old in zip(self.launch.commands, seen, strict=True)
+        ]
+
+    async def _begin(self) -> None:
+        """Raises OSError, ValueError or NoKeeper when it could not be started."""
+        kept = self.launch.kept
+        if self.launch.adopted is not None:
+            await kept.started()
+        else:
+            await kept.keeper.start(kept, self._start_message())
         for command in self.launch.commands:
-            read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-            try:
-                process = subprocess.Popen(  # an argv list, never a shell
-                    self.part.spec.command,
-                    env=command.environment,
-                    cwd=self.launch.workdir,
-                    stdin=subprocess.DEVNULL,
-                    stdout=write_fd,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=entrance,
-                )
-            except BaseException:
-                os.close(read_fd)
-                raise
-            finally:
-                os.close(write_fd)
-            self._watch_rank(command, process, read_fd)
-            if not self.launch.may_run():
-                raise OSError("the node's lease ended while the job was being started")
+            self.launch.set_live(command.rank, True)
+        if self.launch.adopted is None and not self.launch.may_run():
+            raise OSError(None, "the node's lease ended while the job was being started")
 
-    def _watch_rank(self, command: ProcessCommand, process: "subprocess.Popen[bytes]", read_fd: int) -> None:
-        self.launch.cgroup.sessions.add(process.pid)
-        self.launch.started_process(process.pid)
-        self.launch.set_live(command.rank, True)
-        exit_fd = os.pidfd_open(process.pid)
-        rank = RankProcess(command.rank, process, exit_fd, LogSink(command.log, read_fd, self.launch.log_limit))
-        self._ranks.append(rank)
-        asyncio.get_running_loop().add_reader(exit_fd, self._ended, rank)
+    def _start_message(self) -> dict[str, object]:
+        launch = self.launch
+        return {
+            "node": launch.node,
+            "incarnation": launch.incarnation,
+            "about": {"part": self.part.model_dump_json()},
+            "command": list(self.part.spec.command),  # an argv list, never a shell
+            "workdir": str(launch.workdir),
+            "group": str(launch.group or ""),
+            "log_limit": launch.log_limit,
+            "ranks": [
+                {"rank": command.rank, "environment": dict(command.environment), "log": str(command.log)}
+                for command in launch.commands
+            ],
+        }
 
-    def _ended(self, rank: RankProcess) -> None:
-        code = rank.process.poll()
-        if code is None:
-            return
-        asyncio.get_running_loop().remove_reader(rank.exit_fd)
-        os.close(rank.exit_fd)
-        rank.code = code if code >= 0 else 128 - code
-        if rank.code and not self._failed:
-            self._failed, self._failed_rank = rank.code, rank.rank
-            how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
-            self._reason = f"rank {rank.rank} {how}"
+    def _news_of_processes(self) -> None:
+        kept = self.launch.kept
+        for rank, code in kept.codes.items():
+            self._ended(rank, code)
+        if kept.gone:  # what held them was killed, and they with it
+            for command in self.launch.commands:
+                self._ended(command.rank, -signal.SIGKILL)
         self._wake.set()
 
-    def _alive(self) -> list[RankProcess]:
-        return [rank for rank in self._ranks if rank.code is None]
+    def _ended(self, rank: int, code: int) -> None:
+        if rank in self._codes:
+            return
+        self._codes[rank] = code if code >= 0 else 128 - code
+        if code and not self._failed:
+            self._failed, self._failed_rank = self._codes[rank], rank
+            how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+            self._reason = f"rank {rank} {how}"
+
+    def _alive(self) -> list[int]:
+        return [command.rank for command in self.launch.commands if command.rank not in self._codes]
 
     async def _watch(self, acknowledgements: list[Acknowledgement]) -> None:
         """Until all have ended, one has failed and the others had time to notice, or a request to save or stop came."""
@@ -203,9 +224,12 @@ class ProcessPart:
         """Signals the processes and waits for an acknowledgement that is newer than the signal, or the grace's end."""
         policy = self.part.spec.checkpoint
         assert policy is not None, "saving needs a checkpoint policy"
-        self._look_safely(acknowledgements)  # what was there before does not count
-        self._acknowledged = False
-        self._ask_to_save()
+        self._look_safely(acknowledgements)
+        asked_before = self.launch.adopted is not None and "seen" in self.launch.adopted
+        if not (asked_before and self._acknowledged):
+            self._acknowledged = False  # what was there before does not count
+            self.launch.kept.note(phase=int(self.phase), seen=[one.seen for one in acknowledgements])
+            self._ask_to_save()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + policy.grace_s
         while self._alive() and not self._acknowledged and self.phase is Phase.SAVING and loop.time() < deadline:
@@ -216,16 +240,13 @@ class ProcessPart:
 
     def _ask_to_save(self) -> None:
         """To the processes alone, not their groups: helpers that know no such signal would die of it."""
-        if self.part.spec.checkpoint is not None:
-            for rank in self._alive():
-                with suppress(ProcessLookupError):
-                    rank.process.send_signal(getattr(signal, self.part.spec.checkpoint.signal))
+        if self.part.spec.checkpoint is not None and (alive := self._alive()):
+            self.launch.kept.signal(getattr(signal, self.part.spec.checkpoint.signal), alive, group=False)
 
     async def _terminate(self, grace_s: float) -> None:
         self._terminated = True
-        for rank in self._alive():
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(rank.process.pid, signal.SIGTERM)
+        self.launch.kept.note(phase=int(self.phase), terminated=True)
+        self.launch.kept.signal(signal.SIGTERM, self._alive(), group=True)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + grace_s
         while self._alive() and loop.time() < deadline:
@@ -258,18 +279,9 @@ class ProcessPart:
 
     async def _vanish(self) -> None:
         """Kills what is left, daemons and all, until nothing is: however long, never freed by a timeout."""
-        pause_s = 0.005
-        while self.launch.cgroup.kill() or self._alive():
-            await asyncio.sleep(pause_s)
-            for rank in self._alive():
-                self._ended(rank)
-            pause_s = min(0.25, pause_s * 2)
-        for rank in self._ranks:
-            rank.sink.close()
-            self.launch.set_live(rank.rank, False)
-        self.launch.ended_processes([rank.process.pid for rank in self._ranks])
-        self._oom_kills = self.launch.cgroup.oom_kills()
-        self.launch.cgroup.close()
+        await self.launch.kept.kill()
+        for command in self.launch.commands:
+            self.launch.set_live(command.rank, False)
 
     async def _release(self) -> None:
         """It ended by itself when nobody asked; or when it was asked to save, saved nothing and exited with 0 before it
@@ -282,7 +294,7 @@ class ProcessPart:
 
     def _why_failed(self) -> KnownByAgent | None:
         log = next(command.log for command in self.launch.commands if command.rank == self._failed_rank)
-        return failures.why_failed(self.launch.silent_devices(), self._oom_kills, log)
+        return failures.why_failed(self.launch.silent_devices(), self.launch.kept.oom_kills, log)
 
     async def _could_not_start(self, error: Exception) -> None:
         await self._vanish()

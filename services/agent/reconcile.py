@@ -124,9 +124,9 @@ def follow(view: Running, desired: DesiredState, actions: Iterable[Action]) -> N
     for action in actions:
         match action:
             case Start(part):
-                _enter(view, part, Phase.RUNNING)
+                enter(view, part, Phase.RUNNING)
             case Refuse(part):
-                _enter(view, part, Phase.ENDED)
+                enter(view, part, Phase.ENDED)
             case Save(key):
                 view.parts[key].phase = Phase.SAVING
             case Stop(key):
@@ -173,7 +173,8 @@ def _refusal(part: DesiredPart, view: Running, occupied: Mapping[str, int]) -> R
     return None
 
 
-def _enter(view: Running, part: DesiredPart, phase: Phase) -> None:
+def enter(view: Running, part: DesiredPart, phase: Phase) -> None:
+    """The node knows this part from now on, with its share of each device and the epochs that it came with."""
     milli: dict[str, int] = {}
     for rank in part.ranks:
         milli[rank.device] = milli.get(rank.device, 0) + rank.milli

@@ -10,6 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import ServiceSettings
 from schemas.base import NodeName
+from services.agent.keeper import contain
 
 
 class Devices(StrEnum):
@@ -24,6 +25,16 @@ class Devices(StrEnum):
 
 def _host() -> str:
     return socket.gethostname().replace(".", "-")[:63].strip("-_") or "node"
+
+
+class Containment(StrEnum):
+    """What holds all processes of an attempt together, see `services.agent.keeper.contain`."""
+
+    AUTO = "auto"
+    NAMESPACE = contain.NAMESPACE
+    CGROUP = contain.CGROUP
+    SUBREAPER = contain.SUBREAPER
+    NONE = contain.NONE
 
 
 class AgentSettings(ServiceSettings):
@@ -61,6 +72,10 @@ class AgentSettings(ServiceSettings):
     checkpoints: Path | None = Field(default=None, description="shared between nodes; default <state dir>/checkpoints")
     log_limit_mib: int = Field(default=64, ge=1, le=65_536, description="output kept per process, MiB")
     keep_attempts: int = Field(default=500, ge=1, description="ended attempts whose files are kept, newest first")
+    containment: Containment = Field(
+        default=Containment.AUTO,
+        description="how all processes of an attempt are held together; auto: the strongest way",
+    )
     cgroups: bool = Field(default=True, description="put jobs into cgroups of their own where that is possible")
 
     def state_path(self) -> Path:

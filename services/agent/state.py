@@ -1,4 +1,4 @@
-"""What an agent keeps on disk between its lives: the incarnation of each node, and which processes it started."""
+"""What an agent keeps on disk between its lives: the incarnation of each node. Its keeper notes its shims here, too."""
 
 import fcntl
 import json
@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.agent import tree
+from services.agent.keeper import proc
 
 _SWEEP_S = 0.05
 _SWEEPS = 1200
@@ -42,6 +43,14 @@ class AgentState:
     def close(self) -> None:
         os.close(self._lock)
 
+    def incarnations(self) -> dict[str, int]:
+        """The last incarnation of each node that this agent, or one before it, began."""
+        try:
+            known: dict[str, int] = json.loads((self.path / "incarnations.json").read_text())
+        except (OSError, ValueError):
+            known = {}
+        return known
+
     def next_incarnations(self, nodes: Iterable[str]) -> dict[str, int]:
         """A new incarnation for each node, larger than all before, on disk before it is returned.
 
@@ -49,10 +58,7 @@ class AgentState:
         above any earlier number, because a life lasts longer than a second.
         """
         path = self.path / "incarnations.json"
-        try:
-            known: dict[str, int] = json.loads(path.read_text())
-        except (OSError, ValueError):
-            known = {}
+        known = self.incarnations()
         now_s = int(time.time())
         fresh = {node: known[node] + 1 if node in known else now_s for node in nodes}
         new = path.with_suffix(".new")
@@ -63,13 +69,7 @@ class AgentState:
         new.replace(path)
         return fresh
 
-    def remember(self, pid: int) -> None:
-        """Notes a rank's process with its start time, so that its number alone never condemns another process."""
-        stat = tree.read_stat(pid)
-        if stat is not None:
-            (self.path / "pids" / str(pid)).write_text(str(stat.started))
-
-    def forget(self, pids: Iterable[int]) -> None:
+    def _forget(self, pids: Iterable[int]) -> None:
         for pid in pids:
             with suppress(OSError):
                 (self.path / "pids" / str(pid)).unlink()
@@ -77,7 +77,7 @@ class AgentState:
     def kill_leftovers(self, marker_roots: Iterable[str], group_base: Path | None) -> int:
         """Kills whatever an earlier life of these nodes left, and returns how many processes that were.
 
-        Three ways lead to them: their cgroup, the marker in their environment, the recorded session leaders. Blocks
+        Three ways lead to them: their cgroup, the marker in their environment, the shims that their keeper noted. Blocks
         until none is left. Raises NotEmpty naming the processes that do not die.
         """
         roots, killed = list(marker_roots), set[int]()
@@ -85,14 +85,14 @@ class AgentState:
             found: set[int] = set()
             for root in roots:
                 if group_base is not None and (group := group_base / group_name(root)).is_dir():
-                    found |= tree.kill_group(group)
-                    tree.remove_group(group)
-                found |= tree.kill_all(tree.marked(root + "/"))
+                    found |= proc.kill_group(str(group))
+                    proc.remove_group(str(group))
+                found |= proc.kill_all(tree.marked(root + "/"))
             leaders = {pid for pid in self._recorded() if self._same(pid)}
-            found |= tree.kill_all(leaders | (tree.marked(None, leaders) if leaders else set()))
+            found |= proc.kill_all(leaders | (tree.marked(None, leaders) if leaders else set()))
             killed |= found
             if not found:
-                self.forget(self._recorded())
+                self._forget(self._recorded())
                 return len(killed)
             time.sleep(_SWEEP_S)
         raise NotEmpty(
@@ -103,7 +103,7 @@ class AgentState:
         return [int(path.name) for path in (self.path / "pids").iterdir() if path.name.isdigit()]
 
     def _same(self, pid: int) -> bool:
-        stat = tree.read_stat(pid)
+        stat = proc.read_stat(pid)
         try:
             return stat is not None and (self.path / "pids" / str(pid)).read_text() == str(stat.started)
         except OSError:

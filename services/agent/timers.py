@@ -96,6 +96,13 @@ class TimerPart:
     def save_early(self) -> None:
         """The lease is in danger: nothing is at stake that a report could still save."""
 
+    def heard(self) -> None:
+        """Nothing remembers its end but the node."""
+
+    async def leave(self) -> None:
+        """It cannot go on without its agent."""
+        self._over = True
+
     async def kill(self) -> None:
         """Ends without a report: the node's next registration is the evidence."""
         self._over = True

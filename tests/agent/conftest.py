@@ -11,6 +11,8 @@ from libs.adapters.devices.simulated import SimulatedLayer
 from schemas.inbox import Observation, Released
 from schemas.nodes import DesiredPart
 from services.agent import tree
+from services.agent.keeper import contain, proc
+from services.agent.keeper.client import KeeperClient
 from services.agent.processes import AttemptLaunch, ProcessCommand, ProcessPart
 from services.agent.variables import Paths, slots, variables
 from tests.agent.build import inventory
@@ -36,8 +38,8 @@ def until_now(what: Callable[[], object]) -> None:
 class Place:
     """Starts parts directly, without an agent around them, and keeps what they report."""
 
-    def __init__(self, root: Path, group: Path | None) -> None:
-        self.root, self.group = root, group
+    def __init__(self, root: Path, group: Path | None, keeper: KeeperClient) -> None:
+        self.root, self.group, self.keeper = root, group, keeper
         self.layer = SimulatedLayer(inventory().devices)
         self.may_run = True
         self.seen: list[Observation] = []
@@ -48,7 +50,6 @@ class Place:
         folder.mkdir(exist_ok=True)
         pattern = str(folder / "ack-{rank}.json")
         paths = Paths(str(folder), str(folder), str(folder), pattern)
-        marker = f"test@{self.root.name}/1/{wanted.job_id}.{wanted.attempt}"
         commands = [
             ProcessCommand(
                 slot.rank,
@@ -59,21 +60,35 @@ class Place:
                     paths=paths,
                     search_path="/usr/bin:/bin",
                     addresses=dict.fromkeys(wanted.nodes, "127.0.0.1"),
-                    marker=marker,
+                    marker=self.marker(wanted),
                 ),
                 folder / f"rank-{slot.rank}.log",
                 Path(pattern.format(rank=slot.rank)),
             )
             for slot in slots(wanted)
         ]
-        cgroup = tree.PartCgroup(marker, self.group and self.group / f"{wanted.job_id}.{wanted.attempt}")
         workdir = Path(wanted.spec.workdir) if wanted.spec.workdir else folder
-        made = ProcessPart(
-            wanted, AttemptLaunch(cgroup, workdir, commands, 10_000, lambda: self.may_run), self.seen.append
+        launch = AttemptLaunch(
+            kept=self.keeper.attempt(f"n0/{wanted.job_id}.{wanted.attempt}"),
+            node="n0",
+            incarnation=1,
+            workdir=workdir,
+            commands=commands,
+            log_limit=10_000,
+            may_run=lambda: self.may_run,
+            group=self.group and self.group / f"{wanted.job_id}.{wanted.attempt}",
         )
+        made = ProcessPart(wanted, launch, self.seen.append)
         self.parts.append(made)
         made.start()
         return made
+
+    def processes(self, wanted: DesiredPart) -> set[int]:
+        """All live processes of the part, as the machine numbers them."""
+        return tree.marked(f"{self.marker(wanted)}\0")
+
+    def marker(self, wanted: DesiredPart) -> str:
+        return f"test@{self.root.name}/1/{wanted.job_id}.{wanted.attempt}"
 
     def log(self, wanted: DesiredPart, rank: int = 0) -> str:
         path = self.root / f"{wanted.job_id}.{wanted.attempt}" / f"rank-{rank}.log"
@@ -87,16 +102,38 @@ class Place:
         return next(s for s in self.seen if isinstance(s, Released))
 
 
-@pytest.fixture(params=["cgroup", "marker"])
+async def keeper_in(folder: Path, containment: str, group: Path | None = None) -> KeeperClient:
+    """A keeper of its own, with one life of one node that no lease ends."""
+    (folder / "pids").mkdir(parents=True)
+
+    async def clear() -> None:
+        """Nothing is left by a keeper that contains what it starts."""
+
+    client = KeeperClient(folder, containment, str(group or ""), clear)
+    client.life("n0", 1, None)
+    await client.ensure()
+    return client
+
+
+def group_for(containment: str, name: str) -> Path | None:
+    """A cgroup for tests of it; skips where none may be made, or no namespace."""
+    if containment == contain.NAMESPACE and not contain.works(containment):
+        pytest.skip("no pid namespace may be made here")
+    if containment != contain.CGROUP:
+        return None
+    base = tree.cgroup_base()
+    if base is None:
+        pytest.skip("no cgroup may be made here")
+    return base / f"baton-{name}"
+
+
+@pytest.fixture(params=[contain.NAMESPACE, contain.CGROUP, contain.SUBREAPER])
 async def place(request, tmp_path):
-    group = None
-    if request.param == "cgroup":
-        base = tree.cgroup_base()
-        if base is None:
-            pytest.skip("no cgroup v2 may be made here")
-        group = base / f"baton-{tmp_path.name}"
-    here = Place(tmp_path, group)
+    group = group_for(request.param, tmp_path.name)
+    keeper = await keeper_in(tmp_path / "keeper", request.param, group)
+    here = Place(tmp_path, group, keeper)
     yield here
     await asyncio.gather(*(made.kill() for made in here.parts))
+    await keeper.close()
     if group is not None:
-        tree.remove_group(group)
+        proc.remove_group(str(group))

@@ -7,8 +7,8 @@ import pytest
 
 from libs.adapters.devices import NoDevices
 from schemas.attempts import Category
-from services.agent import tree
 from services.agent.failures import TAIL_BYTES, why_failed, why_not_prepared, why_not_started
+from services.agent.keeper import proc
 from services.agent.reconcile import Refuse, Running, plan
 from services.agent.variables import BadEnvironment
 from tests.agent.build import part, rank, simulated, spec, state
@@ -70,10 +70,10 @@ def test_a_part_that_cannot_be_prepared_is_the_jobs_fault_only_for_its_environme
 
 
 def test_the_kernels_count_of_kills_for_memory_is_read_from_the_cgroup(tmp_path) -> None:
-    assert tree.PartCgroup("m").oom_kills() == 0
-    assert tree.PartCgroup("m", tmp_path).oom_kills() == 0, "the memory controller is off"
+    assert proc.oom_kills("") == 0
+    assert proc.oom_kills(str(tmp_path)) == 0, "the memory controller is off"
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 3\noom_kill 2\noom_group_kill 0\n")
-    assert tree.PartCgroup("m", tmp_path).oom_kills() == 2
+    assert proc.oom_kills(str(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(

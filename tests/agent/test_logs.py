@@ -7,8 +7,9 @@ import pytest
 
 from schemas.ids import job_id
 from schemas.queries import LogQuery
+from services.agent.keeper.sink import Sink
 from services.agent.launcher import prune
-from services.agent.logs import LogSink, LogStore
+from services.agent.logs import LogStore
 
 JOB = job_id("blue", "a")
 
@@ -20,10 +21,9 @@ def store(tmp_path):
 
 async def copied(path, data: bytes, limit: int) -> bytes:
     read_fd, write_fd = os.pipe()
-    sink = LogSink(path, read_fd, limit)
+    sink = Sink(str(path), read_fd, limit)
     await asyncio.to_thread(os.write, write_fd, data)
     os.close(write_fd)
-    sink.close()
     sink.close()
     return path.read_bytes()
 

@@ -5,7 +5,6 @@ import os
 
 from schemas.inbox import CheckpointTaken, Released, Started
 from schemas.jobs import CheckpointPolicy
-from services.agent import tree
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
 
@@ -42,10 +41,6 @@ while True:
     step += 1
     time.sleep(0.01)
 """
-
-
-def daemon_of(log: str) -> int:
-    return int(log.split("daemon")[1].split()[0])
 
 
 async def test_output_environment_and_exit_code(place):
@@ -104,11 +99,10 @@ async def test_a_daemon_that_detached_and_ignores_signals_is_gone_before_the_rel
     wanted = part(spec(STUBBORN_DAEMON + FOREVER, stop_grace_s=0.2))
     made = place.start(wanted)
     await place.says(wanted, "up")
-    daemon = daemon_of(place.log(wanted))
-    assert tree.alive(daemon)
+    assert len(place.processes(wanted)) == 2
     made.stop()
     await place.released()
-    assert not tree.alive(daemon)
+    assert not place.processes(wanted)
 
 
 async def test_what_a_finished_job_left_behind_is_gone_before_the_release(place):
@@ -116,8 +110,8 @@ async def test_what_a_finished_job_left_behind_is_gone_before_the_release(place)
     place.start(wanted)
     released = await place.released()
     assert (released.exit_code, released.own_exit) == (0, True)
-    daemon = daemon_of(place.log(wanted))
-    assert not tree.alive(daemon)
+    assert "daemon" in place.log(wanted)
+    assert not place.processes(wanted)
 
 
 async def test_a_checkpoint_is_acknowledged_then_the_job_is_stopped(place):
@@ -196,10 +190,10 @@ async def test_killing_reports_nothing_and_leaves_nothing(place):
     wanted = part(spec(STUBBORN_DAEMON + FOREVER))
     made = place.start(wanted)
     await place.says(wanted, "up")
-    daemon = daemon_of(place.log(wanted))
+    assert len(place.processes(wanted)) == 2
     await made.kill()
     assert [type(s) for s in place.seen] == [Started]
-    assert not tree.alive(daemon)
+    assert not place.processes(wanted)
 
 
 async def test_a_job_that_was_forked_as_its_lease_ended_does_not_run(place):

@@ -1,0 +1,56 @@
+"""`python -m services.agent.keeper FOLDER CONTAINMENT CGROUPS`: the keeper of the agent whose state is in FOLDER."""
+
+import fcntl
+import gc
+import os
+import socket
+import sys
+
+from services.agent.keeper import contain
+from services.agent.keeper.server import Keeper, ignore_signals
+
+SOCKET, LOCK, PIDS = "keeper.sock", "keeper.lock", "pids"
+
+
+def main(folder: str, asked: str, group: str) -> int:
+    """Returns the exit status: 3 when another keeper has this folder."""
+    ignore_signals()
+    os.umask(0o027)  # what jobs write is not for every user of the machine
+    lock = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return 3
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    try:
+        kind = contain.best(group or None, asked)
+    except ValueError as e:
+        sys.exit(str(e))
+    if kind != contain.NONE:
+        contain.become_subreaper()
+    listener = _listen(folder)
+    gc.collect()
+    gc.freeze()  # a collection would touch, and so copy, what forks share
+    Keeper(listener, f"{folder}/{PIDS}", kind).run()
+    return 0
+
+
+def _listen(folder: str) -> socket.socket:
+    """The socket is bound under another name and renamed: whoever can connect may do so. A Unix socket's path has at most
+    107 bytes, so it is bound from within the folder."""
+    os.chdir(folder)
+    fresh = f"{SOCKET}.new"
+    if os.path.exists(fresh):
+        os.unlink(fresh)
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    listener.bind(fresh)
+    os.umask(before)
+    listener.listen(16)
+    os.rename(fresh, SOCKET)
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3]))

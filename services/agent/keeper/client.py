@@ -1,0 +1,294 @@
+"""The agent's side of the keeper: the connection, and a handle for each attempt that the keeper holds."""
+
+import asyncio
+import logging
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from services.agent.keeper import find, wire
+from services.agent.keeper.find import Found
+from services.agent.keeper.table import GONE, RUNNING
+
+log = logging.getLogger("baton.agent")
+
+PING_S = 1.0
+KILL_ANSWER_S = 2.0
+"""How long the keeper may say nothing when it is asked to kill. Well within telemetry's bound for it (5 s)."""
+SILENT_PINGS = 5
+"""So many pings, one after the other, without an answer: the keeper is frozen and is replaced."""
+
+
+class KeptAttempt:
+    """One attempt in the keeper. `codes`: rank -> exit code, minus n for signal n, in the order in which they ended."""
+
+    def __init__(self, keeper: "KeeperClient", id: str) -> None:
+        self.keeper, self.id = keeper, id
+        self.codes: dict[int, int] = {}
+        self.ended = asyncio.Event()
+        self.oom_kills = 0
+        self.changed: Callable[[], None] = lambda: None
+        """Called after each piece of news."""
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._started.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    @property
+    def gone(self) -> bool:
+        """Nothing of it is left."""
+        return self.ended.is_set()
+
+    async def started(self) -> None:
+        """Returns when its processes have been started. Raises OSError or ValueError when they could not be."""
+        await asyncio.shield(self._started)
+
+    def signal(self, number: int, ranks: Sequence[int], *, group: bool) -> None:
+        """Sends a signal to these ranks; with `group` to their process groups."""
+        self.keeper.send({"do": "signal", "id": self.id, "signal": number, "ranks": list(ranks), "group": group})
+
+    def note(self, **fields: Any) -> None:
+        """What the next agent must know of this attempt to go on with it."""
+        self.keeper.send({"do": "note", "id": self.id, "note": fields})
+
+    async def kill(self) -> None:
+        """Kills all that it is; returns when nothing of it is left, however long that takes."""
+        if not self.gone:
+            await self.keeper.kill(self)
+
+    def forget(self) -> None:
+        """Its end has been heard: the keeper need not tell it again."""
+        self.keeper.forget(self.id)
+
+    def take(self, news: wire.Message) -> None:
+        match news["is"]:
+            case "started":
+                self._resolve(None)
+            case "failed":
+                self._resolve(_error(news))
+            case "exited":
+                self.codes[news["rank"]] = news["code"]
+            case "gone":
+                self.oom_kills = news.get("oom_kills", 0)
+                self.ended.set()
+                self._resolve(_error({"error": "it was ended while it was being started"}))
+        self.changed()
+
+    def adopt(self, row: Mapping[str, Any]) -> None:
+        """What an earlier agent has left: one row of the keeper's table."""
+        self.codes = {int(rank): code for rank, code in row["codes"].items()}
+        self.oom_kills = row.get("oom_kills", 0)
+        if row["state"] == GONE:
+            self.ended.set()
+        if row.get("failed"):
+            self._resolve(_error(row["failed"]))
+        elif row["state"] in (RUNNING, GONE):
+            self._resolve(None)
+
+    def _resolve(self, error: Exception | None) -> None:
+        if not self._started.done():
+            if error is None:
+                self._started.set_result(None)
+            else:
+                self._started.set_exception(error)
+
+
+def _error(told: Mapping[str, Any]) -> Exception:
+    if told.get("errno") is None:
+        return ValueError(told.get("error") or "it could not be started")
+    return OSError(told["errno"], told["error"], told.get("filename") or None)
+
+
+@dataclass(eq=False, slots=True)
+class KeeperClient:
+    """Connects when it is first needed. `clear` kills what a keeper that is gone may have left, and returns when nothing is;
+    `on_loss` is told that the keeper of these lives is no more, with everything that it held."""
+
+    folder: Path
+    kind: str
+    """The containment that is asked for, or "auto"."""
+    group: str
+    """Where cgroups may be made, or ""."""
+    clear: Callable[[], Awaitable[None]]
+    on_loss: Callable[[], Awaitable[None]] | None = None
+    attempts: dict[str, KeptAttempt] = field(default_factory=dict)
+    _lives: dict[str, int] = field(default_factory=dict)
+    _until: dict[str, float | None] = field(default_factory=dict)
+    _writer: asyncio.StreamWriter | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _pong: int = 0
+    _heard: int = 0
+    containment: str = ""
+    """What holds attempts together here, as the keeper says (`keeper.contain`)."""
+    _closing: bool = False
+
+    def connected(self) -> bool:
+        return self._writer is not None
+
+    def needed(self) -> bool:
+        return bool(self._lives)
+
+    async def attach(self, found: Found) -> None:
+        """Goes on with a keeper that was found at the start."""
+        reader, self._writer = await asyncio.open_unix_connection(sock=found.sock)
+        self._process, self._pong = found.process, 0
+        self.containment = found.welcome["containment"]
+        for task in (self._hear(reader, found.reader), self._watch()):
+            running = asyncio.create_task(task)
+            self._tasks.add(running)
+            running.add_done_callback(self._tasks.discard)
+
+    async def ensure(self) -> None:
+        """There is a keeper, and it knows the lives that it must. Raises NoKeeper."""
+        async with self._opening:
+            if self._writer is not None:
+                return
+            await self.attach(await asyncio.to_thread(find.start, self.folder, self.kind, self.group))
+            for node, incarnation in self._lives.items():
+                self.send({"do": "life", "node": node, "incarnation": incarnation})
+            self._tell_until(self._until)
+
+    # ------------------------------------------------------------------------------------------- what is told
+
+    def send(self, message: wire.Message) -> None:
+        """To the keeper, if there is one: what it held is gone otherwise."""
+        if self._writer is not None:
+            self._writer.write(wire.pack(message))
+
+    def knows(self, node: str) -> bool:
+        return node in self._lives
+
+    def life(self, node: str, incarnation: int, until: float | None = 0.0) -> None:
+        """This life of the node may have attempts from now on; those of earlier ones are killed."""
+        self._lives[node], self._until[node] = incarnation, until
+        for id in [id for id in self.attempts if id.startswith(f"{node}/")]:
+            del self.attempts[id]
+        self.send({"do": "life", "node": node, "incarnation": incarnation})
+        self._tell_until({node: until})
+
+    def adopted(self, node: str, incarnation: int, until: float | None) -> None:
+        """The keeper knew this life before."""
+        self._lives[node], self._until[node] = incarnation, until
+
+    def until(self, node: str, until: float | None) -> None:
+        """The lease of this node, seconds on the lease clock; None: its work is not ended by a lease."""
+        if node in self._lives:
+            self._until[node] = until
+            self._tell_until({node: until})
+
+    def node_note(self, node: str, note: Mapping[str, Any]) -> None:
+        """What the next agent must know of this life of the node to go on with it."""
+        self.send({"do": "node-note", "node": node, "note": note})
+
+    def _tell_until(self, deadlines: Mapping[str, float | None]) -> None:
+        told = {node: [self._lives[node], until] for node, until in deadlines.items() if until != 0.0}
+        if told:
+            self.send({"do": "until", "nodes": told})
+
+    def attempt(self, id: str) -> KeptAttempt:
+        made = self.attempts[id] = KeptAttempt(self, id)
+        return made
+
+    async def start(self, attempt: KeptAttempt, message: wire.Message) -> None:
+        """Returns when its processes run. Raises OSError or ValueError when they could not be started, or NoKeeper."""
+        await self.ensure()
+        self.send({"do": "start", "id": attempt.id, **message})
+        await attempt.started()
+
+    async def kill(self, attempt: KeptAttempt) -> None:
+        """A keeper that is asked to kill and says nothing at all is killed itself: it may not outlive a lease's end."""
+        while self.connected() and not attempt.gone:
+            heard = self._heard
+            self.send({"do": "kill", "id": attempt.id})
+            self.send({"do": "ping", "n": self._pong})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KILL_ANSWER_S):
+                    await attempt.ended.wait()
+            if not attempt.gone and heard == self._heard:
+                await asyncio.to_thread(find.kill, self.folder)
+        if not attempt.gone:
+            await self.clear()
+            attempt.take({"is": "gone"})
+
+    def forget(self, id: str) -> None:
+        self.attempts.pop(id, None)
+        self.send({"do": "forget", "ids": [id]})
+
+    # ------------------------------------------------------------------------------------------- what is heard
+
+    async def _hear(self, stream: asyncio.StreamReader, reader: wire.Reader) -> None:
+        problem = "it is gone"
+        with suppress(OSError):
+            while data := await stream.read(1 << 18):
+                try:
+                    for news in reader.feed(data):
+                        self._take(news)
+                except wire.BadMessage as e:
+                    problem = str(e)
+                    break
+        if not self._closing:
+            await self._lost(problem)
+
+    def _take(self, news: wire.Message) -> None:
+        self._heard += 1
+        match news.get("is"):
+            case "pong":
+                self._pong = news["n"]
+            case "error":
+                log.error("the keeper says: %s", news.get("error"))
+            case _:
+                if (attempt := self.attempts.get(news.get("id", ""))) is not None:
+                    attempt.take(news)
+
+    async def _watch(self) -> None:
+        """A keeper that answers none of several pings is frozen: it is killed, which ends what it holds."""
+        sent = 0
+        while self._writer is not None:
+            if sent - self._pong >= SILENT_PINGS:
+                log.error("the keeper has not answered %d pings: killing it", sent - self._pong)
+                await asyncio.to_thread(find.kill, self.folder)
+                return
+            sent += 1
+            self.send({"do": "ping", "n": sent})
+            await asyncio.sleep(PING_S)
+
+    async def _lost(self, problem: str) -> None:
+        """Its shims die with it. What they held is made sure of before anyone is told."""
+        log.error("the connection to the keeper has ended (%s)", problem)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        await asyncio.to_thread(find.kill, self.folder)
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+        await self.clear()
+        for attempt in list(self.attempts.values()):
+            attempt.take({"is": "gone"})
+        if self.on_loss is not None:
+            await self.on_loss()
+
+    async def close(self, *, keep: bool = False) -> None:
+        """Ends the keeper with all that it holds; with `keep` it goes on alone."""
+        self._closing = True
+        if self._writer is None:
+            return
+        if not keep:
+            self.send({"do": "end"})
+        with suppress(OSError):
+            await self._writer.drain()
+            if keep:
+                self._writer.close()
+        tasks = list(self._tasks)
+        if not keep:
+            await asyncio.to_thread(
+                self._process.wait if self._process is not None else partial(find.wait, self.folder)
+            )
+        self._writer.close()
+        self._writer = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,128 @@
+"""How all processes of an attempt are held together, whatever they do to get away.
+
+- `namespace`: the shim is the first process of a pid namespace. When it dies, the kernel kills all others, and the shim is
+  reaped only when the last of them is gone. Nothing inside sees a process outside. Needs root, or the right to make user
+  namespaces.
+- `cgroup`: the shim is in a cgroup of its own, and so is everything that it starts. All members are killed at once.
+- `subreaper`: the shim becomes the parent of every orphan below it, so nothing leaves its tree by a double fork, a session
+  of its own or an empty environment. A process of the same user may kill the shim; then the orphans are the keeper's,
+  which kills them.
+- `none`: the system has none of these. A process that detaches can outlive its attempt.
+"""
+
+import ctypes
+import os
+import signal
+
+NAMESPACE, CGROUP, SUBREAPER, NONE = "namespace", "cgroup", "subreaper", "none"
+KINDS = (NAMESPACE, CGROUP, SUBREAPER, NONE)
+"""From the strongest to the weakest."""
+
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x0002_0000, 0x1000_0000, 0x2000_0000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x4_0000
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """This process is sent the signal when its parent dies. Raises OSError."""
+    _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children. Raises OSError."""
+    _checked(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def own_pid_namespace() -> int:
+    """A descriptor of the pid namespace that this process is in. Raises OSError."""
+    return os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def fork_into_namespace(own: int) -> int:
+    """As `os.fork`; the child is the first process of a new pid namespace. `own`: `own_pid_namespace()`. Raises OSError."""
+    _checked(_LIBC.unshare(_CLONE_NEWPID), "unshare(CLONE_NEWPID)")
+    try:
+        pid = os.fork()
+        if pid == 0:
+            return 0
+    finally:
+        # The next child, if it is no shim, belongs into the keeper's own namespace again.
+        if os.getpid() != 1:
+            _checked(_LIBC.setns(own, _CLONE_NEWPID), "setns(pid)")
+    return pid
+
+
+def own_user_and_pid_namespace() -> None:
+    """The next child of this process is the first process of a pid namespace; for users without root. Raises OSError."""
+    user, group = os.geteuid(), os.getegid()
+    _checked(_LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWPID), "unshare(CLONE_NEWUSER)")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
+def mount_own_proc() -> None:
+    """The first process of a pid namespace gets a /proc that shows it: programs look themselves up there. Raises OSError."""
+    _checked(_LIBC.unshare(_CLONE_NEWNS), "unshare(CLONE_NEWNS)")
+    _checked(_LIBC.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount(/, private)")
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    _checked(_LIBC.mount(b"proc", b"/proc", b"proc", flags, None), "mount(/proc)")
+
+
+def works(kind: str) -> bool:
+    """Tries this kind in a child process. Blocks for some milliseconds."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            _try(kind)
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _try(kind: str) -> None:
+    if kind == SUBREAPER:
+        become_subreaper()
+        return
+    if os.geteuid() == 0:
+        _checked(_LIBC.unshare(_CLONE_NEWPID), "unshare")
+    else:
+        own_user_and_pid_namespace()
+    inner = os.fork()
+    if inner == 0:
+        try:
+            mount_own_proc()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    if os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]):
+        raise OSError("no /proc of its own may be mounted")
+
+
+def best(group: str | None, asked: str = "auto") -> str:
+    """The kind that attempts are held by here: the one asked for, or the strongest that works.
+
+    Args:
+        group: where cgroups may be made, if anywhere.
+
+    Raises ValueError when the kind that is asked for does not work here.
+    """
+    there = {
+        NAMESPACE: lambda: works(NAMESPACE),
+        CGROUP: lambda: group is not None,
+        SUBREAPER: lambda: works(SUBREAPER),
+    }
+    if asked != "auto":
+        if asked in there and not there[asked]():
+            raise ValueError(f"containment {asked!r} does not work on this machine; choose auto, or one of {KINDS}")
+        return asked
+    return next((kind for kind, works_here in there.items() if works_here()), NONE)

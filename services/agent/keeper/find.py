@@ -1,0 +1,111 @@
+"""The agent's way to its keeper: connect to the one that runs, or start one. Blocks; call it in a thread."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.agent.keeper import proc, wire
+from services.agent.keeper.__main__ import LOCK, SOCKET
+
+START_S = 60.0
+"""A keeper that does not answer for so long after its start never will."""
+ANSWER_S = 5.0
+"""A keeper that takes longer to answer `hello` is frozen."""
+_POLL_S = 0.01
+
+
+class NoKeeper(RuntimeError):
+    """The keeper cannot be started; the text says why and where to look."""
+
+
+@dataclass(slots=True)
+class Found:
+    """A connection that the keeper has answered on. `process`: the keeper, if this agent started it."""
+
+    sock: socket.socket
+    reader: wire.Reader
+    welcome: wire.Message
+    process: subprocess.Popen[bytes] | None = None
+
+
+def connect(folder: Path) -> Found | None:
+    """The keeper of this folder, or None when none answers. Raises NoKeeper when it speaks another version."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(ANSWER_S)
+    at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the path of a Unix socket has at most 107 bytes
+    try:
+        sock.connect(f"/proc/self/fd/{at}/{SOCKET}")
+        sock.sendall(wire.pack({"do": "hello", "speaks": [wire.OLDEST, wire.NEWEST]}))
+        reader = wire.Reader()
+        messages: list[wire.Message] = []
+        while not messages:
+            data = sock.recv(1 << 20)
+            if not data:
+                raise ConnectionError
+            messages = reader.feed(data)
+    except (OSError, wire.BadMessage):
+        sock.close()
+        return None
+    finally:
+        os.close(at)
+    if messages[0].get("is") != "welcome":
+        sock.close()
+        raise NoKeeper(f"the keeper in {folder} refuses: {messages[0].get('error')}")
+    return Found(sock, reader, messages[0])
+
+
+def kill(folder: Path) -> bool:
+    """Kills the keeper of this folder, if one runs; its shims die with it. Returns when it is gone, and whether one ran."""
+    pid = running(folder)
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGKILL)
+    while proc.alive(pid):
+        time.sleep(_POLL_S)
+    return True
+
+
+def running(folder: Path) -> int | None:
+    """The process id of the keeper that holds this folder's lock, frozen or not."""
+    try:
+        pid = int((folder / LOCK).read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return pid if os.fsencode(folder) in command and proc.alive(pid) else None
+
+
+def wait(folder: Path) -> None:
+    """Returns when no keeper holds this folder."""
+    while running(folder) is not None:
+        time.sleep(_POLL_S)
+
+
+def start(folder: Path, kind: str, group: str) -> Found:
+    """Starts a keeper that outlives this process, and connects. Raises NoKeeper."""
+    problems = folder / "keeper.log"
+    with problems.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-E", "-s", "-S", "-m", "services.agent.keeper", str(folder), kind, group],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd=Path(__file__).resolve().parents[3],
+            env={},
+            start_new_session=True,
+        )
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and process.poll() is None:
+        found = connect(folder)
+        if found is not None:
+            found.process = process
+            return found
+        time.sleep(_POLL_S)
+    process.kill()
+    process.wait()
+    raise NoKeeper(f"the keeper did not start (exit code {process.returncode}); what it said is in {problems}")

@@ -1,0 +1,385 @@
+"""The keeper's loop: one agent at a time on the Unix socket, a shim for each attempt, and the deadlines of leases."""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+from services.agent.keeper import contain, proc, wire
+from services.agent.keeper.clock import now
+from services.agent.keeper.shim import LARGEST, Shim
+from services.agent.keeper.table import GONE, RUNNING, Attempt, Refused, Table
+
+LONGEST_WAIT_S = 1.0
+SWEEP_S = 0.05
+"""Between two looks at attempts that are being killed."""
+PATIENCE_S = 0.5
+"""How long a shim has to end its attempt by itself before it is killed."""
+FIRST_CALL_S = 60.0
+"""How long it waits for the agent that started it."""
+_BACKLOG = 4 * wire.LARGEST
+"""Bytes that wait for an agent that does not read. One that lets more pile up must connect again and ask."""
+
+
+class AgentLink:
+    """A connection of an agent. It says `hello` first; nothing else is heard before."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.reader = wire.Reader()
+        self.out = bytearray()
+        self.greeted = False
+
+
+class Keeper:
+    """Holds the attempts of one agent's nodes. `pids` is the folder where it notes its shims for whoever comes after it."""
+
+    def __init__(self, listener: socket.socket, pids: str, kind: str) -> None:
+        self.table = Table()
+        self._listener, self._pids, self._kind = listener, pids, kind
+        self._epoll = select.epoll()
+        self._epoll.register(listener, select.EPOLLIN)
+        self._ends, ended = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(ended, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._epoll.register(self._ends, select.EPOLLIN)
+        self._links: dict[int, AgentLink] = {}
+        self._agent: AgentLink | None = None
+        self._shims: dict[int, tuple[Attempt, socket.socket]] = {}
+        """By descriptor of the socket to it."""
+        self._sockets: dict[str, socket.socket] = {}
+        """Attempt -> the same."""
+        self._dying: dict[str, float] = {}
+        """Attempt -> when its shim is killed if it has not ended by then."""
+        self._own_namespace = contain.own_pid_namespace() if kind == contain.NAMESPACE else -1
+        self._rootless = os.geteuid() != 0
+        self._ending = False
+        self._lonely_from = now() + FIRST_CALL_S
+
+    def run(self) -> None:
+        """Until the agent ends it, or it has no agent and nothing that one could adopt."""
+        while not self._done():
+            for fd, _ in self._epoll.poll(self._wait_s()):
+                if fd == self._listener.fileno():
+                    self._accept()
+                elif fd in self._links:
+                    self._serve(self._links[fd])
+                elif fd in self._shims:
+                    self._hear(fd)
+                elif fd == self._ends:
+                    os.read(fd, 4096)
+            self._sweep()
+
+    def _done(self) -> bool:
+        if self._shims or any(attempt.state != GONE for attempt in self.table.attempts.values()):
+            return False
+        alone = not self._links and now() >= self._lonely_from
+        return self._ending or (alone and self.table.unwanted(now()))
+
+    def _wait_s(self) -> float:
+        if self._dying:
+            return SWEEP_S
+        deadline = self.table.next_deadline(now())
+        return LONGEST_WAIT_S if deadline is None else max(0.0, min(LONGEST_WAIT_S, deadline - now()))
+
+    # ------------------------------------------------------------------------------------------------- the agent
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        if self._is_of_a_job(sock):
+            sock.close()
+            return
+        sock.setblocking(False)
+        self._links[sock.fileno()] = AgentLink(sock)
+        self._epoll.register(sock, select.EPOLLIN)
+
+    def _is_of_a_job(self, sock: socket.socket) -> bool:
+        """Whether a process below a shim calls: jobs may run as the agent's user, who may open the socket."""
+        (pid,) = (int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), "little", signed=True),)
+        shims = {attempt.shim for attempt, _ in self._shims.values()}
+        while pid > 1:
+            stat = proc.read_stat(pid)
+            if stat is None or pid in shims:
+                return True
+            pid = stat.parent
+        return False
+
+    def _serve(self, link: AgentLink) -> None:
+        try:
+            self._flush(link)
+            data = link.sock.recv(1 << 20)
+            if not data:
+                self._close(link)
+                return
+            for message in link.reader.feed(data):
+                self._obey(link, message)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            self._say({"is": "error", "error": f"{type(e).__name__}: {e}"[:1024]}, link)
+            self._close(link)
+
+    def _close(self, link: AgentLink) -> None:
+        if self._links.pop(link.sock.fileno(), None) is not None:
+            self._epoll.unregister(link.sock)
+            link.sock.close()
+        if self._agent is link:
+            self._agent = None
+
+    def _say(self, message: wire.Message, link: AgentLink | None = None) -> None:
+        """To the agent. What it does not hear it learns from the table, when it is back."""
+        link = link or self._agent
+        if link is None or link.sock.fileno() < 0:
+            return
+        link.out += wire.pack(message)
+        try:
+            self._flush(link)
+        except OSError:
+            self._close(link)
+
+    def _flush(self, link: AgentLink) -> None:
+        if link.out:
+            with suppress(BlockingIOError):
+                del link.out[: link.sock.send(link.out)]
+            if len(link.out) > _BACKLOG:
+                raise OSError("the agent does not read")
+            self._epoll.modify(link.sock, select.EPOLLIN | (select.EPOLLOUT if link.out else 0))
+
+    def _obey(self, link: AgentLink, told: wire.Message) -> None:
+        if not link.greeted:
+            self._greet(link, told)
+            return
+        match told.get("do"):
+            case "ping":
+                self._say({"is": "pong", "n": told.get("n")}, link)
+            case "life":
+                for earlier in self.table.begin(told["node"], int(told["incarnation"])):
+                    self._kill(earlier)
+            case "until":
+                for node, (incarnation, until) in told["nodes"].items():
+                    self.table.until(node, incarnation, None if until is None else float(until), now())
+            case "start":
+                self._start(told)
+            case "signal":
+                self._tell(told["id"], {"do": "signal", **{k: told[k] for k in ("signal", "ranks", "group")}})
+            case "kill":
+                self._asked_to_kill(told["id"])
+            case "note":
+                if told["id"] in self.table.attempts:
+                    self.table.attempts[told["id"]].note |= told["note"]
+            case "node-note":
+                if told["node"] in self.table.lives:
+                    self.table.lives[told["node"]].note |= told["note"]
+            case "forget":
+                self.table.forget(told["ids"])
+            case "end":
+                self._ending = True
+                for each in self.table.attempts.values():
+                    self._kill(each)
+
+    def _asked_to_kill(self, id: str) -> None:
+        attempt = self.table.attempts.get(id)
+        if attempt is None or attempt.state == GONE:
+            self._say({"is": "gone", "id": id, "oom_kills": attempt.oom_kills if attempt else 0})
+        else:
+            self._kill(attempt)
+
+    def _greet(self, link: AgentLink, told: wire.Message) -> None:
+        """The newest agent is the agent. An earlier one that still hangs on has lost its state folder's lock."""
+        try:
+            oldest, newest = told["speaks"]
+            version = wire.agreed(int(oldest), int(newest))
+        except (KeyError, TypeError, ValueError) as e:
+            self._say({"is": "error", "error": f"no hello that is understood: {e}"}, link)
+            self._close(link)
+            return
+        if self._agent is not None:
+            self._close(self._agent)
+        self._agent, link.greeted, self._lonely_from = link, True, 0.0
+        self._say(
+            {
+                "is": "welcome",
+                "v": version,
+                "containment": self._kind,
+                "pid": os.getpid(),
+                "lives": {node: life.shown() for node, life in self.table.lives.items()},
+                "attempts": [attempt.shown() for attempt in self.table.attempts.values()],
+            }
+        )
+
+    # ------------------------------------------------------------------------------------------------- the shims
+
+    def _start(self, told: wire.Message) -> None:
+        try:
+            attempt = self.table.enter(
+                told["id"], told["node"], int(told["incarnation"]), told["about"], told.get("group") or "", now()
+            )
+        except Refused as e:
+            self._say(
+                {"is": "failed", "id": told["id"], "refused": True, "errno": None, "error": str(e), "filename": ""}
+            )
+            return
+        attempt.note = dict(told.get("note") or {})
+        try:
+            self._fork(attempt, told)
+        except OSError as e:
+            attempt.state, attempt.failed = GONE, {"errno": e.errno, "error": e.strerror, "filename": e.filename or ""}
+            self._say({"is": "failed", "id": attempt.id, **attempt.failed})
+            self._say({"is": "gone", "id": attempt.id, "oom_kills": 0})
+
+    def _fork(self, attempt: Attempt, told: wire.Message) -> None:
+        """Raises OSError."""
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            namespace = self._kind == contain.NAMESPACE and not self._rootless
+            pid = contain.fork_into_namespace(self._own_namespace) if namespace else os.fork()
+        except OSError:
+            mine.close()
+            its.close()
+            raise
+        if pid == 0:
+            try:
+                self._become_shim(told, its)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(1)
+        its.close()
+        attempt.shim = pid
+        self._remember(pid)
+        self._shims[mine.fileno()] = (attempt, mine)
+        self._sockets[attempt.id] = mine
+        self._epoll.register(mine, select.EPOLLIN)
+
+    def _become_shim(self, told: wire.Message, control: socket.socket) -> None:
+        if self._kind == contain.NAMESPACE:
+            contain.die_with_parent()  # and all with it; without a namespace it must live to end them
+        os.setsid()
+        kept = control.fileno()
+        os.closerange(3, kept)
+        os.closerange(kept + 1, 1 << 20)
+        if self._kind == contain.NAMESPACE and self._rootless:
+            contain.own_user_and_pid_namespace()
+            inner = os.fork()
+            if inner:
+                control.close()
+                os.waitpid(inner, 0)
+                os._exit(0)
+            contain.die_with_parent()
+        Shim(told, control, self._kind).run()
+
+    def _remember(self, pid: int) -> None:
+        """For whoever comes after a keeper that was killed: the shim's start time, so that its number alone never condemns
+        another process."""
+        stat = proc.read_stat(pid)
+        if stat is not None:
+            try:
+                proc.write_text(f"{self._pids}/{pid}", str(stat.started))
+            except OSError:
+                return  # a full disk must not stop the keeper: what it lacks is found by its marker or its cgroup
+
+    def _tell(self, id: str, message: dict[str, Any]) -> None:
+        """To the shim of an attempt. One that does not take it is killed when its patience is over, or is gone already."""
+        if (sock := self._sockets.get(id)) is not None:
+            try:
+                sock.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+            except OSError:
+                return
+
+    def _hear(self, fd: int) -> None:
+        attempt, sock = self._shims[fd]
+        try:
+            data = sock.recv(LARGEST)
+        except OSError:
+            data = b""
+        if not data:
+            self._epoll.unregister(sock)
+            sock.close()
+            del self._shims[fd], self._sockets[attempt.id]
+            self._dying.setdefault(attempt.id, now())  # a shim that says nothing is dead, or as good as dead
+            return
+        told = json.loads(data)
+        match told.pop("is"):
+            case "started":
+                attempt.state = RUNNING
+                self._say({"is": "started", "id": attempt.id, "shim": attempt.shim})
+            case "failed":
+                attempt.failed = told
+                self._say({"is": "failed", "id": attempt.id, **told})
+            case "exited":
+                attempt.codes[told["rank"]] = told["code"]
+                self._say({"is": "exited", "id": attempt.id, "rank": told["rank"], "code": told["code"]})
+
+    # ------------------------------------------------------------------------------------------------- the end
+
+    def _kill(self, attempt: Attempt) -> None:
+        if attempt.state != GONE and attempt.id not in self._dying:
+            self._tell(attempt.id, {"do": "kill"})
+            self._dying[attempt.id] = now() + PATIENCE_S
+
+    def _sweep(self) -> None:
+        """Kills what must not run, and finds out what is gone."""
+        for attempt in self.table.over(now()):
+            self._kill(attempt)
+        if not self._dying:
+            return
+        at = now()
+        strangers = self._reap()
+        connected = {attempt.id for attempt, _ in self._shims.values()}
+        for id, patience in list(self._dying.items()):
+            attempt = self.table.attempts[id]
+            dead = not attempt.shim
+            if not dead and at >= patience:
+                if attempt.group and os.path.isdir(attempt.group):
+                    proc.kill_group(attempt.group)
+                proc.kill_all([attempt.shim])
+            left = bool(attempt.group) and os.path.isdir(attempt.group) and bool(proc.group_members(attempt.group))
+            if dead and left:
+                proc.kill_group(attempt.group)
+            if dead and not left and not strangers and id not in connected:
+                self._gone(attempt)
+
+    def _reap(self) -> bool:
+        """Takes the ends of shims and of orphans that a shim left. Returns whether orphans are still there; they are killed."""
+        by_pid = {a.shim: a for a in self.table.attempts.values() if a.shim and a.state != GONE}
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                pid = 0
+            if pid == 0:
+                break
+            if pid in by_pid:
+                self._forget(pid)
+                by_pid.pop(pid).shim = 0
+        strangers = {pid for pid in proc.children(os.getpid()) if pid not in by_pid}
+        if strangers:
+            proc.kill_all(strangers | proc.descendants(strangers))
+        return bool(strangers)
+
+    def _forget(self, pid: int) -> None:
+        try:
+            os.unlink(f"{self._pids}/{pid}")
+        except OSError:
+            return
+
+    def _gone(self, attempt: Attempt) -> None:
+        del self._dying[attempt.id]
+        attempt.state = GONE
+        if attempt.group:
+            attempt.oom_kills = proc.oom_kills(attempt.group)
+            proc.remove_group(attempt.group)
+        self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills})
+        life = self.table.lives.get(attempt.node)
+        if life is None or life.incarnation != attempt.incarnation:
+            del self.table.attempts[attempt.id]
+
+
+def ignore_signals() -> None:
+    """It ends with its work, not with a terminal or a supervisor that ends everything."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,213 @@
+"""The shim: a fork of the keeper that holds one attempt. It starts the processes, keeps their output, and ends last.
+
+It says on its socket to the keeper: `started` or `failed`, `exited` for each process, `gone` when no process of the
+attempt is left. It is told `signal` and `kill`. When its last process has ended, or the keeper is gone, it kills what is
+left, daemons too, and ends.
+"""
+
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from services.agent.keeper import contain, proc
+from services.agent.keeper.sink import Sink
+
+LARGEST = 65_536
+"""Bytes of one message between keeper and shim."""
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_DEFAULT = (*_IGNORED, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ)
+"""Signals that a job finds as a new program expects them."""
+_LONGEST_PAUSE_S = 0.05
+
+
+class Shim:
+    """`spec` is the keeper's `start` message, `control` the socket to the keeper, `kind` how the attempt is contained."""
+
+    def __init__(self, spec: dict[str, Any], control: socket.socket, kind: str) -> None:
+        self.spec, self.control, self.kind = spec, control, kind
+        self.running: dict[int, int] = {}
+        """Process id -> rank, of the attempt's own processes."""
+        self.sinks: dict[int, Sink] = {}
+        self.resting: list[Sink] = []
+        self.empty = False
+        self.poll = select.poll()
+
+    def run(self) -> NoReturn:
+        self._hear_of_ends()
+        try:
+            self._start()
+        except OSError as e:
+            self._tell(
+                {"is": "failed", "errno": e.errno, "error": e.strerror or str(e), "filename": str(e.filename or "")}
+            )
+            self._finish()
+        except ValueError as e:
+            self._tell({"is": "failed", "errno": None, "error": str(e), "filename": ""})
+            self._finish()
+        self._tell({"is": "started"})
+        while self.running:
+            self._turn()
+        self._finish()
+
+    def _hear_of_ends(self) -> None:
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)  # it ends last, whoever is asked to end
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self.ends = read
+        self.poll.register(read, select.POLLIN)
+        self.poll.register(self.control, select.POLLIN)
+
+    # -------------------------------------------------------------------------------------------------- starting
+
+    def _start(self) -> None:
+        """Raises OSError or ValueError, as starting a program does; what was started before that is still there."""
+        if self.spec.get("group"):
+            proc.enter_group(self.spec["group"])
+        if self.kind == contain.NAMESPACE:
+            contain.mount_own_proc()
+        elif self.kind != contain.NONE:
+            contain.become_subreaper()
+        os.chdir(self.spec["workdir"])
+        for rank in self.spec["ranks"]:
+            self._start_rank(rank["rank"], self.spec["command"], rank["environment"], rank["log"])
+
+    def _start_rank(self, rank: int, command: list[str], environment: dict[str, str], log: str) -> None:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        try:
+            sink = Sink(log, read, self.spec["log_limit"])
+            outputs = [(os.POSIX_SPAWN_DUP2, write, 1), (os.POSIX_SPAWN_DUP2, write, 2)]
+            pid = os.posix_spawn(
+                _program(command[0], environment.get("PATH", os.defpath)),
+                command,
+                environment,
+                file_actions=outputs,
+                setsid=True,
+                setsigmask=(),
+                setsigdef=_DEFAULT,
+            )
+        finally:
+            os.close(write)
+        self.running[pid] = rank
+        self.sinks[read] = sink
+        self.poll.register(read, select.POLLIN)
+
+    # --------------------------------------------------------------------------------------------------- holding
+
+    def _turn(self) -> None:
+        wait_ms = None
+        if self.resting:
+            now = time.monotonic()
+            for sink in [sink for sink in self.resting if sink.resting_until <= now]:
+                self.resting.remove(sink)
+                self.poll.register(sink.fd, select.POLLIN)
+            wait_ms = int(1 + 1000 * max(0.0, min((s.resting_until for s in self.resting), default=now) - now))
+        for fd, _ in self.poll.poll(wait_ms if self.resting else None):
+            if fd == self.ends:
+                os.read(self.ends, 4096)
+                self._reap()
+            elif fd == self.control.fileno():
+                self._obey()
+            else:
+                self._read(self.sinks[fd])
+
+    def _read(self, sink: Sink) -> None:
+        if not sink.read():
+            self.poll.unregister(sink.fd)
+            self.sinks.pop(sink.fd).close()
+        elif sink.resting_until > time.monotonic():
+            self.poll.unregister(sink.fd)
+            self.resting.append(sink)
+
+    def _obey(self) -> None:
+        try:
+            data = self.control.recv(LARGEST)
+        except OSError:
+            data = b""
+        if not data:
+            self._finish()  # the keeper is gone
+        told = json.loads(data)
+        if told["do"] == "kill":
+            self._finish()
+        if told["do"] == "signal":
+            for pid, rank in list(self.running.items()):
+                if told["ranks"] is None or rank in told["ranks"]:
+                    _signal(pid, told["signal"], whole_session=told["group"])
+
+    def _reap(self) -> None:
+        """Takes the exit codes of all children that have ended, adopted ones too."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.empty = True
+                return
+            if pid == 0:
+                return
+            rank = self.running.pop(pid, None)
+            if rank is not None:
+                self._tell({"is": "exited", "rank": rank, "code": os.waitstatus_to_exitcode(status)})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with suppress(OSError):  # the keeper is gone: the next read says so
+            self.control.send(json.dumps(message).encode())
+
+    # ---------------------------------------------------------------------------------------------------- ending
+
+    def _finish(self) -> NoReturn:
+        """Kills everything below until nothing is left: however long, never ended by a timeout."""
+        pause_s = 0.001
+        while True:
+            self._reap()
+            if self.empty:
+                break
+            self._kill()
+            time.sleep(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+        for sink in self.sinks.values():
+            sink.close()
+        self._tell({"is": "gone"})
+        os._exit(0)
+
+    def _kill(self) -> None:
+        if self.kind == contain.NAMESPACE:
+            try:
+                os.kill(-1, signal.SIGKILL)  # all of this namespace but its first process
+            except ProcessLookupError:
+                return
+        else:
+            proc.kill_all(proc.descendants([os.getpid()]))
+
+
+def _signal(pid: int, number: int, whole_session: bool) -> None:
+    try:
+        if whole_session:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _program(name: str, search_path: str) -> str:
+    """The file that a command's first word means, as a shell finds it. A name that is nowhere is returned as it is: starting
+    it then says what is wrong."""
+    if "/" in name:
+        return name
+    denied = ""
+    for folder in search_path.split(os.pathsep):
+        path = os.path.join(folder or ".", name)
+        if os.path.isfile(path):
+            if os.access(path, os.X_OK):
+                return path
+            denied = denied or path
+    if denied:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), denied)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)

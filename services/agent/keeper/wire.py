@@ -1,0 +1,74 @@
+"""What agent and keeper say to each other: JSON objects, each after its length in four bytes, over a Unix socket.
+
+The first message of an agent is `hello` with the oldest and the newest version of the protocol that it speaks. The keeper
+answers with the one that both use from then on. Within a version fields may be added: a reader ignores what it does not
+know, and takes a missing field for its default. A version that drops or changes a field is a new number, and a keeper
+keeps speaking the one before, because it may be older than its agent by months.
+"""
+
+import json
+import struct
+from typing import Any
+
+OLDEST, NEWEST = 1, 1
+"""Versions that this code speaks."""
+LARGEST = 8 * 1024 * 1024
+"""Bytes of one message. The largest is a gang's start: a command line and an environment for each rank."""
+
+Message = dict[str, Any]
+_LENGTH = struct.Struct(">I")
+
+
+class BadMessage(ValueError):
+    """What came is not the protocol. The connection cannot go on, as it is not known where the next message begins."""
+
+
+class TooOld(ValueError):
+    """The two sides have no version in common."""
+
+
+def agreed(oldest: int, newest: int) -> int:
+    """The newest version that both sides speak. Raises TooOld."""
+    version = min(newest, NEWEST)
+    if version < max(oldest, OLDEST):
+        raise TooOld(f"the other side speaks versions {oldest} to {newest}, this one {OLDEST} to {NEWEST}")
+    return version
+
+
+def pack(message: Message) -> bytes:
+    data = json.dumps(message, separators=(",", ":")).encode()
+    if len(data) > LARGEST:
+        raise BadMessage(f"a message of {len(data)} bytes: at most {LARGEST} may be sent")
+    return _LENGTH.pack(len(data)) + data
+
+
+class Reader:
+    """Takes bytes as they come and gives whole messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that `data` completes. Raises BadMessage."""
+        self._buffer += data
+        out = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > LARGEST:
+                raise BadMessage(f"a message of {length} bytes: at most {LARGEST} are taken")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            out.append(_parsed(bytes(self._buffer[_LENGTH.size : end])))
+            del self._buffer[:end]
+        return out
+
+
+def _parsed(data: bytes) -> Message:
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise BadMessage(f"not JSON: {e}") from None
+    if not isinstance(message, dict):
+        raise BadMessage("a message is a JSON object")
+    return message

@@ -1,0 +1,396 @@
+"""A real agent and its keeper, killed and frozen in every combination. Watched from outside, through /proc."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from libs.bus.queries import NoAnswer, ask
+from schemas.catalog import BY_TYPE
+from schemas.inbox import Released, Started
+from schemas.nodes import Action
+from schemas.queries import LogQuery
+from services.agent import tree
+from services.agent.keeper import contain, find, proc
+from services.agent.keeper.clock import now
+from services.agent.state import group_name
+from tests.agent.build import but, part, rank, spec
+from tests.agent.conftest import until
+from tests.agent.test_processes import FOREVER, STUBBORN_DAEMON
+from tests.agent.world import World
+
+pytestmark = pytest.mark.faults
+
+ROOT = Path(__file__).resolve().parents[2]
+FLEET = "groups: [{name: 'n{i}', count: 1, devices: {model: H100, count: 4, memory_gib: 80}}]"
+ESCAPEE = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve(sys.executable, [sys.executable, "-c", "import time\\nwhile True: time.sleep(1)"], {})
+    os._exit(0)
+os.wait()
+"""
+"""Double fork, a session of its own, an empty environment: nothing tells whose it is but what contains it."""
+JOB = STUBBORN_DAEMON + ESCAPEE + FOREVER
+PROCESSES = 3
+SHORT_S, MIDDLE_S, LONG_S = 3.0, 9.0, 60.0
+"""A lease that a test waits for the end of, one that it waits for the renewal of, and one for neither."""
+
+
+class Node:
+    """`python -m services.agent`, as it runs on a node, and what it started."""
+
+    def __init__(self, nats_url: str, pool: str, root: Path, containment: str, lease_s: float) -> None:
+        self.root, self.state = root, root / "agent"
+        (root / "fleet.yaml").write_text(FLEET)
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "BATON_NATS_URL": nats_url,
+            "BATON_POOL": pool,
+            "BATON_STATE_DIR": str(root),
+            "BATON_AGENT_FLEET": str(root / "fleet.yaml"),
+            "BATON_AGENT_LEASE_S": str(lease_s),
+            "BATON_AGENT_ASK_S": "0.2",
+            "BATON_AGENT_CONTAINMENT": containment,
+            "BATON_AGENT_CGROUPS": str(containment == contain.CGROUP).lower(),
+        }
+        self.log = (root / "agent.log").open("ab")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, code: Path = ROOT) -> None:
+        """`code`: the tree that it runs from."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "services.agent"], env=self.environment, cwd=code, stdout=self.log, stderr=self.log
+        )
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def keeper(self) -> int | None:
+        return find.running(self.state)
+
+    def processes(self) -> set[int]:
+        """Shims, and all that runs below them."""
+        keeper = self.keeper()
+        return proc.descendants([keeper]) if keeper else set()
+
+    def jobs(self) -> set[int]:
+        """The processes of jobs, without the shims."""
+        keeper = self.keeper()
+        return self.processes() - set(proc.children(keeper)) if keeper else set()
+
+    def end(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.kill()
+        find.kill(self.state)
+
+
+@pytest.fixture
+async def world(nats, pool):
+    return await World(nats, pool).open()
+
+
+@pytest.fixture
+def make_node(nats_url, world, tmp_path):
+    made: list[Node] = []
+
+    def make(lease_s: float = LONG_S, containment: str = contain.NAMESPACE, code: Path = ROOT) -> Node:
+        if containment == contain.NAMESPACE and not contain.works(containment):
+            containment = contain.SUBREAPER
+        if containment == contain.CGROUP and tree.cgroup_base() is None:
+            pytest.skip("no cgroup may be made here")
+        one = Node(nats_url, world.pool, tmp_path, containment, lease_s)
+        made.append(one)
+        one.start(code)
+        return one
+
+    yield make
+    for one in made:
+        one.end()
+
+
+async def run_job(world: World, node: Node, code: str = JOB) -> tuple[set[int], object]:
+    """Starts a job that tries to get away; returns all its processes, and what was wanted."""
+    await world.joined("n0")
+    wanted = part(spec(code, stop_grace_s=0.2), rank("n0-gpu0"))
+    await world.want("n0", wanted)
+    await world.sees(wanted, Started)
+    log = node.root / "jobs" / wanted.job_id / "1" / "logs" / "rank-0.log"
+    await until(lambda: log.exists() and "up" in log.read_text())
+    await until(lambda: len(node.jobs()) == PROCESSES)
+    return node.jobs(), wanted
+
+
+def none_of(pids: set[int]) -> bool:
+    return not any(proc.alive(pid) for pid in pids)
+
+
+# ---------------------------------------------------------------------------------------------- the agent comes back
+
+
+async def test_an_agent_that_is_killed_and_comes_back_costs_no_attempt(make_node, world):
+    node = make_node()
+    pids, wanted = await run_job(world, node)
+    brief = part(
+        spec("import time, os\nwhile not os.path.exists('end'): time.sleep(0.02)\nprint('done')\nraise SystemExit(3)"),
+        rank("n0-gpu1"),
+    )
+    await world.want("n0", wanted, brief)
+    await world.sees(brief, Started)
+    keeper = node.keeper()
+    node.kill()
+    (node.root / "jobs" / brief.job_id / "1" / "home" / "end").touch()
+    await until(lambda: len(node.jobs()) == PROCESSES)
+    node.start()
+    released = await world.sees(brief, Released)
+    assert (released.exit_code, released.own_exit) == (3, True), "it ended while nobody looked"
+    assert node.jobs() == pids, "the same processes"
+    assert node.keeper() == keeper
+    assert len(world.lives["n0"]) == 1, "the same life"
+    assert world.of(wanted, Released) == []
+    await world.want("n0", but(wanted, Action.STOP))
+    await world.sees(wanted, Released)
+    assert none_of(pids)
+
+
+async def test_a_job_that_was_asked_to_end_before_its_agent_was_killed_did_not_end_by_itself(make_node, world):
+    node = make_node()
+    await world.joined("n0")
+    code = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: open('asked', 'w').close())\n"
+        "print('up', flush=True)\n"
+        "while not os.path.exists('end'): time.sleep(0.02)\n"
+        "raise SystemExit(1)"
+    )
+    wanted = part(spec(code, stop_grace_s=60), rank("n0-gpu0"))
+    await world.want("n0", wanted)
+    home = node.root / "jobs" / wanted.job_id / "1" / "home"
+    log = home.parent / "logs" / "rank-0.log"
+    await until(lambda: log.exists() and "up" in log.read_text())
+    await world.want("n0", but(wanted, Action.STOP))
+    await until((home / "asked").exists)
+    node.kill()
+    (home / "end").touch()
+    await until(lambda: not node.processes())
+    node.start()
+    assert not (await world.sees(wanted, Released)).own_exit
+
+
+async def test_a_node_with_simulated_work_begins_a_new_life_with_its_next_agent(make_node, world):
+    """A timer ends with its agent, so its attempt is lost; and with it the life, processes too."""
+    node = make_node()
+    pids, wanted = await run_job(world, node)
+    timer = part(None, rank("n0-gpu1"))
+    await world.want("n0", wanted, timer)
+    await world.sees(timer, Started)
+    node.kill()
+    node.start()
+    await world.joined("n0", lives=2)
+    assert none_of(pids)
+
+
+async def test_an_agent_that_does_not_come_back_loses_its_work_at_the_end_of_its_lease(make_node, world):
+    node = make_node(SHORT_S)
+    pids, _ = await run_job(world, node)
+    node.kill()
+    await until(lambda: none_of(pids))
+    await until(lambda: node.keeper() is None)
+
+
+@pytest.mark.parametrize("newer", ["agent", "keeper"])
+async def test_agent_and_keeper_may_be_of_two_versions(make_node, world, tmp_path, newer):
+    """The next version speaks one more version of the protocol, and adds fields to everything that it says."""
+    after = tmp_path / "next"
+    for package in ("services", "libs", "schemas"):
+        shutil.copytree(ROOT / package, after / package, ignore=shutil.ignore_patterns("__pycache__"))
+    wire = after / "services" / "agent" / "keeper" / "wire.py"
+    text = wire.read_text().replace("OLDEST, NEWEST = 1, 1", "OLDEST, NEWEST = 1, 2")
+    wire.write_text(text.replace("json.dumps(message,", 'json.dumps(message | {"later": {"more": [1]}},'))
+    first, second = (ROOT, after) if newer == "agent" else (after, ROOT)
+    node = make_node(code=first)
+    pids, wanted = await run_job(world, node)
+    node.kill()
+    node.start(second)
+    await world.want("n0", but(wanted, Action.STOP))
+    await world.sees(wanted, Released)
+    assert none_of(pids)
+    assert len(world.lives["n0"]) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- the fault model
+
+
+@pytest.mark.parametrize("containment", [contain.NAMESPACE, contain.CGROUP, contain.SUBREAPER])
+async def test_a_frozen_agents_jobs_end_with_its_lease(make_node, world, containment):
+    node = make_node(SHORT_S, containment)
+    pids, wanted = await run_job(world, node)
+    node.signal(signal.SIGSTOP)
+    await until(lambda: none_of(pids))
+    assert psutil.Process(node.process.pid).status() == psutil.STATUS_STOPPED, "not the agent did it"
+    node.signal(signal.SIGCONT)
+    await world.joined("n0", lives=2)
+    assert world.of(wanted, Released) == [], "killed by the keeper is no exit of its own"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_keeper_that_is_killed_or_frozen_is_replaced_and_what_it_held_is_gone(make_node, world, number):
+    node = make_node(MIDDLE_S)
+    pids, _ = await run_job(world, node)
+    first = node.keeper()
+    os.kill(first, number)
+    await world.joined("n0", lives=2)
+    assert none_of(pids)
+    await until(lambda: node.keeper() not in (None, first))
+    again = part(spec(JOB), rank("n0-gpu0", epoch=2))
+    await world.want("n0", again)
+    await world.sees(again, Started)
+
+
+async def test_a_frozen_keeper_does_not_outlive_the_lease(make_node, world):
+    node = make_node(SHORT_S)
+    pids, _ = await run_job(world, node)
+    world.grants = False
+    os.kill(node.keeper(), signal.SIGSTOP)
+    await until(lambda: none_of(pids))
+    await world.joined("n0", lives=2)
+
+
+@pytest.mark.parametrize("containment", [contain.NAMESPACE, contain.CGROUP, contain.SUBREAPER])
+async def test_when_agent_and_keeper_are_killed_their_jobs_end_at_once(make_node, world, containment):
+    node = make_node(LONG_S, containment)
+    pids, _ = await run_job(world, node)
+    node.signal(signal.SIGKILL)
+    os.kill(node.keeper(), signal.SIGKILL)
+    await until(lambda: none_of(pids))
+
+
+async def test_what_is_left_when_the_shim_is_killed_too_is_gone_before_the_node_registers(make_node, world):
+    """Without a namespace nobody was left to end them: the next agent finds them."""
+    node = make_node(LONG_S, contain.SUBREAPER)
+    job = STUBBORN_DAEMON + FOREVER + "\n#" + "x" * (PROCESSES - 2)
+    await world.joined("n0")
+    await world.want("n0", part(spec(job), rank("n0-gpu0")))
+    await until(lambda: len(node.jobs()) == 2)
+    pids, keeper = node.jobs(), node.keeper()
+    shims = proc.children(keeper)
+    for pid in (keeper, *shims):
+        os.kill(pid, signal.SIGSTOP)
+    node.signal(signal.SIGKILL)
+    for pid in (*shims, keeper):
+        os.kill(pid, signal.SIGKILL)
+    node.process.wait()
+    alive_at_registration = []
+
+    async def registered(_):
+        alive_at_registration.append([pid for pid in pids if proc.alive(pid)])
+
+    await world.nats.subscribe(f"baton.in.node.v1.registered.{world.pool}.*", cb=registered)
+    node.start()
+    await world.joined("n0", lives=2)
+    await until(lambda: alive_at_registration)
+    assert alive_at_registration[0] == []
+
+
+async def test_a_node_that_was_frozen_whole_runs_nothing_when_it_wakes(make_node, world):
+    node = make_node(SHORT_S)
+    pids, wanted = await run_job(world, node)
+    keeper = node.keeper()
+    frozen = {node.process.pid, keeper, *node.processes()}
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    over = now() + SHORT_S
+    await until(lambda: now() > over)
+    assert all(proc.alive(pid) for pid in pids)
+    for pid in frozen - {node.process.pid}:
+        os.kill(pid, signal.SIGCONT)
+    await until(lambda: none_of(pids))
+    node.signal(signal.SIGCONT)
+    await world.joined("n0", lives=2)
+    assert world.of(wanted, Released) == []
+
+
+@pytest.mark.parametrize("containment", [contain.NAMESPACE, contain.CGROUP, contain.SUBREAPER])
+async def test_nothing_gets_away_from_an_attempt_that_is_released(make_node, world, containment):
+    node = make_node(LONG_S, containment)
+    pids, wanted = await run_job(world, node, STUBBORN_DAEMON + ESCAPEE + FOREVER.replace("600", "0.5"))
+    released = await world.sees(wanted, Released)
+    assert (released.exit_code, released.own_exit) == (0, True)
+    assert none_of(pids)
+
+
+async def test_a_job_may_not_speak_to_the_keeper(make_node, world):
+    """It may run as the agent's user, who may open the socket."""
+    node = make_node()
+    await world.joined("n0")
+    code = f"""
+import socket, os
+at = os.open({str(node.state)!r}, os.O_PATH)
+s = socket.socket(socket.AF_UNIX)
+s.connect(f"/proc/self/fd/{{at}}/keeper.sock")
+hello = b'{{"do":"hello","speaks":[1,1]}}'
+try:
+    s.sendall(len(hello).to_bytes(4, "big") + hello)
+    heard = s.recv(100)
+except OSError:
+    heard = b""
+print("heard", heard, flush=True)
+"""
+    wanted = part(spec(code), rank("n0-gpu0"))
+    await world.want("n0", wanted)
+    await world.sees(wanted, Released)
+    log = node.root / "jobs" / wanted.job_id / "1" / "logs" / "rank-0.log"
+    assert log.read_text() == "heard b''\n"
+
+
+# ------------------------------------------------------------------------------------------------------- the service
+
+
+async def test_it_answers_probes_metrics_and_questions_about_output(make_node, world, tmp_path):
+    _, wanted = await run_job(world, make_node())
+    await until((tmp_path / "agent.http").exists)
+    base = f"http://127.0.0.1:{(tmp_path / 'agent.http').read_text().strip()}"
+
+    def get(path: str) -> str:
+        with urllib.request.urlopen(base + path) as answer:
+            return answer.read().decode()
+
+    ready = json.loads(await asyncio.to_thread(get, "/readyz"))
+    assert ready["checks"] == {"nats": "ok", "nodes": "ok", "leases": "ok", "keeper": "ok"}
+    metrics = await asyncio.to_thread(get, "/metrics")
+    assert "baton_agent_parts 1.0" in metrics
+    assert "baton_agent_started_total 1.0" in metrics
+    log_read = BY_TYPE["io.baton.log.read.query.v1"]
+    piece = await ask(world.nats, log_read, LogQuery(job_id=wanted.job_id), team="blue", user="ana")
+    assert "up" in piece.text
+    assert not piece.ended
+    with pytest.raises(NoAnswer):
+        await ask(world.nats, log_read, LogQuery(job_id=wanted.job_id), team="green", user="ana", timeout_s=0.5)
+
+
+async def test_an_agent_that_is_asked_to_end_leaves_nothing(make_node, world, tmp_path):
+    node = make_node(LONG_S, contain.CGROUP)
+    pids, _ = await run_job(world, node)
+    node.signal(signal.SIGTERM)
+    await until(lambda: node.process.poll() is not None)
+    assert node.process.returncode == 0
+    assert none_of(pids)
+    assert node.keeper() is None
+    base = tree.cgroup_base()
+    root = group_name(tree.marker_root("n0", tmp_path))
+    assert base is None or not (base / root).exists(), "no empty cgroup is left either"
