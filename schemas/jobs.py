@@ -224,6 +224,9 @@ class JobRejected(Fact):
     client_key: str
     reasons: tuple[Reason, ...] = Field(min_length=1)
     at_us: Micros
+    retry_after_s: float | None = Field(
+        default=None, description="nothing is wrong with it, there is no room now: send it again after so long, s"
+    )
 
 
 class JobEvent(Fact):

@@ -1,6 +1,6 @@
 """What the bus counts. The labels are names out of our own tables: never a subject with a team, never an id."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 ERRORS = Counter("baton_bus_errors_total", "Errors that the NATS client reported, by class", ["error"], registry=None)
 PUBLISHED = Counter("baton_bus_published_total", "Messages that the broker acknowledged as stored", registry=None)
@@ -9,6 +9,9 @@ RETRIED = Counter(
 )
 SETTLED = Counter(
     "baton_bus_settled_total", "Consumed messages by how they were settled", ["consumer", "outcome"], registry=None
+)
+PARKED_NOW = Gauge(
+    "baton_bus_parked", "Messages put off because there is no room for what follows", ["consumer"], registry=None
 )
 BATCH_SECONDS = Histogram(
     "baton_bus_batch_seconds",
@@ -30,5 +33,5 @@ QUERY_SECONDS = Histogram(
 
 def register(registry: CollectorRegistry) -> None:
     """Shows these in `registry`: a service calls it once for its own."""
-    for collector in (ERRORS, PUBLISHED, RETRIED, SETTLED, TRIMMED, BATCH_SECONDS, QUERIES, QUERY_SECONDS):
+    for collector in (ERRORS, PUBLISHED, RETRIED, SETTLED, PARKED_NOW, TRIMMED, BATCH_SECONDS, QUERIES, QUERY_SECONDS):
         registry.register(collector)

@@ -39,6 +39,11 @@ _FULL = (10077, 10047, 10023)
 """Maximum bytes exceeded, insufficient storage, insufficient resources: waiting a little will not help."""
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether the broker refused because a stream, or its whole store, is full."""
+    return isinstance(error, APIError) and error.err_code in _FULL
+
+
 class NotStored(TimeoutError):
     """Messages were not acknowledged in time: the broker is away, or no stream takes the subject.
 
@@ -58,6 +63,7 @@ class Outbox:
     """Acknowledged, retrying, de-duplicated publish. Cheap to make; calls may overlap."""
 
     def __init__(self, js: JetStreamContext, *, ack_timeout_s: float = 2.0, give_up_s: float = 60.0) -> None:
+        self.js = js
         self._nats: Client = js._nc
         self._ack_timeout_s = ack_timeout_s
         self._give_up_s = give_up_s

@@ -8,15 +8,20 @@ Each message of a batch is decided by itself, so a bad one never holds up the ot
    after `MAX_DELIVERIES`.
 4. *bug* (anything else): delivered again as well, a dead letter after `MAX_BUG_DELIVERIES`.
 5. *crashed* (delivered so often that its handler must be killing the process): a dead letter, without a try.
+6. *parked* (`Busy`, or what follows cannot be stored): delivered again after a growing pause, however often that takes. Such
+   a delivery reached no decision and does not count (`libs.bus.excused`). At most `PARKED` are kept so, for the broker hands
+   out nothing more when too many are unsettled; from there on whoever is `Busy` is told so: that is its answer.
 
 A dead letter is stored before its message is terminated, so nothing is lost. When the broker stores nothing at all,
 nothing is acknowledged, the batch comes again however often that takes, and the derived ids make the second time
-harmless: an outage never turns good messages into dead letters.
+harmless: neither an outage nor a full stream turns good messages into dead letters.
 """
 
 import asyncio
 import inspect
 import logging
+import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,27 +34,40 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from libs.bus.broker import undecoded
+from libs.bus.cursors import Cursors
 from libs.bus.dead import Received, dead_letter, replayed
+from libs.bus.excused import Excused
 from libs.bus.messages import Malformed, Outgoing
-from libs.bus.metrics import BATCH_SECONDS, SETTLED
+from libs.bus.metrics import BATCH_SECONDS, PARKED_NOW, SETTLED
 from libs.bus.outbox import NotStored, Outbox
 from libs.bus.table import ACK_WAIT_S, consumer_config, durable_of
 
-__all__ = ["Malformed", "Received", "Transient", "consume", "dead_letter", "received_of", "replayed"]
+__all__ = ["Busy", "Malformed", "Received", "Transient", "consume", "dead_letter", "received_of", "replayed"]
 
 log = logging.getLogger("baton.settle")
 
 MAX_DELIVERIES = 6
 MAX_BUG_DELIVERIES = 3
 CRASH_DELIVERIES = 20
+PARKED = 1_000
+_ELSEWHERE_S = 300.0  # one that was put off and has not come back was given to another process
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Pause before the next delivery, by the number of deliveries so far."""
 
+_PARKED, _UNSTORED = "parked", "unstored"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Transient(RuntimeError):
     """It may work in a moment: something that is needed is away."""
+
+
+class Busy(RuntimeError):
+    """There is no room for what would follow. `answer` is what its sender is told when it cannot wait here any longer."""
+
+    def __init__(self, why: str, answer: Sequence[Outgoing] = ()) -> None:
+        super().__init__(why)
+        self.answer = list(answer)
 
 
 Decide = Callable[[Received], Awaitable[list[Outgoing]] | list[Outgoing]]
@@ -64,6 +82,13 @@ class _Delivery:
     out: list[Outgoing] = field(default_factory=list)
     outcome: str = "decided"
     pause_s: float | None = None
+    deliveries: int = 1
+    """Those that count."""
+
+    @property
+    def excused(self) -> bool:
+        """This delivery reached no decision."""
+        return self.outcome in (_PARKED, _UNSTORED)
 
     def again(self, outcome: str) -> None:
         self.out = []
@@ -127,46 +152,79 @@ class _Shell:
         self._durable = durable
         self._decide = decide
         self._outbox = outbox
+        self._excused: Excused | None = None
+        self._parked: OrderedDict[int, float] = OrderedDict()  # stream sequence -> when it was put off last
 
     async def on_batch(self, raw: Any) -> None:
         messages: Sequence[Msg] = raw if isinstance(raw, list) else [raw]
         try:
+            if self._excused is None:
+                self._excused = Excused(Cursors(self._outbox().js), self._durable)
+            excused = self._excused
             with BATCH_SECONDS.labels(self._durable).time():
                 async with _in_progress(messages):
-                    cases = [await self._case(m) for m in messages]
+                    found = [_Delivery(m, received_of(m)) for m in messages]
+                    await excused.recall(case.received for case in found)
+                    cases = [await self._decided(case, excused.counted(case.received)) for case in found]
                     await self._store(cases)
+                    await excused.excuse(case.received for case in cases if case.excused)
                 for case in cases:
                     await _settle(case)
-                    SETTLED.labels(self._durable, case.outcome).inc()
+                    self._note(case, excused)
         except (NatsError, OSError) as e:
             # Whatever was not acknowledged is delivered again after ack_wait.
             log.warning("%s: a batch of %d could not be acknowledged: %s", self._origin, len(messages), e)
         except Exception:
             log.exception("%s: settling a batch of %d failed", self._origin, len(messages))
 
-    async def _case(self, msg: Msg) -> _Delivery:
-        case = _Delivery(msg, received_of(msg))
-        if case.received.deliveries > CRASH_DELIVERIES:
-            case.bury(self._origin, "crashed", f"delivered {case.received.deliveries} times and never settled")
+    def _note(self, case: _Delivery, excused: Excused) -> None:
+        """Counts a case that was settled."""
+        SETTLED.labels(self._durable, case.outcome).inc()
+        seq, now = case.received.stream_seq, time.monotonic()
+        self._parked.pop(seq, None)
+        if case.excused:
+            self._parked[seq] = now
+        elif case.pause_s is None:
+            excused.settled(case.received)
+        while self._parked and next(iter(self._parked.values())) < now - _ELSEWHERE_S:
+            self._parked.popitem(last=False)
+        PARKED_NOW.labels(self._durable).set(len(self._parked))
+
+    async def _decided(self, case: _Delivery, deliveries: int) -> _Delivery:
+        """`deliveries` are those that count."""
+        case.deliveries = deliveries
+        if deliveries > CRASH_DELIVERIES:
+            case.bury(self._origin, "crashed", f"delivered {deliveries} times and never settled")
             return case
         try:
             result = self._decide(case.received)
             case.out = list(await result if inspect.isawaitable(result) else result)
         except Malformed as e:
             case.bury(self._origin, "malformed", str(e))
+        except Busy as e:
+            self._busy(case, e)
         except Exception as e:
             self._failed(case, e)
         return case
+
+    def _busy(self, case: _Delivery, error: Busy) -> None:
+        """Parked where there is room for it, else answered."""
+        seq = case.received.stream_seq
+        if error.answer and seq not in self._parked and len(self._parked) >= PARKED:
+            case.out, case.outcome = error.answer, "busy"
+            return
+        self._parked.setdefault(seq, time.monotonic())
+        case.again(_PARKED)
 
     def _failed(self, case: _Delivery, error: Exception) -> None:
         passing = isinstance(error, Transient | NatsError | OSError | TimeoutError)
         received = case.received
         if not passing:
             log.error("%s: a bug met %s (%s)", self._origin, received.cause, received.subject, exc_info=error)
-        if received.deliveries < (MAX_DELIVERIES if passing else MAX_BUG_DELIVERIES):
+        if case.deliveries < (MAX_DELIVERIES if passing else MAX_BUG_DELIVERIES):
             case.again("retried")
         else:
-            why = f"given up after {received.deliveries} deliveries: {type(error).__name__}: {error}"
+            why = f"given up after {case.deliveries} deliveries: {type(error).__name__}: {error}"
             case.bury(self._origin, "exhausted" if passing else "bug", why)
 
     async def _store(self, cases: Sequence[_Delivery]) -> None:
@@ -179,7 +237,7 @@ class _Shell:
             unstored = {id(items[i][0]) for i in e.unstored}
             for case in cases:
                 if id(case) in unstored:
-                    case.again("unstored")
+                    case.again(_UNSTORED)
         except (NatsError, ValueError, OSError) as e:
             # One output that the broker refuses must not hold up the others: each case by itself.
             log.warning("%s: storing a batch failed (%s), storing one by one", self._origin, e)
@@ -194,7 +252,7 @@ class _Shell:
             except (NatsError, NotStored, ValueError, OSError) as e:
                 # Refused for good by its own size or headers: a bug of `decide`. Its dead letter is the second try.
                 if last or not isinstance(e, ValueError):
-                    case.again("unstored")
+                    case.again(_UNSTORED)
                     return
                 self._failed(case, e)
 
@@ -202,7 +260,7 @@ class _Shell:
 async def _settle(case: _Delivery) -> None:
     if case.pause_s is not None:
         await case.msg.nak(delay=case.pause_s)
-    elif case.outcome == "decided":
+    elif case.outcome in ("decided", "busy"):
         await case.msg.ack()
     else:
         await case.msg.term()

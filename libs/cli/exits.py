@@ -1,6 +1,6 @@
 """Exit codes, and how errors are told: what happened, why, what to do; on stderr; never a traceback for the user's own.
 
-0 ok   1 failed   2 usage   3 not found   4 denied or rejected   5 conflict   6 nobody answers
+0 ok   1 failed   2 usage   3 not found   4 denied or rejected   5 conflict   6 nobody answers, or busy
 """
 
 import os
@@ -52,7 +52,8 @@ def code_of(error: BaseException) -> int | None:
 _CODES: dict[str, int] = {
     # libs.client.errors; Conflict stands before Rejected in its own line of descent
     "Conflict": Exit.CONFLICT, "Rejected": Exit.DENIED, "Denied": Exit.DENIED, "NotFound": Exit.NOT_FOUND,
-    "Invalid": Exit.USAGE, "Unreachable": Exit.UNREACHABLE, "TimedOut": Exit.UNREACHABLE, "ClientError": Exit.FAILED,
+    "Invalid": Exit.USAGE, "Busy": Exit.UNREACHABLE,
+    "Unreachable": Exit.UNREACHABLE, "TimedOut": Exit.UNREACHABLE, "ClientError": Exit.FAILED,
     # the command line and its files
     "UsageFault": Exit.USAGE, "JobFileError": Exit.USAGE, "FileNotFoundError": Exit.NOT_FOUND,
     "PermissionError": Exit.DENIED, "IsADirectoryError": Exit.USAGE, "UnicodeDecodeError": Exit.USAGE,

@@ -8,6 +8,7 @@ async with await connect() as baton:
 
 from libs.client.baton import Baton, Submitted, connect
 from libs.client.errors import (
+    Busy,
     ClientError,
     Conflict,
     Denied,

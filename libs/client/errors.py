@@ -51,6 +51,14 @@ class Rejected(ClientError):
         self.job_id = job_id
 
 
+class Busy(ClientError):
+    """There is no room for the request now. Nothing is wrong with it: send it again after `retry_after_s`."""
+
+    def __init__(self, why: str, retry_after_s: float) -> None:
+        super().__init__("Baton is busy", why, f"send it again in {retry_after_s:g} s, with the same key")
+        self.retry_after_s = retry_after_s
+
+
 class Conflict(Rejected):
     """The client key names another job already: the same key with the same body is the same job, with another it is
     refused."""

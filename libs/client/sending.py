@@ -13,13 +13,14 @@ from nats.js.errors import APIError
 from pydantic import BaseModel, ValidationError
 
 from libs.bus.messages import MAX_BYTES, Outgoing, outgoing
-from libs.bus.outbox import NotStored, Outbox
+from libs.bus.outbox import NotStored, Outbox, is_full
 from libs.bus.reasons import reasons_of
-from libs.client.errors import Denied, Failed, Invalid, Unreachable
+from libs.client.errors import Busy, Denied, Failed, Invalid, Unreachable
 from schemas.base import Strict
 from schemas.ids import content_hash
 
 _LOOK_S = 0.05
+_RETRY_AFTER_S = 30.0
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -51,7 +52,8 @@ async def deliver(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) 
     Raises:
         Denied: the credential does not allow a subject.
         Unreachable: not acknowledged within `give_up_s`; what was stored stays stored, and a repeat is harmless.
-        Failed: the stream refused it, e.g. because it is full.
+        Busy: the stream is full.
+        Failed: the stream refused it for another reason.
     """
     outbox = Outbox(nats.jetstream(), give_up_s=give_up_s)
     try:
@@ -61,6 +63,8 @@ async def deliver(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) 
             "the request is not stored for certain", str(e), "check the server, then send it again with the same key"
         ) from e
     except APIError as e:
+        if is_full(e):
+            raise Busy("the broker's stream of requests is full", _RETRY_AFTER_S) from e
         raise Failed("the broker refused the request", str(e), "an operator should look at the stream REQUESTS") from e
     return [bool(ack.duplicate) for ack in acks]
 

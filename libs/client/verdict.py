@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from libs.bus.messages import Malformed, Outgoing, decode
-from libs.client.errors import ClientError, Conflict, Rejected, TimedOut
+from libs.client.errors import Busy, ClientError, Conflict, Rejected, TimedOut
 from schemas import subjects
 from schemas.jobs import JobRejected, JobSpec, JobState, Reason
 from schemas.queries import JobDocument
@@ -55,7 +55,7 @@ class Verdict:
             spec: what was submitted; a job of that id with another spec is not ours.
             repeated: the broker had the message already, so no new event will come: ask history at once.
 
-        Raises Rejected, Conflict, or TimedOut.
+        Raises Rejected, Conflict, Busy, or TimedOut.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -86,6 +86,8 @@ class Verdict:
     def _raise_if_rejected(self, rejected: JobRejected | None) -> None:
         if rejected is None:
             return
+        if rejected.retry_after_s is not None:
+            raise Busy("; ".join(reason.problem for reason in rejected.reasons), rejected.retry_after_s)
         if any(reason.field.rpartition(".")[2] == _KEY_FIELD for reason in rejected.reasons):
             raise Conflict(self._job_id, rejected.reasons)
         raise Rejected(self._job_id, rejected.reasons)

@@ -5,7 +5,6 @@ ever. Only the exact expected answer is a commit. After any other answer, or non
 stream. The caller then folds the ledger again, and the log says.
 """
 
-import asyncio
 import logging
 from enum import StrEnum
 
@@ -15,13 +14,13 @@ from nats.js import JetStreamContext
 from nats.js.api import Header
 from nats.js.errors import APIError
 
+from libs.bus.outbox import is_full
 from schemas import subjects
 from schemas.envelope import MSG_ID
 
 log = logging.getLogger("baton.ledger")
 
 _WRONG_LAST_SEQUENCE = 10071
-_FULL_PAUSE_S = 0.5
 
 
 class AppendOutcome(StrEnum):
@@ -31,6 +30,7 @@ class AppendOutcome(StrEnum):
     SKIPPED = "skipped"  # no events: nothing was appended
     REFUSED = "refused"  # the stream is longer than we have read: somebody else wrote
     UNCLEAR = "unclear"  # no answer, or not the one expected: the record may be in the stream
+    FULL = "full"  # there is no room for it: surely nothing was appended
     TOO_LARGE = "too-large"  # not sent: decide fewer inputs at once
 
 
@@ -47,8 +47,7 @@ async def append(
         if error.err_code == _WRONG_LAST_SEQUENCE:
             return AppendOutcome.REFUSED
         log.error("ledger of pool %s: the broker refuses to append: %s", pool, error.description)
-        await asyncio.sleep(_FULL_PAUSE_S)  # most likely full: asking at once again would only load it
-        return AppendOutcome.UNCLEAR
+        return AppendOutcome.FULL if is_full(error) else AppendOutcome.UNCLEAR
     except (NatsError, TimeoutError, OSError) as error:
         log.warning("ledger of pool %s: no answer to the append after %d: %r", pool, position, error)
         return AppendOutcome.UNCLEAR

@@ -51,6 +51,7 @@ _BUSY_S = 0.02  # inputs that come sooner than this after a commit are worth wai
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _TICK_PATIENCE = 10  # ticks alone call for a takeover this many times later
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_FULL_PAUSES_S = (0.5, 1.0, 2.0, 5.0)
 
 
 class RecordTooLarge(LedgerStopped):
@@ -112,6 +113,8 @@ class LedgerWriter(Generic[D]):
         self._voids_to = 0
         self._clock: LedgerClock | None = None  # None: as the last record says, which was not asked yet
         self._last_writer = ""
+        self._full = ""
+        self._full_turns = 0
         self._confirmed = 0.0  # when the stream was last known to hold nothing but what we have read
         self._reader: LedgerReader | None = None
         self._inbox: Tail | None = None
@@ -120,7 +123,7 @@ class LedgerWriter(Generic[D]):
     def problem(self) -> str:
         """Why nothing can be decided at the moment; "" when all is well. For readiness checks."""
         tails = (self._inbox, self._reader)
-        return next((tail.problem for tail in tails if tail is not None and tail.problem), "")
+        return self._full or next((tail.problem for tail in tails if tail is not None and tail.problem), "")
 
     @property
     def saves(self) -> SaveCounters:
@@ -237,11 +240,20 @@ class LedgerWriter(Generic[D]):
                 outcome = await self._decide(stored) if stored else AppendOutcome.SKIPPED
                 if outcome is AppendOutcome.COMMITTED:
                     self._confirmed = loop.time()
+                elif outcome is AppendOutcome.FULL:
+                    await self._wait_for_room()
+                    return
                 elif outcome is not AppendOutcome.SKIPPED or await self._overtaken():
                     return
         finally:
             self.counters.expired += inbox.expired
             await inbox.close()
+
+    async def _wait_for_room(self) -> None:
+        """The state has moved and must be folded again, which costs much: not more often than every few seconds."""
+        self._full = "the ledger is full: archive it (`baton ledger archive`), or give the broker more room"
+        await asyncio.sleep(_FULL_PAUSES_S[min(self._full_turns, len(_FULL_PAUSES_S) - 1)])
+        self._full_turns += 1
 
     async def _gather(self, inbox: Tail) -> list[Stored]:
         """The inputs of the next decision: what waits already and, when it is busy, what comes within the linger."""
@@ -334,6 +346,7 @@ class LedgerWriter(Generic[D]):
                 await bury(self._js, inbox_stream(self.pool), message, reasons[message.seq])
 
     async def _committed(self, record: LedgerRecord, digest: str, inputs: int) -> None:
+        self._full, self._full_turns = "", 0
         self.position += 1
         self.head = Head(self.position, digest)
         self._last_writer = self.writer_id

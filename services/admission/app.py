@@ -6,17 +6,21 @@ by what lies undecided in the inboxes, and by the requests of this process.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from faststream.asgi import AsgiFastStream
+from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.bus.broker import make_broker
 from libs.bus.connect import connect
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.settle import Received, consume
+from libs.bus.room import CANCELS_END, SUBMITS_END, Room
+from libs.bus.settle import Busy, Received, consume
 from libs.bus.streams import bind
 from libs.bus.trim import trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
@@ -26,11 +30,12 @@ from libs.core.scheduling import limits
 from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
-from schemas.subjects import REQUESTS
-from services.admission.handlers import ORIGIN, Recent, handle
+from schemas.subjects import REQUESTS, inbox_stream, ledger_stream
+from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent, busy_answer, handle
 from services.admission.settings import AdmissionSettings
 from services.admission.undecided import undecided
 
+_ENDS = {AdmissionResult.ADMITTED: SUBMITS_END, AdmissionResult.CANCELLED: CANCELS_END}
 DURABLE = "admission"
 FOLLOWER = "admission"
 """What is known of the pool: its devices, quotas and taken job ids."""
@@ -71,10 +76,15 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     show(registry, lambda: followers)
     tasks = Tasks()
     recent = Recent()
+    rooms: dict[str, Room] = {}
 
     def decide(received: Received) -> list[Outgoing]:
         pools = {known.pool: AdmissionContext(known.projection, limits.room, classes) for known in followers}
         handled = handle(received, pools, recent)
+        if lack := _lacks_room(handled, rooms):
+            pool, why = lack
+            metrics.requests.labels(AdmissionResult.BUSY.value).inc()
+            raise Busy(f"pool {pool}: {why}", busy_answer(received, pool, why))
         metrics.requests.labels(handled.result.value).inc()
         for why in handled.whys:
             metrics.refusals.labels(why.value).inc()
@@ -104,10 +114,13 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         ]
         for known in followers:
             tasks.start(f"knowledge of {known.pool}", known.run())
+            room = rooms[known.pool] = Room(partial(_streams_of, js, known.pool))
+            tasks.start(f"room of {known.pool}", room.run())
         tasks.start("trim of requests", trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s).run())
         async with tasks.until_stopped():
             for known in followers:
                 await known.caught_up.wait()
+                await rooms[known.pool].known.wait()
                 for job_id in await undecided(js, known.pool, known.head.seq):
                     recent.add(job_id, known.pool)
             yield
@@ -119,3 +132,18 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         return {f"ledger of {known.pool}": readiness(known) for known in followers}
 
     return make_asgi(broker, name="admission", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
+
+
+def _lacks_room(handled: Handled, rooms: Mapping[str, Room]) -> tuple[str, str] | None:
+    """The pool that has no room for what follows from a request, and why; None when it has."""
+    end = _ENDS.get(handled.result)
+    if end is None:
+        return None
+    pool = handled.out[0].subject.split(".")[-1]
+    why = rooms[pool].lacks(handled.out, end) if pool in rooms else ""
+    return (pool, why) if why else None
+
+
+async def _streams_of(js: JetStreamContext, pool: str) -> list[StreamInfo]:
+    """Where a submit goes, and where its decision will."""
+    return [await js.stream_info(name) for name in (inbox_stream(pool), ledger_stream(pool))]

@@ -32,6 +32,9 @@ from schemas.inbox import CancelRequested, JobAdmitted
 from schemas.jobs import CancelJob, JobRejected, Reason, SubmitJob
 
 ORIGIN = "admission"
+RETRY_AFTER_S = 150.0
+"""Longer than the broker remembers message ids (two minutes): a repeat before that would be dropped as one."""
+
 _REASONS = 32
 _READABLE_BYTES = 256 * 1024
 _REMEMBERED = 50_000
@@ -47,6 +50,7 @@ class AdmissionResult(StrEnum):
     REJECTED = "rejected"
     CANCELLED = "cancel-forwarded"
     DEAD = "dead-letter"
+    BUSY = "busy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +228,39 @@ def _rejected(
         correlation=(envelope.correlationid if envelope else _correlation(received)) or job_id,
         traceparent=envelope.traceparent if envelope else "",
     )
+
+
+def busy_answer(received: Received, pool: str, why: str) -> list[Outgoing]:
+    """What the team is told of a request that was read and for which there is no room in `pool` now: no job's end."""
+    try:
+        keys = subjects.read(_SUBJECT, received.subject)
+    except ValueError:
+        return []
+    reason = Reason(
+        field="pool",
+        value=pool,
+        problem=f"it is busy: {why}",
+        fix=f"nothing is wrong with the request: send it again in {RETRY_AFTER_S:g} s, with the same key",
+    )
+    rejected = JobRejected(
+        job_id="",
+        team=keys["team"],
+        user=keys["user"],
+        client_key=_said(received.payload, "client_key"),
+        reasons=(reason,),
+        at_us=received.time_us,
+        retry_after_s=RETRY_AFTER_S,
+    )
+    return [
+        outgoing(
+            rejected,
+            subject=subjects.event("rejected", keys["team"]),
+            type="io.baton.job.rejected.v1",
+            source=_source(pool),
+            cause=received.cause,
+            correlation=_correlation(received),
+        )
+    ]
 
 
 def _said(payload: bytes, field: str) -> str:

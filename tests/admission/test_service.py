@@ -9,6 +9,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
+from libs.bus import settle
 from libs.core.admission.fleet_shape import FleetShape
 from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
@@ -16,6 +17,7 @@ from schemas.inbox import CancelRequested, JobAdmitted, NodeRegistered, QuotaCha
 from schemas.jobs import JobRejected
 from schemas.subjects import DEAD, EVENTS
 from services.admission.app import FOLLOWER, make_app
+from services.admission.handlers import RETRY_AFTER_S
 from services.admission.settings import AdmissionSettings
 from tests.admission.running import get, running
 from tests.admission.test_handlers import GOOD, HOSTILE
@@ -186,3 +188,41 @@ def test_classes_are_read_from_a_file_and_mistakes_are_named(tmp_path: Any) -> N
     path.write_text("classes: [{name: batch, priority: high}]")
     with pytest.raises(ValueError, match="write it like deploy/classes"):
         AdmissionSettings(classes=path)
+
+
+async def test_people_leave_room_in_the_inbox_for_facts_and_are_told_when_to_come_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "PAUSES_S", (0.05,))
+    monkeypatch.setattr(settle, "PARKED", 1)
+    tick = subjects.inbox("clock", "tick", bench.pool)
+    config = (await bench.js.stream_info(bench.inbox)).config
+    await bench.js.update_stream(config.evolve(max_bytes=1 << 20))
+    for _ in range(16):  # 94 %; submits end at 95
+        await bench.js.publish(tick, b"x" * 61_500)
+    await bench.write()
+    async with running(bench.app()):
+        large = GOOD | {"client_key": "large", "job": GOOD["job"] | {"env": {name: "x" * 4000 for name in "ABCDE"}}}
+        await bench.submit(large)
+        consumer = "admission"
+        await until(lambda: _parked(bench.js, consumer))
+        await bench.submit(large | {"client_key": "another"})
+        (told,) = await bench.rejected(1)
+        assert (told.client_key, told.job_id, told.retry_after_s) == ("another", "", RETRY_AFTER_S)
+        assert told.reasons[0].problem.startswith(f"it is busy: {bench.inbox} is 9")
+        assert RETRY_AFTER_S > 120, "the broker drops a repeat within its window"
+        await bench.js.publish(tick, b"a fact, or the time")
+        assert await stored(bench.js, bench.inbox, subjects.inbox("job", "admitted", bench.pool)) == []
+
+        await bench.submit(GOOD | {"client_key": "small"})  # fits into the share
+        (admitted,) = await bench.admitted(1)
+        assert admitted.client_key == "small"
+
+        await bench.js.purge_stream(bench.inbox)  # as placement trims it
+        (admitted,) = await bench.admitted(1)
+        assert admitted.client_key == "large"
+
+
+async def _parked(js: JetStreamContext, consumer: str) -> bool:
+    info = await js.consumer_info(subjects.REQUESTS, consumer)
+    return info.num_redelivered > 0
