@@ -202,7 +202,7 @@ async def test_people_leave_room_in_the_inbox_for_facts_and_are_told_when_to_com
         await bench.js.publish(tick, b"x" * 61_500)
     await bench.write()
     async with running(bench.app()):
-        large = GOOD | {"client_key": "large", "job": GOOD["job"] | {"env": {name: "x" * 4000 for name in "ABCDE"}}}
+        large = GOOD | {"client_key": "large", "job": GOOD["job"] | {"env": dict.fromkeys("ABCDE", "x" * 4000)}}
         await bench.submit(large)
         consumer = "admission"
         await until(lambda: _parked(bench.js, consumer))
