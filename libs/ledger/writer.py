@@ -251,7 +251,7 @@ class LedgerWriter(Generic[D]):
 
     async def _wait_for_room(self) -> None:
         """The state has moved and must be folded again, which costs much: not more often than every few seconds."""
-        self._full = "the ledger is full: archive it (`baton ledger archive`), or give the broker more room"
+        self._full = "the ledger is full: give its stream more room (max_bytes)"
         await asyncio.sleep(_FULL_PAUSES_S[min(self._full_turns, len(_FULL_PAUSES_S) - 1)])
         self._full_turns += 1
 
