@@ -5,6 +5,7 @@ from typing import Any
 
 from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider
+from libs.core.state.ended import DAY_US
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import Checkpoint, CheckpointPolicy, JobSpec, RetryPolicy
@@ -88,7 +89,11 @@ class World:
             self.send(*(inbox.NodeRegistered(incarnation=1, inventory=n, lease_s=10) for n in nodes))
 
     def send(self, *messages: Any, after_us: int = 1000) -> list[Any]:
-        """Decides `messages` as one batch, commits, and returns the events."""
+        """Decides `messages` as one batch, commits, and returns the events. A pool that lives writes a record now and then,
+        so a long time passes in steps of half a day."""
+        while after_us > DAY_US // 2:
+            self.send(after_us=DAY_US // 2)
+            after_us -= DAY_US // 2
         self.now_us += after_us
         items = []
         for message in messages:

@@ -9,7 +9,7 @@ from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.explain.waiting import explain
 from libs.core.placement import mig
 from libs.core.placement.search.constraints import cap_of
-from libs.core.projections.limit_books import _against
+from libs.core.projections.verify.limit_books import _against
 from libs.core.scheduling import preemption
 from libs.core.scheduling.limits import room
 from libs.core.state.limits import Cap, Limits

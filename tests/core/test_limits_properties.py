@@ -16,7 +16,7 @@ from libs.core.admission.evaluate import AdmissionContext, evaluate
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Why
 from libs.core.explain.waiting import explain
-from libs.core.projections.limit_books import LimitBooks, _against
+from libs.core.projections.verify.limit_books import LimitBooks, _against
 from libs.core.scheduling import cycle, limits, preemption
 from libs.core.scheduling.limits import OVER_LIMIT, Tally, exceeded
 from libs.core.state import snapshot

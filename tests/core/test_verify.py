@@ -2,9 +2,8 @@
 
 import pytest
 
-from libs.core.projections import ended_ids
-from libs.core.projections.ended_ids import EndedIds
-from libs.core.projections.verify import Checker
+from libs.core.projections.verify import Checker, ended_ids
+from libs.core.projections.verify.ended_ids import EndedIds
 from libs.core.state.ended import DAY_US, KEPT_US
 from schemas import ledger as led
 from schemas.attempts import Outcome
@@ -122,9 +121,12 @@ def _queued_again(history, after_us):
     """The first job that ended is queued once more, so much later."""
     ended = next(e.job_id for r in history for e in r.events if e.kind == "job.finished")
     queued = next(e for r in history for e in r.events if e.kind == "job.queued" and e.job_id == ended)
-    last = history[-1]
-    again = last.model_copy(update={"prev_seq": len(history), "t_us": last.t_us + after_us, "events": (queued,)})
-    return [*history, again]
+    records, last = list(history), history[-1]
+    for later_us in range(DAY_US // 2, after_us + 1, DAY_US // 2):  # a pool that lives writes a record now and then
+        events = (queued,) if later_us == after_us else ()
+        changes = {"prev_seq": len(records), "t_us": last.t_us + later_us, "events": events}
+        records.append(last.model_copy(update=changes))
+    return records
 
 
 def test_an_id_is_free_again_when_its_client_key_counts_no_more(history):

@@ -1,0 +1,173 @@
+"""The checker's own books: what is open now, as the events said it. Each row is written by one subject and read by all.
+
+    jobs, ended                lives        devices            devices
+    Job.open, Attempt          attempts     nodes              nodes
+    Attempt.cause, bad         outcomes     holds              holds
+
+Nothing here is taken from the fold that placement runs on: a mistake that both made would be seen by nobody.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar
+
+from libs.core.projections.verify.ended_ids import EndedIds
+from libs.core.projections.verify.limit_books import Kind
+from libs.core.projections.verify.report import Verification
+from schemas import ledger as led
+from schemas.attempts import Cause, KnownByAgent, Outcome
+from schemas.jobs import Checkpoint, JobSpec
+from schemas.resources import Claim, Device
+
+
+class Where(IntEnum):
+    """Where a job stands, in the checker's words. CLOSED: its attempt was closed, and what becomes of it comes next."""
+
+    WAITING = 0
+    GRANTED = 1
+    STARTING = 2
+    RUNNING = 3
+    PREEMPTING = 4
+    STOPPING = 5
+    CLOSED = 6
+    ENDED = 7
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One run of a job, from its grant to its close."""
+
+    number: int
+    opened_us: int
+    parts: dict[str, list[Claim]]
+    """Node -> what it holds there still, nodes in the order of their ranks."""
+    nodes: tuple[str, ...]
+    """All nodes that it was granted on."""
+    unseen: set[str]
+    """Nodes whose part was not seen running yet."""
+    running_us: int = 0
+    cause: Cause | None = None
+    """What was decided of its end, last."""
+    beneficiary: str = ""
+    done: bool = True
+    """Every part that is free so far ended by itself with exit code 0."""
+    bad: KnownByAgent | None = None
+    """What the agent said of the first part that ended otherwise, if nothing had been decided before."""
+    evidence: set[str] = field(default_factory=set)
+    """Of the parts that ended otherwise: `failed` (by themselves), or the evidence that they are gone."""
+    exits: dict[str, int | None] = field(default_factory=dict)
+    """Node -> exit code of its part."""
+    own_exits: bool = True
+
+
+@dataclass(slots=True)
+class Job:
+    """A job that has not ended; or one that ended although it held something, until it does not."""
+
+    id: str
+    team: str
+    spec: JobSpec
+    priority: int
+    preempts: bool
+    where: Where = Where.WAITING
+    attempts: int = 0
+    open: Attempt | None = None
+    closed: Attempt | None = None
+    """The last attempt, between its close and what becomes of the job."""
+    outcome: Outcome | None = None
+    """Of the last attempt that was closed."""
+    failures: int = 0
+    """Attempts that the job's own budget of retries has to pay for."""
+    losses: int = 0
+    """Attempts that the budget for lost nodes has to pay for."""
+    resume: Checkpoint | None = None
+    """The last checkpoint that it acknowledged."""
+
+
+@dataclass(slots=True)
+class DeviceRow:
+    """A device, and what is granted of it: `<job id>.<attempt>` -> claim."""
+
+    about: Device
+    memory_mib: int
+    """What of it can be granted."""
+    node: str
+    kind: Kind
+    epoch: int = 0
+    claims: dict[str, Claim] = field(default_factory=dict)
+    held_for: str = ""
+    """The job that it is held for."""
+    going: str = ""
+    """The board whose repartition is to destroy it, or may have: nobody may be granted it."""
+
+
+@dataclass(slots=True)
+class NodeRow:
+    """A node in its present life, or its last one."""
+
+    name: str
+    incarnation: int
+    up: bool
+    offered: frozenset[str]
+    """Its devices, by the last inventory."""
+    labels: dict[str, str]
+    leaf: tuple[str, str, str]
+    simulated: bool
+    cpu_milli: int
+    memory_mib: int
+    rack_w: int
+    used_cpu: int = 0
+    used_mib: int = 0
+
+
+class Books:
+    """All rows, the report, and where in the ledger we are."""
+
+    def __init__(self) -> None:
+        self.report = Verification()
+        self.seq = 0
+        self.t_us = 0
+        self.jobs: dict[str, Job] = {}
+        self.ended = EndedIds()
+        self.devices: dict[str, DeviceRow] = {}
+        self.nodes: dict[str, NodeRow] = {}
+        self.holds: dict[str, tuple[str, ...]] = {}
+        """Job -> devices that are held for it."""
+
+    def broken(self, invariant: str, what: str) -> None:
+        """The present record says something that cannot be."""
+        self.report.violated(invariant, self.seq, what)
+
+    def offered(self, device_id: str, node: str) -> bool:
+        """Whether a node that is up offers the device now."""
+        row, owner = self.devices.get(device_id), self.nodes.get(node)
+        return row is not None and row.node == node and owner is not None and owner.up and device_id in owner.offered
+
+    def attempt(self, job_id: str, number: int) -> tuple[Job, Attempt] | None:
+        """The job and its open attempt, if that has this number. What is wrong otherwise is said by `lives`."""
+        job = self.jobs.get(job_id)
+        if job is None or job.open is None or job.open.number != number:
+            return None
+        return job, job.open
+
+
+class Subject:
+    """The checks of one subject. `handlers`: event type -> name of the method that is called with each such event."""
+
+    handlers: ClassVar[dict[type, str]] = {}
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+
+    def begin(self, record: led.LedgerRecord) -> None:
+        """Before the record's events."""
+
+    def end(self) -> None:
+        """After the record's events: what one record must say as a whole."""
+
+    def finish(self) -> None:
+        """After the last record that there is now. May be called again after more of them."""
+
+
+Handler = Callable[[Any], None]

@@ -1,0 +1,87 @@
+"""The checker: hands each event of a ledger to the subjects that it concerns, in the order in which they rely on each other."""
+
+from typing import ClassVar, Final
+
+from libs.core.projections.verify.asked import AsAsked
+from libs.core.projections.verify.attempts import Attempts
+from libs.core.projections.verify.boards import Boards
+from libs.core.projections.verify.books import Books, Handler, Subject
+from libs.core.projections.verify.checkpoints import Checkpoints
+from libs.core.projections.verify.clock import Clock
+from libs.core.projections.verify.devices import Devices
+from libs.core.projections.verify.holds import Holds
+from libs.core.projections.verify.hosts import Hosts
+from libs.core.projections.verify.limits import TeamLimits
+from libs.core.projections.verify.lives import Ends, Lives
+from libs.core.projections.verify.nodes import Nodes
+from libs.core.projections.verify.outcomes import Outcomes
+from libs.core.projections.verify.records import Records
+from libs.core.projections.verify.report import Verification
+from schemas import ledger as led
+
+SUBJECTS: Final[tuple[type[Subject], ...]] = (
+    Records,
+    Clock,
+    Lives,  # moves the job's state, which all others read
+    Holds,
+    AsAsked,
+    Boards,
+    Devices,  # these four free what the attempt's row says, so before `Attempts` strikes it
+    Hosts,
+    TeamLimits,
+    Nodes,
+    Attempts,
+    Outcomes,
+    Checkpoints,
+    Ends,
+)
+"""In this order each hears of an event."""
+
+
+class Checker:
+    """Feed it every record of a ledger in stream order, void ones too; then ask for the report."""
+
+    handled: ClassVar[frozenset[str]] = led.kinds_of({kind for subject in SUBJECTS for kind in subject.handlers})
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """An auditor overlooks nothing."""
+
+    def __init__(self) -> None:
+        self._books = Books()
+        subjects = [subject(self._books) for subject in SUBJECTS]
+        self._begin = [s.begin for s in subjects if type(s).begin is not Subject.begin]
+        self._end = [s.end for s in subjects if type(s).end is not Subject.end]
+        self._finish = [s.finish for s in subjects if type(s).finish is not Subject.finish]
+        handlers: dict[type, list[Handler]] = {}
+        for subject in subjects:
+            for kind, name in subject.handlers.items():
+                handlers.setdefault(kind, []).append(getattr(subject, name))
+        self._handlers = {kind: tuple(called) for kind, called in handlers.items()}
+
+    @property
+    def report(self) -> Verification:
+        """What was found so far; `finish` brings its sums up to date."""
+        return self._books.report
+
+    def step(self, seq: int, record: led.LedgerRecord, valid: bool) -> None:
+        """One record at stream sequence `seq`; `valid` is what the chain's reader rule says of it (I10)."""
+        books, report = self._books, self._books.report
+        books.seq = report.last_seq = seq
+        if not valid:
+            report.void += 1
+            return
+        report.records += 1
+        report.events += len(record.events)
+        for begin in self._begin:
+            begin(record)
+        for event in record.events:
+            for handle in self._handlers[type(event)]:
+                handle(event)
+        for end in self._end:
+            end()
+        report.last_t_us = books.t_us
+
+    def finish(self) -> Verification:
+        """The report so far."""
+        for finish in self._finish:
+            finish()
+        return self.report

@@ -1,0 +1,101 @@
+"""Ledger time (I10): it never goes back, and goes no further than something explains.
+
+Ticks say what clocks read that cannot be set; the last of them stands in each record, as its mark. From one record to the
+next, time may go as far as such a clock did, give or take what one input may add on the word of a wall clock alone. Where no
+clock ran through, the record must tell the step as a jump (`clock.jumped`). Records of before ticks said this have nothing
+to hold against them but common sense: a pool that runs writes a record every few hours.
+"""
+
+from typing import ClassVar
+
+from libs.core.projections.verify.books import Books, Subject
+from schemas import ledger as led
+from schemas.clock import BootReading, ClockMark, MeasuredBy
+
+DAY_US = 86_400_000_000
+LONGEST_STEP_US = DAY_US
+LONGEST_IDLE_STEP_US = 7 * DAY_US
+"""The longest steps without marks: with work that runs, and is billed, a day; else a week. More is a clock that was set."""
+PER_INPUT_US = 10_000_000
+"""What one input may add to time beyond what clocks say. Twice what placement allows: this is no place for its constants."""
+RATE = 500
+"""One part in so many, by which two clocks may run apart."""
+
+
+class Clock(Subject):
+    """Follows time from record to record."""
+
+    handlers: ClassVar = {led.ClockJumped: "jumped"}
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._began = False
+        self._inbox_seq = 0
+        self._mark: ClockMark | None = None
+        self._untold_us = 0
+        """A step of the mark that no clock explains, until the record tells it as a jump."""
+        self._step_us = 0
+
+    def begin(self, record: led.LedgerRecord) -> None:
+        books, before, mark = self.books, self._mark, record.clock
+        step_us = record.t_us - books.t_us
+        if step_us < 0:
+            books.broken("I10", f"time goes back from {books.t_us} to {record.t_us}")
+        elif self._began:
+            inputs = max(0, record.inbox_seq - self._inbox_seq)
+            if mark is not None and before is not None:
+                self._by_marks(before, mark, record.t_us, (1 + inputs) * PER_INPUT_US)
+            elif step_us > LONGEST_STEP_US:
+                self._long_step(step_us)
+        self._began, self._mark = True, mark if mark is not None else before
+        self._inbox_seq = max(self._inbox_seq, record.inbox_seq)
+        books.t_us = max(record.t_us, books.t_us)
+
+    def _by_marks(self, before: ClockMark, mark: ClockMark, t_us: int, allowed_us: int) -> None:
+        broken = self.books.broken
+        self._step_us = mark.t_us - before.t_us
+        if self._step_us < 0:
+            broken("I10", f"the mark of time goes back from {before.t_us} to {mark.t_us}")
+        if t_us > max(self.books.t_us, mark.t_us) + allowed_us:
+            ahead = (t_us - max(self.books.t_us, mark.t_us)) / 1e6
+            broken("I10", f"time is {ahead:g} s ahead of what the last tick said, {allowed_us / 1e6:g} s are allowed")
+        ran_us = _ran(before.readings, mark.readings)
+        if ran_us is None:
+            if abs(self._step_us) > allowed_us:
+                self._untold_us = self._step_us
+        elif abs(self._step_us - ran_us) > allowed_us + ran_us // RATE:
+            by, clocks = self._step_us / 1e6, ran_us / 1e6
+            broken("I10", f"time went on by {by:g} s between two ticks, and by {clocks:g} s on a clock that cannot be set")
+
+    def _long_step(self, step_us: int) -> None:
+        running = sum(job.open is not None for job in self.books.jobs.values())
+        if running or step_us > LONGEST_IDLE_STEP_US:
+            days = f"{step_us / DAY_US:.1f} days"
+            self.books.broken("I10", f"time jumps by {days} while {running} attempts are open, and nothing explains it")
+
+    def jumped(self, e: led.ClockJumped) -> None:
+        self._untold_us = 0
+        by_wall = e.measured is MeasuredBy.WALL
+        if e.estimated != by_wall:
+            self.books.broken("I10", f"a jump of the clock was measured by {e.measured.value}; estimated: {e.estimated}")
+        if by_wall and e.elapsed_us != max(0, e.to_us - e.from_us):
+            self.books.broken("I10", f"a jump by the wall clock from {e.from_us} to {e.to_us} took {e.elapsed_us} us")
+        if self._mark is not None and e.elapsed_us > self._step_us + PER_INPUT_US:
+            told, step = e.elapsed_us / 1e6, self._step_us / 1e6
+            self.books.broken("I10", f"a jump of the clock took {told:g} s, time went on by {step:g} s")
+
+    def end(self) -> None:
+        if self._untold_us:
+            step = self._untold_us / 1e6
+            self.books.broken("I10", f"time went on by {step:g} s while no clock ran through, and it is not told as a jump")
+            self._untold_us = 0
+
+
+def _ran(before: tuple[BootReading, ...], after: tuple[BootReading, ...]) -> int | None:
+    """How long a clock that ran through says that it was; None: no clock did."""
+    known = {reading.boot: reading.at_us for reading in before}
+    for reading in after:
+        since = known.get(reading.boot)
+        if since is not None and reading.at_us >= since:
+            return reading.at_us - since
+    return None

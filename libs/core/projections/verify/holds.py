@@ -1,0 +1,129 @@
+"""Preemption and what it keeps (I11): only a job of a lower class gives way, to one that waits and may preempt; what is kept
+for one is granted to nobody else; and a plan that makes somebody give way keeps devices for its beneficiary."""
+
+from typing import ClassVar
+
+from libs.core.projections.verify.books import Books, Subject, Where
+from schemas import ledger as led
+from schemas.ids import split_attempt_id
+from schemas.resources import WHOLE_MILLI
+
+
+class Holds(Subject):
+    """Keeps what is held for whom."""
+
+    handlers: ClassVar = {
+        led.AttemptPreempting: "preempting",
+        led.DevicesHeld: "held",
+        led.HoldReleased: "released",
+        led.JobGranted: "granted",
+        led.JobFinished: "finished",
+        led.NodeLeft: "node_is_gone",
+        led.NodeJoined: "node_is_gone",
+    }
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._promised: dict[str, str] = {}
+        """Beneficiary -> a victim of this record, until devices are held."""
+        self._let_go: dict[str, set[str]] = {}
+        """Jobs whose hold this record releases -> the nodes of it, until the record says why."""
+
+    def preempting(self, e: led.AttemptPreempting) -> None:
+        books = self.books
+        books.report.preemptions += 1
+        victim, winner = books.jobs.get(e.job_id), books.jobs.get(e.beneficiary)
+        self._promised[e.beneficiary] = e.job_id
+        if winner is None or winner.where is not Where.WAITING:
+            books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, which does not wait")
+        elif not winner.preempts:
+            books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, whose class may not preempt")
+        if victim is not None and winner is not None and victim.priority >= winner.priority:
+            classes = f"of class {victim.priority} gives way to {e.beneficiary} of class {winner.priority}"
+            books.broken("I11", f"{e.job_id} {classes}")
+
+    def held(self, e: led.DevicesHeld) -> None:
+        books = self.books
+        self._promised.pop(e.job_id, None)
+        if e.job_id in books.holds:
+            books.broken("I11", f"devices are held for {e.job_id} a second time")
+            self._forget(e.job_id)
+        job = books.jobs.get(e.job_id)
+        if job is not None and not job.preempts:
+            books.broken("I11", f"devices are held for {e.job_id}, whose class may not preempt")
+        books.holds[e.job_id] = e.devices
+        if len(set(e.devices)) != len(e.devices):
+            books.broken("I11", f"a device is held twice for {e.job_id}")
+        for device in e.devices:
+            row = books.devices.get(device)
+            if row is None or row.going or not books.offered(device, row.node):
+                books.broken("I11", f"{device} is held for {e.job_id} and is not in the pool now")
+                if row is None:
+                    continue
+            if row.held_for:
+                books.broken("I11", f"{device} is held for {e.job_id} and for {row.held_for}")
+            row.held_for = e.job_id
+            if (
+                job is not None
+                and (stay := self._stay(device, e.job_id)) + job.spec.resources.share_milli > WHOLE_MILLI
+            ):
+                books.broken(
+                    "I11", f"{device} is held for {e.job_id}, and {stay} milli of it are of jobs that do not give way"
+                )
+
+    def _stay(self, device: str, beneficiary: str) -> int:
+        """Thousandths of a device that stay taken when those who give way to `beneficiary` are gone."""
+        stay = 0
+        for name, claim in self.books.devices[device].claims.items():
+            job_id, number = split_attempt_id(name)
+            found = self.books.attempt(job_id, number)
+            if found is None or found[1].beneficiary != beneficiary:
+                stay += claim.milli
+        return stay
+
+    def released(self, e: led.HoldReleased) -> None:
+        if e.job_id not in self.books.holds:
+            self.books.broken("I11", f"nothing is held for {e.job_id}, and it is released")
+        rows = (self.books.devices.get(device) for device in self.books.holds.get(e.job_id, ()))
+        self._let_go[e.job_id] = {row.node for row in rows if row is not None}
+        self._forget(e.job_id)
+
+    def granted(self, e: led.JobGranted) -> None:
+        if e.job_id in self.books.holds:
+            self.books.broken("I11", f"{e.job_id} is granted devices, and its hold is not released")
+            self._forget(e.job_id)
+        if self._let_go:
+            self._let_go.pop(e.job_id, None)
+        if not self.books.holds:
+            return
+        for claim in e.claims:
+            row = self.books.devices.get(claim.device)
+            if row is not None and row.held_for not in ("", e.job_id):
+                self.books.broken("I11", f"{claim.device} is held for {row.held_for} and granted to {e.job_id}")
+
+    def finished(self, e: led.JobFinished) -> None:
+        if e.job_id in self.books.holds:
+            self.books.broken("I11", f"{e.job_id} ends, and devices are held for it")
+            self._forget(e.job_id)
+        self._let_go.pop(e.job_id, None)
+
+    def node_is_gone(self, e: led.NodeLeft | led.NodeJoined) -> None:
+        if self._let_go:
+            node = e.node if isinstance(e, led.NodeLeft) else e.inventory.node
+            self._let_go = {job: nodes for job, nodes in self._let_go.items() if node not in nodes}
+
+    def end(self) -> None:
+        if self._promised:
+            for beneficiary, victim in self._promised.items():
+                self.books.broken("I11", f"{victim} gives way to {beneficiary}, and nothing is held for that")
+            self._promised.clear()
+        if self._let_go:
+            for job in self._let_go:
+                self.books.broken("I11", f"what is held for {job} is released, and it neither starts nor ends")
+            self._let_go.clear()
+
+    def _forget(self, job_id: str) -> None:
+        for device in self.books.holds.pop(job_id, ()):
+            row = self.books.devices.get(device)
+            if row is not None and row.held_for == job_id:
+                row.held_for = ""

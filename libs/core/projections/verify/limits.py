@@ -1,0 +1,59 @@
+"""Limits of teams (I7): no grant and no hold lifts a team above one, in books of fractions of their own (`limit_books`)."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from libs.core.projections.verify.books import Books, Subject, Where
+from libs.core.projections.verify.limit_books import Kind, LimitBooks
+from schemas import ledger as led
+from schemas.resources import Claim
+
+
+class TeamLimits(Subject):
+    """Tells the limit books what happens."""
+
+    handlers: ClassVar = {
+        led.QuotaSet: "set",
+        led.JobGranted: "granted",
+        led.DevicesFreed: "freed",
+        led.DevicesHeld: "held",
+        led.HoldReleased: "released",
+    }
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._limits = LimitBooks()
+
+    def set(self, e: led.QuotaSet) -> None:
+        self._limits.set(e.team, e.limit_milli, e.by_type)
+
+    def granted(self, e: led.JobGranted) -> None:
+        job = self.books.jobs.get(e.job_id)
+        if job is not None and job.where is not Where.ENDED:
+            self._told(self._limits.grant(job.team, e.job_id, self._kinds(e.claims)))
+
+    def freed(self, e: led.DevicesFreed) -> None:
+        found = self.books.attempt(e.job_id, e.attempt)
+        if found is not None:
+            self._limits.free(found[0].team, self._kinds(found[1].parts.get(e.node, ())))
+
+    def held(self, e: led.DevicesHeld) -> None:
+        job = self.books.jobs.get(e.job_id)
+        if job is not None and job.where is not Where.ENDED:
+            milli = job.spec.resources.share_milli
+            self._told(self._limits.hold(job.team, e.job_id, [(self._kind(device), milli) for device in e.devices]))
+
+    def released(self, e: led.HoldReleased) -> None:
+        self._limits.release(e.job_id)
+
+    def _told(self, exceeded: list[str]) -> None:
+        for what in exceeded:
+            self.books.broken("I7", what)
+
+    def _kinds(self, claims: list[Claim] | tuple[Claim, ...]) -> Iterator[tuple[Kind | None, int]]:
+        return ((self._kind(claim.device), claim.milli) for claim in claims)
+
+    def _kind(self, device_id: str) -> Kind | None:
+        """None for a device that no node brought, which is another violation and counts for nothing here."""
+        row = self.books.devices.get(device_id)
+        return None if row is None else row.kind

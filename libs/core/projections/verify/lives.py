@@ -1,0 +1,104 @@
+"""The lives of jobs (I3): queued once, one end, and each event at a moment at which it can be."""
+
+from typing import ClassVar
+
+from libs.core.projections.verify.books import Books, Job, Subject, Where
+from schemas import ledger as led
+from schemas.ids import job_id
+
+W = Where
+_OPEN = frozenset({W.GRANTED, W.STARTING, W.RUNNING, W.PREEMPTING, W.STOPPING})
+_UNDECIDED = frozenset({W.GRANTED, W.STARTING, W.RUNNING})
+
+_MAY_COME: dict[type, tuple[frozenset[Where], Where | None, str]] = {
+    led.JobGranted: (frozenset({W.WAITING}), W.GRANTED, "granted"),
+    led.DevicesHeld: (frozenset({W.WAITING}), None, "given a hold"),
+    led.HoldReleased: (frozenset({W.WAITING}), None, "rid of its hold"),
+    led.AttemptStarting: (frozenset({W.GRANTED, W.STARTING}), W.STARTING, "seen starting"),
+    led.AttemptRunning: (frozenset({W.GRANTED, W.STARTING}), W.RUNNING, "seen running"),
+    led.AttemptCheckpointed: (_OPEN, None, "checkpointed"),
+    led.AttemptPreempting: (_UNDECIDED, W.PREEMPTING, "preempted"),
+    led.AttemptStopping: (_UNDECIDED | {W.PREEMPTING}, W.STOPPING, "stopped"),
+    led.DevicesFreed: (_OPEN, None, "freeing devices"),
+    led.AttemptClosed: (_OPEN, W.CLOSED, "closed"),
+    led.JobRequeued: (frozenset({W.CLOSED}), W.WAITING, "queued again"),
+    led.JobFinished: (frozenset({W.WAITING, W.CLOSED}), W.ENDED, "finished"),
+}
+"""Event -> where its job may stand when it comes, where it leads, and a word for it."""
+
+
+class Lives(Subject):
+    """Finds events of jobs that never were, are over, or stand elsewhere. Removes a job when it has ended."""
+
+    handlers: ClassVar = {led.JobQueued: "queued", **dict.fromkeys(_MAY_COME, "follows")}
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._limbo: dict[str, None] = {}
+        """Jobs whose attempt was closed in this record, until it says what becomes of them."""
+
+    def queued(self, e: led.JobQueued) -> None:
+        books = self.books
+        if e.job_id != job_id(e.team, e.client_key):
+            books.broken("I3", f"{e.job_id} is not the id of {e.client_key!r} of team {e.team}")
+        if e.job_id in books.jobs or books.ended.has(e.job_id, books.t_us):
+            books.broken("I3", f"{e.job_id} is queued a second time")
+            return
+        books.report.jobs += 1
+        books.jobs[e.job_id] = Job(e.job_id, e.team, e.spec, e.priority, e.preempts)
+
+    def follows(self, e: led.EventOfJob) -> None:
+        books = self.books
+        may, leads_to, what = _MAY_COME[type(e)]
+        job = books.jobs.get(e.job_id)
+        if job is None:
+            ended = books.ended.has(e.job_id, books.t_us)
+            books.broken("I3", f"{e.job_id} is {what} " + ("after it ended" if ended else "and does not wait or run"))
+            return
+        if job.where is W.ENDED:
+            books.broken("I3", f"{e.job_id} is {what} after it ended")
+            return
+        if job.where not in may:
+            of = f"attempt {job.open.number} is " if job.open is not None else ""
+            books.broken("I5" if job.open else "I3", f"{e.job_id} is {what} while {of}{job.where.name.lower()}")
+        else:
+            number = getattr(e, "attempt", 0)
+            if number and not isinstance(e, led.JobGranted) and (job.open is None or job.open.number != number):
+                present = job.open.number if job.open is not None else job.attempts
+                books.broken("I5", f"{e.job_id}.{number} is {what}, its attempt is {present}")
+                return
+        if leads_to is not None:
+            job.where = leads_to
+            if leads_to is W.CLOSED:
+                self._limbo[e.job_id] = None
+            elif self._limbo:
+                self._limbo.pop(e.job_id, None)
+
+    def end(self) -> None:
+        if self._limbo:
+            for job in self._limbo:
+                self.books.broken(
+                    "I3", f"{job} is in limbo: its attempt is closed, and it is neither queued again nor ended"
+                )
+            self._limbo.clear()
+
+
+class Ends(Subject):
+    """The last subject that sees a job's end: nothing of the job is left then."""
+
+    handlers: ClassVar = {led.JobFinished: "finished", led.AttemptClosed: "closed"}
+
+    def finished(self, e: led.JobFinished) -> None:
+        books = self.books
+        job = books.jobs.get(e.job_id)
+        if job is None:
+            return
+        books.ended.add(e.job_id, books.t_us)
+        books.report.terminal[e.state.value] = books.report.terminal.get(e.state.value, 0) + 1
+        if job.open is None:
+            del books.jobs[e.job_id]
+
+    def closed(self, e: led.AttemptClosed) -> None:
+        job = self.books.jobs.get(e.job_id)
+        if job is not None and job.where is Where.ENDED and job.open is None:
+            del self.books.jobs[e.job_id]

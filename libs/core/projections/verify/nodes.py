@@ -1,0 +1,109 @@
+"""Nodes and leases (I8): a node's lives follow each other, a lease ends only when the node leaves, and a node that leaves or
+begins a new life holds nothing."""
+
+from typing import ClassVar
+
+from libs.core.projections.verify.books import Books, NodeRow, Subject
+from schemas import ledger as led
+from schemas.attempts import Evidence
+from schemas.resources import Inventory
+
+_LEAVES = frozenset({Evidence.LEASE_ENDED, Evidence.NODE_LEFT})
+
+
+class Nodes(Subject):
+    """Keeps a row per node."""
+
+    handlers: ClassVar = {
+        led.NodeJoined: "joined",
+        led.NodeLeft: "left",
+        led.BoardCutDone: "cut",
+        led.DevicesFreed: "freed",
+    }
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._gone: dict[str, Evidence] = {}
+        """Nodes of which this record says that a part ended with them, until it says so of the node."""
+
+    def joined(self, e: led.NodeJoined) -> None:
+        name, known = e.inventory.node, self.books.nodes.get(e.inventory.node)
+        if known is not None and e.incarnation <= known.incarnation:
+            self.books.broken("I8", f"node {name} joins with incarnation {e.incarnation} after {known.incarnation}")
+        row = _row(e.inventory, e.incarnation)
+        self.books.nodes[name] = row
+        if self._gone.pop(name, Evidence.NEW_INCARNATION) is not Evidence.NEW_INCARNATION:
+            self.books.broken("I8", f"node {name} joins, and its parts were freed because it left")
+        if known is not None:
+            row.used_cpu, row.used_mib = known.used_cpu, known.used_mib
+            self._holds_nothing(known, "joins")
+        for device in row.offered - (known.offered if known is not None else frozenset()):
+            if (found := self.books.devices.get(device)) is not None and found.claims:  # another node's until now
+                self.books.broken("I8", f"node {name} joins while {device} is held by {', '.join(found.claims)}")
+
+    def left(self, e: led.NodeLeft) -> None:
+        row = self.books.nodes.get(e.node)
+        if row is None or not row.up or row.incarnation != e.incarnation:
+            present = f"its life is {row.incarnation}, {'up' if row.up else 'gone'}" if row else "it never joined"
+            self.books.broken("I8", f"node {e.node} leaves in life {e.incarnation}; {present}")
+        if self._gone.pop(e.node, Evidence.NODE_LEFT) not in _LEAVES:
+            self.books.broken("I8", f"node {e.node} leaves, and its parts were freed because it began a new life")
+        if row is not None:
+            row.incarnation, row.up = max(row.incarnation, e.incarnation), False
+            self._holds_nothing(row, "leaves")
+
+    def cut(self, e: led.BoardCutDone) -> None:
+        """The node's inventory is another; what is held stays held, and is still there."""
+        row = self.books.nodes.get(e.inventory.node)
+        if row is None:
+            return  # `boards` says that it is not up
+        new = _row(e.inventory, row.incarnation)
+        new.up, new.used_cpu, new.used_mib = row.up, row.used_cpu, row.used_mib
+        self.books.nodes[row.name] = new
+        for device in row.offered - new.offered:
+            known = self.books.devices.get(device)
+            if known is not None and known.claims:
+                holders = ", ".join(known.claims)
+                self.books.broken("I8", f"{device} is gone from node {row.name} while held by {holders}")
+
+    def freed(self, e: led.DevicesFreed) -> None:
+        row = self.books.nodes.get(e.node)
+        if row is None or not row.up:
+            self.books.broken("I8", f"node {e.node} frees devices and is not up")
+        if e.evidence in _LEAVES or e.evidence is Evidence.NEW_INCARNATION:
+            self._gone[e.node] = e.evidence
+
+    def end(self) -> None:
+        if self._gone:
+            for node, evidence in self._gone.items():
+                should = "join anew" if evidence is Evidence.NEW_INCARNATION else "leave"
+                self.books.broken(
+                    "I8", f"a part on node {node} ends by {evidence.value}, and the node does not {should}"
+                )
+            self._gone.clear()
+
+    def _holds_nothing(self, row: NodeRow, what: str) -> None:
+        for device in row.offered:
+            known = self.books.devices.get(device)
+            if known is None or known.node != row.name:
+                continue
+            if known.claims:
+                self.books.broken("I8", f"node {row.name} {what} while {device} is held by {', '.join(known.claims)}")
+            if known.held_for:
+                self.books.broken("I8", f"node {row.name} {what} while {device} is held for {known.held_for}")
+
+
+def _row(inventory: Inventory, incarnation: int) -> NodeRow:
+    where = inventory.position
+    return NodeRow(
+        name=inventory.node,
+        incarnation=incarnation,
+        up=True,
+        offered=frozenset(device.id for device in inventory.devices),
+        labels=dict(inventory.labels),
+        leaf=(where.zone, where.spine, where.leaf),
+        simulated=inventory.simulated,
+        cpu_milli=inventory.cpus * 1000,
+        memory_mib=inventory.memory_mib,
+        rack_w=inventory.rack_power_w,
+    )

@@ -1,0 +1,170 @@
+"""How attempts end, and jobs with them (I5, I3): what is booked is what was decided and what the nodes showed.
+
+An attempt has succeeded only if every part ended by itself with exit code 0, and it was not cancelled or over its time. An
+end that was decided (cancelled, over time, preempted, its node left in good order) is booked as that. Otherwise the first
+part that ended counts: what its agent knows of why, or else whether it failed, was lost or was refused.
+"""
+
+from typing import ClassVar
+
+from libs.core.projections.verify.books import Attempt, Job, Subject
+from schemas import ledger as led
+from schemas.attempts import Category, Cause, Evidence, Outcome
+from schemas.jobs import JobState
+
+_DECIDED: dict[Cause, Outcome] = {
+    Cause.CANCELLED: Outcome.CANCELLED,
+    Cause.TIME_LIMIT: Outcome.TIME_LIMIT,
+    Cause.PREEMPTED: Outcome.PREEMPTED,
+    Cause.NODE_LEFT: Outcome.DRAINED,
+}
+_SHOWN: dict[Cause, Outcome] = {
+    Cause.PART_FAILED: Outcome.FAILED,
+    Cause.PART_LOST: Outcome.LOST,
+    Cause.PART_REFUSED: Outcome.REFUSED,
+}
+_BOOKED_AS: dict[Category, Outcome] = {
+    Category.SUCCESS: Outcome.SUCCEEDED,
+    Category.CANCELLED: Outcome.CANCELLED,
+    Category.TIME_LIMIT: Outcome.TIME_LIMIT,
+    Category.PREEMPTED: Outcome.PREEMPTED,
+    Category.DRAINED: Outcome.DRAINED,
+    Category.NODE_LOST: Outcome.LOST,
+    Category.HARDWARE: Outcome.LOST,
+    Category.REFUSED: Outcome.REFUSED,
+    Category.INPUT_MISSING: Outcome.FAILED,
+    Category.OUT_OF_MEMORY: Outcome.FAILED,
+    Category.USER_ERROR: Outcome.FAILED,
+}
+_PROOF: dict[Cause, frozenset[str]] = {
+    Cause.PART_FAILED: frozenset({"failed"}),
+    Cause.PART_LOST: frozenset({Evidence.RELEASED, Evidence.LEASE_ENDED, Evidence.NEW_INCARNATION}),
+    Cause.PART_REFUSED: frozenset({Evidence.REFUSED}),
+    Cause.NODE_LEFT: frozenset({Evidence.NODE_LEFT}),
+}
+"""Cause -> what must have been seen of a part before."""
+
+
+class Outcomes(Subject):
+    """Follows what is decided and shown of an attempt's end, and compares it with what is booked."""
+
+    handlers: ClassVar = {
+        led.AttemptPreempting: "preempting",
+        led.AttemptStopping: "stopping",
+        led.DevicesFreed: "freed",
+        led.AttemptClosed: "closed",
+        led.JobRequeued: "requeued",
+        led.JobFinished: "finished",
+    }
+
+    def preempting(self, e: led.AttemptPreempting) -> None:
+        found = self.books.attempt(e.job_id, e.attempt)
+        if found is not None:
+            found[1].cause, found[1].beneficiary = Cause.PREEMPTED, e.beneficiary
+
+    def stopping(self, e: led.AttemptStopping) -> None:
+        found = self.books.attempt(e.job_id, e.attempt)
+        if found is None:
+            return
+        job, attempt = found
+        proof = _PROOF.get(e.cause)
+        if proof is not None and not proof & attempt.evidence:
+            self.books.broken(
+                "I5", f"{e.job_id}.{e.attempt} is stopped for {e.cause.value}, and no part of it showed that"
+            )
+        if e.cause is Cause.TIME_LIMIT:
+            ran_us = self.books.t_us - attempt.running_us if attempt.running_us else -1
+            if not job.spec.time_limit_s or ran_us < int(job.spec.time_limit_s * 1_000_000):
+                limit = (
+                    f"its limit of {job.spec.time_limit_s:g} s" if job.spec.time_limit_s else "a limit that it has not"
+                )
+                self.books.broken(
+                    "I5", f"{e.job_id}.{e.attempt} is stopped after {max(0, ran_us) / 1e6:g} s for {limit}"
+                )
+        attempt.cause = e.cause
+
+    def freed(self, e: led.DevicesFreed) -> None:
+        found = self.books.attempt(e.job_id, e.attempt)
+        if found is None:
+            return
+        _, attempt = found
+        attempt.exits[e.node] = e.exit_code
+        attempt.own_exits &= e.own_exit
+        if e.own_exit and e.exit_code == 0 and e.evidence is Evidence.RELEASED:
+            return
+        if attempt.done and attempt.cause is None:
+            attempt.bad = e.category
+        attempt.done = False
+        attempt.evidence.add("failed" if e.own_exit else e.evidence.value)
+
+    def closed(self, e: led.AttemptClosed) -> None:
+        job = self.books.jobs.get(e.job_id)
+        if job is None or job.closed is None or job.closed.number != e.attempt:
+            return
+        should = _outcome(job.closed)
+        if should is None:
+            self.books.broken(
+                "I5", f"{e.job_id}.{e.attempt} is closed as {e.outcome.value}, and nothing says why it ended"
+            )
+        elif e.outcome is not should:
+            self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as {e.outcome.value}, it was {should.value}")
+        if e.category is not None and _BOOKED_AS[e.category] is not e.outcome:
+            self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as {e.outcome.value} of kind {e.category.value}")
+        job.failures += e.outcome is Outcome.FAILED
+        job.losses += e.outcome in (Outcome.LOST, Outcome.REFUSED)
+
+    def requeued(self, e: led.JobRequeued) -> None:
+        job = self.books.jobs.get(e.job_id)
+        if job is None or job.outcome is None:
+            return
+        if job.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.TIME_LIMIT):
+            self.books.broken("I3", f"{e.job_id} is queued again after an attempt that was {job.outcome.value}")
+        if job.outcome is Outcome.FAILED and job.failures > job.spec.retry.on_failure:
+            allowed = job.spec.retry.on_failure
+            self.books.broken("I3", f"{e.job_id} is queued again after {job.failures} failures, {allowed} are allowed")
+        job.closed = None
+
+    def finished(self, e: led.JobFinished) -> None:
+        job = self.books.jobs.get(e.job_id)
+        if job is None:
+            return
+        if not e.state.terminal:
+            self.books.broken("I3", f"{e.job_id} ends in {e.state.value}, which is not a terminal state")
+        attempt = job.closed
+        if attempt is None:
+            if e.state is not JobState.CANCELLED and job.open is None:
+                self.books.broken("I3", f"{e.job_id} ends as {e.state.value} while it waits: it can only be cancelled")
+            return
+        job.closed = None
+        self._end_of(job, attempt, e)
+
+    def _end_of(self, job: Job, attempt: Attempt, e: led.JobFinished) -> None:
+        """What a job comes to after its last attempt."""
+        outcome = job.outcome
+        should = {Outcome.SUCCEEDED: JobState.SUCCEEDED, Outcome.CANCELLED: JobState.CANCELLED}.get(
+            outcome or Outcome.FAILED, JobState.FAILED
+        )
+        if e.state is not should:
+            after = outcome.value if outcome is not None else "nothing"
+            self.books.broken("I3", f"{job.id} ends as {e.state.value} after an attempt that was {after}")
+        retry = job.spec.retry
+        early = (outcome is Outcome.FAILED and job.failures <= retry.on_failure) or (
+            outcome in (Outcome.LOST, Outcome.REFUSED) and job.losses <= retry.on_lost
+        )
+        if early or outcome in (Outcome.PREEMPTED, Outcome.DRAINED):
+            self.books.broken("I3", f"{job.id} ends after an attempt that was {outcome}, and has attempts left")
+        codes = [attempt.exits.get(node) for node in attempt.nodes]
+        code = next((code for code in codes if code), 0 if attempt.own_exits else None)
+        if e.exit_code is not None and e.exit_code != code:
+            self.books.broken("I3", f"{job.id} ends with exit code {e.exit_code}, its last attempt ended with {code}")
+
+
+def _outcome(attempt: Attempt) -> Outcome | None:
+    """How an attempt of which nothing is left must be booked; None: nothing says why it ended."""
+    if attempt.done and attempt.cause in (None, Cause.PREEMPTED):
+        return Outcome.SUCCEEDED
+    if attempt.cause is None:
+        return None
+    if attempt.cause in _DECIDED:
+        return _DECIDED[attempt.cause]
+    return _BOOKED_AS[attempt.bad] if attempt.bad is not None else _SHOWN[attempt.cause]

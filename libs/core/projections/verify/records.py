@@ -1,0 +1,38 @@
+"""The order of records (I10): the chain, and what of the inbox they decide. Time is in `clock`."""
+
+from typing import ClassVar
+
+from libs.core.projections.verify.books import Books, Subject
+from schemas import ledger as led
+
+
+class Records(Subject):
+    """A record goes on from the last valid one, and decides inputs after those that were decided."""
+
+    handlers: ClassVar = {led.InputRejected: "rejected", led.PlanDeclined: "declined"}
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._head = 0
+        self._inbox_seq = 0
+        self._decided_before = 0
+        self._rejected = 0
+
+    def begin(self, record: led.LedgerRecord) -> None:
+        books = self.books
+        if record.prev_seq != self._head:
+            books.broken("I10", f"names record {record.prev_seq} before it, the last valid one is {self._head}")
+        if record.inbox_seq < self._inbox_seq:
+            books.broken("I10", f"decides the inbox up to {record.inbox_seq}, up to {self._inbox_seq} is decided already")
+        self._head = books.seq
+        self._decided_before, self._inbox_seq = self._inbox_seq, max(record.inbox_seq, self._inbox_seq)
+
+    def rejected(self, e: led.InputRejected) -> None:
+        self.books.report.rejected_inputs += 1
+        if not max(self._rejected, self._decided_before) < e.inbox_seq <= self._inbox_seq:
+            after, to = max(self._rejected, self._decided_before), self._inbox_seq
+            self.books.broken("I10", f"rejects inbox message {e.inbox_seq}, which is not among those after {after} to {to}")
+        self._rejected = max(self._rejected, e.inbox_seq)
+
+    def declined(self, e: led.PlanDeclined) -> None:
+        self.books.report.declined_plans += 1

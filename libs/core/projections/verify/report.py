@@ -1,0 +1,40 @@
+"""What the checker says of a whole ledger."""
+
+from dataclasses import dataclass, field
+
+MAX_VIOLATIONS = 1000
+"""A report names this many; more are counted."""
+
+
+@dataclass(slots=True)
+class Verification:
+    """What a whole ledger says. `milli_us`: device-microseconds x thousandths, of claims that were freed."""
+
+    records: int = 0
+    void: int = 0
+    events: int = 0
+    jobs: int = 0
+    attempts: int = 0
+    open_attempts: int = 0
+    terminal: dict[str, int] = field(default_factory=dict)
+    preemptions: int = 0
+    rejected_inputs: int = 0
+    declined_plans: int = 0
+    milli_us: int = 0
+    by_team: dict[str, int] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    violations_total: int = 0
+    last_seq: int = 0
+    last_t_us: int = 0
+    head_seq: int = 0
+    head_hash: str = ""
+    """The last valid record: two who verified the same ledger have the same."""
+
+    @property
+    def ok(self) -> bool:
+        return self.violations_total == 0
+
+    def violated(self, invariant: str, seq: int, what: str) -> None:
+        self.violations_total += 1
+        if len(self.violations) < MAX_VIOLATIONS:
+            self.violations.append(f"{invariant} at seq {seq}: {what}")

@@ -1,0 +1,185 @@
+"""Ledgers of pools that lived: between them every kind of event, and every way in which an attempt can end."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from libs.core.scheduling import preemption
+from schemas import inbox
+from schemas.ids import job_id
+from schemas.jobs import JobSpec, RetryPolicy, Simulation
+from schemas.ledger import LedgerRecord
+from schemas.resources import (
+    Content,
+    Device,
+    DeviceKind,
+    Inventory,
+    Level,
+    Position,
+    Resources,
+    Role,
+    Runtime,
+    Spread,
+    Topology,
+    TopologyPolicy,
+)
+from tests.core.builders import GIB, World, job, node
+from tests.core.test_repartition_state import ONES
+from tests.core.test_repartition_state import inventory as board_of
+
+S = 1_000_000
+
+
+def every_end() -> World:
+    """Jobs that succeed, fail, are lost, refused, drained, cancelled, over their time; with checkpoints and retries."""
+    w = World(node("n0"), node("n1"), node("n2"))
+    w.send(inbox.QuotaChanged(team="research", limit_milli=40_000))
+    gang = w.submit(job("gang", 12, retry=RetryPolicy(on_lost=2)))
+    w.started(gang)
+    w.checkpointed(gang, 3)
+    w.checkpointed(gang, 7)
+    halves = [w.submit(job(f"half{i}", share_milli=400, memory_gib=20 * i)) for i in range(2)]
+    for half in halves:
+        w.started(half)
+    first, second = w.nodes_of(gang)
+    w.send(inbox.NodeLost(node=second, incarnation=1, silent_s=31))
+    w.released(gang, exit_code=143, own_exit=False, nodes=[first])
+    w.send(inbox.NodeRegistered(incarnation=2, inventory=node(second), lease_s=10))
+    w.started(gang)
+    w.checkpointed(gang, 9)
+    failing = w.submit(job("failing", retry=RetryPolicy(on_failure=1)))
+    w.started(failing)
+    w.released(failing, exit_code=3)
+    w.started(failing)
+    w.released(failing, exit_code=4)
+    slow = w.submit(job("slow", time_limit_s=20))
+    w.started(slow)
+    w.send(inbox.Tick(), after_us=21 * S)
+    w.released(slow, exit_code=137, own_exit=False)
+    refused = w.submit(job("refused", retry=RetryPolicy(on_lost=0)))
+    w.observe(w.nodes_of(refused)[0], inbox.Refused(job_id=refused, attempt=1, reason="stale epoch"))
+    w.submit(job("waits", 64))
+    unwanted = [w.submit(job("unwanted", 64)), w.submit(job("unwanted-too"))]
+    for each in unwanted:
+        w.send(inbox.CancelRequested(job_id=each, team="research", reason="no longer wanted"))
+    w.released(unwanted[1], exit_code=143, own_exit=False)
+    w.send(inbox.CancelRequested(job_id="job-" + "0" * 32, team="research", reason="nobody"))
+    w.released(gang)
+    anew = w.submit(job("anew", 8))
+    w.started(anew)
+    (where,) = w.nodes_of(anew)
+    w.send(inbox.NodeRegistered(incarnation=9, inventory=node(where), lease_s=10))
+    w.send(inbox.NodeLost(node="n2", incarnation=1, silent_s=0, planned=True))
+    for half in halves:
+        w.released(half)
+    return w
+
+
+def preempted() -> World:
+    """A job of a high class makes others give way, is granted what was held for it; a stale plan is declined."""
+    w = World(node("n0"), node("n1"))
+    victims = [w.submit(job(f"low{i}", 8)) for i in range(2)]
+    for victim in victims:
+        w.started(victim)
+        w.checkpointed(victim, 5)
+    urgent = w.submit(job("urgent", 4, priority=100, preempts=True))
+    w.submit(job("low2", 2))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
+    w.send(plan)
+    w.send(plan)  # it comes again: declined
+    w.submit(job("small", 1, priority=50))
+    w.released(plan.victims[0], exit_code=143, own_exit=False)
+    w.started(urgent)
+    w.released(urgent)
+    other = w.submit(job("urgent2", 8, priority=100, preempts=True))
+    for again in preemption.plans(w.decider.state, w.now_us, len(w.records)):
+        w.send(again)
+    w.send(inbox.CancelRequested(job_id=other, team="research", reason="not needed"))
+    return w
+
+
+def boards() -> World:
+    """A MIG board is repartitioned for a job that waits; another repartition is withdrawn, and answered later."""
+    w = World(board_of(*ONES))
+    small = w.submit(job_of("small", Resources(mig_profile="1g.10gb")))
+    w.started(small)
+    big = w.submit(job_of("big", Resources(mig_profile="3g.40gb")))
+    w.send(inbox.Tick(), after_us=31 * S)
+    answer(w)
+    w.started(big)
+    w.released(big)
+    w.submit(job_of("bigger", Resources(mig_profile="4g.40gb")))
+    w.released(small)
+    w.send(inbox.Tick(), after_us=400 * S)
+    w.send(inbox.Tick(), after_us=700 * S)
+    answer(w)
+    return w
+
+
+def answer(w: World) -> None:
+    """The node says that it has done what it was asked for."""
+    (asked,) = w.decider.state.repartitions.values()
+    offered = [(d.mig_profile, d.mig_start) for d in w.decider.state.fleet.nodes["n1"].inventory.devices
+               if d.id not in asked.recut.destroy]  # fmt: skip
+    offered += [(place.profile, place.start) for place in asked.recut.create]
+    told = {"node": "n1", "incarnation": 1, "board": asked.recut.board, "number": asked.recut.number}
+    w.send(inbox.BoardCut(**told, ok=True, inventory=board_of(*offered)))
+
+
+def particular() -> World:
+    """Requests that are particular: roles, labels, processors, spread, a level, a runtime, power and simulation."""
+    w = World(*(machine(f"m{i}", leaf=f"leaf-{i // 2}") for i in range(4)))
+    leaf = Topology(level=Level.LEAF, policy=TopologyPolicy.REQUIRED)
+    roles = (Role(name="worker", count=3, min_count=2, devices=2, cpu_milli=2000), Role(name="head", devices=1))
+    wanted = {
+        "nested": Resources(roles=roles, types=("H100",), topology=leaf),
+        "spread-a": Resources(spread=Spread(key="web", level=Level.LEAF)),
+        "spread-b": Resources(spread=Spread(key="web")),
+        "elastic": Resources(devices=8, min_devices=2, labels={"zone": "red"}, cpu_milli=1000, host_memory_mib=GIB),
+        "processors": Resources(types=("CPU",), share_milli=250),
+        "cuda": Resources(runtime=Runtime.CUDA, contents=(Content(name="image", size_mib=9),)),
+    }
+    for name, resources in wanted.items():
+        run = w.submit(job_of(name, resources))
+        w.started(run)
+    timer = job_of("timer", Resources())
+    w.submit(timer.model_copy(update={"spec": timer.spec.model_copy(update={"simulation": Simulation(duration_s=3)})}))
+    w.released(job_id("research", "nested"))
+    return w
+
+
+def machine(name: str, leaf: str) -> Inventory:
+    gpus = tuple(
+        Device(id=f"{name}-gpu{i}", index=i, model="H100", memory_mib=80 * GIB, power_limit_w=700) for i in range(4)
+    )
+    cpu = Device(id=f"{name}-cpu", index=0, model="CPU", memory_mib=64 * GIB, kind=DeviceKind.CPU, runtime=Runtime.CPU)
+    return Inventory(
+        node=name, position=Position(leaf=leaf), devices=(*gpus, cpu), cpus=32, memory_mib=256 * GIB,
+        labels={"zone": "red"}, rack_power_w=9000, simulated=True,
+    )  # fmt: skip
+
+
+def job_of(name: str, resources: Resources, team: str = "research") -> inbox.JobAdmitted:
+    """An admitted job with any request."""
+    admitted = job(name, team=team)
+    return admitted.model_copy(update={"spec": JobSpec(name=name, command=("true",), resources=resources)})
+
+
+LIVES: dict[str, Callable[[], World]] = {
+    "every end": every_end,
+    "preempted": preempted,
+    "boards": boards,
+    "particular": particular,
+}
+
+
+@cache
+def records_of(life: str) -> tuple[LedgerRecord, ...]:
+    """The ledger of a life. The checker found nothing in it while it was written."""
+    world = LIVES[life]()
+    world.check()
+    return tuple(world.records)
+
+
+def kinds_of(records: Any) -> set[str]:
+    return {event.kind for record in records for event in record.events}

@@ -1,0 +1,451 @@
+"""Lies about real ledgers: each is one that a checker which believes the ledger's own word would pass over."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from libs.core.projections.verify import Checker, Verification
+from schemas import ledger as led
+from schemas.attempts import Category, Cause, Evidence, Outcome
+from schemas.ids import job_id
+from schemas.jobs import Checkpoint, JobState
+from schemas.ledger import EVENT_KINDS, LedgerEvent, LedgerRecord
+from schemas.resources import Level, Precision, Runtime
+from tests.core.lives import LIVES, kinds_of, records_of
+
+Records = Sequence[LedgerRecord]
+Lie = Callable[[Records], Records]
+DAY_US = 86_400_000_000
+NOBODY = "job-" + "0" * 32
+
+
+def report(records: Records) -> Verification:
+    """The checker's word on records whose chain is made anew: whoever lies can hash, too."""
+    checker, head = Checker(), 0
+    for seq, record in enumerate(records, 1):
+        checker.step(seq, record.model_copy(update={"prev_seq": head}), valid=True)
+        head = seq
+    return checker.finish()
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_a_life_as_it_was_has_no_violation(life: str) -> None:
+    assert report(records_of(life)).violations == []
+
+
+def test_the_lives_have_every_kind_of_event() -> None:
+    assert set().union(*(kinds_of(records_of(life)) for life in LIVES)) == EVENT_KINDS.keys()
+
+
+# ------------------------------------------------------------------------------------------------------ how one lies
+
+
+def changed(kind: str, change: Callable[[Any], Any], nth: int = 0, *, of: str = "") -> Lie:
+    """The `nth` event of a kind (about the job that is called so) is another, several, or is left out (None)."""
+
+    def lie(records: Records) -> Records:
+        out, seen = [], -1
+        for record in records:
+            events: list[LedgerEvent] = []
+            for event in record.events:
+                about = not of or getattr(event, "job_id", "") == job_id("research", of)
+                seen += event.kind == kind and about
+                if event.kind == kind and about and seen == nth:
+                    told = change(event)
+                    events += told if isinstance(told, list) else [told] if told is not None else []
+                else:
+                    events.append(event)
+            out.append(record.model_copy(update={"events": tuple(events)}))
+        assert seen >= nth, f"there are {seen + 1} events {kind}"
+        return out
+
+    return lie
+
+
+def with_(**fields: Any) -> Callable[[Any], Any]:
+    return lambda event: event.model_copy(update=fields)
+
+
+def left_out(kind: str, nth: int = 0, *, of: str = "") -> Lie:
+    return changed(kind, lambda event: None, nth, of=of)
+
+
+def then(kind: str, more: Callable[[Any], Any], nth: int = 0, *, of: str = "") -> Lie:
+    """After an event something else is said."""
+    return changed(kind, lambda event: [event, more(event)], nth, of=of)
+
+
+def before(kind: str, more: Callable[[Any], Any], nth: int = 0, *, of: str = "") -> Lie:
+    return changed(kind, lambda event: [more(event), event], nth, of=of)
+
+
+def claim(number: int, **fields: Any) -> Callable[[Any], Any]:
+    """A grant with one claim changed."""
+
+    def change(e: led.JobGranted) -> led.JobGranted:
+        claims = list(e.claims)
+        claims[number] = claims[number].model_copy(update=fields)
+        return e.model_copy(update={"claims": tuple(claims)})
+
+    return change
+
+
+def each_claim(change: Callable[[Any], dict[str, Any]]) -> Callable[[Any], Any]:
+    return lambda e: e.model_copy(update={"claims": tuple(c.model_copy(update=change(c)) for c in e.claims)})
+
+
+def spec(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A job that asked for something else than it was granted."""
+    return lambda e: e.model_copy(update={"spec": change(e.spec)})
+
+
+def asked(**fields: Any) -> Callable[[Any], Any]:
+    return spec(lambda s: s.model_copy(update={"resources": s.resources.model_copy(update=fields)}))
+
+
+def record(nth: int, **change: Callable[[Any], Any]) -> Lie:
+    """A record's own field is another."""
+
+    def lie(records: Records) -> Records:
+        one = records[nth]
+        told = one.model_copy(update={name: new(getattr(one, name)) for name, new in change.items()})
+        return [*records[: nth % len(records)], told, *records[nth % len(records) + 1 :]]
+
+    return lie
+
+
+def later(nth: int, us: int) -> Lie:
+    """From a record on all is so much later."""
+
+    def lie(records: Records) -> Records:
+        return [r.model_copy(update={"t_us": r.t_us + us * (n >= nth)}) for n, r in enumerate(records)]
+
+    return lie
+
+
+def moved(kind: str, records_on: int, nth: int = 0, *, of: str = "") -> Lie:
+    """An event comes in a later record."""
+
+    def lie(records: Records) -> Records:
+        found: list[Any] = []
+        without = changed(kind, lambda event: found.append(event), nth, of=of)(records)
+        at = next(n for n, r in enumerate(records) if any(e is found[0] for e in r.events)) + records_on
+        return [r.model_copy(update={"events": (*r.events, found[0])}) if n == at else r for n, r in enumerate(without)]
+
+    return lie
+
+
+def running(job: str, attempt: int = 1) -> Any:
+    return led.AttemptRunning(job_id=job, attempt=attempt)
+
+
+def requeued(e: Any) -> Any:
+    return led.JobRequeued(job_id=e.job_id, reason="no reason")
+
+
+def held(job: str, *devices: str) -> Any:
+    return led.DevicesHeld(job_id=job, devices=devices)
+
+
+URGENT, LOW2 = job_id("research", "urgent"), job_id("research", "low2")
+END, PRE, CUT, OWN = "every end", "preempted", "boards", "particular"
+
+LIES: dict[str, tuple[str, Lie, str]] = {
+    # ------------------------------------------------------------------------------------------- offsets and time (I10)
+    "the inbox's offset goes back": (END, record(20, inbox_seq=lambda n: n - 3), "I10"),
+    "the inbox's offset goes back to nothing": (END, record(-1, inbox_seq=lambda n: 0), "I10"),
+    "time goes back": (END, record(12, t_us=lambda t: t - 5_000), "I10"),
+    "time jumps by 30 days": (END, later(12, 30 * DAY_US), "I10"),
+    "time jumps by 30 days while nothing runs": (END, later(2, 30 * DAY_US), "I10"),
+    "time jumps by two days while something runs": (PRE, later(9, 2 * DAY_US), "I10"),
+    "an input is rejected that was decided before": (END, changed("input.rejected", with_(inbox_seq=1)), "I10"),
+    "an input is rejected that is not decided yet": (END, changed("input.rejected", with_(inbox_seq=999)), "I10"),
+    "an input is rejected twice": (END, then("input.rejected", lambda e: e), "I10"),
+    # ----------------------------------------------------------------------------------------------- lives of jobs (I3)
+    "a job that never was runs": (END, then("job.queued", lambda e: running(NOBODY)), "I3"),
+    "a waiting job runs": (END, then("job.queued", lambda e: running(e.job_id), of="waits"), "I3"),
+    "a waiting job is freed": (
+        END,
+        then("job.queued", lambda e: led.DevicesFreed(job_id=e.job_id, attempt=1, node="n0", devices=("n0-gpu0",),
+                                                       evidence="released"), of="waits"),
+        "I3",
+    ),
+    "a waiting job is closed": (
+        END, then("job.queued", lambda e: led.AttemptClosed(job_id=e.job_id, attempt=1, outcome="lost"), of="waits"), "I3"
+    ),
+    "a waiting job succeeds": (
+        END, then("job.queued", lambda e: led.JobFinished(job_id=e.job_id, state=JobState.SUCCEEDED), of="waits"), "I3"
+    ),
+    "a waiting job fails": (END, changed("job.finished", with_(state=JobState.FAILED), of="unwanted"), "I3"),
+    "a waiting job is queued again": (END, then("job.queued", requeued, of="waits"), "I3"),
+    "a job is queued again while its attempt is open": (END, then("attempt.running", requeued), "I5"),
+    "a job is queued again before its attempt is closed": (END, before("attempt.closed", requeued), "I5"),
+    "a job is queued again after its end": (END, then("job.finished", requeued), "I3"),
+    "a job is in limbo after its close": (END, left_out("job.requeued"), "I3"),
+    "a job does not end after its close": (END, left_out("job.finished", of="failing"), "I3"),
+    "a job's end comes late": (END, moved("job.finished", 1, of="failing"), "I3"),
+    "a job is queued again late": (END, moved("job.requeued", 1), "I3"),
+    "a job ends while it runs": (
+        END, then("attempt.running", lambda e: led.JobFinished(job_id=e.job_id, state="succeeded")), "I5"
+    ),
+    "a job ends twice": (END, then("job.finished", lambda e: e), "I3"),
+    "a job is queued twice": (END, then("job.queued", lambda e: e), "I3"),
+    "a job has the id of another": (END, changed("job.queued", with_(client_key="another")), "I3"),
+    "a job has the id of another team's": (END, changed("job.queued", with_(team="other")), "I3"),
+    "a submit is lost": (END, left_out("job.queued"), "I3"),
+    "a job runs after its end": (END, then("job.finished", lambda e: running(e.job_id, 2), of="failing"), "I3"),
+    "a job is granted after its end": (
+        END, then("job.finished", lambda e: led.HoldReleased(job_id=e.job_id), of="failing"), "I3"
+    ),
+    # --------------------------------------------------------------------------------------------------- attempts (I5)
+    "an attempt that never was runs": (END, changed("attempt.running", with_(attempt=2)), "I5"),
+    "an attempt runs twice": (END, then("attempt.running", lambda e: e), "I5"),
+    "an attempt starts where it has no part": (END, changed("attempt.starting", with_(node="n9")), "I5"),
+    "an attempt starts twice at one place": (END, then("attempt.starting", lambda e: e), "I5"),
+    "an attempt runs, and a part was not seen": (END, left_out("attempt.starting"), "I5"),
+    "an attempt that runs starts": (
+        END, then("attempt.running", lambda e: led.AttemptStarting(job_id=e.job_id, attempt=e.attempt, node="n0")), "I5"
+    ),
+    "an attempt has a number too high": (END, changed("job.granted", with_(attempt=2)), "I5"),
+    "an attempt has an old number": (END, changed("job.granted", with_(attempt=1), 1, of="gang"), "I5"),
+    "two attempts are open": (END, then("job.granted", lambda e: e.model_copy(update={"attempt": 2})), "I5"),
+    "a grant is kept quiet": (END, left_out("job.granted"), "I3"),
+    "a part is freed twice": (END, then("devices.freed", lambda e: e), "I5"),
+    "a part is not freed": (END, left_out("devices.freed", of="failing"), "I5"),
+    "a part frees another device": (END, changed("devices.freed", with_(devices=("n0-gpu7",)), of="half0"), "I5"),
+    "a part frees one device of many": (END, changed("devices.freed", lambda e: with_(devices=e.devices[:1])(e)), "I5"),
+    "a part frees a device twice": (END, changed("devices.freed", lambda e: with_(devices=e.devices * 2)(e)), "I5"),
+    "a part is freed on another node": (END, changed("devices.freed", with_(node="n2"), of="half0"), "I5"),
+    "an earlier attempt frees devices": (END, changed("devices.freed", with_(attempt=1), 1, of="failing"), "I5"),
+    "an attempt is closed and holds devices": (PRE, before("devices.freed", lambda e: led.AttemptClosed(
+        job_id=e.job_id, attempt=e.attempt, outcome="preempted")), "I5"),
+    "an attempt is never closed": (END, left_out("attempt.closed"), "I5"),
+    "an attempt is closed late": (END, moved("attempt.closed", 1, of="failing"), "I5"),
+    "an attempt is closed twice": (END, then("attempt.closed", lambda e: e), "I"),
+    "a node that fell silent tells an exit code": (END, changed("devices.freed", with_(exit_code=0)), "I5"),
+    # --------------------------------------------------------------------------------------------- outcomes (I5 and I3)
+    **{
+        f"a job that failed was {outcome.value}": (END, changed("attempt.closed", with_(outcome=outcome), of="failing"), "I5")
+        for outcome in Outcome if outcome is not Outcome.FAILED
+    },
+    **{
+        f"a job that succeeded was {outcome.value}": (
+            END, changed("attempt.closed", with_(outcome=outcome), 1, of="gang"), "I5"
+        )
+        for outcome in Outcome if outcome is not Outcome.SUCCEEDED
+    },
+    "a job that gave way was lost": (PRE, changed("attempt.closed", with_(outcome=Outcome.LOST)), "I5"),
+    "a drained job was lost": (END, changed("attempt.closed", with_(outcome=Outcome.LOST), 1, of="half0"), "I5"),
+    "a lost job failed": (END, changed("attempt.closed", with_(outcome=Outcome.FAILED)), "I5"),
+    "a cancelled job succeeded": (
+        END, changed("attempt.closed", with_(outcome=Outcome.SUCCEEDED), of="unwanted-too"), "I5"
+    ),
+    "a kind of end that is not the outcome's": (
+        END, changed("attempt.closed", with_(category=Category.HARDWARE), of="failing"), "I5"
+    ),
+    "an exit code is hidden": (END, changed("devices.freed", with_(exit_code=0), of="failing"), "I5"),
+    "an end by itself is hidden": (END, changed("devices.freed", with_(own_exit=False), of="failing"), "I5"),
+    "a failure is the hardware's, says the agent": (
+        END, changed("devices.freed", with_(category=Category.HARDWARE), of="failing"), "I5"
+    ),
+    "a job that succeeded failed": (END, changed("job.finished", with_(state=JobState.FAILED), of="half0"), "I3"),
+    "a job that failed succeeded": (END, changed("job.finished", with_(state=JobState.SUCCEEDED), of="failing"), "I3"),
+    "a job over its time was cancelled": (END, changed("job.finished", with_(state=JobState.CANCELLED), of="slow"), "I3"),
+    "a job ends as running": (END, changed("job.finished", with_(state=JobState.RUNNING), of="half0"), "I3"),
+    "a job ends with another exit code": (END, changed("job.finished", with_(exit_code=0), of="failing"), "I3"),
+    "a job ends before its attempts are used up": (
+        END, changed("job.requeued", lambda e: led.JobFinished(job_id=e.job_id, state="failed"), of="failing"), "I3"
+    ),
+    "a job ends because it gave way": (
+        PRE, changed("job.requeued", lambda e: led.JobFinished(job_id=e.job_id, state="failed")), "I3"
+    ),
+    "a job is tried again beyond its budget": (END, changed("job.finished", requeued, of="failing"), "I3"),
+    "a cancelled job is tried again": (END, changed("job.finished", requeued, of="unwanted-too"), "I3"),
+    "a job is stopped for its time too early": (
+        END, changed("job.queued", spec(lambda s: s.model_copy(update={"time_limit_s": 60})), of="slow"), "I5"
+    ),
+    "a job without a limit is over its time": (
+        END, changed("job.queued", spec(lambda s: s.model_copy(update={"time_limit_s": 0})), of="slow"), "I5"
+    ),
+    "a job is stopped for a part that did not fail": (
+        END, changed("attempt.stopping", with_(cause=Cause.PART_FAILED), of="slow"), "I5"
+    ),
+    "a job is stopped for a node that did not leave": (
+        END, changed("attempt.stopping", with_(cause=Cause.NODE_LEFT), of="slow"), "I5"
+    ),
+    "nobody stopped a job that was cancelled": (END, left_out("attempt.stopping", of="unwanted-too"), "I5"),
+    # ------------------------------------------------------------------------------------------------- checkpoints (I12)
+    "a checkpoint goes back": (
+        END, changed("attempt.checkpointed", with_(checkpoint=Checkpoint(step=1, reference="s3://x")), 1), "I12"
+    ),
+    "a checkpoint goes back in a later attempt": (
+        END, changed("attempt.checkpointed", with_(checkpoint=Checkpoint(step=1, reference="s3://x")), 2), "I12"
+    ),
+    "a checkpoint is told twice": (END, then("attempt.checkpointed", lambda e: e), "I12"),
+    "a job is queued again without its checkpoint": (END, changed("job.requeued", with_(resume=None), of="gang"), "I12"),
+    "a job goes on from nothing": (END, changed("job.granted", with_(resume=None), 1, of="gang"), "I12"),
+    "a job goes on from an older checkpoint": (
+        END, changed("job.granted", with_(resume=Checkpoint(step=3, reference="s3://ckpt/3")), 1, of="gang"), "I12"
+    ),
+    "a job goes on from another's checkpoint": (
+        END, changed("job.granted", with_(resume=Checkpoint(step=7, reference="s3://other")), 1, of="gang"), "I12"
+    ),
+    "a checkpoint is kept quiet": (END, left_out("attempt.checkpointed", 1), "I12"),
+    "a new job goes on from somewhere": (
+        END, changed("job.granted", with_(resume=Checkpoint(step=7, reference="s3://x")), of="half0"), "I12"
+    ),
+    # -------------------------------------------------------------------------------------------- devices and epochs (I1)
+    "an epoch stands still": (END, changed("job.granted", each_claim(lambda c: {"epoch": 1}), 1, of="gang"), "I1"),
+    "an epoch goes back": (PRE, changed("job.granted", each_claim(lambda c: {"epoch": 1}), of="urgent"), "I1"),
+    "a device is granted to two": (END, changed("job.granted", claim(0, device="n0-gpu0", node="n0"), of="half0"), "I1"),
+    "a share is granted beyond a device": (
+        END, changed("job.granted", claim(0, milli=700, epoch=99), of="half1"), "I1"
+    ),
+    "memory is granted beyond a device": (END, changed("job.granted", claim(0, memory_mib=80_000), of="half1"), "I1"),
+    "an unknown device is granted": (END, changed("job.granted", claim(0, device="n0-gpu99"), of="half0"), "I8"),
+    "a device is granted as another node's": (END, changed("job.granted", claim(0, node="n0"), of="half0"), "I8"),
+    "a device of a node that left is granted": (
+        END, moved("node.left", -1), "I8"
+    ),
+    "a node has fewer devices than are granted": (
+        END, changed("node.joined", lambda e: with_(inventory=e.inventory.model_copy(
+            update={"devices": e.inventory.devices[:3]}))(e)), "I8"
+    ),
+    "a node has less memory": (
+        PRE, changed("node.joined", lambda e: with_(inventory=e.inventory.model_copy(update={"devices": tuple(
+            d.model_copy(update={"memory_mib": 40_000}) for d in e.inventory.devices)}))(e)), "I"
+    ),
+    "two nodes have one device": (
+        END, changed("node.joined", lambda e: with_(inventory=e.inventory.model_copy(update={"devices": (
+            *e.inventory.devices, e.inventory.devices[0].model_copy(update={"id": "n0-gpu0"}))}))(e), 1), "I8"
+    ),
+    # ----------------------------------------------------------------------------------------------- as asked for (I2)
+    "memory is granted not as asked": (END, changed("job.granted", claim(0, memory_mib=99), of="half1"), "I2"),
+    "less memory than a whole device is granted": (END, changed("job.granted", claim(3, memory_mib=10), of="gang"), "I2"),
+    "memory of a share is its part": (END, changed("job.granted", claim(0, memory_mib=1), of="half0"), "I2"),
+    "another share is granted": (END, changed("job.granted", claim(0, milli=399), of="half0"), "I2"),
+    "a whole device is granted for a share": (
+        END, changed("job.granted", claim(0, milli=1000, device="n2-gpu7", node="n2"), of="half0"), "I2"
+    ),
+    "a gang gets a device less": (END, changed("job.granted", lambda e: with_(claims=e.claims[1:])(e), of="gang"), "I2"),
+    "a gang gets a device twice": (
+        END, changed("job.granted", lambda e: with_(claims=(*e.claims[1:], e.claims[1]))(e), of="gang"), "I2"
+    ),
+    "another model is granted": (END, changed("job.queued", asked(types=("A100",))), "I2"),
+    "processors are granted to whom did not name them": (OWN, changed("job.queued", asked(types=()), of="processors"), "I2"),
+    "processors are not granted": (OWN, changed("job.granted", claim(0, cpu_milli=0), of="elastic"), "I2"),
+    "host memory is not granted": (OWN, changed("job.granted", claim(0, host_memory_mib=0), of="elastic"), "I2"),
+    "processors are granted to whom did not ask": (OWN, changed("job.granted", claim(0, cpu_milli=9), of="cuda"), "I2"),
+    "a part of a machine is not taken with its processors": (
+        OWN, changed("job.granted", claim(0, cpu_milli=0), of="processors"), "I2"
+    ),
+    "a role gets no device": (OWN, changed("job.granted", each_claim(lambda c: {"role": "worker"}), of="nested"), "I2"),
+    "a role that is not there": (OWN, changed("job.granted", claim(0, role="ghost"), of="nested"), "I2"),
+    "a role where none was asked for": (OWN, changed("job.granted", claim(0, role="ghost"), of="cuda"), "I2"),
+    "a role is asked to have more": (
+        OWN, changed("job.queued", lambda e: asked(roles=tuple(r.model_copy(update={"devices": 1}) for r in
+                                                               e.spec.resources.roles))(e), of="nested"), "I2"
+    ),
+    "another runtime": (OWN, changed("job.queued", asked(runtime=Runtime.ROCM), of="cuda"), "I2"),
+    "another number format": (OWN, changed("job.queued", asked(precision=Precision.FP4), of="cuda"), "I2"),
+    "a label that the node has not": (OWN, changed("job.queued", asked(labels={"zone": "blue"}), of="elastic"), "I2"),
+    "a slice that was not asked for": (CUT, changed("job.queued", asked(mig_profile=""), of="small"), "I2"),
+    "another slice": (CUT, changed("job.queued", asked(mig_profile="1g.10gb"), of="big"), "I2"),
+    "peers are together": (OWN, changed("job.queued", lambda e: asked(
+        spread=e.spec.resources.spread.model_copy(update={"level": Level.POOL}))(e), of="spread-b"), "I2"),
+    "a gang is too far apart": (OWN, changed("job.granted", claim(0, device="m3-gpu3", node="m3"), of="nested"), "I2"),
+    "a timer on a machine": (OWN, lambda records: [r.model_copy(update={"events": tuple(
+        with_(inventory=e.inventory.model_copy(update={"simulated": False}))(e) if e.kind == "node.joined" else e
+        for e in r.events)}) for r in records], "I2"),
+    # -------------------------------------------------------------------------------------- processors and power (I1)
+    "a node has fewer processors": (OWN, changed("node.joined", lambda e: with_(
+        inventory=e.inventory.model_copy(update={"cpus": 1}))(e)), "I1"),
+    "a rack has less power": (OWN, changed("node.joined", lambda e: with_(
+        inventory=e.inventory.model_copy(update={"rack_power_w": 700}))(e)), "I1"),
+    # ------------------------------------------------------------------------------------- holds and preemption (I11)
+    "a job of the same class gives way": (PRE, changed("job.queued", with_(priority=100)), "I11"),
+    "a job of a higher class gives way": (PRE, changed("job.queued", with_(priority=900)), "I11"),
+    "a class that may not preempt does": (PRE, changed("job.queued", with_(preempts=False), of="urgent"), "I11"),
+    "a job gives way to one that never was": (PRE, changed("attempt.preempting", with_(beneficiary=NOBODY)), "I11"),
+    "a job gives way to itself": (PRE, changed("attempt.preempting", lambda e: with_(beneficiary=e.job_id)(e)), "I11"),
+    "a job gives way to one that waits and may not": (PRE, changed("attempt.preempting", with_(beneficiary=LOW2)), "I11"),
+    "a waiting job gives way": (PRE, changed("attempt.preempting", with_(job_id=LOW2)), "I3"),
+    "a job gives way twice": (PRE, then("attempt.preempting", lambda e: e), "I5"),
+    "a job gives way, and nothing is held": (PRE, left_out("devices.held"), "I11"),
+    "nobody gives way for what is held": (PRE, left_out("attempt.preempting"), "I11"),
+    "devices held for one are granted to another": (
+        PRE, changed("devices.held", lambda e: [e, *_taken(e)]), "I11"
+    ),
+    "devices are held for two": (PRE, then("devices.held", lambda e: held(LOW2, *e.devices)), "I11"),
+    "devices are held twice": (PRE, then("devices.held", lambda e: e), "I11"),
+    "a device is held that does not become free": (
+        PRE, changed("devices.held", lambda e: with_(devices=tuple(_other(d) for d in e.devices))(e)), "I11"
+    ),
+    "an unknown device is held": (PRE, changed("devices.held", with_(devices=("ghost",))), "I11"),
+    "a hold outlives its grant": (PRE, left_out("hold.released"), "I11"),
+    "a hold outlives its job": (PRE, left_out("hold.released", 1), "I11"),
+    "a hold is released for nothing": (PRE, left_out("job.finished", of="urgent2"), "I11"),
+    "a hold is released that is none": (PRE, before("job.granted", lambda e: led.HoldReleased(job_id=e.job_id)), "I11"),
+    # ------------------------------------------------------------------------------------------ nodes and leases (I8)
+    "a lease ended and the node did not leave": (END, left_out("node.left"), "I8"),
+    "a node left in good order and did not": (END, left_out("node.left", 1), "I8"),
+    "a lease ended, and the node leaves later": (END, moved("node.left", 1), "I8"),
+    "a new life that did not begin": (END, left_out("node.joined", 4), "I8"),
+    "a lease ended where the agent saw the end": (
+        END, changed("devices.freed", with_(evidence=Evidence.LEASE_ENDED, own_exit=False, exit_code=None), 2, of="half0"), "I8"
+    ),
+    "a node leaves with what it holds": (END, left_out("devices.freed"), "I8"),
+    "a node leaves that never joined": (END, changed("node.left", with_(node="ghost")), "I8"),
+    "a node leaves in another life": (END, changed("node.left", with_(incarnation=7)), "I8"),
+    "a node leaves twice": (END, then("node.left", lambda e: e), "I8"),
+    "a node joins in an old life": (END, changed("node.joined", with_(incarnation=1), 3), "I8"),
+    "a node joins twice": (END, then("node.joined", lambda e: e), "I8"),
+    # ------------------------------------------------------------------------------------------------- limits (I7)
+    "a limit is lower than what is granted": (END, changed("quota.set", with_(limit_milli=3000)), "I7"),
+    "a limit of a type is lower": (END, changed("quota.set", with_(by_type={"H100": 2000})), "I7"),
+    # ------------------------------------------------------------------------------------------------- boards (I8)
+    "an instance goes that is held": (CUT, changed("board.recut", lambda e: with_(recut=e.recut.model_copy(
+        update={"destroy": (*e.recut.destroy, "b0-1g.10gb-6")}))(e)), "I8"),
+    "an instance goes that never was": (CUT, changed("board.recut", lambda e: with_(recut=e.recut.model_copy(
+        update={"destroy": ("ghost",)}))(e)), "I8"),
+    "an instance goes that is granted": (
+        CUT, then("board.recut", lambda e: led.JobGranted(job_id=job_id("research", "big"), attempt=1, claims=(
+            {"device": e.recut.destroy[0], "node": "n1", "milli": 1000, "memory_mib": 9, "epoch": 9},))), "I8"
+    ),
+    "a board is cut that nobody asked for": (CUT, left_out("board.recut"), "I8"),
+    "a board is asked for twice": (CUT, then("board.recut", lambda e: e), "I8"),
+    "a board answers another number": (CUT, changed("board.cut", with_(number=7)), "I8"),
+    "a board answers twice": (CUT, then("board.cut", lambda e: e), "I8"),
+    "a board is cut in another life": (CUT, changed("board.cut", with_(incarnation=7)), "I8"),
+    "a board is asked for in another life": (CUT, changed("board.recut", with_(incarnation=7)), "I8"),
+    "a board's number goes back": (CUT, changed("board.recut", lambda e: with_(
+        recut=e.recut.model_copy(update={"number": 1}))(e), 1), "I8"),
+    "a cut is withdrawn that was not asked for": (CUT, changed("board.recut-withdrawn", with_(number=9)), "I8"),
+    "a cut is withdrawn twice": (CUT, then("board.recut-withdrawn", lambda e: e), "I8"),
+    "a cut loses what is held": (CUT, changed("board.cut", lambda e: with_(inventory=e.inventory.model_copy(
+        update={"devices": tuple(d for d in e.inventory.devices if d.mig_start != 6)}))(e)), "I8"),
+}  # fmt: skip
+
+
+def _taken(e: led.DevicesHeld) -> list[Any]:
+    """Somebody else is granted what is held."""
+    claims = tuple(
+        {"device": d, "node": d.split("-")[0], "milli": 1000, "memory_mib": 81920, "epoch": 9} for d in e.devices
+    )
+    return [led.JobGranted(job_id=LOW2, attempt=1, claims=claims[:2])]
+
+
+def _other(device: str) -> str:
+    node, _, rest = device.partition("-")
+    return f"{'n1' if node == 'n0' else 'n0'}-{rest}"
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_each_lie_is_found(name: str) -> None:
+    life, lie, invariant = LIES[name]
+    truth = records_of(life)
+    told = lie(truth)
+    assert [r.events for r in told] != [r.events for r in truth] or [*told] != [*truth], "it is the truth"
+    found = report(told)
+    assert any(v.startswith(f"{invariant}") for v in found.violations), found.violations

@@ -1,0 +1,96 @@
+"""Every event of ledgers that lived, left out, doubled, swapped with the next and told a record later: found, or there is a
+reason why nobody can find it."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from schemas.ledger import LedgerEvent, LedgerRecord
+from tests.core.lives import LIVES, records_of
+from tests.core.test_verify_lies import report
+
+Records = Sequence[LedgerRecord]
+Events = tuple[LedgerEvent, ...]
+
+NEVER_USED = "nothing that follows relied on it"
+MAY_WAIT = (
+    "a job may wait for ever: that somebody cancelled it, or that it could have been granted, is not in what follows"
+)
+SAID_ALREADY = "it says what is so already, and counts nothing"
+APART = "the two have nothing to do with each other"
+IN_TIME = "what relies on it comes later still"
+
+UNSEEN: dict[str, dict[str, str]] = {
+    "left out": {
+        "job.queued": f"of a job that still waits: {NEVER_USED}; I4 is for those who know what was submitted",
+        "job.granted": f"the ledger's last word of a job: {MAY_WAIT}",
+        "job.finished": f"of a job that was cancelled while it waited: {MAY_WAIT}",
+        "attempt.running": "an attempt may end without having been seen running; a time limit relies on it, and finds it",
+        "attempt.checkpointed": f"{NEVER_USED}: the job was not tried again, or had a later one by then",
+        "board.recut-withdrawn": "the node may have answered late instead",
+        "quota.set": f"{NEVER_USED}: nobody reached the limit",
+        "plan.declined": NEVER_USED,
+        "input.rejected": NEVER_USED,
+    },
+    "doubled": {"quota.set": SAID_ALREADY, "plan.declined": SAID_ALREADY},
+    "swapped": {
+        "node.joined": APART,
+        "node.left": f"{APART}: what is granted next is on other nodes",
+        "attempt.stopping": f"{APART}: two jobs",
+        "job.requeued": f"{APART}: a job, and what is not of it",
+        "job.granted": f"{APART}: two jobs, other devices",
+    },
+    "later": {
+        "node.joined": IN_TIME,
+        "quota.set": IN_TIME,
+        "job.queued": IN_TIME,
+        "job.granted": IN_TIME,
+        "job.finished": "of a job that was cancelled while it waited: it waits a moment longer",
+        "attempt.running": IN_TIME,
+        "attempt.checkpointed": IN_TIME,
+        "plan.declined": SAID_ALREADY,
+    },
+}
+"""Change -> kind of event -> why some such changes cannot be found."""
+
+
+def left_out(events: Events, at: int) -> Events:
+    return events[:at] + events[at + 1 :]
+
+
+def doubled(events: Events, at: int) -> Events:
+    return (*events[: at + 1], *events[at:])
+
+
+def swapped(events: Events, at: int) -> Events:
+    return (*events[:at], events[at + 1], events[at], *events[at + 2 :]) if at + 1 < len(events) else events
+
+
+def changed_ledgers(records: Records, change: str) -> Iterator[tuple[LedgerEvent, Records]]:
+    """Each event, and the ledger in which it was changed."""
+    within = {"left out": left_out, "doubled": doubled, "swapped": swapped}
+    for n, record in enumerate(records):
+        for at, event in enumerate(record.events):
+            out = list(records)
+            if change in within:
+                out[n] = record.model_copy(update={"events": within[change](record.events, at)})
+            elif n + 1 < len(records):
+                out[n] = record.model_copy(update={"events": left_out(record.events, at)})
+                out[n + 1] = records[n + 1].model_copy(update={"events": (*records[n + 1].events, event)})
+            if out[n].events != record.events:
+                yield event, out
+
+
+@pytest.mark.parametrize("change", UNSEEN)
+def test_every_change_is_found_or_there_is_a_reason(change: str) -> None:
+    unseen: dict[str, int] = defaultdict(int)
+    seen = 0
+    for life in LIVES:
+        for event, told in changed_ledgers(records_of(life), change):
+            if report(told).ok:
+                unseen[event.kind] += 1
+            else:
+                seen += 1
+    assert unseen.keys() == UNSEEN[change].keys(), f"{change}: {dict(unseen)} are not found, {seen} are"
+    assert seen > sum(unseen.values())
