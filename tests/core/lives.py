@@ -6,9 +6,10 @@ from typing import Any
 
 from libs.core.scheduling import preemption
 from schemas import inbox
+from schemas.clock import BootReading, ClockMark, MeasuredBy
 from schemas.ids import job_id
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
-from schemas.ledger import LedgerRecord
+from schemas.ledger import ClockJumped, LedgerRecord
 from schemas.resources import (
     Content,
     Device,
@@ -165,17 +166,46 @@ def job_of(name: str, resources: Resources, team: str = "research") -> inbox.Job
     return admitted.model_copy(update={"spec": JobSpec(name=name, command=("true",), resources=resources)})
 
 
+ON_A_CLOCK = "on a clock"
 LIVES: dict[str, Callable[[], World]] = {
     "every end": every_end,
     "preempted": preempted,
     "boards": boards,
     "particular": particular,
 }
+EVERY = (*LIVES, ON_A_CLOCK)
+
+
+SET_BACK = 18
+"""In the life on a clock: the record before which the broker's clock is set."""
+
+
+def on_a_clock() -> list[LedgerRecord]:
+    """A life in which ticks told a boot clock. In the middle the wall clock is set forward by an hour; at the end the machine
+    boots anew, and nobody knows how long that took."""
+    out = []
+    for n, record in enumerate(records_of("every end")):
+        booted, set_us = n == 39, 3600 * S * (n >= SET_BACK)
+        t_us, wall_us = record.t_us + 60 * S * (n >= 39), record.t_us + set_us + 60 * S * (n >= 39)
+        reading = BootReading(boot=f"boot-{n >= 39}", at_us=record.t_us)
+        mark = ClockMark(t_us=t_us, wall_us=wall_us, readings=(reading,))
+        events = record.events
+        if n == SET_BACK or booted:
+            by = MeasuredBy.WALL if booted else MeasuredBy.BOOT_TIME
+            before = out[-1]
+            elapsed_us = t_us - before.t_us
+            from_us = before.clock.wall_us if booted else before.clock.wall_us + elapsed_us
+            jump = ClockJumped(from_us=from_us, to_us=wall_us, elapsed_us=elapsed_us, measured=by, estimated=booted)
+            events = (jump, *events)
+        out.append(record.model_copy(update={"t_us": t_us, "wall_us": wall_us, "clock": mark, "events": events}))
+    return out
 
 
 @cache
 def records_of(life: str) -> tuple[LedgerRecord, ...]:
     """The ledger of a life. The checker found nothing in it while it was written."""
+    if life == ON_A_CLOCK:
+        return tuple(on_a_clock())
     world = LIVES[life]()
     world.check()
     return tuple(world.records)

@@ -12,7 +12,7 @@ from schemas.ids import job_id
 from schemas.jobs import Checkpoint, JobState
 from schemas.ledger import EVENT_KINDS, LedgerEvent, LedgerRecord
 from schemas.resources import Level, Precision, Runtime
-from tests.core.lives import LIVES, kinds_of, records_of
+from tests.core.lives import EVERY, ON_A_CLOCK, SET_BACK, kinds_of, records_of
 
 Records = Sequence[LedgerRecord]
 Lie = Callable[[Records], Records]
@@ -29,13 +29,13 @@ def report(records: Records) -> Verification:
     return checker.finish()
 
 
-@pytest.mark.parametrize("life", LIVES)
+@pytest.mark.parametrize("life", EVERY)
 def test_a_life_as_it_was_has_no_violation(life: str) -> None:
     assert report(records_of(life)).violations == []
 
 
 def test_the_lives_have_every_kind_of_event() -> None:
-    assert set().union(*(kinds_of(records_of(life)) for life in LIVES)) == EVENT_KINDS.keys()
+    assert set().union(*(kinds_of(records_of(life)) for life in EVERY)) == EVENT_KINDS.keys()
 
 
 # ------------------------------------------------------------------------------------------------------ how one lies
@@ -124,6 +124,19 @@ def later(nth: int, us: int) -> Lie:
     return lie
 
 
+def clock_later(nth: int, us: int, *names: str) -> Lie:
+    """From a record on the record's time, and of its mark what `names` says, is so much later."""
+
+    def lie(records: Records) -> Records:
+        out = [*records[:nth]]
+        for r in records[nth:]:
+            mark = r.clock.model_copy(update={name: getattr(r.clock, name) + us for name in names if name != "record"})
+            out.append(r.model_copy(update={"t_us": r.t_us + us * ("record" in names), "clock": mark}))
+        return out
+
+    return lie
+
+
 def moved(kind: str, records_on: int, nth: int = 0, *, of: str = "") -> Lie:
     """An event comes in a later record."""
 
@@ -159,6 +172,20 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "time jumps by 30 days": (END, later(12, 30 * DAY_US), "I10"),
     "time jumps by 30 days while nothing runs": (END, later(2, 30 * DAY_US), "I10"),
     "time jumps by two days while something runs": (PRE, later(9, 2 * DAY_US), "I10"),
+    "time jumps by 30 days and its mark stays": (ON_A_CLOCK, clock_later(12, 30 * DAY_US, "record"), "I10"),
+    "time jumps by 30 days with its mark": (ON_A_CLOCK, clock_later(12, 30 * DAY_US, "record", "t_us", "wall_us"), "I10"),
+    "the mark goes back": (ON_A_CLOCK, clock_later(12, -5_000, "t_us"), "I10"),
+    "time jumps by an hour in its mark": (ON_A_CLOCK, clock_later(12, 3_600_000_000, "record", "t_us"), "I10"),
+    "time follows a wall clock that was set": (
+        ON_A_CLOCK, clock_later(SET_BACK, 3_600_000_000, "record", "t_us"), "I10"
+    ),
+    "a jump of the wall clock is not told": (ON_A_CLOCK, left_out("clock.jumped"), "I10"),
+    "a jump is told that was none": (ON_A_CLOCK, moved("clock.jumped", 1), "I10"),
+    "a gap without any clock is not told": (ON_A_CLOCK, left_out("clock.jumped", 1), "I10"),
+    "an estimate is told as measured": (ON_A_CLOCK, changed("clock.jumped", with_(estimated=False), 1), "I10"),
+    "a measured jump is told as an estimate": (ON_A_CLOCK, changed("clock.jumped", with_(estimated=True)), "I10"),
+    "an estimated jump took longer": (ON_A_CLOCK, changed("clock.jumped", with_(elapsed_us=1), 1), "I10"),
+    "a jump took longer than time went on": (ON_A_CLOCK, changed("clock.jumped", with_(elapsed_us=10**9)), "I10"),
     "an input is rejected that was decided before": (END, changed("input.rejected", with_(inbox_seq=1)), "I10"),
     "an input is rejected that is not decided yet": (END, changed("input.rejected", with_(inbox_seq=999)), "I10"),
     "an input is rejected twice": (END, then("input.rejected", lambda e: e), "I10"),

@@ -6,6 +6,7 @@ clock ran through, the record must tell the step as a jump (`clock.jumped`). Rec
 to hold against them but common sense: a pool that runs writes a record every few hours.
 """
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, Subject
@@ -32,9 +33,8 @@ class Clock(Subject):
         self._began = False
         self._inbox_seq = 0
         self._mark: ClockMark | None = None
-        self._untold_us = 0
-        """A step of the mark that no clock explains, until the record tells it as a jump."""
-        self._step_us = 0
+        self._step: _Step | None = None
+        """From the last mark to this record's."""
 
     def begin(self, record: led.LedgerRecord) -> None:
         books, before, mark = self.books, self._mark, record.clock
@@ -42,30 +42,30 @@ class Clock(Subject):
         if step_us < 0:
             books.broken("I10", f"time goes back from {books.t_us} to {record.t_us}")
         elif self._began:
-            inputs = max(0, record.inbox_seq - self._inbox_seq)
             if mark is not None and before is not None:
-                self._by_marks(before, mark, record.t_us, (1 + inputs) * PER_INPUT_US)
+                self._by_marks(before, mark, record)
             elif step_us > LONGEST_STEP_US:
                 self._long_step(step_us)
         self._began, self._mark = True, mark if mark is not None else before
         self._inbox_seq = max(self._inbox_seq, record.inbox_seq)
         books.t_us = max(record.t_us, books.t_us)
 
-    def _by_marks(self, before: ClockMark, mark: ClockMark, t_us: int, allowed_us: int) -> None:
+    def _by_marks(self, before: ClockMark, mark: ClockMark, record: led.LedgerRecord) -> None:
         broken = self.books.broken
-        self._step_us = mark.t_us - before.t_us
-        if self._step_us < 0:
+        allowed_us = (1 + max(0, record.inbox_seq - self._inbox_seq)) * PER_INPUT_US
+        on_us, reached_us = mark.t_us - before.t_us, max(self.books.t_us, mark.t_us)
+        if on_us < 0:
             broken("I10", f"the mark of time goes back from {before.t_us} to {mark.t_us}")
-        if t_us > max(self.books.t_us, mark.t_us) + allowed_us:
-            ahead = (t_us - max(self.books.t_us, mark.t_us)) / 1e6
+        if record.t_us > reached_us + allowed_us:
+            ahead = (record.t_us - reached_us) / 1e6
             broken("I10", f"time is {ahead:g} s ahead of what the last tick said, {allowed_us / 1e6:g} s are allowed")
         ran_us = _ran(before.readings, mark.readings)
-        if ran_us is None:
-            if abs(self._step_us) > allowed_us:
-                self._untold_us = self._step_us
-        elif abs(self._step_us - ran_us) > allowed_us + ran_us // RATE:
-            by, clocks = self._step_us / 1e6, ran_us / 1e6
-            broken("I10", f"time went on by {by:g} s between two ticks, and by {clocks:g} s on a clock that cannot be set")
+        if ran_us is not None and abs(on_us - ran_us) > allowed_us + ran_us // RATE:
+            by, clocks = on_us / 1e6, ran_us / 1e6
+            broken(
+                "I10", f"time went on by {by:g} s between two ticks, and by {clocks:g} s on a clock that cannot be set"
+            )
+        self._step = _Step(on_us, mark.wall_us - before.wall_us, allowed_us, ran_us is None)
 
     def _long_step(self, step_us: int) -> None:
         running = sum(job.open is not None for job in self.books.jobs.values())
@@ -74,21 +74,44 @@ class Clock(Subject):
             self.books.broken("I10", f"time jumps by {days} while {running} attempts are open, and nothing explains it")
 
     def jumped(self, e: led.ClockJumped) -> None:
-        self._untold_us = 0
         by_wall = e.measured is MeasuredBy.WALL
         if e.estimated != by_wall:
-            self.books.broken("I10", f"a jump of the clock was measured by {e.measured.value}; estimated: {e.estimated}")
+            self.books.broken(
+                "I10", f"a jump of the clock was measured by {e.measured.value}; estimated: {e.estimated}"
+            )
         if by_wall and e.elapsed_us != max(0, e.to_us - e.from_us):
             self.books.broken("I10", f"a jump by the wall clock from {e.from_us} to {e.to_us} took {e.elapsed_us} us")
-        if self._mark is not None and e.elapsed_us > self._step_us + PER_INPUT_US:
-            told, step = e.elapsed_us / 1e6, self._step_us / 1e6
-            self.books.broken("I10", f"a jump of the clock took {told:g} s, time went on by {step:g} s")
+        if self._step is not None:
+            self._step.told_us += e.elapsed_us
+            self._step.told_shift_us += e.to_us - e.from_us - (e.elapsed_us if by_wall else 0)
+            self._step.estimated |= by_wall
 
     def end(self) -> None:
-        if self._untold_us:
-            step = self._untold_us / 1e6
-            self.books.broken("I10", f"time went on by {step:g} s while no clock ran through, and it is not told as a jump")
-            self._untold_us = 0
+        step, self._step = self._step, None
+        if step is None:
+            return
+        broken, on = self.books.broken, f"time went on by {step.on_us / 1e6:g} s"
+        if step.told_us > max(0, step.on_us) + step.allowed_us:
+            broken("I10", f"{on}, and jumps of the clock are told that took {step.told_us / 1e6:g} s")
+        if step.unmeasured and not step.estimated and abs(step.on_us) > step.allowed_us:
+            broken("I10", f"{on} while no clock ran through, and it is not told as a jump")
+        shift_us = step.wall_us - step.on_us
+        if abs(shift_us - step.told_shift_us) > step.allowed_us:
+            told = f"jumps of {step.told_shift_us / 1e6:g} s are told"
+            broken("I10", f"the wall clock went {shift_us / 1e6:g} s elsewhere than time, and {told}")
+
+
+@dataclass(slots=True)
+class _Step:
+    """What happened to time between two marks, and what the record tells of it."""
+
+    on_us: int
+    wall_us: int
+    allowed_us: int
+    unmeasured: bool
+    told_us: int = 0
+    told_shift_us: int = 0
+    estimated: bool = False
 
 
 def _ran(before: tuple[BootReading, ...], after: tuple[BootReading, ...]) -> int | None:

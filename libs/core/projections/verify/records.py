@@ -23,7 +23,9 @@ class Records(Subject):
         if record.prev_seq != self._head:
             books.broken("I10", f"names record {record.prev_seq} before it, the last valid one is {self._head}")
         if record.inbox_seq < self._inbox_seq:
-            books.broken("I10", f"decides the inbox up to {record.inbox_seq}, up to {self._inbox_seq} is decided already")
+            books.broken(
+                "I10", f"decides the inbox up to {record.inbox_seq}, up to {self._inbox_seq} is decided already"
+            )
         self._head = books.seq
         self._decided_before, self._inbox_seq = self._inbox_seq, max(record.inbox_seq, self._inbox_seq)
 
@@ -31,7 +33,9 @@ class Records(Subject):
         self.books.report.rejected_inputs += 1
         if not max(self._rejected, self._decided_before) < e.inbox_seq <= self._inbox_seq:
             after, to = max(self._rejected, self._decided_before), self._inbox_seq
-            self.books.broken("I10", f"rejects inbox message {e.inbox_seq}, which is not among those after {after} to {to}")
+            self.books.broken(
+                "I10", f"rejects inbox message {e.inbox_seq}, which is not among those after {after} to {to}"
+            )
         self._rejected = max(self._rejected, e.inbox_seq)
 
     def declined(self, e: led.PlanDeclined) -> None:
