@@ -99,7 +99,7 @@ def test_a_wrong_bill_a_failed_step_or_a_violation_makes_the_report_fail(run: Ru
     failed = Step(name="n", expected="e", observed="o", ok=False)
     assert not numbers(run, (failed,)).ok
     broken = Run([Ask("a", "red", 0, 1)])
-    broken.world.checker._broken("I1", "two holders")
+    broken.world.checker.report.violated("I1", 1, "two holders")
     assert not numbers(broken).ok
     assert "two holders" in page(broken.facts, numbers(broken))
 
