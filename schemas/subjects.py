@@ -194,7 +194,11 @@ def operator_may() -> list[str]:
     """What an operator may publish: commands for any team, questions, dead letters again, the administration of streams.
     Never the ledger: only placement writes it."""
     everything = ["baton.cmd.>", "baton.qry.>", "baton.in.>"]
-    return [*everything, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", f"_INBOX_{OPERATOR}.>"]
+    kept = [
+        "$KV.baton-cursors.ledger-format-*",
+        "$KV.baton-readers.>",
+    ]  # `baton ledger readers`, `baton ledger upgrade`
+    return [*everything, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", *kept, f"_INBOX_{OPERATOR}.>"]
 
 
 def reply_prefix(team: str, user: str) -> str:

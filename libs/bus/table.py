@@ -26,6 +26,7 @@ from schemas.subjects import DEAD, EVENTS, REQUESTS, TELEMETRY
 
 CURSORS_BUCKET = "baton-cursors"
 SNAPSHOTS_BUCKET = "baton-snapshots"
+READERS_BUCKET = "baton-readers"
 
 SIZES_MIB: Final = {
     REQUESTS: 1_024,  # trimmed behind what is answered (libs.bus.trim): what waits, and some minutes
@@ -33,6 +34,7 @@ SIZES_MIB: Final = {
     TELEMETRY: 128,
     DEAD: 512,
     CURSORS_BUCKET: 64,
+    READERS_BUCKET: 16,
     SNAPSHOTS_BUCKET: 4_096,  # of each reader two; the state of 500,000 waiting jobs takes about 60 MiB
     subjects.INBOX: 1_024,  # trimmed behind what the ledger has decided
     subjects.LEDGER: 8_192,
@@ -73,6 +75,7 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
         _stream(TELEMETRY, _kept(TELEMETRY), SIZES_MIB[TELEMETRY], max_age=_HOUR_S, discard=DiscardPolicy.OLD),
         _stream(DEAD, [subjects.anyone(subjects.DEAD_LETTER)], SIZES_MIB[DEAD], max_age=30 * _DAY_S),
         _key_value(CURSORS_BUCKET, SIZES_MIB[CURSORS_BUCKET]),
+        _key_value(READERS_BUCKET, SIZES_MIB[READERS_BUCKET], max_age=_HOUR_S),
         _objects(SNAPSHOTS_BUCKET, SIZES_MIB[SNAPSHOTS_BUCKET]),
     ]
     for pool in pools:
@@ -194,9 +197,9 @@ def _stream(
     )
 
 
-def _key_value(bucket: str, max_mib: int) -> StreamConfig:
+def _key_value(bucket: str, max_mib: int, *, max_age: float = 0) -> StreamConfig:
     """As nats.py's `create_key_value` makes it, and like every other stream in this table compared with what exists."""
-    config = _stream(f"KV_{bucket}", [f"$KV.{bucket}.>"], max_mib, deny_delete=True)
+    config = _stream(f"KV_{bucket}", [f"$KV.{bucket}.>"], max_mib, max_age=max_age, deny_delete=True)
     return config.evolve(max_msgs_per_subject=1, allow_rollup_hdrs=True)
 
 

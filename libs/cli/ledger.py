@@ -22,6 +22,15 @@ from schemas.subjects import OPERATOR
 app = typer.Typer(help="Audit the ledger (operators).", no_args_is_help=True, rich_markup_mode=None)
 
 _COUNTS = [Column("COUNT", lambda row: row[1], right=True), Column("OF", lambda row: row[0])]
+_READERS = [
+    Column("READER", lambda one: one.name),
+    Column("PROCESS", lambda one: one.process),
+    Column("RELEASE", lambda one: one.release),
+    Column("FORMAT", lambda one: str(one.format), right=True),
+    Column("READ TO", lambda one: str(one.position), right=True),
+    Column("RESUMES AT", lambda one: str(one.resume), right=True),
+    Column("STATE", lambda one: "leaving" if one.leaving else "reads"),
+]
 _BILL_CATCHES_UP_S = 10.0
 _TOLD_EVERY_S = 2.0
 
@@ -85,6 +94,64 @@ def export(
 
     end = run(work, OPERATOR, url)
     say(f"{end.messages} messages; the chain ends with record {end.head.seq} {end.head.hash}")
+
+
+@app.command("readers")
+def readers(
+    forget: Annotated[
+        str | None, typer.Option("--forget", help="Remove what this process declared, as PROCESS shows it.")
+    ] = None,
+    pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Who reads the ledger, how far, and which format each understands; and the format that is written."""
+    from libs.ledger.readers import Readers
+
+    async def work(baton: Baton) -> tuple[list[Any], list[str], int]:
+        known, name = Readers(baton.nats.jetstream()), pool or baton.place.pool
+        found = await known.declared(name)
+        for one in found:
+            if one.process == forget:
+                await known.forget(one)
+        kept = [one for one in found if one.process != forget]
+        if forget and len(kept) == len(found):
+            raise UsageFault(f"no reader of process {forget!r}: `baton ledger readers` shows them")
+        return kept, await known.unmarked(name), await known.format(name)
+
+    found, unmarked, written = run(work, OPERATOR, url)
+    if output in (Format.JSON, Format.YAML):
+        rows = [one.model_dump() for one in found]
+        document({"readers": rows, "undeclared_consumers": unmarked, "format": written}, output)
+        return
+    show(found, _READERS)
+    for name in unmarked:
+        hint(f"consumer {name} does not say what it understands: most likely a reader of release 0.1.0")
+    hint(f"the ledger is written in format {written}")
+
+
+@app.command("upgrade")
+def upgrade(
+    force: Annotated[bool, typer.Option("--force", help="Also while older readers live: they will stop.")] = False,
+    pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
+    url: Url = None,
+) -> None:
+    """Let the ledger be written in the newest format now, and for good. By itself that happens ten minutes after the last
+    older reader was seen."""
+    from libs.core.state.formats import NEWEST
+    from libs.ledger.readers import Readers, process_name
+
+    async def work(baton: Baton) -> None:
+        known, name = Readers(baton.nats.jetstream()), pool or baton.place.pool
+        old = [f"{one.name} of process {one.process}" for one in await known.declared(name)
+               if one.format < NEWEST and not one.leaving]  # fmt: skip
+        old += [f"consumer {consumer}" for consumer in await known.unmarked(name)]
+        if old and not force:
+            raise UsageFault(f"these read an older format and would stop: {', '.join(old)}; upgrade them, or --force")
+        await known.raise_format(name, NEWEST, f"baton ledger upgrade by {process_name()}")
+
+    run(work, OPERATOR, url)
+    say(f"the ledger is written in format {NEWEST} from now on")
 
 
 def _telling(what: str) -> Callable[[int, int], None]:

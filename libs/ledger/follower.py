@@ -30,6 +30,7 @@ from nats.js import JetStreamContext
 from libs.ledger.chain import GENESIS, ChainEntry, Head
 from libs.ledger.projection import LedgerProjection
 from libs.ledger.reader import LedgerReader
+from libs.ledger.readers import Declarer
 from libs.ledger.saver import SaveCounters, SnapshotSaver
 from libs.ledger.snapshots import Restored, SnapshotStore
 
@@ -159,8 +160,11 @@ class Follower(Generic[P]):
         Raises LedgerStopped (libs.ledger.chain) when the ledger cannot be read on, and what `apply`, `after`, `begin` and
         `place` raise. May be run again afterwards: it starts anew. A broker that is away is waited for.
         """
+        declarer = Declarer(self._js, self.pool, self.name, self._standing)
+        declaring: asyncio.Task[None] | None = None
         try:
             reader = await self._start()
+            declaring = asyncio.create_task(declarer.run(), name=f"declarations of {self.name}")
             if begin is not None:
                 await begin()
             while True:
@@ -176,6 +180,9 @@ class Follower(Generic[P]):
             await self._distrust()
             raise error from error.__cause__
         finally:
+            if declaring is not None:
+                declaring.cancel()
+                await declarer.leave()
             await self._stop()
 
     # ------------------------------------------------------------------------------------------------------- start
@@ -247,6 +254,10 @@ class Follower(Generic[P]):
                 log.warning("%s of pool %s: record %d is void: it %s", self.name, self.pool, entry.seq, entry.why)
             steps.append(FollowedEntry(entry, told))
         return steps
+
+    def _standing(self) -> tuple[int, int]:
+        """Where it has read to, and where a restart would go on: at its place, or its last snapshot."""
+        return self.position, self.position if self._place is not None else self._saver.stored
 
     # -------------------------------------------------------------------------------------------------------- save
 

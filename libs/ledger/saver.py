@@ -51,6 +51,8 @@ class SnapshotSaver:
         self._name = name
         self._version = version
         self._every = every
+        self.stored = 0
+        """The position of the newest snapshot that is surely stored; 0: none."""
         self._position = 0
         self._failures = 0
         self._loads = 0
@@ -78,7 +80,7 @@ class SnapshotSaver:
             log.error("snapshots of %s cannot be loaded, the ledger is folded instead: %r", self._name, error)
             self.counters.unusable += 1
         self._loads = 0
-        self._position = found.position if found is not None else 0
+        self.stored = self._position = found.position if found is not None else 0
         return found
 
     def due(self, position: int) -> bool:
@@ -120,6 +122,7 @@ class SnapshotSaver:
         """Drops the snapshots, because a record did not fit the state: the next start folds the log, which shows whether
         the state was wrong or the ledger is. Raises nothing."""
         await self.close()
+        self.stored = 0
         try:
             await self._store.forget(self._name, self._version)
         except Exception as error:
@@ -149,6 +152,7 @@ class SnapshotSaver:
         else:
             self.counters.saved += 1
             self._failures = 0
+            self.stored = position
 
     def _failed(self, position: int, error: Exception) -> None:
         self.counters.failed += 1

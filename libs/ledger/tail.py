@@ -24,10 +24,13 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 
+from libs.core.state.formats import NEWEST
 from libs.ledger.chain import LedgerGap, LedgerRewound
 
 log = logging.getLogger("baton.ledger")
 
+MARK = "baton-format"
+"""Of a consumer: the newest format of the ledger that its reader understands (`libs.ledger.readers`)."""
 _HEARTBEAT_S = 1.0
 _SILENCE_S = 3.0  # no message and no heartbeat for so long: the consumer is gone
 _AWAY_S = 1.0
@@ -199,6 +202,7 @@ class Tail:
             mem_storage=True,
             num_replicas=1,
             max_deliver=1,
+            metadata={MARK: str(NEWEST)},
         )
         reconnects = self._nc.stats["reconnects"]
         created = await self._js.add_consumer(self.stream, config, timeout=_API_S)

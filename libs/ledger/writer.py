@@ -14,8 +14,7 @@ That is a matter of speed alone; no safety depends on any clock.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from typing import Generic
 
 from nats.errors import ConnectionClosedError
@@ -25,18 +24,20 @@ from nats.js.errors import NotFoundError
 from pydantic import ValidationError
 
 from libs.core.state.clock import LedgerClock
+from libs.core.state.formats import NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped, encode
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.reader import LedgerReader
+from libs.ledger.readers import Declarer
 from libs.ledger.saver import SaveCounters, SnapshotSaver
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.tail import Stored, Tail
-from schemas.clock import MeasuredBy
+from libs.ledger.timing import timed
 from schemas.inbox import Tick
-from schemas.ledger import ClockJumped, InputRejected, LedgerRecord
+from schemas.ledger import InputRejected, LedgerRecord
 from schemas.subjects import inbox_stream, ledger_stream
 
 log = logging.getLogger("baton.ledger")
@@ -82,6 +83,7 @@ class LedgerWriter(Generic[D]):
         linger_ms: float = 2.0,
         takeover_s: float = 1.0,
         append_timeout_s: float = 5.0,
+        allowed: Callable[[], int] = lambda: NEWEST,
         on_commit: Sequence[OnCommit[D]] = (),
         on_refold: Sequence[OnRefold[D]] = (),
     ) -> None:
@@ -97,6 +99,8 @@ class LedgerWriter(Generic[D]):
         self.counters = Counters()
         self.on_commit = list(on_commit)
         self.on_refold = list(on_refold)
+        self._allowed = allowed  # the newest format of the ledger that may be written
+        self._declarer = Declarer(js, pool, snapshot_name, lambda: (self.position, self._resume()))
         self._js = js
         self._factory = decider_factory
         self._saver = (
@@ -140,6 +144,7 @@ class LedgerWriter(Generic[D]):
 
         Raises LedgerStopped (see its subclasses) when going on would be wrong; what a hook or the decider raises, too.
         """
+        declaring = asyncio.create_task(self._declarer.run(), name=f"declarations of {self.writer_id}")
         try:
             while True:
                 await self._refold()
@@ -148,11 +153,16 @@ class LedgerWriter(Generic[D]):
                 await self._lead()
         finally:
             self.role = "stopped"
+            declaring.cancel()
+            await self._declarer.leave()
             for tail in (self._inbox, self._reader):
                 if tail is not None:
                     await tail.close()
             if self._saver is not None:
                 await self._saver.close()
+
+    def _resume(self) -> int:
+        return self._saver.stored if self._saver is not None else 0
 
     # ------------------------------------------------------------------------------------------------------ refold
 
@@ -272,7 +282,11 @@ class LedgerWriter(Generic[D]):
     async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
         """One decision about `stored`, committed if it has events. The decider has moved whatever the outcome is."""
         items = [read_input(message, self.pool) for message in stored]
-        clock, jumps = self._time(items)
+        before = self._clock if self._clock is not None else LedgerClock(self.decider.t_us)
+        clock, found = timed(before, items)
+        self._clock = clock
+        self.counters.clock_jumps += len(found)
+        jumps = found if may_emit("clock.jumped", self._allowed()) else []
         events = [*jumps, *self.decider.decide(items, clock.t_us)]
         self._unwritten += len(stored)
         if not events and self._unwritten < _MAX_SKIPPED:
@@ -304,23 +318,6 @@ class LedgerWriter(Generic[D]):
         else:
             self.counters.unclear += 1
         return outcome
-
-    def _time(self, items: Sequence[InboxItem]) -> tuple[LedgerClock, list[ClockJumped]]:
-        """The ledger's clock after these inputs, and how the broker's clock jumped meanwhile."""
-        clock = self._clock if self._clock is not None else LedgerClock(self.decider.t_us)
-        jumps: list[ClockJumped] = []
-        for item in items:
-            if not isinstance(item.message, Tick):
-                clock = clock.input(item.time_us)
-                continue
-            clock, jump = clock.tick(item.time_us, item.message.readings)
-            if jump is not None:
-                self.counters.clock_jumps += 1
-                estimated = jump.measured is MeasuredBy.WALL
-                log.warning("ledger of pool %s: the broker's clock jumped: %s", self.pool, jump)
-                jumps.append(ClockJumped(**asdict(jump), estimated=estimated))
-        self._clock = clock
-        return clock, jumps
 
     def _fits(self, payload: bytes, stored: Sequence[Stored]) -> bool:
         if len(payload) <= MAX_RECORD_BYTES:

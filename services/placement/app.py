@@ -23,6 +23,7 @@ from libs.core.placement.score.scorer import Scorer
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.scheduling.policy import Policy
 from libs.core.state.desired import desired, nodes_touched
+from libs.ledger.readers import FormatGate
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
 from libs.service.app import Tasks, make_asgi
@@ -51,6 +52,7 @@ class Placement:
         self.pool = settings.pool
         self.writer_id = writer_id
         self.writer: LedgerWriter[Decider] | None = None
+        self.gate: FormatGate | None = None
         self._nats: Client | None = None
         self._asked: list[tuple[Callable[[Decider], Any], asyncio.Future[Any]]] = []
         self._records = Counter("baton_ledger_records", "records committed by this process", registry=registry)
@@ -69,16 +71,19 @@ class Placement:
         js = nats.jetstream()
         await bind(js, [self.pool])
         await asyncio.to_thread(warm)
+        self.gate = gate = FormatGate(js, self.pool, hold_s=self.settings.readers_hold_s)
+        await gate.poll()
         self._nats = nats
         self.writer = LedgerWriter(
             js,
             self.pool,
-            Deciders(self.policy, Scorer),
+            Deciders(self.policy, Scorer, lambda: gate.allowed),
             writer_id=self.writer_id,
             snapshots=SnapshotStore(js, self.pool),
             batch=self.settings.batch,
             linger_ms=self.settings.linger_ms,
             snapshot_every=self.settings.snapshot_records,
+            allowed=lambda: gate.allowed,
             on_commit=[self._committed],
             on_refold=[self._refolded],
         )
@@ -196,6 +201,8 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
         nats = await connect(settings.nats_url, name="placement-writer", die_on_close=True)
         await placement.open(nats)
         assert placement.writer is not None
+        assert placement.gate is not None
+        tasks.start("ledger format", placement.gate.run())
         tasks.start("ledger writer", placement.writer.run())
         tasks.start("redis projection", projector.run(nats.jetstream()))
         tasks.start("trim of the inbox", placement.inbox_trimmer(nats.jetstream()).run())

@@ -15,6 +15,7 @@ from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reactions import Decision, react
 from libs.core.state import fold, snapshot
 from libs.core.state.fleet import Fleet
+from libs.core.state.formats import NEWEST
 from libs.core.state.model import Shape, State, shape_of
 from schemas import inbox, ledger
 
@@ -48,11 +49,19 @@ class Learner(Scores, Protocol):
 class Decider:
     """Placement's state and its two moves: `apply` what was committed, `decide` what comes next."""
 
-    def __init__(self, state: State | None = None, policy: Policy = Policy(), learner: Learner | None = None) -> None:
+    def __init__(
+        self,
+        state: State | None = None,
+        policy: Policy = Policy(),
+        learner: Learner | None = None,
+        allowed: Callable[[], int] = lambda: NEWEST,
+    ) -> None:
+        """`allowed`: the newest format of the ledger that may be written now (`libs.core.state.formats`)."""
         self.state = state if state is not None else State()
         self.state.fleet.scorer = learner
         self.learner = learner
         self.policy = policy
+        self._allowed = allowed
         self.plan = cycle.Plan()
         """The last cycle's plan: why each queue waits (explain, queue list)."""
         self._backlog = Backlog()
@@ -74,7 +83,9 @@ class Decider:
     def decide(self, inputs: Sequence[Item], t_us: int) -> list[ledger.LedgerEvent]:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also repartitions boards,
         and withdraws repartitions that were not answered in time."""
-        decision = Decision(self.state, t_us, self._backlog.changes, inputs[-1].time_us if inputs else 0)
+        decision = Decision(
+            self.state, t_us, self._backlog.changes, inputs[-1].time_us if inputs else 0, self._allowed()
+        )
         for item in inputs:
             react(decision, item.seq, item.subject, item.message, item.error)
         self._learn(decision.events)
@@ -90,7 +101,8 @@ class Decider:
             )
         if any(isinstance(item.message, inbox.Tick) for item in inputs):
             for late in repartition.overdue(self.state, t_us, self.policy):
-                decision.emit(late)
+                if decision.may(late):
+                    decision.emit(late)
             for repartitioned in repartition.plan_repartitions(self.state, self.plan, t_us, self.policy):
                 decision.emit(repartitioned)
         self.state.t_us = t_us
@@ -108,11 +120,17 @@ class Decider:
         return snapshot.dump(self.state, self.learner.dump() if self.learner is not None else None)
 
     @classmethod
-    def load(cls, parts: Iterable[bytes], policy: Policy = Policy(), learner: Learner | None = None) -> "Decider":
+    def load(
+        cls,
+        parts: Iterable[bytes],
+        policy: Policy = Policy(),
+        learner: Learner | None = None,
+        allowed: Callable[[], int] = lambda: NEWEST,
+    ) -> "Decider":
         state, learned = snapshot.load_learned(parts)
         if learner is not None and learned is not None:
             learner.restore(learned)
-        return cls(state, policy, learner)
+        return cls(state, policy, learner, allowed)
 
     def _learn(self, events: Sequence[ledger.LedgerEvent]) -> None:
         if self.learner is None:
@@ -129,12 +147,19 @@ class Deciders:
 
     version = snapshot.VERSION
 
-    def __init__(self, policy: Policy = Policy(), learner: Callable[[], Learner] | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy = Policy(),
+        learner: Callable[[], Learner] | None = None,
+        allowed: Callable[[], int] = lambda: NEWEST,
+    ) -> None:
         self.policy = policy
+        self._allowed = allowed
         self._learner = learner
 
     def new(self) -> Decider:
-        return Decider(policy=self.policy, learner=self._learner() if self._learner else None)
+        learner = self._learner() if self._learner else None
+        return Decider(policy=self.policy, learner=learner, allowed=self._allowed)
 
     def load(self, parts: Iterable[bytes]) -> Decider:
-        return Decider.load(parts, self.policy, self._learner() if self._learner else None)
+        return Decider.load(parts, self.policy, self._learner() if self._learner else None, self._allowed)

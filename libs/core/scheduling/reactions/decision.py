@@ -3,6 +3,7 @@
 from libs.core.scheduling.changes import Changes
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
+from libs.core.state.formats import NEWEST, may_emit
 from libs.core.state.model import State
 from schemas.ledger import LedgerEvent
 
@@ -14,9 +15,13 @@ class InputRefused(ValueError):
 class Decision:
     """Events decided at `t_us`, each already applied to `state`; `changes` tell what of it may help who waits."""
 
-    def __init__(self, state: State, t_us: int, changes: Changes | None = None, wall_us: int = 0) -> None:
-        """`wall_us`: the broker's clock at `t_us`, where it is known; 0: ledger time is its time."""
+    def __init__(
+        self, state: State, t_us: int, changes: Changes | None = None, wall_us: int = 0, allowed: int = NEWEST
+    ) -> None:
+        """`wall_us`: the broker's clock at `t_us`, where it is known; 0: ledger time is its time. `allowed`: the newest
+        format that events may be of."""
         self.state = state
+        self._allowed = allowed
         self.t_us = t_us
         shift_us = t_us - wall_us if wall_us else 0
         self._shift_us = shift_us if abs(shift_us) >= NOTABLE_US else 0
@@ -26,6 +31,10 @@ class Decision:
     def ledger_time(self, wall_us: int) -> int:
         """When that was in ledger time: a moment of the broker's clock a short while ago, never one to come."""
         return min(max(0, wall_us + self._shift_us), self.t_us)
+
+    def may(self, event: LedgerEvent) -> bool:
+        """Whether all readers of the ledger understand this kind of event: else the decision must do without it."""
+        return may_emit(event.kind, self._allowed)
 
     def emit(self, event: LedgerEvent) -> None:
         self.changes.note(self.state, event)

@@ -1,7 +1,7 @@
 """What preemption says: who should give way to whom."""
 
 from libs.core.scheduling.preemption.check import Declined, check
-from libs.core.scheduling.reactions.decision import Decision
+from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from schemas import inbox, ledger
 
 
@@ -9,11 +9,12 @@ def preemption_planned(d: Decision, m: inbox.PreemptionPlanned) -> None:
     """A plan may be stale, which is normal: it is checked against the present, and accepted or declined."""
     answer = check(d.state, m, d.t_us)
     if isinstance(answer, Declined):
-        d.emit(
-            ledger.PlanDeclined(
-                plan_id=m.plan_id, beneficiary=m.beneficiary, reason=answer.reason, text=answer.text[:2048]
-            )
+        declined = ledger.PlanDeclined(
+            plan_id=m.plan_id, beneficiary=m.beneficiary, reason=answer.reason, text=answer.text[:2048]
         )
+        if not d.may(declined):
+            raise InputRefused(answer.text)
+        d.emit(declined)
         return
     for victim in answer.victims:
         assert victim.job.current is not None

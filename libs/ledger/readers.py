@@ -1,0 +1,217 @@
+"""Who reads a pool's ledger, up to where, and which format each understands; and which format the writer may use therefore.
+
+Each reader declares itself every few seconds, in a bucket whose entries expire after an hour: its name and process, its
+release, the newest format that it understands (`libs.core.state.formats`), how far it has read, and from where it would
+go on after a restart. It also marks its consumer with the format. A consumer without a mark is a reader from before there
+were declarations: 0.1.0.
+
+`FormatGate` is the writer's side. A pool has a format, kept for good in the bucket of cursors. The gate raises it once all
+readers have understood the newer one for as long as a restart of an older one may take, or at once in a ledger that is empty.
+From then on an older reader that comes back stops at the first event of a newer kind, and says so. An operator sees the
+readers with `baton ledger readers`, and raises the format by hand with `baton ledger upgrade`.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.kv import KeyValue
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from libs.bus.cursors import Cursors
+from libs.bus.table import READERS_BUCKET
+from libs.core.state.formats import FIRST, NEWEST, understood
+from libs.ledger.tail import MARK
+from schemas.subjects import ledger_stream, token
+
+log = logging.getLogger("baton.ledger")
+
+DECLARE_S = 10.0
+HOLD_S = 600.0
+"""How long no older reader may have been seen before the format is raised: a restart of one takes less."""
+_POLL_S = 5.0
+_AWAY = (NatsError, TimeoutError, OSError)
+
+
+class Declared(BaseModel):
+    """What one reader says of itself."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    pool: str
+    name: str = Field(description="the projection's, e.g. quota_billing")
+    process: str = Field(description="which of the processes that keep this projection")
+    release: str = Field(description="of Baton")
+    format: int = Field(ge=1, description="the newest format of the ledger that it understands")
+    position: int = Field(ge=0, description="the last ledger sequence that it has read")
+    resume: int = Field(ge=0, description="it goes on behind this sequence after a restart: its last snapshot's, or 0")
+    leaving: bool = Field(default=False, description="it was stopped in good order; its format does not count any more")
+
+    @property
+    def key(self) -> str:
+        return f"{token(self.pool)}.{token(self.name)}.{self.process}"
+
+
+class Readers:
+    """The declarations of all pools' readers. Every method raises nats errors when the broker is away."""
+
+    def __init__(self, js: JetStreamContext) -> None:
+        self._js = js
+        self._cursors = Cursors(js)
+        self._bucket: KeyValue | None = None
+
+    async def declare(self, declared: Declared) -> None:
+        await (await self._kv()).put(declared.key, declared.model_dump_json().encode())
+
+    async def declared(self, pool: str) -> list[Declared]:
+        """Those of `pool` that have not expired, by name. One that cannot be read is left out and logged."""
+        bucket = await self._kv()
+        stem = f"$KV.{READERS_BUCKET}."
+        held = await self._js.stream_info(f"KV_{READERS_BUCKET}", subjects_filter=f"{stem}{token(pool)}.>")
+        keys = [subject.removeprefix(stem) for subject in held.state.subjects or {}]
+        found = []
+        for entry in await asyncio.gather(*(bucket.get(key) for key in sorted(keys)), return_exceptions=True):
+            if isinstance(entry, BaseException):
+                continue  # it has gone meanwhile
+            try:
+                found.append(Declared.model_validate_json(entry.value or b""))
+            except ValidationError as error:
+                log.warning("a reader's declaration %s cannot be read: %s", entry.key, error)
+        return found
+
+    async def forget(self, declared: Declared) -> None:
+        await (await self._kv()).delete(declared.key)
+
+    async def unmarked(self, pool: str) -> list[str]:
+        """Names of the consumers of the ledger whose readers do not say what they understand: older ones."""
+        infos = await self._js.consumers_info(ledger_stream(pool))
+        return [str(info.name) for info in infos if MARK not in ((info.config.metadata if info.config else None) or {})]
+
+    async def format(self, pool: str) -> int:
+        """The newest format that the writer of `pool` may use."""
+        kept = await self._cursors.load(_cursor(pool))
+        return int((kept or {}).get("format", FIRST))
+
+    async def raise_format(self, pool: str, to: int, by: str) -> None:
+        """For good. `by`: what allowed it, for people."""
+        await self._cursors.save(_cursor(pool), {"format": to, "by": by})
+        log.info("the ledger of pool %s is written in format %d from now on: %s", pool, to, by)
+
+    async def _kv(self) -> KeyValue:
+        if self._bucket is None:
+            self._bucket = await self._js.key_value(READERS_BUCKET)
+        return self._bucket
+
+
+class Declarer:
+    """Declares one reader, again and again. `place`: (last sequence read, sequence that a restart goes on behind)."""
+
+    def __init__(self, js: JetStreamContext, pool: str, name: str, place: Callable[[], tuple[int, int]]) -> None:
+        self._readers = Readers(js)
+        self._pool, self._name, self._place = pool, name, place
+        self._said_away = False
+
+    async def run(self) -> None:
+        """Until cancelled. A declaration that fails is made again with the next; it stops nobody."""
+        while True:
+            await self._declare()
+            await asyncio.sleep(DECLARE_S)
+
+    async def leave(self) -> None:
+        """The reader was stopped in good order. Raises nothing."""
+        await self._declare(leaving=True)
+
+    async def _declare(self, leaving: bool = False) -> None:
+        position, resume = self._place()
+        declared = Declared(
+            pool=self._pool, name=self._name, process=process_name(), release=release(), format=NEWEST,
+            position=position, resume=resume, leaving=leaving,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(5.0):
+                await self._readers.declare(declared)
+            self._said_away = False
+        except _AWAY as error:
+            if not self._said_away:
+                log.warning("reader %s of pool %s could not declare itself: %r", self._name, self._pool, error)
+            self._said_away = True
+
+
+class FormatGate:
+    """Which format the writer of `pool` may use now: `allowed`. To be asked for the first time (`poll`) before it writes."""
+
+    def __init__(self, js: JetStreamContext, pool: str, *, hold_s: float = HOLD_S) -> None:
+        self.allowed = FIRST
+        self.holding = ""
+        """Why it is not the newest; "" when it is."""
+        self._js = js
+        self._readers = Readers(js)
+        self._pool = pool
+        self._hold_s = hold_s
+        self._old_seen: float | None = None
+
+    async def run(self) -> None:
+        """Until the newest format may be used: then there is nothing more to find out."""
+        while self.allowed < NEWEST:
+            await asyncio.sleep(min(_POLL_S, max(0.05, self._hold_s / 4)))
+            await self.poll()
+
+    async def poll(self) -> None:
+        """Looks once. While the broker is away, what was allowed stays."""
+        now = asyncio.get_running_loop().time()
+        try:
+            self.allowed = max(self.allowed, min(NEWEST, await self._readers.format(self._pool)))
+            if self.allowed >= NEWEST:
+                self.holding = ""
+                return
+            old = await self._older()
+            empty = not (await self._js.stream_info(ledger_stream(self._pool))).state.last_seq
+        except _AWAY as error:
+            self._old_seen = now
+            self.holding = f"the broker does not say who reads: {error!r}"
+            return
+        if old or (self._old_seen is None and not empty):
+            self._old_seen = now
+        self.holding = f"older readers: {', '.join(old)}" if old else "older readers may be restarting"
+        if not old and (self._old_seen is None or now - self._old_seen >= self._hold_s):
+            by = "the ledger is empty" if empty else f"no older reader for {self._hold_s:g} s"
+            try:
+                await self._readers.raise_format(self._pool, NEWEST, by)
+            except _AWAY as error:
+                self.holding = f"the broker does not keep the format: {error!r}"
+                return
+            self.allowed, self.holding = NEWEST, ""
+
+    async def _older(self) -> list[str]:
+        """Readers that do not understand the newest format, by name."""
+        declared = [one for one in await self._readers.declared(self._pool) if not one.leaving]
+        old = [f"{one.name} ({one.process}, {one.release})" for one in declared if understood([one.format]) < NEWEST]
+        return old + [f"consumer {name}" for name in await self._readers.unmarked(self._pool)]
+
+
+def floor(readers: Sequence[Declared]) -> int:
+    """No declared reader will ask for a record at or before this sequence again; 0 without any."""
+    return min((one.resume for one in readers), default=0)
+
+
+def release() -> str:
+    """The release of this code; "source" when it is not installed."""
+    try:
+        return version("baton")
+    except PackageNotFoundError:
+        return "source"
+
+
+def process_name() -> str:
+    """This process among all that run Baton, as one token."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", f"{socket.gethostname()[:40]}-{os.getpid()}")
+
+
+def _cursor(pool: str) -> str:
+    return f"ledger-format-{token(pool)}"
