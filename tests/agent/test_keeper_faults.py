@@ -195,10 +195,13 @@ async def test_a_job_that_was_asked_to_end_before_its_agent_was_killed_did_not_e
 async def test_a_node_with_simulated_work_begins_a_new_life_with_its_next_agent(make_node, world):
     """A timer ends with its agent, so its attempt is lost; and with it the life, processes too."""
     node = make_node()
-    pids, wanted = await run_job(world, node)
-    timer = part(None, rank("n0-gpu1"))
-    await world.want("n0", wanted, timer)
+    await world.joined("n0")
+    timer, wanted = part(None, rank("n0-gpu1")), part(spec(JOB), rank("n0-gpu0"))
+    await world.want("n0", timer)
     await world.sees(timer, Started)
+    await world.want("n0", timer, wanted)
+    await until(lambda: len(node.jobs()) == PROCESSES)
+    pids = node.jobs()
     node.kill()
     node.start()
     await world.joined("n0", lives=2)

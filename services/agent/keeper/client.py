@@ -116,12 +116,14 @@ class KeeperClient:
     attempts: dict[str, KeptAttempt] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)
     _until: dict[str, float | None] = field(default_factory=dict)
+    _notes: dict[str, dict[str, Any]] = field(default_factory=dict)
     _writer: asyncio.StreamWriter | None = None
     _process: subprocess.Popen[bytes] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _pong: int = 0
     _heard: int = 0
+    pid: int = 0
     containment: str = ""
     """What holds attempts together here, as the keeper says (`keeper.contain`)."""
     _closing: bool = False
@@ -136,7 +138,7 @@ class KeeperClient:
         """Goes on with a keeper that was found at the start."""
         reader, self._writer = await asyncio.open_unix_connection(sock=found.sock)
         self._process, self._pong = found.process, 0
-        self.containment = found.welcome["containment"]
+        self.containment, self.pid = found.welcome["containment"], found.welcome["pid"]
         for task in (self._hear(reader, found.reader), self._watch()):
             running = asyncio.create_task(task)
             self._tasks.add(running)
@@ -150,6 +152,7 @@ class KeeperClient:
             await self.attach(await asyncio.to_thread(find.start, self.folder, self.kind, self.group))
             for node, incarnation in self._lives.items():
                 self.send({"do": "life", "node": node, "incarnation": incarnation})
+                self.send({"do": "node-note", "node": node, "note": self._notes.get(node, {})})
             self._tell_until(self._until)
 
     # ------------------------------------------------------------------------------------------- what is told
@@ -165,6 +168,7 @@ class KeeperClient:
     def life(self, node: str, incarnation: int, until: float | None = 0.0) -> None:
         """This life of the node may have attempts from now on; those of earlier ones are killed."""
         self._lives[node], self._until[node] = incarnation, until
+        self._notes.pop(node, None)
         for id in [id for id in self.attempts if id.startswith(f"{node}/")]:
             del self.attempts[id]
         self.send({"do": "life", "node": node, "incarnation": incarnation})
@@ -182,6 +186,7 @@ class KeeperClient:
 
     def node_note(self, node: str, note: Mapping[str, Any]) -> None:
         """What the next agent must know of this life of the node to go on with it."""
+        self._notes[node] = {**self._notes.get(node, {}), **note}
         self.send({"do": "node-note", "node": node, "note": note})
 
     def _tell_until(self, deadlines: Mapping[str, float | None]) -> None:
