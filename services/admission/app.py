@@ -121,7 +121,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             for known in followers:
                 await known.caught_up.wait()
                 await rooms[known.pool].known.wait()
-                for job_id in await undecided(js, known.pool, known.head.seq):
+                for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
                     recent.add(job_id, known.pool)
             yield
         await nats.close()

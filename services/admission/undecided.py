@@ -4,39 +4,54 @@ An admission process that died between storing a job in one inbox and acknowledg
 The ledger does not show the job yet; without this look it could be sent to another pool as well.
 """
 
+import asyncio
+import logging
+
+from nats.errors import ConnectionClosedError
+from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.api import StreamState
 
 from libs.ledger.inputs import read_input
 from libs.ledger.tail import Tail
 from schemas.inbox import JobAdmitted
-from schemas.ledger import LedgerRecord
-from schemas.subjects import inbox_stream, ledger_stream
+from schemas.subjects import inbox_stream
+
+log = logging.getLogger("baton.admission")
 
 _WAIT_S = 1.0
 
 
-async def undecided(js: JetStreamContext, pool: str, head_seq: int) -> list[str]:
-    """Ids of the jobs in the inbox after what the ledger's record at `head_seq` (0: none) decides, in order."""
+async def undecided(js: JetStreamContext, pool: str, decided: int) -> list[str]:
+    """Ids of the jobs in the pool's inbox after the message `decided` (0: none), in order. A broker that is away or slow is
+    waited for; a message that cannot be read names no job."""
     stream = inbox_stream(pool)
-    state = (await js.stream_info(stream)).state
-    last, begin = state.last_seq, max(await _decided_to(js, pool, head_seq), state.first_seq - 1)
-    if begin >= last:
+    state = await _state(js, stream)
+    begin = max(decided, state.first_seq - 1)
+    if begin >= state.last_seq:
         return []
     tail = Tail(js, stream, begin, may_expire=True)
     found: list[str] = []
     try:
-        while tail.position < last:
-            for stored in await tail.messages(256, _WAIT_S):
+        while tail.position < state.last_seq:
+            batch = await tail.messages(256, _WAIT_S)
+            for stored in batch:
                 message = read_input(stored, pool).message
                 if isinstance(message, JobAdmitted):
                     found.append(message.job_id)
+            if not batch and (await _state(js, stream)).first_seq > state.last_seq:
+                break  # all of them were decided and taken out of the inbox meanwhile
     finally:
         await tail.close(tail.position)
     return found
 
 
-async def _decided_to(js: JetStreamContext, pool: str, head_seq: int) -> int:
-    if head_seq == 0:
-        return 0
-    stored = await js.get_msg(ledger_stream(pool), seq=head_seq)
-    return LedgerRecord.model_validate_json(stored.data or b"").inbox_seq
+async def _state(js: JetStreamContext, stream: str) -> StreamState:
+    while True:
+        try:
+            return (await js.stream_info(stream)).state
+        except ConnectionClosedError:
+            raise
+        except (NatsError, TimeoutError, OSError) as error:
+            log.warning("stream %s cannot be read: %r", stream, error)
+            await asyncio.sleep(_WAIT_S)

@@ -16,8 +16,9 @@ from pydantic import Field
 from libs.core.accelerators import vendors
 from libs.core.accelerators.spelling import meant
 from libs.core.admission.demand import demand_of
+from libs.core.admission.device_request import with_demand
 from libs.core.admission.environment import refused_names, variable_part
-from libs.core.admission.feasible import objections, unserved, with_demand
+from libs.core.admission.feasible import objections, unserved
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.state.ended import too_old

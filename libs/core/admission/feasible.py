@@ -7,14 +7,15 @@ device free (`FleetShape.verdict`), and what it cannot place is told by the fiel
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
 from libs.core.accelerators import catalog, vram
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.accelerators.precisions import computes
 from libs.core.accelerators.spelling import meant
+from libs.core.admission.capacity import LEVELS, Capacity, Need, level_of
 from libs.core.admission.demand import Demand
-from libs.core.admission.fleet_shape import LEVELS, Capacity, FleetShape, Need, level_of
+from libs.core.admission.device_request import JOB, DeviceRequest, device_requests, with_demand
+from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.admission.unplaced import count_of, unplaced
 from libs.core.state.model import shape_of
@@ -25,60 +26,9 @@ KNOWN_MODELS = catalog.models() | {"A2", "H800", "MI210", "MI300A", "P100"}
 """Models that may be listed as an alternative although the pool has none of them."""
 
 
-_JOB = "job.resources"
-_OWN = ("types", "memory_mib", "cpu_milli", "host_memory_mib")
-"""What a role may ask for itself; 0 and empty mean as the job."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRequest:
-    """What each device of a job, or of one of its roles, must be. `r` is the job's request; a role's has the values that
-    the role gives itself (`own`, told by `path`) in place of the job's."""
-
-    r: Resources
-    memory_mib: int
-    path: str = _JOB
-    own: frozenset[str] = frozenset()
-
-    def at(self, field: str) -> str:
-        """The path of a field: the role's own, or the job's."""
-        return f"{self.path if field in self.own else _JOB}.{field}"
-
-    def need(self, job: JobSpec) -> Need:
-        r = self.r
-        return Need(
-            r.types, r.mig_profile, self.memory_mib, frozenset(r.labels.items()), job.simulation is not None,
-            r.runtime.value if r.runtime else "", r.precision.value if r.precision else "",
-            r.cpu_milli, r.host_memory_mib,
-        )  # fmt: skip
-
-
-def with_demand(r: Resources, demand: Demand) -> Resources:
-    """`r` with the memory that the job's model needs: a role that asks for less of its own needs it all the same."""
-    need = demand.estimate.total_mib if demand.estimate else 0
-    roles = tuple(
-        role.model_copy(update={"memory_mib": need}) if 0 < role.memory_mib < need else role for role in r.roles
-    )
-    return r.model_copy(update={"memory_mib": demand.memory_mib, "roles": roles})
-
-
-def _device_requests(job: JobSpec, demand: Demand) -> list[DeviceRequest]:
-    """One for the job or, when it has roles, one for each: what every role gives itself, the job's value does not bind."""
-    r = with_demand(job.resources, demand)
-    if not r.roles:
-        return [DeviceRequest(job.resources, demand.memory_mib)]
-    requests = []
-    for i, role in enumerate(r.roles):
-        own = {name: value for name in _OWN if (value := getattr(role, name))}
-        mine = r.model_copy(update=own | {"topology": role.topology})
-        memory_mib = role.memory_mib or demand.memory_mib
-        requests.append(DeviceRequest(mine, memory_mib, f"{_JOB}.roles.{i}", frozenset(own)))
-    return requests
-
-
 def suitable_devices(job: JobSpec, demand: Demand, fleet: FleetShape) -> int:
     """How many devices of the pool, free or not, could serve the job or the role that has the fewest."""
-    return min(fleet.capacity(request.need(job)).left[-1][1] for request in _device_requests(job, demand))
+    return min(fleet.capacity(request.need(job)).left[-1][1] for request in device_requests(job, demand))
 
 
 def unserved(job: JobSpec, demand: Demand) -> list[Refusal]:
@@ -86,7 +36,7 @@ def unserved(job: JobSpec, demand: Demand) -> list[Refusal]:
 
     A model that the catalogue does not know may do anything.
     """
-    requests = _device_requests(job, demand)
+    requests = device_requests(job, demand)
     return _once([*_levels(job, requests), *_incapable(requests)])
 
 
@@ -106,7 +56,7 @@ def _incapable(requests: list[DeviceRequest]) -> Iterator[Refusal]:
         if precision and types and not any(computes(name, precision.value) for name in types):
             able = [p.value for p in Precision if any(computes(name, p.value) for name in types)]
             yield refuse(
-                Why.PRECISION, f"{_JOB}.precision", precision.value, f"{named} does not compute in it",
+                Why.PRECISION, f"{JOB}.precision", precision.value, f"{named} does not compute in it",
                 f"use one of: {', '.join(able)}",
             )  # fmt: skip
         known = [model.model for name in types if (model := catalog.find_model(name))]
@@ -114,7 +64,7 @@ def _incapable(requests: list[DeviceRequest]) -> Iterator[Refusal]:
         profiles = sorted({p.name for board in boards for p in board.profiles})
         if profile and profiles and len(known) == len(types) and profile not in profiles:
             yield refuse(
-                Why.PROFILE, f"{_JOB}.mig_profile", profile, f"{named} has no such MIG profile",
+                Why.PROFILE, f"{JOB}.mig_profile", profile, f"{named} has no such MIG profile",
                 f"{meant(profile, profiles)}use one of: {', '.join(profiles)}",
             )  # fmt: skip
 
@@ -122,7 +72,7 @@ def _incapable(requests: list[DeviceRequest]) -> Iterator[Refusal]:
 def objections(job: JobSpec, demand: Demand, fleet: FleetShape) -> Iterator[Refusal]:
     """What the placer finds a place for has no wrong field but names that mean nothing; else constraint by constraint;
     when each can be met by itself, whether all can be met together; at last what the placer alone can tell."""
-    r, requests = job.resources, _device_requests(job, demand)
+    r, requests = job.resources, device_requests(job, demand)
     named = [*_levels(job, requests), *(o for request in requests for o in _unknown(request, fleet))]
     shape = shape_of(job.model_copy(update={"resources": with_demand(r, demand)}))
     blocked = fleet.verdict(shape)
@@ -155,7 +105,7 @@ def _single(job: JobSpec, demand: Demand, request: DeviceRequest, fleet: FleetSh
 
 def _levels(job: JobSpec, requests: list[DeviceRequest]) -> Iterator[Refusal]:
     """Levels that placement does not tell from a node, of the job and of each role."""
-    levels = {_JOB: job.resources.topology.level} | {request.path: request.r.topology.level for request in requests}
+    levels = {JOB: job.resources.topology.level} | {request.path: request.r.topology.level for request in requests}
     for path, level in levels.items():
         if level_of(level) != level.value:
             yield refuse(

@@ -8,84 +8,25 @@ keeps them (`libs.core.state.ended`).
 
 import zlib
 from base64 import b64decode, b64encode
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from libs.core.accelerators.precisions import computes
-from libs.core.placement import mig
+from libs.core.admission.capacity import Capacity, DeviceBlock, Need, blocks_of, capacity_of
 from libs.core.placement.answer import Blocked
 from libs.core.placement.find import find
 from libs.core.placement.view import Context, View
 from libs.core.state import parts as state_parts
 from libs.core.state.ended import EndedJobs
-from libs.core.state.fleet import Fleet, usable_mib
+from libs.core.state.fleet import Fleet
 from libs.core.state.limits import Limits
 from libs.core.state.model import Shape
 from schemas import ledger as led
-from schemas.resources import NAMED_ONLY, Device, Inventory, Level
+from schemas.resources import Inventory
 
-LEVELS = ("nvlink", "node", "leaf", "spine", "zone", "pool")
-_NARROW = {Level.DEVICE: "node"}
-_GROUPED_BY = {"nvlink": "domain"}
 _CACHED = 4096
-_ENDLESS = 1 << 62
-PATIENT = Context(waited_us=_ENDLESS)
+PATIENT = Context(waited_us=1 << 62)
 """Waited long enough for every preferred level to widen."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceBlock:
-    """Identical devices of one node. `domain`: their NVLink island, unique in the pool; empty: they have none."""
-
-    node: str
-    domain: str
-    leaf: str
-    spine: str
-    zone: str
-    model: str
-    cpu: bool
-    profile: str
-    memory_mib: int
-    runtime: str
-    host_cpu_milli: int
-    host_mib: int
-    labels: frozenset[tuple[str, str]]
-    simulated: bool
-    count: int
-    possible: bool = False
-    """MIG instances that are not there but could be cut, from a board that may be repartitioned if nothing ran on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What waiting cannot change about a request. `memory_mib`, `cpu_milli` (thousandths of a processor of its node) and
-    `host_mib` are what each device must have."""
-
-    types: tuple[str, ...] = ()
-    profile: str = ""
-    memory_mib: int = 0
-    labels: frozenset[tuple[str, str]] = frozenset()
-    simulated: bool = False
-    runtime: str = ""
-    precision: str = ""
-    cpu_milli: int = 0
-    host_mib: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """How much of the fleet could ever serve a need.
-
-    `left`: devices after each constraint, in order. `alone`: whether any device meets the constraint by itself.
-    `best`: for each level the largest number of devices of one model within one such group, and that model.
-    """
-
-    total: int
-    left: tuple[tuple[str, int], ...]
-    alone: dict[str, bool]
-    best: dict[str, tuple[int, str]]
 
 
 class _Unjudged:
@@ -98,7 +39,7 @@ _UNJUDGED = _Unjudged()
 class FleetShape:
     """Feed it every valid record."""
 
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
@@ -116,6 +57,8 @@ class FleetShape:
         self.quotas: dict[str, Limits] = {}
         self.t_us = 0
         """The ledger's time, microseconds."""
+        self.inbox_seq = 0
+        """The last message of the pool's inbox that the ledger has decided."""
         self.ended = EndedJobs()
         self._jobs: dict[str, str] = {}
         """Jobs that have not ended: id -> spec hash."""
@@ -139,7 +82,7 @@ class FleetShape:
             fold = _FOLD.get(type(event))
             if fold is not None:
                 fold(self, event, record.t_us)
-        self.t_us = record.t_us
+        self.t_us, self.inbox_seq = record.t_us, record.inbox_seq
 
     def skip(self, seq: int) -> None:
         """A void record: it changes nothing."""
@@ -227,7 +170,7 @@ class FleetShape:
         if known is None:
             if len(self._cache) >= _CACHED:
                 self._cache.clear()
-            known = self._cache[need] = _capacity(self._all(), need)
+            known = self._cache[need] = capacity_of(self._all(), need)
         return known
 
     def empty_view(self) -> View:
@@ -259,7 +202,11 @@ class FleetShape:
     def dump(self) -> Iterator[bytes]:
         """Parts for a snapshot: of each node the inventory as it is packed, the living jobs, the ended ones."""
         return state_parts.write(
-            {"quotas": {team: limits.dump() for team, limits in self.quotas.items()}, "t_us": self.t_us},
+            {
+                "quotas": {team: limits.dump() for team, limits in self.quotas.items()},
+                "t_us": self.t_us,
+                "inbox_seq": self.inbox_seq,
+            },
             {
                 "nodes": (b64encode(node.packed).decode() for node in self.fleet.nodes.values()),
                 "jobs": self._jobs.items(),
@@ -274,7 +221,7 @@ class FleetShape:
         about, tables = state_parts.read(parts)
         shape = cls()
         shape.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}
-        shape.t_us = about["t_us"]
+        shape.t_us, shape.inbox_seq = about["t_us"], about["inbox_seq"]
         ended: list[Any] = []
         for table, rows in tables:
             if table == "nodes":
@@ -292,7 +239,7 @@ class FleetShape:
 
     def _join(self, inventory: Inventory) -> None:
         self.fleet.join(inventory, incarnation=1)
-        self.blocks[inventory.node] = tuple(_blocks(inventory, self.fleet.boards))
+        self.blocks[inventory.node] = tuple(blocks_of(inventory, self.fleet.boards))
 
     def _judge(self, shape: Shape) -> Blocked | None:
         if self.cuttable(shape.profile):
@@ -314,108 +261,3 @@ _FOLD: dict[type, Callable[[FleetShape, Any, int], None]] = {
     led.QuotaSet: FleetShape._quota_set,
 }
 FleetShape.handled = led.kinds_of(_FOLD)
-
-
-def level_of(level: Level) -> str:
-    """The level at which devices are grouped."""
-    return _NARROW.get(level, level.value)
-
-
-def _blocks(inventory: Inventory, may_be_cut: Container[str]) -> Iterable[DeviceBlock]:
-    where = inventory.position
-    kinds = Counter(_kind(inventory.node, d) for d in inventory.devices)
-    for (domain, model, cpu, profile, memory_mib, runtime, possible), count in (
-        kinds + _could_be(inventory, may_be_cut)
-    ).items():
-        yield DeviceBlock(
-            node=inventory.node,
-            domain=domain,
-            leaf=f"{where.zone}/{where.spine}/{where.leaf}",
-            spine=f"{where.zone}/{where.spine}",
-            zone=where.zone,
-            model=model,
-            cpu=cpu,
-            profile=profile,
-            memory_mib=memory_mib,
-            runtime=runtime,
-            host_cpu_milli=inventory.cpus * 1000,
-            host_mib=inventory.memory_mib,
-            labels=frozenset(inventory.labels.items()),
-            simulated=inventory.simulated,
-            count=count,
-            possible=possible,
-        )
-
-
-_Kind = tuple[str, str, bool, str, int, str, bool]
-
-
-def _kind(node: str, d: Device, possible: bool = False) -> _Kind:
-    island = _island(node, d)
-    return island, d.model, d.kind in NAMED_ONLY, d.mig_profile, usable_mib(d), d.runtime.value, possible
-
-
-def _could_be(inventory: Inventory, may_be_cut: Container[str]) -> Counter[_Kind]:
-    """Of each profile of a board that may be repartitioned, the instances that it lacks to hold as many as fit on it."""
-    kinds: Counter[_Kind] = Counter()
-    for board in inventory.boards:
-        there = [d for d in inventory.devices if d.parent == board.id]
-        for profile in board.profiles if board.id in may_be_cut else ():
-            most = round(mig.potential(mig.geometry_of(board), (), {profile.name: 1}) / profile.memory_slices)
-            like = there[0] if there else Device(id=board.id, index=board.index, model=board.model, memory_mib=0)
-            new = like.model_copy(
-                update={"mig_profile": profile.name, "memory_mib": profile.memory_mib, "memory_free_mib": None}
-            )
-            kinds[_kind(inventory.node, new, True)] += max(0, most - sum(d.mig_profile == profile.name for d in there))
-    return kinds
-
-
-def _island(node: str, device: Device) -> str:
-    """As `libs.core.state.fleet` names it: a fabric joins nodes, an island is a node's own."""
-    return device.fabric or (f"{node}/{device.nvlink_domain}" if device.nvlink_domain else "")
-
-
-def _constraints(need: Need) -> list[tuple[str, Callable[[DeviceBlock], bool]]]:
-    """The constraints of `libs.core.placement.find` that waiting does not change, in its order."""
-    types = frozenset(need.types)
-    return [
-        ("type", (lambda b: b.model in types) if types else (lambda b: not b.cpu)),
-        ("profile", lambda b: b.profile == need.profile),
-        ("memory", lambda b: b.memory_mib >= need.memory_mib),
-        ("labels", lambda b: need.labels <= b.labels),
-        ("simulation", lambda b: b.simulated or not need.simulated),
-        ("runtime", lambda b: need.runtime in ("", b.runtime)),
-        ("precision", lambda b: not need.precision or computes(b.model, need.precision)),
-        ("processors", lambda b: b.host_cpu_milli >= need.cpu_milli),
-        ("host memory", lambda b: b.host_mib >= need.host_mib),
-    ]
-
-
-def _capacity(blocks: list[DeviceBlock], need: Need) -> Capacity:
-    left: list[tuple[str, int]] = []
-    alone: dict[str, bool] = {}
-    fitting = blocks = [b for b in blocks if not b.possible or b.profile == need.profile]
-    for name, allows in _constraints(need):
-        alone[name] = any(map(allows, blocks))
-        fitting = [b for b in fitting if allows(b)]
-        left.append((name, sum(b.count for b in fitting)))
-    best: dict[str, tuple[int, str]] = {}
-    for level in LEVELS:
-        groups: Counter[tuple[str, str]] = Counter()
-        room: dict[tuple[str, str], int] = {}
-        for b in fitting:
-            if level == "nvlink" and not b.domain:  # each is an island of its own
-                groups["", b.model] = 1
-                continue
-            limit = _limit(b, need) if level == "nvlink" else room.get((b.node, b.model), _limit(b, need))
-            served = min(b.count, limit)
-            room[b.node, b.model] = limit - served
-            groups["" if level == "pool" else getattr(b, _GROUPED_BY.get(level, level)), b.model] += served
-        best[level] = max(((count, model) for (_, model), count in groups.items()), default=(0, ""))
-    return Capacity(sum(b.count for b in blocks), tuple(left), alone, best)
-
-
-def _limit(block: DeviceBlock, need: Need) -> int:
-    """How many devices of one model the processors and the host memory of the block's node can serve."""
-    cpu = block.host_cpu_milli // need.cpu_milli if need.cpu_milli else _ENDLESS
-    return min(cpu, block.host_mib // need.host_mib if need.host_mib else _ENDLESS)

@@ -11,7 +11,8 @@ import numpy as np
 
 from libs.core.accelerators import catalog
 from libs.core.accelerators.vendors import tpu_boxes
-from libs.core.admission.fleet_shape import LEVELS, PATIENT, FleetShape, level_of
+from libs.core.admission.capacity import LEVELS, level_of
+from libs.core.admission.fleet_shape import PATIENT, FleetShape
 from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.placement.answer import Blocked, BlockReason
 from libs.core.placement.search.constraints import candidates, fitting

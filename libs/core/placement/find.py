@@ -90,7 +90,7 @@ def _gang(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | No
 def _single(view: View, rows: Ints) -> Placed:
     """A share prefers the device with the least compute left, then either kind the fullest node, then the lowest row.
     Processors are taken first where the fewest accelerators need them."""
-    if processors_among(view.fleet, rows).any():
+    if np.count_nonzero(processors_among(view.fleet, rows)):
         beside = np.bincount(view.fleet.node[view.fleet.up & ~view.fleet.cpu], minlength=len(view.fleet.leaf))
         accelerators = beside[view.fleet.node[rows]]
         rows = rows[accelerators == accelerators.min()]

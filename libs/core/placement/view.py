@@ -25,6 +25,7 @@ class Scores(Protocol):
 
 
 NOBODY = -1
+_CPU = Runtime.CPU.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class View:
         self.held[rows] = NOBODY
         self.epoch[rows] += 1
         cpu_milli, host_mib = host_of(self, rows, shape, roles)
-        if cpu_milli.any() or host_mib.any():
+        if np.count_nonzero(cpu_milli) or np.count_nonzero(host_mib):
             np.subtract.at(self.free_cpu, self.fleet.node[rows], cpu_milli)
             np.subtract.at(self.free_host, self.fleet.node[rows], host_mib)
 
@@ -112,13 +113,14 @@ def host_of(view: View, rows: Ints, shape: Shape, roles: Ints | None = None) -> 
     device counts as its part of the node's processors and memory, so that nobody else is granted them.
     """
     if roles is None:
-        cpu = np.full(len(rows), shape.cpu_milli, dtype=np.int64)
-        host = np.full(len(rows), shape.host_mib, dtype=np.int64)
+        cpu, host = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+        cpu += shape.cpu_milli
+        host += shape.host_mib
     else:
         cpu = np.array([role.cpu_milli for role in shape.roles], dtype=np.int64)[roles]
         host = np.array([role.host_mib for role in shape.roles], dtype=np.int64)[roles]
     own = processors_among(view.fleet, rows)
-    if own.any():
+    if np.count_nonzero(own):
         part_cpu, part_host = host_part(view, rows[own], shape)
         cpu[own], host[own] = np.maximum(cpu[own], part_cpu), np.maximum(host[own], part_host)
     return cpu, host
@@ -126,7 +128,7 @@ def host_of(view: View, rows: Ints, shape: Shape, roles: Ints | None = None) -> 
 
 def processors_among(fleet: Fleet, rows: Ints) -> Bools:
     """Which of `rows` are processors (mask of shape (n,))."""
-    code = fleet.runtimes.find(Runtime.CPU.value)
+    code = fleet.runtimes.find(_CPU)
     return fleet.runtime[rows] == code if code >= 0 else np.zeros(len(rows), dtype=np.bool_)
 
 

@@ -137,7 +137,8 @@ class Decider:
             return
         for event in events:
             if isinstance(event, ledger.JobQueued):
-                self.learner.observe(shape_of(event.spec))
+                job = self.state.jobs.get(event.job_id)  # it may have ended already, by the same record
+                self.learner.observe(job.shape if job is not None else shape_of(event.spec))
             elif isinstance(event, ledger.JobFinished):
                 self.learner.departed()
 

@@ -7,7 +7,7 @@ price is one dict copy at the start, and the encoding of each row that changes b
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
-from weakref import WeakSet
+from weakref import ref
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -45,20 +45,21 @@ class Cuts(Generic[V]):
     """The cuts of one table that are not read to their end. They are held weakly: a cut without a reader disappears."""
 
     def __init__(self) -> None:
-        self._open: WeakSet[Cut[V]] = WeakSet()
+        self._open: list[ref[Cut[V]]] = []
 
     def __bool__(self) -> bool:
-        return len(self._open) > 0
+        return bool(self._open)
 
     def take(self, table: dict[str, V], encode: Callable[[str, V], bytes]) -> Cut[V]:
         """A cut of `table` as it is now."""
         cut = Cut(table, encode)
-        self._open.add(cut)
+        self._open.append(ref(cut, self._open.remove))
         return cut
 
     def before_change(self, key: str) -> None:
-        for cut in self._open:
-            cut.before_change(key)
+        for reference in tuple(self._open):
+            if (cut := reference()) is not None:
+                cut.before_change(key)
 
 
 def chunks(rows: Sequence[T], size: int = ROWS) -> Iterator[Sequence[T]]:

@@ -112,7 +112,8 @@ def of_job(event: led.LedgerEvent) -> led.EventOfJob | None:
 def after(event: led.EventOfJob, job: J | None, attempt: A | None) -> tuple[J | None, A | None]:
     """The states of job and attempt after `event`. Raises Forbidden naming state and event when they do not allow it."""
     rule = TABLE[type(event)]
-    return job_after(event, job), _next(event, "no open attempt", rule.attempt, attempt, None)
+    wanted = event.state if isinstance(event, led.JobFinished) else None
+    return _next(event, "unknown", rule.job, job, wanted), _next(event, "no open attempt", rule.attempt, attempt, None)
 
 
 def job_after(event: led.EventOfJob, job: J | None) -> J | None:

@@ -1,7 +1,9 @@
 """The state that a ledger folds into: fleet, jobs, attempts, quotas. Changed by `libs.core.state.fold` alone."""
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from libs.core.state.cut import Cuts
 from libs.core.state.ended import EndedJobs
@@ -69,6 +71,17 @@ class Shape:
     shape that a job waits with has none."""
     unit: int = 1
     """Elastic: it may get multiples of so many devices only, those that one replica of its model is split over."""
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Worked out once: a shape is part of each queue's key."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(_COMPARED(self)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return Shape, _COMPARED(self)  # a hash is of one process only
 
     @property
     def whole(self) -> bool:
@@ -86,10 +99,14 @@ class Shape:
         return self.min_devices or self.devices
 
 
+_COMPARED = attrgetter(*(one.name for one in fields(Shape) if one.compare))
+"""What makes two shapes equal."""
+
+
 def shape_of(spec: JobSpec) -> Shape:
     """The shape of a job's request."""
     r: Resources = spec.resources
-    return Shape(
+    shape = Shape(
         devices=r.devices,
         types=r.types,
         memory_mib=r.memory_mib,
@@ -113,6 +130,13 @@ def shape_of(spec: JobSpec) -> Shape:
         family=r.family,
         unit=spec.model.devices_per_replica if spec.model is not None and r.min_devices is not None else 1,
     )
+    return _interned(shape)
+
+
+@lru_cache(maxsize=4096)
+def _interned(shape: Shape) -> Shape:
+    """One object for equal shapes, as long as they are met: whether two are equal is asked for each job several times."""
+    return shape
 
 
 def _group(role: Role, r: Resources) -> RoleShape:
@@ -205,15 +229,16 @@ class Job:
     first_grant_us: int = 0
     latency: Latency = Latency.NORMAL
     """From its class: a job of a fast class skips the placement score."""
+    queue: QueueKey = field(init=False, repr=False, compare=False)
+    """Where it stands while it waits."""
+
+    def __post_init__(self) -> None:
+        self.queue = QueueKey(self.priority, self.team, self.shape, self.preempts)
 
     @property
     def states(self) -> tuple[JobState, AttemptState | None]:
         """The job's state, and that of its open attempt."""
         return self.state, self.current.state if self.current is not None else None
-
-    @property
-    def queue(self) -> QueueKey:
-        return QueueKey(self.priority, self.team, self.shape, self.preempts)
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from libs.core.placement.score import kernels, weights
+from libs.core.placement.score import arrays, kernels, weights
 from libs.core.placement.score.mix import Mix, RequestKind, kind_of, sample
 from libs.core.placement.view import NOBODY, View
 from libs.core.state.fleet import Bools, Fleet, Ints
@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 
 _SAMPLED_NODES = 2000
 BLOCKS = np.array(weights.BLOCKS, dtype=np.int64)
-MARKET = kernels.Market(weights.MARKET_ROUNDS, weights.MARKET_STEP, weights.MARKET_COOLING, weights.MARKET_TASTE)
+MARKET = arrays.Market(weights.MARKET_ROUNDS, weights.MARKET_STEP, weights.MARKET_COOLING, weights.MARKET_TASTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class _Classes:
     """Nodes by what they accept, for one version of the fleet."""
 
     version: int
-    nodes: kernels.Nodes
-    packed: kernels.Nodes
+    nodes: arrays.Nodes
+    packed: arrays.Nodes
     """`nodes` for the kernels."""
     contents: list[frozenset[tuple[str, str]]] = field(default_factory=list)
 
@@ -86,8 +86,8 @@ class _Classes:
                 for m, p in set(zip(fleet.model[mine].tolist(), fleet.profile[mine].tolist(), strict=True))
             )
             of_node[node] = codes.setdefault(content, len(codes))
-        nodes = kernels.Nodes(ptr, order, of_node)
-        return cls(fleet.version, nodes, kernels.plain(nodes), list(codes))
+        nodes = arrays.Nodes(ptr, order, of_node)
+        return cls(fleet.version, nodes, arrays.plain(nodes), list(codes))
 
     def accepting(self, kind: RequestKind) -> Bools:
         """Classes (mask of shape (C,)) that a kind of request may run on."""
@@ -110,11 +110,11 @@ class Scorer:
         self._tables: _Tables | None = None
         self._built_at = -1
         self._priced_at = self._blocked_at = -1
-        self._cache: dict[RequestKind, kernels.Drops] = {}
-        self._memo = kernels.Memo(
+        self._cache: dict[RequestKind, arrays.Drops] = {}
+        self._memo = arrays.Memo(
             np.zeros(settings.memo, np.uint64), np.zeros(settings.memo, np.float64), np.zeros(1, np.int64)
         )
-        self._packed_memo = kernels.plain(self._memo)
+        self._packed_memo = arrays.plain(self._memo)
         self._profiles: dict[str, float] = {}
         self._rho: Floats = np.zeros(0)
         self._beta: Floats = np.zeros((len(BLOCKS), 0))
@@ -189,25 +189,25 @@ class Scorer:
             return None
         kind, free = kind_of(shape), _free(view)
         known = self._drops(kind, classes, tables, free, _keys(classes, free))
-        prices = kernels.ShadowPrices(
+        prices = arrays.ShadowPrices(
             self._rho, self._beta, BLOCKS, tables.block_cpu, weights.CLASS_PRICE, weights.BLOCK_PRICE
         )
         out = np.empty(len(classes.nodes.cls))
-        kernels.charge(classes.packed, free, _request(kind), kernels.plain(known), kernels.plain(prices), out)
+        kernels.charge(classes.packed, free, _request(kind), arrays.plain(known), arrays.plain(prices), out)
         return out, known.pick
 
     def _drops(
-        self, kind: RequestKind, classes: _Classes, tables: "_Tables", free: kernels.Free, keys: kernels.Words
-    ) -> kernels.Drops:
+        self, kind: RequestKind, classes: _Classes, tables: "_Tables", free: arrays.Free, keys: arrays.Words
+    ) -> arrays.Drops:
         """What `kind` takes from each node's value, computed anew where the state has changed."""
         known = self._cached(kind, len(classes.nodes.cls))
         accepted = classes.accepting(kind)
         kernels.drops(
-            classes.packed, free, _request(kind), accepted, tables.worth, self._packed_memo, keys, kernels.plain(known)
+            classes.packed, free, _request(kind), accepted, tables.worth, self._packed_memo, keys, arrays.plain(known)
         )
         return known
 
-    def _cached(self, kind: RequestKind, nodes: int) -> kernels.Drops:
+    def _cached(self, kind: RequestKind, nodes: int) -> arrays.Drops:
         entry = self._cache.pop(kind, None)
         if entry is None:
             devices = max(1, len(self._classes.nodes.order)) if self._classes is not None else 1
@@ -215,7 +215,7 @@ class Scorer:
                 1 << 24, devices * self.settings.cached_bytes_per_device
             ):
                 self._cache.pop(next(iter(self._cache)))
-            entry = kernels.Drops(
+            entry = arrays.Drops(
                 np.zeros(nodes, np.uint64), np.full(nodes, np.inf, np.float32), np.zeros(nodes, np.int16)
             )
         self._cache[kind] = entry
@@ -261,28 +261,28 @@ def _profiles(shares: Mapping[RequestKind, float]) -> dict[str, float]:
     return out
 
 
-def _keys(classes: _Classes, free: kernels.Free) -> kernels.Words:
+def _keys(classes: _Classes, free: arrays.Free) -> arrays.Words:
     keys = np.empty(len(classes.nodes.cls), np.uint64)
     kernels.node_keys(classes.packed, free, keys)
     return keys
 
 
-def _free(view: View) -> kernels.Free:
+def _free(view: View) -> arrays.Free:
     """Free compute per device and free processors per node, as a request that nothing is kept for sees them."""
     closed = (view.held != NOBODY) | view.blocked
     milli = np.where(closed, 0, view.free_milli) if closed.any() else view.free_milli
-    return kernels.plain(kernels.Free(milli, view.free_cpu))
+    return arrays.plain(arrays.Free(milli, view.free_cpu))
 
 
-def _request(kind: RequestKind) -> kernels.Request:
-    return kernels.plain(kernels.Request(kind.cpu, kind.num, kind.milli if kind.num else 0))
+def _request(kind: RequestKind) -> arrays.Request:
+    return arrays.plain(arrays.Request(kind.cpu, kind.num, kind.milli if kind.num else 0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
     """A mix as arrays, for one set of classes."""
 
-    worth: kernels.Worth
+    worth: arrays.Worth
     access: Bools
     demand: Floats
     """Share of the compute asked for, by distinct set of acceptable classes (rows of `access`)."""
@@ -292,7 +292,7 @@ class _Tables:
 
     @classmethod
     def of(
-        cls, shares: Mapping[RequestKind, float], classes: _Classes, settings: Settings, free: kernels.Free
+        cls, shares: Mapping[RequestKind, float], classes: _Classes, settings: Settings, free: arrays.Free
     ) -> "_Tables":
         kinds: list[RequestKind] = list(shares)
         share = np.array(list(shares.values()))
@@ -300,7 +300,7 @@ class _Tables:
         num = np.array([k.num for k in kinds], np.int64)
         milli = np.array([k.milli if k.num else 0 for k in kinds], np.int64)
         accepted = np.array([classes.accepting(k) for k in kinds], np.bool_).reshape(len(kinds), -1)
-        mix = kernels.Kinds(cpu, num, milli, share.astype(np.float32), accepted)
+        mix = arrays.Kinds(cpu, num, milli, share.astype(np.float32), accepted)
         asked = share * num * milli
         to_come = settings.headroom * float(free[0][classes.nodes.order].sum()) / max(float(asked.sum()), 1e-9)
         drawn = _consistent(share, to_come, classes, settings, free, mix)
@@ -316,8 +316,8 @@ class _Tables:
                     wanted[b][mask] = wanted[b].get(mask, 0.0) + float(share[i]) * kind.num / size
         total = sum(groups.values())
         return cls(
-            worth=kernels.plain(
-                kernels.Worth(
+            worth=arrays.plain(
+                arrays.Worth(
                     streams=_streams(drawn, mix),
                     kinds=mix,
                     least_cpu=int(cpu.min()),
@@ -340,8 +340,8 @@ def _consistent(
     to_come: float,
     classes: _Classes,
     settings: Settings,
-    free: kernels.Free,
-    kinds: kernels.Kinds,
+    free: arrays.Free,
+    kinds: arrays.Kinds,
 ) -> Ints:
     """Streams of kinds, shape (R, L), that agree with what is to come: K stands for no request.
 
@@ -362,16 +362,16 @@ def _draw(share: Floats, size: int) -> Ints:
     return sample(np.append(share, max(0.0, 1.0 - float(share.sum()))), size)
 
 
-def _streams(drawn: Ints, kinds: kernels.Kinds) -> kernels.Streams:
+def _streams(drawn: Ints, kinds: arrays.Kinds) -> arrays.Streams:
     """The streams (kinds, shape (R, L)) once per ceiling, as `kernels` walks them."""
     real = drawn < len(kinds.num)
     drawn = np.where(real, drawn, 0)
-    kept = [real & ((kinds.num[drawn] == 0) | (kinds.milli[drawn] <= ceiling)) for ceiling in kernels.CEILINGS]
+    kept = [real & ((kinds.num[drawn] == 0) | (kinds.milli[drawn] <= ceiling)) for ceiling in arrays.CEILINGS]
     order = np.concatenate([drawn[keep] for keep in kept])
     lengths = np.stack([keep.sum(axis=1) for keep in kept])
     ends = np.cumsum(lengths.ravel()).reshape(lengths.shape)
     starts = np.concatenate([(ends - lengths)[:, :1], ends], axis=1)
-    return kernels.Streams(kinds.cpu[order], kinds.num[order], kinds.milli[order], kinds.accepted[order], starts)
+    return arrays.Streams(kinds.cpu[order], kinds.num[order], kinds.milli[order], kinds.accepted[order], starts)
 
 
 def _mean_cpu(kinds: Iterable[RequestKind], share: Floats, block: int) -> float:

@@ -99,7 +99,7 @@ def _narrowed(
     for reason, limit in _host_limits(view, shape):
         yield reason, _at_most(fleet, shape, mask, limit, together)
     yield from _own_processors(view, shape, mask)
-    if fleet.rack_w.any():
+    if np.count_nonzero(fleet.rack_w):
         yield BlockReason.POWER, _cut(mask, _powered(view, shape, beneficiary, mask, together))
 
 
@@ -219,8 +219,10 @@ def _host_limits(view: View, shape: Shape) -> Iterator[tuple[BlockReason, Ints]]
 def _own_processors(view: View, shape: Shape, mask: Bools) -> Iterator[tuple[BlockReason, int]]:
     """Of devices that are processors, leaves those whose node still has the part that the request would take: its
     accelerators draw on the same ones."""
+    if not shape.types:  # processors are granted to jobs that name them
+        return
     fleet, code = view.fleet, view.fleet.runtimes.find(Runtime.CPU.value)
-    if not shape.types or code < 0:  # processors are granted to jobs that name them
+    if code < 0:
         return
     every = remembered(fleet, ("processors", shape.types), lambda: _named_processors(fleet, shape, code))
     rows = every[mask[every]]

@@ -5,7 +5,7 @@ Each function narrows `mask` (shape (D,)) in place and says how many devices it 
 
 import numpy as np
 
-from libs.core.placement.score.kernels import WHOLE, compiled
+from libs.core.placement.score.arrays import WHOLE, compiled
 from libs.core.placement.view import NOBODY
 from libs.core.state.fleet import Bools, Ints
 

@@ -1,15 +1,14 @@
 """Which of two waiting jobs comes first."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from libs.core.scheduling.order.share import NOTHING, Share
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class JobRank:
+class JobRank(NamedTuple):
     """A sort key: the job with the lowest is considered first. No two jobs have the same."""
 
     minus_priority: int

@@ -43,7 +43,9 @@ class Order:
         that were held for it count no longer."""
         self._granted.add(job.id)
         gets = {kind: count * job.shape.milli for kind, count in self._state.fleet.kinds(devices).items()}
-        self.used[job.team] = self.used[job.team].plus(share_of(gets)).less(share_of(self._state.kept(job.id)))
+        self.used[job.team] = self.used[job.team].plus(share_of(gets))
+        if job.id in self._state.holds:
+            self.used[job.team] = self.used[job.team].less(share_of(self._state.kept(job.id)))
         self._advance(job.queue)
 
     def passed(self, job: Job) -> None:
