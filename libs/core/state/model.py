@@ -71,13 +71,12 @@ class Shape:
     shape that a job waits with has none."""
     unit: int = 1
     """Elastic: it may get multiples of so many devices only, those that one replica of its model is split over."""
-    _hash: int = field(init=False, repr=False, compare=False)
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
     """Worked out once: a shape is part of each queue's key."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash(_COMPARED(self)))
-
     def __hash__(self) -> int:
+        if not self._hash:
+            object.__setattr__(self, "_hash", hash(_COMPARED(self)))
         return self._hash
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
