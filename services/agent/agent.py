@@ -213,6 +213,12 @@ class Agent:
         except NatsError as e:
             log.info("a sample of %s was lost: %s", node.name, str(e)[:300])
 
+    async def run_quarantine(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.quarantine_s)
+            for node in self.nodes.values():
+                await self.launcher.look_at_busy(node)
+
     async def run_prune(self) -> None:
         while True:
             await asyncio.sleep(_PRUNE_S)

@@ -167,6 +167,7 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
             tasks.start("leases", agent.run_watch_leases())
             tasks.start("desired state", agent.run_ask())
             tasks.start("samples", agent.run_samples())
+            tasks.start("quarantine", agent.run_quarantine())
             tasks.start("prune", agent.run_prune())
             yield
             await agent.drain(DRAIN_S)

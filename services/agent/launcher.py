@@ -19,6 +19,7 @@ from services.agent.keeper.client import KeeperClient
 from services.agent.logs import LogStore
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart
+from services.agent.quarantine import Since, still_busy
 from services.agent.state import AgentState, group_name
 from services.agent.timers import TimerPart, Timers
 from services.agent.variables import BadEnvironment, Paths, addresses_of, slots, variables
@@ -98,6 +99,16 @@ class Launcher:
     def keeper_ok(self) -> bool:
         return self.keeper.connected() or not self.keeper.needed()
 
+    def ours(self) -> list[int]:
+        """This agent, and the keeper: whoever is below it belongs to an attempt that lives."""
+        return [os.getpid(), *([self.keeper.pid] if self.keeper.pid else [])]
+
+    async def look_at_busy(self, node: NodeRunner) -> None:
+        """Ends the quarantine of devices that are free now."""
+        for device, busy in list(node.busy_devices.items()):
+            if not await still_busy(node.layer, [device], busy.since, self.ours(), 0.0):
+                node.free([device])
+
     def leave(self, node: NodeRunner) -> None:
         """This life of the node is over and nothing of it is left: its empty cgroup goes too."""
         if (group := self._group(node)) is not None:
@@ -152,6 +163,13 @@ class Launcher:
         def set_live(rank: int, live: bool) -> None:
             self.logs.set_live(part.job_id, part.attempt, rank, live)
 
+        since = Since.now() if row is None else Since(int(row["about"].get("since", 0)))
+        devices = sorted({rank.device for rank in part.ranks})
+
+        async def settle(grace_s: float) -> None:
+            if node.accelerators(devices):
+                node.quarantine(await still_busy(node.layer, devices, since, self.ours(), grace_s))
+
         def silent_devices() -> list[str]:
             """A device that is lost is missing from the readings; when the driver itself fails, all of them are."""
             answering: set[str] = set()
@@ -170,6 +188,8 @@ class Launcher:
             log_limit=self.log_limit,
             may_run=lambda: node.lease.valid(node.now()),
             set_live=set_live,
+            settle=settle,
+            since=since,
             silent_devices=silent_devices,
         )
 

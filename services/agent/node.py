@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from libs.adapters.devices import DeviceLayer
 from schemas.inbox import BoardCut, CheckpointTaken, NodeRegistered, Observation, Refused, Released, Started
 from schemas.nodes import DesiredPart, DesiredState
-from schemas.resources import Inventory, Recut
+from schemas.resources import DeviceKind, Inventory, Recut
 from services.agent.lease import Lease
+from services.agent.quarantine import Busy
 from services.agent.reconcile import (
     Forget,
     Key,
@@ -115,6 +116,8 @@ class NodeRunner:
     _unheard: dict[Key, RunningPart] = field(default_factory=dict)
     """Parts that have ended; placement has not shown yet that it knows."""
     _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
+    busy_devices: dict[str, Busy] = field(default_factory=dict)
+    """Devices in quarantine. They stay there over lives, until they are free."""
     _repartitions: dict[tuple[str, int], BoardRepartition] = field(default_factory=dict)
     """(board, number) -> repartitions asked for in this life; one that is no longer asked for is not asked again."""
     _repartitioners: set[asyncio.Task[None]] = field(default_factory=set)
@@ -161,6 +164,7 @@ class NodeRunner:
             incarnation=incarnation,
             devices=frozenset(device.id for device in self.inventory.devices),
             simulated=self.inventory.simulated,
+            quarantined={device: ", ".join(busy.users) for device, busy in self.busy_devices.items()},
         )
         self.lease = Lease(self.lease_s)
         self.known, self.missed, self._asked_to_save, self._dying = False, 0, False, False
@@ -359,6 +363,29 @@ class NodeRunner:
         """The agent ends, the work does not: parts that the keeper holds run on for the next agent."""
         self._dying = True
         await asyncio.gather(*(part.leave() for part in list(self.parts.values())))
+
+    def accelerators(self, devices: Iterable[str]) -> bool:
+        """Whether any of these is more than processors, which all processes use."""
+        wanted = set(devices)
+        return any(d.id in wanted and d.kind is not DeviceKind.CPU for d in self.inventory.devices)
+
+    def quarantine(self, busy: Mapping[str, Busy]) -> None:
+        """These devices are used by something that is not ours: no part is started there until they are `free`."""
+        for device, one in busy.items():
+            log.error("%s: device %s is in quarantine: %s still uses it", self.name, device, ", ".join(one.users))
+        self._set_quarantine(self.busy_devices | dict(busy))
+
+    def free(self, devices: Iterable[str]) -> None:
+        """Nothing uses these devices any more."""
+        gone = self.busy_devices.keys() & set(devices)
+        for device in sorted(gone):
+            log.warning("%s: device %s is free again", self.name, device)
+        if gone:
+            self._set_quarantine({device: one for device, one in self.busy_devices.items() if device not in gone})
+
+    def _set_quarantine(self, busy: dict[str, Busy]) -> None:
+        self.busy_devices = busy
+        self.view.quarantined = {device: ", ".join(one.users) for device, one in busy.items()}
 
     def busy(self) -> dict[str, int]:
         """Granted milli per device of what is not gone yet."""

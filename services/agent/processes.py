@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from services.agent import failures
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
 from services.agent.keeper.client import KeptAttempt
 from services.agent.keeper.find import NoKeeper
+from services.agent.quarantine import GRACE_S, Since
 from services.agent.reconcile import Phase
 
 log = logging.getLogger("baton.agent")
@@ -40,6 +41,10 @@ class ProcessCommand:
     acknowledgement: Path
 
 
+async def no_devices(grace_s: float) -> None:
+    """There is nothing to look at."""
+
+
 @dataclass(slots=True)
 class AttemptLaunch:
     """All that a part needs besides its spec. `kept` is its handle in the keeper; `may_run` says whether the lease holds.
@@ -58,6 +63,10 @@ class AttemptLaunch:
     """A cgroup of its own, to be made."""
     adopted: Mapping[str, Any] | None = None
     set_live: Callable[[int, bool], None] = lambda rank, live: None
+    settle: Callable[[float], Awaitable[None]] = no_devices
+    """Looks at the part's devices, and returns when they are free, or in quarantine after so many seconds."""
+    since: Since = field(default_factory=Since.now)
+    """When it began."""
     silent_devices: Callable[[], Sequence[str]] = lambda: ()
     """The part's devices that no longer answer. May block for some milliseconds."""
 
@@ -109,6 +118,7 @@ class ProcessPart:
         """Kills everything at once and returns when nothing is left. Reports nothing."""
         await self._cancel()
         await self._vanish()
+        await self.launch.settle(0.0)
 
     def heard(self) -> None:
         """Its end is known: the keeper need not tell it again."""
@@ -146,6 +156,7 @@ class ProcessPart:
         with suppress(BadAcknowledgement):
             self._look(acknowledgements)  # written with the last breath
         await self._vanish()
+        await self.launch.settle(GRACE_S)
         await self._release()
 
     def _acknowledgements(self) -> list[Acknowledgement]:
@@ -173,7 +184,7 @@ class ProcessPart:
         return {
             "node": launch.node,
             "incarnation": launch.incarnation,
-            "about": {"part": self.part.model_dump_json()},
+            "about": {"part": self.part.model_dump_json(), "since": launch.since.ticks},
             "command": list(self.part.spec.command),  # an argv list, never a shell
             "workdir": str(launch.workdir),
             "group": str(launch.group or ""),

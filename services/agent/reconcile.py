@@ -5,7 +5,7 @@ The rules that keep two attempts off one device:
 - A part is started once: while it is in the desired state it is remembered as held or ended, and once a state no longer
   has it, only states that are older could bring it back.
 - A part whose epoch on one of its devices is not newer than any seen there, or that would overfill a device that is
-  still occupied here, is refused.
+  still occupied here, is refused. So is one on a device that something else uses.
 - Nothing is started without a valid lease; nothing is refused for that either: the next state asks again.
 """
 
@@ -51,6 +51,8 @@ class Running:
     ledger_seq: int = -1
     parts: dict[Key, Held] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    """Devices that something else still uses, and what that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,9 @@ def _refusal(part: DesiredPart, view: Running, occupied: Mapping[str, int]) -> R
     for rank in part.ranks:
         if rank.device not in view.devices:
             return Refuse(part, f"device {rank.device} is not on this node", Category.HARDWARE)
+        if rank.device in view.quarantined:
+            reason = f"device {rank.device} is in quarantine: {view.quarantined[rank.device]} still uses it"
+            return Refuse(part, reason, Category.HARDWARE)
         newest = view.epochs.get(rank.device, 0)
         if rank.epoch <= newest:
             return Refuse(part, f"epoch {rank.epoch} of device {rank.device} is stale: {newest} was seen")

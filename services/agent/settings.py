@@ -68,6 +68,9 @@ class AgentSettings(ServiceSettings):
     ask_s: float = Field(default=3.0, gt=0, le=60, description="how often the whole desired state is asked for, s")
     repeat_s: float = Field(default=5.0, gt=0, le=60, description="unheard ends are reported again after this, s")
     sample_s: float = Field(default=15.0, gt=0, le=3600, description="between device samples, s")
+    quarantine_s: float = Field(
+        default=5.0, gt=0, le=3600, description="how often a device that something else uses is looked at again, s"
+    )
     workdir: Path | None = Field(default=None, description="files of jobs; by default <state dir>/jobs")
     checkpoints: Path | None = Field(default=None, description="shared between nodes; default <state dir>/checkpoints")
     log_limit_mib: int = Field(default=64, ge=1, le=65_536, description="output kept per process, MiB")

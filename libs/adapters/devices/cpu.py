@@ -1,6 +1,6 @@
 """This machine's processors as one device of kind cpu: so that CPU jobs queue, share and are billed like any other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import psutil
 
@@ -29,6 +29,10 @@ class CpuLayer(NoMig):
         used_pct = min(100.0, max(0.0, psutil.cpu_percent(None)))
         used_mib = psutil.virtual_memory().used // _MIB
         return (DeviceSample(device=self._id, model=MODEL, utilization_pct=used_pct, memory_used_mib=used_mib),)
+
+    def users(self, devices: Collection[str]) -> dict[str, frozenset[int]]:
+        """All processes use the processors: that says nothing of one that was left behind."""
+        return {}
 
     def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
         """No accelerator is visible; thread pools are told how many processors the share amounts to."""

@@ -1,6 +1,6 @@
 """The seam between Baton and the drivers of a node's accelerators: find them, read them, hand them to a process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from libs.core.accelerators.vendors import Granted, visibility
@@ -24,6 +24,10 @@ class DeviceLayer(Protocol):
 
     def sample(self, busy: Mapping[str, int]) -> tuple[DeviceSample, ...]:
         """One reading per device that answers. `busy` (device id -> granted milli) is used by simulated ones only."""
+
+    def users(self, devices: Collection[str]) -> dict[str, frozenset[int]]:
+        """Device id -> ids of the processes that use it now: they have work on it, or hold its file open. A device that
+        cannot be looked at is left out."""
 
     def boards(self) -> tuple[MigBoard, ...]:
         """The MIG boards that the devices last discovered are cut from, as far as their geometry is known."""

@@ -7,14 +7,16 @@ neutral value. A board that is lost (XID 79) is left out of the samples, which t
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ctypes import byref
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 import pynvml
 
 from libs.adapters.devices import nvml_mig
+from libs.adapters.devices.handles import holders
 from libs.adapters.devices.layer import CutFailed, NoDevices, process_environment
 from libs.core.accelerators.catalog import find_model
 from libs.core.placement.mig.layouts import geometry_of, legal
@@ -41,13 +43,19 @@ class NvmlLayer:
     """The NVIDIA devices of this machine. `api` is the `pynvml` module, or a recorded one in tests.
 
     `is_job` tells whether a process (its pid) belongs to a job: then free memory is not measured.
-    `dynamic`: boards in MIG mode may be repartitioned.
+    `dynamic`: boards in MIG mode may be repartitioned. `root`: where /proc is, elsewhere in tests.
 
     Raises NoDevices when there is no driver, saying how to go on without.
     """
 
-    def __init__(self, api: Any = pynvml, is_job: Callable[[int], bool] = runs_a_job, dynamic: bool = False) -> None:
-        self._api = api
+    def __init__(
+        self,
+        api: Any = pynvml,
+        is_job: Callable[[int], bool] = runs_a_job,
+        dynamic: bool = False,
+        root: Path = Path("/"),
+    ) -> None:
+        self._api, self._root = api, root
         self._is_job = is_job
         self._dynamic = dynamic
         self._boards_by_id: dict[str, Any] = {}
@@ -257,6 +265,34 @@ class NvmlLayer:
             ),
             throttled=bool(self._try(lambda: api.nvmlDeviceGetCurrentClocksEventReasons(board), 0) & _HARD_THROTTLE),
         )
+
+    def users(self, devices: Collection[str]) -> dict[str, frozenset[int]]:
+        """Processes with a context on the device (compute, graphics, MPS). Of a whole GPU also those that have its file
+        open: instances of a board share one."""
+        with self._lock:
+            known = [(device, self._handles[device]) for device in devices if device in self._handles]
+            found = {device: pids for device, handle in known if (pids := self._contexts(handle)) is not None}
+            files = {device: file for device, handle in known if (file := self._file(device, handle))}
+        opened = holders(files.values(), self._root)
+        return {device: pids | opened.get(files.get(device, ""), frozenset()) for device, pids in found.items()}
+
+    def _contexts(self, handle: Any) -> frozenset[int] | None:
+        """None when the driver cannot tell of compute processes: then it cannot tell at all."""
+        pids: set[int] = set()
+        for kind in ("Compute", "Graphics", "MPSCompute"):
+            ask = getattr(self._api, f"nvmlDeviceGet{kind}RunningProcesses", None)
+            try:
+                pids.update(process.pid for process in (ask(handle) if ask is not None else ()))
+            except self._api.NVMLError:
+                if kind == "Compute":
+                    return None
+        return frozenset(pids)
+
+    def _file(self, device: str, handle: Any) -> str:
+        if device in self._parents:
+            return ""
+        minor = self._try(lambda: self._api.nvmlDeviceGetMinorNumber(handle), None)
+        return "" if minor is None else f"/dev/nvidia{minor}"
 
     def _memory(self, handle: Any) -> tuple[int, int]:
         """(used, usable) in MiB. Version 2 tells what the driver keeps for itself, which no job can use."""

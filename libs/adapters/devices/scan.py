@@ -17,11 +17,12 @@ import json
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from libs.adapters.devices.handles import holders
 from libs.adapters.devices.layer import NoDevices, NoMig, process_environment
 from libs.core.accelerators.catalog import Accelerator, catalog, find_model, find_pci, tpu_generations
 from libs.core.accelerators.vendors import VENDORS
@@ -83,6 +84,13 @@ class ScannedLayer(NoMig):
                 )
         return tuple(out)
 
+    def users(self, devices: Collection[str]) -> dict[str, frozenset[int]]:
+        """Processes that have the device's file open. Devices without a file of their own (FPGA slots) are left out."""
+        files = device_files(self._node, self._root)
+        wanted = {device: files[device] for device in devices if device in files and device in self._devices}
+        opened = holders(wanted.values(), self._root)
+        return {device: opened[file] for device, file in wanted.items()}
+
     def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
         return process_environment(ranks, self._devices)
 
@@ -111,6 +119,23 @@ def amd_readings(root: Path) -> dict[int, tuple[float, int]]:
         if busy.isdigit() or used.isdigit():
             out[index] = (min(100.0, float(busy or 0)), int(used or 0) // _MIB)
     return out
+
+
+def device_files(node: str, root: Path) -> dict[str, str]:
+    """Device id -> the file in /dev that a process has open while it uses the device."""
+    gpus = {device.index: device.id for device in amd(node, root)}
+    out = {
+        gpus[index]: f"/dev/dri/renderD{properties['drm_render_minor']}"
+        for index, (_, properties) in enumerate(_kfd_gpus(root))
+        if index in gpus and "drm_render_minor" in properties
+    }
+    out |= {device.id: f"/dev/accel{device.index}" for device in tpu(node, root)}
+    for path in _numbered(root / "sys/class/accel", "accel"):
+        module = _text(path / "device/module_id")
+        out[f"{node}-hpu{module if module.isdigit() else _number(path)}"] = f"/dev/accel/{path.name}"
+    for pattern in ("hailo", "apex_"):
+        out |= {f"{node}-{path.name}": f"/dev/{path.name}" for path in _numbered(root / "dev", pattern)}
+    return out | {f"{node}-nd{_number(path)}": f"/dev/{path.name}" for path in _numbered(root / "dev", "neuron")}
 
 
 def tpu(node: str, root: Path) -> Iterator[Device]:

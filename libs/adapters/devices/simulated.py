@@ -3,7 +3,7 @@
 `read_fleet` makes the nodes of a whole pool from a YAML file (examples: deploy/fleets/).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from uuid import uuid4
 from zlib import crc32
@@ -36,6 +36,8 @@ class SimulatedLayer:
         self._devices, self._boards, self._fresh = devices, boards, fresh or _unique()
         self._by_id = {d.id: d for d in devices}
         self._round = 0
+        self.used_by: dict[str, frozenset[int]] = {}
+        """What `users` tells of a device: nothing uses a simulated one but what a test says."""
 
     def discover(self) -> tuple[Device, ...]:
         return self._devices
@@ -77,6 +79,9 @@ class SimulatedLayer:
         every = sorted([*others, *stay, *made], key=lambda d: (order.get(d.parent, -1), d.mig_start, d.index))
         devices = tuple(d.model_copy(update={"index": index}) for index, d in enumerate(every))
         self._by_id, self._devices = {d.id: d for d in devices}, devices
+
+    def users(self, devices: Collection[str]) -> dict[str, frozenset[int]]:
+        return {device: self.used_by.get(device, frozenset()) for device in devices if device in self._by_id}
 
     def sample(self, busy: Mapping[str, int]) -> tuple[DeviceSample, ...]:
         self._round += 1

@@ -1,6 +1,6 @@
 """A node's accelerators and its processors, as one layer: so that jobs for processors run beside those for GPUs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from libs.adapters.devices.cpu import CpuLayer
 from libs.adapters.devices.layer import DeviceLayer
@@ -25,6 +25,10 @@ class WithProcessors:
 
     def sample(self, busy: Mapping[str, int]) -> tuple[DeviceSample, ...]:
         return (*self._accelerators.sample(busy), *self._processors.sample(busy))
+
+    def users(self, devices: Collection[str]) -> dict[str, frozenset[int]]:
+        mine = {device.id for device in self._processors.discover()}
+        return self._accelerators.users([device for device in devices if device not in mine])
 
     def boards(self) -> tuple[MigBoard, ...]:
         return self._accelerators.boards()

@@ -1,0 +1,92 @@
+"""Devices that are still used when their attempt is gone: they are kept from other jobs until they are free.
+
+Nothing of an attempt outlives its shim. But a device may have another user: a container that the job had a daemon start, a
+process that was handed an open descriptor, a driver that hangs in the end of a process. What is to be believed is the device.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from libs.adapters.devices import DeviceLayer, NoDevices
+from services.agent.keeper import proc
+
+WATCHERS = frozenset(
+    {"nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvidia-smi", "nvidia-fabricm", "amd-smi", "rocm-smi", "Xorg"}
+)
+"""Programs that have devices open without working on them, by their short names (at most 15 characters)."""
+
+
+GRACE_S = 10.0
+"""A driver may need so long to let go of a process that was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """A device in quarantine. `users`: "name (pid 123)" of each; `since`: of the attempt that it was granted to last."""
+
+    since: "Since"
+    users: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """When an attempt began, in clock ticks since boot: who used its devices before that is not of it."""
+
+    ticks: int
+
+    @classmethod
+    def now(cls, uptime: Callable[[], str] = lambda: proc.read_text("/proc/uptime")) -> "Since":
+        return cls(int(float(uptime().split()[0]) * os.sysconf("SC_CLK_TCK")))
+
+
+async def still_busy(
+    layer: DeviceLayer, devices: Collection[str], since: Since, kept: Collection[int], grace_s: float
+) -> dict[str, Busy]:
+    """The devices that strangers still use after `grace_s`; returns as soon as there are none."""
+    loop = asyncio.get_running_loop()
+    end, pause_s = loop.time() + grace_s, 0.02
+    while found := await asyncio.to_thread(strangers, layer, devices, since, kept):
+        if loop.time() >= end:
+            break
+        await asyncio.sleep(min(pause_s, max(0.0, end - loop.time())))
+        pause_s = min(0.5, pause_s * 2)
+    return {device: Busy(since, tuple(users)) for device, users in found.items()}
+
+
+def strangers(
+    layer: DeviceLayer, devices: Collection[str], since: Since, kept: Collection[int]
+) -> dict[str, list[str]]:
+    """Device -> who uses it and should not: processes that began after `since`, are not below one of `kept` (shims of living
+    attempts, and this agent) and are no watchers. Each as "name (pid 123)". Blocks for some milliseconds."""
+    try:
+        users = layer.users(devices)
+    except (NoDevices, OSError):
+        return {}
+    if not any(users.values()):
+        return {}
+    ours = set(kept) | proc.descendants(kept)
+    found = {
+        device: [_called(pid) for pid in sorted(pids - ours) if _counts(pid, since)] for device, pids in users.items()
+    }
+    return {device: called for device, called in found.items() if called}
+
+
+def _counts(pid: int, since: Since) -> bool:
+    """A process that the driver names and that cannot be seen from here counts: it is in a container, or is ending."""
+    stat = proc.read_stat(pid)
+    if stat is None:
+        return True
+    return stat.state not in "ZX" and stat.started >= since.ticks and _name(pid) not in WATCHERS
+
+
+def _name(pid: int) -> str:
+    try:
+        return proc.read_text(f"/proc/{pid}/comm").strip()
+    except OSError:
+        return ""
+
+
+def _called(pid: int) -> str:
+    return f"{_name(pid) or 'a process'} (pid {pid})"
