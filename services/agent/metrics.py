@@ -44,6 +44,11 @@ class AgentMetrics(Collector):
             ("parts", "parts on the nodes now", len(held)),
             ("lease_remaining_seconds", "shortest time until a node must stop its work", min(leases)),
             ("backlog", "observations that are not stored yet", agent.reports.backlog()),
+            (
+                "quarantined",
+                "devices that something else than a job still uses",
+                sum(len(n.busy_devices) for n in nodes),
+            ),
             ("keeper_up", "1 while the keeper answers or is not needed", int(agent.launcher.keeper_ok())),
         ):
             yield GaugeMetricFamily(f"baton_agent_{name}", text, value=value)
