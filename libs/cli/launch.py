@@ -37,6 +37,7 @@ SIMULATED, REAL = "agent-sim", "agent"
 ROOT = Path(__file__).parents[2]
 """Of the source tree: shipped fleets, prices and traces lie under it."""
 
+MOST_REPLICAS = 9
 REAL_NODE = ("none", "auto", "nvml", "cpu")
 
 
@@ -58,8 +59,9 @@ class LaunchOptions:
     `<team>.<user>`, that get a credential of their own beside their team's.
 
     `fleet` is a file of simulated nodes; `real_node` offers this machine's own devices (auto: its GPUs, else its
-    processors). `env` adds variables to a process by its name ("*": to all), `copies` runs a service several times
-    (they are called `placement`, `placement-2`). `scale` multiplies the storage limits of the streams, `sync_always`
+    processors). `env` adds variables to a process by its name or its service's ("*": all). `replicas` runs every service
+    several times, in every pool, `copies` those that it names (they are called `placement`, `placement-2`,
+    `placement.west-2`). `scale` multiplies the storage limits of the streams, `sync_always`
     waits for the disk before each acknowledgement.
     """
 
@@ -73,6 +75,7 @@ class LaunchOptions:
     prices: Path | None = None
     quotas: Path | None = None
     services: Sequence[str] = SERVICES
+    replicas: int = 1
     copies: Mapping[str, int] = field(default_factory=dict)
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     external: External | None = None
@@ -85,6 +88,10 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         if unknown := set(self.services) - set(SERVICES):
             raise ValueError(f"unknown services: {', '.join(sorted(unknown))}; there are {', '.join(SERVICES)}")
+        if not 1 <= self.replicas <= MOST_REPLICAS:
+            raise ValueError(
+                f"replicas is {self.replicas}: use 1 to {MOST_REPLICAS}, 2 so that each service has a standby"
+            )
         check_teams(self.teams)
         check_users(self.users, self.teams)
         for pool in self.pools:
@@ -252,8 +259,7 @@ class LocalStack:
         options = self.options
         specs = []
         for service in options.services:
-            for copy in range(1, options.copies.get(service, 1) + 1):
-                specs.append(self._spec(service if copy == 1 else f"{service}-{copy}", service, {}, undo))
+            specs += self._replicas(service, service, undo)
         if options.fleet is not None:
             specs.append(self._spec(SIMULATED, "agent", _simulated(options.fleet), undo))
         if options.real_node != "none":
@@ -261,9 +267,14 @@ class LocalStack:
         for pool, fleet in options.more_pools.items():
             for service in options.services:
                 if service != FOR_ALL_POOLS:
-                    specs.append(self._spec(f"{service}.{pool}", service, {}, undo, pool))
+                    specs += self._replicas(f"{service}.{pool}", service, undo, pool)
             specs.append(self._spec(f"{SIMULATED}.{pool}", "agent", _simulated(fleet), undo, pool))
         return specs
+
+    def _replicas(self, name: str, service: str, undo: contextlib.AsyncExitStack, pool: str = "") -> list[ProcessSpec]:
+        """The first is called as the service is, the others have a number."""
+        count = self.options.copies.get(service, self.options.replicas)
+        return [self._spec(name if n == 1 else f"{name}-{n}", service, {}, undo, pool) for n in range(1, count + 1)]
 
     def _spec(
         self, name: str, service: str, env: Mapping[str, str], undo: contextlib.AsyncExitStack, pool: str = ""
@@ -299,6 +310,7 @@ class LocalStack:
                 **{name: str(path.absolute()) for name, path in own.items() if path is not None},
                 **env,
                 **options.env.get("*", {}),
+                **(options.env.get(service, {}) if service in SERVICES else {}),
                 **options.env.get(name, {}),
             },
             # Alive, not ready: a service whose database is away must be left alone, not killed and started again.

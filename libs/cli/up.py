@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from libs.cli.exits import UsageFault
-from libs.cli.launch import REAL, SERVICES, SIMULATED, External, LaunchOptions, LocalStack
+from libs.cli.launch import MOST_REPLICAS, REAL, SERVICES, SIMULATED, External, LaunchOptions, LocalStack
 from libs.cli.output import Column, fields, hint, say, show
 from libs.client.where import state_dir
 from libs.embedded.events import EventKind, ProcessEvent
@@ -46,6 +46,12 @@ def command(
         list[str] | None,
         typer.Option("--more-pool", help="NAME=FLEET: a further pool of simulated nodes; may be repeated."),
     ] = None,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            "--replicas", min=1, max=MOST_REPLICAS, help="Processes of each service; 2: one may die unnoticed."
+        ),
+    ] = 1,
     port: Annotated[
         int | None, typer.Option("--port", min=1, max=65535, help="Port of NATS; a free one otherwise.")
     ] = None,
@@ -79,6 +85,7 @@ def command(
             prices=prices,
             quotas=quotas,
             services=() if servers_only else SERVICES,
+            replicas=replicas,
             external=_external() if external else None,
             nats_port=port,
             sync_always=not fast,

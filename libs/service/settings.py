@@ -30,6 +30,13 @@ class ServiceSettings(BaseSettings):
     state_dir: Path | None = Field(
         default=None, validation_alias="BATON_STATE_DIR", description="where <service>.http tells the chosen HTTP port"
     )
+    leader_ttl_s: float = Field(
+        default=3.0,
+        ge=0.3,
+        le=60,
+        validation_alias="BATON_LEADER_TTL_S",
+        description="of two equal processes: how long one is silent until the other takes over its work, s",
+    )
     trim_keep_s: float = Field(
         default=600.0,
         ge=0,

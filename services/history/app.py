@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from libs.adapters.mongo.store import JobStore
 from libs.bus.broker import make_broker
 from libs.bus.connect import close, connect
+from libs.bus.leader import Leadership
 from libs.bus.queries import serve
 from libs.bus.streams import bind
 from libs.ledger.follower import Follower
@@ -31,6 +32,7 @@ class History:
     log: EventLog
     documents: Documents | None = None
     feed: FeedLoop | None = None
+    leadership: Leadership | None = None
 
     def followers(self) -> list[Follower[Any]]:
         return [loop.follower for loop in (self.documents, self.feed) if loop is not None]
@@ -61,14 +63,18 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
             cache_jobs=settings.cache_jobs,
         )
         history.feed = FeedLoop(js, settings.pool, registry, snapshot_records=settings.snapshot_records)
-        tasks.start("documents", history.documents.run())
-        tasks.start("feed", history.feed.run())
+        history.leadership = leadership = Leadership(js, f"history-{settings.pool}", ttl_s=settings.leader_ttl_s)
+        tasks.start("leadership", leadership.run())
+        tasks.start("documents", leadership.lead(history.documents.run))
+        tasks.start("feed", leadership.lead(history.feed.run))
         async with tasks.until_stopped():
             yield
         history.store.close()
         await close(nats)
 
     def ready() -> dict[str, str]:
+        if history.leadership is not None and history.leadership.stands_by:
+            return {"standby": "ok"}  # it answers questions; another process writes
         loops = {"documents": history.documents, "feed": history.feed}
         return {name: "not read yet" if loop is None else loop.problem or "ok" for name, loop in loops.items()}
 

@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter
 
-from libs.bus.cursors import Cursors
+from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.core.projections.history import Feed
@@ -51,7 +51,11 @@ class FeedLoop:
 
     async def run(self) -> None:
         """For ever. Raises LedgerStopped only; a broker that is away or full is waited for."""
-        await self.follower.run(self._after, begin=self._begin)
+        while True:
+            try:
+                await self.follower.run(self._after, begin=self._begin)
+            except Overtaken as error:
+                log.warning("%s; going on from there", error)
 
     async def _begin(self) -> None:
         cursor = await self._cursors.load(f"{NAME}-{self._pool}") or {"seq": 0, "hash": "", "position": 0}
@@ -72,7 +76,7 @@ class FeedLoop:
             await self._surely(f"{len(messages)} events", partial(self._outbox.publish_many, messages))
         if follower.position > self.position:
             mark = {"seq": follower.head.seq, "hash": follower.head.hash, "position": follower.position}
-            await self._surely("its cursor", partial(self._cursors.save, f"{NAME}-{self._pool}", mark))
+            await self._surely("its cursor", partial(self._cursors.move, f"{NAME}-{self._pool}", mark))
             self.position = follower.position
 
     def _news(self, step: FollowedEntry) -> Iterator[Outgoing]:

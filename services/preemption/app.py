@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.broker import make_broker
 from libs.bus.connect import connect
+from libs.bus.leader import Leadership
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.streams import bind
@@ -37,8 +38,9 @@ class Preemption:
         )
         show(registry, lambda: [self.follower])
 
-    async def run(self, js: JetStreamContext) -> None:
-        """For ever. Ends with an error when the ledger cannot be read on."""
+    async def run(self, js: JetStreamContext, leadership: Leadership) -> None:
+        """For ever: follows the ledger always, and plans while this process leads. Ends with an error when the ledger cannot
+        be read on."""
         outbox = Outbox(js)
         every = self.settings.snapshot_records
         self.follower = follower = Follower(js, self.pool, PreemptionPlanner, name="preemption", snapshot_every=every)
@@ -46,7 +48,8 @@ class Preemption:
         async def after(steps: Sequence[FollowedEntry]) -> None:
             for answer in (answer for step in steps for answer in step.told or ()):
                 self._answers.labels(answer.name).inc()
-            if follower.lag == 0:  # an old state would only make stale plans
+            # An old state would only make stale plans, and a second planner's would only be declined.
+            if follower.lag == 0 and leadership.held:
                 await self._plan(follower.projection, outbox, follower.head.seq)
 
         await follower.run(after)
@@ -84,7 +87,9 @@ def make_app(settings: PreemptionSettings) -> AsgiFastStream:
         nats = await connect(settings.nats_url, name="preemption", die_on_close=True)
         js = nats.jetstream()
         await bind(js, [settings.pool])
-        tasks.start("ledger reader", preemption.run(js))
+        leadership = Leadership(js, f"preemption-{settings.pool}", ttl_s=settings.leader_ttl_s)
+        tasks.start("leadership", leadership.run())
+        tasks.start("ledger reader", preemption.run(js, leadership))
         async with tasks.until_stopped():
             yield
         await nats.close()

@@ -29,8 +29,10 @@ async def running(
     copies: Mapping[str, int] | None = None,
     fleet: Path = FLEET,
     placement: Mapping[str, str] | None = None,
+    replicas: int = 1,
 ) -> AsyncIterator[LocalStack]:
-    """The cluster, ready; `copies` runs a service several times, `placement` is more of that service's environment."""
+    """The cluster, ready; `copies` runs a service several times, `replicas` every one. `placement` is more of that
+    service's environment."""
     options = LaunchOptions(
         state_dir=state_dir,
         teams=TEAMS,
@@ -38,6 +40,7 @@ async def running(
         real_node="cpu",
         quotas=QUOTAS,
         copies=copies or {},
+        replicas=replicas,
         scale=0.1,
         env={
             # 64 jobs of a share each on two cores: numerical libraries must not start a thread per core in every service.

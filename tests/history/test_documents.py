@@ -71,6 +71,23 @@ async def test_documents_equal_the_fold_of_the_ledger(
     assert len(await store.jobs(None, limit=1000)) == len(written.stories())
 
 
+async def test_what_a_frozen_process_writes_late_changes_nothing(
+    nats: Client, pool: str, store: JobStore, written: Written, team: str
+) -> None:
+    """It was frozen with documents in hand; meanwhile another has written the same jobs' later records."""
+    world = busy_world(team)
+    await written.write(world.records[: len(world.records) // 2])
+    in_hand = written.stories()
+    await written.write(world.records[len(world.records) // 2 :])
+    async with running(nats, pool, store) as loop:
+        await complete(loop, written)
+    assert any(in_hand[job] != story for job, story in written.stories().items() if job in in_hand)
+
+    await store.save(in_hand.values())
+
+    assert await stored(store, written) == written.stories()
+
+
 async def test_jobs_that_left_memory_are_read_again(
     nats: Client, pool: str, store: JobStore, written: Written, team: str
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from motor.motor_asyncio import AsyncIOMotorClient
 from pydantic import TypeAdapter
 from pymongo import ReplaceOne
-from pymongo.errors import PyMongoError
+from pymongo.errors import BulkWriteError, PyMongoError
 
 from libs.core.projections.history import JobStory
 from schemas.jobs import JobEvent, JobState
@@ -17,6 +17,7 @@ from schemas.queries import JobDocument
 _DATABASE = "baton"  # when the URL names none
 _WAIT_MS = 2_000
 _SLOW_MS = 20_000
+_DUPLICATE = 11000
 
 _events = TypeAdapter(tuple[JobEvent, ...])
 
@@ -66,11 +67,21 @@ class JobStore:
     # -------------------------------------------------------------------------------------------------------- writing
 
     async def save(self, stories: Iterable[JobStory]) -> None:
-        """Replaces these jobs' documents, in no particular order. Some may be written when StoreAway is raised."""
-        operations = [ReplaceOne({"_id": s.document.job_id}, _stored(s), upsert=True) for s in stories]
-        if operations:
-            with _away():
+        """Replaces these jobs' documents, in no particular order, but for those that are of a later record: another process
+        has written them. Some may be written when StoreAway is raised."""
+        operations = [
+            ReplaceOne({"_id": s.document.job_id, "seq": {"$lte": s.document.seq}}, _stored(s), upsert=True)
+            for s in stories
+        ]
+        if not operations:
+            return
+        with _away():
+            try:
                 await self._jobs.bulk_write(operations, ordered=False)
+            except BulkWriteError as error:
+                # No document with this id and an earlier sequence, and one with this id: it is of a later record.
+                if any(problem.get("code") != _DUPLICATE for problem in error.details.get("writeErrors", ())):
+                    raise
 
     async def checkpoint(self, name: str) -> ReaderPosition | None:
         """The checkpoint of that name, or None."""

@@ -1,0 +1,147 @@
+"""One of several equal processes leads; another takes over when it is gone. Of work that is to be done once, not twice.
+
+The role is a key in the bucket `baton-cursors`; its revision is what the broker compares. Whoever leads replaces the key
+every third of `ttl_s`. Whoever does not looks at it as often, and takes it when it has not changed for `ttl_s` on his own
+monotonic clock: no two machines' clocks are compared. A leader that could not replace the key believes in its role for less
+than that, counted from before its last successful request. One that stops in good order gives the role back at once.
+
+What this is not: a fence. A process that is frozen between asking `held` and acting acts late. So whatever is done by a
+leader must be harmless when it is done twice or late: message ids, guarded writes (`JobStore.save`, `Cursors.move`).
+"""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from nats.errors import ConnectionClosedError
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+
+from libs.bus.table import CURSORS_BUCKET
+
+log = logging.getLogger("baton.leader")
+
+TTL_S = 3.0
+
+_TRUST = 0.8
+"""The part of `ttl_s` for which a leader believes in its role: clocks of two machines run at different rates."""
+
+
+class Leadership:
+    """`run` as a task; then `held` says whether this process leads, and `lead(work)` does `work` while it does.
+
+    `name` is the role's, e.g. `history-main`. `holder` names this process (default: host, process id, a random part).
+    """
+
+    def __init__(self, js: JetStreamContext, name: str, holder: str = "", *, ttl_s: float = TTL_S) -> None:
+        self.name = name
+        self.holder = holder or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.leader = ""
+        """Who leads, as far as is known."""
+        self._js = js
+        self._ttl_s = ttl_s
+        self._revision = 0  # of the key as we wrote it; 0: it is not ours
+        self._until = 0.0
+        self._seen = (0, 0.0)  # (revision of another's key, when it was first seen)
+        self._gained = asyncio.Event()
+        self._bucket: KeyValue | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this process leads now."""
+        return asyncio.get_running_loop().time() < self._until
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether another process leads, as far as is known."""
+        return self.leader not in ("", self.holder) and not self.held
+
+    async def run(self) -> None:
+        """Keeps the role, or waits for it, for ever. A broker that is away is waited for; the role lapses meanwhile."""
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(self._ttl_s / 2):
+                        await self._turn()
+                except ConnectionClosedError:
+                    raise
+                except (NatsError, TimeoutError, OSError) as error:
+                    log.debug("role %s: %r", self.name, error)
+                await asyncio.sleep(self._ttl_s / 3)
+        finally:
+            self._until = 0.0
+            if self._revision:
+                with suppress(NatsError, TimeoutError, OSError):
+                    async with asyncio.timeout(self._ttl_s / 2):
+                        await self._write("", self._revision)
+
+    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Does `work` whenever this process leads, from its beginning each time, and cancels it when the role is lost.
+
+        Returns when it returns, and raises what it raises.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._gained.wait()
+            task = asyncio.ensure_future(work())
+            try:
+                while self.held and not task.done():
+                    await asyncio.wait({task}, timeout=max(0.01, self._until - loop.time()))
+                if task.done():
+                    return task.result()
+            finally:
+                if not task.done():
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+            log.warning("role %s is lost: another leads, or the broker is away", self.name)
+            if not self.held:
+                self._gained.clear()
+
+    async def _turn(self) -> None:
+        began = asyncio.get_running_loop().time()
+        try:
+            if self._revision or await self._free(began):
+                self._revision = await self._write(self.holder, self._revision)
+                self._hold(began)
+        except KeyWrongLastSequenceError:
+            self._revision, self._until = 0, 0.0
+            self._gained.clear()
+
+    async def _free(self, now: float) -> bool:
+        """Whether the role may be taken; `_revision` is then what is to be replaced."""
+        try:
+            entry = await (await self._kv()).get(self.name)
+        except KeyNotFoundError:
+            return True
+        self.leader = str(json.loads(entry.value or b"{}").get("holder", ""))
+        revision = int(entry.revision or 0)
+        if self._seen[0] != revision:
+            self._seen = (revision, now)
+        # Our own: a write that was not acknowledged in time was stored nevertheless.
+        if self.leader in ("", self.holder) or now - self._seen[1] >= self._ttl_s:
+            self._revision = revision
+            return True
+        return False
+
+    def _hold(self, began: float) -> None:
+        if self.leader != self.holder:
+            log.info("role %s: %s leads", self.name, self.holder)
+        self.leader = self.holder
+        self._until = began + self._ttl_s * _TRUST
+        self._gained.set()
+
+    async def _write(self, holder: str, last: int) -> int:
+        kv, value = await self._kv(), json.dumps({"holder": holder}).encode()
+        return await (kv.update(self.name, value, last=last) if last else kv.create(self.name, value))
+
+    async def _kv(self) -> KeyValue:
+        if self._bucket is None:
+            self._bucket = await self._js.key_value(CURSORS_BUCKET)
+        return self._bucket

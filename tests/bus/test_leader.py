@@ -1,0 +1,114 @@
+"""One leads, another takes over; a role that cannot be kept lapses, and nothing that is guarded is done twice."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from nats.js.errors import KeyWrongLastSequenceError
+
+from libs.bus.connect import BusConnection
+from libs.bus.cursors import Cursors, Overtaken
+from libs.bus.leader import Leadership
+from tests.kit.waiting import until
+
+TTL_S = 0.6
+
+
+@asynccontextmanager
+async def running(leadership: Leadership) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(leadership.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def taken(by: Leadership, of: Leadership) -> bool:
+    with contextlib.suppress(KeyWrongLastSequenceError):  # renewed in this very moment
+        await by._write(by.holder, of._revision)
+        return True
+    return False
+
+
+def contender(nats: BusConnection, role: str, holder: str) -> Leadership:
+    return Leadership(nats.jetstream(), role, holder, ttl_s=TTL_S)
+
+
+async def test_one_leads_and_the_other_takes_over_when_it_is_gone(nats: BusConnection, pool: str) -> None:
+    a, b = contender(nats, f"r-{pool}", "a"), contender(nats, f"r-{pool}", "b")
+    async with running(a) as leading:
+        await until(lambda: a.held)
+        async with running(b):
+            await until(lambda: b.leader == "a")
+            assert b.stands_by
+            assert not b.held
+            a._revision = 0  # as if it were killed: it gives nothing back
+            leading.cancel()
+            await until(lambda: b.held)
+            assert b.leader == "b"
+
+
+async def test_a_role_that_is_given_back_is_taken_at_once(nats: BusConnection, pool: str) -> None:
+    a, b = contender(nats, f"r-{pool}", "a"), contender(nats, f"r-{pool}", "b")
+    a._ttl_s = b._ttl_s = 60.0
+    async with running(a):
+        await until(lambda: a.held)
+    await b._turn()
+    assert b.held, "it waited for the time of a leader that had gone in good order"
+
+
+async def test_work_stops_with_the_role_and_begins_again_with_it(nats: BusConnection, pool: str) -> None:
+    a, b = contender(nats, f"r-{pool}", "a"), contender(nats, f"r-{pool}", "b")
+    at_work: list[str] = []
+
+    async def work(name: str) -> None:
+        at_work.append(name)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            at_work.remove(name)
+
+    async with running(b):
+        await until(lambda: b.held)
+        led = [asyncio.create_task(x.lead(lambda name=x.holder: work(name))) for x in (a, b)]  # type: ignore[misc]
+        async with running(a):
+            await until(lambda: at_work == ["b"])
+            await until(lambda: taken(a, b))  # by force: b must notice at its next turn
+            await until(lambda: at_work == ["a"])
+        for task in led:
+            task.cancel()
+        await asyncio.gather(*led, return_exceptions=True)
+
+
+async def test_a_leader_without_a_broker_leads_no_longer_than_the_others_wait(nats: BusConnection, pool: str) -> None:
+    a = contender(nats, f"r-{pool}", "a")
+    await a._turn()
+    assert a.held
+    await until(lambda: not a.held)  # no further turn comes: it lapses by its own clock
+
+
+async def test_what_work_raises_its_leader_raises(nats: BusConnection, pool: str) -> None:
+    async def fails() -> None:
+        raise LookupError("no such thing")
+
+    a = contender(nats, f"r-{pool}", "a")
+    async with running(a):
+        with pytest.raises(LookupError, match="no such thing"):
+            await a.lead(fails)
+
+
+async def test_a_cursor_that_another_process_moved_is_not_moved_back(nats: BusConnection, pool: str) -> None:
+    early, late = Cursors(nats.jetstream()), Cursors(nats.jetstream())
+    assert await early.load(f"c-{pool}") is None
+    assert await late.load(f"c-{pool}") is None
+    await late.move(f"c-{pool}", {"seq": 7})
+    await late.move(f"c-{pool}", {"seq": 9})
+    with pytest.raises(Overtaken, match="moved by another process"):
+        await early.move(f"c-{pool}", {"seq": 3})
+    assert await early.load(f"c-{pool}") == {"seq": 9}
+    await early.move(f"c-{pool}", {"seq": 10})
+    assert await late.load(f"c-{pool}") == {"seq": 10}
