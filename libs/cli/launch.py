@@ -273,7 +273,9 @@ class LocalStack:
 
     def _replicas(self, name: str, service: str, undo: contextlib.AsyncExitStack, pool: str = "") -> list[ProcessSpec]:
         """The first is called as the service is, the others have a number."""
-        count = self.options.copies.get(service, self.options.replicas)
+        options = self.options
+        alone = service == FOR_ALL_POOLS and len(options.pools) > 1  # two could send a job to two pools
+        count = options.copies.get(service, 1 if alone else options.replicas)
         return [self._spec(name if n == 1 else f"{name}-{n}", service, {}, undo, pool) for n in range(1, count + 1)]
 
     def _spec(
