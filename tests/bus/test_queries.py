@@ -115,7 +115,7 @@ async def test_no_conditions_may_be_an_empty_payload(nats: BusConnection, broker
 
 
 async def test_nobody_there_is_told_at_once_and_named(nats: BusConnection, team: str) -> None:
-    with pytest.raises(NoAnswer, match="is placement running"):
+    with pytest.raises(NoAnswer, match="is queries running"):
         await ask(nats, STATUS_QUERY, PoolStatusQuery(), timeout_s=60, **asker(team))
 
 
