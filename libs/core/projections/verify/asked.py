@@ -75,11 +75,11 @@ class AsAsked(Subject):
         model = job.spec.model
         if asked.min_devices and model is not None and count < asked.devices and count % model.devices_per_replica:
             self._not_as(e.job_id, f"multiples of {model.devices_per_replica} devices", f"{count}")
-        roles = Counter(claim.role for claim in e.claims)
         if not asked.roles:
-            if roles.keys() != {""}:
-                self._not_as(e.job_id, "no roles", ", ".join(roles))
+            if any(claim.role for claim in e.claims):
+                self._not_as(e.job_id, "no roles", ", ".join({claim.role for claim in e.claims}))
             return
+        roles = Counter(claim.role for claim in e.claims)
         for role in asked.roles:
             groups, rest = divmod(roles.pop(role.name, 0), role.devices)
             if rest or not (role.min_count or role.count) <= groups <= role.count:

@@ -48,15 +48,18 @@ class LimitBooks:
 
     def grant(self, team: str, job_id: str, taken: Taken) -> list[str]:
         """A job gets devices, perhaps those that were kept for it until now."""
+        if not self._limits.get(team):
+            _add(self._used[team], taken, 1)
+            return []
         before = self._counted(team)
         if self._handed_over[0] == job_id:
             before.update(self._handed_over[1])
-        self._used[team].update(_sum(taken))
+        _add(self._used[team], taken, 1)
         return self._lifted(team, before)
 
     def free(self, team: str, taken: Taken) -> None:
         """Devices of a team are free again."""
-        self._used[team].subtract(_sum(taken))
+        _add(self._used[team], taken, -1)
 
     def _counted(self, team: str) -> Counter[Kind]:
         total = Counter(self._used[team])
@@ -77,10 +80,14 @@ class LimitBooks:
 
 def _sum(taken: Taken) -> Counter[Kind]:
     total: Counter[Kind] = Counter()
+    _add(total, taken, 1)
+    return total
+
+
+def _add(total: Counter[Kind], taken: Taken, sign: int) -> None:
     for kind, milli in taken:
         if kind is not None:
-            total[kind] += milli
-    return total
+            total[kind] += sign * milli
 
 
 def _against(key: str, kinds: Counter[Kind]) -> Fraction:

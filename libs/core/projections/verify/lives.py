@@ -10,21 +10,21 @@ W = Where
 _OPEN = frozenset({W.GRANTED, W.STARTING, W.RUNNING, W.PREEMPTING, W.STOPPING})
 _UNDECIDED = frozenset({W.GRANTED, W.STARTING, W.RUNNING})
 
-_MAY_COME: dict[type, tuple[frozenset[Where], Where | None, str]] = {
-    led.JobGranted: (frozenset({W.WAITING}), W.GRANTED, "granted"),
-    led.DevicesHeld: (frozenset({W.WAITING}), None, "given a hold"),
-    led.HoldReleased: (frozenset({W.WAITING}), None, "rid of its hold"),
-    led.AttemptStarting: (frozenset({W.GRANTED, W.STARTING}), W.STARTING, "seen starting"),
-    led.AttemptRunning: (frozenset({W.GRANTED, W.STARTING}), W.RUNNING, "seen running"),
-    led.AttemptCheckpointed: (_OPEN, None, "checkpointed"),
-    led.AttemptPreempting: (_UNDECIDED, W.PREEMPTING, "preempted"),
-    led.AttemptStopping: (_UNDECIDED | {W.PREEMPTING}, W.STOPPING, "stopped"),
-    led.DevicesFreed: (_OPEN, None, "freeing devices"),
-    led.AttemptClosed: (_OPEN, W.CLOSED, "closed"),
-    led.JobRequeued: (frozenset({W.CLOSED}), W.WAITING, "queued again"),
-    led.JobFinished: (frozenset({W.WAITING, W.CLOSED}), W.ENDED, "finished"),
+_MAY_COME: dict[type, tuple[frozenset[Where], Where | None, bool, str]] = {
+    led.JobGranted: (frozenset({W.WAITING}), W.GRANTED, False, "granted"),
+    led.DevicesHeld: (frozenset({W.WAITING}), None, False, "given a hold"),
+    led.HoldReleased: (frozenset({W.WAITING}), None, False, "rid of its hold"),
+    led.AttemptStarting: (frozenset({W.GRANTED, W.STARTING}), W.STARTING, True, "seen starting"),
+    led.AttemptRunning: (frozenset({W.GRANTED, W.STARTING}), W.RUNNING, True, "seen running"),
+    led.AttemptCheckpointed: (_OPEN, None, True, "checkpointed"),
+    led.AttemptPreempting: (_UNDECIDED, W.PREEMPTING, True, "preempted"),
+    led.AttemptStopping: (_UNDECIDED | {W.PREEMPTING}, W.STOPPING, True, "stopped"),
+    led.DevicesFreed: (_OPEN, None, True, "freeing devices"),
+    led.AttemptClosed: (_OPEN, W.CLOSED, True, "closed"),
+    led.JobRequeued: (frozenset({W.CLOSED}), W.WAITING, False, "queued again"),
+    led.JobFinished: (frozenset({W.WAITING, W.CLOSED}), W.ENDED, False, "finished"),
 }
-"""Event -> where its job may stand when it comes, where it leads, and a word for it."""
+"""Event -> where its job may stand when it comes; where it leads; whether it is of the open attempt; and a word for it."""
 
 
 class Lives(Subject):
@@ -49,7 +49,7 @@ class Lives(Subject):
 
     def follows(self, e: led.EventOfJob) -> None:
         books = self.books
-        may, leads_to, what = _MAY_COME[type(e)]
+        may, leads_to, of_attempt, what = _MAY_COME[type(e)]
         job = books.jobs.get(e.job_id)
         if job is None:
             ended = books.ended.has(e.job_id, books.t_us)
@@ -61,11 +61,10 @@ class Lives(Subject):
         if job.where not in may:
             of = f"attempt {job.open.number} is " if job.open is not None else ""
             books.broken("I5" if job.open else "I3", f"{e.job_id} is {what} while {of}{job.where.name.lower()}")
-        else:
-            number = getattr(e, "attempt", 0)
-            if number and not isinstance(e, led.JobGranted) and (job.open is None or job.open.number != number):
-                present = job.open.number if job.open is not None else job.attempts
-                books.broken("I5", f"{e.job_id}.{number} is {what}, its attempt is {present}")
+        elif of_attempt:
+            number = e.attempt  # type: ignore[union-attr]
+            if job.open is None or job.open.number != number:
+                books.broken("I5", f"{e.job_id}.{number} is {what}, its attempt is {job.attempts}")
                 return
         if leads_to is not None:
             job.where = leads_to
