@@ -4,7 +4,7 @@ their bill, the sum of share x (freed - granted), in integers."""
 from collections import defaultdict
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Attempt, Books, Subject, Where
+from libs.core.projections.verify.books import Attempt, Books, Promises, Subject, Where
 from schemas import ledger as led
 from schemas.attempts import Evidence
 from schemas.resources import Claim
@@ -23,8 +23,7 @@ class Attempts(Subject):
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._empty: dict[str, None] = {}
-        """Jobs of whose attempt nothing is left, until it is closed: in the same record."""
+        self._empty = Promises(books, "{} is in limbo: nothing of its attempt is left, and it is not closed")
         self._by_team: dict[str, int] = defaultdict(int)
 
     def granted(self, e: led.JobGranted) -> None:
@@ -84,7 +83,7 @@ class Attempts(Subject):
             self.books.report.milli_us += amount
             self._by_team[job.team] += amount
         if not attempt.parts:
-            self._empty[e.job_id] = None
+            self._empty.make(e.job_id)
 
     def closed(self, e: led.AttemptClosed) -> None:
         found = self.books.attempt(e.job_id, e.attempt)
@@ -95,14 +94,12 @@ class Attempts(Subject):
             self.books.broken(
                 "I5", f"{e.job_id}.{e.attempt} is closed and still holds devices on {', '.join(attempt.parts)}"
             )
-        self._empty.pop(e.job_id, None)
+        self._empty.keep(e.job_id)
         job.open, job.closed, job.outcome = None, attempt, e.outcome
 
     def end(self) -> None:
         if self._empty:
-            for job in self._empty:
-                self.books.broken("I5", f"{job} is in limbo: nothing of its attempt is left, and it is not closed")
-            self._empty.clear()
+            self._empty.check("I5")
 
     def finish(self) -> None:
         report = self.books.report

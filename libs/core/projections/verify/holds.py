@@ -3,7 +3,7 @@ for one is granted to nobody else; and a plan that makes somebody give way keeps
 
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Books, Subject, Where
+from libs.core.projections.verify.books import Books, Promises, Subject, Where
 from schemas import ledger as led
 from schemas.ids import split_attempt_id
 from schemas.resources import WHOLE_MILLI
@@ -24,16 +24,16 @@ class Holds(Subject):
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._promised: dict[str, str] = {}
-        """Beneficiary -> a victim of this record, until devices are held."""
-        self._let_go: dict[str, set[str]] = {}
-        """Jobs whose hold this record releases -> the nodes of it, until the record says why."""
+        self._will_hold = Promises(books, "somebody gives way to {}, and nothing is held for it")
+        self._let_go = Promises(books, "what is held for {} is released, and it neither starts nor ends")
+        self._was_on: dict[str, set[str]] = {}
+        """The nodes of such holds."""
 
     def preempting(self, e: led.AttemptPreempting) -> None:
         books = self.books
         books.report.preemptions += 1
         victim, winner = books.jobs.get(e.job_id), books.jobs.get(e.beneficiary)
-        self._promised[e.beneficiary] = e.job_id
+        self._will_hold.make(e.beneficiary)
         if winner is None or winner.where is not Where.WAITING:
             books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, which does not wait")
         elif not winner.preempts:
@@ -44,7 +44,7 @@ class Holds(Subject):
 
     def held(self, e: led.DevicesHeld) -> None:
         books = self.books
-        self._promised.pop(e.job_id, None)
+        self._will_hold.keep(e.job_id)
         if e.job_id in books.holds:
             books.broken("I11", f"devices are held for {e.job_id} a second time")
             self._forget(e.job_id)
@@ -85,15 +85,16 @@ class Holds(Subject):
         if e.job_id not in self.books.holds:
             self.books.broken("I11", f"nothing is held for {e.job_id}, and it is released")
         rows = (self.books.devices.get(device) for device in self.books.holds.get(e.job_id, ()))
-        self._let_go[e.job_id] = {row.node for row in rows if row is not None}
+        self._was_on[e.job_id] = {row.node for row in rows if row is not None}
+        self._let_go.make(e.job_id)
         self._forget(e.job_id)
 
     def granted(self, e: led.JobGranted) -> None:
         if e.job_id in self.books.holds:
             self.books.broken("I11", f"{e.job_id} is granted devices, and its hold is not released")
             self._forget(e.job_id)
-        if self._let_go:
-            self._let_go.pop(e.job_id, None)
+        if self._was_on:
+            self._explained(e.job_id)
         if not self.books.holds:
             return
         for claim in e.claims:
@@ -105,22 +106,24 @@ class Holds(Subject):
         if e.job_id in self.books.holds:
             self.books.broken("I11", f"{e.job_id} ends, and devices are held for it")
             self._forget(e.job_id)
-        self._let_go.pop(e.job_id, None)
+        self._explained(e.job_id)
 
     def node_is_gone(self, e: led.NodeLeft | led.NodeJoined) -> None:
-        if self._let_go:
+        if self._was_on:
             node = e.node if isinstance(e, led.NodeLeft) else e.inventory.node
-            self._let_go = {job: nodes for job, nodes in self._let_go.items() if node not in nodes}
+            for job in [job for job, nodes in self._was_on.items() if node in nodes]:
+                self._explained(job)
 
     def end(self) -> None:
-        if self._promised:
-            for beneficiary, victim in self._promised.items():
-                self.books.broken("I11", f"{victim} gives way to {beneficiary}, and nothing is held for that")
-            self._promised.clear()
-        if self._let_go:
-            for job in self._let_go:
-                self.books.broken("I11", f"what is held for {job} is released, and it neither starts nor ends")
-            self._let_go.clear()
+        if self._will_hold:
+            self._will_hold.check("I11")
+        if self._was_on:
+            self._let_go.check("I11")
+            self._was_on = {job: nodes for job, nodes in self._was_on.items() if job in self._let_go}
+
+    def _explained(self, job_id: str) -> None:
+        self._let_go.keep(job_id)
+        self._was_on.pop(job_id, None)
 
     def _forget(self, job_id: str) -> None:
         for device in self.books.holds.pop(job_id, ()):

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Books, Job, Subject, Where
+from libs.core.projections.verify.books import Books, Job, Promises, Subject, Where
 from schemas import ledger as led
 from schemas.ids import job_id
 
@@ -34,8 +34,8 @@ class Lives(Subject):
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._limbo: dict[str, None] = {}
-        """Jobs whose attempt was closed in this record, until it says what becomes of them."""
+        limbo = "{} is in limbo: its attempt is closed, and it is neither queued again nor ended"
+        self._limbo = Promises(books, limbo)
 
     def queued(self, e: led.JobQueued) -> None:
         books = self.books
@@ -69,17 +69,13 @@ class Lives(Subject):
         if leads_to is not None:
             job.where = leads_to
             if leads_to is W.CLOSED:
-                self._limbo[e.job_id] = None
+                self._limbo.make(e.job_id)
             elif self._limbo:
-                self._limbo.pop(e.job_id, None)
+                self._limbo.keep(e.job_id)
 
     def end(self) -> None:
         if self._limbo:
-            for job in self._limbo:
-                self.books.broken(
-                    "I3", f"{job} is in limbo: its attempt is closed, and it is neither queued again nor ended"
-                )
-            self._limbo.clear()
+            self._limbo.check("I3")
 
 
 class Ends(Subject):

@@ -3,7 +3,7 @@ begins a new life holds nothing."""
 
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Books, NodeRow, Subject
+from libs.core.projections.verify.books import Books, NodeRow, Promises, Subject
 from schemas import ledger as led
 from schemas.attempts import Evidence
 from schemas.resources import Inventory
@@ -19,12 +19,13 @@ class Nodes(Subject):
         led.NodeLeft: "left",
         led.BoardCutDone: "cut",
         led.DevicesFreed: "freed",
+        led.JobGranted: "granted",
     }
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._gone: dict[str, Evidence] = {}
-        """Nodes of which this record says that a part ended with them, until it says so of the node."""
+        self._leaves = Promises(books, "a part on node {} ended with its node, and the node does not leave")
+        self._anew = Promises(books, "a part on node {} ended with its life, and the node does not begin a new one")
 
     def joined(self, e: led.NodeJoined) -> None:
         name, known = e.inventory.node, self.books.nodes.get(e.inventory.node)
@@ -32,7 +33,8 @@ class Nodes(Subject):
             self.books.broken("I8", f"node {name} joins with incarnation {e.incarnation} after {known.incarnation}")
         row = _row(e.inventory, e.incarnation)
         self.books.nodes[name] = row
-        if self._gone.pop(name, Evidence.NEW_INCARNATION) is not Evidence.NEW_INCARNATION:
+        self._anew.keep(name)
+        if self._leaves.keep(name):
             self.books.broken("I8", f"node {name} joins, and its parts were freed because it left")
         if known is not None:
             row.used_cpu, row.used_mib = known.used_cpu, known.used_mib
@@ -46,7 +48,8 @@ class Nodes(Subject):
         if row is None or not row.up or row.incarnation != e.incarnation:
             present = f"its life is {row.incarnation}, {'up' if row.up else 'gone'}" if row else "it never joined"
             self.books.broken("I8", f"node {e.node} leaves in life {e.incarnation}; {present}")
-        if self._gone.pop(e.node, Evidence.NODE_LEFT) not in _LEAVES:
+        self._leaves.keep(e.node)
+        if self._anew.keep(e.node):
             self.books.broken("I8", f"node {e.node} leaves, and its parts were freed because it began a new life")
         if row is not None:
             row.incarnation, row.up = max(row.incarnation, e.incarnation), False
@@ -70,17 +73,23 @@ class Nodes(Subject):
         row = self.books.nodes.get(e.node)
         if row is None or not row.up:
             self.books.broken("I8", f"node {e.node} frees devices and is not up")
-        if e.evidence in _LEAVES or e.evidence is Evidence.NEW_INCARNATION:
-            self._gone[e.node] = e.evidence
+        if e.evidence in _LEAVES:
+            self._leaves.make(e.node)
+        elif e.evidence is Evidence.NEW_INCARNATION:
+            self._anew.make(e.node)
+
+    def granted(self, e: led.JobGranted) -> None:
+        if self._leaves or self._anew:
+            for node in {claim.node for claim in e.claims}:
+                if node in self._leaves or node in self._anew:
+                    self.books.broken(
+                        "I8", f"{e.job_id} is granted devices of node {node}, whose parts have ended with it"
+                    )
 
     def end(self) -> None:
-        if self._gone:
-            for node, evidence in self._gone.items():
-                should = "join anew" if evidence is Evidence.NEW_INCARNATION else "leave"
-                self.books.broken(
-                    "I8", f"a part on node {node} ends by {evidence.value}, and the node does not {should}"
-                )
-            self._gone.clear()
+        if self._leaves or self._anew:
+            self._leaves.check("I8")
+            self._anew.check("I8")
 
     def _holds_nothing(self, row: NodeRow, what: str) -> None:
         for device in row.offered:
