@@ -3,11 +3,14 @@ reason why nobody can find it."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from schemas.ledger import LedgerEvent, LedgerRecord
-from tests.core.lives import EVERY, records_of
+from schemas.ledger import JobQueued, LedgerEvent, LedgerRecord, PlanDeclined
+from tests.core.lives import EVERY, LIVES, records_of
 from tests.core.test_verify_lies import report
 
 Records = Sequence[LedgerRecord]
@@ -95,3 +98,52 @@ def test_every_change_is_found_or_there_is_a_reason(change: str) -> None:
                 seen += 1
     assert unseen.keys() == UNSEEN[change].keys(), f"{change}: {dict(unseen)} are not found, {seen} are"
     assert seen > sum(unseen.values())
+
+
+def in_pieces(records: Records, *, padded: bool) -> list[LedgerRecord]:
+    """Each record's events as a record of their own, as of decisions that are too large for one: the inbox's offset moves with
+    the last. `padded`: each has so many events that it may have been a part."""
+    out: list[LedgerRecord] = []
+    for record in records:
+        before = out[-1].inbox_seq if out else 0
+        for n, event in enumerate(record.events, 1):
+            inbox_seq = record.inbox_seq if n == len(record.events) else before
+            filler = (PlanDeclined(plan_id="p", beneficiary="job-" + "0" * 32, reason="bad-size"),) * 100 * padded
+            out.append(record.model_copy(update={"events": (*filler, event), "inbox_seq": inbox_seq}))
+        if not record.events:
+            out.append(record)
+    return out
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_a_decision_in_several_records_is_no_violation(life: str) -> None:
+    found = report(in_pieces(records_of(life), padded=True)).violations
+    assert [v for v in found if "rejects inbox message" not in v] == []  # a rejection ends its piece
+
+
+def test_a_decision_that_fits_one_record_is_one_record() -> None:
+    found = report(in_pieces(records_of("every end"), padded=False)).violations
+    assert {v.split(" ")[0] for v in found if "limbo" in v or "does not leave" in v} == {"I3", "I5", "I8"}
+
+
+def test_what_several_records_promise_is_kept_before_the_next_input() -> None:
+    told = in_pieces(records_of("every end"), padded=True)
+    at = next(n for n, record in enumerate(told) if record.events[-1].kind == "node.left")
+    assert "the node does not leave" in str(report(told[:at] + told[at + 1 :]).violations)
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_no_lie_ends_the_checker(chance: Random) -> None:
+    """Events of several ledgers, shuffled, about each other's jobs and devices: it may find anything, and never raises."""
+    records = [record for life in EVERY for record in records_of(life)]
+    jobs = [event.job_id for record in records for event in record.events if isinstance(event, JobQueued)]
+    told = []
+    for record in chance.sample(records, 60):
+        events = [event for other in chance.sample(records, 2) for event in other.events if chance.random() < 0.7]
+        events = [
+            event.model_copy(update={"job_id": chance.choice(jobs)}) if "job_id" in type(event).model_fields else event
+            for event in events
+        ]
+        told.append(record.model_copy(update={"events": (*record.events, *events)}))
+    report(told)
