@@ -287,6 +287,15 @@ class ClockJumped(Fact):
     skippable: Literal[True] = True
 
 
+class SegmentSealed(Fact):
+    """The ledger goes on in another stream, whose first record names this one as the record before it. A reader that does not
+    know it would wait for ever at the end of a stream that nothing is written to, so it must stop: never `skippable`."""
+
+    kind: Literal["segment.sealed"] = "segment.sealed"
+    first_seq: int = Field(ge=1, description="of the segment that ends with this record")
+    next: str = Field(description="the stream of the segment that begins behind it")
+
+
 EventOfJob = (
     JobQueued
     | JobGranted
@@ -314,7 +323,8 @@ LedgerEvent = Annotated[
     | InputRejected
     | PlanDeclined
     | BoardRecutWithdrawn
-    | ClockJumped,
+    | ClockJumped
+    | SegmentSealed,
     Field(discriminator="kind"),
 ]
 """One decided event: a variant per kind."""

@@ -41,6 +41,7 @@ INPUT = "baton.in.{entity}.v1.{what}.{pool}"
 NODE_INPUT = "baton.in.node.v1.{what}.{pool}.{node}"
 EVENT = "baton.evt.{entity}.v1.{what}.{team}"
 RECORD = "baton.led.pool.v1.record.{pool}"
+SEGMENT = "baton.led.pool.v1.{what}.{pool}.{first}"
 DEAD_LETTER = "baton.dead.{origin}"
 
 _ASKED = ("get", "list", "read")
@@ -148,6 +149,16 @@ def ledger(pool: str) -> str:
     return fill(RECORD, pool=pool)
 
 
+def segment(what: str, pool: str, first: int) -> str:
+    """What the stream of a ledger's segment has for a subject while it takes no records (`sealed`, or `staged`)."""
+    return fill(SEGMENT, what=what, pool=pool, first=str(first))
+
+
+def segments(pool: str) -> str:
+    """All of those of a pool."""
+    return anyone(SEGMENT, pool=pool)
+
+
 def event(what: str, team: str = "*") -> str:
     """Where `team` reads what happened to its jobs, e.g. `baton.evt.job.v1.granted.research`."""
     return anyone(EVENT, entity="job", what=what, team=team)
@@ -240,6 +251,7 @@ def node_may(pool: str, node: str = "*") -> tuple[list[str], list[str]]:
             anyone(NODE_SIGNAL, **own),
             anyone(NODE_QUESTION, **own),
             "$JS.API.STREAM.INFO.*",  # an agent waits until the pool's streams are there
+            "$JS.API.STREAM.NAMES",  # and the ledger's may have another name by now
             "$JS.API.CONSUMER.INFO.*.*",
         ],
         [

@@ -16,6 +16,7 @@ from nats.js.api import ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from libs.bus.table import Durable, consumer_config, durables, reserved_bytes, streams
+from schemas import subjects
 
 
 class StreamDrift(RuntimeError):
@@ -38,7 +39,7 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
     """
     wanted = streams(pools, replicas=replicas, scale=scale)
     try:
-        found = {str(config.name): await _found(js, str(config.name)) for config in wanted}
+        found = {str(config.name): await _found(js, config) for config in wanted}
     except (NoStreamResponseError, ServiceUnavailableError):
         raise CannotProvision("the broker has no JetStream: add `jetstream {...}` to its configuration") from None
     drift = [line for config in wanted for line in _differences(config, found[str(config.name)])]
@@ -102,11 +103,11 @@ async def bind(js: JetStreamContext, pools: Sequence[str], *, wait_s: float = 60
 
     Services call it at start. Raises StreamsMissing after `wait_s`.
     """
-    names = [str(config.name) for config in streams(pools)]
+    wanted = streams(pools)
     deadline = time.monotonic() + wait_s
     pause = 0.05
     while True:
-        problem = await _missing(js, names, durables(pools))
+        problem = await _missing(js, wanted, durables(pools))
         if not problem:
             return
         if time.monotonic() > deadline:
@@ -116,10 +117,10 @@ async def bind(js: JetStreamContext, pools: Sequence[str], *, wait_s: float = 60
         pause = min(1.0, pause * 2)
 
 
-async def _missing(js: JetStreamContext, names: Sequence[str], wanted: Sequence[Durable]) -> str:
+async def _missing(js: JetStreamContext, configs: Sequence[StreamConfig], wanted: Sequence[Durable]) -> str:
     """Which streams and durables are not there, or what keeps us from knowing; "" when all are there."""
     try:
-        missing = [name for name in names if await _found(js, name) is None]
+        missing = [str(config.name) for config in configs if await _found(js, config) is None]
         missing = missing or [f"{d.stream}/{d.name}" for d in wanted if await _found_consumer(js, d) is None]
     except (NatsError, TimeoutError) as e:
         return f"the broker cannot say which streams exist ({e or type(e).__name__})"
@@ -179,11 +180,26 @@ def _show(value: Any) -> str:
     return "not set" if value is None else str(getattr(value, "value", value))
 
 
-async def _found(js: JetStreamContext, name: str) -> StreamConfig | None:
+async def _found(js: JetStreamContext, wanted: StreamConfig) -> StreamConfig | None:
+    """What stands for `wanted`. A ledger lies in segments (libs.ledger.segments): of it the one that takes records, whatever
+    its name; when one was sealed and the next is not open yet, there is nothing to compare, and nothing to make."""
+    name = str(wanted.name)
     try:
-        return (await js.stream_info(name)).config
-    except NotFoundError:
+        pool = subjects.read(subjects.LEDGER, name)["pool"]
+    except ValueError:
+        pool = ""
+    with suppress(NotFoundError):
+        config = (await js.stream_info(name)).config
+        if not (pool and config.sealed):
+            return config
+    if not pool:
         return None
+    with suppress(NotFoundError):
+        return (await js.stream_info(await js.find_stream_name_by_subject(subjects.ledger(pool)))).config
+    with suppress(NotFoundError):
+        await js.find_stream_name_by_subject(subjects.segments(pool))
+        return wanted
+    return None
 
 
 async def _found_consumer(js: JetStreamContext, entry: Durable) -> ConsumerConfig | None:

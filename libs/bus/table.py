@@ -37,11 +37,16 @@ SIZES_MIB: Final = {
     READERS_BUCKET: 16,
     SNAPSHOTS_BUCKET: 4_096,  # of each reader two; the state of 500,000 waiting jobs takes about 60 MiB
     subjects.INBOX: 1_024,  # trimmed behind what the ledger has decided
-    subjects.LEDGER: 8_192,
+    subjects.LEDGER: 8_192,  # in segments of `SEGMENT_BYTES`
 }
 """The size of each stream, MiB; of those with `{pool}` in their name for each pool."""
 
 _MIB = 1024 * 1024
+_SEGMENTS = 8
+SEGMENT_BYTES: Final = SIZES_MIB[subjects.LEDGER] * _MIB // _SEGMENTS
+"""Of one stream of a ledger. The broker needs room for as many as `SIZES_MIB` says; more are kept once sealed ones, which give
+back what they do not use, are small, or archived and gone."""
+
 _DAY_S = 86_400.0
 _HOUR_S = 3_600.0
 
@@ -85,7 +90,7 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
             _stream(
                 subjects.ledger_stream(pool),
                 _kept(subjects.LEDGER, pool=pool),
-                SIZES_MIB[subjects.LEDGER],
+                SEGMENT_BYTES // _MIB,
                 duplicate_window=_HOUR_S,
                 deny_delete=True,
                 deny_purge=True,
@@ -100,7 +105,8 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
 
 def reserved_bytes(pools: Sequence[str], *, scale: float = 1.0) -> int:
     """What the broker's `max_file_store` must allow for this table."""
-    return sum(config.max_bytes or 0 for config in streams(pools, scale=scale))
+    table = sum(config.max_bytes or 0 for config in streams(pools, scale=scale))
+    return table + len(pools) * (_SEGMENTS - 1) * max(_MIB, int(SEGMENT_BYTES * scale))
 
 
 def _kept(stream: str, **keys: str) -> list[str]:

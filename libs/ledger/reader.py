@@ -8,14 +8,16 @@ async for entries in reader.follow():
     await store(reader.head, reader.position)            # an empty list now and then: time for periodic work
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerRewound, UnknownRecord, judge
+from libs.ledger.segments import NotOpenYet, Segment, holding, is_seal, last_seq, readable
 from libs.ledger.tail import Tail
 from schemas.ids import content_hash
+from schemas.ledger import SegmentSealed
 from schemas.subjects import ledger_stream
 
 
@@ -23,7 +25,8 @@ class LedgerReader:
     """A place in a pool's ledger.
 
     `head` is the last valid record, `position` the last sequence read, valid or void: a void record moves the second
-    alone. `records` and `voids` count what was read. Whoever resumes must store and give back both.
+    alone. `records` and `voids` count what was read. Whoever resumes must store and give back both. The ledger may lie in
+    several streams (libs.ledger.segments); the reader goes from one to the next. `sealed`: it stands at the end of one.
 
     Raises, from all that reads: LedgerRewound (the stream is not the one that was read before), LedgerGap (records are
     gone), UnknownRecord. All are LedgerStopped: the service must end loudly. A broker that is away is waited for.
@@ -37,8 +40,9 @@ class LedgerReader:
             raise ValueError(f"position {self.position} is before the head {head.seq}: store both together")
         self.records = 0
         self.voids = 0
+        self.sealed = False
         self._js = js
-        self._tail = Tail(js, ledger_stream(pool), self.position, check=self._same_ledger)
+        self._tail = Tail(js, ledger_stream(pool), self.position, where=self._segment)
 
     async def next(self, max_batch: int = 256, wait_s: float = 1.0) -> list[ChainEntry]:
         """The next entries, at most `max_batch`; empty when nothing came within `wait_s`."""
@@ -54,10 +58,14 @@ class LedgerReader:
             if entry.valid:
                 self.head = entry.head
                 self.records += 1
+                self.sealed = any(isinstance(event, SegmentSealed) for event in entry.record.events)
             else:
                 self.voids += 1
             self.position = entry.seq
             entries.append(entry)
+            if self.sealed:
+                await self._tail.close(self.position)  # what was taken behind a seal is nobody's record
+                break
         return entries
 
     async def follow(self, *, max_batch: int = 256, idle_s: float = 1.0) -> AsyncIterator[list[ChainEntry]]:
@@ -72,8 +80,8 @@ class LedgerReader:
                 yield entries
 
     async def last_seq(self) -> int:
-        """The last sequence in the stream now."""
-        return (await self._js.stream_info(ledger_stream(self.pool))).state.last_seq
+        """The last sequence in the ledger now."""
+        return await last_seq(self._js, self.pool)
 
     def lag(self) -> int:
         """Records known to be in the stream and not read yet. No question to the broker."""
@@ -88,17 +96,33 @@ class LedgerReader:
         """Give the consumer back. The reader may be used again: it goes on where it was."""
         await self._tail.close(self.position)
 
-    async def _same_ledger(self) -> None:
-        """The head is still in the stream, and the same. Raises LedgerRewound: a restored stream may have grown past
-        our position again; its records would all be void for us, silently and for ever."""
-        if self.head.seq == 0:
-            return
+    async def _segment(self) -> str:
+        """The stream to go on in.
+
+        The head must still be in the ledger, and the same. Raises LedgerRewound: a restored stream may have grown past our
+        position again; its records would all be void for us, silently and for ever. LedgerGap: archived. NotOpenYet: our
+        head is a seal, and what follows it has not begun."""
+        found = await readable(self._js, self.pool)
+        stored = await self._head(found) if self.head.seq else None
+        self.sealed = stored is not None and is_seal(stored)
+        if not self.sealed:
+            return holding(found, self.pool, self.position + 1).name
+        for segment in found:
+            if segment.first == self.head.seq + 1:
+                return segment.name
+        raise NotOpenYet(f"the ledger of pool {self.pool} was sealed at {self.head.seq}, and does not go on yet")
+
+    async def _head(self, found: Sequence[Segment]) -> bytes | None:
+        """Our head as it is stored; None when it was archived: the next record's link proves the same."""
+        if self.head.seq < found[0].first:
+            return None
         try:
-            stored = await self._js.get_msg(ledger_stream(self.pool), seq=self.head.seq)
+            stored = await self._js.get_msg(holding(found, self.pool, self.head.seq).name, seq=self.head.seq)
         except NotFoundError:
-            return  # archived; the next record's link proves the same
+            return None
         if content_hash(stored.data or b"") != self.head.hash:
             raise LedgerRewound(
                 f"ledger of pool {self.pool}: record {self.head.seq} is not the one that was read "
                 f"({self.head.hash[:12]}). The stream was made anew or restored from elsewhere; stop and find out which"
             )
+        return stored.data or b""

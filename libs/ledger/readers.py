@@ -27,8 +27,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from libs.bus.cursors import Cursors
 from libs.bus.table import READERS_BUCKET
 from libs.core.state.formats import FIRST, NEWEST, understood
+from libs.ledger.segments import last_seq, readable
 from libs.ledger.tail import MARK
-from schemas.subjects import ledger_stream, token
+from schemas.subjects import token
 
 log = logging.getLogger("baton.ledger")
 
@@ -90,7 +91,7 @@ class Readers:
 
     async def unmarked(self, pool: str) -> list[str]:
         """Names of the consumers of the ledger whose readers do not say what they understand: older ones."""
-        infos = await self._js.consumers_info(ledger_stream(pool))
+        infos = [info for s in await readable(self._js, pool) for info in await self._js.consumers_info(s.name)]
         return [str(info.name) for info in infos if MARK not in ((info.config.metadata if info.config else None) or {})]
 
     async def format(self, pool: str) -> int:
@@ -171,7 +172,7 @@ class FormatGate:
                 self.holding = ""
                 return
             old = await self._older()
-            empty = not (await self._js.stream_info(ledger_stream(self._pool))).state.last_seq
+            empty = not await last_seq(self._js, self._pool)
         except _AWAY as error:
             self._old_seen = now
             self.holding = f"the broker does not say who reads: {error!r}"

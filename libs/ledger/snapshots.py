@@ -24,12 +24,13 @@ from typing import Generic, TypeVar
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import ObjectMeta
-from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError, ObjectNotFoundError
+from nats.js.errors import BadObjectMetaError, DigestMismatchError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
 from libs.ledger.chain import Head
+from libs.ledger.segments import readable, stored_at
 from schemas.ids import content_hash
-from schemas.subjects import ledger_stream, token
+from schemas.subjects import token
 
 log = logging.getLogger("baton.ledger")
 
@@ -122,7 +123,7 @@ class SnapshotStore:
     async def ledger_answers(self) -> bool:
         """Whether the pool's ledger can be asked now."""
         try:
-            await self._js.stream_info(ledger_stream(self._pool))
+            await readable(self._js, self._pool)
         except (NatsError, TimeoutError, OSError):
             return False
         return True
@@ -143,17 +144,20 @@ class SnapshotStore:
 
     async def _off_chain(self, slot: _Slot) -> str:
         """Why the snapshot does not belong to the ledger as it is now; "" when it does."""
-        state = (await self._js.stream_info(ledger_stream(self._pool))).state
-        if slot.position > state.last_seq:
-            return f"the ledger ends at {state.last_seq}"
+        kept = await readable(self._js, self._pool)
+        if slot.position > kept[-1].last:
+            return f"the ledger ends at {kept[-1].last}"
         if slot.head.seq == 0:
-            return ""
-        try:
-            stored = await self._js.get_msg(ledger_stream(self._pool), seq=slot.head.seq)
-        except NotFoundError:
+            return (
+                ""
+                if kept[0].first <= slot.position + 1
+                else f"the ledger begins with {kept[0].first}, and no head is known"
+            )
+        stored = await stored_at(self._js, self._pool, slot.head.seq)
+        if stored is None:
             # Archived. The next record names our head, or it is void for us and the reader's check says so.
-            return "" if slot.head.seq < state.first_seq <= slot.position + 1 else "its head is not in the ledger"
-        return "" if content_hash(stored.data or b"") == slot.head.hash else "its head is another record in the ledger"
+            return "" if slot.head.seq < kept[0].first <= slot.position + 1 else "its head is not in the ledger"
+        return "" if content_hash(stored) == slot.head.hash else "its head is another record in the ledger"
 
 
 async def pack(parts: Iterable[bytes]) -> bytes:

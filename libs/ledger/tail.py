@@ -74,7 +74,8 @@ class Tail:
     """Messages of `stream` after `position`. `expired` counts messages that retention took before they were read.
 
     With `may_expire` false such a loss raises LedgerGap instead. `check` is awaited whenever the consumer is (re)made;
-    what it raises, `messages` raises.
+    what it raises, `messages` raises. `where`, if given, is asked before that for the stream of the message after `position`:
+    what is read may lie in several streams, one after the other.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Tail:
         *,
         may_expire: bool = False,
         check: Callable[[], Awaitable[None]] | None = None,
+        where: Callable[[], Awaitable[str]] | None = None,
         ahead: int = 2048,
     ) -> None:
         self.stream = stream
@@ -96,6 +98,7 @@ class Tail:
         self._nc = js._nc
         self._may_expire = may_expire
         self._check = check
+        self._where = where
         self._ahead = ahead
         self._known_last = position
         self._consumer: _Consumer | None = None
@@ -159,6 +162,8 @@ class Tail:
         if self._nc.is_closed:
             raise ConnectionClosedError
         try:
+            if self._where is not None:
+                self.stream = await self._where()
             info = await self._js.stream_info(self.stream)
             self._examine(info)
             if self._check is not None:

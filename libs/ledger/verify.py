@@ -9,8 +9,7 @@ from libs.core.projections.verify import Checker, Verification
 from libs.ledger.chain import GENESIS, ChainEntry, Head, judge
 from libs.ledger.export import BadLedgerFile, FileEnd, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.reader import LedgerReader
-from libs.ledger.tail import Tail
-from schemas.subjects import ledger_stream
+from libs.ledger.segments import last_seq, messages
 
 Progress = Callable[[int, int], None]
 """Called now and then with the messages done, and with how many there are; 0: not known."""
@@ -64,17 +63,13 @@ async def export(js: JetStreamContext, pool: str, path: Path, progress: Progress
 
     Raises LedgerStopped when the ledger cannot be read from its beginning, and OSError of the file.
     """
-    last = (await js.stream_info(ledger_stream(pool))).state.last_seq
-    tail = Tail(js, ledger_stream(pool), 0)
-    try:
-        with LedgerFileWriter(path, FileStart(pool)) as out:
-            while out.last_seq < last:
-                for stored in await tail.messages(min(256, last - out.last_seq), _WAIT_S):
-                    out.add(stored)
+    last = await last_seq(js, pool)
+    with LedgerFileWriter(path, FileStart(pool)) as out:
+        async for stored in messages(js, pool, 1, last):
+            out.add(stored)
+            if out.last_seq % _TOLD_EVERY == 0:
                 progress(out.last_seq, last)
-            return out.finish()
-    finally:
-        await tail.close()
+        return out.finish()
 
 
 def _step(checker: Checker, entry: ChainEntry, head: Head) -> Head:

@@ -14,13 +14,14 @@ That is a matter of speed alone; no safety depends on any clock.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Generic
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Generic, TypeVar
 
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.errors import NotFoundError
 from pydantic import ValidationError
 
 from libs.core.state.clock import LedgerClock
@@ -32,15 +33,19 @@ from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
 from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.reader import LedgerReader
 from libs.ledger.readers import Declarer
+from libs.ledger.rolling import Rolling
 from libs.ledger.saver import SaveCounters, SnapshotSaver
+from libs.ledger.segments import name_of, readable, stored_at
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.tail import Stored, Tail
 from libs.ledger.timing import timed
 from schemas.inbox import Tick
-from schemas.ledger import InputRejected, LedgerRecord
-from schemas.subjects import inbox_stream, ledger_stream
+from schemas.ledger import InputRejected, LedgerEvent, LedgerRecord, SegmentSealed
+from schemas.subjects import inbox_stream
 
 log = logging.getLogger("baton.ledger")
+
+A = TypeVar("A")
 
 MAX_RECORD_BYTES = 900 * 1024
 """A record that grows beyond this is decided again with half of its inputs."""
@@ -52,6 +57,7 @@ _BUSY_S = 0.02  # inputs that come sooner than this after a commit are worth wai
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _TICK_PATIENCE = 10  # ticks alone call for a takeover this many times later
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtaken, is tried again after so long
 _FULL_PAUSES_S = (0.5, 1.0, 2.0, 5.0)
 
 
@@ -102,6 +108,8 @@ class LedgerWriter(Generic[D]):
         self._allowed = allowed  # the newest format of the ledger that may be written
         self._declarer = Declarer(js, pool, snapshot_name, lambda: (self.position, self._resume()))
         self._js = js
+        self._rolling = Rolling(js, pool)
+        self._roll_due = False
         self._factory = decider_factory
         self._saver = (
             SnapshotSaver(snapshots, snapshot_name, decider_factory.version, every=snapshot_every)
@@ -117,6 +125,7 @@ class LedgerWriter(Generic[D]):
         self._voids_to = 0
         self._clock: LedgerClock | None = None  # None: as the last record says, which was not asked yet
         self._last_writer = ""
+        self._no_roll_before = 0.0
         self._full = ""
         self._full_turns = 0
         self._confirmed = 0.0  # when the stream was last known to hold nothing but what we have read
@@ -174,7 +183,7 @@ class LedgerWriter(Generic[D]):
         while True:
             try:
                 decider, reader = await self._from_snapshot()
-                last = await reader.last_seq()
+                await self._rolling.settle(reader.head.seq, reader.position)
                 break
             except ConnectionClosedError:
                 raise
@@ -184,8 +193,7 @@ class LedgerWriter(Generic[D]):
                 failures += 1
         self._reader = reader
         try:
-            async for entries in reader.read_to(last):
-                self._fold(decider, entries)
+            await self._read(decider, reader)
         except (LedgerStopped, NatsError, OSError):
             raise
         except Exception:
@@ -198,13 +206,40 @@ class LedgerWriter(Generic[D]):
         self._unwritten = 0
         await self._announce()
 
+    async def _read(self, decider: D, reader: LedgerReader) -> None:
+        """Folds up to the ledger's present end. Where a writer has sealed a segment and got no further, it is opened first."""
+        settled = reader.head.seq
+        while True:
+            last = await self._patiently(reader.last_seq)
+            async for entries in reader.read_to(last):
+                self._fold(decider, entries)
+                if reader.sealed:
+                    break
+            if not reader.sealed or reader.head.seq == settled:
+                return
+            settled = reader.head.seq
+            await self._patiently(partial(self._rolling.settle, settled, reader.position))
+
+    async def _patiently(self, ask: Callable[[], Awaitable[A]]) -> A:
+        """What the broker answers, asked again while it is away."""
+        failures = 0
+        while True:
+            try:
+                return await ask()
+            except ConnectionClosedError:
+                raise
+            except (NatsError, TimeoutError, OSError) as error:
+                log.warning("ledger of pool %s: the broker does not do it: %s", self.pool, error or repr(error))
+                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+                failures += 1
+
     async def _stored_clock(self) -> LedgerClock:
         """The clock as the last valid record says it: a snapshot of the state has none."""
         if self.head.seq:
             try:
-                stored = await self._js.get_msg(ledger_stream(self.pool), seq=self.head.seq)
-                return LedgerClock.of(LedgerRecord.model_validate_json(stored.data or b""))
-            except (NotFoundError, ValidationError) as error:
+                stored = await stored_at(self._js, self.pool, self.head.seq)
+                return LedgerClock.of(LedgerRecord.model_validate_json(stored or b""))
+            except ValidationError as error:
                 log.warning("ledger of pool %s: record %d says no time: %r", self.pool, self.head.seq, error)
         return LedgerClock(self.decider.t_us)
 
@@ -243,6 +278,7 @@ class LedgerWriter(Generic[D]):
         self._confirmed = loop.time()
         if self._reader is not None:
             await self._reader.close()
+        await self._patiently(partial(self._rolling.settle, self.head.seq, self.position))
         self._inbox = inbox = Tail(self._js, inbox_stream(self.pool), self.decider.inbox_seq, may_expire=True)
         try:
             while True:
@@ -254,6 +290,8 @@ class LedgerWriter(Generic[D]):
                     await self._wait_for_room()
                     return
                 elif outcome is not AppendOutcome.SKIPPED or await self._overtaken():
+                    return
+                if self._roll_due and not await self._roll():
                     return
         finally:
             self.counters.expired += inbox.expired
@@ -294,17 +332,7 @@ class LedgerWriter(Generic[D]):
             self.counters.skipped += len(stored)
             self.decided_to = stored[-1].seq
             return AppendOutcome.SKIPPED
-        record = LedgerRecord(
-            pool=self.pool,
-            prev_seq=self.head.seq,
-            prev_hash=self.head.hash,
-            inbox_seq=stored[-1].seq,
-            t_us=clock.t_us,
-            wall_us=clock.wall_us,
-            clock=clock.mark,
-            writer=self.writer_id,
-            events=tuple(events),
-        )
+        record = self._record(events, stored[-1].seq, clock)
         payload, digest = encode(record)
         if not self._fits(payload, stored):
             return AppendOutcome.TOO_LARGE
@@ -313,11 +341,28 @@ class LedgerWriter(Generic[D]):
         outcome = await append(self._js, self.pool, payload, digest, self.position, self._append_timeout_s)
         if outcome is AppendOutcome.COMMITTED:
             await self._committed(record, digest, len(stored))
+            if self._rolling.wrote(len(payload)):  # `_overtaken` looks as well, when there is nothing to commit
+                with suppress(NatsError, TimeoutError, OSError):
+                    self._roll_due = await self._rolling.look()
         elif outcome is AppendOutcome.REFUSED:
             self.counters.refused += 1
         else:
             self.counters.unclear += 1
         return outcome
+
+    def _record(self, events: Sequence[LedgerEvent], inbox_seq: int, clock: LedgerClock) -> LedgerRecord:
+        """The record behind the head."""
+        return LedgerRecord(
+            pool=self.pool,
+            prev_seq=self.head.seq,
+            prev_hash=self.head.hash,
+            inbox_seq=inbox_seq,
+            t_us=clock.t_us,
+            wall_us=clock.wall_us,
+            clock=clock.mark,
+            writer=self.writer_id,
+            events=tuple(events),
+        )
 
     def _fits(self, payload: bytes, stored: Sequence[Stored]) -> bool:
         if len(payload) <= MAX_RECORD_BYTES:
@@ -367,12 +412,45 @@ class LedgerWriter(Generic[D]):
             return False
         self._confirmed = now
         try:
-            info = await self._js.stream_info(ledger_stream(self.pool))
+            info = await self._js.stream_info(self._rolling.open)
         except (NatsError, TimeoutError, OSError):
             return False
+        self._roll_due = self._rolling.due(info)
         if info.state.last_seq == self.position:
             return False
         self.counters.refused += 1
+        return True
+
+    # -------------------------------------------------------------------------------------------------------- roll
+
+    async def _roll(self) -> bool:
+        """Goes on in another segment; False when the log must be asked again. Where there is no room for it, in this one."""
+        self._roll_due = False
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._no_roll_before or not may_emit("segment.sealed", self._allowed()):
+            return True
+        self._no_roll_before = loop.time() + _ROLL_AGAIN_S
+        first = self.position + 2
+        try:
+            if not await self._rolling.stage(first):
+                return True
+            this = (await readable(self._js, self.pool))[-1].first
+            seal = SegmentSealed(first_seq=this, next=name_of(self.pool, first))
+            record = self._record([seal], self.decided_to, self._clock or LedgerClock(self.decider.t_us))
+            payload, digest = encode(record)
+            outcome = await append(self._js, self.pool, payload, digest, self.position, self._append_timeout_s)
+            if outcome is not AppendOutcome.COMMITTED:
+                return False
+            await self._committed(record, digest, 0)
+            await self._rolling.finish(self.head.seq)
+        except ConnectionClosedError:
+            raise
+        except (NatsError, TimeoutError, OSError) as error:
+            log.warning(
+                "ledger of pool %s: the roll into %s is not done yet: %r", self.pool, name_of(self.pool, first), error
+            )
+            return False
+        self._no_roll_before = 0.0
         return True
 
     # ------------------------------------------------------------------------------------------------------ follow

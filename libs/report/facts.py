@@ -99,7 +99,7 @@ class Facts:
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
         "attempt.starting", "attempt.stopping", "devices.held", "hold.released", "board.recut",
-        "board.recut-withdrawn", "plan.declined", "clock.jumped",
+        "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed",
     })  # fmt: skip
     """Steps on the way to what a report shows."""
 

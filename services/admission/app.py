@@ -28,9 +28,10 @@ from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement.find import warm
 from libs.core.scheduling import limits
 from libs.ledger.follower import Follower
+from libs.ledger.segments import readable
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
-from schemas.subjects import REQUESTS, inbox_stream, ledger_stream
+from schemas.subjects import REQUESTS, inbox_stream
 from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent, busy_answer, handle
 from services.admission.settings import AdmissionSettings
 from services.admission.undecided import undecided
@@ -146,4 +147,5 @@ def _lacks_room(handled: Handled, rooms: Mapping[str, Room]) -> tuple[str, str] 
 
 async def _streams_of(js: JetStreamContext, pool: str) -> list[StreamInfo]:
     """Where a submit goes, and where its decision will."""
-    return [await js.stream_info(name) for name in (inbox_stream(pool), ledger_stream(pool))]
+    names = (inbox_stream(pool), (await readable(js, pool))[-1].name)
+    return [await js.stream_info(name) for name in names]

@@ -46,7 +46,7 @@ class FleetShape:
         "node.left", "job.granted", "job.requeued", "attempt.starting", "attempt.running",
         "attempt.checkpointed", "attempt.preempting", "attempt.stopping", "attempt.closed", "devices.freed",
         "devices.held", "hold.released", "board.recut", "board.recut-withdrawn", "input.rejected",
-        "plan.declined", "clock.jumped",
+        "plan.declined", "clock.jumped", "segment.sealed",
     })  # fmt: skip
     """What is free or busy, and who is there now: placement's question."""
 

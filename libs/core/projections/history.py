@@ -38,7 +38,7 @@ JobLedgerEvent = (
 _HANDLED = led.kinds_of(get_args(JobLedgerEvent))
 _IGNORED = frozenset({
     "node.joined", "node.left", "quota.set", "devices.held", "hold.released", "board.recut", "board.cut",
-    "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped",
+    "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
 })  # fmt: skip
 """They are about nodes, teams, boards and plans; no job's document says anything of them."""
 

@@ -258,6 +258,10 @@ def _clock_jumped(state: State, e: led.ClockJumped, t_us: int) -> None:
     """Nothing changes: ledger time is the record's, and did not jump."""
 
 
+def _segment_sealed(state: State, e: led.SegmentSealed, t_us: int) -> None:
+    """Nothing changes: where records are stored is no part of the state."""
+
+
 def hold_code(state: State, job_id: str) -> int:
     """The code that marks devices held for `job_id` in `fleet.held`; -1 when it holds none."""
     return next((code for code, holder in enumerate(state.holds) if holder == job_id), -1)
@@ -337,6 +341,7 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.InputRejected: _input_rejected,
     led.PlanDeclined: _plan_declined,
     led.ClockJumped: _clock_jumped,
+    led.SegmentSealed: _segment_sealed,
 }
 
 HANDLED = led.kinds_of(_FOLD)

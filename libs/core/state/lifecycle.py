@@ -98,6 +98,7 @@ TABLE: Mapping[type, Rule] = {
     led.PlanDeclined: _NOTHING,
     led.InputRejected: _NOTHING,
     led.ClockJumped: _NOTHING,
+    led.SegmentSealed: _NOTHING,
 }
 """Event type -> its rule. `job.finished` alone leaves a choice, and says itself which state it leads to. A closed attempt
 is forgotten by its job: from then on there is no open attempt."""

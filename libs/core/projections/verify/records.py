@@ -9,7 +9,9 @@ from schemas import ledger as led
 class Records(Subject):
     """A record goes on from the last valid one, and decides inputs after those that were decided."""
 
-    handlers: ClassVar = {led.InputRejected: "rejected", led.PlanDeclined: "declined"}
+    handlers: ClassVar = {
+        led.InputRejected: "rejected", led.PlanDeclined: "declined", led.SegmentSealed: "sealed",
+    }  # fmt: skip
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
@@ -17,6 +19,7 @@ class Records(Subject):
         self._inbox_seq = 0
         self._decided_before = 0
         self._rejected = 0
+        self._segment = 1
 
     def begin(self, record: led.LedgerRecord) -> None:
         books = self.books
@@ -37,6 +40,13 @@ class Records(Subject):
                 "I10", f"rejects inbox message {e.inbox_seq}, which is not among those after {after} to {to}"
             )
         self._rejected = max(self._rejected, e.inbox_seq)
+
+    def sealed(self, e: led.SegmentSealed) -> None:
+        if e.first_seq != self._segment:
+            self.books.broken(
+                "I10", f"seals the segment from {e.first_seq} on, the one that is open begins with {self._segment}"
+            )
+        self._segment = self.books.seq + 1
 
     def declined(self, e: led.PlanDeclined) -> None:
         self.books.report.declined_plans += 1

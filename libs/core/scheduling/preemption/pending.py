@@ -29,6 +29,7 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.PlanDeclined,
         ledger.BoardRecutWithdrawn,
         ledger.ClockJumped,
+        ledger.SegmentSealed,
     }
 )
 """Events that make no other plan possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a victim

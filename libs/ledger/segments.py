@@ -1,0 +1,168 @@
+"""A pool's ledger in segments: each a stream of its own, one chain and one numbering through all of them.
+
+    LEDGER-<pool>              the first, from sequence 1
+    SEGMENT-<pool>-<first>     the others; the sequence of their first record is in their name, 20 digits
+
+A segment ends with a record that says so (`segment.sealed`), so the chain itself tells where to go on. The next one begins
+with the sequence behind it (the stream's `first_seq`), and its first record names the seal as the record before it. One
+subject serves all: it belongs to the segment that is open. That is why a writer need not know of segments to be safe:
+`Nats-Expected-Last-Sequence` counts on from one to the next.
+
+To roll (the writer does, libs.ledger.rolling): a staged segment is made, so that there surely is room for it; the seal is
+committed as any record; the old stream is sealed by the broker and loses the subject; the staged one gets it. After a crash
+anywhere between, whoever folds the ledger next finds the seal and does the rest. A reader goes on only when the next segment
+is open, and never reads behind a seal: what a broker may still have taken there is nobody's record.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
+from nats.js.errors import NotFoundError
+
+from libs.ledger.chain import LedgerGap
+from libs.ledger.tail import Stored, Tail
+from schemas import subjects
+from schemas.ledger import SegmentSealed
+
+_PAGE_S = 5.0
+_SEGMENT = re.compile(r"SEGMENT-(?P<pool>.+)-(?P<first>\d{20})")
+_KIND: Final = SegmentSealed.model_fields["kind"].default
+
+
+class SegmentState(StrEnum):
+    """What a segment's stream listens to says what it is."""
+
+    OPEN = "record"
+    SEALED = "sealed"
+    STAGED = "staged"
+
+
+class NotOpenYet(NatsError):
+    """The ledger was sealed a moment ago, and its next segment is not open yet: whoever writes next opens it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stream. `first` is the sequence of its first record, `last` of its last message (`first` - 1: none)."""
+
+    name: str
+    first: int
+    last: int
+    bytes: int
+    max_bytes: int
+    state: SegmentState
+
+
+def name_of(pool: str, first: int) -> str:
+    """The stream of the segment that begins with that sequence."""
+    return subjects.ledger_stream(pool) if first == 1 else f"SEGMENT-{subjects.token(pool)}-{first:020}"
+
+
+def first_of(pool: str, name: str) -> int | None:
+    """The first sequence of the pool's segment of that name; None for any other stream."""
+    if name == subjects.ledger_stream(pool):
+        return 1
+    found = _SEGMENT.fullmatch(name)
+    return int(found["first"]) if found is not None and found["pool"] == pool else None
+
+
+def is_seal(payload: bytes) -> bool:
+    """Whether a stored record is the last of its segment."""
+    if _KIND.encode() not in payload:
+        return False
+    try:
+        return any(event.get("kind") == _KIND for event in json.loads(payload)["events"])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+async def segments(js: JetStreamContext, pool: str) -> list[Segment]:
+    """All that there are, in order, staged ones too. Raises nats errors."""
+    found: dict[int, Segment] = {}
+    for pattern in (subjects.ledger(pool), subjects.segments(pool)):
+        for info in await _listed(js, pattern):
+            first = first_of(pool, str(info.config.name))
+            if first is not None:
+                found[first] = _segment(info, first)
+    return [found[first] for first in sorted(found)]
+
+
+async def readable(js: JetStreamContext, pool: str) -> list[Segment]:
+    """Those with records that count: all but staged ones. Raises NotFoundError when the pool has no ledger."""
+    found = [segment for segment in await segments(js, pool) if segment.state is not SegmentState.STAGED]
+    if not found:
+        raise NotFoundError(code=404, err_code=10059, description=f"pool {pool} has no ledger")
+    return found
+
+
+def holding(found: Sequence[Segment], pool: str, seq: int) -> Segment:
+    """The segment of the record `seq`, or where it will be. Raises LedgerGap when it is not kept here any more."""
+    for segment in reversed(found):
+        if segment.first <= seq:
+            return segment
+    raise LedgerGap(
+        f"ledger of pool {pool} begins with {found[0].first} here, and {seq} is wanted: the segments before it were archived. "
+        "Restore them (`baton ledger restore`), or start from a newer snapshot"
+    )
+
+
+async def last_seq(js: JetStreamContext, pool: str) -> int:
+    """The sequence of the last message in the ledger. Raises nats errors."""
+    return (await readable(js, pool))[-1].last
+
+
+async def stored_at(js: JetStreamContext, pool: str, seq: int) -> bytes | None:
+    """The payload of the message `seq`; None when it is not kept here (any more). Raises nats errors."""
+    try:
+        segment = holding(await readable(js, pool), pool, seq)
+        return (await js.get_msg(segment.name, seq=seq)).data or b""
+    except (LedgerGap, NotFoundError):
+        return None
+
+
+async def _listed(js: JetStreamContext, pattern: str) -> list[StreamInfo]:
+    """The broker's streams whose subjects `pattern` meets."""
+    found: list[StreamInfo] = []
+    while True:
+        request = json.dumps({"subject": pattern, "offset": len(found)}).encode()
+        reply = await js._nc.request(f"{js._prefix}.STREAM.LIST", request, timeout=_PAGE_S)
+        answer: dict[str, Any] = json.loads(reply.data)
+        if "error" in answer:
+            raise NatsError(f"the broker does not list its streams: {answer['error']}")
+        page = answer.get("streams") or []
+        found += [StreamInfo.from_response(entry) for entry in page]
+        if not page or len(found) >= answer["total"]:
+            return found
+
+
+def _segment(info: StreamInfo, first: int) -> Segment:
+    (subject,) = info.config.subjects or [""]
+    state = SegmentState(subjects.what_of(subject))
+    return Segment(
+        str(info.config.name), first, info.state.last_seq, info.state.bytes, info.config.max_bytes or 0, state
+    )
+
+
+async def messages(js: JetStreamContext, pool: str, first: int, last: int) -> AsyncIterator[Stored]:
+    """The messages `first` to `last` as they are stored, void ones too, out of all segments; a segment ends where the next
+    begins. Raises LedgerStopped when some are not there."""
+    found = await readable(js, pool)
+    position = first - 1
+    while position < last:
+        segment = holding(found, pool, position + 1)
+        end = min([last, *(later.first - 1 for later in found if later.first > segment.first)])
+        tail = Tail(js, segment.name, position)
+        try:
+            while position < end:
+                for stored in await tail.messages(min(256, end - position), 1.0):
+                    position = stored.seq
+                    yield stored
+        finally:
+            await tail.close()
