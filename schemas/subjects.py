@@ -203,8 +203,8 @@ def is_question(pattern: str) -> bool:
 
 def operator_may() -> list[str]:
     """What an operator may publish: commands for any team, questions, dead letters again, the administration of streams.
-    Never the ledger: only placement writes it."""
-    everything = ["baton.cmd.>", "baton.qry.>", "baton.in.>"]
+    Never the ledger: only placement writes it. Archived segments may be put back, which no subject of the ledger reaches."""
+    everything = ["baton.cmd.>", "baton.qry.>", "baton.in.>", anyone(fill(SEGMENT, what="restoring"))]
     kept = [
         "$KV.baton-cursors.ledger-format-*",
         "$KV.baton-readers.>",

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from libs.cli import ledger_segments
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.options import Output, Url
 from libs.cli.output import Column, Format, document, hint, say, show
@@ -19,7 +20,11 @@ from libs.client import Baton
 from schemas.billing import BillQuery, BillReply
 from schemas.subjects import OPERATOR
 
-app = typer.Typer(help="Audit the ledger (operators).", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Audit and keep the ledger (operators).", no_args_is_help=True, rich_markup_mode=None)
+app.command("segments")(ledger_segments.list_segments)
+app.command("roll")(ledger_segments.roll)
+app.command("archive")(ledger_segments.archive)
+app.command("restore")(ledger_segments.restore)
 
 _COUNTS = [Column("COUNT", lambda row: row[1], right=True), Column("OF", lambda row: row[0])]
 _READERS = [
@@ -47,6 +52,9 @@ def verify(
         list[Path] | None,
         typer.Option("--file", help="Check a file of `baton ledger export`; no server is asked. Several: in order."),
     ] = None,
+    archive: Annotated[
+        Path | None, typer.Option("--archive", help="The folder of segments that are not on the broker any more.")
+    ] = None,
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
     url: Url = None,
     output: Output = Format.TABLE,
@@ -60,7 +68,7 @@ def verify(
         report: Any = verify_files(file, _telling("checked"))
         billed = None
     else:
-        report, billed = run(lambda baton: _read(baton, pool or baton.place.pool, bill), OPERATOR, url)
+        report, billed = run(lambda baton: _read(baton, pool or baton.place.pool, bill, archive), OPERATOR, url)
     differences = _differences(report, billed) if billed is not None else []
     if output in (Format.JSON, Format.YAML):
         document(asdict(report) | {"bill_differences": differences, "ok": report.ok and not differences}, output)
@@ -167,10 +175,10 @@ def _telling(what: str) -> Callable[[int, int], None]:
     return tell
 
 
-async def _read(baton: Baton, pool: str, with_bill: bool) -> tuple[Any, BillReply | None]:
+async def _read(baton: Baton, pool: str, with_bill: bool, archive: Path | None) -> tuple[Any, BillReply | None]:
     from libs.ledger.verify import verify as audit
 
-    report = await audit(baton.nats.jetstream(), pool)
+    report = await audit(baton.nats.jetstream(), pool, archive)
     if not with_bill:
         return report, None
     # The ledger may have grown since: what both have read is compared, so the audit is repeated at the bill's position.
@@ -181,7 +189,7 @@ async def _read(baton: Baton, pool: str, with_bill: bool) -> tuple[Any, BillRepl
         if billed.ledger_seq == report.last_seq or loop.time() > deadline:
             return report, billed
         if billed.ledger_seq > report.last_seq:
-            report = await audit(baton.nats.jetstream(), pool)
+            report = await audit(baton.nats.jetstream(), pool, archive)
         else:
             await asyncio.sleep(0.2)
 

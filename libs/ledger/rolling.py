@@ -86,7 +86,10 @@ class Rolling:
         """The segment behind the seal is open, and the sealed one takes nothing more. Raises nats errors."""
         found = {segment.first: segment for segment in await segments(self._js, self._pool)}
         first = seal_seq + 1
-        before = [s for s in found.values() if s.first <= seal_seq and s.state is not SegmentState.STAGED]
+        if first in found and found[first].kept:  # long ago, perhaps: it may be sealed itself
+            self.open = max((s for s in found.values() if s.kept), key=lambda s: s.first).name
+            return
+        before = [s for s in found.values() if s.first <= seal_seq and s.kept]
         old = max(before, key=lambda s: s.first)
         config = (await self._js.stream_info(old.name)).config
         if first not in found:

@@ -42,6 +42,7 @@ class SegmentState(StrEnum):
     OPEN = "record"
     SEALED = "sealed"
     STAGED = "staged"
+    RESTORING = "restoring"
 
 
 class NotOpenYet(NatsError):
@@ -58,6 +59,11 @@ class Segment:
     bytes: int
     max_bytes: int
     state: SegmentState
+
+    @property
+    def kept(self) -> bool:
+        """Its records are the ledger's."""
+        return self.state in (SegmentState.OPEN, SegmentState.SEALED)
 
 
 def name_of(pool: str, first: int) -> str:
@@ -95,8 +101,8 @@ async def segments(js: JetStreamContext, pool: str) -> list[Segment]:
 
 
 async def readable(js: JetStreamContext, pool: str) -> list[Segment]:
-    """Those with records that count: all but staged ones. Raises NotFoundError when the pool has no ledger."""
-    found = [segment for segment in await segments(js, pool) if segment.state is not SegmentState.STAGED]
+    """Those with records that count. Raises NotFoundError when the pool has no ledger."""
+    found = [segment for segment in await segments(js, pool) if segment.kept]
     if not found:
         raise NotFoundError(code=404, err_code=10059, description=f"pool {pool} has no ledger")
     return found

@@ -6,10 +6,11 @@ from pathlib import Path
 from nats.js import JetStreamContext
 
 from libs.core.projections.verify import Checker, Verification
+from libs.ledger.archive import before
 from libs.ledger.chain import GENESIS, ChainEntry, Head, judge
 from libs.ledger.export import BadLedgerFile, FileEnd, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.reader import LedgerReader
-from libs.ledger.segments import last_seq, messages
+from libs.ledger.segments import last_seq, messages, readable
 
 Progress = Callable[[int, int], None]
 """Called now and then with the messages done, and with how many there are; 0: not known."""
@@ -18,12 +19,17 @@ _WAIT_S = 1.0
 _TOLD_EVERY = 4096
 
 
-async def verify(js: JetStreamContext, pool: str) -> Verification:
-    """Folds the ledger up to its present end. Memory is bounded by what is open, not by the ledger's length.
+async def verify(js: JetStreamContext, pool: str, archive: Path | None = None) -> Verification:
+    """Folds the ledger up to its present end. Memory is bounded by what is open, not by the ledger's length. Segments that were
+    archived and are not here any more are read from the folder `archive`.
 
     Raises LedgerStopped (see libs.ledger.chain) when the ledger cannot be read from its beginning.
     """
-    checker, reader, head = Checker(), LedgerReader(js, pool), GENESIS
+    checker, head, position = Checker(), GENESIS, 0
+    if archive is not None:
+        gone = before(archive, pool, (await readable(js, pool))[0].first)
+        head, position = _read_files(checker, list(gone), lambda done, of: None)
+    reader = LedgerReader(js, pool, head, position)
     try:
         async for entries in reader.read_to(await reader.last_seq()):
             for entry in entries:
@@ -39,7 +45,14 @@ def verify_files(paths: Sequence[Path], progress: Progress = lambda done, of: No
 
     Raises BadLedgerFile when a file is damaged, or does not follow the one before it; LedgerStopped as `verify` does.
     """
-    checker, head, last_seq, pool = Checker(), GENESIS, 0, ""
+    checker = Checker()
+    head, _ = _read_files(checker, paths, progress)
+    return _finished(checker, head)
+
+
+def _read_files(checker: Checker, paths: Sequence[Path], progress: Progress) -> tuple[Head, int]:
+    """The head after the files, and the last message in them."""
+    head, last_seq, pool = GENESIS, 0, ""
     for path in paths:
         file = LedgerFile(path)
         start = file.start
@@ -55,7 +68,7 @@ def verify_files(paths: Sequence[Path], progress: Progress = lambda done, of: No
             last_seq = stored.seq
             if last_seq % _TOLD_EVERY == 0:
                 progress(last_seq, 0)
-    return _finished(checker, head)
+    return head, last_seq
 
 
 async def export(js: JetStreamContext, pool: str, path: Path, progress: Progress = lambda done, of: None) -> FileEnd:

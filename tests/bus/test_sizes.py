@@ -9,7 +9,7 @@ import pytest
 
 from libs.bus.connect import close, connect
 from libs.bus.streams import CannotProvision, bind, provision
-from libs.bus.table import SIZES_MIB, reserved_bytes, streams
+from libs.bus.table import SEGMENT_BYTES, SIZES_MIB, reserved_bytes, streams
 from libs.embedded import NatsOptions
 from tests.kit.nats_process import nats_process
 
@@ -33,7 +33,8 @@ def baton(*args: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_sizes_of_all_streams_stand_in_one_table_and_fit_into_what_is_allowed() -> None:
     per_stream = {re.sub(r"^(KV|OBJ)_", "", str(c.name)): c.max_bytes for c in streams(["pool"])}
-    assert per_stream == {name.replace("{pool}", "pool"): mib << 20 for name, mib in SIZES_MIB.items()}
+    wanted = {name.replace("{pool}", "pool"): mib << 20 for name, mib in SIZES_MIB.items()}
+    assert per_stream == wanted | {"LEDGER-pool": SEGMENT_BYTES}, "a ledger lies in segments"
     assert reserved_bytes(["main"]) == sum(SIZES_MIB.values()) << 20
     assert reserved_bytes(["main"]) <= store_of(COMPOSE_CONF)
     assert 2 * reserved_bytes(["main"]) <= NatsOptions().max_file_store_bytes

@@ -27,6 +27,12 @@ from tests.ledger.toy import Toy, admitted
 from tests.ledger.world import POOL, World
 
 
+@pytest.fixture(autouse=True)
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer looks at its segment often."""
+    monkeypatch.setattr("libs.ledger.writer._ASK_S", 0.05)
+
+
 @pytest.fixture
 async def small(broker: Broker) -> AsyncIterator[World]:
     """Segments of 1 MiB."""

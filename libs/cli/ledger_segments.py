@@ -1,0 +1,108 @@
+"""`baton ledger segments|roll|archive|restore`: the streams that a pool's ledger lies in, and the files that they become."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from libs.cli.options import NoHeader, Output, Url
+from libs.cli.output import Column, Format, hint, say, show
+from libs.cli.session import run
+from libs.client import Baton, Failed
+from schemas.subjects import OPERATOR
+
+Pool = Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")]
+Folder = Annotated[Path, typer.Argument(help="The folder of the archive.", metavar="FOLDER")]
+
+_ROLLED_S = 30.0
+_COLUMNS = [
+    Column("STREAM", lambda one: one.name),
+    Column("FIRST", lambda one: str(one.first), right=True),
+    Column("LAST", lambda one: str(one.last), right=True),
+    Column("MIB", lambda one: f"{one.bytes / (1 << 20):.1f}", right=True),
+    Column("FULL", lambda one: f"{one.bytes / one.max_bytes:.0%}" if one.max_bytes else "", right=True),
+    Column("STATE", lambda one: one.state.name.lower()),
+]
+
+
+def list_segments(
+    pool: Pool = None, url: Url = None, output: Output = Format.TABLE, no_header: NoHeader = False
+) -> None:
+    """The streams that the ledger lies in, in order."""
+    from libs.ledger.segments import segments
+
+    found = run(lambda baton: segments(baton.nats.jetstream(), pool or baton.place.pool), OPERATOR, url)
+    show(found, _COLUMNS, output, name=lambda one: one.name, header=not no_header)
+
+
+def roll(pool: Pool = None, url: Url = None) -> None:
+    """Ask for a new segment now: the one that is open is sealed, and can be archived. By itself that happens at 80 %."""
+    say(run(lambda baton: _roll(baton, pool or baton.place.pool), OPERATOR, url))
+
+
+def archive(
+    folder: Folder,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete segments that verify and that every declared reader has passed.")
+    ] = False,
+    pool: Pool = None,
+    url: Url = None,
+) -> None:
+    """Write every sealed segment to FOLDER, and verify what is there; may be run any time."""
+
+    async def work(baton: Baton) -> list[Any]:
+        from libs.ledger.archive import archive as write
+        from libs.ledger.readers import Readers
+
+        js, name = baton.nats.jetstream(), pool or baton.place.pool
+        resume: dict[str, int] = {}
+        for one in await Readers(js).declared(name):
+            resume[one.name] = min(one.resume, resume.get(one.name, one.resume))
+        return await write(js, name, folder, resume=resume if delete else None)
+
+    done = run(work, OPERATOR, url)
+    for one in done:
+        say(f"{one.segment.name}\t{one.path}\t{f'kept: {one.kept}' if one.kept else 'deleted'}")
+    if not done:
+        hint("no segment is sealed: `baton ledger roll` seals the one that is open")
+
+
+def restore(
+    files: Annotated[
+        list[Path], typer.Argument(help="Files of `baton ledger archive`.", metavar="FILE...", exists=True)
+    ],
+    pool: Pool = None,
+    url: Url = None,
+) -> None:
+    """Put archived segments back, for a reader that needs them."""
+
+    async def work(baton: Baton) -> None:
+        from libs.ledger.archive import restore as put_back
+
+        for file in sorted(files, reverse=True):  # the last first: each is held against what follows it
+            segment = await put_back(baton.nats.jetstream(), pool or baton.place.pool, file)
+            say(f"{segment.name}\t{segment.first} to {segment.last}")
+
+    run(work, OPERATOR, url)
+
+
+async def _roll(baton: Baton, pool: str) -> str:
+    from libs.ledger.rolling import ASKED
+    from libs.ledger.segments import readable
+
+    js = baton.nats.jetstream()
+    before = (await readable(js, pool))[-1]
+    config = (await js.stream_info(before.name)).config
+    await js.update_stream(config.evolve(metadata={ASKED: "1"}))
+    deadline = asyncio.get_running_loop().time() + _ROLLED_S
+    while asyncio.get_running_loop().time() < deadline:
+        now = (await readable(js, pool))[-1]
+        if now.first > before.first:
+            return f"{before.name} is sealed at {now.first - 1}; {now.name} is open"
+        await asyncio.sleep(0.1)
+    raise Failed(
+        f"{before.name} is still open after {_ROLLED_S:g} s",
+        "it is empty, placement does not run, or a reader is too old for segments (`baton ledger readers`)",
+        "it will be sealed when that is mended: the request stands",
+    )

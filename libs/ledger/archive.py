@@ -1,0 +1,208 @@
+"""Sealed segments in a folder, and back: the same files as `baton ledger export` writes (docs/ledger-file.md), one for each.
+
+    ledger-main-00000000000000000001-00000000000000004711.jsonl.gz
+
+A file counts only after it was read back: it is whole, its records continue the chain up to the seal, each payload is byte for
+byte what the broker has, and the next segment names its end. Only then may the segment be deleted here, and only when every
+declared reader would go on behind it after a restart (libs.ledger.readers), which the caller tells. The last sealed segment
+stays: the open one may be empty, and then its end is the head that everybody holds on to.
+"""
+
+import itertools
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nats.js import JetStreamContext
+
+from libs.ledger.chain import GENESIS, Head, LedgerStopped
+from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
+from libs.ledger.segments import Segment, SegmentState, messages, name_of, readable, segments, stored_at
+from schemas import subjects
+from schemas.ids import content_hash
+
+_SLACK_BYTES = 1024 * 1024
+
+
+class NotArchived(LedgerStopped):
+    """A segment is not in the archive as it is in the ledger, or an archived one does not belong to this ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """One sealed segment: where it is, and why it is still here; "" when it was deleted here."""
+
+    segment: Segment
+    last: int
+    path: Path
+    kept: str = ""
+
+
+def path_of(folder: Path, pool: str, first: int, last: int) -> Path:
+    """The file of the segment with these records."""
+    return folder / f"ledger-{subjects.token(pool)}-{first:020}-{last:020}.jsonl.gz"
+
+
+def files_of(folder: Path, pool: str) -> list[Path]:
+    """The pool's archived segments, in order."""
+    return sorted(folder.glob(f"ledger-{subjects.token(pool)}-{'[0-9]' * 20}-{'[0-9]' * 20}.jsonl.gz"))
+
+
+async def archive(
+    js: JetStreamContext, pool: str, folder: Path, *, resume: Mapping[str, int] | None = None
+) -> list[Archived]:
+    """Writes every sealed segment that is not in `folder` yet, and verifies all that are there.
+
+    With `resume` (reader -> the sequence that it goes on behind after a restart) those are deleted here that nobody needs.
+    Raises NotArchived, BadLedgerFile, OSError of the folder, and nats errors.
+    """
+    _make(folder)
+    found = await readable(js, pool)
+    done = []
+    for segment, following in itertools.pairwise(found):
+        last = following.first - 1
+        path = path_of(folder, pool, segment.first, last)
+        if not path.exists():
+            await _write(js, pool, segment.first, last, path)
+        await check(js, pool, path)
+        kept = _needed(segment, last, found, resume)
+        if not kept:
+            await js.delete_stream(segment.name)
+        done.append(Archived(segment, last, path, kept))
+    return done
+
+
+async def check(js: JetStreamContext, pool: str, path: Path) -> None:
+    """The file is what the broker has. Raises NotArchived, BadLedgerFile."""
+    file = LedgerFile(path)
+    last = file.start.first_seq - 1
+    ours = iter(file)
+    async for stored in messages(js, pool, file.start.first_seq, _last_of(path)):
+        copy = next(ours, None)
+        if copy is None or (copy.seq, copy.payload) != (stored.seq, stored.payload):
+            raise NotArchived(f"{path}: message {stored.seq} is another one in the ledger of pool {pool}")
+        last = stored.seq
+    if next(ours, None) is not None or file.end is None or file.end.last_seq != last:
+        raise NotArchived(f"{path} does not end with message {last}, as the segment does")
+    await _continued(js, pool, path, file.head, last)
+
+
+async def restore(js: JetStreamContext, pool: str, path: Path) -> Segment:
+    """Puts an archived segment back, as it was but for the broker's times: read like any sealed one.
+
+    Raises NotArchived when it is not of this ledger or is there already, BadLedgerFile, and nats errors (no room).
+    """
+    whole = LedgerFile(path)
+    start = whole.start
+    for _ in whole:  # before anything is made
+        pass
+    if start.pool != pool:
+        raise NotArchived(f"{path} is of pool {start.pool}, not {pool}")
+    first, last = start.first_seq, _last_of(path)
+    kept = await segments(js, pool)
+    if any(segment.first <= last and segment.last >= first for segment in kept if segment.kept):
+        raise NotArchived(f"records {first} to {last} of pool {pool} are in the ledger: nothing needs to be restored")
+    name, loading = name_of(pool, first), subjects.segment(SegmentState.RESTORING.value, pool, first)
+    like = (await js.stream_info((await readable(js, pool))[-1].name)).config
+    for half in (segment for segment in kept if segment.name == name):  # of a restore that was ended
+        await js.delete_stream(half.name)
+    config = like.evolve(name=name, subjects=[loading], first_seq=first, sealed=False, metadata=None)
+    await js.add_stream(config)
+    file = LedgerFile(path)
+    for stored in file:
+        expected = {"Nats-Expected-Last-Sequence": str(stored.seq - 1)}
+        await js.publish(loading, stored.payload, headers=stored.headers | expected)
+    try:
+        await _continued(js, pool, path, file.head, last)
+    except NotArchived:
+        await js.delete_stream(name)
+        raise
+    info = await js.stream_info(name)
+    size = min(info.config.max_bytes or 0, info.state.bytes + _SLACK_BYTES)
+    sealed = [subjects.segment(SegmentState.SEALED.value, pool, first)]
+    await js.update_stream(info.config.evolve(subjects=sealed, sealed=True, max_bytes=size))
+    return next(segment for segment in await segments(js, pool) if segment.name == name)
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _needed(segment: Segment, last: int, found: list[Segment], resume: Mapping[str, int] | None) -> str:
+    """Why a segment that is archived stays; "" when it may go."""
+    if resume is None:
+        return "not asked to delete"
+    if segment is found[-2]:
+        return "the last sealed one"
+    if not resume:
+        return "no reader is declared"
+    behind = {name: at for name, at in resume.items() if at < last}
+    return ", ".join(f"{name} resumes at {at}" for name, at in sorted(behind.items()))
+
+
+async def _write(js: JetStreamContext, pool: str, first: int, last: int, path: Path) -> None:
+    start = FileStart(pool, first, await _head_before(js, pool, first))
+    with LedgerFileWriter(path, start) as out:
+        async for stored in messages(js, pool, first, last):
+            out.add(stored)
+        out.finish()
+
+
+async def _head_before(js: JetStreamContext, pool: str, first: int) -> Head:
+    """What the first record of a segment names: the seal before it."""
+    if first == 1:
+        return GENESIS
+    seal = await stored_at(js, pool, first - 1)
+    if seal is not None:
+        return Head(first - 1, content_hash(seal))
+    async for seq, payload in _from(js, pool, first):
+        if seq > first + _LOOKED_AT:
+            break
+        link = _link(payload)
+        if link is not None and link.seq == first - 1:
+            return link
+    raise NotArchived(f"no record after {first} of pool {pool} names {first - 1} as the one before it")
+
+
+_LOOKED_AT = 1_000
+
+
+async def _continued(js: JetStreamContext, pool: str, path: Path, head: Head, last: int) -> None:
+    """What follows in the ledger, if anything does, names the file's end. Raises NotArchived."""
+    if head.seq != last:
+        raise NotArchived(f"{path} ends with message {last}, which is no seal: the chain ends with {head.seq}")
+    following = await stored_at(js, pool, last + 1)
+    link = _link(following) if following is not None else None
+    if link is not None and link.seq == last and link != head:
+        raise NotArchived(
+            f"{path} ends with {head.hash[:12]}; the ledger goes on from {link.hash[:12]}: of another one"
+        )
+
+
+async def _from(js: JetStreamContext, pool: str, first: int) -> AsyncIterator[tuple[int, bytes]]:
+    last = (await readable(js, pool))[-1].last
+    async for stored in messages(js, pool, first, last):
+        yield stored.seq, stored.payload
+
+
+def _link(payload: bytes) -> Head | None:
+    """The record that this one names; None when it is no record."""
+    try:
+        body = json.loads(payload)
+        return Head(int(body["prev_seq"]), str(body["prev_hash"]))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def _last_of(path: Path) -> int:
+    """The last sequence, as the file's name says it. Raises BadLedgerFile."""
+    try:
+        return int(path.name.split(".")[0].rpartition("-")[2])
+    except ValueError:
+        raise BadLedgerFile(f"{path}: not named as `baton ledger archive` names its files") from None
+
+
+def before(folder: Path, pool: str, first: int) -> Iterator[Path]:
+    """The archived files of what lies before the record `first`, in order."""
+    return (path for path in files_of(folder, pool) if _last_of(path) < first)

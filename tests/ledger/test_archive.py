@@ -1,0 +1,150 @@
+"""Segments go to a folder and come back; none is deleted that is not there, byte for byte, or that a reader needs."""
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from libs.ledger.archive import NotArchived, archive, files_of, restore
+from libs.ledger.chain import GENESIS, Head, LedgerGap
+from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
+from libs.ledger.reader import LedgerReader
+from libs.ledger.segments import SegmentState, last_seq, segments
+from libs.ledger.tail import Stored
+from libs.ledger.verify import verify, verify_files
+from tests.ledger.broker import Broker
+from tests.ledger.test_segments import ask_to_roll, rolled, submit
+from tests.ledger.world import POOL, World
+
+
+@pytest.fixture(autouse=True)
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer looks at its segment often."""
+    monkeypatch.setattr("libs.ledger.writer._ASK_S", 0.05)
+
+
+@pytest.fixture
+async def three(broker: Broker) -> AsyncIterator[World]:
+    """Three sealed segments, the second with a void message in it, and an open one."""
+    world = World(broker, [])
+    await world.begin(scale=0.001)
+    writer = world.writer("one")
+    task = world.start(writer)
+    for turn in range(3):
+        await submit(world, writer, turn)
+        if turn == 1:
+            await world.append(GENESIS)
+            await submit(world, writer, 50)
+        await ask_to_roll(world)
+        await rolled(world, turn + 2)
+    await submit(world, writer, 9)
+    await world.stop(task)
+    yield world
+    await world.end()
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("archive")
+
+
+async def everything(world: World) -> list[tuple[int, bool, str]]:
+    return [(e.seq, e.valid, e.hash) for e in await world.entries()]
+
+
+async def test_segments_are_archived_deleted_and_restored(three: World, folder: Path) -> None:
+    before, last = await everything(three), await last_seq(three.js, POOL)
+    assert not all(valid for _, valid, _ in before)
+    done = await archive(three.js, POOL, folder)
+    assert [one.kept for one in done] == ["not asked to delete"] * 3
+    assert [one.path for one in done] == files_of(folder, POOL)
+    whole = verify_files(files_of(folder, POOL))
+    assert whole.void == 1
+
+    done = await archive(three.js, POOL, folder, resume={"placement": last, "history-feed": last})
+    assert [one.kept for one in done] == ["", "", "the last sealed one"]
+    assert [s.state for s in await segments(three.js, POOL)] == [SegmentState.SEALED, SegmentState.OPEN]
+    with pytest.raises(LedgerGap, match="baton ledger restore"):
+        await everything(three)
+    with pytest.raises(LedgerGap):
+        await verify(three.js, POOL)
+    report = await verify(three.js, POOL, folder)
+    assert (report.last_seq, report.void) == (last, 1)
+    late = LedgerReader(three.js, POOL, _head(files_of(folder, POOL)[1]))
+    read = [e async for batch in late.read_to(last) for e in batch]
+    assert (read[0].seq, all(e.valid for e in read)) == (done[2].segment.first, True)
+    await late.close()
+
+    for path in reversed(files_of(folder, POOL)[:2]):
+        await restore(three.js, POOL, path)
+    assert await everything(three) == before
+    assert [s.state for s in await segments(three.js, POOL)] == [SegmentState.SEALED] * 3 + [SegmentState.OPEN]
+    writer = three.writer("two")  # folds all of it
+    three.start(writer)
+    await submit(three, writer, 77)
+    again = await archive(three.js, POOL, folder, resume={"placement": last})
+    assert [one.kept for one in again] == ["", "", "the last sealed one"], "what was restored is as it was"
+
+
+def _head(path: Path) -> Head:
+    file = LedgerFile(path)
+    for _ in file:
+        pass
+    return file.head
+
+
+async def test_a_segment_that_a_reader_needs_is_kept(three: World, folder: Path) -> None:
+    first = (await segments(three.js, POOL))[0]
+    done = await archive(three.js, POOL, folder, resume={"placement": 10_000, "slow": first.last - 1})
+    assert done[0].kept == f"slow resumes at {first.last - 1}"
+    done = await archive(three.js, POOL, folder, resume={})
+    assert {one.kept for one in done} == {"no reader is declared", "the last sealed one"}
+    assert len(await segments(three.js, POOL)) == 4
+
+
+async def test_a_damaged_or_foreign_file_deletes_nothing(three: World, folder: Path) -> None:
+    await archive(three.js, POOL, folder)
+    path = files_of(folder, POOL)[0]
+    good = path.read_bytes()
+    everyone = {"placement": 10_000}
+    path.write_bytes(good[:-20])
+    with pytest.raises(BadLedgerFile):
+        await archive(three.js, POOL, folder, resume=everyone)
+
+    lines = gzip.decompress(good).decode().splitlines()
+    changed = json.loads(lines[1])
+    changed["payload"] = changed["payload"].replace('"writer":"one"', '"writer":"two"')
+    lines[1] = json.dumps(changed)
+    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
+    with pytest.raises((BadLedgerFile, NotArchived)):
+        await archive(three.js, POOL, folder, resume=everyone)
+    assert len(await segments(three.js, POOL)) == 4
+    path.write_bytes(good)
+    with pytest.raises(NotArchived, match="nothing needs to be restored"):
+        await restore(three.js, POOL, path)
+
+
+async def test_what_is_restored_must_be_what_the_ledger_goes_on_from(
+    three: World, folder: Path, broker: Broker
+) -> None:
+    """A file of another ledger, with as many records."""
+    await archive(three.js, POOL, folder, resume={"placement": 10_000})
+    path = files_of(folder, POOL)[1]
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    seal = json.loads(lines[-2]["payload"])
+    assert seal["events"][0]["kind"] == "segment.sealed"
+    original = LedgerFile(path)
+    forged = folder / "forged" / path.name
+    forged.parent.mkdir()
+    with LedgerFileWriter(forged, FileStart(POOL, original.start.first_seq, original.start.head)) as out:
+        for stored in original:
+            payload = stored.payload
+            if stored.seq == lines[-2]["seq"]:
+                payload = payload.replace(b'"writer":"one"', b'"writer":"two"')
+            out.add(Stored(stored.seq, "", stored.headers, payload, stored.time_us))
+        out.finish()
+    with pytest.raises(NotArchived, match="of another one"):
+        await restore(three.js, POOL, forged)
+    assert len(await segments(three.js, POOL)) == 2, "and nothing of it is left"
