@@ -96,6 +96,7 @@ async def segments(js: JetStreamContext, pool: str) -> list[Segment]:
         for info in await _listed(js, pattern):
             first = first_of(pool, str(info.config.name))
             if first is not None:
+                first = max(first, info.config.first_seq or 1)  # of a first one that was restored in part
                 found[first] = _segment(info, first)
     return [found[first] for first in sorted(found)]
 
@@ -114,8 +115,8 @@ def holding(found: Sequence[Segment], pool: str, seq: int) -> Segment:
         if segment.first <= seq:
             return segment
     raise LedgerGap(
-        f"ledger of pool {pool} begins with {found[0].first} here, and {seq} is wanted: the segments before it were archived. "
-        "Restore them (`baton ledger restore`), or start from a newer snapshot"
+        f"ledger of pool {pool} no longer has {seq} to {found[0].first - 1} here, they were archived: restore them "
+        "(`baton ledger restore`), or start from a newer snapshot"
     )
 
 
