@@ -22,6 +22,7 @@ PARAMETERS: dict[str, Json] = {
     "user": {"description": "Who of the team; checked by the broker like the team.", "examples": ["ana"]},
     "pool": {"description": "A pool of machines: one inbox, one ledger.", "examples": ["main"]},
     "node": {"description": "A machine of the pool; dots of its host name are hyphens.", "examples": ["gpu-rack1-07"]},
+    "service": {"description": "A service whose processes ask each other.", "examples": ["admission"]},
 }
 STREAMS = (
     "`x-stream` names the JetStream stream that keeps a channel's messages; without it the channel is core NATS, "

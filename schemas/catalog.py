@@ -174,6 +174,15 @@ CATALOG: tuple[Message, ...] = (
         "quota", "list", queries.PoolStatusQuery, "quota_billing", billing.QuotaSnapshot, "All teams' quotas and use."
     ),
     _query("log", "read", queries.LogQuery, "agent", queries.LogPiece, of_pool=False),
+    Message(
+        "io.baton.admission.pools.query.v1",
+        queries.AdmissionPoolsQuery,
+        subjects.fill(subjects.PEER_QUESTION, entity="admission", what="pools"),
+        "",
+        "admission",
+        ("admission",),
+        queries.AdmissionPools,
+    ),
 )
 
 BY_TYPE: dict[str, Message] = {m.type: m for m in CATALOG}

@@ -364,3 +364,14 @@ class LogPiece(Fact):
     text: str
     next_offset: int = Field(description="where the next piece begins")
     ended: bool = Field(description="true when the process has ended and nothing follows next_offset")
+
+
+class AdmissionPoolsQuery(Strict):
+    """Which pools the admission processes of this broker route jobs to. Asked and answered by admission
+    (`admission.pools`): all of them must judge for the same pools."""
+
+
+class AdmissionPools(Fact):
+    """The pools of one admission process, in the order of its settings: the first of equals gets a job."""
+
+    pools: tuple[Name, ...] = Field(min_length=1)

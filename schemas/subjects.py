@@ -3,7 +3,7 @@
     baton.<kind>.<entity>.v1.<what>.<key>[.<key>...]
 
 `kind` is `cmd` (asks one owner), `qry` (question, request-reply), `evt` (fact for a team), `tel` (sample, may be lost),
-`in` (a pool's inbox) or `led` (the ledger). Keys are a pool, node, team or user, one token each of `A-Z a-z 0-9 - _`.
+`in` (a pool's inbox) or `led` (the ledger). Keys are a pool, node, team, user or service, one token each of `A-Z a-z 0-9 - _`.
 
 The broker checks who may use a subject, and does not deliver who did. So the subject says it:
 
@@ -11,6 +11,7 @@ The broker checks who may use a subject, and does not deliver who did. So the su
     <pool>.<team>.<user>      what people ask of one pool
     <pool>.<node>             what a node says, or is told
     <pool>                    what a pool's services say
+    <service>                 what processes of one service ask each other
 
 A credential may use its own tokens only (`user_may`, `node_may`). Job ids are never in subjects: their number has no
 bound. A pattern is written with its keys in braces; `fill` makes it a subject, `anyone` a subscription, `read` takes a
@@ -34,6 +35,7 @@ COMMAND = "baton.cmd.{entity}.v1.{what}.{team}.{user}"
 POOL_COMMAND = "baton.cmd.{entity}.v1.{what}.{pool}.{team}.{user}"
 QUESTION = "baton.qry.{entity}.v1.{what}.{team}.{user}"
 POOL_QUESTION = "baton.qry.{entity}.v1.{what}.{pool}.{team}.{user}"
+PEER_QUESTION = "baton.qry.{entity}.v1.{what}.{service}"
 NODE_QUESTION = "baton.qry.node.v1.{what}.{pool}.{node}"
 NODE_COMMAND = "baton.cmd.node.v1.{what}.{pool}.{node}"
 NODE_SIGNAL = "baton.tel.node.v1.{what}.{pool}.{node}"

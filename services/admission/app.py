@@ -33,6 +33,7 @@ from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
 from schemas.subjects import REQUESTS, inbox_stream
 from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent, busy_answer, handle
+from services.admission.peers import answer, check, watch
 from services.admission.settings import AdmissionSettings
 from services.admission.undecided import undecided
 
@@ -107,6 +108,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         nats = await connect(settings.nats_url, name="admission-ledger", die_on_close=True)
         js = nats.jetstream(publish_async_max_pending=4096)
         await bind(js, settings.all_pools)
+        await check(nats, settings.all_pools)
+        await answer(nats, settings.all_pools)
         await asyncio.to_thread(warm)
         outboxes[:] = [Outbox(js)]
         followers[:] = [
@@ -117,6 +120,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             tasks.start(f"knowledge of {known.pool}", known.run())
             room = rooms[known.pool] = Room(partial(_streams_of, js, known.pool))
             tasks.start(f"room of {known.pool}", room.run())
+        tasks.start("pools of other admission processes", watch(nats, settings.all_pools))
         tasks.start("trim of requests", trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s).run())
         async with tasks.until_stopped():
             for known in followers:

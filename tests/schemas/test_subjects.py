@@ -23,7 +23,7 @@ def allowed(patterns: list[str], subject: str) -> bool:
 
 
 def filled(subject: str, **keys: str) -> str:
-    return subject.format(**({"team": "t", "user": "u", "pool": "p", "node": "n"} | keys))
+    return subject.format(**({"team": "t", "user": "u", "pool": "p", "node": "n", "service": "s"} | keys))
 
 
 @given(tokens)
@@ -191,7 +191,7 @@ def test_nobody_else_spells_a_subject() -> None:
 
 
 def test_subjects_follow_the_rule() -> None:
-    rule = re.compile(r"baton\.(cmd|qry|evt|tel|in|led)\.[a-z]+\.v1\.[a-z-]+(\.\{(team|user|pool|node)\})+")
+    rule = re.compile(r"baton\.(cmd|qry|evt|tel|in|led)\.[a-z]+\.v1\.[a-z-]+(\.\{(team|user|pool|node|service)\})+")
     assert [m.subject for m in CATALOG if not rule.fullmatch(m.subject)] == []
     assert [m.type for m in CATALOG if not re.fullmatch(r"io\.baton\.[a-z]+\.[a-z-]+(\.query)?\.v1", m.type)] == []
 
