@@ -61,7 +61,8 @@ class LaunchOptions:
     `fleet` is a file of simulated nodes; `real_node` offers this machine's own devices (auto: its GPUs, else its
     processors). `env` adds variables to a process by its name or its service's ("*": all). `replicas` runs every service
     several times, in every pool, `copies` those that it names (they are called `placement`, `placement-2`,
-    `placement.west-2`). `scale` multiplies the storage limits of the streams, `sync_always`
+    `placement.west-2`). `keep_jobs`: what runs on this machine runs on when all of this is stopped, until it is started
+    again. `scale` multiplies the storage limits of the streams, `sync_always`
     waits for the disk before each acknowledgement.
     """
 
@@ -81,6 +82,7 @@ class LaunchOptions:
     external: External | None = None
     nats_port: int | None = None
     sync_always: bool = True
+    keep_jobs: bool = False
     scale: float = 1.0
     log_level: str = "INFO"
     ready_timeout_s: float = 90.0
@@ -309,6 +311,7 @@ class LocalStack:
                 "BATON_HTTP_HOST": LOOPBACK,
                 "BATON_HTTP_PORT": str(lease.port),
                 "BATON_LOG_LEVEL": options.log_level,
+                **({"BATON_AGENT_ON_STOP": "keep"} if options.keep_jobs and service == "agent" else {}),
                 **{name: str(path.absolute()) for name, path in own.items() if path is not None},
                 **env,
                 **options.env.get("*", {}),

@@ -62,6 +62,12 @@ def command(
         bool, typer.Option("--external", help="Use the servers of BATON_NATS_URL, BATON_REDIS_URL, BATON_MONGO_URL.")
     ] = False,
     servers_only: Annotated[bool, typer.Option("--servers-only", help="Start no services and no agents.")] = False,
+    keep_jobs: Annotated[
+        bool,
+        typer.Option(
+            "--keep-jobs", help="Stopping leaves this machine's jobs running; the next `baton up` goes on with them."
+        ),
+    ] = False,
     fast: Annotated[
         bool,
         typer.Option("--fast", help="Do not wait for the disk: faster, and a power failure may lose the last moments."),
@@ -88,6 +94,7 @@ def command(
             replicas=replicas,
             external=_external() if external else None,
             nats_port=port,
+            keep_jobs=keep_jobs,
             sync_always=not fast,
         )
         launch = LocalStack(options, report)
@@ -144,13 +151,14 @@ def _introduce(launch: LocalStack) -> None:
     elsewhere = launch.options.state_dir != Path(".baton") and "BATON_STATE_DIR" not in os.environ
     prefix = f"BATON_STATE_DIR={_relative(str(launch.state_dir))} " if elsewhere else ""
     flag = f" --team {team}" if len(launch.options.teams) > 1 else ""
+    stays = "data and this machine's jobs stay" if launch.options.keep_jobs else "data stays"
     fields(
         [
             ("submit", f"{prefix}baton submit{flag} {_example(launch)}"),
             ("look", f"{prefix}baton get nodes"),
             ("teams", ", ".join(launch.options.teams)),
             ("credentials", f"{_relative(str(launch.state_dir))}/client.json: a NATS URL for each team"),
-            ("stop", "Ctrl-C here; data stays, and the next `baton up` goes on from it"),
+            ("stop", f"Ctrl-C here; {stays}, and the next `baton up` goes on from it"),
         ]
     )
 

@@ -27,7 +27,7 @@ from services.agent.keeper.find import NoKeeper
 from services.agent.launcher import Launcher, prune
 from services.agent.node import NodeRunner
 from services.agent.reports import Reports
-from services.agent.settings import AgentSettings
+from services.agent.settings import AgentSettings, OnStop
 
 log = logging.getLogger("baton.agent")
 
@@ -56,6 +56,8 @@ class Agent:
         self._pool = settings.pool
         self._source = f"/baton/{settings.pool}/agent"
         self._draining = False
+        self._kept: set[str] = set()
+        """Nodes whose work runs on when this agent has ended."""
         self._beats = 0
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
@@ -229,17 +231,21 @@ class Agent:
 
     async def drain(self, grace_s: float) -> None:
         """Before the agent ends: jobs are asked to save, and end; then all nodes say together that they leave, so that
-        no job is granted a device of one that is about to follow."""
+        no job is granted a device of one that is about to follow. With `on_stop: keep`, nodes whose work the keeper can
+        hold stay as they are."""
         self._draining = True
-        for node in self.nodes.values():
+        if self.settings.on_stop is OnStop.KEEP:
+            await self._keep()
+        leaving = [node for node in self.nodes.values() if node.name not in self._kept]
+        for node in leaving:
             node.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 # Many parts are waited for at once, once in an agent's life: a poll will do.
-                while any(node.parts for node in self.nodes.values()):  # noqa: ASYNC110
+                while any(node.parts for node in leaving):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-        await asyncio.gather(*(node.die() for node in self.nodes.values()))
-        for node in self.nodes.values():
+        await asyncio.gather(*(node.die() for node in leaving))
+        for node in leaving:
             gone = NodeLost(node=node.name, incarnation=node.incarnation, silent_s=0, planned=True)
             self.reports.add(node.name, node.incarnation, gone)
         with suppress(TimeoutError):
@@ -247,10 +253,21 @@ class Agent:
                 while self.reports.backlog():  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
 
+    async def _keep(self) -> None:
+        """Lets go of the work that the keeper holds, without a deadline; it is the next agent's."""
+        staying = [node for node in self.nodes.values() if self.launcher.may_stay(node)]
+        for node in staying:
+            await node.let_go()
+            self.launcher.keeper.until(node.name, None)
+        self._kept = {node.name for node in staying}
+        if staying:
+            log.warning("the work of %s runs on without an agent", ", ".join(sorted(self._kept)))
+
     async def close(self) -> None:
         """Kills what is left. The next life's registration is the evidence."""
-        await asyncio.gather(*(node.die() for node in self.nodes.values()))
-        await self.launcher.keeper.close()
-        for node in self.nodes.values():
+        ending = [node for node in self.nodes.values() if node.name not in self._kept]
+        await asyncio.gather(*(node.die() for node in ending))
+        await self.launcher.keeper.close(keep=bool(self._kept))
+        for node in ending:
             self.launcher.leave(node)
         self.launcher.state.close()

@@ -95,7 +95,9 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
                 launcher.watch(node)  # also without work: the next agent goes on with this life
     if launcher.keeper.needed():
         await launcher.keeper.ensure()
-        log.info("processes of jobs are held by: %s", launcher.keeper.containment)
+        log.info("processes of jobs are held together by: %s", launcher.keeper.containment)
+        if reason := launcher.not_served(""):
+            log.warning("%s", reason)
     return agent
 
 
@@ -134,6 +136,7 @@ def _launcher(settings: AgentSettings, host: PreparedHost, names: frozenset[str]
         log_limit=settings.log_limit_mib * _MIB,
         address_template=settings.address_template,
         local_nodes=names,
+        trusted_team=settings.trusted_team,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.attempts import Category, KnownByAgent
+from services.agent.keeper.find import NoKeeper
 from services.agent.variables import BadEnvironment
 
 TAIL_BYTES = 16_384
@@ -53,8 +54,14 @@ def why_not_prepared(error: Exception) -> KnownByAgent:
     return Category.USER_ERROR if isinstance(error, BadEnvironment) else Category.HARDWARE
 
 
+class NotServed(RuntimeError):
+    """This node does not run processes of this team; the text says why and what its operator can do."""
+
+
 def why_not_started(error: Exception) -> KnownByAgent:
     """Of a command that could not be executed."""
+    if isinstance(error, NotServed | NoKeeper):
+        return Category.HARDWARE
     if not isinstance(error, OSError):
         return Category.USER_ERROR
     if error.errno in _MISSING:

@@ -14,7 +14,7 @@ from schemas.inbox import Observation, Released
 from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.failures import why_not_prepared
-from services.agent.keeper import proc
+from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.logs import LogStore
 from services.agent.node import NodeRunner, RunningPart
@@ -46,6 +46,8 @@ class Launcher:
     log_limit: int
     address_template: str
     local_nodes: frozenset[str]
+    trusted_team: str = ""
+    """The only team that is served where nothing holds the processes of a job together."""
     timed: dict[str, int] = field(default_factory=dict)
     """Node -> the life of it in which a timer was started: that life ends with this agent."""
 
@@ -91,6 +93,12 @@ class Launcher:
             if self.keeper.knows(node.name):
                 self.keeper.node_note(node.name, TIMED)
 
+    def may_stay(self, node: NodeRunner) -> bool:
+        """Whether the keeper can hold all of this life's work without an agent."""
+        return (
+            self.keeper.connected() and self.keeper.knows(node.name) and self.timed.get(node.name) != node.incarnation
+        )
+
     def remember(self, node: NodeRunner) -> None:
         """Before anything is started or refused: the next agent must know what would be old."""
         if self.keeper.knows(node.name):
@@ -98,6 +106,15 @@ class Launcher:
 
     def keeper_ok(self) -> bool:
         return self.keeper.connected() or not self.keeper.needed()
+
+    def not_served(self, team: str) -> str:
+        """Why processes of this team are not run here, or "". What cannot be held together may outlive its release."""
+        if self.keeper.containment != contain.NONE or team == self.trusted_team:
+            return ""
+        return (
+            f"nothing on this machine holds the processes of a job together (namespaces, cgroups, subreaper), so it serves "
+            f"{f'team {self.trusted_team!r} alone' if self.trusted_team else 'no team'}: BATON_AGENT_TRUSTED_TEAM"
+        )
 
     def ours(self) -> list[int]:
         """This agent, and the keeper: whoever is below it belongs to an attempt that lives."""
@@ -188,6 +205,7 @@ class Launcher:
             log_limit=self.log_limit,
             may_run=lambda: node.lease.valid(node.now()),
             set_live=set_live,
+            not_served=lambda: self.not_served(part.team),
             settle=settle,
             since=since,
             silent_devices=silent_devices,

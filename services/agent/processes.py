@@ -63,6 +63,8 @@ class AttemptLaunch:
     """A cgroup of its own, to be made."""
     adopted: Mapping[str, Any] | None = None
     set_live: Callable[[int, bool], None] = lambda rank, live: None
+    not_served: Callable[[], str] = lambda: ""
+    """Why this team's processes are not run here, once the keeper has said how it holds them; or ""."""
     settle: Callable[[float], Awaitable[None]] = no_devices
     """Looks at the part's devices, and returns when they are free, or in quarantine after so many seconds."""
     since: Since = field(default_factory=Since.now)
@@ -142,7 +144,7 @@ class ProcessPart:
     async def _live(self) -> None:
         try:
             await self._begin()
-        except (OSError, ValueError, NoKeeper) as e:
+        except (OSError, ValueError, NoKeeper, failures.NotServed) as e:
             await self._could_not_start(e)
             return
         self.report(Started(job_id=self.part.job_id, attempt=self.part.attempt))
@@ -168,11 +170,14 @@ class ProcessPart:
         ]
 
     async def _begin(self) -> None:
-        """Raises OSError, ValueError or NoKeeper when it could not be started."""
+        """Raises OSError, ValueError, NoKeeper or NotServed when it could not be started."""
         kept = self.launch.kept
         if self.launch.adopted is not None:
             await kept.started()
         else:
+            await kept.keeper.ensure()
+            if reason := self.launch.not_served():
+                raise failures.NotServed(reason)
             await kept.keeper.start(kept, self._start_message())
         for command in self.launch.commands:
             self.launch.set_live(command.rank, True)

@@ -4,12 +4,13 @@ import os
 import socket
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from libs.service.settings import ServiceSettings
-from schemas.base import NodeName
+from schemas.base import Name, NodeName
 from services.agent.keeper import contain
 
 
@@ -25,6 +26,16 @@ class Devices(StrEnum):
 
 def _host() -> str:
     return socket.gethostname().replace(".", "-")[:63].strip("-_") or "node"
+
+
+class OnStop(StrEnum):
+    """What becomes of the work of an agent that is asked to end (SIGTERM)."""
+
+    DRAIN = "drain"
+    """Jobs are asked to save and are ended; the nodes leave the pool."""
+    KEEP = "keep"
+    """Jobs run on without a lease until the next agent. Only for a control plane that is stopped as well: one that goes on
+    takes the nodes for lost."""
 
 
 class Containment(StrEnum):
@@ -75,9 +86,16 @@ class AgentSettings(ServiceSettings):
     checkpoints: Path | None = Field(default=None, description="shared between nodes; default <state dir>/checkpoints")
     log_limit_mib: int = Field(default=64, ge=1, le=65_536, description="output kept per process, MiB")
     keep_attempts: int = Field(default=500, ge=1, description="ended attempts whose files are kept, newest first")
+    on_stop: OnStop = Field(
+        default=OnStop.DRAIN,
+        description="keep: jobs run on while agent and control plane are stopped (baton up --keep-jobs)",
+    )
     containment: Containment = Field(
         default=Containment.AUTO,
         description="how all processes of an attempt are held together; auto: the strongest way",
+    )
+    trusted_team: Name | Literal[""] = Field(
+        default="", description="the one team whose processes are run where nothing can hold them together"
     )
     cgroups: bool = Field(default=True, description="put jobs into cgroups of their own where that is possible")
 

@@ -144,6 +144,17 @@ async def test_a_forbidden_variable_fails_the_job_with_its_name(world, start):
         assert "LD_PRELOAD" in released.reason
 
 
+async def test_where_nothing_holds_processes_one_trusted_team_is_served(world, start):
+    async with start(containment="none", trusted_team="blue"):
+        mine, other = part(spec("pass")), part(spec("pass"), rank("n0-gpu1"), team="green")
+        await world.want("n0", mine, other)
+        assert (await world.sees(mine, Released)).exit_code == 0
+        refused = await world.sees(other, Released)
+        assert (refused.exit_code, refused.category) == (126, "hardware")
+        assert "serves team 'blue' alone: BATON_AGENT_TRUSTED_TEAM" in refused.reason
+        assert world.of(other, Started) == []
+
+
 async def test_output_is_for_its_own_team(world, start):
     async with start() as agent:
         wanted = part(spec("print('loss 0.1')"))

@@ -109,12 +109,13 @@ async def world(nats, pool):
 def make_node(nats_url, world, tmp_path):
     made: list[Node] = []
 
-    def make(lease_s: float = LONG_S, containment: str = contain.NAMESPACE, code: Path = ROOT) -> Node:
+    def make(lease_s: float = LONG_S, containment: str = contain.NAMESPACE, code: Path = ROOT, **more: str) -> Node:
         if containment == contain.NAMESPACE and not contain.works(containment):
             containment = contain.SUBREAPER
         if containment == contain.CGROUP and tree.cgroup_base() is None:
             pytest.skip("no cgroup may be made here")
         one = Node(nats_url, world.pool, tmp_path, containment, lease_s)
+        one.environment |= {f"BATON_AGENT_{name.upper()}": value for name, value in more.items()}
         made.append(one)
         one.start(code)
         return one
@@ -190,6 +191,22 @@ async def test_a_job_that_was_asked_to_end_before_its_agent_was_killed_did_not_e
     await until(lambda: not node.processes())
     node.start()
     assert not (await world.sees(wanted, Released)).own_exit
+
+
+async def test_an_agent_that_is_stopped_to_keep_jobs_leaves_them_without_a_deadline(make_node, world):
+    node = make_node(SHORT_S, on_stop="keep")
+    pids, wanted = await run_job(world, node)
+    node.signal(signal.SIGTERM)
+    await until(lambda: node.process.poll() is not None)
+    over = now() + SHORT_S
+    await until(lambda: now() > over)
+    assert node.jobs() == pids
+    assert world.farewells == []
+    node.start()
+    await world.want("n0", but(wanted, Action.STOP))
+    await world.sees(wanted, Released)
+    assert len(world.lives["n0"]) == 1
+    assert none_of(pids)
 
 
 async def test_a_node_with_simulated_work_begins_a_new_life_with_its_next_agent(make_node, world):

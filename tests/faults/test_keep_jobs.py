@@ -1,0 +1,45 @@
+"""`baton up --keep-jobs`: the whole control plane is stopped and started again, and a job does not notice."""
+
+from pathlib import Path
+
+import pytest
+
+from libs.cli.launch import REAL, LaunchOptions, LocalStack
+from libs.client import connect
+from schemas.jobs import JobSpec, JobState
+from schemas.resources import Resources
+from services.agent.keeper import find, proc
+from tests.kit.waiting import until
+
+pytestmark = pytest.mark.faults
+
+NEEDED = ("admission", "placement", "telemetry", "history")
+JOB = 'import os, time\nwhile not os.path.exists("end"): time.sleep(0.02)'
+
+
+async def test_a_job_runs_on_while_everything_else_is_stopped(tmp_path: Path) -> None:
+    options = LaunchOptions(
+        state_dir=tmp_path, teams=("a",), real_node="cpu", keep_jobs=True, scale=0.05, services=NEEDED
+    )
+    agent = tmp_path / "services" / REAL / "agent"
+
+    def processes() -> set[int]:
+        keeper = find.running(agent)
+        return proc.descendants([keeper]) if keeper else set()
+
+    try:
+        async with LocalStack(options) as first, await connect(first.team_url("a"), "a") as team:
+            spec = JobSpec(command=("python3", "-c", JOB), resources=Resources(types=("CPU",)))
+            job_id = (await team.submit(spec, "stays")).job_id
+            await until(lambda: len(processes()) == 2, 60)  # the shim, and the job
+            running = processes()
+        assert processes() == running
+        assert find.running(agent)
+        async with LocalStack(options) as second, await connect(second.team_url("a"), "a") as team:
+            assert processes() == running
+            next((agent.parent / "jobs" / job_id).glob("1/home")).joinpath("end").touch()
+            assert (await team.wait(job_id, timeout_s=60)).state is JobState.SUCCEEDED
+            attempts = (await team.get(job_id)).attempts
+            assert [attempt.outcome for attempt in attempts] == ["succeeded"], "one attempt, the first"
+    finally:
+        find.kill(agent)
