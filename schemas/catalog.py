@@ -77,6 +77,12 @@ def _query(
     return Message(f"io.baton.{entity}.{what}.query.v1", model, subject, "", "teams", (owner,), reply, note)
 
 
+def _of_node(what: str, model: Model, reply: Reply) -> Message:
+    """A question of a node's agent about its node."""
+    subject = subjects.fill(subjects.NODE_QUESTION, what=what)
+    return Message(f"io.baton.node.{what}.query.v1", model, subject, "", "agent", ("placement",), reply)
+
+
 JOB_EVENTS = (
     "queued", "granted", "starting", "running", "checkpointed", "preempting", "stopping", "requeued",
     "succeeded", "failed", "cancelled",
@@ -133,6 +139,14 @@ CATALOG: tuple[Message, ...] = (
         ("agent",),
     ),
     Message(
+        "io.baton.node.changed.v1",
+        nodes.NodeChanged,
+        subjects.fill(subjects.NODE_COMMAND, what="changed"),
+        "",
+        "placement",
+        ("agent",),
+    ),
+    Message(
         "io.baton.node.heartbeat.v1",
         nodes.Heartbeat,
         subjects.fill(subjects.NODE_SIGNAL, what="heartbeat"),
@@ -158,15 +172,9 @@ CATALOG: tuple[Message, ...] = (
     _query("job", "plan", queries.PlanQuery, "queries", queries.PlanReply),
     _query("queue", "list", queries.QueueListQuery, "queries", queries.QueueList),
     _query("pool", "status", queries.PoolStatusQuery, "queries", queries.PoolStatus, "A pool's figures at a glance."),
-    Message(
-        "io.baton.node.desired.query.v1",
-        nodes.DesiredQuery,
-        subjects.fill(subjects.NODE_QUESTION, what="desired"),
-        "",
-        "agent",
-        ("placement",),
-        nodes.DesiredReply,
-    ),
+    _of_node("desired", nodes.DesiredQuery, nodes.DesiredReply),
+    _of_node("state", nodes.NodeStateQuery, nodes.NodeState),
+    _of_node("specs", nodes.NodeSpecsQuery, nodes.NodeSpecs),
     _query("node", "list", queries.NodeListQuery, "telemetry", queries.NodeList),
     _query("device", "list", queries.DeviceListQuery, "telemetry", queries.DeviceList),
     _query("bill", "get", billing.BillQuery, "quota_billing", billing.BillReply),

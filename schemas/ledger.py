@@ -359,8 +359,9 @@ class LedgerRecord(Fact):
     must stop, and a version that knows the kind takes its place.
 
     `prev_seq` and `prev_hash` are those of the last valid record (0 and "" for the first), `inbox_seq` the last inbox
-    message it decides. `t_us` is ledger time (`libs.core.state.clock`): it never goes back, is the broker's clock as long as
-    nobody sets that clock, and is what limits and bills are measured in.
+    message it decides; a decision that is larger than a record takes several (`more`), and `inbox_seq` may stay where it
+    was until the last of them. `t_us` is ledger time (`libs.core.state.clock`): it never goes back, is the broker's clock as
+    long as nobody sets that clock, and is what limits and bills are measured in.
     """
 
     v: Literal[1] = LEDGER_VERSION
@@ -371,5 +372,6 @@ class LedgerRecord(Fact):
     t_us: Micros
     wall_us: Micros | None = Field(default=None, description="the broker's timestamp of that message: calendar time")
     clock: ClockMark | None = Field(default=None, description="the last tick that told boot clocks")
+    more: bool = Field(default=False, description="the decision is larger than a record: the next one goes on with it")
     writer: str = Field(description="which process wrote it, for operators")
     events: tuple[LedgerEvent, ...]

@@ -1,9 +1,15 @@
 """What services and agents say to each other about a node, outside the ledger.
 
 Heartbeats and desired state are core NATS: they must work when a disk is full, and a lost one is repaired by the next.
+
+Desired state is told in small messages, whatever jobs there are. Placement pushes what a commit changed (`NodeChanged`);
+an agent that missed a change asks for all of it (`NodeStateQuery`), which comes in pieces; specs are named by their
+digests, and fetched once (`NodeSpecsQuery`). `DesiredState`, everything with every spec in one message, is what agents of
+0.1.0 read.
 """
 
 from enum import StrEnum
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -85,6 +91,92 @@ class DesiredReply(Fact):
     """The desired states that an agent asked for; nodes that placement does not know are left out. Sent by placement."""
 
     states: tuple[DesiredState, ...]
+
+
+PIECE_BYTES: Final = 128 * 1024
+"""About how large one message of desired state may be; one part alone may be larger, as its grant was."""
+SPECS_PER_QUESTION: Final = 64
+
+SpecDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""Names a spec by its content. Only to be compared: what it is the digest of is the sender's affair."""
+
+
+class ReferencedPart(Fact):
+    """A node's part of one attempt, as `DesiredPart`, but with its spec named by `spec`."""
+
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    team: Name
+    action: Action
+    spec: SpecDigest
+    ranks: tuple[Rank, ...] = Field(min_length=1)
+    world_size: int = Field(ge=1, description="devices of the whole gang")
+    node_rank: int = Field(ge=0)
+    nodes: tuple[NodeName, ...] = Field(description="all nodes of the gang, in rank order; the first is the master")
+    roles: tuple[RoleHosts, ...] = Field(default=(), description="of a nested gang: its roles, in the order of ranks")
+    resume: Checkpoint | None = None
+
+
+class NodeChanged(Fact):
+    """What should run on a node has changed. Sent by placement after each commit that changes it.
+
+    It makes the state of any sequence from `since` on into that of `ledger_seq`. An agent that follows an older one has
+    missed something, and asks. So does one that is told of no part with `since` equal to `ledger_seq`: the change is
+    larger than a message.
+    """
+
+    pool: Name
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    since: int = Field(ge=0)
+    ledger_seq: int = Field(ge=0)
+    parts: tuple[ReferencedPart, ...] = Field(default=(), description="as they are now; a job has one part on a node")
+    gone: tuple[JobId, ...] = Field(default=(), description="jobs that have no part here any more")
+    specs: dict[SpecDigest, AcceptedSpec] = Field(
+        default_factory=dict, description="of new parts, where they are small; the rest is asked for"
+    )
+    recuts: tuple[Recut, ...] = Field(default=(), description="all MIG boards to repartition now")
+    withdrawn: tuple[Recut, ...] = Field(default=(), description="all repartitions not to be begun any more")
+
+
+class NodeStateQuery(Fact):
+    """An agent asks for all that should run on its node: at start, when it missed a change, and every few seconds."""
+
+    followed: int = Field(
+        default=-1, ge=-1, description="sequence of the state that it has; -1: none, or all is wanted"
+    )
+
+
+class NodeState(Fact):
+    """One piece of all that should run on a node. Sent by placement, `pieces` of them on one question.
+
+    `incarnation` is the last life of the node that the ledger knows (0: none) and `up` whether it goes on. An agent whose
+    own is not above one that is over must begin a new life above it: its registration would be refused.
+    """
+
+    pool: Name
+    node: NodeName
+    incarnation: int = Field(default=0, ge=0)
+    up: bool = False
+    ledger_seq: int = Field(ge=0)
+    unchanged: bool = Field(default=False, description="it is as in the state that the asker has; no part is listed")
+    piece: int = Field(default=1, ge=1)
+    pieces: int = Field(default=1, ge=1)
+    parts: tuple[ReferencedPart, ...] = ()
+    recuts: tuple[Recut, ...] = ()
+    withdrawn: tuple[Recut, ...] = ()
+
+
+class NodeSpecsQuery(Fact):
+    """An agent asks for specs of its node's parts that it does not have."""
+
+    specs: tuple[SpecDigest, ...] = Field(min_length=1, max_length=SPECS_PER_QUESTION)
+
+
+class NodeSpecs(Fact):
+    """Specs of parts of the node: as many of those asked for as fit into a message, at least one if any part has one."""
+
+    specs: dict[SpecDigest, AcceptedSpec]
 
 
 class Heartbeat(Fact):

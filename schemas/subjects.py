@@ -181,8 +181,13 @@ def sample(pool: str, node: str = "*") -> str:
 
 
 def desired(pool: str, node: str = "*") -> str:
-    """Core NATS: what should run on a node now. State, not an event: a lost one is repaired by the next."""
+    """Core NATS: all that should run on a node now, for agents that read no changes (0.1.0)."""
     return anyone(NODE_COMMAND, what="desired", pool=pool, node=node)
+
+
+def changed(pool: str, node: str = "*") -> str:
+    """Core NATS: what has changed of what should run on a node. A lost one is noticed at the next, or by asking."""
+    return anyone(NODE_COMMAND, what="changed", pool=pool, node=node)
 
 
 def node_of(subject: str) -> str:

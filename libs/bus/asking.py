@@ -5,10 +5,14 @@ A reply carries `Baton-Status`: ok, invalid, not-found or failed; all but ok car
 that two processes that answer in turn do not show the past after the present.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from pydantic import BaseModel
 
@@ -35,6 +39,42 @@ class NoAnswer(TimeoutError):
     """Nobody answered; the text names the service that should have."""
 
 
+class NobodyAnswers(NoAnswer):
+    """No service subscribes to the question: its owner does not run, or is of an earlier version."""
+
+
+async def ask_all(
+    nats: Client, message: Message, query: BaseModel, *, timeout_s: float = 5.0, **keys: str
+) -> list[Any]:
+    """An answer of several messages, each a `message.reply` that says which `piece` of how many `pieces` it is.
+
+    They were written at one moment and come in order. Raises as `ask`; NoAnswer, too, when one of them is missing.
+    """
+    assert message.reply is not None, f"{message.type} has no reply"
+    subject, owner = _subject(message, keys), message.consumers[0]
+    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    inbox = nats.new_inbox()
+    replies = await nats.subscribe(inbox, cb=arrived.put)
+    found: list[Any] = []
+    try:
+        await nats.publish(subject, query.model_dump_json().encode(), reply=inbox)
+        async with asyncio.timeout(timeout_s):
+            while not found or found[-1].piece < found[-1].pieces:
+                found.append(_read(message.reply, await arrived.get()))
+                if found[-1].piece != len(found):
+                    break
+    except NoRespondersError:
+        raise NobodyAnswers(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
+    except TimeoutError:
+        raise NoAnswer(f"no whole answer from {owner} to {subject} within {timeout_s:g} s: is it ready?") from None
+    finally:
+        with suppress(NatsError):
+            await replies.unsubscribe()
+    if found[-1].piece != len(found):
+        raise NoAnswer(f"piece {len(found)} of the answer to {subject} was lost: ask again")
+    return found
+
+
 async def ask(
     nats: Client, message: Message, query: BaseModel, *, timeout_s: float = 5.0, at_least: int = 0, **keys: str
 ) -> Any:
@@ -45,17 +85,27 @@ async def ask(
     within `timeout_s`.
     """
     assert message.reply is not None, f"{message.type} has no reply"
-    subject = subjects.fill(message.subject, **{key: keys[key] for key in subjects.keys_in(message.subject)})
-    owner = message.consumers[0]
+    subject, owner = _subject(message, keys), message.consumers[0]
     try:
         headers = {AT_LEAST: str(at_least)} if at_least else None
         reply = await nats.request(subject, query.model_dump_json().encode(), timeout=timeout_s, headers=headers)
     except NoRespondersError:
-        raise NoAnswer(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
+        raise NobodyAnswers(f"nobody answers {subject}: is {owner} running? `baton up` starts it") from None
     except TimeoutError:
         raise NoAnswer(f"no answer from {owner} to {subject} within {timeout_s:g} s: is it ready?") from None
-    status = (reply.headers or {}).get(STATUS, OK)
-    if status != OK:
-        failed = QueryFailed.model_validate_json(reply.data)
-        raise QueryError(status, failed.message, failed.reasons)
-    return message.reply.model_validate_json(reply.data)
+    return _read(message.reply, reply)
+
+
+def _subject(message: Message, keys: Mapping[str, str]) -> str:
+    return subjects.fill(message.subject, **{key: keys[key] for key in subjects.keys_in(message.subject)})
+
+
+def _read(model: type[BaseModel], reply: Msg) -> Any:
+    headers = reply.headers or {}
+    if headers.get("Status") == "503" and not reply.data:
+        raise NoRespondersError
+    status = headers.get(STATUS, OK)
+    if status == OK:
+        return model.model_validate_json(reply.data)
+    failed = QueryFailed.model_validate_json(reply.data)
+    raise QueryError(status, failed.message, failed.reasons)

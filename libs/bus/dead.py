@@ -20,11 +20,14 @@ STREAM = "Baton-Dead-Stream"
 SEQ = "Baton-Dead-Seq"
 ORIGIN = "Baton-Dead-Origin"
 AT = "Baton-Dead-At"
+STACK = "Baton-Dead-Stack"
+"""Where an error of ours came from, if it was one: a stack trace, its lines joined by ` | `."""
 TRUNCATED = "Baton-Dead-Truncated"
 """Set to the original length, in bytes, when the payload was too large to be kept whole beside its new headers."""
 
 _ORIGINAL = "Baton-Orig-"
 _REASON_CHARACTERS = 2_000
+_STACK_CHARACTERS = 6_000
 _PAYLOAD_BYTES = 900_000
 
 
@@ -46,7 +49,7 @@ class Received:
         return f"{self.stream}:{self.stream_seq}"
 
 
-def dead_letter(origin: str, received: Received, reason: str) -> Outgoing:
+def dead_letter(origin: str, received: Received, reason: str, stack: str = "") -> Outgoing:
     """The dead letter of `received`, on `baton.dead.<origin>`. `origin` is the service that gave up."""
     headers = {f"{_ORIGINAL}{_name(name)}": value for name, value in received.headers.items()}
     headers |= {
@@ -58,6 +61,8 @@ def dead_letter(origin: str, received: Received, reason: str) -> Outgoing:
         AT: datetime.now(UTC).isoformat(timespec="milliseconds"),
         REASON: _line(reason),
     }
+    if stack:
+        headers[STACK] = _line(" | ".join(stack.splitlines())[-_STACK_CHARACTERS:], _STACK_CHARACTERS)
     payload = received.payload
     if len(payload) > _PAYLOAD_BYTES:
         headers[TRUNCATED] = str(len(payload))
@@ -83,7 +88,7 @@ def _name(name: str) -> str:
     return quote(name, safe="!#$&'*+-.^_`|~")
 
 
-def _line(text: str) -> str:
+def _line(text: str, most: int = _REASON_CHARACTERS) -> str:
     """Header values are one line of ASCII: everything else is escaped."""
     one_line = " ".join(text.split())
-    return one_line.encode("ascii", "backslashreplace").decode()[:_REASON_CHARACTERS]
+    return one_line.encode("ascii", "backslashreplace").decode()[:most]

@@ -14,7 +14,19 @@ from faststream.nats import NatsBroker
 from nats.errors import Error as NatsError
 from pydantic import BaseModel
 
-from libs.bus.asking import AT_LEAST, FAILED, INVALID, NOT_FOUND, OK, STATUS, NoAnswer, QueryError, ask
+from libs.bus.asking import (
+    AT_LEAST,
+    FAILED,
+    INVALID,
+    NOT_FOUND,
+    OK,
+    STATUS,
+    NoAnswer,
+    NobodyAnswers,
+    QueryError,
+    ask,
+    ask_all,
+)
 from libs.bus.broker import undecoded
 from libs.bus.messages import Malformed, decode_bare
 from libs.bus.metrics import QUERIES, QUERY_SECONDS
@@ -24,11 +36,23 @@ from schemas.catalog import Message
 from schemas.jobs import Reason
 from schemas.queries import QueryFailed
 
-__all__ = ["STATUS", "Busy", "InvalidQuestion", "NoAnswer", "NothingFound", "QueryError", "ask", "serve"]
+__all__ = [
+    "STATUS",
+    "Busy",
+    "InvalidQuestion",
+    "NoAnswer",
+    "NobodyAnswers",
+    "NothingFound",
+    "QueryError",
+    "ask",
+    "ask_all",
+    "serve",
+]
 
 log = logging.getLogger("baton.queries")
 
-Handler = Callable[[Any, str], Awaitable[Fact | None] | Fact | None]
+Answer = Fact | Sequence[Fact] | None
+Handler = Callable[[Any, str], Awaitable[Answer] | Answer]
 
 Seen = Callable[[int], Awaitable[None]]
 
@@ -74,20 +98,21 @@ def serve(
     `handler` gets the question and who asks, as the subject says it (the team, or the node), and returns the answer; it
     may be async. None sends no reply: somebody else has the answer. It may raise NothingFound, InvalidQuestion or Busy;
     anything else is a bug: logged, answered as failed, and the service lives. `pool` narrows questions of one pool to
-    it. Of several processes with one `queue`, one answers each question. `seen` is awaited first, with the ledger
-    sequence that the asker has heard of (0: none): another process may have told it more than this one knows yet.
-    At most `workers` questions are in `handler` at a time.
+    it. A list is sent as so many messages (`ask_all`). Of several processes with one `queue`, one answers each question.
+    `seen` is awaited first, with the ledger sequence that the asker has heard of (0: none): another process may have told
+    it more than this one knows yet. At most `workers` questions are in `handler` at a time.
     """
 
     async def on_question(raw: Any) -> None:
         with QUERY_SECONDS.labels(message.type).time():
             if seen is not None:
                 await seen(_at_least(raw.headers))
-            status, answer = await _answer(message, handler, raw.subject, raw.headers, raw.data)
+            status, answers = await _answer(message, handler, raw.subject, raw.headers, raw.data)
         QUERIES.labels(message.type, status).inc()
-        if answer is not None and raw.reply:
+        if answers and raw.reply:
             try:
-                await raw._client.publish(raw.reply, answer.model_dump_json().encode(), headers={STATUS: status})
+                for answer in answers:
+                    await raw._client.publish(raw.reply, answer.model_dump_json().encode(), headers={STATUS: status})
             except NatsError as e:
                 # The asker will ask again; an answer too large for the server must not look like silence.
                 log.error("the answer to %s could not be sent: %s", raw.subject, e)
@@ -125,17 +150,18 @@ def _asker(message: Message, subject: str) -> str:
 
 async def _answer(
     message: Message, handler: Handler, subject: str, headers: Any, payload: bytes
-) -> tuple[str, BaseModel | None]:
+) -> tuple[str, Sequence[BaseModel]]:
     try:
         _, query = decode_bare(message.model, subject, headers, payload or b"{}")
         result = handler(query, _asker(message, subject))
-        return OK, (await result if inspect.isawaitable(result) else result)
+        answer = await result if inspect.isawaitable(result) else result
+        return OK, [answer] if isinstance(answer, BaseModel) else answer or ()
     except NothingFound as e:
-        return NOT_FOUND, QueryFailed(status=NOT_FOUND, message=str(e), ledger_seq=e.ledger_seq)
+        return NOT_FOUND, [QueryFailed(status=NOT_FOUND, message=str(e), ledger_seq=e.ledger_seq)]
     except (Malformed, InvalidQuestion) as e:
-        return INVALID, QueryFailed(status=INVALID, message=str(e)[:4096], reasons=e.reasons)
+        return INVALID, [QueryFailed(status=INVALID, message=str(e)[:4096], reasons=e.reasons)]
     except Busy as e:
-        return FAILED, QueryFailed(status=FAILED, message=str(e))
+        return FAILED, [QueryFailed(status=FAILED, message=str(e))]
     except Exception as e:
         log.exception("the question %s failed", subject)
-        return FAILED, QueryFailed(status=FAILED, message=f"{type(e).__name__} in the service; its log says more")
+        return FAILED, [QueryFailed(status=FAILED, message=f"{type(e).__name__} in the service; its log says more")]

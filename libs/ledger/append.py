@@ -31,7 +31,7 @@ class AppendOutcome(StrEnum):
     REFUSED = "refused"  # the stream is longer than we have read: somebody else wrote
     UNCLEAR = "unclear"  # no answer, or not the one expected: the record may be in the stream
     FULL = "full"  # there is no room for it: surely nothing was appended
-    TOO_LARGE = "too-large"  # not sent: decide fewer inputs at once
+    UNDECIDED = "undecided"  # nothing was sent: the decision itself failed
 
 
 async def append(

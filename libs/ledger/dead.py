@@ -14,7 +14,7 @@ log = logging.getLogger("baton.ledger")
 ORIGIN = "placement"
 
 
-async def bury(js: JetStreamContext, stream: str, message: Stored, reason: str) -> None:
+async def bury(js: JetStreamContext, stream: str, message: Stored, reason: str, stack: str = "") -> None:
     """Publish the copy. Its id is derived from the message, so that deciding again does not bury it twice.
 
     When the dead letters cannot take it (full, not there), the failure is logged and the decision goes on: the inbox
@@ -29,7 +29,7 @@ async def bury(js: JetStreamContext, stream: str, message: Stored, reason: str) 
         time_us=message.time_us,
         deliveries=1,
     )
-    copy = dead_letter(ORIGIN, received, reason)
+    copy = dead_letter(ORIGIN, received, reason, stack)
     try:
         await js.publish(copy.subject, copy.payload, headers=copy.headers, timeout=2.0)
     except ConnectionClosedError:

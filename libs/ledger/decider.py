@@ -8,17 +8,43 @@ from libs.ledger.inputs import InboxItem
 from schemas.ledger import LedgerEvent, LedgerRecord
 
 
+class Cut(Protocol):
+    """A record may end after so many `events` of a decision; it has decided the inputs to `inbox_seq` then. Were nothing
+    behind the cut committed, deciding from there on would do the rest."""
+
+    @property
+    def events(self) -> int: ...
+    @property
+    def inbox_seq(self) -> int: ...
+
+
+class Fault(Protocol):
+    """An error of ours that a decision met and went on from: at an input (`inbox_seq`, else 0), or at what `about` names."""
+
+    @property
+    def inbox_seq(self) -> int: ...
+    @property
+    def about(self) -> str: ...
+    @property
+    def stack(self) -> str: ...
+
+
 class RecordDecider(Protocol):
     """A deterministic state: `apply` folds what was committed, `decide` takes inputs in and gives events out.
 
-    `decide` changes the state as if its events were committed already. If the commit is refused, the writer throws the
-    decider away and folds a new one. A decision without events changes `inbox_seq` and `t_us` only.
+    `decide` changes the state as if its events were committed already. If the commit is refused, or `decide` raises, the
+    writer throws the decider away and folds a new one. An error whose `inbox_seq` is that of an input was met at that input.
+    A decision without events changes `inbox_seq` and `t_us` only. `cuts` and `faults` are of the last decision.
     """
 
     @property
     def inbox_seq(self) -> int: ...
     @property
     def t_us(self) -> int: ...
+    @property
+    def cuts(self) -> Sequence[Cut]: ...
+    @property
+    def faults(self) -> Sequence[Fault]: ...
     def apply(self, record: LedgerRecord, seq: int) -> None: ...
     def decide(self, inputs: Sequence[InboxItem], t_us: int) -> Sequence[LedgerEvent]: ...
     def dump(self) -> Iterable[bytes]:
@@ -58,3 +84,5 @@ class Counters:
     voids: int = 0
     expired: int = 0
     clock_jumps: int = 0
+    hook_failures: int = 0
+    faults: int = 0

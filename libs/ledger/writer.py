@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
@@ -28,9 +28,11 @@ from libs.core.state.clock import LedgerClock
 from libs.core.state.formats import NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped, encode
+from libs.ledger.culprits import Culprits
 from libs.ledger.dead import bury
 from libs.ledger.decider import Counters, D, DeciderFactory, OnCommit, OnRefold
-from libs.ledger.inputs import InboxItem, read_input
+from libs.ledger.inputs import read_input
+from libs.ledger.pieces import Piece, pieces
 from libs.ledger.reader import LedgerReader
 from libs.ledger.readers import Declarer
 from libs.ledger.rolling import Rolling
@@ -40,7 +42,7 @@ from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.tail import Stored, Tail
 from libs.ledger.timing import timed
 from schemas.inbox import Tick
-from schemas.ledger import InputRejected, LedgerEvent, LedgerRecord, SegmentSealed
+from schemas.ledger import LedgerEvent, LedgerRecord, SegmentSealed
 from schemas.subjects import inbox_stream
 
 log = logging.getLogger("baton.ledger")
@@ -48,9 +50,10 @@ log = logging.getLogger("baton.ledger")
 A = TypeVar("A")
 
 MAX_RECORD_BYTES = 900 * 1024
-"""A record that grows beyond this is decided again with half of its inputs."""
+"""A decision that is larger takes several records."""
 
 _HEADER_BYTES = 1024
+_RECORD_BYTES = 2048  # of a record beside its events: what its clock says, mostly
 _INPUT_BYTES = 384 * 1024  # of one decision; records are about as large as what they decide
 _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is written: bounds what a restart reads again
 _BUSY_S = 0.02  # inputs that come sooner than this after a commit are worth waiting for more of them
@@ -61,8 +64,10 @@ _ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtake
 _FULL_PAUSES_S = (0.5, 1.0, 2.0, 5.0)
 
 
-class RecordTooLarge(LedgerStopped):
-    """One input alone leads to a record that the broker would not take."""
+class _Encoded(NamedTuple):
+    record: LedgerRecord
+    payload: bytes
+    digest: str
 
 
 class LedgerWriter(Generic[D]):
@@ -72,7 +77,8 @@ class LedgerWriter(Generic[D]):
 
     `on_commit` hooks are awaited after each own commit, in order, before the next decision: keep them short.
     `on_refold` hooks are awaited whenever this writer has a state whose earlier commits it may not have announced (at
-    the start, after doubt, at a takeover): tell everything that follows from the state. A hook that raises ends `run`.
+    the start, after doubt, at a takeover): tell everything that follows from the state. A hook that raises is logged and
+    counted, and deciding goes on: what is committed stays so, whoever heard of it.
     """
 
     def __init__(
@@ -100,6 +106,8 @@ class LedgerWriter(Generic[D]):
         self.position = 0
         self.decided_to = 0  # inbox sequence; `decider` may be ahead of it while a commit is under way
         self.recorded_to = 0  # inbox sequence of the last record: what a fold of the ledger goes on behind
+        self.settled = False
+        """Whether `decider` shows what is committed, and nothing else."""
         self.role = "starting"
         self.ready = asyncio.Event()
         self.counters = Counters()
@@ -122,6 +130,7 @@ class LedgerWriter(Generic[D]):
         self._takeover_s = takeover_s
         self._append_timeout_s = append_timeout_s
         self._unwritten = 0  # inputs skipped since the last record
+        self._culprits = Culprits(pool)
         self._voids_to = 0
         self._clock: LedgerClock | None = None  # None: as the last record says, which was not asked yet
         self._last_writer = ""
@@ -151,7 +160,7 @@ class LedgerWriter(Generic[D]):
     async def run(self) -> None:
         """Until cancelled. May be run again afterwards: everything starts from the log.
 
-        Raises LedgerStopped (see its subclasses) when going on would be wrong; what a hook or the decider raises, too.
+        Raises LedgerStopped (see its subclasses) when going on would be wrong; what the decider raises, too.
         """
         declaring = asyncio.create_task(self._declarer.run(), name=f"declarations of {self.writer_id}")
         try:
@@ -204,6 +213,7 @@ class LedgerWriter(Generic[D]):
         self.decided_to = self.recorded_to = decider.inbox_seq
         self._clock = self._clock if self._clock is not None else await self._stored_clock()
         self._unwritten = 0
+        self.settled = True
         await self._announce()
 
     async def _read(self, decider: D, reader: LedgerReader) -> None:
@@ -266,8 +276,15 @@ class LedgerWriter(Generic[D]):
 
     async def _announce(self) -> None:
         for hook in self.on_refold:
-            await hook(self.decider)
+            await self._call(hook(self.decider))
         self.ready.set()
+
+    async def _call(self, hook: Awaitable[None]) -> None:
+        try:
+            await hook
+        except Exception:
+            self.counters.hook_failures += 1
+            log.exception("ledger of pool %s: what follows a commit at %d failed", self.pool, self.position)
 
     # -------------------------------------------------------------------------------------------------------- lead
 
@@ -319,90 +336,111 @@ class LedgerWriter(Generic[D]):
 
     async def _decide(self, stored: Sequence[Stored]) -> AppendOutcome:
         """One decision about `stored`, committed if it has events. The decider has moved whatever the outcome is."""
-        items = [read_input(message, self.pool) for message in stored]
+        items = [self._culprits.read(message) for message in stored]
         before = self._clock if self._clock is not None else LedgerClock(self.decider.t_us)
         clock, found = timed(before, items)
-        self._clock = clock
+        self._clock, self.settled = clock, False
         self.counters.clock_jumps += len(found)
         jumps = found if may_emit("clock.jumped", self._allowed()) else []
-        events = [*jumps, *self.decider.decide(items, clock.t_us)]
-        self._unwritten += len(stored)
-        if not events and self._unwritten < _MAX_SKIPPED:
-            self.counters.inputs += len(stored)
-            self.counters.skipped += len(stored)
-            self.decided_to = stored[-1].seq
-            return AppendOutcome.SKIPPED
-        record = self._record(events, stored[-1].seq, clock)
-        payload, digest = encode(record)
-        if not self._fits(payload, stored):
-            return AppendOutcome.TOO_LARGE
+        try:
+            events = [*jumps, *self.decider.decide(items, clock.t_us)]
+            self._unwritten += len(stored)
+            if not events and self._unwritten < _MAX_SKIPPED:
+                self.counters.inputs += len(stored)
+                self.counters.skipped += len(stored)
+                self.decided_to = stored[-1].seq
+                self._progressed()
+                return AppendOutcome.SKIPPED
+            first, rest = self._records(events, len(jumps), [message.seq for message in stored], clock)
+        except Exception as error:
+            if self._culprits.blame(error, stored):
+                self._limit = len(stored) // 2
+            self.counters.faults = self._culprits.faults
+            return AppendOutcome.UNDECIDED
         # Before the commit: afterwards a crash could leave the rejection without its copy.
-        await self._bury_rejected(stored, items, events)
-        outcome = await append(self._js, self.pool, payload, digest, self.position, self._append_timeout_s)
-        if outcome is AppendOutcome.COMMITTED:
-            await self._committed(record, digest, len(stored))
-            if self._rolling.wrote(len(payload)):  # `_overtaken` looks as well, when there is nothing to commit
-                with suppress(NatsError, TimeoutError, OSError):
-                    self._roll_due = await self._rolling.look()
-        elif outcome is AppendOutcome.REFUSED:
-            self.counters.refused += 1
-        else:
-            self.counters.unclear += 1
-        return outcome
+        for message, reason, stack in self._culprits.rejected(stored, items, events, self.decider.faults):
+            self.counters.rejected += 1
+            await bury(self._js, inbox_stream(self.pool), message, reason, stack)
+        return await self._commit(first, rest, clock, len(stored))
 
-    def _record(self, events: Sequence[LedgerEvent], inbox_seq: int, clock: LedgerClock) -> LedgerRecord:
-        """The record behind the head."""
-        return LedgerRecord(
+    def _records(
+        self, events: Sequence[LedgerEvent], uncut: int, inputs: Sequence[int], clock: LedgerClock
+    ) -> tuple[_Encoded, list[Piece]]:
+        """The first record of a decision, and what the others are to say, if one cannot hold all. `uncut`: events before
+        those that the decider's cuts count. Raises InputTooLarge."""
+        first, rest = self._encode(Piece(tuple(events), inputs[-1]), clock), list[Piece]()
+        most = self._js._nc.max_payload - _HEADER_BYTES
+        wanted = min(MAX_RECORD_BYTES, most)
+        if len(first.payload) > wanted:
+            rest = pieces(
+                events,
+                [(uncut + cut.events, cut.inbox_seq) for cut in self.decider.cuts],
+                inputs,
+                decided_to=self.decided_to,
+                wanted=wanted - _RECORD_BYTES,
+                most=most - _RECORD_BYTES,
+            )
+            first = self._encode(rest.pop(0), clock)
+        return first, rest
+
+    def _encode(self, piece: Piece, clock: LedgerClock) -> _Encoded:
+        record = LedgerRecord(
             pool=self.pool,
             prev_seq=self.head.seq,
             prev_hash=self.head.hash,
-            inbox_seq=inbox_seq,
+            inbox_seq=piece.inbox_seq,
             t_us=clock.t_us,
             wall_us=clock.wall_us,
             clock=clock.mark,
+            more=piece.more,
             writer=self.writer_id,
-            events=tuple(events),
+            events=piece.events,
         )
+        return _Encoded(record, *encode(record))
 
-    def _fits(self, payload: bytes, stored: Sequence[Stored]) -> bool:
-        if len(payload) <= MAX_RECORD_BYTES:
-            return True
-        if len(stored) > 1:
-            self._limit = len(stored) // 2
-            return False
-        if len(payload) + _HEADER_BYTES > self._js._nc.max_payload:
-            raise RecordTooLarge(
-                f"inbox message {stored[0].seq} of pool {self.pool} leads to a record of {len(payload)} bytes; the "
-                f"broker takes {self._js._nc.max_payload}: raise max_payload in its configuration"
+    async def _commit(self, first: _Encoded, rest: Sequence[Piece], clock: LedgerClock, inputs: int) -> AppendOutcome:
+        """One record after the other. Nobody hears of any before all are stored: the decider shows all of them."""
+        made, left, look = first, deque(rest), False
+        committed: list[tuple[int, LedgerRecord]] = []
+        while True:
+            outcome = await append(
+                self._js, self.pool, made.payload, made.digest, self.position, self._append_timeout_s
             )
-        return True
-
-    async def _bury_rejected(
-        self, stored: Sequence[Stored], items: Sequence[InboxItem], events: Sequence[object]
-    ) -> None:
-        reasons = {e.inbox_seq: e.reason for e in events if isinstance(e, InputRejected)}
-        reasons.update({item.seq: item.error for item in items if item.message is None})
-        for message in stored:
-            if message.seq in reasons:
-                self.counters.rejected += 1
-                await bury(self._js, inbox_stream(self.pool), message, reasons[message.seq])
-
-    async def _committed(self, record: LedgerRecord, digest: str, inputs: int) -> None:
-        self._full, self._full_turns = "", 0
-        self.position += 1
-        self.head = Head(self.position, digest)
-        self._last_writer = self.writer_id
-        self.decided_to = self.recorded_to = record.inbox_seq
+            if outcome is not AppendOutcome.COMMITTED:
+                self.counters.refused += outcome is AppendOutcome.REFUSED
+                self.counters.unclear += outcome is not AppendOutcome.REFUSED
+                return outcome
+            self._full, self._full_turns = "", 0
+            self.position += 1
+            self.head = Head(self.position, made.digest)
+            self._last_writer = self.writer_id
+            self.decided_to = self.recorded_to = made.record.inbox_seq
+            self.counters.commits += 1
+            self.counters.events += len(made.record.events)
+            committed.append((self.position, made.record))
+            look |= self._rolling.wrote(len(made.payload))
+            if not left:
+                break
+            made = self._encode(left.popleft(), clock)
         self._unwritten = 0
-        self._limit = min(self._batch, self._limit * 2)
-        self.counters.commits += 1
         self.counters.inputs += inputs
-        self.counters.events += len(record.events)
-        for hook in self.on_commit:
-            await hook(self.position, record, self.decider)
+        self._progressed()
+        for seq, record in committed:
+            for hook in self.on_commit:
+                await self._call(hook(seq, record, self.decider))
         if self._saver is not None and self._saver.due(self.position):
             # Just committed, so the decider is exactly what the log up to `position` folds to; its parts stay so.
             self._saver.start(self.head, self.position, self.decider.dump())
+        if look:  # `_overtaken` looks as well, when there is nothing to commit
+            with suppress(NatsError, TimeoutError, OSError):
+                self._roll_due = await self._rolling.look()
+        return AppendOutcome.COMMITTED
+
+    def _progressed(self) -> None:
+        self.counters.faults = self._culprits.faults
+        self._culprits.progressed(self.decided_to)
+        self._limit = min(self._batch, self._limit * 2)
+        self.settled = True
 
     async def _overtaken(self) -> bool:
         """Whether somebody else wrote while we had nothing to commit. Without asking, a writer that was paused for long
@@ -436,12 +474,10 @@ class LedgerWriter(Generic[D]):
                 return True
             this = (await readable(self._js, self.pool))[-1].first
             seal = SegmentSealed(first_seq=this, next=name_of(self.pool, first))
-            record = self._record([seal], self.decided_to, self._clock or LedgerClock(self.decider.t_us))
-            payload, digest = encode(record)
-            outcome = await append(self._js, self.pool, payload, digest, self.position, self._append_timeout_s)
-            if outcome is not AppendOutcome.COMMITTED:
+            clock = self._clock or LedgerClock(self.decider.t_us)
+            sealing = self._encode(Piece((seal,), self.decided_to), clock)
+            if await self._commit(sealing, [], clock, 0) is not AppendOutcome.COMMITTED:
                 return False
-            await self._committed(record, digest, 0)
             await self._rolling.finish(self.head.seq)
         except ConnectionClosedError:
             raise

@@ -1,27 +1,26 @@
 """The agent: all its nodes, and the loops that keep them alive, informed and honest.
 
 Four loops, each small: `heartbeats` renews the leases, `watch_leases` ends the lives of nodes whose lease ended,
-`ask` fetches the whole desired state every few seconds (what is pushed in between may be lost), `samples` measures.
+`ask` (`services.agent.asking`) hears what should run, and repeats what was not heard; `samples` measures.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from pydantic import ValidationError
 
 from libs.bus.messages import outgoing
-from libs.bus.queries import NoAnswer, QueryError, ask
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.inbox import NodeLost
-from schemas.nodes import DesiredQuery, DesiredReply, DesiredState, Heartbeat, LeaseGranted, NodeSampled
+from schemas.nodes import DesiredState, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import LogPiece, LogQuery
+from services.agent.asking import Asker
 from services.agent.keeper.clock import now
 from services.agent.keeper.find import NoKeeper
 from services.agent.launcher import Launcher, prune
@@ -32,15 +31,9 @@ from services.agent.settings import AgentSettings, OnStop
 log = logging.getLogger("baton.agent")
 
 WATCH_S = 0.1
-_ASKED_AT_ONCE = 8
-"""Questions under way together: as many as placement answers together."""
-_ANSWER_S = 2.0
-_MISSES = 3
-_FIRST_ASK_S = 0.3
 _PRUNE_S = 60.0
 _HEARTBEAT = BY_TYPE["io.baton.node.heartbeat.v1"]
 _SAMPLE = BY_TYPE["io.baton.node.sample.v1"]
-_DESIRED = BY_TYPE["io.baton.node.desired.query.v1"]
 
 
 class Agent:
@@ -51,7 +44,7 @@ class Agent:
     ) -> None:
         self.settings, self.launcher, self.reports = settings, launcher, reports
         self.nodes = {node.name: node for node in nodes}
-        self.unreadable = 0
+        self.asker = Asker(nats, settings.pool, self.nodes, ask_s=settings.ask_s, new_lives=self.new_lives)
         self._nats = nats
         self._pool = settings.pool
         self._source = f"/baton/{settings.pool}/agent"
@@ -65,20 +58,10 @@ class Agent:
 
     async def subscribe(self) -> None:
         """Follows what placement pushes after each commit."""
-        for name in self.nodes:
-            await self._nats.subscribe(subjects.desired(self._pool, name), cb=self._pushed)
-
-    async def _pushed(self, msg: Msg) -> None:
-        try:
-            self.follow(DesiredState.model_validate_json(msg.data))
-        except ValidationError as e:
-            self.unreadable += 1
-            log.error("unreadable desired state on %s: %s", msg.subject, str(e)[:500])
+        await self.asker.subscribe()
 
     def follow(self, desired: DesiredState) -> None:
-        node = self.nodes.get(desired.node)
-        if node is not None and desired.pool == self._pool:
-            node.follow(desired)
+        self.asker.follow(desired)
 
     # ------------------------------------------------------------------------------------------------- leases
 
@@ -124,14 +107,15 @@ class Agent:
             if over:
                 await self.new_lives(over, "the lease has ended")
 
-    async def new_lives(self, nodes: list[NodeRunner], reason: str) -> None:
-        """Ends all work of these nodes and lets them begin anew, in this order."""
+    async def new_lives(self, nodes: Sequence[NodeRunner], reason: str, above: Mapping[str, int] | None = None) -> None:
+        """Ends all work of these nodes and lets them begin anew, in this order; those named in `above` with an incarnation
+        above that one, which the pool has seen."""
         names = ", ".join(node.name for node in nodes[:10])
         log.warning(
             "ending the work of %d nodes (%s%s): %s", len(nodes), names, ", ..." if len(nodes) > 10 else "", reason
         )
         await asyncio.gather(*(node.die() for node in nodes))
-        fresh = self.launcher.state.next_incarnations([node.name for node in nodes])
+        fresh = self.launcher.state.next_incarnations([node.name for node in nodes], above or {})
         for node in nodes:
             self.launcher.leave(node)
             node.begin(fresh[node.name])
@@ -149,45 +133,17 @@ class Agent:
     # ------------------------------------------------------------------------------------------- desired state
 
     async def run_ask(self) -> None:
-        """More often until placement knows all nodes: then the pushes do most of the work."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self.asker.run())
+            both.create_task(self._repeat())
+
+    async def _repeat(self) -> None:
+        """What placement's state does not show is reported again."""
         while True:
-            nodes = list(self.nodes.values())
-            for start in range(0, len(nodes), _ASKED_AT_ONCE):
-                if not await self._ask_together(nodes[start : start + _ASKED_AT_ONCE]):
-                    break
+            await asyncio.sleep(min(self.settings.repeat_s, self.settings.ask_s) / 2)
             if not self.reports.stalled():  # repeating what waits would only pile up
                 for node in self.nodes.values():
                     node.repeat(self.settings.repeat_s)
-            all_known = all(node.known for node in self.nodes.values())
-            await asyncio.sleep(self.settings.ask_s if all_known else min(_FIRST_ASK_S, self.settings.ask_s))
-
-    async def _ask_together(self, nodes: list[NodeRunner]) -> bool:
-        """Returns whether placement answered about all of them. It may no longer have this life of a node that it knew:
-        then it took it for lost. Several answers must agree, as one may come from a placement process that is still
-        reading the ledger."""
-        problems = [problem for problem in await asyncio.gather(*map(self._ask, nodes)) if problem]
-        if problems:
-            log.warning("placement does not say what should run: %s", problems[0])
-        if over := [node for node in nodes if node.missed >= _MISSES]:
-            await self.new_lives(over, "placement no longer knows this life of the node")
-        return not problems
-
-    async def _ask(self, node: NodeRunner) -> str:
-        """Asks for one node on its own subject, and says why there is no answer."""
-        incarnation = node.incarnation
-        try:
-            reply: DesiredReply = await ask(
-                self._nats, _DESIRED, DesiredQuery(nodes=(node.name,)), pool=self._pool, node=node.name,
-                timeout_s=_ANSWER_S,
-            )  # fmt: skip
-        except (NoAnswer, QueryError, NatsError, ValidationError) as e:
-            return str(e)[:300] or type(e).__name__
-        for state in reply.states:
-            self.follow(state)
-        told = [state.incarnation for state in reply.states if state.node == node.name]
-        if node.incarnation == incarnation and told != [incarnation]:
-            node.missed += node.known
-        return ""
 
     # ------------------------------------------------------------------------------------------------ the rest
 

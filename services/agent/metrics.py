@@ -53,4 +53,6 @@ class AgentMetrics(Collector):
         ):
             yield GaugeMetricFamily(f"baton_agent_{name}", text, value=value)
         yield CounterMetricFamily("baton_agent_observations", "observations stored", value=agent.reports.published)
-        yield CounterMetricFamily("baton_agent_unreadable", "desired states that could not be read", agent.unreadable)
+        yield CounterMetricFamily(
+            "baton_agent_unreadable", "desired states that could not be read", agent.asker.unreadable
+        )

@@ -4,9 +4,10 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from services.agent import tree
 from services.agent.keeper import proc
@@ -51,8 +52,10 @@ class AgentState:
             known = {}
         return known
 
-    def next_incarnations(self, nodes: Iterable[str]) -> dict[str, int]:
-        """A new incarnation for each node, larger than all before, on disk before it is returned.
+    def next_incarnations(
+        self, nodes: Iterable[str], above: Mapping[str, int] = MappingProxyType({})
+    ) -> dict[str, int]:
+        """A new incarnation for each node, larger than all before and than the one in `above`, on disk before it is returned.
 
         A node without a record counts on from the Unix time in seconds: after the loss of the state directory that is
         above any earlier number, because a life lasts longer than a second.
@@ -60,7 +63,7 @@ class AgentState:
         path = self.path / "incarnations.json"
         known = self.incarnations()
         now_s = int(time.time())
-        fresh = {node: known[node] + 1 if node in known else now_s for node in nodes}
+        fresh = {node: max(known[node] + 1 if node in known else now_s, above.get(node, 0) + 1) for node in nodes}
         new = path.with_suffix(".new")
         with new.open("w") as file:
             json.dump(known | fresh, file)

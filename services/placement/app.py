@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.bus.broker import make_broker
 from libs.bus.connect import connect
-from libs.bus.messages import Outgoing, outgoing
+from libs.bus.messages import Outgoing
 from libs.bus.queries import serve
 from libs.bus.streams import bind
 from libs.bus.trim import Trimmer
@@ -22,29 +22,29 @@ from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.scheduling.policy import Policy
-from libs.core.state.desired import desired, nodes_touched
 from libs.ledger.readers import FormatGate
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
 from libs.service.app import Tasks, make_asgi
 from libs.service.cycle import dry_run_inputs
 from libs.service.following import show
-from schemas import ledger as led
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.ledger import LedgerRecord
-from schemas.nodes import DesiredState
 from services.placement import handlers
 from services.placement.projector import Projector
 from services.placement.settings import PlacementSettings
+from services.placement.teller import Teller
 
 A = TypeVar("A")
 ANSWER_S = 3.0
+RECORD_ROOM = 4096
+"""What a record and its headers take beside its events, bytes."""
 BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 30_000, 300_000)
 
 
 class Placement:
-    """One placement process: a ledger writer, what it tells nodes after each commit, and its answers."""
+    """One placement process: a ledger writer, what nodes are told after each commit (`teller`), and its answers."""
 
     def __init__(self, settings: PlacementSettings, writer_id: str, registry: CollectorRegistry) -> None:
         self.settings = settings
@@ -53,7 +53,8 @@ class Placement:
         self.writer_id = writer_id
         self.writer: LedgerWriter[Decider] | None = None
         self.gate: FormatGate | None = None
-        self._nats: Client | None = None
+        self.teller: Teller | None = None
+        self._registry = registry
         self._asked: list[tuple[Callable[[Decider], Any], asyncio.Future[Any]]] = []
         self._records = Counter("baton_ledger_records", "records committed by this process", registry=registry)
         self._events = Counter("baton_ledger_events", "ledger events committed", ["kind"], registry=registry)
@@ -73,11 +74,15 @@ class Placement:
         await asyncio.to_thread(warm)
         self.gate = gate = FormatGate(js, self.pool, hold_s=self.settings.readers_hold_s)
         await gate.poll()
-        self._nats = nats
+
+        async def publish(message: Outgoing) -> None:
+            await nats.publish(message.subject, message.payload, headers=message.headers)
+
+        self.teller = Teller(self.pool, publish, self._registry, nats.max_payload)
         self.writer = LedgerWriter(
             js,
             self.pool,
-            Deciders(self.policy, Scorer, lambda: gate.allowed),
+            Deciders(self.policy, Scorer, lambda: gate.allowed, largest_event=nats.max_payload - RECORD_ROOM),
             writer_id=self.writer_id,
             snapshots=SnapshotStore(js, self.pool),
             batch=self.settings.batch,
@@ -110,7 +115,7 @@ class Placement:
         the refold that replaces it. Raises TimeoutError when neither comes within a few seconds; the asker asks again.
         """
         writer = self.writer
-        if writer is not None and writer.ready.is_set() and writer.decider.inbox_seq == writer.decided_to:
+        if writer is not None and writer.ready.is_set() and writer.settled:
             return question(writer.decider)
         answered: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._asked.append((question, answered))
@@ -128,38 +133,21 @@ class Placement:
                 answered.set_exception(e)
 
     async def _refolded(self, decider: Decider) -> None:
-        """Tells all nodes that are up what should run there: the commits before the refold may not have been told."""
         self._answer_all(decider)
-        await self._tell(decider.state.fleet.nodes, decider, self.seq)
+        assert self.teller is not None
+        self.teller.refolded(decider, self.seq)
 
     async def _committed(self, seq: int, record: LedgerRecord, decider: Decider) -> None:
-        """After a commit: tells the nodes that it touched what should run there now."""
         self._answer_all(decider)
+        assert self.teller is not None
+        self.teller.committed(record, decider, seq)
         self._records.inc()
         for latency_ms in handlers.granted_at_once_ms(record, decider, time.time_ns() // 1000):
             self._latency_ms.observe(latency_ms)
         self._queued.set(sum(len(jobs) for jobs in decider.state.queues.values()))
         for event in record.events:
             self._events.labels(event.kind).inc()
-        await self._tell(sorted(_touched(record, decider)), decider, seq)
         decider.upkeep()
-
-    async def _tell(self, nodes: Iterable[str], decider: Decider, seq: int) -> None:
-        assert self._nats is not None
-        for node in nodes:
-            if decider.state.fleet.nodes[node].up:
-                message = self._message(desired(decider.state, node, self.pool, seq))
-                await self._nats.publish(message.subject, message.payload, headers=message.headers)
-
-    def _message(self, state: DesiredState) -> Outgoing:
-        return outgoing(
-            state,
-            subject=subjects.desired(self.pool, state.node),
-            type="io.baton.node.desired.v1",
-            source=f"/baton/{self.pool}/placement",
-            cause=f"{self.pool}:{state.ledger_seq}",
-            key=state.node,
-        )
 
 
 def policy_of(settings: PlacementSettings) -> Policy:
@@ -171,20 +159,6 @@ def policy_of(settings: PlacementSettings) -> Policy:
         repartition_rest_us=int(settings.repartition_rest_s * 1e6),
         repartition_answer_us=int(settings.repartition_answer_s * 1e6),
     )
-
-
-def _touched(record: LedgerRecord, decider: Decider) -> set[str]:
-    jobs: set[str] = set()
-    nodes: set[str] = set()
-    for event in record.events:
-        match event:
-            case led.JobGranted() | led.AttemptPreempting() | led.AttemptStopping():
-                jobs.add(event.job_id)
-            case led.DevicesFreed() | led.BoardRecut() | led.BoardRecutWithdrawn():
-                nodes.add(event.node)
-            case led.NodeJoined() | led.BoardCutDone():
-                nodes.add(event.inventory.node)
-    return nodes_touched(decider.state, jobs, nodes)
 
 
 def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
@@ -203,7 +177,9 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
         assert placement.writer is not None
         assert placement.gate is not None
         tasks.start("ledger format", placement.gate.run())
+        assert placement.teller is not None
         tasks.start("ledger writer", placement.writer.run())
+        tasks.start("teller", placement.teller.run())
         tasks.start("redis projection", projector.run(nats.jetstream()))
         tasks.start("trim of the inbox", placement.inbox_trimmer(nats.jetstream()).run())
         async with tasks.until_stopped():
@@ -228,15 +204,26 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
 
 
 def _serve_questions(broker: Any, placement: Placement) -> None:
-    """The one question that the writer answers: what a node should run must be of the last commit. People's are answered by
+    """What the writer answers: what a node should run must be of the last commit. People's questions are answered by
     services/queries."""
     pool = placement.pool
-    serve(
-        broker,
-        BY_TYPE["io.baton.node.desired.query.v1"],
-        lambda query, node: placement.answer(
-            lambda decider: handlers.desired_of(decider, query, node, pool=pool, ledger_seq=placement.seq)
-        ),
-        pool=pool,
-        queue="placement",
-    )
+
+    def of_node(answer: handlers.AboutNode) -> Any:
+        def answered(query: Any, node: str) -> Any:
+            writer, teller = placement.writer, placement.teller
+            assert writer is not None
+            assert teller is not None
+            return placement.answer(
+                lambda decider: answer(
+                    decider, query, node, handlers.Asked(teller, placement.seq, writer.role == "leading")
+                )
+            )
+
+        return answered
+
+    for what, answer in (
+        ("state", handlers.state_of_node),
+        ("specs", handlers.specs_of_node),
+        ("desired", handlers.whole_state_of_node),
+    ):
+        serve(broker, BY_TYPE[f"io.baton.node.{what}.query.v1"], of_node(answer), pool=pool, queue="placement")

@@ -1,11 +1,17 @@
-"""What placement says of its own commits, and its answer to nodes. Nothing here changes anything."""
+"""What placement says of its own commits, and its answers to nodes. Nothing here changes anything."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from libs.bus.queries import InvalidQuestion
 from libs.core.scheduling.decider import Decider
-from libs.core.state.desired import desired
+from libs.core.state.desired import desired, specs_of
+from schemas.base import Fact
 from schemas.jobs import Reason
 from schemas.ledger import JobGranted, JobQueued, LedgerRecord
-from schemas.nodes import DesiredQuery, DesiredReply
+from schemas.nodes import DesiredQuery, DesiredReply, NodeSpecs, NodeSpecsQuery, NodeState, NodeStateQuery
+from services.placement.teller import Teller
 
 
 def granted_at_once_ms(record: LedgerRecord, decider: Decider, now_us: int) -> list[float]:
@@ -18,15 +24,53 @@ def granted_at_once_ms(record: LedgerRecord, decider: Decider, now_us: int) -> l
     return [max(0.0, (now_us - decider.state.jobs[job].submitted_us) / 1000) for job in granted]
 
 
-def desired_of(decider: Decider, query: DesiredQuery, asker: str, *, pool: str, ledger_seq: int) -> DesiredReply:
-    """The desired state of `asker`, if it is up. A node that is missing in the reply was declared lost, and registers again.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Of whom a node asks: the process that knows what was told, the ledger sequence of its state, whether it writes."""
 
-    Raises InvalidQuestion when the question names another node than the subject does."""
+    teller: Teller
+    ledger_seq: int
+    leading: bool
+
+
+AboutNode = Callable[[Decider, Any, str, Asked], Fact | Sequence[Fact]]
+
+
+def state_of_node(decider: Decider, query: NodeStateQuery, node: str, of: Asked) -> Sequence[NodeState]:
+    """All that should run on `node`, in pieces; of one that is not up, which of its lives the pool knows."""
+    of.teller.reads_changes(node)
+    return of.teller.state_of(decider, node, query.followed, of.ledger_seq, leading=of.leading)
+
+
+def specs_of_node(decider: Decider, query: NodeSpecsQuery, node: str, of: Asked) -> NodeSpecs:
+    """Specs of what runs on `node`; those of other nodes are not told."""
+    return specs_of(decider.state, node, set(query.specs), of.teller.limit)
+
+
+def whole_state_of_node(decider: Decider, query: DesiredQuery, asker: str, of: Asked) -> DesiredReply:
+    """The question of 0.1.0: everything in one message, of `asker` if it is up. A node that is missing in the reply was
+    declared lost, and registers again.
+
+    Raises InvalidQuestion when the question names another node than the subject does, or the answer is too large."""
     if foreign := [name for name in query.nodes if name != asker]:
         raise InvalidQuestion([_not_its_own(asker, foreign[0])])
     nodes = decider.state.fleet.nodes
     known = [name for name in query.nodes if name in nodes and nodes[name].up]
-    return DesiredReply(states=tuple(desired(decider.state, name, pool, ledger_seq) for name in known))
+    if known:
+        of.teller.reads_whole(asker)
+    reply = DesiredReply(states=tuple(desired(decider.state, name, of.teller.pool, of.ledger_seq) for name in known))
+    if (size := len(reply.model_dump_json())) > of.teller.largest:
+        raise InvalidQuestion([_too_large(asker, size, of.teller.largest)])
+    return reply
+
+
+def _too_large(node: str, size: int, largest: int) -> Reason:
+    return Reason(
+        field="nodes",
+        value=node,
+        problem=f"what should run there takes {size} bytes in one message, and the broker takes {largest}",
+        fix="start an agent of the present version: it asks for pieces",
+    )
 
 
 def _not_its_own(asker: str, named: str) -> Reason:

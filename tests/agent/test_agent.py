@@ -16,7 +16,7 @@ from services.agent.node import Counts
 from services.agent.nodes import Hosted
 from services.agent.settings import AgentSettings
 from services.agent.state import AgentState, StateInUse
-from tests.agent.build import but, inventory, part, rank, simulated, spec, state
+from tests.agent.build import but, inventory, part, rank, simulated, spec
 from tests.agent.conftest import until
 from tests.agent.test_processes import FOREVER, SAVES
 from tests.agent.world import World
@@ -98,8 +98,8 @@ async def test_states_of_another_life_or_the_past_change_nothing(world, start):
         await world.want("n0", wanted)
         await world.sees(wanted, Started)
         life = world.lives["n0"][0]
-        await world.push(state(other, seq=world.seq + 5, node="n0", incarnation=life + 1, pool=world.pool))
-        await world.push(state(other, seq=world.seq - 1, node="n0", incarnation=life, pool=world.pool))
+        await world.push(world.change("n0", other, since=0, seq=world.seq + 5, incarnation=life + 1))
+        await world.push(world.change("n0", other, since=0, seq=world.seq - 1, incarnation=life))
         await world.want("n0", but(wanted, Action.STOP))
         await world.sees(wanted, Released)
         assert world.of(other, Started) == world.of(other, Refused) == []

@@ -4,11 +4,32 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from schemas import subjects
+from schemas.ids import content_hash
 from schemas.inbox import BoardCut, NodeLost, NodeObserved, NodeRegistered, Observation
-from schemas.nodes import DesiredPart, DesiredQuery, DesiredReply, DesiredState, Heartbeat, LeaseGranted, NodeSampled
+from schemas.nodes import (
+    DesiredPart,
+    DesiredState,
+    Heartbeat,
+    LeaseGranted,
+    NodeChanged,
+    NodeSampled,
+    NodeSpecs,
+    NodeSpecsQuery,
+    NodeState,
+    ReferencedPart,
+)
 from schemas.resources import Recut
 from tests.agent.build import state
 from tests.agent.conftest import until
+
+
+def digest(part: DesiredPart) -> str:
+    return content_hash(part.spec.model_dump_json().encode())
+
+
+def referenced(part: DesiredPart) -> ReferencedPart:
+    """The part as placement tells it."""
+    return ReferencedPart.model_validate(part.model_dump(mode="json") | {"spec": digest(part)})
 
 
 class World:
@@ -38,7 +59,8 @@ class World:
             (subjects.node_inbox("board-cut", self.pool), self._cut),
             (subjects.heartbeat(self.pool), self._heartbeat),
             (subjects.sample(self.pool), self._sampled),
-            (subjects.anyone(subjects.NODE_QUESTION, what="desired", pool=self.pool), self._asked),
+            (subjects.anyone(subjects.NODE_QUESTION, what="state", pool=self.pool), self._asked),
+            (subjects.anyone(subjects.NODE_QUESTION, what="specs", pool=self.pool), self._asked_for_specs),
         ):
             await self.nats.subscribe(what, cb=call)
         await self.nats.flush()
@@ -73,10 +95,28 @@ class World:
         self.samples.append(NodeSampled.model_validate_json(msg.data))
 
     async def _asked(self, msg: Msg) -> None:
-        if self.answers:
-            query = DesiredQuery.model_validate_json(msg.data)
-            states = tuple(self.state(n) for n in query.nodes if n in self.lives and n not in self.disowned)
-            await msg.respond(DesiredReply(states=states).model_dump_json().encode())
+        if not self.answers:
+            return
+        node = subjects.read(subjects.fill(subjects.NODE_QUESTION, what="state"), msg.subject)["node"]
+        life = self.lives.get(node, [0])[-1]
+        told = NodeState(pool=self.pool, node=node, ledger_seq=self.seq, incarnation=life)
+        if life and node not in self.disowned:
+            state = self.state(node)
+            told = told.model_copy(
+                update={
+                    "up": True,
+                    "parts": tuple(map(referenced, state.parts)),
+                    "recuts": state.recuts,
+                    "withdrawn": state.withdrawn,
+                }
+            )
+        await msg.respond(told.model_dump_json().encode())
+
+    async def _asked_for_specs(self, msg: Msg) -> None:
+        node = subjects.read(subjects.fill(subjects.NODE_QUESTION, what="specs"), msg.subject)["node"]
+        digests = NodeSpecsQuery.model_validate_json(msg.data).specs
+        specs = {digest(part): part.spec for part in self.wanted.get(node, ()) if digest(part) in digests}
+        await msg.respond(NodeSpecs(specs=specs).model_dump_json().encode())
 
     def state(self, node: str) -> DesiredState:
         parts = self.wanted.get(node, ())
@@ -87,9 +127,27 @@ class World:
 
     async def want(self, node: str, *parts: DesiredPart) -> None:
         """From now on exactly this should run on `node`; pushed at once, as after a commit."""
-        self.seq += 1
+        before = {part.job_id: part for part in self.wanted.get(node, ())}
+        now = {part.job_id: part for part in parts}
+        since, self.seq = self.seq, self.seq + 1
         self.wanted[node] = parts
-        await self.push(self.state(node))
+        changed = [part for part in parts if before.get(part.job_id) is not part]
+        change = self.change(node, *changed, since=since, seq=self.seq, incarnation=self.lives[node][-1])
+        await self.push(change.model_copy(update={"gone": tuple(before.keys() - now.keys())}))
+
+    def change(self, node: str, *parts: DesiredPart, since: int, seq: int, incarnation: int) -> NodeChanged:
+        """As placement tells it after a commit."""
+        return NodeChanged(
+            pool=self.pool,
+            node=node,
+            incarnation=incarnation,
+            since=since,
+            ledger_seq=seq,
+            parts=tuple(map(referenced, parts)),
+            specs={digest(part): part.spec for part in parts},
+            recuts=self.recuts.get(node, ()),
+            withdrawn=self.withdrawn.get(node, ()),
+        )
 
     async def ask_repartitions(self, node: str, *recuts: Recut) -> None:
         self.recuts[node] = recuts
@@ -100,8 +158,8 @@ class World:
         self.recuts[node], self.withdrawn[node] = (), recuts
         await self.want(node, *self.wanted.get(node, ()))
 
-    async def push(self, desired: DesiredState) -> None:
-        await self.nats.publish(subjects.desired(self.pool, desired.node), desired.model_dump_json().encode())
+    async def push(self, change: NodeChanged) -> None:
+        await self.nats.publish(subjects.changed(self.pool, change.node), change.model_dump_json().encode())
 
     def of(self, wanted: DesiredPart, kind: type) -> list[Observation]:
         key = (wanted.job_id, wanted.attempt)

@@ -16,8 +16,8 @@ from libs.embedded.binaries import nats_server
 class Broker:
     """One server, down until `start`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, max_payload: int = 1024 * 1024) -> None:
+        self.folder, self.max_payload = folder, max_payload
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -27,7 +27,7 @@ class Broker:
     async def start(self) -> None:
         config = self.folder / "nats.conf"
         config.write_text(
-            f'listen: "127.0.0.1:{self.port}"\n'
+            f'listen: "127.0.0.1:{self.port}"\nmax_payload: {self.max_payload}\n'
             f'jetstream {{ store_dir: "{self.folder / "store"}", sync_interval: always }}\n'
         )
         with (self.folder / "log").open("ab") as log:

@@ -1,19 +1,23 @@
 """One writer: what it decides is committed once, whatever dies, and nothing that it is given stops it."""
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import pytest
+from nats.errors import MaxPayloadError
 
+from libs.bus.dead import STACK
 from libs.ledger import writer as writer_module
 from libs.ledger.chain import GENESIS, UnknownRecord
-from libs.ledger.writer import RecordTooLarge
+from libs.ledger.inputs import InboxItem
+from libs.ledger.writer import LedgerWriter
 from schemas import inbox
 from schemas.clock import BootReading, MeasuredBy
 from schemas.ledger import LedgerRecord
 from schemas.subjects import DEAD, ledger
 from tests.ledger.toy import Toy, admitted, cancelled, job
-from tests.ledger.world import POOL, World
+from tests.ledger.world import POOL, World, input_message
 
 
 class Interposed:
@@ -42,7 +46,7 @@ async def test_inputs_are_decided_in_order_and_once(world: World) -> None:
     toy = await world.folded()
     assert list(toy.seen) == [job(n) for n in range(20)]
     assert toy.finished == [job(0)]
-    assert vars(toy) == vars(writer.decider) | {"inbox_seq": toy.inbox_seq, "t_us": toy.t_us}
+    assert vars(toy) == vars(writer.decider) | {"inbox_seq": toy.inbox_seq, "t_us": toy.t_us, "cuts": []}
 
 
 async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: World) -> None:
@@ -248,11 +252,83 @@ async def test_a_record_that_grows_too_large_is_decided_in_parts(world: World, m
     assert len((await world.folded()).seen) == 40
 
 
-async def test_one_input_that_leads_to_more_than_the_broker_takes_stops_loudly(
+async def test_an_input_that_leads_to_more_than_the_broker_takes_is_rejected(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "MAX_RECORD_BYTES", 10)
-    monkeypatch.setattr(writer_module, "_HEADER_BYTES", 10**9)
-    await world.put(admitted(1))
-    with pytest.raises(RecordTooLarge, match="inbox message 1"):
-        await world.writer("w1").run()
+    """It looped: each time that the ledger was folded again, the same record was made."""
+    monkeypatch.setattr(writer_module, "_HEADER_BYTES", world.clients[0].max_payload - 6000)
+    await world.put(admitted(1), admitted(2, name="x" * 128, argument="y" * 4000), admitted(3))
+    writer = world.writer("w1")
+    world.start(writer)
+    await world.decided(writer)
+    toy = await world.folded()
+    assert list(toy.seen) == [job(1), job(3)]
+    assert toy.rejected == [2]
+    letter = await world.letter()
+    assert "the broker takes" in letter.headers[STACK]
+    assert letter.data == input_message(admitted(2, name="x" * 128, argument="y" * 4000), "2").payload
+
+
+async def test_a_hook_that_raises_ends_nothing(world: World) -> None:
+    """Telling nodes was such a hook: a message larger than the broker takes put placement into a loop."""
+
+    async def committed(seq: int, record: LedgerRecord, decider: Toy) -> None:
+        raise MaxPayloadError
+
+    async def refolded(decider: Toy) -> None:
+        raise KeyError("n1")
+
+    writer = world.writer("w1", batch=1, on_commit=[committed], on_refold=[refolded])
+    world.start(writer)
+    await world.put(*(admitted(n) for n in range(5)))
+    await world.decided(writer)
+    assert len((await world.folded()).seen) == 5
+    assert writer.counters.hook_failures == 6
+    assert writer.counters.refolds == 1
+
+
+class Flawed(Toy):
+    """Falls over job 7, after it has changed its state; it says at which input, or does not."""
+
+    named: ClassVar[bool] = True
+
+    def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]:
+        for item in inputs:
+            if isinstance(item.message, inbox.JobAdmitted) and item.message.job_id == job(7):
+                self.waiting.append("torn")
+                fault = ZeroDivisionError("seven")
+                if self.named:
+                    fault.inbox_seq = item.seq  # type: ignore[attr-defined]
+                raise fault
+        return super().decide(inputs, t_us)
+
+
+class FlawedAndSilent(Flawed):
+    named: ClassVar[bool] = False
+
+
+@pytest.mark.parametrize("decider", [Flawed, FlawedAndSilent])
+async def test_an_error_in_a_decision_rejects_the_input_at_fault_and_no_other(world: World, decider: type[Toy]) -> None:
+    await world.put(*(admitted(n) for n in range(20)))
+    writer = LedgerWriter(world.js, POOL, decider, writer_id="w1")
+    world.start(writer)
+    await world.decided(writer)
+    toy = await world.folded()
+    assert list(toy.seen) == [job(n) for n in range(20) if n != 7]
+    assert toy.rejected == [8]
+    assert "torn" not in writer.decider.waiting
+    letter = await world.letter()
+    assert "ZeroDivisionError: seven" in letter.headers[STACK]
+    assert len(letter.headers[STACK]) < 8000
+
+
+class Hopeless(Toy):
+    def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]:
+        raise ZeroDivisionError("always")
+
+
+async def test_an_error_that_no_input_is_at_fault_for_is_loud_and_loses_no_input(world: World) -> None:
+    await world.put(*(admitted(n) for n in range(4)))
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(LedgerWriter(world.js, POOL, Hopeless, writer_id="w1").run(), 30)
+    assert await world.ledger_last() == 0

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from libs.ledger.inputs import InboxItem
 from schemas import ids, inbox, ledger
@@ -10,6 +10,11 @@ from schemas.jobs import JobSpec
 from schemas.resources import Claim
 
 DEVICES = 4
+
+
+class Cut(NamedTuple):
+    events: int
+    inbox_seq: int
 
 
 class Impossible(AssertionError):
@@ -29,12 +34,11 @@ class Toy:
         self.seen: dict[str, int] = {}  # job -> number of times queued
         self.finished: list[str] = []
         self.rejected: list[int] = []
+        self.cuts: list[Cut] = []
+        self.faults: list[Any] = []
 
     def apply(self, record: ledger.LedgerRecord, seq: int) -> None:
-        sealed = any(
-            isinstance(event, ledger.SegmentSealed) for event in record.events
-        )  # such a record decides nothing
-        if record.inbox_seq <= self.inbox_seq and record.events and not sealed:
+        if record.inbox_seq < self.inbox_seq and record.events:
             raise Impossible(f"record {seq} decides input {record.inbox_seq} again, after {self.inbox_seq}")
         for event in record.events:
             self._event(event)
@@ -42,10 +46,14 @@ class Toy:
 
     def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]:
         out: list[Any] = []
+        self.cuts = []
 
         def emit(event: Any) -> None:
             self._event(event)
             out.append(event)
+
+        def may_end_here() -> None:
+            self.cuts.append(Cut(len(out), self.inbox_seq))
 
         for item in inputs:
             if item.seq != self.inbox_seq + 1:
@@ -61,9 +69,11 @@ class Toy:
                     emit(ledger.InputRejected(inbox_seq=item.seq, subject=item.subject, reason=item.error))
                 case _:
                     pass
+            may_end_here()
         free = [d for d in (f"dev-{i}" for i in range(DEVICES)) if d not in self.holder]
         for device, job in zip(free, list(self.waiting), strict=False):
             emit(granted(job, device))
+            may_end_here()
         self.t_us = t_us
         return out
 
@@ -87,7 +97,7 @@ class Toy:
                 self.rejected.append(event.inbox_seq)
 
     def dump(self) -> list[bytes]:
-        return [json.dumps(vars(self)).encode()]
+        return [json.dumps(vars(self) | {"cuts": []}).encode()]
 
     @classmethod
     def load(cls, parts: Iterable[bytes]) -> "Toy":
@@ -104,8 +114,8 @@ def job(number: int) -> str:
     return ids.job_id("research", str(number))
 
 
-def admitted(number: int, *, name: str = "toy") -> inbox.JobAdmitted:
-    spec = JobSpec.model_validate({"name": name, "command": ["true"]})
+def admitted(number: int, *, name: str = "toy", argument: str = "") -> inbox.JobAdmitted:
+    spec = JobSpec.model_validate({"name": name, "command": ["true", argument]})
     return inbox.JobAdmitted(
         job_id=job(number),
         team="research",

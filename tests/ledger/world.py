@@ -17,7 +17,7 @@ from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
 from schemas.catalog import TYPE_OF
 from schemas.ledger import LedgerRecord
-from schemas.subjects import inbox_stream, ledger, ledger_stream
+from schemas.subjects import DEAD, inbox_stream, ledger, ledger_stream
 from tests.kit.inputs import input_subject
 from tests.ledger.broker import Broker
 from tests.ledger.toy import Toy
@@ -99,7 +99,7 @@ class World:
     async def decided(self, *writers: LedgerWriter[Toy]) -> None:
         """Wait until one of the writers has decided all inputs; a writer that dies fails the test at once."""
         async with asyncio.timeout(WAIT_S):
-            while max(w.decided_to for w in writers) < self.inputs:
+            while not any(w.decided_to >= self.inputs and w.settled for w in writers):
                 for task in self._tasks:
                     if task.done() and not task.cancelled():
                         task.result()
@@ -119,6 +119,11 @@ class World:
             if entry.valid:
                 toy.apply(entry.record, entry.seq)
         return toy
+
+    async def letter(self) -> Any:
+        """The last dead letter."""
+        last = (await self.js.stream_info(DEAD)).state.last_seq
+        return await self.js.get_msg(DEAD, seq=last)
 
     async def inbox_last(self) -> int:
         return (await self.js.stream_info(inbox_stream(POOL))).state.last_seq

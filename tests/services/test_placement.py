@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from libs.bus.queries import QueryError, ask
+from libs.bus.queries import QueryError, ask, ask_all
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.ledger.snapshots import Restored, SnapshotStore
 from schemas import inbox, subjects
@@ -25,8 +25,9 @@ from schemas.ledger import (
     NodeLeft,
     QuotaSet,
 )
-from schemas.nodes import DesiredQuery, DesiredReply, DesiredState
+from schemas.nodes import DesiredQuery, DesiredReply, NodeChanged, NodeState, NodeStateQuery
 from services.placement.app import Placement, make_app
+from services.placement.handlers import Asked, whole_state_of_node
 from services.placement.settings import PlacementSettings
 from tests.admission.running import running
 from tests.core.builders import job, node
@@ -55,36 +56,44 @@ async def question(world: Pool, type_: str, key: str, query: BaseModel) -> Any:
     )
 
 
+async def question_in_pieces(world: Pool, node: str, followed: int = -1) -> list[NodeState]:
+    message = BY_TYPE["io.baton.node.state.query.v1"]
+    return await ask_all(world.nats, message, NodeStateQuery(followed=followed), pool=world.name, node=node)
+
+
 async def test_nodes_hear_what_should_run_on_them_and_only_they(world: Pool, nats_url: str, redis_url: str) -> None:
-    heard: dict[str, list[DesiredState]] = {}
+    heard: dict[str, list[NodeChanged]] = {}
 
     async def listen(message: Msg) -> None:
-        state = DesiredState.model_validate_json(message.data)
-        heard.setdefault(state.node, []).append(state)
+        change = NodeChanged.model_validate_json(message.data)
+        heard.setdefault(change.node, []).append(change)
 
-    await world.nats.subscribe(subjects.desired(world.name), cb=listen)
+    await world.nats.subscribe(subjects.changed(world.name), cb=listen)
     async with running(placement(world, nats_url, redis_url)):
         await world.put(registered("n1"), registered("n2"))
         await until(lambda: heard.keys() == {"n1", "n2"})
-        greeted = {name: len(states) for name, states in heard.items()}
+        greeted = {name: len(changes) for name, changes in heard.items()}
+        assert all(change.since == change.ledger_seq for changes in heard.values() for change in changes)
 
         await world.put(job("j", 2, team="red"))
         granted = await world.event(JobGranted)
         where = granted.claims[0].node
         other = "n2" if where == "n1" else "n1"
         await until(lambda: heard[where][-1].parts)
-        part = heard[where][-1].parts[0]
+        change = heard[where][-1]
+        part = change.parts[0]
         assert (part.job_id, part.attempt, part.world_size) == (granted.job_id, 1, 2)
         assert [(r.device, r.epoch) for r in part.ranks] == [(c.device, c.epoch) for c in granted.claims]
+        assert list(change.specs) == [part.spec]
 
         await world.started(granted)
         await world.released(granted)
         freed = await world.event(DevicesFreed)
-        await until(lambda: not heard[where][-1].parts)
+        await until(lambda: heard[where][-1].gone)
+        assert heard[where][-1].gone == (granted.job_id,)
         assert freed.evidence == "released"
         assert len(heard[other]) == greeted[other], "a node heard of a record that did not touch it"
-        seqs = [state.ledger_seq for state in heard[where]]
-        assert seqs == sorted(seqs)
+        assert [c.since for c in heard[where][1:]] == [c.ledger_seq for c in heard[where][:-1]], "a change was left out"
 
 
 async def test_agents_are_told_the_state_of_nodes_that_they_ask_for(world: Pool, nats_url: str, redis_url: str) -> None:
@@ -223,9 +232,9 @@ async def test_no_agent_hears_of_a_grant_that_is_not_committed(world: Pool, sett
 
 
 def _desired(placing: Placement, decider: Decider) -> DesiredReply:
-    from services.placement.handlers import desired_of
-
-    return desired_of(decider, DesiredQuery(nodes=("n1",)), "n1", pool=placing.pool, ledger_seq=placing.seq)
+    assert placing.teller is not None
+    asked = Asked(placing.teller, placing.seq, leading=True)
+    return whole_state_of_node(decider, DesiredQuery(nodes=("n1",)), "n1", asked)
 
 
 async def test_a_restarted_placement_tells_nodes_at_once_although_nothing_new_is_decided(
@@ -236,13 +245,17 @@ async def test_a_restarted_placement_tells_nodes_at_once_although_nothing_new_is
         await world.put(registered("n1"), job("j", 2))
         granted = await world.event(JobGranted)
     records = len(await world.records())
-    heard: list[DesiredState] = []
+    heard: list[NodeChanged] = []
 
     async def listen(message: Msg) -> None:
-        heard.append(DesiredState.model_validate_json(message.data))
+        heard.append(NodeChanged.model_validate_json(message.data))
 
-    await world.nats.subscribe(subjects.desired(world.name), cb=listen)
+    await world.nats.subscribe(subjects.changed(world.name), cb=listen)
     async with running(placement(world, nats_url, redis_url, writer_id="w2")):
         await until(lambda: bool(heard))
-    assert [(state.node, [part.job_id for part in state.parts]) for state in heard[:1]] == [("n1", [granted.job_id])]
+        assert (heard[0].node, heard[0].since) == ("n1", heard[0].ledger_seq), (
+            "it says that there is something to ask for"
+        )
+        state = (await question_in_pieces(world, "n1", followed=heard[0].since - 1))[0]
+        assert [part.job_id for part in state.parts] == [granted.job_id]
     assert len(await world.records()) == records

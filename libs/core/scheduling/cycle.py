@@ -52,8 +52,18 @@ class Plan:
     """False: it stopped at `Policy.claims_per_cycle`, and more may fit. The next cycle goes on from there."""
 
 
+class CannotBePlanned(RuntimeError):
+    """A fault met while one job was planned for: that job's `job_id`. The cause is the error itself."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+
 def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | None = None) -> Plan:
-    """Grants for the jobs that fit now. Changes nothing but the `backlog`; without one it looks at everything."""
+    """Grants for the jobs that fit now. Changes nothing but the `backlog`; without one it looks at everything.
+
+    Raises CannotBePlanned for an error that is met at one job; the backlog is of no use then."""
     backlog = backlog if backlog is not None else Backlog()
     queues = backlog.to_consider(state, t_us)
     if not queues:
@@ -65,36 +75,48 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
     peers: dict[SpreadKey, set[int]] = {}
     grants: list[Grant] = []
     claims, complete = 0, True
-    while (job := order.next()) is not None:
-        held = job.id in state.holds
-        request = tally.room(job).request
-        outcome: Placed | Blocked = OVER_LIMIT
-        if request is not None:
-            outcome = backlog.outcome(job) or _search(state, view, job, request, context_of(state, job, t_us, peers))
-        if isinstance(outcome, Blocked):
-            backlog.blocked(job, request, outcome, t_us, policy, held=held)
-            order.add(backlog.opened(view, reservations.keep(job, request)))
-            if held:  # it waits for the devices that are held for it: the next of its queue may still fit elsewhere
-                order.passed(job)
-            continue
-        claims += len(outcome.rows)
-        if grants and claims > policy.claims_per_cycle:
-            complete = False
-            break
-        grants.append(Grant(job, claims_of(view, job.shape, outcome), span_of_gang(view, job.shape, outcome)))
-        view.take(outcome.rows, job.shape, outcome.roles)
-        rows = outcome.rows.tolist()
-        order.granted(job, rows)
-        tally.take(job, rows)
-        if job.shape.spread[0]:
-            nodes = state.fleet.node[outcome.rows].tolist()
-            peers.setdefault(spread_key(job), set()).update(nodes_kept_away(state.fleet, job, nodes))
-        if held and _release_rest(state, view, job):  # devices are open again, also to jobs that were tried before
-            backlog.restart(state)
-            reservations.restart()
-            order.restart()
-        else:
-            order.add(backlog.opened(view, reservations.end(job.id)))
+    job: Job | None = None
+    try:
+        while True:
+            job = None  # whatever goes wrong from here on is no job's fault, until it is one's turn
+            job = order.next()
+            if job is None:
+                break
+            held = job.id in state.holds
+            request = tally.room(job).request
+            outcome: Placed | Blocked = OVER_LIMIT
+            if request is not None:
+                outcome = backlog.outcome(job) or _search(
+                    state, view, job, request, context_of(state, job, t_us, peers)
+                )
+            if isinstance(outcome, Blocked):
+                backlog.blocked(job, request, outcome, t_us, policy, held=held)
+                order.add(backlog.opened(view, reservations.keep(job, request)))
+                if held:  # it waits for the devices that are held for it: the next of its queue may still fit elsewhere
+                    order.passed(job)
+                continue
+            claims += len(outcome.rows)
+            if grants and claims > policy.claims_per_cycle:
+                complete = False
+                break
+            grants.append(Grant(job, claims_of(view, job.shape, outcome), span_of_gang(view, job.shape, outcome)))
+            view.take(outcome.rows, job.shape, outcome.roles)
+            rows = outcome.rows.tolist()
+            order.granted(job, rows)
+            tally.take(job, rows)
+            if job.shape.spread[0]:
+                nodes = state.fleet.node[outcome.rows].tolist()
+                peers.setdefault(spread_key(job), set()).update(nodes_kept_away(state.fleet, job, nodes))
+            if held and _release_rest(state, view, job):  # devices are open again, also to jobs that were tried before
+                backlog.restart(state)
+                reservations.restart()
+                order.restart()
+            else:
+                order.add(backlog.opened(view, reservations.end(job.id)))
+    except Exception as fault:
+        if job is None:
+            raise
+        raise CannotBePlanned(job.id) from fault
     backlog.finish(complete, granted=bool(grants))
     return Plan(grants, dict(backlog.waiting), complete)
 

@@ -5,19 +5,24 @@ away and folds the ledger again, because the log decides what happened and not t
 did not fit (`backlog`) goes with it.
 """
 
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from libs.core.placement.view import Scores, View
 from libs.core.scheduling import cycle, repartition
 from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reactions import Decision, react
+from libs.core.scheduling.reactions.attempts import release_hold
+from libs.core.scheduling.reactions.decision import Cut
 from libs.core.state import fold, snapshot
 from libs.core.state.fleet import Fleet
 from libs.core.state.formats import NEWEST
 from libs.core.state.model import Shape, State, shape_of
 from schemas import inbox, ledger
+from schemas.jobs import JobState
 
 
 class Item(Protocol):
@@ -46,6 +51,37 @@ class Learner(Scores, Protocol):
     def restore(self, learned: Any) -> None: ...
 
 
+class DecisionFailed(RuntimeError):
+    """An error met at the input `inbox_seq`; the state is half changed and must be thrown away. The cause is the error."""
+
+    def __init__(self, inbox_seq: int) -> None:
+        super().__init__(f"input {inbox_seq}")
+        self.inbox_seq = inbox_seq
+
+
+class Fault(NamedTuple):
+    """An error of ours, met at an input (`inbox_seq`, else 0) or a job, that was not let stop anything."""
+
+    inbox_seq: int
+    about: str
+    stack: str
+
+
+_STACK_CHARACTERS = 8_000
+_FAULTS_PER_CYCLE = 3
+"""Jobs that one cycle ends at the most because of errors; what is left waits for the next decision."""
+_LEAST_CLAIM_BYTES = 64
+_CONDEMNED = 1000
+
+
+def _stack(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))[-_STACK_CHARACTERS:]
+
+
+def _short(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
+
+
 class Decider:
     """Placement's state and its two moves: `apply` what was committed, `decide` what comes next."""
 
@@ -55,6 +91,8 @@ class Decider:
         policy: Policy = Policy(),
         learner: Learner | None = None,
         allowed: Callable[[], int] = lambda: NEWEST,
+        largest_event: int = sys.maxsize,
+        condemned: dict[str, str] | None = None,
     ) -> None:
         """`allowed`: the newest format of the ledger that may be written now (`libs.core.state.formats`)."""
         self.state = state if state is not None else State()
@@ -65,6 +103,13 @@ class Decider:
         self.plan = cycle.Plan()
         """The last cycle's plan: why each queue waits (explain, queue list)."""
         self._backlog = Backlog()
+        self.largest_event = largest_event
+        self._condemned = condemned if condemned is not None else {}
+        """Jobs whose grants could not be folded, with the reason: they are ended. Outlives this state, which is torn then."""
+        self.cuts: list[Cut] = []
+        """Of the last decision: where its records may end."""
+        self.faults: list[Fault] = []
+        """Of the last decision: errors that it met, and went on from."""
 
     @property
     def inbox_seq(self) -> int:
@@ -82,33 +127,101 @@ class Decider:
 
     def decide(self, inputs: Sequence[Item], t_us: int) -> list[ledger.LedgerEvent]:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also repartitions boards,
-        and withdraws repartitions that were not answered in time."""
+        and withdraws repartitions that were not answered in time.
+
+        No input and no job can keep the others from being decided: an error met at one rejects the input, or ends the job,
+        and is among `faults`. Raises DecisionFailed when the error has left the state half changed."""
         decision = Decision(
             self.state, t_us, self._backlog.changes, inputs[-1].time_us if inputs else 0, self._allowed()
         )
+        self.faults = []
         for item in inputs:
-            react(decision, item.seq, item.subject, item.message, item.error)
-        self._learn(decision.events)
-        self.plan = cycle.plan(self.state, t_us, self.policy, self._backlog)
+            self._react(decision, item)
+        self._end_condemned(decision)
+        self._learn_of(decision)
+        self.plan = self._planned(decision, t_us)
         for grant in self.plan.grants:
-            job = grant.job
+            self._grant(decision, grant)
+        if any(isinstance(item.message, inbox.Tick) for item in inputs):
+            self._repartition(decision, t_us)
+        self.state.t_us = t_us
+        if inputs:
+            self.state.inbox_seq = inputs[-1].seq
+        self.cuts = decision.cuts
+        return decision.events
+
+    def _react(self, decision: Decision, item: Item) -> None:
+        before = len(decision.events)
+        try:
+            react(decision, item.seq, item.subject, item.message, item.error)
+        except Exception as error:
+            if not decision.whole or len(decision.events) > before:
+                raise DecisionFailed(item.seq) from error
+            self.faults.append(Fault(item.seq, item.subject, _stack(error)))
+            reason = f"placement failed on it ({_short(error)}); the dead letter has the stack"
+            decision.emit(ledger.InputRejected(inbox_seq=item.seq, subject=item.subject, reason=reason))
+        decision.decided_to = item.seq
+        decision.may_end_here()
+
+    def _planned(self, decision: Decision, t_us: int) -> cycle.Plan:
+        """One cycle. A job that cannot be planned for is ended: it must not keep the others from their turns."""
+        for _ in range(_FAULTS_PER_CYCLE):
+            try:
+                return cycle.plan(self.state, t_us, self.policy, self._backlog)
+            except Exception as error:
+                self._backlog = Backlog()
+                decision.changes = self._backlog.changes
+                if not isinstance(error, cycle.CannotBePlanned):
+                    self.faults.append(Fault(0, "the cycle", _stack(error)))
+                    break
+                self._end(decision, error.job_id, f"placement failed on it ({_short(error.__cause__)})")
+                self.faults.append(Fault(0, error.job_id, _stack(error)))
+        return cycle.Plan(complete=False)
+
+    def _grant(self, decision: Decision, grant: cycle.Grant) -> None:
+        job = grant.job
+        granted = ledger.JobGranted(
+            job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume, span=grant.span
+        )
+        if len(grant.claims) * _LEAST_CLAIM_BYTES > self.largest_event // 2:
+            size = len(granted.model_dump_json())
+            if size > self.largest_event:
+                why = f"its grant takes {size} bytes, and the broker takes {self.largest_event}: raise its max_payload"
+                self._end(decision, job.id, why)
+                return
+        try:
             if job.id in self.state.holds:
                 decision.emit(ledger.HoldReleased(job_id=job.id))
-            decision.emit(
-                ledger.JobGranted(
-                    job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume, span=grant.span
-                )
-            )
-        if any(isinstance(item.message, inbox.Tick) for item in inputs):
+            decision.emit(granted)
+        except Exception as error:
+            self._condemned[job.id] = _short(error)
+            if len(self._condemned) > _CONDEMNED:
+                del self._condemned[next(iter(self._condemned))]
+            raise DecisionFailed(0) from error
+        decision.may_end_here()
+
+    def _repartition(self, decision: Decision, t_us: int) -> None:
+        try:
             for late in repartition.overdue(self.state, t_us, self.policy):
                 if decision.may(late):
                     decision.emit(late)
             for repartitioned in repartition.plan_repartitions(self.state, self.plan, t_us, self.policy):
                 decision.emit(repartitioned)
-        self.state.t_us = t_us
-        if inputs:
-            self.state.inbox_seq = inputs[-1].seq
-        return decision.events
+        except Exception as error:
+            if not decision.whole:
+                raise
+            self.faults.append(Fault(0, "repartitions", _stack(error)))
+
+    def _end_condemned(self, decision: Decision) -> None:
+        for job_id, why in list(self._condemned.items()):
+            job = self.state.jobs.get(job_id)
+            if job is not None and job.state is JobState.QUEUED:
+                self._end(decision, job_id, f"placement failed on its grant ({why})")
+
+    def _end(self, decision: Decision, job_id: str, reason: str) -> None:
+        release_hold(decision, job_id)
+        decision.emit(ledger.JobFinished(job_id=job_id, state=JobState.CANCELLED, reason=reason))
+        decision.may_end_here()
 
     def upkeep(self) -> None:
         """Brings what the scorer has learned up to date. To be called between decisions: it can take some ten milliseconds."""
@@ -121,16 +234,18 @@ class Decider:
 
     @classmethod
     def load(
-        cls,
-        parts: Iterable[bytes],
-        policy: Policy = Policy(),
-        learner: Learner | None = None,
-        allowed: Callable[[], int] = lambda: NEWEST,
+        cls, parts: Iterable[bytes], policy: Policy = Policy(), learner: Learner | None = None, **how: Any
     ) -> "Decider":
         state, learned = snapshot.load_learned(parts)
         if learner is not None and learned is not None:
             learner.restore(learned)
-        return cls(state, policy, learner, allowed)
+        return cls(state, policy, learner, **how)
+
+    def _learn_of(self, decision: Decision) -> None:
+        try:
+            self._learn(decision.events)
+        except Exception as error:  # what it learns only orders good places
+            self.faults.append(Fault(0, "the learner", _stack(error)))
 
     def _learn(self, events: Sequence[ledger.LedgerEvent]) -> None:
         if self.learner is None:
@@ -144,7 +259,9 @@ class Decider:
 
 
 class Deciders:
-    """Makes deciders of one policy: new ones, and ones from a snapshot. Each learns from the ledger that it folds."""
+    """Makes deciders of one policy: new ones, and ones from a snapshot. Each learns from the ledger that it folds.
+
+    `largest_event` is what one event may take in a record, bytes: a job whose grant takes more is ended."""
 
     version = snapshot.VERSION
 
@@ -153,14 +270,14 @@ class Deciders:
         policy: Policy = Policy(),
         learner: Callable[[], Learner] | None = None,
         allowed: Callable[[], int] = lambda: NEWEST,
+        largest_event: int = sys.maxsize,
     ) -> None:
         self.policy = policy
-        self._allowed = allowed
         self._learner = learner
+        self._how: dict[str, Any] = {"allowed": allowed, "largest_event": largest_event, "condemned": {}}
 
     def new(self) -> Decider:
-        learner = self._learner() if self._learner else None
-        return Decider(policy=self.policy, learner=learner, allowed=self._allowed)
+        return Decider(policy=self.policy, learner=self._learner() if self._learner else None, **self._how)
 
     def load(self, parts: Iterable[bytes]) -> Decider:
-        return Decider.load(parts, self.policy, self._learner() if self._learner else None, self._allowed)
+        return Decider.load(parts, self.policy, self._learner() if self._learner else None, **self._how)

@@ -1,58 +1,155 @@
-"""What should run on a node, derived from the state: everything that should run there, not a change."""
+"""What should run on a node, derived from the state, and told in messages of bounded size.
 
+The naive message is everything with every spec. Eight jobs with 40 KB of environment, or a thousand small ones on one node,
+are more than a broker takes. So a state comes in pieces, a change is told as one, and specs are named by their digests:
+whoever lacks some asks for them.
+"""
+
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from libs.core.state.lifecycle import AttemptState
-from libs.core.state.model import Job, State
-from schemas.nodes import Action, DesiredPart, DesiredState, Rank, RoleHosts
+from libs.core.state.model import Job, State, grant_order
+from schemas.nodes import (
+    PIECE_BYTES,
+    Action,
+    DesiredPart,
+    DesiredState,
+    NodeChanged,
+    NodeSpecs,
+    NodeState,
+    Rank,
+    ReferencedPart,
+    RoleHosts,
+)
 from schemas.resources import Claim
 
 _ACTIONS = {AttemptState.PREEMPTING: Action.CHECKPOINT, AttemptState.STOPPING: Action.STOP}
 
 
 def desired(state: State, node: str, pool: str, ledger_seq: int) -> DesiredState:
-    """The desired state of `node` as of `ledger_seq`. Raises KeyError when the pool has no such node."""
-    asked = [asked.recut for asked in state.repartitions.values() if asked.node == node]
+    """All of it in one message, with every spec, as agents of 0.1.0 read it; of any size. Raises KeyError when the pool has
+    no such node."""
     return DesiredState.model_construct(
         pool=pool,
         node=node,
         incarnation=state.fleet.nodes[node].incarnation,
         ledger_seq=ledger_seq,
         parts=tuple(_part(state.jobs[job_id], node) for job_id in state.on_node[node]),
-        recuts=tuple(recut for recut in asked if recut.board not in state.withdrawn),
-        withdrawn=tuple(recut for recut in asked if recut.board in state.withdrawn),
+        **_repartitions(state, node),
     )
 
 
-def nodes_touched(state: State, job_ids: set[str], freed: set[str]) -> set[str]:
-    """Nodes whose desired state a record changed: those of the attempts of `job_ids`, and those that freed devices."""
-    nodes = set(freed)
-    for job_id in job_ids:
-        job = state.jobs.get(job_id)
-        if job is not None and job.current is not None:
-            nodes.update(part.node for part in job.current.parts.values() if not part.freed)
-    return nodes
+def node_state(state: State, node: str, pool: str, ledger_seq: int, limit: int = PIECE_BYTES) -> list[NodeState]:
+    """The desired state of `node` as of `ledger_seq`, in pieces of about `limit` bytes; of a node that is not up only which
+    life the pool knows of it."""
+    known = state.fleet.nodes.get(node)
+    whole = NodeState.model_construct(
+        pool=pool, node=node, ledger_seq=ledger_seq, incarnation=known.incarnation if known is not None else 0
+    )
+    if known is None or not known.up:
+        return [whole]
+    parts = tuple(_referenced(state.jobs[job_id], node) for job_id in state.on_node[node])
+    whole = whole.model_copy(update={"up": True, "parts": parts, **_repartitions(state, node)})
+    pieces = list(_split(whole, limit))
+    return [piece.model_copy(update={"piece": n, "pieces": len(pieces)}) for n, piece in enumerate(pieces, 1)]
+
+
+def node_change(
+    state: State, node: str, job_ids: Iterable[str], pool: str, *, since: int, ledger_seq: int, limit: int = PIECE_BYTES
+) -> NodeChanged:
+    """What has become of `job_ids` on `node` between `since` and `ledger_seq`: their parts, the specs that fit, or that
+    they are gone. When the parts alone are too large it tells no more than that something has changed."""
+    told = NodeChanged.model_construct(
+        pool=pool,
+        node=node,
+        incarnation=state.fleet.nodes[node].incarnation,
+        since=since,
+        ledger_seq=ledger_seq,
+        **_repartitions(state, node),
+    )
+    here, wanted = state.on_node[node], set(job_ids)
+    present = [state.jobs[job_id] for job_id in wanted if job_id in here]
+    present.sort(key=grant_order)
+    gone = tuple(sorted(wanted.difference(here)))
+    change = told.model_copy(update={"parts": tuple(_referenced(job, node) for job in present), "gone": gone})
+    size = _size(change)
+    if size > limit:
+        return told.model_copy(update={"since": ledger_seq})
+    specs: dict[str, Any] = {}
+    for job in present:
+        if job.current is not None and job.current.state is AttemptState.GRANTED and job.spec_digest() not in specs:
+            size += _size(job.spec)
+            if size > limit:
+                break
+            specs[job.spec_digest()] = job.spec
+    return change.model_copy(update={"specs": specs})
+
+
+def specs_of(state: State, node: str, digests: Set[str], limit: int = PIECE_BYTES) -> NodeSpecs:
+    """Of the specs of the node's parts those of `digests`, as many as fit into `limit` bytes but at least one."""
+    found: dict[str, Any] = {}
+    size = 0
+    for job_id in state.on_node.get(node, ()):
+        job = state.jobs[job_id]
+        if job.spec_digest() in digests and job.spec_digest() not in found:
+            size += _size(job.spec)
+            if found and size > limit:
+                break
+            found[job.spec_digest()] = job.spec
+    return NodeSpecs.model_construct(specs=found)
+
+
+def _split(state: NodeState, limit: int) -> Iterable[NodeState]:
+    """Halved until each piece is small enough, or one part. Repartitions are in the first piece."""
+    if len(state.parts) < 2 or _size(state) <= limit:
+        yield state
+        return
+    half = len(state.parts) // 2
+    yield from _split(state.model_copy(update={"parts": state.parts[:half]}), limit)
+    rest = {"parts": state.parts[half:], "recuts": (), "withdrawn": ()}
+    yield from _split(state.model_copy(update=rest), limit)
+
+
+def _size(model: Any) -> int:
+    return len(model.__pydantic_serializer__.to_json(model))
+
+
+def _repartitions(state: State, node: str) -> dict[str, Any]:
+    asked = [asked.recut for asked in state.repartitions.values() if asked.node == node]
+    return {
+        "recuts": tuple(recut for recut in asked if recut.board not in state.withdrawn),
+        "withdrawn": tuple(recut for recut in asked if recut.board in state.withdrawn),
+    }
 
 
 def _part(job: Job, node: str) -> DesiredPart:
+    return DesiredPart.model_construct(spec=job.spec, **_about(job, node))
+
+
+def _referenced(job: Job, node: str) -> ReferencedPart:
+    return ReferencedPart.model_construct(spec=job.spec_digest(), **_about(job, node))
+
+
+def _about(job: Job, node: str) -> dict[str, Any]:
+    """Everything of a part but its spec."""
     attempt = job.current
     assert attempt is not None
     seating = _seating(_Same(attempt.claims))
-    nodes = tuple(attempt.parts)
-    return DesiredPart.model_construct(
-        job_id=job.id,
-        attempt=attempt.number,
-        team=job.team,
-        action=_ACTIONS.get(attempt.state, Action.RUN),
-        spec=job.spec,
-        ranks=seating.ranks[node],
-        world_size=len(attempt.claims),
-        node_rank=seating.node_rank[node],
-        nodes=nodes,
-        roles=seating.roles,
-        resume=job.resume,
-    )
+    return {
+        "job_id": job.id,
+        "attempt": attempt.number,
+        "team": job.team,
+        "action": _ACTIONS.get(attempt.state, Action.RUN),
+        "ranks": seating.ranks[node],
+        "world_size": len(attempt.claims),
+        "node_rank": seating.node_rank[node],
+        "nodes": tuple(attempt.parts),
+        "roles": seating.roles,
+        "resume": job.resume,
+    }
 
 
 @dataclass(frozen=True, slots=True)

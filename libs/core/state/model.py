@@ -11,6 +11,7 @@ from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Cap, Limits
 from schemas.attempts import Category, Cause
+from schemas.ids import content_hash
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, Claim, Resources, Role, Span
@@ -228,16 +229,29 @@ class Job:
     first_grant_us: int = 0
     latency: Latency = Latency.NORMAL
     """From its class: a job of a fast class skips the placement score."""
+    _digest: str = field(default="", compare=False, repr=False)
     queue: QueueKey = field(init=False, repr=False, compare=False)
     """Where it stands while it waits."""
 
     def __post_init__(self) -> None:
         self.queue = QueueKey(self.priority, self.team, self.shape, self.preempts)
 
+    def spec_digest(self) -> str:
+        """Names the spec where it is told by reference; worked out once, when it is told first."""
+        if not self._digest:
+            self._digest = content_hash(self.spec.__pydantic_serializer__.to_json(self.spec))
+        return self._digest
+
     @property
     def states(self) -> tuple[JobState, AttemptState | None]:
         """The job's state, and that of its open attempt."""
         return self.state, self.current.state if self.current is not None else None
+
+
+def grant_order(job: Job) -> tuple[int, int, str]:
+    """Agents start parts in this order, and of two shares of one device the older epoch must come first."""
+    attempt = job.current
+    return (attempt.granted_us, attempt.claims[0].epoch, job.id) if attempt is not None else (0, 0, job.id)
 
 
 @dataclass(slots=True)

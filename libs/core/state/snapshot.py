@@ -22,7 +22,7 @@ from libs.core.state.fleet import Fleet
 from libs.core.state.fold import mark_holds, mark_repartitions
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits
-from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
+from libs.core.state.model import Attempt, Job, NodePart, State, grant_order, shape_of
 from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
@@ -124,19 +124,13 @@ def _index(state: State) -> None:
         if job.state is JobState.QUEUED:
             state.queues.setdefault(job.queue, {})[job.id] = job.submitted_us
     state.on_node = {name: {} for name in state.fleet.nodes}
-    for job in sorted(jobs, key=_grant_order):
+    for job in sorted(jobs, key=grant_order):
         if job.current and job.shape.spread[0]:
             state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
         for part in job.current.parts.values() if job.current else ():
             if not part.freed:
                 state.on_node[part.node][job.id] = None
                 state.fleet.occupy_hosts(part.claims)
-
-
-def _grant_order(job: Job) -> tuple[int, int, str]:
-    """Agents start parts in this order, and of two shares of one device the older epoch must come first."""
-    attempt = job.current
-    return (attempt.granted_us, attempt.claims[0].epoch, job.id) if attempt is not None else (0, 0, job.id)
 
 
 def _nodes(fleet: Fleet) -> Iterator[bytes]:

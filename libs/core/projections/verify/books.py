@@ -128,10 +128,8 @@ class Books:
         self.report = Verification()
         self.seq = 0
         self.t_us = 0
-        self.inbox_seq = 0
-        """The last input that this record decides."""
-        self.events = 0
-        """How many events this record has."""
+        self.more = False
+        """The decision goes on in the next record."""
         self.jobs: dict[str, Job] = {}
         self.ended = EndedIds()
         self.devices: dict[str, DeviceRow] = {}
@@ -156,17 +154,10 @@ class Books:
         return job, job.open
 
 
-SMALLEST_PIECE = 100
-"""A decision takes several records only when it is too large for one. Fewer events than this have never been a part of one:
-events have a few hundred bytes to some thousands, a record takes nearly a million."""
+class Promises(dict[str, None]):
+    """What an event says that a later one of the same decision must follow up on.
 
-
-class Promises(dict[str, tuple[int, int]]):
-    """What an event says that a later one of the same decision must follow up on: what it is about -> the record's sequence
-    and its `inbox_seq`.
-
-    That is in the same record. Only of a decision that takes several records it may be in a later one; until its last the
-    record's `inbox_seq` stays before the input that is being decided.
+    That is in the same record, or, of a decision that takes several records (`LedgerRecord.more`), in one of the others.
     """
 
     def __init__(self, books: Books, otherwise: str) -> None:
@@ -176,19 +167,20 @@ class Promises(dict[str, tuple[int, int]]):
         self._otherwise = otherwise
 
     def make(self, about: str) -> None:
-        self.setdefault(about, (self._books.seq, self._books.inbox_seq))
+        self[about] = None
 
     def keep(self, about: str) -> bool:
         """Whether there was such a promise."""
-        return self.pop(about, None) is not None
+        kept = about in self
+        self.pop(about, None)
+        return kept
 
     def check(self, invariant: str) -> None:
         """At the end of each record: what should have been kept by now."""
-        books = self._books
-        for about, (seq, inbox_seq) in list(self.items()):
-            if (books.events < SMALLEST_PIECE) if seq == books.seq else (books.inbox_seq > inbox_seq):
-                del self[about]
-                books.broken(invariant, self._otherwise.format(about))
+        if self and not self._books.more:
+            for about in self:
+                self._books.broken(invariant, self._otherwise.format(about))
+            self.clear()
 
 
 class Subject:

@@ -29,7 +29,7 @@ class Records(Subject):
             books.broken(
                 "I10", f"decides the inbox up to {record.inbox_seq}, up to {self._inbox_seq} is decided already"
             )
-        self._head, books.inbox_seq, books.events = books.seq, record.inbox_seq, len(record.events)
+        self._head, books.more = books.seq, record.more
         self._decided_before, self._inbox_seq = self._inbox_seq, max(record.inbox_seq, self._inbox_seq)
 
     def rejected(self, e: led.InputRejected) -> None:

@@ -37,6 +37,7 @@ def node_observed(d: Decision, m: inbox.NodeObserved) -> None:
             continue  # it has ended since: a repeated or late report
         if not attempt.parts[m.node].freed:
             _OBSERVE[type(seen)](d, m.node, job, attempt, seen)
+            d.may_end_here()
 
 
 def _started(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Started) -> None:

@@ -18,6 +18,7 @@ def vacate(d: Decision, node: str, evidence: Evidence, reason: str) -> None:
         assert attempt is not None
         free(d, node, job, attempt, evidence, reason)
         after_loss(d, job, attempt, fold.CAUSES[evidence], reason)
+        d.may_end_here()
     held = {device for devices in d.state.holds.values() for device in devices}
     rows = d.state.fleet.nodes[node].rows if node in d.state.fleet.nodes else []
     gone = held & {d.state.fleet.devices.names[row] for row in rows}

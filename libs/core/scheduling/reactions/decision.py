@@ -1,5 +1,7 @@
 """What a reaction works on: the state, and the events decided so far."""
 
+from typing import NamedTuple
+
 from libs.core.scheduling.changes import Changes
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
@@ -12,8 +14,19 @@ class InputRefused(ValueError):
     """The message cannot be applied; the text says why."""
 
 
+class Cut(NamedTuple):
+    """A record may end after so many of a decision's events; it has decided the inputs to `inbox_seq` then."""
+
+    events: int
+    inbox_seq: int
+
+
 class Decision:
-    """Events decided at `t_us`, each already applied to `state`; `changes` tell what of it may help who waits."""
+    """Events decided at `t_us`, each already applied to `state`; `changes` tell what of it may help who waits.
+
+    `cuts` are the places in `events` where a record may end: if nothing behind a cut is committed, deciding the same input
+    again does the rest.
+    """
 
     def __init__(
         self, state: State, t_us: int, changes: Changes | None = None, wall_us: int = 0, allowed: int = NEWEST
@@ -27,6 +40,11 @@ class Decision:
         self._shift_us = shift_us if abs(shift_us) >= NOTABLE_US else 0
         self.events: list[LedgerEvent] = []
         self.changes = changes if changes is not None else Changes()
+        self.decided_to = state.inbox_seq
+        """The last input that is decided by the events so far."""
+        self.cuts: list[Cut] = []
+        self.whole = True
+        """Every event that the state has begun to take in is taken in, and listed."""
 
     def ledger_time(self, wall_us: int) -> int:
         """When that was in ledger time: a moment of the broker's clock a short while ago, never one to come."""
@@ -37,6 +55,16 @@ class Decision:
         return may_emit(event.kind, self._allowed)
 
     def emit(self, event: LedgerEvent) -> None:
+        self.whole = False
         self.changes.note(self.state, event)
         fold.apply(self.state, event, self.t_us)
         self.events.append(event)
+        self.whole = True
+
+    def may_end_here(self) -> None:
+        """Marks a cut."""
+        cut = Cut(len(self.events), self.decided_to)
+        if self.cuts and self.cuts[-1].events == cut.events:
+            self.cuts[-1] = cut
+        else:
+            self.cuts.append(cut)

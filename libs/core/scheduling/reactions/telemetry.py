@@ -25,3 +25,4 @@ def tick(d: Decision, m: inbox.Tick) -> None:
         job = d.state.jobs[job_id]
         if end_us <= d.t_us and job.current is not None and job.current.state in UNDECIDED:
             stop(d, job, Cause.TIME_LIMIT, f"it ran for its time limit of {job.spec.time_limit_s:g} s")
+            d.may_end_here()

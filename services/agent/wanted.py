@@ -1,0 +1,123 @@
+"""What should run on one node, put together from what placement tells: pieces of a state, changes of it, specs by digest.
+
+Pure. A state that is put together is a `DesiredState` as `services.agent.reconcile` reads it. A new part
+whose spec has not come yet is not in it, so it starts later.
+"""
+
+from collections import OrderedDict
+from collections.abc import Container, Mapping, Sequence
+
+from schemas.jobs import JobSpec
+from schemas.nodes import SPECS_PER_QUESTION, DesiredPart, DesiredState, NodeChanged, NodeState, ReferencedPart
+from schemas.resources import Recut
+from services.agent.reconcile import Key
+
+_KEPT_SPECS = 256
+_UNKNOWN = JobSpec.model_construct()
+"""Stands for the spec of a part that runs already: nobody starts it."""
+
+
+class Specs:
+    """The specs that an agent saw last, by digest: many jobs have the same."""
+
+    def __init__(self, most: int = _KEPT_SPECS) -> None:
+        self._most = most
+        self._specs: OrderedDict[str, JobSpec] = OrderedDict()
+
+    def add(self, specs: Mapping[str, JobSpec]) -> None:
+        for digest, spec in specs.items():
+            self._specs[digest] = spec
+            self._specs.move_to_end(digest)
+        while len(self._specs) > self._most:
+            self._specs.popitem(last=False)
+
+    def get(self, digest: str) -> JobSpec | None:
+        return self._specs.get(digest)
+
+
+class Wanted:
+    """For one life of a node. `seq` is the ledger sequence of the state that is known, -1 before the first."""
+
+    def __init__(self, pool: str, node: str, incarnation: int, specs: Specs) -> None:
+        self.incarnation = incarnation
+        self.seq = -1
+        self._pool, self._node, self._seen = pool, node, specs
+        self._parts: dict[str, ReferencedPart] = {}
+        self._specs: dict[str, JobSpec] = {}
+        self._made: dict[str, tuple[ReferencedPart, DesiredPart]] = {}
+        """Parts with their specs, made once."""
+        self._recuts: tuple[Recut, ...] = ()
+        self._withdrawn: tuple[Recut, ...] = ()
+
+    def take_state(self, pieces: Sequence[NodeState]) -> None:
+        """All pieces of one state. One that is older than what is known changes nothing."""
+        first = pieces[0]
+        if first.ledger_seq < self.seq:
+            return
+        self.seq = first.ledger_seq
+        if not first.unchanged:
+            self._parts = {part.job_id: part for piece in pieces for part in piece.parts}
+            self._recuts, self._withdrawn = first.recuts, first.withdrawn
+            self._take_specs()
+
+    def take_change(self, change: NodeChanged) -> bool:
+        """Returns whether the state is known now; if not, something was missed and must be asked for."""
+        if change.ledger_seq <= self.seq:
+            return True
+        if self.seq < change.since:
+            return False
+        self.seq = change.ledger_seq
+        for job_id in change.gone:
+            self._parts.pop(job_id, None)
+        for part in change.parts:
+            earlier = self._parts.get(part.job_id)
+            if earlier is not None and earlier.attempt != part.attempt:
+                del self._parts[part.job_id]  # granted anew, so it comes after what was granted before
+            self._parts[part.job_id] = part
+        self._recuts, self._withdrawn = change.recuts, change.withdrawn
+        self._seen.add(change.specs)
+        self._take_specs()
+        return True
+
+    def take_specs(self, specs: Mapping[str, JobSpec]) -> None:
+        self._seen.add(specs)
+        for part in self._parts.values():
+            if (spec := specs.get(part.spec)) is not None:
+                self._specs[part.spec] = spec
+
+    def lacking(self) -> list[str]:
+        """Digests of specs to ask for, as many as one question may name."""
+        lacking = dict.fromkeys(part.spec for part in self._parts.values() if part.spec not in self._specs)
+        return list(lacking)[:SPECS_PER_QUESTION]
+
+    def state(self, runs: Container[Key] = ()) -> DesiredState:
+        """`runs`: parts that are on the node already. They are in the state though their specs may not be known here: an agent
+        that has come back goes on with them, and must not take them for unwanted."""
+        parts = [
+            part for part in self._parts.values() if part.spec in self._specs or (part.job_id, part.attempt) in runs
+        ]
+        return DesiredState.model_construct(
+            pool=self._pool,
+            node=self._node,
+            incarnation=self.incarnation,
+            ledger_seq=self.seq,
+            parts=tuple(map(self._whole, parts)),
+            recuts=self._recuts,
+            withdrawn=self._withdrawn,
+        )
+
+    def _whole(self, part: ReferencedPart) -> DesiredPart:
+        if part.spec not in self._specs:
+            return DesiredPart.model_construct(**{**dict(part), "spec": _UNKNOWN})
+        made = self._made.get(part.job_id)
+        if made is None or made[0] is not part:
+            whole = DesiredPart.model_construct(**{**dict(part), "spec": self._specs[part.spec]})
+            made = self._made[part.job_id] = (part, whole)
+        return made[1]
+
+    def _take_specs(self) -> None:
+        """Keeps the specs of what is wanted, and no others."""
+        wanted = {part.spec for part in self._parts.values()}
+        known = {digest: self._specs.get(digest) or self._seen.get(digest) for digest in wanted}
+        self._specs = {digest: spec for digest, spec in known.items() if spec is not None}
+        self._made = {job_id: made for job_id, made in self._made.items() if job_id in self._parts}

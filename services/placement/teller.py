@@ -1,0 +1,180 @@
+"""Tells nodes what each commit changed for them, beside the writer: whatever becomes of telling, deciding goes on.
+
+The writer's hooks only note what is to be told; a task of its own publishes it. Whatever fails there is counted and
+logged. A node that was not told finds out: the next change names the sequence that it builds upon (`since`), and agents
+ask every few seconds anyway.
+
+    writer --committed--> Teller (what changed, as small messages) --> run (publishes)
+    agent --asks--> Teller.state_of
+
+Naively every touched node is sent all that should run there. That grows with the jobs of a node, and whoever submits
+large ones makes it more than the broker takes.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter
+
+from libs.bus.messages import Outgoing, outgoing
+from libs.core.scheduling.decider import Decider
+from libs.core.state.desired import desired, node_change, node_state
+from libs.core.state.model import State
+from schemas import ledger as led
+from schemas import subjects
+from schemas.catalog import TYPE_OF
+from schemas.ledger import LedgerRecord
+from schemas.nodes import PIECE_BYTES, NodeState
+
+log = logging.getLogger("baton.placement")
+
+_WAITING_BYTES = 32 * 1024 * 1024
+"""What waits to be published at the most, when the connection is slow: the rest is dropped, and asked for."""
+_ROOM = 4096
+"""Of a broker's largest message, for subject and headers, bytes."""
+
+Publish = Callable[[Outgoing], Awaitable[None]]
+
+
+class Teller:
+    """Of one placement process. `refolded` and `committed` never raise and never wait; `run` is a task."""
+
+    def __init__(self, pool: str, publish: Publish, registry: CollectorRegistry, max_payload: int) -> None:
+        self.pool = pool
+        self.largest = max_payload - _ROOM
+        self.limit = min(PIECE_BYTES, self.largest)
+        self._publish = publish
+        self._base = 0
+        """The ledger sequence from which on this process knows of every change."""
+        self._changed: dict[str, int] = {}
+        """Node -> sequence of the last change after `_base`."""
+        self._reads_whole: dict[str, None] = {}
+        """Nodes whose agents read `DesiredState` only (0.1.0)."""
+        self._waiting: deque[Outgoing] = deque()
+        self._bytes = 0
+        self._wake = asyncio.Event()
+        self._told = Counter("baton_nodes_told", "messages of desired state published to nodes", registry=registry)
+        self._failed = Counter(
+            "baton_nodes_not_told", "messages of desired state that were not sent; nodes ask for it", registry=registry
+        )
+
+    # ------------------------------------------------------------------------------------------------ from the writer
+
+    def refolded(self, decider: Decider, seq: int) -> None:
+        """Earlier commits may not have been told: every node that is up hears that there is something to ask for."""
+        self._base = seq
+        self._changed.clear()
+        for name, node in decider.state.fleet.nodes.items():
+            if node.up:
+                self._note(decider.state, name, set(), since=seq, seq=seq)
+
+    def committed(self, record: LedgerRecord, decider: Decider, seq: int) -> None:
+        """Notes for each node that the record touched what it changed there."""
+        try:
+            changes = touched(record, decider.state)
+        except Exception:
+            log.exception("what record %d changed for nodes could not be worked out: they ask for it", seq)
+            self._failed.inc()
+            self._base = seq
+            self._changed.clear()
+            return
+        for name, job_ids in changes.items():
+            if decider.state.fleet.nodes[name].up:
+                since = self._changed.get(name, self._base) if job_ids is not None else seq
+                self._note(decider.state, name, job_ids or set(), since=since, seq=seq)
+
+    def _note(self, state: State, name: str, job_ids: set[str], *, since: int, seq: int) -> None:
+        self._changed[name] = seq  # first of all: a change that is not told is missed by the next one's `since`
+        try:
+            change = node_change(state, name, job_ids, self.pool, since=since, ledger_seq=seq, limit=self.limit)
+            self._add(change, subjects.changed(self.pool, name), name, seq)
+            if name in self._reads_whole:
+                whole = desired(state, name, self.pool, seq)
+                self._add(whole, subjects.desired(self.pool, name), name, seq)
+        except Exception:
+            log.exception("node %s could not be told of record %d: it asks for it", name, seq)
+            self._failed.inc()
+
+    def _add(self, model: Any, subject: str, node: str, seq: int) -> None:
+        message = outgoing(
+            model,
+            subject=subject,
+            type=TYPE_OF[type(model)],
+            source=f"/baton/{self.pool}/placement",
+            cause=f"{self.pool}:{seq}",
+            key=node,
+        )
+        size = len(message.payload)
+        if size > self.largest or self._bytes + size > _WAITING_BYTES:
+            self._failed.inc()
+            return
+        self._bytes += size
+        self._waiting.append(message)
+        self._wake.set()
+
+    # --------------------------------------------------------------------------------------------------- to the nodes
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                message = self._waiting.popleft()
+                self._bytes -= len(message.payload)
+                try:
+                    await self._publish(message)
+                    self._told.inc()
+                except Exception as e:
+                    self._failed.inc()
+                    log.warning("%s was not told: %s", message.subject, str(e)[:300] or type(e).__name__)
+
+    def state_of(self, decider: Decider, node: str, followed: int, seq: int, *, leading: bool) -> list[NodeState]:
+        """The state of `node` at `seq` in pieces, or that it is still the one at `followed`. Only a process that writes
+        the ledger knows the latter: one that follows hears of no change."""
+        known = decider.state.fleet.nodes.get(node)
+        if known is not None and known.up and leading and self._changed.get(node, self._base) <= followed <= seq:
+            return [
+                NodeState(
+                    pool=self.pool, node=node, incarnation=known.incarnation, up=True, ledger_seq=seq, unchanged=True
+                )
+            ]
+        return node_state(decider.state, node, self.pool, seq, self.limit)
+
+    def reads_whole(self, node: str) -> None:
+        """The agent of a known node asks as 0.1.0 does: it is told everything after each change, as far as that can be
+        sent."""
+        self._reads_whole[node] = None
+
+    def reads_changes(self, node: str) -> None:
+        self._reads_whole.pop(node, None)
+
+
+def touched(record: LedgerRecord, state: State) -> Mapping[str, set[str] | None]:
+    """Node -> jobs whose parts there a record changed; None: a new life, of which nothing was told before."""
+    out: dict[str, set[str] | None] = {}
+
+    def note(node: str, job_id: str = "") -> None:
+        jobs = out.setdefault(node, set())
+        if jobs is not None and job_id:
+            jobs.add(job_id)
+
+    for event in record.events:
+        match event:
+            case led.JobGranted() | led.AttemptPreempting() | led.AttemptStopping():
+                job = state.jobs.get(event.job_id)
+                if job is not None and job.current is not None:
+                    for part in job.current.parts.values():
+                        if not part.freed:
+                            note(part.node, job.id)
+            case led.DevicesFreed():
+                note(event.node, event.job_id)
+            case led.BoardRecut() | led.BoardRecutWithdrawn():
+                note(event.node)
+            case led.BoardCutDone():
+                note(event.inventory.node)
+            case led.NodeJoined():
+                out[event.inventory.node] = None
+    return out
