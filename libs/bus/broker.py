@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from faststream.nats import NatsBroker
 
 from libs.bus.connect import connect
+from libs.ports.host import present_host
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -51,4 +52,6 @@ def make_broker(url: str, name: str, *, die_on_close: bool = True) -> Broker:
     With `die_on_close` a connection that is closed for good ends the process with status 70: FastStream's pull loop
     would spin on it and freeze every other coroutine.
     """
+    if (host := present_host()) is not None:
+        return host.broker(name)
     return Broker(url, name, die_on_close=die_on_close)

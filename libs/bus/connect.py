@@ -17,6 +17,7 @@ import nats
 from nats.aio.client import Client
 
 from libs.bus.metrics import ERRORS
+from libs.ports.host import present_host
 
 logger = logging.getLogger("baton.bus")
 
@@ -60,6 +61,8 @@ async def connect(
     `inbox_prefix` is where replies arrive; a credential allows only its own (`schemas.subjects`). The first connection is
     tried for `wait_s` seconds. Raises BusUnavailable after that, and at once when the credential is refused.
     """
+    if (host := present_host()) is not None:
+        return await host.connect(name, inbox_prefix, wait_s)
     connection = BusConnection()
     problems = _Problems(name)
     options: dict[str, Any] = {

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote, unquote
 
 from libs.bus.messages import Outgoing
+from libs.ports import clock
 from schemas import subjects
 from schemas.envelope import MSG_ID
 from schemas.ids import event_id
@@ -58,7 +59,7 @@ def dead_letter(origin: str, received: Received, reason: str, stack: str = "") -
         SUBJECT: received.subject,
         STREAM: received.stream,
         SEQ: str(received.stream_seq),
-        AT: datetime.now(UTC).isoformat(timespec="milliseconds"),
+        AT: datetime.fromtimestamp(clock.wall_s(), UTC).isoformat(timespec="milliseconds"),
         REASON: _line(reason),
     }
     if stack:

@@ -12,7 +12,6 @@ where a value is expected), and messages lost in a reconnect keep their permits 
 import asyncio
 import itertools
 import json
-import time
 from collections.abc import Sequence
 from typing import ClassVar
 from weakref import WeakKeyDictionary
@@ -78,7 +77,7 @@ class Outbox:
         for item in items:
             if len(item.payload) > MAX_PAYLOAD_BYTES:
                 raise TooLarge(f"{item.subject}: {len(item.payload)} bytes; at most {MAX_PAYLOAD_BYTES} can be sent")
-        deadline = time.monotonic() + self._give_up_s
+        deadline = asyncio.get_running_loop().time() + self._give_up_s
         acks: dict[int, PubAck] = {}
         for start in range(0, len(items), _ROUND_MESSAGES):
             await self._round(items, range(start, min(start + _ROUND_MESSAGES, len(items))), acks, deadline)
@@ -102,7 +101,7 @@ class Outbox:
             if not todo:
                 PUBLISHED.inc(len(positions))
                 return
-            if time.monotonic() > deadline:
+            if asyncio.get_running_loop().time() > deadline:
                 unstored = [i for i in range(len(items)) if i not in acks]
                 raise NotStored(
                     f"{len(unstored)} of {len(items)} messages not acknowledged (first: {items[todo[0]].subject}): "

@@ -20,7 +20,6 @@ harmless: neither an outage nor a full stream turns good messages into dead lett
 import asyncio
 import inspect
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -41,6 +40,8 @@ from libs.bus.messages import Malformed, Outgoing
 from libs.bus.metrics import BATCH_SECONDS, PARKED_NOW, SETTLED
 from libs.bus.outbox import NotStored, Outbox
 from libs.bus.table import ACK_WAIT_S, consumer_config, durable_of
+from libs.ports import clock
+from libs.ports.host import failpoint
 
 __all__ = ["Busy", "Malformed", "Received", "Transient", "consume", "dead_letter", "received_of", "replayed"]
 
@@ -166,7 +167,9 @@ class _Shell:
                     found = [_Delivery(m, received_of(m)) for m in messages]
                     await excused.recall(case.received for case in found)
                     cases = [await self._decided(case, excused.counted(case.received)) for case in found]
+                    failpoint("settle.decided")
                     await self._store(cases)
+                    failpoint("settle.stored")
                     await excused.excuse(case.received for case in cases if case.excused)
                 for case in cases:
                     await _settle(case)
@@ -180,7 +183,7 @@ class _Shell:
     def _note(self, case: _Delivery, excused: Excused) -> None:
         """Counts a case that was settled."""
         SETTLED.labels(self._durable, case.outcome).inc()
-        seq, now = case.received.stream_seq, time.monotonic()
+        seq, now = case.received.stream_seq, clock.boot_s()
         self._parked.pop(seq, None)
         if case.excused:
             self._parked[seq] = now
@@ -213,7 +216,7 @@ class _Shell:
         if error.answer and seq not in self._parked and len(self._parked) >= PARKED:
             case.out, case.outcome = error.answer, "busy"
             return
-        self._parked.setdefault(seq, time.monotonic())
+        self._parked.setdefault(seq, clock.boot_s())
         case.again(_PARKED)
 
     def _failed(self, case: _Delivery, error: Exception) -> None:

@@ -5,7 +5,6 @@ other, and a missing limit would be found on the day the disk is full.
 """
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -104,13 +103,14 @@ async def bind(js: JetStreamContext, pools: Sequence[str], *, wait_s: float = 60
     Services call it at start. Raises StreamsMissing after `wait_s`.
     """
     wanted = streams(pools)
-    deadline = time.monotonic() + wait_s
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
     pause = 0.05
     while True:
         problem = await _missing(js, wanted, durables(pools))
         if not problem:
             return
-        if time.monotonic() > deadline:
+        if loop.time() > deadline:
             pool_options = " ".join(f"--pool {p}" for p in pools)
             raise StreamsMissing(f"{problem}: run `baton provision {pool_options}`")
         await asyncio.sleep(pause)

@@ -33,6 +33,7 @@ from libs.ledger.reader import LedgerReader
 from libs.ledger.readers import Declarer
 from libs.ledger.saver import SaveCounters, SnapshotSaver
 from libs.ledger.snapshots import Restored, SnapshotStore
+from libs.ports.host import failpoint
 
 log = logging.getLogger("baton.ledger")
 
@@ -171,8 +172,10 @@ class Follower(Generic[P]):
                 steps = await self._batch(reader)
                 if reader.position >= self.began_at:
                     self.caught_up.set()
+                failpoint("follower.applied")
                 if after is not None:
                     await after(steps)
+                failpoint("follower.done")
                 await self._save_when_due()
         except _CannotFold as unfit:
             error = unfit.__cause__ or unfit

@@ -340,6 +340,11 @@ def _status(consumer: _Consumer, headers: dict[str, str]) -> None:
     status = headers.get("Status", "")
     text = headers.get("Description", "")
     if status == "100":
+        # A lost delivery is seen at the next one. Of the last delivery before a quiet time only the heartbeat tells.
+        sent = int(headers.get("Nats-Last-Consumer", 0))
+        if sent > consumer.delivered + len(consumer.queue):
+            consumer.broken = consumer.broken or f"delivery {sent} was lost"
+            consumer.news.set()
         return
     consumer.asked -= int(headers.get("Nats-Pending-Messages", 0))
     if status != "408" and text not in _REQUEST_ENDED:

@@ -41,6 +41,7 @@ from libs.ledger.segments import name_of, readable, stored_at
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.tail import Stored, Tail
 from libs.ledger.timing import timed
+from libs.ports.host import failpoint
 from schemas.inbox import Tick
 from schemas.ledger import LedgerEvent, LedgerRecord, SegmentSealed
 from schemas.subjects import inbox_stream
@@ -275,6 +276,7 @@ class LedgerWriter(Generic[D]):
                 log.error("ledger of pool %s: record %d is void: it %s", self.pool, entry.seq, entry.why)
 
     async def _announce(self) -> None:
+        failpoint("writer.folded")
         for hook in self.on_refold:
             await self._call(hook(self.decider))
         self.ready.set()
@@ -403,9 +405,11 @@ class LedgerWriter(Generic[D]):
         made, left, look = first, deque(rest), False
         committed: list[tuple[int, LedgerRecord]] = []
         while True:
+            failpoint("writer.decided")
             outcome = await append(
                 self._js, self.pool, made.payload, made.digest, self.position, self._append_timeout_s
             )
+            failpoint("writer.answered")
             if outcome is not AppendOutcome.COMMITTED:
                 self.counters.refused += outcome is AppendOutcome.REFUSED
                 self.counters.unclear += outcome is not AppendOutcome.REFUSED
@@ -428,6 +432,7 @@ class LedgerWriter(Generic[D]):
         for seq, record in committed:
             for hook in self.on_commit:
                 await self._call(hook(seq, record, self.decider))
+        failpoint("writer.told")
         if self._saver is not None and self._saver.due(self.position):
             # Just committed, so the decider is exactly what the log up to `position` folds to; its parts stay so.
             self._saver.start(self.head, self.position, self.decider.dump())

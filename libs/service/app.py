@@ -25,6 +25,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from libs.bus import metrics as bus_metrics
+from libs.ports.host import present_host
 from libs.service.logs import log_json
 from libs.service.settings import ServiceSettings
 from libs.service.tasks import FAILED_EXIT_CODE, Tasks, end_process
@@ -56,6 +57,8 @@ def make_asgi(
 
     `ready` gives check name -> "ok" or the problem; the broker's connection is checked besides.
     """
+    if (host := present_host()) is not None:
+        return host.service(broker, lifespan, ready)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     bus_metrics.register(registry)

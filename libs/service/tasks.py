@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from libs.ports.host import present_host
+
 log = logging.getLogger("baton.service")
 
 FAILED_EXIT_CODE = 71
@@ -14,6 +16,9 @@ FAILED_EXIT_CODE = 71
 
 def end_process(why: str, error: BaseException | None = None) -> None:
     """Logs and exits with `FAILED_EXIT_CODE`, at once: the supervisor starts a fresh process."""
+    if (host := present_host()) is not None:
+        host.end(why, error)
+        return
     log.critical("%s; ending this process", why, exc_info=error)
     logging.shutdown()
     os._exit(FAILED_EXIT_CODE)

@@ -5,7 +5,6 @@ by what lies undecided in the inboxes, and by the requests of this process.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,6 +28,7 @@ from libs.core.placement.find import warm
 from libs.core.scheduling import limits
 from libs.ledger.follower import Follower
 from libs.ledger.segments import readable
+from libs.ports import clock
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
 from schemas.subjects import REQUESTS, inbox_stream
@@ -90,7 +90,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         metrics.requests.labels(handled.result.value).inc()
         for why in handled.whys:
             metrics.refusals.labels(why.value).inc()
-        metrics.latency.observe(max(0.0, time.time() - received.time_us / 1e6))
+        metrics.latency.observe(max(0.0, clock.wall_s() - received.time_us / 1e6))
         return handled.out
 
     consume(

@@ -6,7 +6,6 @@ Four loops, each small: `heartbeats` renews the leases, `watch_leases` ends the 
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -15,13 +14,15 @@ from nats.errors import Error as NatsError
 from pydantic import ValidationError
 
 from libs.bus.messages import outgoing
+from libs.ports import clock
+from libs.ports.clock import boot_s as now
+from libs.ports.host import failpoint
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.inbox import NodeLost
 from schemas.nodes import DesiredState, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import LogPiece, LogQuery
 from services.agent.asking import Asker
-from services.agent.keeper.clock import now
 from services.agent.keeper.find import NoKeeper
 from services.agent.launcher import Launcher, prune
 from services.agent.node import NodeRunner
@@ -115,6 +116,7 @@ class Agent:
             "ending the work of %d nodes (%s%s): %s", len(nodes), names, ", ..." if len(nodes) > 10 else "", reason
         )
         await asyncio.gather(*(node.die() for node in nodes))
+        failpoint("agent.killed-all")
         fresh = self.launcher.state.next_incarnations([node.name for node in nodes], above or {})
         for node in nodes:
             self.launcher.leave(node)
@@ -158,7 +160,7 @@ class Agent:
         busy = node.busy()
         simulated = node.inventory.simulated
         samples = node.layer.sample(busy) if simulated else await asyncio.to_thread(node.layer.sample, busy)
-        at_us = time.time_ns() // 1000
+        at_us = clock.wall_us()
         message = outgoing(
             NodeSampled(node=node.name, incarnation=node.incarnation, at_us=at_us, devices=samples),
             subject=subjects.sample(self._pool, node.name),

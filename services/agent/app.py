@@ -18,6 +18,7 @@ from libs.bus.connect import close, connect
 from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
 from libs.bus.streams import bind
+from libs.ports.clock import boot_s as now
 from libs.service.app import Tasks, make_asgi
 from schemas import subjects
 from schemas.catalog import BY_TYPE
@@ -25,7 +26,6 @@ from schemas.queries import LogPiece, LogQuery
 from services.agent import tree
 from services.agent.agent import Agent
 from services.agent.keeper.client import KeeperClient
-from services.agent.keeper.clock import now
 from services.agent.launcher import Launcher
 from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics

@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from libs.ports.clock import boot_s as now
 from services.agent.agent import Agent
-from services.agent.keeper.clock import now
 from services.agent.node import Counts
 from services.agent.reconcile import Phase
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from libs.adapters.devices import DeviceLayer
+from libs.ports.host import failpoint
 from schemas.inbox import BoardCut, CheckpointTaken, NodeRegistered, Observation, Refused, Released, Started
 from schemas.nodes import DesiredPart, DesiredState
 from schemas.resources import DeviceKind, Inventory, Recut
@@ -276,7 +277,9 @@ class NodeRunner:
 
     def _start(self, part: DesiredPart) -> None:
         key = (part.job_id, part.attempt)
+        failpoint("agent.starting")
         made = self.make_part(self, part, self._reporter(key))
+        failpoint("agent.started")
         if self.view.parts[key].phase is not Phase.ENDED:
             self.parts[key] = made
 

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from libs.bus.messages import Outgoing, outgoing
+from libs.ports import clock
+from libs.ports.host import failpoint
 from schemas import subjects
 from schemas.catalog import TYPE_OF
 from schemas.inbox import BoardCut, CheckpointTaken, NodeLost, NodeObserved, NodeRegistered, Observation
@@ -41,6 +43,8 @@ class Reports:
         self._waiting: list[Entry] = []
         self._under_way: list[Entry] = []
         self._wake = asyncio.Event()
+        # A later agent may go on with this one's lives: its messages must not look like repeats of ours.
+        self._run = f"{clock.wall_ns():x}"
         self._count = 0
         self._since = 0.0
         self.published = 0
@@ -66,6 +70,7 @@ class Reports:
             self._under_way, self._waiting = self._waiting, []
             self._since = asyncio.get_running_loop().time()
             await self._store(self._messages(self._under_way))
+            failpoint("agent.reported")
             self.published += len(self._under_way)
             self._under_way = []
 
@@ -127,7 +132,7 @@ class Reports:
             subject=subjects.node_inbox(what, self._pool, node),
             type=TYPE_OF[type(model)],
             source=self._source,
-            cause=f"{node}/{incarnation}/{self._count}",
+            cause=f"{node}/{incarnation}/{self._run}/{self._count}",
         )
 
 

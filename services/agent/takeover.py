@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from libs.ports.clock import boot_s as now
 from schemas.nodes import DesiredPart
 from services.agent.keeper import find
-from services.agent.keeper.clock import now
 from services.agent.keeper.find import Found
 from services.agent.node import EarlierLife
 from services.agent.state import AgentState

@@ -21,6 +21,7 @@ from libs.core.projections.history import JobChanges, JobStory, UnknownJob, adva
 from libs.ledger.chain import Head
 from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ledger.snapshots import Restored
+from libs.ports.host import failpoint
 from schemas.ledger import JobQueued
 
 log = logging.getLogger("baton.history")
@@ -116,6 +117,7 @@ class Documents:
         before, follower = self._before, self.follower
         with self._seconds.time():
             changed = await self._write(steps) or (before.changed if before else 0)
+            failpoint("documents.saved")
             after = ReaderPosition(follower.head.seq, follower.head.hash, follower.position, changed)
             if not await self._store.move_checkpoint(self.name, before, after):
                 raise StoreChanged(f"checkpoint {self.name} is not the one that was written at {self.position}")

@@ -21,6 +21,7 @@ from libs.bus.outbox import Outbox
 from libs.core.projections.history import Feed
 from libs.ledger.chain import LedgerRewound
 from libs.ledger.follower import FollowedEntry, Follower
+from libs.ports.host import failpoint
 from schemas import subjects
 
 log = logging.getLogger("baton.history")
@@ -74,6 +75,7 @@ class FeedLoop:
         ]
         if messages:
             await self._surely(f"{len(messages)} events", partial(self._outbox.publish_many, messages))
+        failpoint("feed.stored")
         if follower.position > self.position:
             mark = {"seq": follower.head.seq, "hash": follower.head.hash, "position": follower.position}
             await self._surely("its cursor", partial(self._cursors.move, f"{NAME}-{self._pool}", mark))

@@ -1,7 +1,6 @@
 """Placement's wiring: the only place that builds its clients."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from libs.core.scheduling.policy import Policy
 from libs.ledger.readers import FormatGate
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
+from libs.ports import clock
 from libs.service.app import Tasks, make_asgi
 from libs.service.cycle import dry_run_inputs
 from libs.service.following import show
@@ -142,7 +142,7 @@ class Placement:
         assert self.teller is not None
         self.teller.committed(record, decider, seq)
         self._records.inc()
-        for latency_ms in handlers.granted_at_once_ms(record, decider, time.time_ns() // 1000):
+        for latency_ms in handlers.granted_at_once_ms(record, decider, clock.wall_us()):
             self._latency_ms.observe(latency_ms)
         self._queued.set(sum(len(jobs) for jobs in decider.state.queues.values()))
         for event in record.events:

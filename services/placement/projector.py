@@ -15,6 +15,7 @@ from libs.adapters.redis import NeedRebuild, Projection
 from libs.adapters.redis.projection import Unavailable
 from libs.core.projections.hot_state import Delta, HotState
 from libs.ledger.follower import FollowedEntry, Follower
+from libs.ports.host import failpoint
 
 log = logging.getLogger("baton.projector")
 
@@ -98,6 +99,7 @@ class Projector:
             self._retry_at = now + _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
             self._failures += 1
             return
+        failpoint("projector.written")
         self._failures, self._retry_at = 0, 0.0
         self._say("")
 

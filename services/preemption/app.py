@@ -15,6 +15,7 @@ from libs.bus.outbox import Outbox
 from libs.bus.streams import bind
 from libs.core.scheduling.policy import Policy
 from libs.ledger.follower import FollowedEntry, Follower
+from libs.ports.host import failpoint
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
 from schemas import subjects
@@ -58,7 +59,9 @@ class Preemption:
         plans = planner.plans(base_seq, self._policy)
         if not plans:
             return
+        failpoint("preemption.planned")
         acks = await outbox.publish_many([self._message(plan) for plan in plans])
+        failpoint("preemption.sent")
         for plan, ack in zip(plans, acks, strict=True):
             planner.sent(plan, ack.seq)
             self._plans.inc()

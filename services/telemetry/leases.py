@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.core.projections.node_health import Watch
+from libs.ports.host import failpoint
 from libs.service.bootclock import now, reading
 from schemas import subjects
 from schemas.inbox import NodeLost, Tick
@@ -142,6 +143,7 @@ class Leases:
 
     async def _publish(self, js: JetStreamContext, items: Sequence[Outgoing]) -> None:
         """One try: what fails is sent again with the next tick."""
+        failpoint("telemetry.tick")
         started = now()
         outcomes = await asyncio.gather(
             *(js.publish(item.subject, item.payload, headers=item.headers, timeout=_PUBLISH_S) for item in items),

@@ -11,6 +11,7 @@ from pymongo import ReplaceOne
 from pymongo.errors import BulkWriteError, PyMongoError
 
 from libs.core.projections.history import JobStory
+from libs.ports.host import present_host
 from schemas.jobs import JobEvent, JobState
 from schemas.queries import JobDocument
 
@@ -41,16 +42,7 @@ class JobStore:
     """Every method raises StoreAway when the server does not answer; all writes may be repeated."""
 
     def __init__(self, url: str) -> None:
-        self._client: Any = AsyncIOMotorClient(
-            url,
-            appname="baton-history",
-            maxPoolSize=8,
-            serverSelectionTimeoutMS=_WAIT_MS,
-            connectTimeoutMS=_WAIT_MS,
-            socketTimeoutMS=_SLOW_MS,
-            retryWrites=False,
-            retryReads=False,
-        )
+        self._client: Any = _client_of(url)
         database = self._client.get_default_database(default=_DATABASE)
         self._jobs = database["jobs"]
         self._checkpoints = database["checkpoints"]
@@ -162,6 +154,21 @@ class JobStore:
         with _away():
             found = await self._jobs.find(query, {"document": 1}).sort([(order, -1)]).limit(limit).to_list(None)
         return [JobDocument.model_validate_json(body["document"]) for body in found]
+
+
+def _client_of(url: str) -> Any:
+    if (host := present_host()) is not None:
+        return host.mongo()
+    return AsyncIOMotorClient(
+        url,
+        appname="baton-history",
+        maxPoolSize=8,
+        serverSelectionTimeoutMS=_WAIT_MS,
+        connectTimeoutMS=_WAIT_MS,
+        socketTimeoutMS=_SLOW_MS,
+        retryWrites=False,
+        retryReads=False,
+    )
 
 
 def _stored(story: JobStory) -> dict[str, Any]:

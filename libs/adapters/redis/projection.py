@@ -14,6 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from libs.adapters.redis import keys
 from libs.core.projections.hot_state import TABLES, Delta, Row, encode
+from libs.ports.host import present_host
 
 _FILL = 1000
 """Rows per call of a rebuild: a few ms of Redis' one thread, and some 20 ms of ours."""
@@ -37,13 +38,7 @@ class Projection:
 
     def __init__(self, redis_url: str, pool: str, *, timeout_s: float = 5.0) -> None:
         self.pool = pool
-        self._redis: Redis = Redis.from_url(
-            redis_url,
-            decode_responses=True,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._redis: Any = _client(redis_url, timeout_s)
         self._live = [keys.meta(pool), *keys.tables(pool)]
 
     async def close(self) -> None:
@@ -123,6 +118,18 @@ class Projection:
         source = files("libs.adapters.redis").joinpath("functions.lua").read_text(encoding="utf-8")
         await self._redis.function_load(source, replace=True)
         return await self._redis.fcall(function, len(names), *names, *arguments)
+
+
+def _client(url: str, timeout_s: float) -> Any:
+    if (host := present_host()) is not None:
+        return host.redis()
+    return Redis.from_url(
+        url,
+        decode_responses=True,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+    )
 
 
 def _flat(deltas: Iterable[Delta]) -> Iterator[str]:

@@ -1,0 +1,267 @@
+"""The real agent on a simulated machine: its processes, its keeper and its disk are the machine's."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from libs.adapters.devices.simulated import SimulatedLayer
+from libs.bus.connect import connect
+from libs.bus.outbox import Outbox
+from libs.bus.streams import bind
+from libs.ports.clock import boot_s as now
+from libs.service.app import Tasks
+from schemas import subjects
+from schemas.inbox import CheckpointTaken, Observation, Released, Started
+from schemas.jobs import Checkpoint
+from schemas.nodes import DesiredPart
+from schemas.resources import Inventory
+from services.agent.agent import Agent
+from services.agent.node import Counts, EarlierLife, NodeRunner
+from services.agent.reports import Reports
+from services.agent.settings import AgentSettings
+
+if TYPE_CHECKING:
+    from libs.simulation.dst.machine import Machine, SimProcess
+
+STOP_S = 0.15
+"""SIGTERM to the end of a simulated process, at the most."""
+_SIGTERM = 128 + 15
+_SIGKILL = 128 + 9
+
+
+class SimState:
+    """The incarnations on the machine's disk."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self._machine = machine
+
+    def next_incarnations(self, nodes: Iterable[str], above: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+        machine = self._machine
+        if machine.disk_full:
+            raise OSError(28, "No space left on device")
+        machine.incarnation = max(machine.incarnation, above.get(machine.name, 0)) + 1
+        return dict.fromkeys(nodes, machine.incarnation)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SimKeeper:
+    """The agent's side of the machine's keeper."""
+
+    containment = "simulated"
+
+    def __init__(self, machine: "Machine") -> None:
+        self._machine = machine
+        self.on_loss: Callable[[], Any] | None = None
+        machine.keeper_lost = self._lost
+
+    def _lost(self) -> None:
+        if self.on_loss is not None:
+            self._machine.world.loop.create_task(self.on_loss())
+
+    def connected(self) -> bool:
+        return True
+
+    def needed(self) -> bool:
+        return True
+
+    def knows(self, node: str) -> bool:
+        return True
+
+    def life(self, node: str, incarnation: int, until: float | None = 0.0) -> None:
+        self._machine.begin(incarnation)
+
+    def until(self, node: str, until: float | None) -> None:
+        if until is not None:
+            self._machine.until(until)
+
+    def node_note(self, node: str, note: Mapping[str, Any]) -> None:
+        if self._machine.life is not None:
+            self._machine.life.note = {k: dict(v) if isinstance(v, dict) else v for k, v in note.items()}
+
+    async def ensure(self) -> None:
+        """There is one."""
+
+    async def close(self) -> None:
+        self._machine.keeper_dies()
+
+
+class SimLauncher:
+    """Starts parts on the machine."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self.machine = machine
+        self.state = SimState(machine)
+        self.keeper = SimKeeper(machine)
+
+    def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[Observation], None]) -> "SimPart":
+        made = SimPart(self.machine, part, report)
+        made.start()
+        return made
+
+    def adopt(
+        self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any], report: Callable[[Observation], None]
+    ) -> "SimPart":
+        made = SimPart(self.machine, part, report)
+        made.go_on(row["process"])
+        return made
+
+    def remember(self, node: NodeRunner) -> None:
+        self.keeper.node_note(node.name, node.memory())
+
+    def leave(self, node: NodeRunner) -> None:
+        """Nothing is left to remove."""
+
+    def rewatch(self, node: NodeRunner) -> None:
+        self.keeper.life(node.name, node.incarnation)
+
+    def keeper_ok(self) -> bool:
+        return True
+
+
+class SimPart:
+    """A part of an attempt: it resumes from its checkpoint, saves as its policy says, ends by itself or when asked."""
+
+    def __init__(self, machine: "Machine", part: DesiredPart, report: Callable[[Observation], None]) -> None:
+        self._machine, self._part, self._report = machine, part, report
+        self._done_ms = part.resume.step if part.resume else 0
+        self._interval_s = part.spec.checkpoint.interval_s if part.spec.checkpoint and part.node_rank == 0 else 0.0
+        self._over = False
+        self._process: SimProcess
+
+    def start(self) -> None:
+        simulation = self._part.spec.simulation
+        assert simulation is not None
+        runs_s = max(0.01, simulation.duration_s - self._done_ms / 1000)
+        self._process = self._machine.start(self._part, runs_s, simulation.exit_code, self._ended)
+        self._report(Started(job_id=self._part.job_id, attempt=self._part.attempt))
+        self._save_later()
+
+    def go_on(self, process: "SimProcess") -> None:
+        """An earlier agent has started it."""
+        self._process = process
+        process.told = self._ended
+        self._report(Started(job_id=self._part.job_id, attempt=self._part.attempt))
+        if process.code is not None:
+            self._machine.world.loop.call_soon(self._ended, process.code)
+        self._save_later()
+
+    def _save_later(self) -> None:
+        if self._interval_s:
+            self._machine.world.loop.call_later(self._interval_s, self._interval)
+
+    def save(self) -> None:
+        if self._interval_s and self._process.alive:
+            self._checkpoint()
+        self._stop()
+
+    def stop(self) -> None:
+        self._stop()
+
+    def save_early(self) -> None:
+        if self._interval_s and self._process.alive:
+            self._checkpoint()
+
+    def heard(self) -> None:
+        self._machine.forget(self._process.key)
+
+    async def kill(self) -> None:
+        """Ends without a report, and returns when nothing is left."""
+        self._over = True
+        if self._process.alive:
+            await asyncio.sleep(self._machine.world.random.random() * STOP_S)
+            self._machine.kill([self._process])
+
+    async def leave(self) -> None:
+        """It runs on, for the next agent."""
+        self._over = True
+
+    def _stop(self) -> None:
+        self._process.asked = True
+        world, kernel = self._machine.world, self._machine.kernel
+        kernel.call_at(world.loop.now + world.random.random() * STOP_S, self._machine.end, self._process, _SIGTERM)
+
+    def _checkpoint(self) -> None:
+        step = self._done_ms + round((self._machine.world.loop.now - self._process.began) * 1000)
+        reference = f"simulated:{self._part.job_id}:{step}"
+        self._report(
+            CheckpointTaken(
+                job_id=self._part.job_id,
+                attempt=self._part.attempt,
+                checkpoint=Checkpoint(step=step, reference=reference),
+            )
+        )
+
+    def _interval(self) -> None:
+        if self._process.alive and not self._over:
+            self._checkpoint()
+            self._save_later()
+
+    def _ended(self, exit_code: int) -> None:
+        if self._over:
+            return
+        self._over = True
+        own = not self._process.asked or exit_code not in (_SIGTERM, _SIGKILL)
+        reason = "" if exit_code == 0 else f"ended with {exit_code}"
+        self._report(
+            Released(
+                job_id=self._part.job_id, attempt=self._part.attempt, exit_code=exit_code, reason=reason, own_exit=own
+            )
+        )
+
+
+class AgentService:
+    """Runs the agent on `machine`, as `services.agent.app` does on a real one."""
+
+    def __init__(self, settings: AgentSettings, machine: "Machine", inventory: Inventory) -> None:
+        self._settings, self._machine, self._inventory = settings, machine, inventory
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        settings, machine, inventory = self._settings, self._machine, self._inventory
+        tasks = Tasks()
+        before = machine.may_go_on()
+        if not before:
+            machine.keeper_lost = None
+            machine.keeper_dies()
+        replies = subjects.node_reply_prefix(settings.pool, inventory.node)
+        nats = await connect(settings.nats_url, name=f"agent-{inventory.node}", inbox_prefix=replies, die_on_close=True)
+        js = nats.jetstream()
+        await bind(js, [settings.pool])
+        agent = _built(settings, nats, machine, inventory, before and machine.may_go_on())
+        await agent.subscribe()
+        async with tasks.until_stopped():
+            tasks.start("reports", agent.reports.run())
+            tasks.start("heartbeats", agent.run_heartbeats())
+            tasks.start("leases", agent.run_watch_leases())
+            tasks.start("desired state", agent.run_ask())
+            yield
+
+
+def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: Inventory, before: bool) -> Agent:
+    reports = Reports(Outbox(nats.jetstream()).publish_many, pool=settings.pool, source=f"/baton/{settings.pool}/agent")
+    launcher: Any = SimLauncher(machine)
+    node = NodeRunner(
+        inventory=inventory,
+        layer=SimulatedLayer(inventory.devices, inventory.boards),
+        lease_s=settings.lease_s,
+        now=now,
+        make_part=launcher.make,
+        adopt_part=launcher.adopt,
+        report=reports.add,
+        counts=Counts(),
+        remember=launcher.remember,
+    )
+    agent = Agent(settings, nats, [node], launcher, reports)
+    if before and machine.life is not None:
+        life = machine.life
+        parts = [(process.part, {"process": process}) for process in machine.table.values()]
+        node.adopt(EarlierLife(life.incarnation, life.until, life.note, parts))
+        machine.world.sometimes("an agent went on with an earlier one's work" if parts else "an agent went on")
+    else:
+        node.begin(launcher.state.next_incarnations([node.name])[node.name])
+        launcher.rewatch(node)
+    return agent

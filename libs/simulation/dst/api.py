@@ -1,0 +1,264 @@
+"""JetStream's API of the simulated broker: `$JS.API.<verb>...` with JSON in and out."""
+
+import base64
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from libs.simulation.dst.consumer import Consumer
+from libs.simulation.dst.stream import Kept, Stream
+from libs.simulation.dst.subjects import matches
+
+if TYPE_CHECKING:
+    from libs.simulation.dst.broker import SimBrokerServer
+
+_NO_STREAM = (404, 10059, "stream not found")
+_NO_CONSUMER = (404, 10014, "consumer not found")
+_NO_MESSAGE = (404, 10037, "no message found")
+_CREATED = "2030-01-01T00:00:00Z"
+_MAX_DIRECT = 1 << 22
+
+
+class Refused(Exception):
+    """The API says no: code, JetStream's error code, text."""
+
+    def __init__(self, code: int, err_code: int, text: str) -> None:
+        super().__init__(text)
+        self.body = {"error": {"code": code, "err_code": err_code, "description": text}}
+
+
+class Api:
+    """`request` answers one request, or leaves it unanswered where nats-server would."""
+
+    def __init__(self, server: "SimBrokerServer") -> None:
+        self.server = server
+        self._calls: list[tuple[str, Callable[[list[str], dict[str, Any]], Any]]] = [
+            ("STREAM.INFO.", self._stream_info),
+            ("STREAM.MSG.GET.", self._get),
+            ("STREAM.MSG.DELETE.", self._delete_message),
+            ("STREAM.CREATE.", self._create_stream),
+            ("STREAM.UPDATE.", self._update_stream),
+            ("STREAM.DELETE.", self._delete_stream),
+            ("STREAM.PURGE.", self._purge),
+            ("STREAM.NAMES", self._names),
+            ("STREAM.LIST", self._list),
+            ("CONSUMER.CREATE.", self._create_consumer),
+            ("CONSUMER.DURABLE.CREATE.", self._create_consumer),
+            ("CONSUMER.INFO.", self._consumer_info),
+            ("CONSUMER.DELETE.", self._delete_consumer),
+            ("CONSUMER.LIST.", self._consumers),
+            ("INFO", self._account),
+        ]
+
+    def request(self, subject: str, reply: str, data: bytes) -> None:
+        verb = subject.removeprefix("$JS.API.")
+        if verb.startswith("CONSUMER.MSG.NEXT."):
+            self._next(verb.split("."), reply, data)
+            return
+        if verb.startswith("DIRECT.GET."):
+            self._direct(verb, reply, data)
+            return
+        for name, call in self._calls:
+            if verb.startswith(name):
+                rest = verb[len(name) :].split(".") if name.endswith(".") else []
+                try:
+                    answer = call(rest, json.loads(data) if data else {})
+                except Refused as no:
+                    answer = no.body
+                if reply:
+                    self.server.deliver(reply, "", json.dumps(answer).encode(), None)
+                return
+        if reply:
+            self.server.deliver(reply, "", b"", {"Status": "503"})
+
+    # --------------------------------------------------------------------------------------------------------- streams
+
+    def _stream(self, name: str) -> Stream:
+        stream = self.server.disk.streams.get(name)
+        if stream is None:
+            raise Refused(*_NO_STREAM)
+        return stream
+
+    def _stream_info(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        stream = self._stream(rest[0])
+        state = stream.state()
+        if (pattern := body.get("subjects_filter")) is not None:
+            state["subjects"] = {s: len(q) for s, q in stream.by_subject.items() if matches(pattern, s)}
+        return {"config": stream.config, "created": _CREATED, "state": state}
+
+    def _create_stream(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        if rest[0] in self.server.disk.streams:
+            if self.server.disk.streams[rest[0]].config == body:
+                return self._stream_info(rest, {})
+            raise Refused(400, 10058, "stream name already in use with a different configuration")
+        self.server.disk.add(body)
+        return self._stream_info(rest, {})
+
+    def _update_stream(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        stream = self._stream(rest[0])
+        stream.config = body
+        self.server.disk._of.clear()
+        return self._stream_info(rest, {})
+
+    def _delete_stream(self, rest: list[str], _: dict[str, Any]) -> dict[str, Any]:
+        self._stream(rest[0])
+        for consumer in list(self.server.disk.consumers[rest[0]].values()):
+            consumer.close()
+        self.server.disk.remove(rest[0])
+        return {"success": True}
+
+    def _purge(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        stream = self._stream(rest[0])
+        if stream.config.get("deny_purge"):
+            raise Refused(500, 10110, "stream purge not permitted")
+        purged = stream.purge(below=body.get("seq"), pattern=body.get("filter") or ">", keep=body.get("keep") or 0)
+        return {"success": True, "purged": purged}
+
+    def _delete_message(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        stream = self._stream(rest[0])
+        if stream.config.get("deny_delete"):
+            raise Refused(500, 10057, "message delete not permitted")
+        if not stream.delete(int(body["seq"])):
+            raise Refused(*_NO_MESSAGE)
+        return {"success": True}
+
+    def _names(self, _: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        subject = body.get("subject")
+        names = [s.name for s in self.server.disk.streams.values() if subject is None or s.takes(subject)]
+        return {"total": len(names), "offset": 0, "limit": 1024, "streams": names or None}
+
+    def _list(self, _: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        found = [self._stream_info([name], {}) for name in self.server.disk.streams]
+        offset = int(body.get("offset") or 0)
+        return {"total": len(found), "offset": offset, "limit": 256, "streams": found[offset:]}
+
+    def _account(self, _: list[str], __: dict[str, Any]) -> dict[str, Any]:
+        limits = {"max_memory": -1, "max_storage": -1, "max_streams": -1, "max_consumers": -1}
+        count = len(self.server.disk.streams)
+        return {
+            "memory": 0,
+            "storage": 0,
+            "streams": count,
+            "consumers": 0,
+            "limits": limits,
+            "api": {"total": 0, "errors": 0},
+        }
+
+    # -------------------------------------------------------------------------------------------------------- messages
+
+    def _found(self, stream: Stream, body: dict[str, Any]) -> Kept | None:
+        if body.get("last_by_subj"):
+            return stream.last_of(body["last_by_subj"])
+        if body.get("next_by_subj"):
+            return stream.next_of(int(body.get("seq") or 1), body["next_by_subj"])
+        return stream.messages.get(int(body.get("seq") or 0))
+
+    def _get(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        kept = self._found(self._stream(rest[0]), body)
+        if kept is None:
+            raise Refused(*_NO_MESSAGE)
+        message = {"subject": kept.subject, "seq": kept.seq, "time": _iso(kept.time_us)}
+        message["data"] = base64.b64encode(kept.data).decode()
+        if kept.headers:
+            lines = "".join(f"{k}: {v}\r\n" for k, v in kept.headers.items())
+            message["hdrs"] = base64.b64encode(f"NATS/1.0\r\n{lines}\r\n".encode()).decode()
+        return {"message": message}
+
+    def _direct(self, verb: str, reply: str, data: bytes) -> None:
+        name, _, subject = verb.removeprefix("DIRECT.GET.").partition(".")
+        stream = self.server.disk.streams.get(name)
+        body = json.loads(data) if data else {"last_by_subj": subject}
+        deliver = self.server.deliver
+        if stream is None:
+            deliver(reply, "", b"", {"Status": "503"})
+            return
+        if "batch" in body:
+            self._direct_batch(stream, reply, body)
+            return
+        kept = self._found(stream, body)
+        if kept is None:
+            deliver(reply, "", b"", {"Status": "404", "Description": "Message Not Found"})
+        else:
+            deliver(reply, "", kept.data, _shown(stream, kept))
+
+    def _direct_batch(self, stream: Stream, reply: str, body: dict[str, Any]) -> None:
+        deliver = self.server.deliver
+        pattern = body.get("next_by_subj") or ">"
+        begin = int(body.get("seq") or 1)
+        since_us = _us(body["start_time"]) if body.get("start_time") else None
+        found = [
+            kept
+            for kept in stream.after(begin - 1, () if pattern == ">" else (pattern,))
+            if since_us is None or kept.time_us >= since_us
+        ]
+        sent = found[: int(body["batch"])]
+        if not sent:
+            deliver(reply, "", b"", {"Status": "404", "Description": "No Results"})
+            return
+        for place, kept in enumerate(sent):
+            headers = _shown(stream, kept)
+            headers["Nats-Num-Pending"] = str(len(found) - place - 1)
+            deliver(reply, "", kept.data, headers)
+        pending = {"Nats-Num-Pending": str(len(found) - len(sent)), "Nats-Last-Sequence": str(sent[-1].seq)}
+        deliver(reply, "", b"", {"Status": "204", "Description": "EOB", **pending})
+
+    # ------------------------------------------------------------------------------------------------------- consumers
+
+    def _create_consumer(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
+        stream = self._stream(rest[0])
+        config = body["config"]
+        name = config.get("name") or config.get("durable_name") or self.server.disk.next_name()
+        consumers = self.server.disk.consumers[stream.name]
+        if name not in consumers:
+            consumers[name] = Consumer(self.server, stream, name, config)
+        return {
+            "type": "io.nats.jetstream.api.v1.consumer_create_response",
+            "created": _CREATED,
+            **consumers[name].info(),
+        }
+
+    def _consumer(self, rest: list[str]) -> Consumer:
+        self._stream(rest[0])
+        consumer = self.server.consumer(rest[0], rest[1])
+        if consumer is None:
+            raise Refused(*_NO_CONSUMER)
+        return consumer
+
+    def _consumer_info(self, rest: list[str], _: dict[str, Any]) -> dict[str, Any]:
+        return {"created": _CREATED, **self._consumer(rest).info()}
+
+    def _delete_consumer(self, rest: list[str], _: dict[str, Any]) -> dict[str, Any]:
+        self._consumer(rest).close()
+        del self.server.disk.consumers[rest[0]][rest[1]]
+        return {"success": True}
+
+    def _consumers(self, rest: list[str], _: dict[str, Any]) -> dict[str, Any]:
+        self._stream(rest[0])
+        found = [{"created": _CREATED, **c.info()} for c in self.server.disk.consumers[rest[0]].values()]
+        return {"total": len(found), "offset": 0, "limit": 256, "consumers": found}
+
+    def _next(self, verb: list[str], reply: str, data: bytes) -> None:
+        consumer = self.server.consumer(verb[3], verb[4])
+        if consumer is None:
+            self.server.deliver(reply, "", b"", {"Status": "503"})
+            return
+        consumer.ask(reply, json.loads(data) if data else {"batch": 1})
+
+
+def _iso(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _us(text: str) -> int:
+    return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1e6)
+
+
+def _shown(stream: Stream, kept: Kept) -> dict[str, str]:
+    return {
+        **(kept.headers or {}),
+        "Nats-Stream": stream.name,
+        "Nats-Subject": kept.subject,
+        "Nats-Sequence": str(kept.seq),
+        "Nats-Time-Stamp": _iso(kept.time_us),
+    }

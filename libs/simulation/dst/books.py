@@ -1,0 +1,159 @@
+"""What a seed must have come to when it is at rest: one ledger, and everybody telling the same of it."""
+
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from libs.core.projections.history import JobStory, advance, job_events
+from libs.core.projections.hot_state import HotState
+from libs.core.projections.verify import Checker
+from libs.ledger.chain import GENESIS, Head, judge
+from libs.simulation.dst.scenario import POOL, Asked
+from libs.simulation.dst.world import World
+from schemas import ledger as led
+from schemas.ids import attempt_id
+from schemas.jobs import JobRejected, JobState
+from schemas.subjects import DEAD, EVENTS, ledger_stream
+
+
+@dataclass(slots=True)
+class Books:
+    """The ledger folded by the simulation, record by record as it grows."""
+
+    world: World
+    checker: Checker = field(default_factory=Checker)
+    hot: HotState = field(default_factory=HotState)
+    stories: dict[str, JobStory] = field(default_factory=dict)
+    ended: dict[str, JobState] = field(default_factory=dict)
+    billed: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    head: Head = GENESIS
+    position: int = 0
+    voids: int = 0
+    _open: dict[str, tuple[str, int, dict[str, int]]] = field(default_factory=dict)
+    _rejected: dict[str, JobRejected] = field(default_factory=dict)
+    _events_to: int = 0
+    _told: Counter[str] = field(default_factory=Counter)
+
+    def catch_up(self) -> None:
+        """Reads what is new in the broker's streams."""
+        stream = self.world.disk.streams[ledger_stream(POOL)]
+        while self.position < stream.last_seq:
+            kept = stream.messages[self.position + 1]
+            entry = judge(self.head, POOL, kept.seq, kept.data, kept.time_us)
+            self.checker.step(entry.seq, entry.record, entry.valid)
+            self.position = entry.seq
+            if entry.valid:
+                self.head = entry.head
+                self._fold(entry.record, entry.seq)
+            else:
+                self.voids += 1
+        events = self.world.disk.streams[EVENTS]
+        for kept in events.after(self._events_to, ()):
+            self._events_to = kept.seq
+            what = kept.subject.split(".")[4]
+            if what == "rejected":
+                rejected = JobRejected.model_validate_json(kept.data)
+                self._rejected[rejected.job_id] = rejected
+            elif what in ("succeeded", "failed", "cancelled"):
+                self._told[json.loads(kept.data)["job_id"]] += 1
+
+    def _fold(self, record: led.LedgerRecord, seq: int) -> None:
+        self.hot.apply(record, seq)
+        for job, events in job_events(record).items():
+            self.stories[job] = advance(self.stories.get(job), events, record.t_us, seq, record.pool)
+        for event in record.events:
+            match event:
+                case led.JobGranted():
+                    milli = {c.device: c.milli for c in event.claims}
+                    self._open[event.job_id] = (attempt_id(event.job_id, event.attempt), record.t_us, milli)
+                case led.DevicesFreed():
+                    attempt, opened_us, milli = self._open[event.job_id]
+                    used = sum(milli[device] for device in event.devices) * (record.t_us - opened_us)
+                    team = self.billed[self.stories[event.job_id].document.team]
+                    team[attempt] = team.get(attempt, 0) + used
+                case led.JobFinished():
+                    if event.job_id in self.ended:
+                        self.world.violated("I3", f"{event.job_id} ends twice")
+                    self.ended[event.job_id] = event.state
+
+    # ---------------------------------------------------------------------------------------------------------- at rest
+
+    def unfinished(self, jobs: list[Asked]) -> list[str]:
+        """Accepted jobs that have not come to an end, and work that is left."""
+        self.catch_up()
+        out = []
+        for job in jobs:
+            if job.stored and job.id not in self.ended and job.id not in self._rejected:
+                story = self.stories.get(job.id)
+                where = "not in the ledger" if story is None else story.document.state.value
+                out.append(f"{job.id} ({job.key}, {where})")
+            elif not job.stored:
+                out.append(f"{job.key} was not stored")
+        out += [f"{name} is held" for name, row in self.hot.devices.items() if row["milli_used"] or row["jobs"]]
+        out += [
+            f"{process.key} runs on {m.name}" for m in self.world.machines.values() for process in m.running.values()
+        ]
+        return out
+
+    def behind(self) -> list[str]:
+        """Projections that do not show the ledger's present yet."""
+        out = []
+        hashes = self.world.redis.hashes
+        meta = hashes.get(f"baton:{{{POOL}}}:meta", {})
+        if (int(meta.get("seq", 0)), meta.get("hash", "")) != (self.position, self.head.hash):
+            out.append(f"Redis stands at {meta.get('seq')}, the ledger at {self.position}")
+        else:
+            for name in ("nodes", "devices", "teams", "jobs"):
+                rows = {key: json.loads(row) for key, row in hashes.get(f"baton:{{{POOL}}}:{name}", {}).items()}
+                if rows != getattr(self.hot, name):
+                    out.append(f"Redis: table {name} is not the fold")
+        documents = self.world.mongo.collections.get("jobs", {})
+        for job, story in self.stories.items():
+            found = documents.get(job)
+            if found is None or found["document"] != story.document.model_dump_json():
+                out.append(f"MongoDB: the document of {job} is not the fold")
+                break
+        if set(self._told) != set(self.ended):
+            out.append(f"{len(set(self.ended) ^ set(self._told))} ends were not told")
+        return out
+
+    def settle(self, jobs: list[Asked]) -> None:
+        """The last look: what is wrong now is wrong for good."""
+        world = self.world
+        report = self.checker.finish()
+        for violation in report.violations:
+            world.violated("ledger", violation)
+        for job in jobs:
+            if job.id in self.ended and job.id in self._rejected:
+                world.violated("I4", f"{job.id} is both in the ledger and refused")
+        for job_id, times in self._told.items():
+            if times != 1:
+                world.violated("told", f"the end of {job_id} was told {times} times")
+        for state, job in ((self.ended.get(job.id), job) for job in jobs):
+            if state is not None and not _plausible(job, state):
+                world.violated("end", f"{job.id} ({job.spec.name}) ended as {state.value}")
+        self._letters()
+
+    def _letters(self) -> None:
+        for kept in self.world.disk.streams[DEAD].messages.values():
+            headers = kept.headers or {}
+            subject, reason = headers["Baton-Dead-Subject"], headers["Baton-Dead-Reason"]
+            if not explained(subject, reason):
+                self.world.violated("dead", f"a dead letter that nothing explains: {subject}: {reason}")
+
+
+def explained(subject: str, reason: str) -> bool:
+    """Whether a dead letter tells of an ordinary race: a plan that came too late, or an earlier life of a node."""
+    if subject.startswith("baton.in.preemption.v1.planned."):
+        return True
+    if subject.startswith("baton.in.node.v1.observed."):
+        return "is not up" in reason
+    return subject.startswith("baton.in.node.v1.registered.") and "is not newer" in reason
+
+
+def _plausible(job: Asked, state: JobState) -> bool:
+    if state is JobState.CANCELLED:
+        return job.cancel_at is not None
+    if job.spec.time_limit_s or (job.spec.simulation is not None and job.spec.simulation.exit_code):
+        return state is JobState.FAILED
+    return state is JobState.SUCCEEDED

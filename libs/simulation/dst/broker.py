@@ -1,0 +1,202 @@
+"""The simulated broker: subjects, streams, consumers and JetStream's API, as far as Baton uses nats-server.
+
+It is one process of the simulation: frozen, it answers nobody; killed, it forgets connections and consumers in memory,
+and keeps what is on its disk. `disk_s` is how slow the disk is, `full` that it takes nothing more.
+"""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from libs.simulation.dst.api import Api
+from libs.simulation.dst.consumer import Consumer
+from libs.simulation.dst.loop import SimHandle
+from libs.simulation.dst.stream import Kept, Stream
+from libs.simulation.dst.subjects import Routes
+
+if TYPE_CHECKING:
+    from libs.simulation.dst.client import SimClient
+    from libs.simulation.dst.process import Process
+    from libs.simulation.dst.world import World
+
+_SWEEP_S = 5.0
+
+
+class SimBrokerServer:
+    """One life of the broker; `streams` and durable consumers are its disk and outlive it."""
+
+    def __init__(self, world: "World", process: "Process", disk: "Disk") -> None:
+        self.world = world
+        self.process = process
+        self.disk = disk
+        self.routes = Routes()
+        self.api = Api(self)
+        for stream in disk.streams.values():
+            for consumer in list(disk.consumers[stream.name].values()):
+                if consumer.config.get("mem_storage"):
+                    del disk.consumers[stream.name][consumer.name]
+                else:
+                    consumer.reopened(self)
+        self.after(_SWEEP_S, self._sweep)
+
+    @property
+    def now(self) -> float:
+        return self.world.loop.now
+
+    def wall_us(self) -> int:
+        return self.process.wall_ns() // 1000
+
+    def after(self, delay_s: float, call: Callable[..., Any], *args: Any) -> SimHandle:
+        return self.process.call_at(self.now + delay_s, call, *args)
+
+    # ------------------------------------------------------------------------------------------------------------ core
+
+    def subscribe(self, client: "SimClient", sid: int, pattern: str, queue: str) -> None:
+        self.routes.add((client.number, sid), pattern, queue, client)
+
+    def unsubscribe(self, client: "SimClient", sid: int) -> None:
+        self.routes.remove((client.number, sid))
+
+    def gone(self, client: "SimClient") -> None:
+        """A connection is closed or broken."""
+        self.routes.remove_client(client.number)
+        for consumers in self.disk.consumers.values():
+            for consumer in consumers.values():
+                consumer.drop_requests(client._inbox)
+
+    def publish(self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
+        """A message from a client."""
+        if subject.startswith("$JS."):
+            if subject.startswith("$JS.ACK."):
+                self._acknowledge(subject, data)
+            else:
+                self.api.request(subject, reply, data)
+            return
+        stream = self.disk.stream_of(subject)
+        heard = self.deliver(subject, reply, data, headers)
+        if stream is not None:
+            self._store(stream, subject, reply, data, headers)
+        elif not heard and reply:
+            self.deliver(reply, "", b"", {"Status": "503"})
+
+    def deliver(
+        self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None, shown: str | None = None
+    ) -> bool:
+        """To everybody who hears `subject`, of a queue to one. `shown` is the subject that the message says."""
+        found = self.routes.of(subject)
+        if not found:
+            return False
+        queues: dict[tuple[str, str], list[tuple[Any, int]]] = {}
+        for pattern, queue, client, sid in found:
+            if queue:
+                queues.setdefault((pattern, queue), []).append((client, sid))
+            else:
+                self._to(client, sid, shown or subject, reply, data, headers)
+        for members in queues.values():
+            client, sid = members[self.world.random.randrange(len(members))]
+            self._to(client, sid, shown or subject, reply, data, headers)
+        return True
+
+    def _to(self, client: Any, sid: int, subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
+        link = client.link
+        if link is None:
+            return
+        net = self.world.net
+        if net.troubled:
+            copies, delay = net.fate()
+            if delay:
+                client.process.call_at(self.now + delay, client.delivered, sid, subject, reply, data, headers)
+                return
+            for _ in range(copies):
+                link.send("down", client.delivered, sid, subject, reply, data, headers)
+            return
+        link.send("down", client.delivered, sid, subject, reply, data, headers)
+
+    # --------------------------------------------------------------------------------------------------------- streams
+
+    def _store(self, stream: Stream, subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
+        if self.disk.full:
+            self._acked(reply, {"error": {"code": 503, "err_code": 10077, "description": "maximum bytes exceeded"}})
+            return
+        outcome = stream.store(subject, headers, data, self.wall_us())
+        if isinstance(outcome, tuple):
+            code, err_code, text = outcome
+            self._acked(reply, {"error": {"code": code, "err_code": err_code, "description": text}})
+            return
+        if isinstance(outcome, int):
+            self._acked(reply, {"stream": stream.name, "seq": outcome, "duplicate": True})
+            return
+        self.world.stored(stream.name, outcome)
+        if self.disk.slow_s:
+            self.after(self.disk.slow_s, self._stored, stream, outcome, reply)
+        else:
+            self._stored(stream, outcome, reply)
+
+    def _stored(self, stream: Stream, kept: Kept, reply: str) -> None:
+        self._acked(reply, {"stream": stream.name, "seq": kept.seq})
+        for consumer in list(self.disk.consumers[stream.name].values()):
+            if consumer.requests:
+                consumer.pump()
+
+    def _acked(self, reply: str, answer: dict[str, Any]) -> None:
+        if reply:
+            self.deliver(reply, "", json.dumps(answer).encode(), None)
+
+    def _acknowledge(self, subject: str, data: bytes) -> None:
+        parts = subject.split(".")
+        consumer = self.consumer(parts[2], parts[3])
+        if consumer is not None:
+            consumer.answer(int(parts[5]), data or b"+ACK")
+
+    def nak_delay_s(self, payload: bytes) -> float:
+        body = payload[4:].strip()
+        return float(json.loads(body).get("delay", 0)) / 1e9 if body else 0.0
+
+    def consumer(self, stream: str, name: str) -> Consumer | None:
+        return self.disk.consumers.get(stream, {}).get(name)
+
+    def _sweep(self) -> None:
+        """Ages, and consumers that nobody asks any more."""
+        now_us = self.wall_us()
+        for stream in self.disk.streams.values():
+            stream.expire(now_us)
+            consumers = self.disk.consumers[stream.name]
+            for consumer in [c for c in consumers.values() if c.forgotten()]:
+                del consumers[consumer.name]
+        self.after(_SWEEP_S, self._sweep)
+
+
+class Disk:
+    """What outlives a broker: streams and consumers."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, Stream] = {}
+        self.consumers: dict[str, dict[str, Consumer]] = {}
+        self.full = False
+        self.slow_s = 0.0
+        self._of: dict[str, Stream | None] = {}
+        self.count = 0
+
+    def add(self, config: dict[str, Any]) -> Stream:
+        stream = self.streams[config["name"]] = Stream(config["name"], config)
+        self.consumers[stream.name] = {}
+        self._of.clear()
+        return stream
+
+    def remove(self, name: str) -> None:
+        del self.streams[name], self.consumers[name]
+        self._of.clear()
+
+    def stream_of(self, subject: str) -> Stream | None:
+        if subject in self._of:
+            return self._of[subject]
+        if subject.startswith("_"):
+            return None
+        found = next((stream for stream in self.streams.values() if stream.takes(subject)), None)
+        if len(self._of) < 10_000:
+            self._of[subject] = found
+        return found
+
+    def next_name(self) -> str:
+        self.count += 1
+        return f"e{self.count:05d}"

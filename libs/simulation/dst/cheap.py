@@ -1,0 +1,60 @@
+"""What costs milliseconds and is the same in every seed is done once: files that are read, records that are parsed.
+
+Records are immutable and all readers get the same bytes, so one parsed record serves them all. It lasts for one seed.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from libs.ledger import chain, inputs
+from libs.service import files
+from services.quota_billing import files as quotas
+
+_caches: list[dict[bytes, Any]] = []
+_installed: list[bool] = []
+
+
+def install() -> None:
+    """Once per process."""
+    if _installed:
+        return
+    _installed.append(True)
+    chain._record = _once(chain._record)  # type: ignore[assignment]
+    inputs._KINDS = {
+        stem: inputs._InboxKind(kind.type, kind.pattern, _once(kind.parse)) for stem, kind in inputs._KINDS.items()
+    }
+    _read_once()
+
+
+def _read_once() -> None:
+    """Wherever a service has imported one of these, it gets the one that remembers."""
+    reading = (
+        files.read, files.read_prices, files.read_throughputs, files.read_classes, quotas.load_prices, quotas.load_quotas
+    )  # fmt: skip
+    remembering = {function: lru_cache(maxsize=8)(function) for function in reading}
+    for module in [module for name, module in sys.modules.items() if name.startswith(("services.", "libs.service."))]:
+        for name, value in list(vars(module).items()):
+            if callable(value) and value in reading:
+                setattr(module, name, remembering[value])
+
+
+def forget() -> None:
+    """At the end of a seed."""
+    for cache in _caches:
+        cache.clear()
+
+
+def _once(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Failures are not kept: they are rare, and each has its own traceback."""
+    known: dict[bytes, Any] = {}
+    _caches.append(known)
+
+    def parsed(payload: bytes) -> Any:
+        found = known.get(payload)
+        if found is None:
+            found = known[payload] = parse(payload)
+        return found
+
+    return parsed

@@ -1,0 +1,305 @@
+"""What goes wrong in a seed: drawn before it begins, each fault with its beginning and its end.
+
+After `HEAL_S` everything works again, and stays so: then the system has to come to rest by itself.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from libs.simulation.dst.world import World
+
+HEAL_S = 34.0
+"""No fault lasts longer."""
+
+Do = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`begin` at `at`, `end` (None: nothing to undo) `lasts_s` later."""
+
+    name: str
+    at: float
+    lasts_s: float
+    begin: Do
+    end: Do | None = None
+
+
+Draw = Callable[[World, random.Random], tuple[float, Do, Do | None]]
+"""How long it lasts, what begins it, what ends it."""
+
+
+def _service(world: World, chance: random.Random) -> str:
+    names = [name for name in world.services if not name.startswith("agent")]
+    # The writer and admission are where most of the protocol is.
+    return chance.choice([*names, *(n for n in names if n.startswith(("placement", "admission")))])
+
+
+def _kill(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    name = _service(world, chance)
+    return 0.0, lambda: _die(world, name), None
+
+
+def _die(world: World, name: str) -> None:
+    process = world.services[name].process
+    if process is not None and process.alive:
+        process.die("killed")
+
+
+def _freeze(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    return _frozen(world, _service(world, chance), chance.choice((0.3, 2.0, 6.0, 14.0)) * chance.uniform(0.5, 1.5))
+
+
+def _frozen(world: World, name: str, lasts_s: float) -> tuple[float, Do, Do | None]:
+    slot = world.services[name]
+
+    def begin() -> None:
+        if slot.process is not None:
+            slot.process.freeze()
+            world.sometimes("a process was frozen")
+
+    def end() -> None:
+        if slot.process is not None:
+            slot.process.thaw()
+
+    return lasts_s, begin, end
+
+
+def _kill_agent(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    name = f"agent-{chance.choice(sorted(world.machines))}"
+
+    def begin() -> None:
+        if world.machines[name.removeprefix("agent-")].running:
+            world.sometimes("an agent died while jobs ran")
+        _die(world, name)
+
+    return 0.0, begin, None
+
+
+def _freeze_agent(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    machine = chance.choice(sorted(world.machines))
+    lasts_s, begin, end = _frozen(world, f"agent-{machine}", chance.uniform(1.0, 14.0))
+
+    def seen() -> None:
+        if world.machines[machine].running:
+            world.sometimes("an agent was frozen while jobs ran")
+        begin()
+
+    return lasts_s, seen, end
+
+
+def _power_off(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    machine = chance.choice(sorted(world.machines))
+    return 0.0, lambda: world.machines[machine].power_off(), None
+
+
+def _keeper(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    """The keeper alone, killed or frozen: both frozen while the job runs on is the documented residue."""
+    machine = world.machines[chance.choice(sorted(world.machines))]
+    lasts_s = chance.uniform(1.0, 6.0)
+    if chance.random() < 0.5:
+        return 0.0, machine.keeper_dies, None
+
+    def begin() -> None:
+        if machine.agent is not None and machine.agent.alive and not machine.agent.frozen:
+            machine.keeper_frozen_until = world.loop.now + lasts_s
+
+    return lasts_s, begin, None
+
+
+def _partition(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    machine = chance.choice(sorted({slot.machine for slot in world.services.values()}))
+    ways = chance.choice(({"up"}, {"down"}, {"up", "down"}))
+    lasts_s = chance.choice((0.5, 3.0, 8.0, 25.0)) * chance.uniform(0.6, 1.2)
+
+    def begin() -> None:
+        world.net.partition(machine, ways)
+        world.sometimes("cut off one way" if len(ways) == 1 else "cut off both ways")
+
+    return lasts_s, begin, lambda: world.net.heal(machine)
+
+
+def _reset(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    machine = chance.choice(sorted({slot.machine for slot in world.services.values()}))
+
+    def begin() -> None:
+        for link in list(world.net.links.values()):
+            if link.client.process.machine == machine:
+                link.reset()
+        world.note(f"the connections of {machine} break")
+
+    return 0.0, begin, None
+
+
+def _broker_frozen(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    def begin() -> None:
+        if world.net.broker_process is not None:
+            world.net.broker_process.freeze()
+            world.sometimes("the broker was frozen")
+
+    def end() -> None:
+        if world.net.broker_process is not None:
+            world.net.broker_process.thaw()
+
+    return chance.choice((0.5, 3.0, 8.0, 15.0)) * chance.uniform(0.6, 1.2), begin, end
+
+
+def _broker_killed(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    def end() -> None:
+        if world.net.broker_process is None or not world.net.broker_process.alive:
+            world.start_broker()
+
+    return chance.uniform(0.1, 8.0), world.kill_broker, end
+
+
+def _messages(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    lose, repeat, late = (chance.choice((0.0, 0.02, 0.1, 0.3)) for _ in range(3))
+
+    def begin() -> None:
+        world.net.lose, world.net.repeat, world.net.late = lose, repeat, late
+        world.note(f"messages: {lose} lost, {repeat} repeated, {late} late")
+        for rate, what in (
+            (lose, "messages were lost"),
+            (repeat, "messages were repeated"),
+            (late, "messages were late"),
+        ):
+            if rate:
+                world.sometimes(what)
+
+    return chance.uniform(1.0, 10.0), begin, lambda: _calm(world)
+
+
+def _calm(world: World) -> None:
+    world.net.lose = world.net.repeat = world.net.late = 0.0
+
+
+def _clock(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    machine = chance.choice(("broker", *sorted({slot.machine for slot in world.services.values()})))
+    step = chance.choice((-3600.0, -300.0, -1.0, 1.0, 300.0, 3600.0, 10_800.0))
+
+    def begin() -> None:
+        world.offsets[machine] = world.offset_of(machine) + step
+        world.note(f"the clock of {machine} jumps by {step} s")
+        world.sometimes("the broker's clock jumped" if machine == "broker" else "a service's clock jumped")
+
+    return 0.0, begin, None
+
+
+def _slow_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    slow_s = chance.choice((0.1, 0.8, 3.0, 7.0))
+
+    def begin() -> None:
+        world.disk.slow_s = slow_s
+        world.note(f"the broker's disk takes {slow_s} s")
+        world.sometimes("the broker's disk was slow")
+
+    return chance.uniform(1.0, 10.0), begin, lambda: setattr(world.disk, "slow_s", 0.0)
+
+
+def _full_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    def begin() -> None:
+        world.disk.full = True
+        world.note("the broker's disk is full")
+        world.sometimes("the broker's disk was full")
+
+    return chance.uniform(0.5, 8.0), begin, lambda: setattr(world.disk, "full", False)
+
+
+def _node_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    machine = world.machines[chance.choice(sorted(world.machines))]
+    return (
+        chance.uniform(1.0, 8.0),
+        lambda: setattr(machine, "disk_full", True),
+        lambda: setattr(machine, "disk_full", False),
+    )
+
+
+def _redis(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    server = world.redis
+    what = chance.choice(("down", "frozen", "flush", "old"))
+    if what == "flush":
+        return 0.0, server.flush, None
+    if what == "old":
+        kept: list[dict[str, dict[str, str]]] = []
+        return chance.uniform(1.0, 10.0), lambda: kept.append(server.keep()), lambda: server.restore(kept[0])
+    return chance.uniform(0.5, 8.0), lambda: setattr(server, what, True), lambda: setattr(server, what, False)
+
+
+def _mongo(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    server = world.mongo
+    what = chance.choice(("down", "slow", "empty"))
+    if what == "empty":
+        return 0.0, server.empty, None
+    if what == "slow":
+        return chance.uniform(1, 8), lambda: setattr(server, "slow_s", 2.0), lambda: setattr(server, "slow_s", 0.0)
+    return chance.uniform(0.5, 8.0), lambda: setattr(server, "down", True), lambda: setattr(server, "down", False)
+
+
+DRAWS: dict[str, tuple[float, Draw]] = {
+    "kill": (4, _kill),
+    "freeze": (4, _freeze),
+    "kill agent": (3, _kill_agent),
+    "freeze agent": (3, _freeze_agent),
+    "power off": (1.5, _power_off),
+    "keeper": (1.5, _keeper),
+    "partition": (4, _partition),
+    "reset": (2, _reset),
+    "broker frozen": (2, _broker_frozen),
+    "broker killed": (2, _broker_killed),
+    "messages": (4, _messages),
+    "clock": (2, _clock),
+    "slow disk": (1.5, _slow_disk),
+    "full disk": (1.5, _full_disk),
+    "node disk full": (0.7, _node_disk),
+    "redis": (1.5, _redis),
+    "mongo": (1.5, _mongo),
+}
+"""Name -> how often, and the draw."""
+
+
+def draw(world: World, chance: random.Random) -> list[Fault]:
+    """The faults of a seed, in order of their beginning."""
+    names, weights = list(DRAWS), [weight for weight, _ in DRAWS.values()]
+    faults = []
+    for name in chance.choices(names, weights, k=chance.choice((0, 1, 2, 3, 4, 5, 7))):
+        lasts_s, begin, end = DRAWS[name][1](world, chance)
+        at = chance.uniform(0.05, HEAL_S - 2.0)
+        faults.append(Fault(name, at, min(lasts_s, HEAL_S - at), begin, end))
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+def schedule(world: World, faults: list[Fault]) -> None:
+    """Arms them all."""
+    loop = world.loop
+    for fault in faults:
+        loop.call_at(fault.at, _begin, world, fault)
+        if fault.end is not None:
+            loop.call_at(fault.at + fault.lasts_s, fault.end)
+
+
+def _begin(world: World, fault: Fault) -> None:
+    world.note(f"fault: {fault.name} for {fault.lasts_s:.2f} s")
+    world.seen[f"fault: {fault.name}"] += 1
+    fault.begin()
+
+
+def heal(world: World) -> None:
+    """Everything works from now on."""
+    world.faults_on = False
+    _calm(world)
+    world.disk.full, world.disk.slow_s = False, 0.0
+    world.redis.down = world.redis.frozen = world.mongo.down = False
+    world.mongo.slow_s = 0.0
+    if world.net.broker_process is None or not world.net.broker_process.alive:
+        world.start_broker()
+    elif world.net.broker_process.frozen:
+        world.net.broker_process.thaw()
+    for machine in list(world.net.cut_machines):
+        world.net.heal(machine)
+    for slot in world.services.values():
+        if slot.process is not None:
+            slot.process.thaw()
+    for node in world.machines.values():
+        node.disk_full = False
+    world.note("healed")

@@ -1,0 +1,205 @@
+"""Simulated nodes: their processes, their keeper and their disk. What runs here is the truth that nobody's state is asked for.
+
+A part's processes are held by the keeper, not by the agent: they run on when it is frozen or killed, and the next agent may
+go on with them. The keeper kills them when the lease ends, and its own end is theirs. Each start is looked at: two attempts
+of one job never run at once, and no device is given out beyond its whole.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from schemas.nodes import DesiredPart
+from schemas.resources import WHOLE_MILLI
+
+if TYPE_CHECKING:
+    from libs.simulation.dst.loop import SimHandle
+    from libs.simulation.dst.process import Process
+    from libs.simulation.dst.world import World
+
+Key = tuple[str, int]
+"""(job id, attempt)."""
+
+
+@dataclass(eq=False, slots=True)
+class SimProcess:
+    """The processes of one part, and the keeper's row of them: `code` is how they ended, until the agent forgets it."""
+
+    key: Key
+    node: str
+    part: DesiredPart
+    milli: dict[str, int]
+    began: float
+    life: int
+    told: Callable[[int], None]
+    timer: "SimHandle | None" = None
+    code: int | None = None
+    asked: bool = False
+    """The agent has asked it to end."""
+
+    @property
+    def alive(self) -> bool:
+        return self.code is None
+
+
+@dataclass(slots=True)
+class Life:
+    """What the keeper knows of a node's present life. `until` on the machine's clock; 0: no lease yet."""
+
+    incarnation: int
+    until: float = 0.0
+    note: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Machine:
+    """One node's hardware. `incarnation` is what its disk remembers."""
+
+    world: "World"
+    name: str
+    kernel: "Process"
+    table: dict[Key, SimProcess] = field(default_factory=dict)
+    life: Life | None = None
+    incarnation: int = 0
+    boots: int = 0
+    agent: "Process | None" = None
+    keeper_lost: "Callable[[], None] | None" = None
+    keeper_frozen_until: float = 0.0
+    disk_full: bool = False
+
+    @property
+    def running(self) -> dict[Key, SimProcess]:
+        return {key: process for key, process in self.table.items() if process.alive}
+
+    def start(self, part: DesiredPart, runs_s: float, exit_code: int, told: Callable[[int], None]) -> SimProcess:
+        """Starts a part's processes; they end by themselves after `runs_s`."""
+        milli: dict[str, int] = {}
+        for rank in part.ranks:
+            milli[rank.device] = milli.get(rank.device, 0) + rank.milli
+        key = (part.job_id, part.attempt)
+        life = self.life.incarnation if self.life is not None else 0
+        process = SimProcess(key, self.name, part, milli, self.world.loop.now, life, told)
+        self.world.truth.starts(process, self.world.machines.values())
+        self.table[key] = process
+        process.timer = self.kernel.call_at(self.world.loop.now + runs_s, self.end, process, exit_code)
+        return process
+
+    def end(self, process: SimProcess, code: int) -> None:
+        """The processes of a part are gone; the keeper keeps how, and tells its agent."""
+        if not process.alive:
+            return
+        process.code = code
+        if process.timer is not None:
+            process.timer.cancel()
+        self.world.truth.ends(process)
+        agent = self.agent
+        if agent is not None and agent.alive:
+            agent.call_at(self.world.loop.now, process.told, code)
+
+    def kill(self, processes: Iterable[SimProcess]) -> None:
+        for process in list(processes):
+            self.end(process, 128 + 9)
+
+    def forget(self, key: Key) -> None:
+        """Placement has heard of this end."""
+        if key in self.table and not self.table[key].alive:
+            del self.table[key]
+
+    def power_off(self) -> None:
+        """Everything on the machine ends."""
+        self.boots += 1
+        self.keeper_lost = None
+        if self.agent is not None:
+            self.agent.die("the machine is switched off")
+        self.keeper_dies()
+
+    # ---------------------------------------------------------------------------------------------------------- keeper
+
+    def begin(self, incarnation: int) -> None:
+        """The agent tells the keeper of a new life: what it held of an earlier one is gone."""
+        self.kill(self.running.values())
+        self.table.clear()
+        self.life = Life(incarnation)
+
+    def until(self, deadline: float) -> None:
+        """Until when the life's work may run."""
+        if self.life is not None:
+            self.life.until = deadline
+            self._watch(self.life)
+
+    def _watch(self, life: Life) -> None:
+        left = life.until - self.kernel.boot_s()
+        at = self.world.loop.now + max(0.0, left) / self.world.rate_of(self.name) + 0.001
+        self.kernel.call_at(max(at, self.keeper_frozen_until), self._look, life)
+
+    def _look(self, life: Life) -> None:
+        if self.life is not life:
+            return
+        if self.world.loop.now < self.keeper_frozen_until or self.kernel.boot_s() < life.until:
+            self._watch(life)
+            return
+        self.kill(self.running.values())
+
+    def keeper_dies(self) -> None:
+        """What it holds ends with it, and the agent hears of the keeper alone."""
+        for process in self.running.values():
+            process.told = _nothing
+            self.end(process, 128 + 9)
+        self.table.clear()
+        self.life = None
+        lost, agent = self.keeper_lost, self.agent
+        if lost is not None and agent is not None and agent.alive:
+            agent.call_at(self.world.loop.now, lost)
+
+    def may_go_on(self) -> bool:
+        """Whether the next agent may go on with the life that the keeper holds."""
+        life = self.life
+        return life is not None and life.incarnation == self.incarnation and 0.0 < life.until > self.kernel.boot_s()
+
+    def devices(self) -> dict[str, int]:
+        """Thousandths in use of each device."""
+        out: dict[str, int] = {}
+        for process in self.running.values():
+            for device, milli in process.milli.items():
+                out[device] = out.get(device, 0) + milli
+        return out
+
+
+def _nothing(_: int) -> None:
+    pass
+
+
+class Truth:
+    """The observer: sees every start and end on every machine, and says what must never be."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.starts_seen = 0
+        self.ran: dict[Key, set[str]] = {}
+
+    def starts(self, process: SimProcess, machines: Iterable[Machine]) -> None:
+        self.starts_seen += 1
+        job, attempt = process.key
+        for machine in machines:
+            for other in machine.running.values():
+                if other.key[0] == job and other.key[1] != attempt:
+                    self._world.violated(
+                        "P2",
+                        f"attempt {attempt} of {job} starts on {process.node} while {other.key[1]} runs on {machine.name}",
+                    )
+                if other.key == process.key and machine.name == process.node:
+                    self._world.violated("P5", f"attempt {attempt} of {job} starts twice on {process.node}")
+        machine = self._world.machines[process.node]
+        if process.key in self.ran and process.node in self.ran[process.key]:
+            self._world.violated("P5", f"attempt {attempt} of {job} starts again on {process.node}")
+        self.ran.setdefault(process.key, set()).add(process.node)
+        used = machine.devices()
+        for device, milli in process.milli.items():
+            if used.get(device, 0) + milli > WHOLE_MILLI:
+                self._world.violated(
+                    "P1", f"device {device} is held by more than its whole: {job} starts on {used[device]}"
+                )
+        self._world.note(f"{process.node} runs {job[:8]}.{attempt}")
+
+    def ends(self, process: SimProcess) -> None:
+        self._world.note(f"{process.node} ended {process.key[0][:8]}.{process.key[1]}")

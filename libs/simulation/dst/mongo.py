@@ -1,0 +1,146 @@
+"""The simulated MongoDB: what `libs.adapters.mongo.store` asks of collections."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import AutoReconnect
+
+if TYPE_CHECKING:
+    from libs.simulation.dst.process import Process
+    from libs.simulation.dst.world import World
+
+Document = dict[str, Any]
+
+
+class SimMongoServer:
+    """`down` refuses; `slow_s` is waited before each answer."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.collections: dict[str, dict[str, Document]] = {}
+        self.down = False
+        self.slow_s = 0.0
+
+    def client(self, process: "Process") -> "SimMongo":
+        return SimMongo(self, process)
+
+    def empty(self) -> None:
+        for documents in self.collections.values():
+            documents.clear()
+        self.world.note("MongoDB is emptied")
+
+
+class SimMongo:
+    """A client; also its one database."""
+
+    def __init__(self, server: SimMongoServer, process: "Process") -> None:
+        self.server, self.process = server, process
+
+    def get_default_database(self, default: str) -> "SimMongo":
+        return self
+
+    def __getitem__(self, name: str) -> "SimCollection":
+        return SimCollection(self, name)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    async def trip(self) -> None:
+        world = self.process.world
+        await asyncio.sleep(world.net.latency() + self.server.slow_s)
+        if self.server.down or world.net.cut_machines.get(self.process.machine):
+            raise AutoReconnect("connection closed")
+
+
+class SimCollection:
+    """Documents by `_id`; each is replaced as a whole."""
+
+    def __init__(self, client: SimMongo, name: str) -> None:
+        self._client = client
+        self.documents = client.server.collections.setdefault(name, {})
+
+    async def create_index(self, keys: Any, **_: Any) -> None:
+        await self._client.trip()
+
+    async def bulk_write(self, operations: Sequence[Any], ordered: bool = True) -> None:
+        """Some may be written when it fails, as with the real one."""
+        await self._client.trip()
+        world = self._client.process.world
+        torn = world.faults_on and world.random.random() < 0.02
+        for operation in operations[: len(operations) // 2 if torn else None]:
+            body = operation._doc
+            self.documents[operation._filter["_id"]] = dict(body)
+        if torn:
+            raise AutoReconnect("connection closed in the midst")
+
+    async def find_one(self, query: Document) -> Document | None:
+        await self._client.trip()
+        return next((dict(found) for found in self._matching(query)), None)
+
+    async def replace_one(self, query: Document, body: Document, upsert: bool = False) -> Any:
+        await self._client.trip()
+        found = self._matching(query)
+        if found or upsert:
+            self.documents[body["_id"]] = dict(body)
+        return _Result(len(found))
+
+    async def delete_one(self, query: Document) -> None:
+        await self._client.trip()
+        for found in self._matching(query)[:1]:
+            del self.documents[found["_id"]]
+
+    def find(self, query: Document, fields: Any = None) -> "SimCursor":
+        return SimCursor(self, query)
+
+    def _matching(self, query: Document) -> list[Document]:
+        if isinstance(query.get("_id"), str):
+            found = self.documents.get(query["_id"])
+            return [found] if found is not None and _fits(found, query) else []
+        return [document for document in self.documents.values() if _fits(document, query)]
+
+
+class SimCursor:
+    """A query that is not asked yet."""
+
+    def __init__(self, collection: SimCollection, query: Document) -> None:
+        self._collection, self._query = collection, query
+        self._order: list[tuple[str, int]] = []
+        self._limit: int | None = None
+
+    def sort(self, order: list[tuple[str, int]]) -> "SimCursor":
+        self._order = order
+        return self
+
+    def limit(self, count: int) -> "SimCursor":
+        self._limit = count
+        return self
+
+    async def to_list(self, length: int | None) -> list[Document]:
+        await self._collection._client.trip()
+        found = [dict(document) for document in self._collection._matching(self._query)]
+        for name, way in reversed(self._order):
+            found.sort(key=lambda document: document[name], reverse=way < 0)
+        return found[: self._limit]
+
+
+class _Result:
+    def __init__(self, matched: int) -> None:
+        self.matched_count = matched
+
+
+def _fits(document: Document, query: Document) -> bool:
+    return all(_one(document.get(name), wanted) for name, wanted in query.items())
+
+
+def _one(value: Any, wanted: Any) -> bool:
+    if not isinstance(wanted, dict):
+        return bool(value == wanted)
+    for operator, bound in wanted.items():
+        if operator == "$in" and value not in bound:
+            return False
+        if operator == "$gte" and not (value is not None and value >= bound):
+            return False
+        if operator == "$lt" and not (value is not None and value < bound):
+            return False
+    return True

@@ -1,0 +1,156 @@
+"""Runs seeds: `run(seed)` is one life of the whole of Baton, and says what was violated."""
+
+import asyncio
+import gc
+import logging
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+from libs.bus.connect import connect
+from libs.bus.queries import NoAnswer, QueryError, ask
+from libs.simulation.dst import cheap, faults, scenario
+from libs.simulation.dst.books import Books
+from libs.simulation.dst.loop import Spinning
+from libs.simulation.dst.process import Process
+from libs.simulation.dst.world import World
+from schemas.billing import BillQuery
+from schemas.catalog import BY_TYPE
+
+PATIENCE_S = 120.0
+"""So long after the last fault everything is at rest, or never will be."""
+_LOOK_S = 0.5
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a seed. `digest` is the hash of its trace."""
+
+    seed: int
+    violations: list[str]
+    digest: str
+    lasted_s: float
+    steps: int
+    failpoints: Counter[str]
+    crashes: Counter[str]
+    seen: Counter[str]
+    notes: list[str] = field(default_factory=list)
+    jobs: int = 0
+    attempts: int = 0
+    records: int = 0
+
+
+def run(seed: int, *, keep_notes: bool = False, calm: bool = False) -> Outcome:
+    """One seed. `calm` leaves the faults out."""
+    cheap.install()
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    collecting, unraisable = gc.isenabled(), sys.unraisablehook
+    gc.disable()
+    sys.unraisablehook = lambda _: None  # coroutines of killed processes are closed wherever they stand
+    world = World(seed, keep_notes=keep_notes)
+    try:
+        return _run(world, calm)
+    finally:
+        world.close()
+        cheap.forget()
+        logging.disable(level)
+        sys.unraisablehook = unraisable
+        if collecting:
+            gc.enable()
+
+
+def _run(world: World, calm: bool) -> Outcome:
+    chance = random.Random(f"scenario-{world.seed}")
+    drawn = scenario.draw(chance)
+    books = Books(world)
+    try:
+        world.loop.run(_life(world, drawn, books, chance, calm))
+    except Spinning as error:
+        world.violated("spin", str(error))
+    except Exception as error:
+        world.violated("simulation", repr(error))
+        if world._keep_notes:
+            raise
+    for where, raised in world.loop.failed:
+        world.violated("bug", f"{where}: {raised!r}")
+    report = books.checker.report
+    return Outcome(
+        world.seed, world.violations, world.digest(), world.loop.now, world.loop.steps, world.failpoints, world.crashes,
+        world.seen, world.notes, jobs=len(drawn.jobs), attempts=report.attempts, records=report.records,
+    )  # fmt: skip
+
+
+async def _life(world: World, drawn: scenario.Scenario, books: Books, chance: random.Random, calm: bool) -> None:
+    scenario.populate(world, drawn)
+    sender = Process(world, "teams", "teams")
+    sender.start(scenario.teams(world, drawn))
+    heal_at = 0.0
+    if not calm:
+        planned = faults.draw(world, chance)
+        faults.schedule(world, planned)
+        world.faults_on = True
+        world.plan.at = crash_plan(chance)
+        heal_at = faults.HEAL_S if planned or world.plan.at else 0.0
+        await asyncio.sleep(heal_at)
+        faults.heal(world)
+    await asyncio.sleep(max(0.0, 26.0 - world.loop.now))
+    problems = await _rest(world, drawn, books)
+    for problem in problems[:5]:
+        world.violated("rest", problem)
+    books.settle(drawn.jobs)
+    sender.die("done")
+
+
+def crash_plan(chance: random.Random) -> dict[str, int]:
+    """Failpoint -> the pass at which its process dies."""
+    from libs.simulation.dst.failpoints import FAILPOINTS
+
+    if not FAILPOINTS or chance.random() < 0.3:
+        return {}
+    return {chance.choice(FAILPOINTS): min(60, 1 + int(chance.expovariate(0.15))) for _ in range(chance.randint(1, 3))}
+
+
+async def _rest(world: World, drawn: scenario.Scenario, books: Books) -> list[str]:
+    """Waits until all work has come to rest and all books agree; what is still missing after `PATIENCE_S`."""
+    until = world.loop.now + PATIENCE_S
+    while True:
+        problems = books.unfinished(drawn.jobs) or books.behind()
+        if not problems:
+            problems = await _bills(world, books)
+        if not problems or world.loop.now > until:
+            return problems
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _bills(world: World, books: Books) -> list[str]:
+    """Every attempt is billed with exactly its integral, and the total is their sum."""
+    process = Process(world, "auditor", "auditor")
+    problems: list[str] = []
+    await process.start(_ask_bills(books, problems))
+    process.die("asked")
+    return problems
+
+
+async def _ask_bills(books: Books, problems: list[str]) -> None:
+    nats = await connect("sim://broker", name="auditor")
+    total = 0
+    message = BY_TYPE["io.baton.bill.get.query.v1"]
+    for team in sorted({story.document.team for story in books.stories.values()}):
+        try:
+            bill = await ask(nats, message, BillQuery(group_by="attempt"), timeout_s=2, pool=scenario.POOL, team=team,
+                             user="auditor")  # fmt: skip
+        except (NoAnswer, QueryError) as error:
+            problems.append(f"no bill of {team}: {error}")
+            return
+        if bill.ledger_seq != books.position:
+            problems.append(f"the bill is at {bill.ledger_seq}, the ledger at {books.position}")
+            return
+        billed = {row.key: row.milli_us for row in bill.rows if row.milli_us}
+        due = {attempt: used for attempt, used in books.billed[team].items() if used}
+        total += bill.total_milli_us
+        if billed != due:
+            problems.append(f"bill of {team}: {billed} instead of {due}")
+    if total != books.checker.report.milli_us:
+        problems.append(f"billed {total}, the integral is {books.checker.report.milli_us}")

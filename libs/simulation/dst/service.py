@@ -1,0 +1,115 @@
+"""What a service registers its handlers at, and how it runs, on a simulated process."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from nats.aio.msg import Msg
+
+if TYPE_CHECKING:
+    from libs.simulation.dst.client import SimClient
+    from libs.simulation.dst.process import Process
+
+Handler = Callable[[Any], Awaitable[Any]]
+_EXPIRES_S = 5.0
+
+
+class SimBroker:
+    """Stands for FastStream's broker: subscribers are registered, then started together."""
+
+    def __init__(self, process: "Process", name: str) -> None:
+        self.process, self.name = process, name
+        self._registered: list[tuple[str, dict[str, Any], Handler]] = []
+        self._client: SimClient | None = None
+
+    def subscriber(self, subject: str, **options: Any) -> Callable[[Handler], Handler]:
+        def register(handler: Handler) -> Handler:
+            self._registered.append((subject, options, handler))
+            return handler
+
+        return register
+
+    async def connect(self) -> "SimClient":
+        if self._client is None:
+            self._client = await self.process.connect(self.name, None, 30)
+        return self._client
+
+    async def ping(self, timeout: float) -> bool:
+        return self._client is not None and self._client.is_connected
+
+    async def start(self) -> None:
+        client = await self.connect()
+        for subject, options, handler in self._registered:
+            if "pull_sub" in options:
+                self.process.world.loop.create_task(self._pull(client, options, handler))
+            else:
+                workers = asyncio.Semaphore(options.get("max_workers") or 1)
+                await client.subscribe(subject, options.get("queue", ""), cb=self._answering(handler, workers))
+
+    def _answering(self, handler: Handler, workers: asyncio.Semaphore) -> Handler:
+        async def answer(message: Msg) -> None:
+            async with workers:
+                try:
+                    await handler(message)
+                except Exception as error:  # FastStream logs it and goes on
+                    self.process.world.raised(self.process, error)
+
+        async def hear(message: Msg) -> None:
+            self.process.world.loop.create_task(answer(message))
+
+        return hear
+
+    async def _pull(self, client: "SimClient", options: dict[str, Any], handler: Handler) -> None:
+        """Batches from a durable consumer, as long as the process lives. One request is open at a time."""
+        stream, durable, batch = options["stream"].name, options["durable"], options["pull_sub"].batch_size
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        loop = asyncio.get_running_loop()
+        inbox = client.new_inbox()
+        found: list[Msg] = []
+        news = asyncio.Event()
+
+        async def heard(message: Msg) -> None:
+            found.append(message)
+            news.set()
+
+        await client.subscribe(inbox, cb=heard)
+        asked, until, reconnects = 0, 0.0, 0
+        while not client.is_closed:
+            if asked <= 0 or loop.time() > until or client.stats["reconnects"] != reconnects:
+                asked, until, reconnects = batch, loop.time() + _EXPIRES_S + 1.0, client.stats["reconnects"]
+                request = {"batch": batch, "expires": int(_EXPIRES_S * 1e9)}
+                await client.publish(subject, json.dumps(request).encode(), reply=inbox)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until + 0.1):
+                    await news.wait()
+                    await asyncio.sleep(0.005)
+            news.clear()
+            batch_now, found[:] = list(found), []
+            messages = [m for m in batch_now if m.reply.startswith("$JS.ACK.")]
+            asked -= len(messages)
+            if len(messages) < len(batch_now):  # a status: the request is over
+                asked = 0
+                if not messages and (batch_now[-1].headers or {}).get("Status") == "503":
+                    await asyncio.sleep(0.5)
+            if messages and not client.is_closed:
+                await handler(messages)
+
+
+class SimService:
+    """Stands for the ASGI application: its lifespan, then its subscribers, then for ever."""
+
+    def __init__(
+        self,
+        broker: SimBroker,
+        lifespan: Callable[[], AbstractAsyncContextManager[None]],
+        ready: Callable[[], dict[str, str]],
+    ) -> None:
+        self.broker, self.lifespan, self.ready = broker, lifespan, ready
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with self.lifespan():
+            await self.broker.start()
+            yield

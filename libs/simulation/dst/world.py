@@ -1,0 +1,238 @@
+"""One simulated world: a loop, a seed, a network, a broker, stores, machines and services; and what must never happen.
+
+Everything that is left to chance is drawn from one generator, in the order in which the loop runs. So a seed is the whole
+run: the hash over all messages, notes and stored records is the same each time.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from libs.bus.streams import streams
+from libs.simulation.dst.broker import Disk, SimBrokerServer
+from libs.simulation.dst.consumer import Consumer
+from libs.simulation.dst.loop import VirtualLoop
+from libs.simulation.dst.machine import Machine, Truth
+from libs.simulation.dst.mongo import SimMongoServer
+from libs.simulation.dst.net import Net
+from libs.simulation.dst.process import Process
+from libs.simulation.dst.redis import SimRedisServer
+from libs.simulation.dst.stream import Kept
+
+Make = Callable[[], Any]
+"""Makes a service: something with `running()`, or with `lifespan` and `broker`."""
+
+_MAX_NOTES = 100_000
+
+
+@dataclass(eq=False, slots=True)
+class ServiceSlot:
+    """A service that a supervisor keeps alive on `machine`; `process` is its present life."""
+
+    name: str
+    machine: str
+    make: Make
+    process: Process | None = None
+    lives: int = 0
+    wanted: bool = True
+    restart_s: tuple[float, float] = (0.2, 1.5)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Which pass of a failpoint ends the process that makes it: name -> the pass, counted over all processes."""
+
+    at: dict[str, int] = field(default_factory=dict)
+
+
+class World:
+    """`violations` are what must never be; `trouble` what services said that a person should look at."""
+
+    def __init__(self, seed: int, *, keep_notes: bool = False) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.loop = VirtualLoop()
+        self.violations: list[str] = []
+        self.failpoints: Counter[str] = Counter()
+        self.crashes: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()
+        self.plan = Plan()
+        self.faults_on = False
+        self.notes: list[str] = []
+        self._keep_notes = keep_notes
+        self._hash = blake2b(digest_size=16)
+        self.offsets: dict[str, float] = {}
+        self.rates: dict[str, float] = {}
+        self.net = Net(self)
+        self.disk = Disk()
+        self.redis = SimRedisServer(self)
+        self.mongo = SimMongoServer(self)
+        self.machines: dict[str, Machine] = {}
+        self.truth = Truth(self)
+        self.services: dict[str, ServiceSlot] = {}
+        self._outside = copy_context()
+        """Of nobody's process: what a dying one asks for is done here."""
+
+    # ------------------------------------------------------------------------------------------------------ the record
+
+    def note(self, text: str) -> None:
+        """Something happened: part of the trace."""
+        self._hash.update(f"{self.loop.now:.6f} {text}\n".encode())
+        if self._keep_notes and len(self.notes) < _MAX_NOTES:
+            self.notes.append(f"{self.loop.now:10.4f}  {text}")
+
+    def trace(self, who: str, subject: str, payload: bytes) -> None:
+        """A message was sent."""
+        self._hash.update(f"{self.loop.now:.6f} {who} {subject} ".encode())
+        self._hash.update(payload)
+
+    def stored(self, stream: str, kept: Kept) -> None:
+        if self._keep_notes and (stream.startswith("LEDGER") or stream == "DEAD"):
+            self.notes.append(
+                f"{self.loop.now:10.4f}  {stream} {kept.seq}: {kept.data.decode(errors='replace')[:6000]}"
+            )
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def violated(self, what: str, text: str) -> None:
+        self.note(f"VIOLATION {what}: {text}")
+        self.violations.append(f"{what}: {text}")
+
+    def raised(self, process: Process, error: BaseException) -> None:
+        """A handler raised where nobody catches: the client or FastStream logs it and goes on."""
+        self.violated("bug", f"{process.name}: a handler raised {type(error).__name__}: {str(error)[:300]}")
+
+    def reached(self, process: Process, failpoint: str) -> bool:
+        """Whether the process dies here."""
+        self.failpoints[failpoint] += 1
+        if self.faults_on and self.plan.at.get(failpoint) == self.failpoints[failpoint]:
+            self.crashes[failpoint] += 1
+            return True
+        return False
+
+    def sometimes(self, what: str) -> None:
+        """A dangerous state was reached: over many seeds each must be, or the simulation proves little."""
+        self.seen[what] += 1
+
+    # ---------------------------------------------------------------------------------------------------------- clocks
+
+    def offset_of(self, machine: str) -> float:
+        return self.offsets.get(machine, 0.0)
+
+    def rate_of(self, machine: str) -> float:
+        return self.rates.get(machine, 1.0)
+
+    # ---------------------------------------------------------------------------------------------------------- broker
+
+    def start_broker(self) -> None:
+        process = Process(self, "broker", "broker")
+        self.net.broker_process = process
+        self.net.broker = process.context.run(SimBrokerServer, self, process, self.disk)
+
+    def kill_broker(self) -> None:
+        process = self.net.broker_process
+        if process is not None and process.alive:
+            process.die("killed")
+            for link in list(self.net.links.values()):
+                link.reset()
+
+    def provision(self, pools: list[str], scale: float = 0.001) -> None:
+        """What `baton provision` does."""
+        self.start_broker()
+        for body, durables in _tables(tuple(pools), scale):
+            stream = self.disk.add(dict(body))
+            for name, config in durables:
+                self.disk.consumers[stream.name][name] = Consumer(self.net.broker, stream, name, config)
+
+    # -------------------------------------------------------------------------------------------------------- services
+
+    def add(self, name: str, machine: str, make: Make) -> ServiceSlot:
+        """A supervisor keeps `name` alive from now on."""
+        slot = self.services[name] = ServiceSlot(name, machine, make)
+        self._start(slot)
+        return slot
+
+    def _start(self, slot: ServiceSlot) -> None:
+        if not slot.wanted:
+            return
+        slot.lives += 1
+        process = slot.process = Process(self, f"{slot.name}#{slot.lives}", slot.machine)
+        process.on_end = lambda ended, why, error: self._ended(slot, ended, why, error)
+        machine = self.machines.get(slot.machine)
+        if machine is not None:
+            machine.agent = process
+        self.note(f"{process.name} starts")
+        process.start(self._live(slot, process), name=process.name)
+
+    async def _live(self, slot: ServiceSlot, process: Process) -> None:
+        try:
+            service = slot.make()
+            running: AbstractAsyncContextManager[None] = service.running()
+            async with running:
+                await asyncio.Event().wait()
+        except Exception as error:
+            process.die("it could not start or go on", error)
+
+    def _ended(self, slot: ServiceSlot, process: Process, why: str, error: BaseException | None) -> None:
+        if error is not None and not self._excused(error):
+            import traceback
+
+            where = "".join(traceback.format_exception(error)[-3:])
+            self.violated(
+                "ended", f"{process.name} ended by itself: {why}: {error!r}\n{where if self._keep_notes else ''}"
+            )
+        if slot.wanted:
+            at = self.loop.now + self.random.uniform(*slot.restart_s)
+            self.loop.call_at(at, self._start, slot, context=self._outside)
+
+    def _excused(self, error: BaseException) -> bool:
+        """A service may end where it cannot reach the broker at its start, and nowhere else."""
+        return type(error).__name__ in ("BusUnavailable", "StreamsMissing") or (
+            isinstance(error, OSError) and error.errno == 28
+        )
+
+    def stop(self, name: str) -> None:
+        slot = self.services[name]
+        slot.wanted = False
+        if slot.process is not None:
+            slot.process.die("stopped")
+
+    def close(self) -> None:
+        """Ends everything, so that nothing of it is left in memory."""
+        for slot in self.services.values():
+            slot.wanted = False
+            if slot.process is not None:
+                slot.process.on_end = None
+                slot.process.die("the end")
+        for machine in self.machines.values():
+            machine.kernel.die("the end")
+        if self.net.broker_process is not None:
+            self.net.broker_process.die("the end")
+        self.loop.close()
+
+
+_made: dict[tuple[tuple[str, ...], float], Any] = {}
+
+
+def _tables(pools: tuple[str, ...], scale: float) -> Any:
+    """Streams, each with its durable consumers, as the API writes them: made once, because it costs milliseconds."""
+    key = (pools, scale)
+    if key not in _made:
+        from libs.bus.streams import consumer_config, durables
+
+        wanted = durables(pools)
+        _made[key] = [
+            (
+                config.as_dict(),
+                [(d.name, consumer_config(d).as_dict()) for d in wanted if d.stream == config.name],
+            )
+            for config in streams(pools, scale=scale)
+        ]
+    return _made[key]

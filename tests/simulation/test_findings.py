@@ -1,0 +1,68 @@
+"""What the simulation has found, each alone: the shortest story that shows it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from libs.bus.connect import connect
+from libs.bus.outbox import Outbox
+from libs.ledger.tail import Tail
+from libs.simulation.dst.process import Process
+from libs.simulation.dst.world import World
+from schemas.ids import job_id
+from schemas.inbox import Started
+from services.agent.reports import Reports
+
+
+def simulated(story: Callable[[World], Awaitable[None]], seed: int = 1) -> World:
+    """Runs `story` in a process of a world with a provisioned pool "main"."""
+    world = World(seed, keep_notes=True)
+    world.provision(["main"])
+    process = Process(world, "test", "test")
+
+    async def main() -> None:
+        await process.start(story(world))
+
+    try:
+        world.loop.run(main())
+    finally:
+        world.close()
+    return world
+
+
+def test_a_tail_notices_that_the_last_delivery_was_lost() -> None:
+    """Nothing comes after it, so that no gap shows: the feed stood still until the next record (seed 45)."""
+
+    async def story(world: World) -> None:
+        nats = await connect("sim://", name="test")
+        writer = await connect("sim://", name="writer")
+        tail = Tail(nats.jetstream(), "INBOX-main", 0, may_expire=True)
+        await writer.jetstream().publish("baton.in.clock.v1.tick.main", b"1")
+        assert [s.seq for s in await tail.messages(9, 5)] == [1]
+        await writer.publish("baton.in.clock.v1.tick.main", b"2")
+        await asyncio.sleep(0.0001)
+        world.net.lose = 1.0
+        await asyncio.sleep(0.1)
+        world.net.lose = 0.0
+        assert world.disk.streams["INBOX-main"].last_seq == 2
+        assert [s.seq for s in await tail.messages(9, 20)] == [2]
+
+    simulated(story)
+
+
+def test_an_agent_that_goes_on_with_a_life_is_not_taken_for_a_repeat() -> None:
+    """Its messages had the ids of the agent before it, and the broker dropped them: a start was never heard, and no time
+    limit held (seed 15)."""
+
+    async def story(world: World) -> None:
+        nats = await connect("sim://", name="test")
+        for number in range(2):
+            await asyncio.sleep(0.1)
+            reports = Reports(Outbox(nats.jetstream()).publish_many, pool="main", source="/test")
+            running = asyncio.create_task(reports.run())
+            reports.add("n0", 1, Started(job_id=job_id("blue", f"job {number}"), attempt=1))
+            while not reports.published:
+                await asyncio.sleep(0.01)
+            running.cancel()
+        assert world.disk.streams["INBOX-main"].last_seq == 2
+
+    simulated(story)
