@@ -146,6 +146,8 @@ def explained(subject: str, reason: str) -> bool:
     """Whether a dead letter tells of an ordinary race: a plan that came too late, or an earlier life of a node."""
     if subject.startswith("baton.in.preemption.v1.planned."):
         return True
+    if subject.startswith("baton.in.job.v1.cancel-requested."):
+        return "no job" in reason  # it overtook its submit, which an admission had taken and died with
     if subject.startswith("baton.in.node.v1.observed."):
         return "is not up" in reason
     return subject.startswith("baton.in.node.v1.registered.") and "is not newer" in reason
