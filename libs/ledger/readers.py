@@ -30,6 +30,8 @@ from libs.core.state.formats import FIRST, NEWEST, understood
 from libs.ledger.segments import last_seq, readable
 from libs.ledger.tail import MARK
 from schemas.subjects import token
+from libs.ports.host import present_host
+from schemas.subjects import ledger_stream, token
 
 log = logging.getLogger("baton.ledger")
 
@@ -211,7 +213,9 @@ def release() -> str:
 
 def process_name() -> str:
     """This process among all that run Baton, as one token."""
-    return re.sub(r"[^A-Za-z0-9_-]", "-", f"{socket.gethostname()[:40]}-{os.getpid()}")
+    host = present_host()
+    own = f"{socket.gethostname()[:40]}-{os.getpid()}" if host is None else host.process_name()
+    return re.sub(r"[^A-Za-z0-9_-]", "-", own)
 
 
 def _cursor(pool: str) -> str:

@@ -23,6 +23,10 @@ class Host(Protocol):
         """Names the present boot of the machine."""
         ...
 
+    def process_name(self) -> str:
+        """Names the process among all of Baton's."""
+        ...
+
     async def connect(self, name: str, inbox_prefix: str | None, wait_s: float) -> Any:
         """A client of the broker (`Net`); raises what `libs.bus.connect.connect` raises."""
         ...

@@ -54,6 +54,9 @@ class Process:
         machine = self.world.machines.get(self.machine)
         return f"{self.machine}-{machine.boots if machine is not None else 0}"
 
+    def process_name(self) -> str:
+        return self.name
+
     async def connect(self, name: str, inbox_prefix: str | None, wait_s: float) -> Any:
         return await self.world.net.connect(self, name, inbox_prefix, wait_s)
 
