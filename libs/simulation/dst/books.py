@@ -11,6 +11,7 @@ from libs.ledger.chain import GENESIS, Head, judge
 from libs.simulation.dst.scenario import POOL, Asked
 from libs.simulation.dst.world import World
 from schemas import ledger as led
+from schemas import subjects
 from schemas.ids import attempt_id
 from schemas.jobs import JobRejected, JobState
 from schemas.subjects import DEAD, EVENTS, ledger_stream
@@ -142,15 +143,23 @@ class Books:
                 self.world.violated("dead", f"a dead letter that nothing explains: {subject}: {reason}")
 
 
+_PLANNED = subjects.stem(subjects.inbox("preemption", "planned", POOL))
+_CANCEL = subjects.stem(subjects.inbox("job", "cancel-requested", POOL))
+_OBSERVED = subjects.stem(subjects.node_inbox("observed", POOL))
+_REGISTERED = subjects.stem(subjects.node_inbox("registered", POOL))
+
+
 def explained(subject: str, reason: str) -> bool:
     """Whether a dead letter tells of an ordinary race: a plan that came too late, or an earlier life of a node."""
-    if subject.startswith("baton.in.preemption.v1.planned."):
-        return True
-    if subject.startswith("baton.in.job.v1.cancel-requested."):
-        return "no job" in reason  # it overtook its submit, which an admission had taken and died with
-    if subject.startswith("baton.in.node.v1.observed."):
-        return "is not up" in reason
-    return subject.startswith("baton.in.node.v1.registered.") and "is not newer" in reason
+    match subjects.stem(subject):
+        case s if s == _PLANNED:
+            return True
+        case s if s == _CANCEL:
+            return "no job" in reason  # it overtook its submit, which an admission had taken and died with
+        case s if s == _OBSERVED:
+            return "is not up" in reason
+        case s:
+            return s == _REGISTERED and "is not newer" in reason
 
 
 def _plausible(job: Asked, state: JobState) -> bool:
