@@ -29,9 +29,8 @@ from libs.bus.table import READERS_BUCKET
 from libs.core.state.formats import FIRST, NEWEST, understood
 from libs.ledger.segments import last_seq, readable
 from libs.ledger.tail import MARK
-from schemas.subjects import token
 from libs.ports.host import present_host
-from schemas.subjects import ledger_stream, token
+from schemas.subjects import token
 
 log = logging.getLogger("baton.ledger")
 
