@@ -37,7 +37,9 @@ class SimState:
     def __init__(self, machine: "Machine") -> None:
         self._machine = machine
 
-    def next_incarnations(self, nodes: Iterable[str], above: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+    def next_incarnations(
+        self, nodes: Iterable[str], above: Mapping[str, int] = MappingProxyType({})
+    ) -> dict[str, int]:
         machine = self._machine
         if machine.disk_full:
             raise OSError(28, "No space left on device")
