@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from libs.adapters.devices import CutFailed, DeviceLayer, NoDevices
+from libs.adapters.devices import DeviceLayer, NoDevices, RepartitionFailed
 from schemas.resources import Device, Inventory, Recut
 
 log = logging.getLogger("baton.agent")
@@ -17,7 +17,7 @@ def refusal(repartition: Recut, inventory: Inventory, busy: Mapping[str, int]) -
     if board is None:
         return f"{repartition.board} is no MIG board of this node"
     if not board.dynamic:
-        return f"board {repartition.board} stays as it was found: its operator does not let Baton cut it anew"
+        return f"board {repartition.board} stays as it was found: its operator does not let Baton repartition it"
     there = {device.id: device for device in inventory.devices}
     for name in repartition.destroy:
         if name not in there or there[name].parent != repartition.board:
@@ -32,19 +32,19 @@ def carry_out(layer: DeviceLayer, repartition: Recut, inventory: Inventory) -> t
     reason = ""
     try:
         layer.repartition(repartition.board, repartition.destroy, repartition.create)
-    except CutFailed as e:
+    except RepartitionFailed as e:
         reason = str(e)
     except Exception as e:  # whatever the driver did, placement must hear of it
-        log.exception("cutting board %s failed", repartition.board)
+        log.exception("repartitioning board %s failed", repartition.board)
         reason = f"{type(e).__name__}: {e}"
     try:
         found = layer.discover()
     except NoDevices:
         found = ()
     except Exception as e:
-        log.exception("looking for devices after cutting board %s failed", repartition.board)
+        log.exception("looking for devices after repartitioning board %s failed", repartition.board)
         untouched = tuple(device for device in inventory.devices if device.id not in repartition.destroy)
-        reason = f"{reason or 'cut'}; what is there now cannot be read ({type(e).__name__}: {e})"
+        reason = f"{reason or 'repartitioned'}; what is there now cannot be read ({type(e).__name__}: {e})"
         return reason[:REASON_LENGTH], inventory.model_copy(update={"devices": untouched})
     devices = tuple(_as_measured(device, inventory) for device in found)
     return reason[:REASON_LENGTH], inventory.model_copy(update={"devices": devices, "boards": layer.boards()})

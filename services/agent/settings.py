@@ -60,7 +60,7 @@ class AgentSettings(ServiceSettings):
         default=True, description="offer this machine's processors beside its accelerators, to jobs that name CPU"
     )
     mig_dynamic: bool = Field(
-        default=False, description="Baton may cut idle MIG instances of this machine anew; needs the right to do so"
+        default=False, description="Baton may repartition idle MIG instances of this machine; needs the right to do so"
     )
     node: NodeName = Field(default_factory=_host, description="this machine's name in the pool")
     position: str = Field(

@@ -291,12 +291,15 @@ GROUP = "groups: [{name: 'n{i}', count: 2, devices: {model: H100, count: 4, memo
     ("text", "message"),
     [
         (GROUP % ("", ", count: many"), "not YAML|groups.0.count is 'many'"),
-        (GROUP % (", mig: [4g.40gb, 4g.40gb]", ""), "no board can be cut into 4g.40gb, 4g.40gb at once; its profiles"),
+        (
+            GROUP % (", mig: [4g.40gb, 4g.40gb]", ""),
+            "no board can be partitioned into 4g.40gb, 4g.40gb at once; its profiles",
+        ),
         (GROUP.replace("H100", "L4") % (", mig: [1g.5gb]", ""), "L4 has no MIG"),
         (GROUP.replace("80%s", "0%s").replace("H100", "H1") % ("", ""), "H1 is not in the catalogue.*memory_gib"),
         (GROUP % (", torus: {shape: [4, 4], host: [2, 4]}", ""), r"count is 4, and a host of \[2, 4\] has 8 chips"),
         (GROUP % (", torus: {shape: [4, 3], host: [2, 2]}", ""), r"hosts of \[2, 2\] chips do not fill"),
-        (GROUP % (", nvlink_domains: 3", ""), "4 devices cannot be cut into 3 equal NVLink domains"),
+        (GROUP % (", nvlink_domains: 3", ""), "4 devices cannot be split into 3 equal NVLink domains"),
         (GROUP % ("", ", colour: red"), "groups.0.colour is 'red': .*remove it or correct its spelling"),
         ("groups: []", "groups is .*at least 1 item"),
         ("pool: main", "groups: Field required; add it"),

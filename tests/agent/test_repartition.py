@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from libs.adapters.devices import CutFailed
+from libs.adapters.devices import RepartitionFailed
 from libs.adapters.devices.fleet import FleetError, parse_fleet, read_fleet
 from libs.adapters.devices.nvml import NvmlLayer
 from libs.adapters.devices.simulated import SimulatedLayer
@@ -59,7 +59,7 @@ AFTER = [*ONES[:4], ("3g.40gb", 4)]
 def test_a_fleet_says_which_boards_may_be_cut_anew():
     assert [(board.dynamic, cut_of(NODE.devices, board.id)) for board in NODE.boards] == [(True, ONES)] * 2
     text = "groups: [{name: 'n{i}', count: 1, devices: {model: H100, count: 4, dynamic: true}}]"
-    with pytest.raises(FleetError, match="only boards cut by mig can be dynamic"):
+    with pytest.raises(FleetError, match="only boards partitioned by mig can be dynamic"):
         parse_fleet(text, "f")
 
 
@@ -87,12 +87,12 @@ def test_a_simulated_board_is_cut_and_no_id_ever_comes_back():
     [
         ("b9", (), "b9 is no MIG board of this node"),
         (BOARD, ("x",), "has no instance x"),
-        (BOARD, UPPER[:1], "cannot be cut into .*3g.40gb at 4"),
+        (BOARD, UPPER[:1], "cannot be partitioned into .*3g.40gb at 4"),
     ],
 )
 def test_what_a_simulated_board_cannot_be_cut_into_changes_nothing(board, destroy, message):
     layer = SimulatedLayer(NODE.devices, NODE.boards)
-    with pytest.raises(CutFailed, match=message):
+    with pytest.raises(RepartitionFailed, match=message):
         layer.repartition(board, destroy, (LARGE,))
     assert layer.discover() == NODE.devices
 
@@ -118,7 +118,7 @@ class Slow(SimulatedLayer):
         if self.hangs is not None:
             assert self.hangs.wait(30)
         if self.broken:
-            raise CutFailed(self.broken)
+            raise RepartitionFailed(self.broken)
         super().repartition(board, destroy, create)
 
 
@@ -397,7 +397,7 @@ def test_a_driver_that_does_not_tell_its_geometry_offers_instances_without_board
     layer = NvmlLayer(Nvml(h100(0, mig=[driver().instance("1g.10gb", 0)])), dynamic=True)
     assert len(layer.discover()) == 1
     assert layer.boards() == ()
-    with pytest.raises(CutFailed, match="whose geometry is known"):
+    with pytest.raises(RepartitionFailed, match="whose geometry is known"):
         layer.repartition("GPU-0", (), (LARGE,))
 
 
@@ -422,7 +422,7 @@ def test_a_step_that_fails_undoes_those_before_it(failing, expected):
     layer = NvmlLayer(api, dynamic=True)
     gone = ids(layer, 4, 5, 6)
     api.fails = [failing]
-    with pytest.raises(CutFailed, match=r"(destroying|creating) .*: 19; the board is as it was"):
+    with pytest.raises(RepartitionFailed, match=r"(destroying|creating) .*: 19; the board is as it was"):
         layer.repartition("GPU-0", gone, (LARGE,))
     assert api.calls == expected
     assert sorted(cut_of(layer.discover(), "GPU-0"), key=lambda one: one[1]) == ONES
@@ -445,7 +445,7 @@ def test_an_instance_with_a_process_is_not_touched():
     layer = NvmlLayer(api, dynamic=True)
     gone = ids(layer, 4, 5, 6)
     api.boards[0]["mig"][5]["pids"] = [4711]
-    with pytest.raises(CutFailed, match="is in use by process 4711"):
+    with pytest.raises(RepartitionFailed, match="is in use by process 4711"):
         layer.repartition("GPU-0", gone, (LARGE,))
     assert api.calls == []
 
@@ -460,7 +460,7 @@ def test_an_instance_with_a_process_is_not_touched():
 def test_what_the_driver_does_not_offer_is_not_begun(place, message):
     api = driver()
     layer = NvmlLayer(api, dynamic=True)
-    with pytest.raises(CutFailed, match=message):
+    with pytest.raises(RepartitionFailed, match=message):
         layer.repartition("GPU-0", ids(layer, 4), (place,))
     assert api.calls == []
 

@@ -199,5 +199,5 @@ def test_a_withdrawal_is_forgotten_with_the_nodes_life() -> None:
 def test_what_is_not_under_way_cannot_be_withdrawn() -> None:
     d = world()
     gone = ledger.BoardRecutWithdrawn(node="n1", incarnation=1, board=BOARD, number=2)
-    with pytest.raises(Forbidden, match="cut 2 of board b0 is withdrawn and was not under way"):
+    with pytest.raises(Forbidden, match="repartition 2 of board b0 is withdrawn and was not under way"):
         d.emit(gone)

@@ -3,6 +3,6 @@
 `nvml` NVIDIA's, `scan` all others', `cpu` this machine's processors, `simulated` a fleet from a file.
 """
 
-from libs.adapters.devices.layer import CutFailed, DeviceLayer, NoDevices
+from libs.adapters.devices.layer import DeviceLayer, NoDevices, RepartitionFailed
 
-__all__ = ["CutFailed", "DeviceLayer", "NoDevices"]
+__all__ = ["DeviceLayer", "NoDevices", "RepartitionFailed"]

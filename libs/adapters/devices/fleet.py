@@ -18,7 +18,7 @@ groups:
 Kind, programming interface and memory follow from the model where the catalogue knows it. More keys of `devices`:
 
     mig: [3g.40gb, 2g.20gb, 1g.10gb]              every board cut into these instances
-    dynamic: true                                 with mig: Baton may cut idle instances anew
+    dynamic: true                                 with mig: Baton may repartition idle instances
     torus: {shape: [4, 4, 4], host: [2, 2, 1]}    TPU chips: node i of the group is host i of its torus, in the order of
                                                   coordinates; after the last host the next torus begins
 
@@ -80,8 +80,8 @@ class FleetDevices(Strict):
     memory_free_gib: float | None = Field(
         default=None, ge=0, description="measured free memory, GiB; null: not measured"
     )
-    mig: tuple[str, ...] = Field(default=(), description="instances that each board is cut into, by profile")
-    dynamic: bool = Field(default=False, description="with mig: Baton may cut idle instances anew")
+    mig: tuple[str, ...] = Field(default=(), description="instances that each board is partitioned into, by profile")
+    dynamic: bool = Field(default=False, description="with mig: Baton may repartition idle instances")
     torus: FleetTorus | None = Field(default=None, description="TPU chips only")
 
     @property
@@ -109,18 +109,22 @@ class FleetDevices(Strict):
         return self
 
     @model_validator(mode="after")
-    def _can_be_cut(self) -> "FleetDevices":
+    def _can_be_partitioned(self) -> "FleetDevices":
         if self.mig and self.geometry is None:
             raise ValueError(f"{self.model} has no MIG: leave mig out")
         if self.mig and self.geometry and not self.layout:
             names = ", ".join(profile.name for profile in self.geometry.profiles)
-            raise ValueError(f"no board can be cut into {', '.join(self.mig)} at once; its profiles are {names}")
+            raise ValueError(
+                f"no board can be partitioned into {', '.join(self.mig)} at once; its profiles are {names}"
+            )
         return self
 
     @model_validator(mode="after")
     def _only_instances_are_dynamic(self) -> "FleetDevices":
         if self.dynamic and not self.mig:
-            raise ValueError("only boards cut by mig can be dynamic: give mig, e.g. [7g.80gb], or leave dynamic out")
+            raise ValueError(
+                "only boards partitioned by mig can be dynamic: give mig, e.g. [7g.80gb], or leave dynamic out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -137,7 +141,7 @@ class FleetDevices(Strict):
     @model_validator(mode="after")
     def _islands_are_equal(self) -> "FleetDevices":
         if self.nvlink_domains and self.count % self.nvlink_domains:
-            raise ValueError(f"{self.count} devices cannot be cut into {self.nvlink_domains} equal NVLink domains")
+            raise ValueError(f"{self.count} devices cannot be split into {self.nvlink_domains} equal NVLink domains")
         return self
 
 

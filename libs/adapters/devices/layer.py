@@ -12,7 +12,7 @@ class NoDevices(RuntimeError):
     """The driver or the devices are not there; the text says what was tried and what to do."""
 
 
-class CutFailed(RuntimeError):
+class RepartitionFailed(RuntimeError):
     """A board was not repartitioned; the text says why, and whether it is as it was."""
 
 
@@ -30,11 +30,11 @@ class DeviceLayer(Protocol):
         cannot be looked at is left out."""
 
     def boards(self) -> tuple[MigBoard, ...]:
-        """The MIG boards that the devices last discovered are cut from, as far as their geometry is known."""
+        """The MIG boards that the devices last discovered are part of, as far as their geometry is known."""
 
     def repartition(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
         """Cuts a MIG board anew: instances `destroy` go, `create` come, the others stay. May take seconds; the devices
-        are to be discovered anew afterwards. Raises CutFailed, and leaves the board as it was, as far as it can."""
+        are to be discovered anew afterwards. Raises RepartitionFailed, and leaves the board as it was, as far as it can."""
 
     def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
         """The variables that make exactly the devices of `ranks` visible to a process, in rank order.
@@ -44,13 +44,13 @@ class DeviceLayer(Protocol):
 
 
 class NoMig:
-    """The part of a layer whose devices cannot be cut."""
+    """The part of a layer whose devices cannot be repartitioned."""
 
     def boards(self) -> tuple[MigBoard, ...]:
         return ()
 
     def repartition(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
-        raise CutFailed(f"{board} is no MIG board: the devices of this node cannot be cut")
+        raise RepartitionFailed(f"{board} is no MIG board: the devices of this node cannot be repartitioned")
 
 
 def process_environment(ranks: Sequence[Rank], devices: Mapping[str, Device]) -> dict[str, str]:

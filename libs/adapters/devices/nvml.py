@@ -1,6 +1,6 @@
 """NVIDIA devices through NVML (nvidia-ml-py): whole GPUs, and the MIG instances that exist, with their NVLink islands.
 
-A board in MIG mode is offered as its instances only: the board itself cannot be used. `repartition` cuts one anew
+A board in MIG mode is offered as its instances only: the board itself cannot be used. `repartition` partitions one anew
 (`nvml_mig`), which the agent asks for only where its operator lets Baton do so.
 Every call after discovery may fail alone (older drivers, boards that lack a sensor): such a reading is left at its
 neutral value. A board that is lost (XID 79) is left out of the samples, which telemetry sees.
@@ -17,7 +17,7 @@ import pynvml
 
 from libs.adapters.devices import nvml_mig
 from libs.adapters.devices.handles import holders
-from libs.adapters.devices.layer import CutFailed, NoDevices, process_environment
+from libs.adapters.devices.layer import NoDevices, RepartitionFailed, process_environment
 from libs.core.accelerators.catalog import find_model
 from libs.core.placement.mig.layouts import geometry_of, legal
 from schemas.nodes import DeviceSample, Rank
@@ -102,14 +102,14 @@ class NvmlLayer:
 
     def _mig_board(self, board: Any, number: int, instances: Sequence[Device]) -> Iterator[MigBoard]:
         """The board, unless the driver does not tell its geometry and where all its instances are (older ones do not,
-        nor do some without root), or they are such as Baton does not cut: then it stays as it is."""
+        nor do some without root), or they are such as Baton does not repartition: then it stays as it is."""
         nothing: tuple[nvml_mig.Offer, ...] = ()
         known = self._try(lambda: nvml_mig.offers(self._api, board), nothing)
         starts = [self._start(board, self._handles[instance.id]) for instance in instances]
         if not known or None in starts:
             return
         uuid, profiles = _text(self._api.nvmlDeviceGetUUID(board)), tuple(offer.profile for offer in known)
-        cut = MigBoard(
+        found = MigBoard(
             id=uuid,
             index=number,
             model=short_model(self._api.nvmlDeviceGetName(board)),
@@ -118,9 +118,9 @@ class NvmlLayer:
             profiles=profiles,
             dynamic=self._dynamic,
         )
-        if legal(geometry_of(cut), [(instance.mig_profile, instance.mig_start) for instance in instances]):
+        if legal(geometry_of(found), [(instance.mig_profile, instance.mig_start) for instance in instances]):
             self._boards_by_id[uuid] = board
-            yield cut
+            yield found
 
     def _start(self, board: Any, instance: Any) -> int | None:
         return self._try(lambda: nvml_mig.start_of(self._api, board, instance), None)
@@ -130,11 +130,11 @@ class NvmlLayer:
         with self._lock:
             handle = self._boards_by_id.get(board)
             if handle is None:
-                raise CutFailed(f"{board} is no MIG board of this machine whose geometry is known")
+                raise RepartitionFailed(f"{board} is no MIG board of this machine whose geometry is known")
             instances = {d.id: self._handles[d.id] for d in self._devices.values() if d.parent == board}
             gone = [name for name in destroy if name not in instances]
             if gone:
-                raise CutFailed(f"board {board} has no instance {gone[0]}")
+                raise RepartitionFailed(f"board {board} has no instance {gone[0]}")
             nvml_mig.repartition(self._api, handle, instances, destroy, create)
 
     def _boards(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""NVIDIA's MIG boards through NVML: which profiles a board has and where they may start, and cutting it anew.
+"""NVIDIA's MIG boards through NVML: which profiles a board has and where they may start, and repartitioning it.
 
 A GPU instance is made with its placement, and one compute instance over all of it. What was done is undone in reverse
 order when a step fails. Creating and destroying needs root, or the capability `mig/config`.
@@ -9,7 +9,7 @@ from ctypes import byref, c_uint
 from dataclasses import dataclass
 from typing import Any
 
-from libs.adapters.devices.layer import CutFailed
+from libs.adapters.devices.layer import RepartitionFailed
 from schemas.resources import MigPlace, MigProfile
 
 _PROFILES = range(10)
@@ -38,7 +38,7 @@ class _Instance:
 
 
 def offers(api: Any, board: Any) -> tuple[Offer, ...]:
-    """What the driver would cut from a board. Raises the api's NVMLError."""
+    """What the driver would make of a board. Raises the api's NVMLError."""
     return tuple({offer.profile.name: offer for offer in reversed(list(_offers(api, board)))}.values())[::-1]
 
 
@@ -98,15 +98,15 @@ def start_of(api: Any, board: Any, instance: Any) -> int:
 def repartition(
     api: Any, board: Any, instances: Mapping[str, Any], destroy: Sequence[str], create: Sequence[MigPlace]
 ) -> None:
-    """Cuts `board` anew. `instances`: all its MIG devices, by id. Raises CutFailed; nothing is touched before all that
-    can be checked was."""
+    """Repartitions `board`. `instances`: all its MIG devices, by id. Raises RepartitionFailed; nothing is touched
+    before all that can be checked was."""
     undo: list[Callable[[], object]] = []
     step = "reading the board"
     try:
         for name in destroy:
             step = f"asking who uses {name}"
             if pids := [process.pid for process in api.nvmlDeviceGetComputeRunningProcesses(instances[name])]:
-                raise CutFailed(f"instance {name} is in use by process {pids[0]}")
+                raise RepartitionFailed(f"instance {name} is in use by process {pids[0]}")
         step = "reading the board"
         going = _going(api, board, instances, destroy)
         coming = _coming(offers(api, board), create)
@@ -119,16 +119,18 @@ def repartition(
     except api.NVMLError as e:
         left = _undo(api, undo)
         state = f"not all of it could be put back: {left}" if left else "the board is as it was"
-        raise CutFailed(f"{step}: {e}; {state}") from None
+        raise RepartitionFailed(f"{step}: {e}; {state}") from None
 
 
 def _coming(known: Sequence[Offer], create: Sequence[MigPlace]) -> list[tuple[Offer, MigPlace]]:
     by_name = {offer.profile.name: offer for offer in known}
     for place in create:
         if place.profile not in by_name:
-            raise CutFailed(f"the board has no profile {place.profile}; it has {', '.join(by_name)}")
+            raise RepartitionFailed(f"the board has no profile {place.profile}; it has {', '.join(by_name)}")
         if place.start not in (starts := by_name[place.profile].profile.starts):
-            raise CutFailed(f"{place.profile} cannot start at {place.start}; only at {', '.join(map(str, starts))}")
+            raise RepartitionFailed(
+                f"{place.profile} cannot start at {place.start}; only at {', '.join(map(str, starts))}"
+            )
     return [(by_name[place.profile], place) for place in create]
 
 
@@ -140,7 +142,7 @@ def _going(api: Any, board: Any, instances: Mapping[str, Any], destroy: Sequence
         inside = [name for name, holder in holders.items() if holder == number]
         stays = [name for name in inside if name not in destroy]
         if stays:
-            raise CutFailed(f"instance {stays[0]} stays, and shares GPU instance {number} with one that goes")
+            raise RepartitionFailed(f"instance {stays[0]} stays, and shares GPU instance {number} with one that goes")
         handle = api.nvmlDeviceGetGpuInstanceById(board, number)
         info = api.nvmlGpuInstanceGetInfo(handle)
         place = info.placement

@@ -8,7 +8,7 @@ from itertools import count
 from uuid import uuid4
 from zlib import crc32
 
-from libs.adapters.devices.layer import CutFailed, process_environment
+from libs.adapters.devices.layer import RepartitionFailed, process_environment
 from libs.core.placement.mig.layouts import geometry_of, legal
 from schemas.nodes import DeviceSample, Rank
 from schemas.resources import WHOLE_MILLI, Device, DeviceKind, MigBoard, MigPlace
@@ -47,25 +47,27 @@ class SimulatedLayer:
 
     def repartition(self, board: str, destroy: tuple[str, ...], create: tuple[MigPlace, ...]) -> None:
         """As on a real board, what its geometry does not allow fails before anything changes."""
-        cut = next((one for one in self._boards if one.id == board), None)
-        if cut is None:
-            raise CutFailed(f"{board} is no MIG board of this node")
+        known = next((one for one in self._boards if one.id == board), None)
+        if known is None:
+            raise RepartitionFailed(f"{board} is no MIG board of this node")
         there = {d.id: d for d in self._devices if d.parent == board}
         gone = [name for name in destroy if name not in there]
         if gone:
-            raise CutFailed(f"board {board} has no instance {gone[0]}")
+            raise RepartitionFailed(f"board {board} has no instance {gone[0]}")
         stay = [d for d in there.values() if d.id not in destroy]
         after = [(d.mig_profile, d.mig_start) for d in stay] + [(place.profile, place.start) for place in create]
-        if not legal(geometry_of(cut), after):
-            raise CutFailed(f"board {board} cannot be cut into {', '.join(f'{name} at {at}' for name, at in after)}")
-        memory = {profile.name: profile.memory_mib for profile in cut.profiles}
+        if not legal(geometry_of(known), after):
+            raise RepartitionFailed(
+                f"board {board} cannot be partitioned into {', '.join(f'{name} at {at}' for name, at in after)}"
+            )
+        memory = {profile.name: profile.memory_mib for profile in known.profiles}
         limit_w = next((d.power_limit_w for d in there.values()), 0)
         made = [
             Device(
                 id=f"{board}-{self._fresh()}",
                 index=0,
                 kind=DeviceKind.MIG,
-                model=cut.model,
+                model=known.model,
                 memory_mib=memory[place.profile],
                 mig_profile=place.profile,
                 parent=board,

@@ -2,7 +2,7 @@
 
 Written from shared/reference/accelerators.json (`mig.boards`), whose sources each entry names: `nvidia-smi mig -lgip` and
 `-lgipp` captures, NVIDIA's MIG guide, mig-parted and driver code ([D]: starts derived from driver code and NVIDIA's
-k8s-test-infra golden test). A real board's own driver is asked first; this table cuts simulated boards and checks what a
+k8s-test-infra golden test). A real board's own driver is asked first; this table serves simulated boards and checks what a
 driver says. Starts and sizes are memory slices; memory is MiB of one instance (it varies by up to 1.5 GiB between
 drivers). Where no capture gives it, 95 % of the GiB in the profile's name stand in.
 """
@@ -15,7 +15,7 @@ from schemas.resources import MigProfile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Geometry:
-    """How a board may be cut: `slices` memory slices and `compute` compute slices, and the profiles that it offers.
+    """How a board may be partitioned: `slices` memory slices and `compute` compute slices, and the profiles that it offers.
 
     Compared and hashed by identity, as what is worked out from one is kept beside it."""
 

@@ -38,7 +38,7 @@ class DeviceBlock:
     simulated: bool
     count: int
     possible: bool = False
-    """MIG instances that are not there but could be cut, from a board that may be repartitioned if nothing ran on it."""
+    """MIG instances that are not there but could be, on a board that may be repartitioned if nothing ran on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ def level_of(level: Level) -> str:
     return _NARROW.get(level, level.value)
 
 
-def blocks_of(inventory: Inventory, may_be_cut: Container[str]) -> Iterable[DeviceBlock]:
-    """The devices of a node. `may_be_cut`: ids of MIG boards that may be repartitioned."""
+def blocks_of(inventory: Inventory, may_change: Container[str]) -> Iterable[DeviceBlock]:
+    """The devices of a node. `may_change`: ids of MIG boards that may be repartitioned."""
     where = inventory.position
     kinds = Counter(_kind(inventory.node, d) for d in inventory.devices)
     for (domain, model, cpu, profile, memory_mib, runtime, possible), count in (
-        kinds + _could_be(inventory, may_be_cut)
+        kinds + _could_be(inventory, may_change)
     ).items():
         yield DeviceBlock(
             node=inventory.node,
@@ -111,12 +111,12 @@ def _kind(node: str, d: Device, possible: bool = False) -> _Kind:
     return island, d.model, d.kind in NAMED_ONLY, d.mig_profile, usable_mib(d), d.runtime.value, possible
 
 
-def _could_be(inventory: Inventory, may_be_cut: Container[str]) -> Counter[_Kind]:
+def _could_be(inventory: Inventory, may_change: Container[str]) -> Counter[_Kind]:
     """Of each profile of a board that may be repartitioned, the instances that it lacks to hold as many as fit on it."""
     kinds: Counter[_Kind] = Counter()
     for board in inventory.boards:
         there = [d for d in inventory.devices if d.parent == board.id]
-        for profile in board.profiles if board.id in may_be_cut else ():
+        for profile in board.profiles if board.id in may_change else ():
             most = round(mig.potential(mig.geometry_of(board), (), {profile.name: 1}) / profile.memory_slices)
             like = there[0] if there else Device(id=board.id, index=board.index, model=board.model, memory_mib=0)
             new = like.model_copy(

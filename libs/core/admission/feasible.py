@@ -76,7 +76,7 @@ def objections(job: JobSpec, demand: Demand, fleet: FleetShape) -> Iterator[Refu
     named = [*_levels(job, requests), *(o for request in requests for o in _unknown(request, fleet))]
     shape = shape_of(job.model_copy(update={"resources": with_demand(r, demand)}))
     blocked = fleet.verdict(shape)
-    if blocked is None and not named and not fleet.cuttable(shape.profile):
+    if blocked is None and not named and not fleet.repartitionable(shape.profile):
         return
     found = _once([*named, *(o for request in requests for o in _single(job, demand, request, fleet))])
     if found:

@@ -154,7 +154,7 @@ class FleetShape:
         return max((b.host_cpu_milli for b in blocks), default=0), max((b.host_mib for b in blocks), default=0)
 
     def profiles(self) -> list[str]:
-        """MIG profiles that the pool has, or can cut."""
+        """MIG profiles that the pool has, or can be repartitioned to."""
         return sorted({block.profile for block in self._all() if block.profile})
 
     def label_values(self, name: str) -> list[str]:
@@ -181,7 +181,8 @@ class FleetShape:
 
     def verdict(self, shape: Shape) -> Blocked | None:
         """Why the placer would find no place for `shape` with every device free, however long it waits; None when it
-        would, or when boards could be cut into what is asked for (`cuttable`). Remembered until devices change."""
+        would, or when boards could be repartitioned into what is asked for (`repartitionable`). Remembered until devices
+        change."""
         key = replace(shape, contents=(), family="", spread=("", ""))
         known = self._verdicts.get(key, _UNJUDGED)
         if isinstance(known, _Unjudged):
@@ -190,8 +191,8 @@ class FleetShape:
             known = self._verdicts[key] = self._judge(key)
         return known
 
-    def cuttable(self, profile: str) -> bool:
-        """Whether boards could be cut into more instances of this profile than there are."""
+    def repartitionable(self, profile: str) -> bool:
+        """Whether boards could be repartitioned into more instances of this profile than there are."""
         return bool(profile) and any(block.possible and block.profile == profile for block in self._all())
 
     def join(self, inventory: Inventory) -> None:
@@ -242,7 +243,7 @@ class FleetShape:
         self.blocks[inventory.node] = tuple(blocks_of(inventory, self.fleet.boards))
 
     def _judge(self, shape: Shape) -> Blocked | None:
-        if self.cuttable(shape.profile):
+        if self.repartitionable(shape.profile):
             return None
         outcome = find(self.empty_view(), shape, context=PATIENT)
         return outcome if isinstance(outcome, Blocked) else None

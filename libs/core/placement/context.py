@@ -40,9 +40,9 @@ def context_of(
             if other_id != job.id and other_id not in without and other.current is not None:
                 nodes = [part.node for part in other.current.parts.values() if not part.freed]
                 avoid |= nodes_kept_away(state.fleet, other, (state.fleet.node_names.find(node) for node in nodes))
-        for holder, devices in state.holds.items():
-            peers = state.jobs.get(holder)
-            if peers is not None and holder != job.id and holder not in without and spread_key(peers) == key:
+        for beneficiary, devices in state.holds.items():
+            peers = state.jobs.get(beneficiary)
+            if peers is not None and beneficiary != job.id and beneficiary not in without and spread_key(peers) == key:
                 rows = [state.fleet.row(device) for device in devices]
                 avoid |= nodes_kept_away(state.fleet, peers, state.fleet.node[rows].tolist())
     return Context(waited_us=max(0, t_us - job.queued_us), avoid=tuple(sorted(avoid)), fast=job.latency is Latency.FAST)
@@ -68,22 +68,22 @@ def nodes_kept_away(fleet: Fleet, job: Job, nodes: Iterable[int]) -> set[int]:
 def reserve_host_resources(state: State, view: View) -> None:
     """Takes the processors and host memory that beneficiaries will need beside their held devices out of what is free.
     Of a nested gang each device counts as its hungriest role."""
-    for holder in state.holds:
-        _host_resources(state, view, holder, -1)
+    for beneficiary in state.holds:
+        _host_resources(state, view, beneficiary, -1)
 
 
-def reserve_host_resources_of(state: State, view: View, holder: str) -> None:
+def reserve_host_resources_of(state: State, view: View, beneficiary: str) -> None:
     """Takes what is reserved for one beneficiary out of what is free."""
-    _host_resources(state, view, holder, -1)
+    _host_resources(state, view, beneficiary, -1)
 
 
-def release_host_resources_of(state: State, view: View, holder: str) -> None:
+def release_host_resources_of(state: State, view: View, beneficiary: str) -> None:
     """Gives what is reserved for one beneficiary back."""
-    _host_resources(state, view, holder, 1)
+    _host_resources(state, view, beneficiary, 1)
 
 
-def _host_resources(state: State, view: View, holder: str, sign: int) -> None:
-    job = state.jobs.get(holder)
+def _host_resources(state: State, view: View, beneficiary: str, sign: int) -> None:
+    job = state.jobs.get(beneficiary)
     if job is None:
         return
     hungriest = replace(
@@ -91,7 +91,7 @@ def _host_resources(state: State, view: View, holder: str, sign: int) -> None:
         cpu_milli=max((job.shape.cpu_milli, *(role.cpu_milli for role in job.shape.roles))),
         host_mib=max((job.shape.host_mib, *(role.host_mib for role in job.shape.roles))),
     )
-    rows = np.array([state.fleet.row(device) for device in state.holds[holder]], dtype=np.int64)
+    rows = np.array([state.fleet.row(device) for device in state.holds[beneficiary]], dtype=np.int64)
     cpu_milli, host_mib = host_of(view, rows, hungriest)
     if cpu_milli.any() or host_mib.any():
         np.add.at(view.free_cpu, state.fleet.node[rows], sign * cpu_milli)

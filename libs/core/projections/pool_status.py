@@ -43,9 +43,10 @@ def _by_kind(fleet: Fleet, milli: Ints | int) -> dict[str, int]:
     profiles = max(1, len(fleet.profiles))
     codes = (fleet.model * profiles + fleet.profile)[fleet.up]
     sums = np.bincount(codes, weights=np.broadcast_to(milli, fleet.up.shape)[fleet.up])
-    models, cuts = fleet.models.names, fleet.profiles.names
+    models, mig_profiles = fleet.models.names, fleet.profiles.names
     return {
-        kind_of(models[code // profiles], cuts[code % profiles]): int(sums[code]) for code in np.unique(codes).tolist()
+        kind_of(models[code // profiles], mig_profiles[code % profiles]): int(sums[code])
+        for code in np.unique(codes).tolist()
     }
 
 

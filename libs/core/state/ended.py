@@ -38,7 +38,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 @dataclass(slots=True)
-class Table:
+class IdTable:
     """An open hash table of ids that ended on one day. Only the newest one changes. Empty slots are 0."""
 
     day: int
@@ -52,7 +52,7 @@ class Table:
     """The 32 bits of the id before them, then 32 bits of the body's digest."""
 
     @classmethod
-    def empty(cls, day: int, slots: int) -> "Table":
+    def empty(cls, day: int, slots: int) -> "IdTable":
         return cls(day, slots, -1, 0, array("Q", bytes(8 * slots)), array("Q", bytes(8 * slots)))
 
     def find(self, key: int, tag: int) -> int:
@@ -63,15 +63,15 @@ class Table:
             slot = (slot + 1) & mask
         return slot
 
-    def copy(self) -> "Table":
-        return Table(self.day, self.slots, self.last_us, self.count, self.keys[:], self.rests[:])
+    def copy(self) -> "IdTable":
+        return IdTable(self.day, self.slots, self.last_us, self.count, self.keys[:], self.rests[:])
 
 
 class EndedJobs:
     """Ids of ended jobs with digests of their bodies. Time is the ledger's, microseconds since the epoch."""
 
     def __init__(self, max_slots: int = MAX_SLOTS) -> None:
-        self.tables: list[Table] = []
+        self.tables: list[IdTable] = []
         """Oldest first."""
         self.forgotten_us = -1
         """The newest end that a dropped table held."""
@@ -144,7 +144,7 @@ class EndedJobs:
                 continue
             day, slots, last_us, count, start = numbers
             if start == 0:
-                ended.tables.append(Table(day, slots, last_us, count))
+                ended.tables.append(IdTable(day, slots, last_us, count))
             table = ended.tables[-1]
             table.keys.frombytes(data[: len(data) // 2])
             table.rests.frombytes(data[len(data) // 2 :])
@@ -160,7 +160,7 @@ class EndedJobs:
                 return table.rests[slot]
         return None
 
-    def _open(self, t_us: int) -> Table:
+    def _open(self, t_us: int) -> IdTable:
         """The table to fill. A new one is four times the last of its day, so a quiet day costs little room."""
         day, last = t_us // DAY_US, self.tables[-1] if self.tables else None
         if last is not None and last.day == day and last.count < last.slots * 3 // 4:
@@ -171,7 +171,7 @@ class EndedJobs:
             gone = self.tables.pop(0)
             room -= gone.slots
             self.forgotten_us = gone.last_us
-        self.tables.append(Table.empty(day, slots))
+        self.tables.append(IdTable.empty(day, slots))
         return self.tables[-1]
 
 

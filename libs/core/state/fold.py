@@ -108,7 +108,7 @@ def _board_repartition_withdrawn(state: State, e: led.BoardRecutWithdrawn, t_us:
     """The node is asked what the board is now. Instances that it may have destroyed stay out of placement until it answers."""
     asked = state.repartitions.get(e.board)
     if asked is None or asked.recut.number != e.number:
-        raise lifecycle.Forbidden(f"cut {e.number} of board {e.board} is withdrawn and was not under way")
+        raise lifecycle.Forbidden(f"repartition {e.number} of board {e.board} is withdrawn and was not under way")
     state.withdrawn.add(e.board)
 
 
@@ -264,7 +264,7 @@ def _segment_sealed(state: State, e: led.SegmentSealed, t_us: int) -> None:
 
 def hold_code(state: State, job_id: str) -> int:
     """The code that marks devices held for `job_id` in `fleet.held`; -1 when it holds none."""
-    return next((code for code, holder in enumerate(state.holds) if holder == job_id), -1)
+    return next((code for code, beneficiary in enumerate(state.holds) if beneficiary == job_id), -1)
 
 
 def mark_holds(state: State) -> None:

@@ -14,7 +14,7 @@ from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
-from schemas.resources import WHOLE_MILLI, Claim, Resources, Role, Span
+from schemas.resources import WHOLE_MILLI, Claim, Resources, Role, Span, TopologyPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def shape_of(spec: JobSpec) -> Shape:
         milli=r.share_milli,
         profile=r.mig_profile,
         level=r.topology.level.value,
-        required=r.topology.policy == "required",
+        required=r.topology.policy is TopologyPolicy.REQUIRED,
         labels=tuple(sorted(r.labels.items())),
         simulated=spec.simulation is not None,
         min_devices=r.min_devices or 0,
@@ -151,7 +151,7 @@ def _group(role: Role, r: Resources) -> RoleShape:
         cpu_milli=role.cpu_milli or r.cpu_milli,
         host_mib=role.host_memory_mib or r.host_memory_mib,
         level=role.topology.level.value,
-        required=role.topology.policy == "required",
+        required=role.topology.policy is TopologyPolicy.REQUIRED,
         widen_us=int(role.topology.widen_after_s * 1_000_000),
     )
 
@@ -297,10 +297,10 @@ class State:
         """What counts against a team's limits, kind -> thousandths of devices: what its attempts hold, and what is kept for
         its beneficiaries (I7)."""
         total = dict(self.used.get(team, ()))
-        for holder in self.holds:
-            job = self.jobs.get(holder)
+        for beneficiary in self.holds:
+            job = self.jobs.get(beneficiary)
             if job is not None and job.team == team:
-                for kind, milli in self.kept(holder).items():
+                for kind, milli in self.kept(beneficiary).items():
                     total[kind] = total.get(kind, 0) + milli
         return total
 

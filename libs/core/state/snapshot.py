@@ -57,7 +57,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "withdrawn": sorted(state.withdrawn),
         "repartition_number": state.repartition_number,
         "repartition_us": state.repartition_us,
-        "holds": [[holder, list(devices)] for holder, devices in state.holds.items()],
+        "holds": [[beneficiary, list(devices)] for beneficiary, devices in state.holds.items()],
         "quotas": {team: limits.dump() for team, limits in state.quotas.items()},
         **{name: getattr(state, name) for name in _PLAIN},
     }
@@ -107,7 +107,7 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
             devices += json.loads(data)
     state.fleet, state.finished = _load_fleet(nodes, devices), EndedJobs.load(ended)
     _index(state)
-    state.holds = {holder: tuple(held) for holder, held in body["holds"]}
+    state.holds = {beneficiary: tuple(held) for beneficiary, held in body["holds"]}
     mark_holds(state)
     asked = [BoardRecut.model_validate(raw) for raw in body["repartitions"]]
     state.repartitions = {one.recut.board: one for one in asked}

@@ -1,6 +1,6 @@
-"""AMD Instinct: whole or cut into partitions, joined by a full mesh of xGMI.
+"""AMD Instinct: whole or in partitions, joined by a full mesh of xGMI.
 
-Partition modes cut one board into equal devices: compute modes by its XCDs, memory modes (NPS) by its HBM. A device of
+Partition modes split one board into equal devices: compute modes by its XCDs, memory modes (NPS) by its HBM. A device of
 CPX/NPS4 has one XCD and a quarter of the memory, which two devices share. Sources: Linux amdgpu aqua_vanjaram.c for the
 legal pairs; ROCm k8s-device-plugin; AMD's validated bare-metal modes are the last column of docs/accelerators.md.
 """

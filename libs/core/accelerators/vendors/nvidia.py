@@ -1,4 +1,4 @@
-"""NVIDIA: shared by MPS (compute and memory limits per client), cut by MIG, joined by NVLink.
+"""NVIDIA: shared by MPS (compute and memory limits per client), partitioned by MIG, joined by NVLink.
 
 Sources: CUDA_VISIBLE_DEVICES takes indices, GPU uuids and MIG uuids (k8s-device-plugin); MPS limits docs.nvidia.com/deploy/mps.
 """

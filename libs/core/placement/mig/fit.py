@@ -1,6 +1,6 @@
 """Among idle MIG instances the one whose use costs the rest of its board the least.
 
-On a board that may be repartitioned, a running 1g decides whether a 3g can still be cut there: so it goes beside what runs
+On a board that may be repartitioned, a running 1g decides whether a 3g can still be made there: so it goes beside what runs
 already, and where it leaves the profiles possible that others will ask for (`libs.core.placement.mig.layouts`): by the mix of
 requests as the scorer has learned it, those that wait included; every profile alike while nothing is known. Instances of
 boards that stay as they were found cost nothing.

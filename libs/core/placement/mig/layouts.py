@@ -64,7 +64,7 @@ def fits(geometry: Geometry, taken: Iterable[Instance], profile: str) -> tuple[i
 
 
 def potential(geometry: Geometry, taken: Iterable[Instance], demand: Demand) -> float:
-    """What could still be cut beside `taken`: over all profiles, the memory slices of the most further instances of it,
+    """What could still be made beside `taken`: over all profiles, the memory slices of the most further instances of it,
     times its weight. Profiles outside a demand that is not empty weigh nothing."""
     table = _table(geometry)
     return table.weigh(table.bits_of(taken), demand)
@@ -95,7 +95,7 @@ def instance_cost(geometry: Geometry, busy: Iterable[Instance], instance: Instan
 
 
 def best_layout(geometry: Geometry, busy: Iterable[Instance], demand: Demand, now_free: Iterable[Instance]) -> Layout:
-    """How to cut a board anew around its `busy` instances: as many wanted instances as possible, largest profile first
+    """How to repartition a board around its `busy` instances: as many wanted instances as possible, largest profile first
     (`demand` counts instances), then as many of the idle ones (`now_free`) kept as they are, then the fewest slices left
     over, then the most that stays possible. Always legal and always contains all of `busy`.
     """

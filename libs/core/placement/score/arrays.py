@@ -24,7 +24,7 @@ CEILINGS = (1000, 999, 500, 200)
 """A state whose freest device has no more than this skips the requests for more: most states late in the day."""
 
 
-class Nodes(NamedTuple):
+class NodeArrays(NamedTuple):
     """The nodes of a fleet (N) and their devices (D): node n has `order[ptr[n]:ptr[n + 1]]`, rows in index order."""
 
     ptr: Ints

@@ -20,7 +20,7 @@ from libs.core.placement.score.arrays import (
     Kinds,
     Market,
     Memo,
-    Nodes,
+    NodeArrays,
     Request,
     ShadowPrices,
     Words,
@@ -167,7 +167,7 @@ def _value(cls: int, cpu: int, free: Ints, n: int, worth: Worth, memo: Memo, lef
 
 
 @compiled
-def node_keys(nodes: Nodes, room: Free, out: Words) -> None:
+def node_keys(nodes: NodeArrays, room: Free, out: Words) -> None:
     """A hash of each node's state into `out` (shape (N,)). Device order counts: equal nodes may differ in it."""
     ptr, order, cls = nodes
     free, cpu = room
@@ -180,7 +180,7 @@ def node_keys(nodes: Nodes, room: Free, out: Words) -> None:
 
 @compiled
 def drops(
-    nodes: Nodes, room: Free, request: Request, accepted: Bools, worth: Worth, memo: Memo, keys: Words, out: Drops
+    nodes: NodeArrays, room: Free, request: Request, accepted: Bools, worth: Worth, memo: Memo, keys: Words, out: Drops
 ) -> None:
     """What one request would take from each node's value, into `out`; computed only where the state has changed.
 
@@ -239,7 +239,7 @@ def drops(
 
 
 @compiled
-def charge(nodes: Nodes, room: Free, request: Request, known: Drops, prices: ShadowPrices, out: Doubles) -> None:
+def charge(nodes: NodeArrays, room: Free, request: Request, known: Drops, prices: ShadowPrices, out: Doubles) -> None:
     """The cost of the request on each node into `out` (shape (N,)): drop, plus the prices of its class's devices and of
     the blocks (idle devices with the processors that such requests need) that it breaks."""
     ptr, order, cls = nodes
@@ -267,7 +267,7 @@ def charge(nodes: Nodes, room: Free, request: Request, known: Drops, prices: Sha
 
 
 @compiled
-def stock(nodes: Nodes, room: Free, size: Ints, block_cpu: Doubles, compute: Doubles, whole: Doubles) -> None:
+def stock(nodes: NodeArrays, room: Free, size: Ints, block_cpu: Doubles, compute: Doubles, whole: Doubles) -> None:
     """Per class: free compute (milli) into `compute` (shape (C,)), and blocks of each `size` into `whole` (shape (B, C))."""
     ptr, order, cls = nodes
     free, cpu = room
@@ -319,7 +319,7 @@ def clear(room: Doubles, access: Bools, demand: Doubles, rho: Doubles, headroom:
 
 
 @compiled
-def acceptance(nodes: Nodes, room: Free, every: int, drawn: Ints, kinds: Kinds, served: Doubles) -> None:
+def acceptance(nodes: NodeArrays, room: Free, every: int, drawn: Ints, kinds: Kinds, served: Doubles) -> None:
     """How many requests of each kind the pool would accept if each node got a stream of its own: into `served` (K,).
 
     drawn: kinds by stream, shape (R, L); K means no request. Every `every`-th node counts, each with an eighth of the

@@ -65,8 +65,8 @@ class _Classes:
     """Nodes by what they accept, for one version of the fleet."""
 
     version: int
-    nodes: arrays.Nodes
-    packed: arrays.Nodes
+    nodes: arrays.NodeArrays
+    packed: arrays.NodeArrays
     """`nodes` for the kernels."""
     contents: list[frozenset[tuple[str, str]]] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ class _Classes:
                 for m, p in set(zip(fleet.model[mine].tolist(), fleet.profile[mine].tolist(), strict=True))
             )
             of_node[node] = codes.setdefault(content, len(codes))
-        nodes = arrays.Nodes(ptr, order, of_node)
+        nodes = arrays.NodeArrays(ptr, order, of_node)
         return cls(fleet.version, nodes, arrays.plain(nodes), list(codes))
 
     def accepting(self, kind: RequestKind) -> Bools:

@@ -41,7 +41,7 @@ class Boards(Subject):
         if board in self._asked:
             books.broken("I8", f"board {board} is to be repartitioned while its last repartition is under way")
         if e.recut.number <= self._numbers.get(board, 0):
-            books.broken("I8", f"cut {e.recut.number} of board {board} follows {self._numbers[board]}")
+            books.broken("I8", f"repartition {e.recut.number} of board {board} follows {self._numbers[board]}")
         self._asked[board] = _Asked(e.node, e.recut.number, e.recut.destroy)
         self._numbers[board] = max(e.recut.number, self._numbers.get(board, 0))
         for device_id in e.recut.destroy:
@@ -56,20 +56,22 @@ class Boards(Subject):
             row.going = board
 
     def cut(self, e: led.BoardCutDone) -> None:
-        self._present(e.node, e.incarnation, f"board {e.board} is cut")
+        self._present(e.node, e.incarnation, f"board {e.board} is repartitioned")
         if e.inventory.node != e.node:
-            self.books.broken("I8", f"node {e.node} cuts a board with the inventory of {e.inventory.node}")
+            self.books.broken("I8", f"node {e.node} repartitions a board with the inventory of {e.inventory.node}")
         asked = self._asked.get(e.board)
         if asked is None or asked.number != e.number or asked.node != e.node:
-            self.books.broken("I8", f"node {e.node} answers cut {e.number} of board {e.board}, which was not asked")
+            self.books.broken(
+                "I8", f"node {e.node} answers repartition {e.number} of board {e.board}, which was not asked"
+            )
         self._forget(e.board)
 
     def withdrawn(self, e: led.BoardRecutWithdrawn) -> None:
         """What was to go may be gone: nobody is granted it before the node says what the board is."""
-        self._present(e.node, e.incarnation, f"cut {e.number} of board {e.board} is withdrawn")
+        self._present(e.node, e.incarnation, f"repartition {e.number} of board {e.board} is withdrawn")
         asked = self._asked.get(e.board)
         if asked is None or asked.number != e.number or asked.node != e.node or asked.withdrawn:
-            self.books.broken("I8", f"cut {e.number} of board {e.board} is withdrawn and was not under way")
+            self.books.broken("I8", f"repartition {e.number} of board {e.board} is withdrawn and was not under way")
         else:
             asked.withdrawn = True
 

@@ -20,7 +20,7 @@ class Devices(Subject):
     }
 
     def joined(self, e: led.NodeJoined | led.BoardCutDone) -> None:
-        """What is held stays held where a board was cut; a node that begins a new life holds nothing (`nodes`)."""
+        """What is held stays held where a board was repartitioned; a node that begins a new life holds nothing (`nodes`)."""
         for device in e.inventory.devices:
             row = self.books.devices.get(device.id)
             if row is None:

@@ -76,14 +76,16 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
     """The first report of the repartition that is under way counts; repeated and older ones say nothing new."""
     known = d.state.fleet.nodes.get(m.node)
     if known is None or not known.up or known.incarnation != m.incarnation:
-        raise InputRefused(f"node {m.node}, incarnation {m.incarnation}, is not up: what it cut no longer counts")
+        raise InputRefused(
+            f"node {m.node}, incarnation {m.incarnation}, is not up: what it repartitioned no longer counts"
+        )
     asked = d.state.repartitions.get(m.board)
     if asked is None or asked.node != m.node or asked.recut.number != m.number:
         if m.number <= d.state.repartition_number.get(m.board, 0):
             return
-        raise InputRefused(f"node {m.node} was not asked for cut {m.number} of board {m.board}")
+        raise InputRefused(f"node {m.node} was not asked for repartition {m.number} of board {m.board}")
     if m.inventory.node != m.node:
-        raise InputRefused(f"node {m.node} reports a cut with the inventory of {m.inventory.node}")
+        raise InputRefused(f"node {m.node} reports a repartition with the inventory of {m.inventory.node}")
     _refuse_foreign(d, m.inventory)
     offered = {device.id for device in m.inventory.devices}
     for job_id in d.state.on_node.get(m.node, {}):
@@ -91,7 +93,7 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
         assert attempt is not None
         lost = next((c.device for c in attempt.parts[m.node].claims if c.device not in offered), None)
         if lost is not None:
-            raise InputRefused(f"node {m.node} reports a cut without {lost}, which {job_id} holds")
+            raise InputRefused(f"node {m.node} reports a repartition without {lost}, which {job_id} holds")
     d.emit(
         ledger.BoardCutDone(
             node=m.node,

@@ -22,9 +22,9 @@ def vacate(d: Decision, node: str, evidence: Evidence, reason: str) -> None:
     held = {device for devices in d.state.holds.values() for device in devices}
     rows = d.state.fleet.nodes[node].rows if node in d.state.fleet.nodes else []
     gone = held & {d.state.fleet.devices.names[row] for row in rows}
-    for holder, devices in list(d.state.holds.items()):
+    for beneficiary, devices in list(d.state.holds.items()):
         if gone & set(devices):
-            release_hold(d, holder)
+            release_hold(d, beneficiary)
 
 
 def after_loss(d: Decision, job: Job, attempt: Attempt, cause: StopCause, reason: str) -> None:

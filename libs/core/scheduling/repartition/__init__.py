@@ -1,4 +1,4 @@
-"""Which idle MIG boards are cut into other instances, and when. Pure: events for the caller to emit."""
+"""Which idle MIG boards are repartitioned into other instances, and when. Pure: events for the caller to emit."""
 
 from libs.core.scheduling.repartition.overdue import overdue
 from libs.core.scheduling.repartition.planner import plan_repartitions
