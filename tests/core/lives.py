@@ -9,7 +9,7 @@ from schemas import inbox
 from schemas.clock import BootReading, ClockMark, MeasuredBy
 from schemas.ids import job_id
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
-from schemas.ledger import ClockJumped, LedgerRecord
+from schemas.ledger import ClockJumped, LedgerRecord, SegmentSealed
 from schemas.resources import (
     Content,
     Device,
@@ -173,7 +173,8 @@ LIVES: dict[str, Callable[[], World]] = {
     "boards": boards,
     "particular": particular,
 }
-EVERY = (*LIVES, ON_A_CLOCK)
+ROLLED = "rolled"
+EVERY = (*LIVES, ON_A_CLOCK, ROLLED)
 
 
 SET_BACK = 18
@@ -201,11 +202,26 @@ def on_a_clock() -> list[LedgerRecord]:
     return out
 
 
+def rolled() -> list[LedgerRecord]:
+    """A life whose ledger lies in three segments."""
+    out: list[LedgerRecord] = []
+    first = 1
+    for record in records_of("preempted"):
+        out.append(record)
+        if len(out) in (4, 9):
+            seal = SegmentSealed(first_seq=first, next=f"SEGMENT-test-{len(out) + 2:020}")
+            out.append(record.model_copy(update={"events": (seal,)}))
+            first = len(out) + 1
+    return out
+
+
 @cache
 def records_of(life: str) -> tuple[LedgerRecord, ...]:
     """The ledger of a life. The checker found nothing in it while it was written."""
     if life == ON_A_CLOCK:
         return tuple(on_a_clock())
+    if life == ROLLED:
+        return tuple(rolled())
     world = LIVES[life]()
     world.check()
     return tuple(world.records)

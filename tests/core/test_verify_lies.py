@@ -12,7 +12,7 @@ from schemas.ids import job_id
 from schemas.jobs import Checkpoint, JobState
 from schemas.ledger import EVENT_KINDS, LedgerEvent, LedgerRecord
 from schemas.resources import Level, Precision, Runtime
-from tests.core.lives import EVERY, ON_A_CLOCK, SET_BACK, kinds_of, records_of
+from tests.core.lives import EVERY, ON_A_CLOCK, ROLLED, SET_BACK, kinds_of, records_of
 
 Records = Sequence[LedgerRecord]
 Lie = Callable[[Records], Records]
@@ -189,6 +189,11 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "an input is rejected that was decided before": (END, changed("input.rejected", with_(inbox_seq=1)), "I10"),
     "an input is rejected that is not decided yet": (END, changed("input.rejected", with_(inbox_seq=999)), "I10"),
     "an input is rejected twice": (END, then("input.rejected", lambda e: e), "I10"),
+    "a seal is left out": (ROLLED, left_out("segment.sealed"), "I10"),
+    "a segment is sealed twice": (ROLLED, then("segment.sealed", lambda e: e), "I10"),
+    "a segment is sealed that is not open": (ROLLED, changed("segment.sealed", with_(first_seq=3)), "I10"),
+    "a segment goes on elsewhere": (ROLLED, changed("segment.sealed", with_(next="SEGMENT-test-" + "0" * 20)), "I10"),
+    "a seal says more": (ROLLED, then("segment.sealed", lambda e: running(NOBODY)), "I10"),
     # ----------------------------------------------------------------------------------------------- lives of jobs (I3)
     "a job that never was runs": (END, then("job.queued", lambda e: running(NOBODY)), "I3"),
     "a waiting job runs": (END, then("job.queued", lambda e: running(e.job_id), of="waits"), "I3"),

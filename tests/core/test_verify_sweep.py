@@ -37,6 +37,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "quota.set": f"{NEVER_USED}: nobody reached the limit",
         "plan.declined": NEVER_USED,
         "input.rejected": NEVER_USED,
+        "segment.sealed": "the last one: where the ledger lies now is seen by whoever reads on",
     },
     "doubled": {"quota.set": SAID_ALREADY, "plan.declined": SAID_ALREADY},
     "swapped": {

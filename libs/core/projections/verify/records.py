@@ -20,6 +20,9 @@ class Records(Subject):
         self._decided_before = 0
         self._rejected = 0
         self._segment = 1
+        """The first sequence of the segment that is open."""
+        self._last: led.LedgerEvent | None = None
+        """The last event of this record."""
 
     def begin(self, record: led.LedgerRecord) -> None:
         books = self.books
@@ -29,6 +32,7 @@ class Records(Subject):
             books.broken(
                 "I10", f"decides the inbox up to {record.inbox_seq}, up to {self._inbox_seq} is decided already"
             )
+        self._last = record.events[-1] if record.events else None
         self._head, books.more = books.seq, record.more
         self._decided_before, self._inbox_seq = self._inbox_seq, max(record.inbox_seq, self._inbox_seq)
 
@@ -42,11 +46,14 @@ class Records(Subject):
         self._rejected = max(self._rejected, e.inbox_seq)
 
     def sealed(self, e: led.SegmentSealed) -> None:
+        broken, begins = self.books.broken, self.books.seq + 1
         if e.first_seq != self._segment:
-            self.books.broken(
-                "I10", f"seals the segment from {e.first_seq} on, the one that is open begins with {self._segment}"
-            )
-        self._segment = self.books.seq + 1
+            broken("I10", f"seals the segment from {e.first_seq} on, the one that is open begins with {self._segment}")
+        if not e.next.endswith(f"-{begins:020}"):
+            broken("I10", f"says that {e.next} is next, which does not begin with {begins}")
+        if self._last is not e:
+            broken("I10", "says more than that its segment is sealed")
+        self._segment = begins
 
     def declined(self, e: led.PlanDeclined) -> None:
         self.books.report.declined_plans += 1
