@@ -60,6 +60,7 @@ class DesiredPart(Fact):
     nodes: tuple[NodeName, ...] = Field(description="all nodes of the gang, in rank order; the first is the master")
     roles: tuple[RoleHosts, ...] = Field(default=(), description="of a nested gang: its roles, in the order of ranks")
     resume: Checkpoint | None = None
+    started: bool | None = Field(default=None, description="the ledger has its start; null: the sender does not say")
 
 
 class DesiredState(Fact):
@@ -115,6 +116,7 @@ class ReferencedPart(Fact):
     nodes: tuple[NodeName, ...] = Field(description="all nodes of the gang, in rank order; the first is the master")
     roles: tuple[RoleHosts, ...] = Field(default=(), description="of a nested gang: its roles, in the order of ranks")
     resume: Checkpoint | None = None
+    started: bool = Field(default=False, description="the ledger has its start; until then the agent reports it again")
 
 
 class NodeChanged(Fact):
@@ -132,6 +134,7 @@ class NodeChanged(Fact):
     ledger_seq: int = Field(ge=0)
     parts: tuple[ReferencedPart, ...] = Field(default=(), description="as they are now; a job has one part on a node")
     gone: tuple[JobId, ...] = Field(default=(), description="jobs that have no part here any more")
+    started: tuple[JobId, ...] = Field(default=(), description="jobs whose part's start the ledger has now")
     specs: dict[SpecDigest, AcceptedSpec] = Field(
         default_factory=dict, description="of new parts, where they are small; the rest is asked for"
     )

@@ -69,7 +69,12 @@ def prepare(settings: AgentSettings, found: list[Hosted]) -> PreparedHost:
 async def build(settings: AgentSettings, nats: Client, host: PreparedHost, counts: Counts) -> Agent:
     """An agent whose nodes have begun a life, or go on with the one that they had. Raises NoKeeper."""
     names = [one.inventory.node for one in host.found]
-    reports = Reports(Outbox(nats.jetstream()).publish_many, pool=settings.pool, source=f"/baton/{settings.pool}/agent")
+    reports = Reports(
+        Outbox(nats.jetstream()).publish_many,
+        pool=settings.pool,
+        source=f"/baton/{settings.pool}/agent",
+        max_payload=nats.max_payload,
+    )
     launcher = _launcher(settings, host, frozenset(names))
     nodes = [
         NodeRunner(

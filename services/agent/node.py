@@ -117,6 +117,8 @@ class NodeRunner:
     _unheard: dict[Key, RunningPart] = field(default_factory=dict)
     """Parts that have ended; placement has not shown yet that it knows."""
     _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
+    _starts: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
+    """Starts that placement has not shown yet that it knows."""
     busy_devices: dict[str, Busy] = field(default_factory=dict)
     """Devices in quarantine. They stay there over lives, until they are free."""
     _repartitions: dict[tuple[str, int], BoardRepartition] = field(default_factory=dict)
@@ -172,6 +174,7 @@ class NodeRunner:
         self.parts.clear()
         self._unheard.clear()
         self._ends.clear()
+        self._starts.clear()
         self._repartitions.clear()
 
     def register(self) -> None:
@@ -184,6 +187,9 @@ class NodeRunner:
         if self._dying or not concerns(desired, self.view):
             return
         self.known, self.missed = True, 0
+        for part in desired.parts:
+            if part.started is not False:
+                self._starts.pop((part.job_id, part.attempt), None)
         actions = plan(desired, self.view, lease_valid=self.lease.valid(self.now()) and self.may_start())
         follow(self.view, desired, actions)
         if any(isinstance(action, Start | Refuse) for action in actions):
@@ -305,6 +311,8 @@ class NodeRunner:
             return
         self.counts.checkpoints += isinstance(seen, CheckpointTaken)
         self.counts.started += isinstance(seen, Started)
+        if isinstance(seen, Started):
+            self._starts[key] = (self.now(), seen)
         self.report(self.name, self.incarnation, seen)
 
     def _ended(self, key: Key, seen: Released | Refused) -> None:
@@ -315,19 +323,21 @@ class NodeRunner:
         self.view.parts[key].phase = Phase.ENDED
         if (part := self.parts.pop(key, None)) is not None:
             self._unheard[key] = part
+        self._starts.pop(key, None)
         self._ends[key] = (self.now(), seen)
         self.report(self.name, self.incarnation, seen)
 
     def repeat(self, older_than_s: float) -> None:
-        """Reports again what was stored, but is not shown by placement's state: ends, and this life's registration.
+        """Reports again what was stored, but is not shown by placement's state: starts, ends, and this life's registration.
         Duplicates are known and change nothing."""
         now = self.now()
         if not self.known and now - self._registered_at >= older_than_s:
             self.register()
-        for key, (at, seen) in list(self._ends.items()):
-            if now - at >= older_than_s:
-                self._ends[key] = (now, seen)
-                self.report(self.name, self.incarnation, seen)
+        for unheard in (self._starts, self._ends):
+            for key, (at, seen) in list(unheard.items()):
+                if now - at >= older_than_s:
+                    unheard[key] = (now, seen)
+                    self.report(self.name, self.incarnation, seen)
         for repartition in self._repartitions.values():
             if repartition.at is not None and now - repartition.at >= older_than_s:
                 repartition.at = now

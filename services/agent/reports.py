@@ -22,10 +22,14 @@ log = logging.getLogger("baton.agent")
 LINGER_S = 0.002
 RETRY_S = 1.0
 STALLED_S = 1.0
-_BATCH_BYTES = 150_000
+MESSAGE_BYTES = 150_000
+"""Of one message's observations, as they are encoded: well below what placement reads (libs/ledger/inputs.py). A text's length
+says little: a control character takes six bytes of JSON."""
+LARGEST_BYTES = 240_000
+"""Of a message that is one thing, e.g. a registration."""
+_ROOM = 8192
+"""Of the broker's largest message, for subject, headers, and what surrounds the observations, bytes."""
 _BATCH_COUNT = 1000
-_ROOM = 160
-"""Upper estimate of an observation's JSON without its free texts, bytes."""
 
 Publish = Callable[[Sequence[Outgoing]], Awaitable[Any]]
 Whole = NodeRegistered | NodeLost | BoardCut
@@ -38,7 +42,10 @@ _SUBJECTS: dict[type[Whole], str] = {NodeRegistered: "registered", NodeLost: "lo
 class Reports:
     """Collects entries and publishes them. `add` never blocks; `run` is a task that lives as long as the agent."""
 
-    def __init__(self, publish: Publish, *, pool: str, source: str) -> None:
+    def __init__(self, publish: Publish, *, pool: str, source: str, max_payload: int = 1024 * 1024) -> None:
+        """`max_payload`: what the broker takes, bytes."""
+        self._most = min(MESSAGE_BYTES, max_payload - _ROOM)
+        self._largest = min(LARGEST_BYTES, max_payload - _ROOM)
         self._publish, self._pool, self._source = publish, pool, source
         self._waiting: list[Entry] = []
         self._under_way: list[Entry] = []
@@ -106,7 +113,7 @@ class Reports:
                 earlier = [key for key in groups if key[0] == node]
                 for key in earlier:
                     out.extend(self._observed(*key, groups.pop(key)))
-                out.append(self._message(seen, _SUBJECTS[type(seen)], node, incarnation))
+                out.append(self._message(_bounded(seen, self._largest), _SUBJECTS[type(seen)], node, incarnation))
             else:
                 groups.setdefault((node, incarnation), []).append(seen)
         for key, observations in groups.items():
@@ -121,7 +128,7 @@ class Reports:
                 node,
                 incarnation,
             )
-            for piece in _pieces(observations)
+            for piece in _pieces(observations, self._most)
         ]
 
     def _message(self, model: NodeObserved | Whole, what: str, node: str, incarnation: int) -> Outgoing:
@@ -136,18 +143,46 @@ class Reports:
         )
 
 
-def _pieces(observations: list[Observation]) -> Iterable[list[Observation]]:
-    """Pieces that stay well below the largest message that readers accept."""
+def _pieces(observations: Sequence[Observation], most: int) -> Iterable[list[Observation]]:
+    """In pieces that stay below `most` bytes. One that is too large by itself is cut, with a note: a start or an end is never
+    lost for its words."""
     piece: list[Observation] = []
     size = 0
-    for seen in observations:
-        extra = _ROOM + len(getattr(seen, "reason", "")) * 2
-        if isinstance(seen, CheckpointTaken):
-            extra += len(seen.checkpoint.reference) * 2
-        if piece and (size + extra > _BATCH_BYTES or len(piece) >= _BATCH_COUNT):
+    for whole in observations:
+        seen = whole if (extra := _size(whole)) <= most else _shortened(whole)
+        if seen is None:
+            log.error("a checkpoint of %s is not told: its reference takes %d bytes", whole.job_id, extra)
+            continue
+        extra = extra if seen is whole else _size(seen)
+        if piece and (size + extra > most or len(piece) >= _BATCH_COUNT):
             yield piece
             piece, size = [], 0
         piece.append(seen)
         size += extra
     if piece:
         yield piece
+
+
+def _size(model: Any) -> int:
+    return len(model.__pydantic_serializer__.to_json(model)) + 1
+
+
+def _shortened(seen: Observation) -> Observation | None:
+    """The fact without its words. A reference cannot be cut: half of it names nothing."""
+    if isinstance(seen, CheckpointTaken):
+        return None
+    note = "its reason was too long to be told; the job's log has it"
+    return seen.model_copy(update={"reason": note}) if hasattr(seen, "reason") else seen
+
+
+def _bounded(model: Whole, most: int) -> Whole:
+    """A registration, or the report of a cut, that can be sent: what the node has on its disk is left out from the end."""
+    if isinstance(model, NodeLost) or _size(model) <= most:
+        return model
+    contents = model.inventory.contents
+    kept = len(contents)
+    while kept and _size(model) > most:
+        kept //= 2
+        model = model.model_copy(update={"inventory": model.inventory.model_copy(update={"contents": contents[:kept]})})
+    log.warning("node %s has %d contents; the first %d are told", model.inventory.node, len(contents), kept)
+    return model

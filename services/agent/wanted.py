@@ -74,6 +74,9 @@ class Wanted:
             if earlier is not None and earlier.attempt != part.attempt:
                 del self._parts[part.job_id]  # granted anew, so it comes after what was granted before
             self._parts[part.job_id] = part
+        for job_id in change.started:
+            if (known := self._parts.get(job_id)) is not None:
+                self._parts[job_id] = known.model_copy(update={"started": True})
         self._recuts, self._withdrawn = change.recuts, change.withdrawn
         self._seen.add(change.specs)
         self._take_specs()

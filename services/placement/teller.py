@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
@@ -37,6 +38,16 @@ _ROOM = 4096
 """Of a broker's largest message, for subject and headers, bytes."""
 
 Publish = Callable[[Outgoing], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Touched:
+    """What a record changed on a node: jobs whose parts there are others now, or whose start is known now."""
+
+    jobs: set[str] = field(default_factory=set)
+    started: set[str] = field(default_factory=set)
+    new_life: bool = False
+    """Nothing was told before."""
 
 
 class Teller:
@@ -69,7 +80,7 @@ class Teller:
         self._changed.clear()
         for name, node in decider.state.fleet.nodes.items():
             if node.up:
-                self._note(decider.state, name, set(), since=seq, seq=seq)
+                self._note(decider.state, name, Touched(), since=seq, seq=seq)
 
     def committed(self, record: LedgerRecord, decider: Decider, seq: int) -> None:
         """Notes for each node that the record touched what it changed there."""
@@ -81,17 +92,19 @@ class Teller:
             self._base = seq
             self._changed.clear()
             return
-        for name, job_ids in changes.items():
+        for name, change in changes.items():
             if decider.state.fleet.nodes[name].up:
-                since = self._changed.get(name, self._base) if job_ids is not None else seq
-                self._note(decider.state, name, job_ids or set(), since=since, seq=seq)
+                since = seq if change.new_life else self._changed.get(name, self._base)
+                self._note(decider.state, name, change, since=since, seq=seq)
 
-    def _note(self, state: State, name: str, job_ids: set[str], *, since: int, seq: int) -> None:
+    def _note(self, state: State, name: str, touch: Touched, *, since: int, seq: int) -> None:
         self._changed[name] = seq  # first of all: a change that is not told is missed by the next one's `since`
         try:
-            change = node_change(state, name, job_ids, self.pool, since=since, ledger_seq=seq, limit=self.limit)
+            change = node_change(
+                state, name, touch.jobs, self.pool, since=since, ledger_seq=seq, started=touch.started, limit=self.limit
+            )
             self._add(change, subjects.changed(self.pool, name), name, seq)
-            if name in self._reads_whole:
+            if name in self._reads_whole and (touch.jobs or touch.new_life or not touch.started):
                 whole = desired(state, name, self.pool, seq)
                 self._add(whole, subjects.desired(self.pool, name), name, seq)
         except Exception:
@@ -152,29 +165,36 @@ class Teller:
         self._reads_whole.pop(node, None)
 
 
-def touched(record: LedgerRecord, state: State) -> Mapping[str, set[str] | None]:
-    """Node -> jobs whose parts there a record changed; None: a new life, of which nothing was told before."""
-    out: dict[str, set[str] | None] = {}
+def touched(record: LedgerRecord, state: State) -> Mapping[str, Touched]:
+    """Node -> what a record changed of what should run there."""
+    out: dict[str, Touched] = {}
 
-    def note(node: str, job_id: str = "") -> None:
-        jobs = out.setdefault(node, set())
-        if jobs is not None and job_id:
-            jobs.add(job_id)
+    def on(node: str) -> Touched:
+        return out.setdefault(node, Touched())
 
     for event in record.events:
         match event:
             case led.JobGranted() | led.AttemptPreempting() | led.AttemptStopping():
-                job = state.jobs.get(event.job_id)
-                if job is not None and job.current is not None:
-                    for part in job.current.parts.values():
-                        if not part.freed:
-                            note(part.node, job.id)
+                for node in _nodes_of(state, event.job_id):
+                    on(node).jobs.add(event.job_id)
             case led.DevicesFreed():
-                note(event.node, event.job_id)
+                on(event.node).jobs.add(event.job_id)
+            case led.AttemptStarting():
+                on(event.node).started.add(event.job_id)
+            case led.AttemptRunning():
+                for node in _nodes_of(state, event.job_id):
+                    on(node).started.add(event.job_id)
             case led.BoardRecut() | led.BoardRecutWithdrawn():
-                note(event.node)
+                on(event.node)
             case led.BoardCutDone():
-                note(event.inventory.node)
+                on(event.inventory.node)
             case led.NodeJoined():
-                out[event.inventory.node] = None
+                on(event.inventory.node).new_life = True
     return out
+
+
+def _nodes_of(state: State, job_id: str) -> list[str]:
+    job = state.jobs.get(job_id)
+    if job is None or job.current is None:
+        return []
+    return [part.node for part in job.current.parts.values() if not part.freed]

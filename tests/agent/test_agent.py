@@ -105,6 +105,20 @@ async def test_states_of_another_life_or_the_past_change_nothing(world, start):
         assert world.of(other, Started) == world.of(other, Refused) == []
 
 
+async def test_a_start_is_reported_until_the_ledger_shows_it(world, start):
+    """Without it no time limit applies: it must not depend on one message."""
+    async with start(repeat_s=0.1) as agent:
+        wanted, world.hears_starts = part(), False
+        await world.want("n0", wanted)
+        await until(lambda: len(world.of(wanted, Started)) >= 3)
+        world.hears_starts = True
+        await until(lambda: not agent.nodes["n0"]._starts)
+        told = len(world.of(wanted, Started))
+        await world.want("n0", but(wanted, Action.STOP))
+        await world.sees(wanted, Released)
+        assert len(world.of(wanted, Started)) <= told + 1
+
+
 async def test_a_stale_epoch_is_refused(world, start):
     async with start():
         first, late = part(None, rank(epoch=5)), part(None, rank(epoch=4))

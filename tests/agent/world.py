@@ -5,7 +5,7 @@ from nats.aio.msg import Msg
 
 from schemas import subjects
 from schemas.ids import content_hash
-from schemas.inbox import BoardCut, NodeLost, NodeObserved, NodeRegistered, Observation
+from schemas.inbox import BoardCut, NodeLost, NodeObserved, NodeRegistered, Observation, Started
 from schemas.nodes import (
     DesiredPart,
     DesiredState,
@@ -27,9 +27,9 @@ def digest(part: DesiredPart) -> str:
     return content_hash(part.spec.model_dump_json().encode())
 
 
-def referenced(part: DesiredPart) -> ReferencedPart:
+def referenced(part: DesiredPart, started: bool = False) -> ReferencedPart:
     """The part as placement tells it."""
-    return ReferencedPart.model_validate(part.model_dump(mode="json") | {"spec": digest(part)})
+    return ReferencedPart.model_validate(part.model_dump(mode="json") | {"spec": digest(part), "started": started})
 
 
 class World:
@@ -50,6 +50,7 @@ class World:
         self.seq = 1
         self.disowned: set[str] = set()
         self.answers = True
+        self.hears_starts = True
 
     async def open(self) -> "World":
         for what, call in (
@@ -105,7 +106,7 @@ class World:
             told = told.model_copy(
                 update={
                     "up": True,
-                    "parts": tuple(map(referenced, state.parts)),
+                    "parts": tuple(map(self.referenced, state.parts)),
                     "recuts": state.recuts,
                     "withdrawn": state.withdrawn,
                 }
@@ -143,7 +144,7 @@ class World:
             incarnation=incarnation,
             since=since,
             ledger_seq=seq,
-            parts=tuple(map(referenced, parts)),
+            parts=tuple(map(self.referenced, parts)),
             specs={digest(part): part.spec for part in parts},
             recuts=self.recuts.get(node, ()),
             withdrawn=self.withdrawn.get(node, ()),
@@ -160,6 +161,10 @@ class World:
 
     async def push(self, change: NodeChanged) -> None:
         await self.nats.publish(subjects.changed(self.pool, change.node), change.model_dump_json().encode())
+
+    def referenced(self, part: DesiredPart) -> ReferencedPart:
+        """With its start, if the ledger would have that."""
+        return referenced(part, started=self.hears_starts and bool(self.of(part, Started)))
 
     def of(self, wanted: DesiredPart, kind: type) -> list[Observation]:
         key = (wanted.job_id, wanted.attempt)

@@ -10,17 +10,19 @@ import pytest
 
 from libs.adapters.devices.simulated import SimulatedLayer
 from libs.bus.connect import BusConnection, close, connect
+from libs.bus.outbox import Outbox
 from libs.bus.queries import QueryError, ask
 from libs.bus.streams import provision
 from schemas.catalog import BY_TYPE
-from schemas.inbox import JobAdmitted
-from schemas.jobs import Simulation
-from schemas.ledger import AttemptRunning
+from schemas.inbox import CheckpointTaken, JobAdmitted, NodeLost, NodeRegistered, Started
+from schemas.jobs import Checkpoint, Simulation
+from schemas.ledger import AttemptRunning, InputRejected, JobGranted, NodeJoined
 from schemas.nodes import DesiredQuery
 from services.agent.agent import Agent
 from services.agent.app import build, prepare
 from services.agent.node import Counts
 from services.agent.nodes import Hosted
+from services.agent.reports import Reports
 from services.agent.settings import AgentSettings
 from services.placement.app import make_app
 from services.placement.settings import PlacementSettings
@@ -108,3 +110,50 @@ async def test_jobs_that_are_more_than_a_message_run(
     async with placing(world, redis_url, "w2"), agent(world, tmp_path / "a") as one:
         await until(lambda: len(one.nodes["n1"].parts) == jobs)
         assert one.nodes["n1"].incarnation > 1
+
+
+async def test_a_start_behind_hostile_acknowledgements_reaches_the_ledger(world: Pool, redis_url: str) -> None:
+    """They are larger together than placement reads, and larger than the broker takes."""
+    async with placing(world, redis_url):
+        await world.put(NodeRegistered(incarnation=1, inventory=node("n1", 1), lease_s=10))
+        await world.put(timer("j"))
+        granted = await world.event(JobGranted)
+        publish = Outbox(world.js).publish_many
+        reports = Reports(publish, pool=world.name, source="/test", max_payload=MAX_PAYLOAD)
+        for step in range(40):
+            saved = Checkpoint(step=step, reference="\x01" * 4096)
+            reports.add("n1", 1, CheckpointTaken(job_id=granted.job_id, attempt=1, checkpoint=saved))
+        reports.add("n1", 1, Started(job_id=granted.job_id, attempt=1))
+        telling = asyncio.create_task(reports.run())
+        await world.event(AttemptRunning)
+        telling.cancel()
+
+
+async def test_a_node_whose_life_was_over_before_its_agent_heard_of_it_begins_another(
+    world: Pool, tmp_path: Path, redis_url: str
+) -> None:
+    """It repeated its registration for ever, and placement refused it for ever."""
+    async with agent(world, tmp_path / "a") as one:
+        first = one.nodes["n1"].incarnation
+        await until(lambda: one.reports.published and not one.reports.backlog())
+        await world.put(NodeLost(node="n1", incarnation=first, silent_s=99))
+        async with placing(world, redis_url):
+            await until(lambda: one.nodes["n1"].known)
+            assert one.nodes["n1"].incarnation == first + 1
+            joined = await world.event(NodeJoined, 2)
+            assert joined.incarnation == first + 1
+
+
+async def test_an_agent_with_a_restored_state_folder_goes_above_what_placement_knows(
+    world: Pool, tmp_path: Path, redis_url: str
+) -> None:
+    known = 7_000_000_000
+    await world.put(NodeRegistered(incarnation=known, inventory=node("n1", 8), lease_s=10))
+    async with placing(world, redis_url), agent(world, tmp_path / "a") as one:
+        await world.event(NodeJoined)
+        assert one.nodes["n1"].incarnation < known
+        await world.event(InputRejected)
+        assert not one.nodes["n1"].known, "another agent may have the name: its life must end first"
+        await world.put(NodeLost(node="n1", incarnation=known, silent_s=99))
+        await until(lambda: one.nodes["n1"].known)
+        assert one.nodes["n1"].incarnation == known + 1

@@ -58,7 +58,15 @@ def node_state(state: State, node: str, pool: str, ledger_seq: int, limit: int =
 
 
 def node_change(
-    state: State, node: str, job_ids: Iterable[str], pool: str, *, since: int, ledger_seq: int, limit: int = PIECE_BYTES
+    state: State,
+    node: str,
+    job_ids: Iterable[str],
+    pool: str,
+    *,
+    since: int,
+    ledger_seq: int,
+    started: Iterable[str] = (),
+    limit: int = PIECE_BYTES,
 ) -> NodeChanged:
     """What has become of `job_ids` on `node` between `since` and `ledger_seq`: their parts, the specs that fit, or that
     they are gone. When the parts alone are too large it tells no more than that something has changed."""
@@ -74,7 +82,9 @@ def node_change(
     present = [state.jobs[job_id] for job_id in wanted if job_id in here]
     present.sort(key=grant_order)
     gone = tuple(sorted(wanted.difference(here)))
-    change = told.model_copy(update={"parts": tuple(_referenced(job, node) for job in present), "gone": gone})
+    run = tuple(sorted(job_id for job_id in started if job_id in here and job_id not in wanted))
+    parts = tuple(_referenced(job, node) for job in present)
+    change = told.model_copy(update={"parts": parts, "gone": gone, "started": run})
     size = _size(change)
     if size > limit:
         return told.model_copy(update={"since": ledger_seq})
@@ -149,6 +159,7 @@ def _about(job: Job, node: str) -> dict[str, Any]:
         "nodes": tuple(attempt.parts),
         "roles": seating.roles,
         "resume": job.resume,
+        "started": attempt.parts[node].started,
     }
 
 
