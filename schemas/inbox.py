@@ -13,7 +13,7 @@ from pydantic import Field
 from schemas.attempts import KnownByAgent
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import BootReading
-from schemas.jobs import AcceptedSpec, Checkpoint, Latency
+from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, AcceptedSpec, Checkpoint, Latency
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
 
@@ -30,6 +30,7 @@ class JobAdmitted(Fact):
     latency: Latency = Field(default=Latency.NORMAL, description="of its class: fast skips the placement score")
     submitted_us: Micros = Field(description="broker's time of the submit")
     user: User = Field(default="", description="who submitted it")
+    lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
 
 
 class CancelRequested(Fact):
@@ -104,7 +105,7 @@ class NodeObserved(Fact):
 
 
 class NodeLost(Fact):
-    """A node is gone and nothing runs there. Sent by telemetry once its lease has surely ended, that is after
+    """A node is gone and nothing runs there. Sent by leases once its lease has surely ended, that is after
     (lease + kill bound) x (1 + 2 x clock-rate error) + margin since the last renewal that was received; or, `planned`, by
     the node's own agent when it is stopped, after it has stopped everything."""
 
@@ -112,6 +113,43 @@ class NodeLost(Fact):
     incarnation: int = Field(ge=1)
     silent_s: float = Field(ge=0, description="time since the last renewal, s")
     planned: bool = Field(default=False, description="it left in good order: its jobs do not count this as a loss")
+
+
+class NodeSilent(Fact):
+    """A node was not heard for a while. Sent by leases, and again as more of its leases have surely ended."""
+
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    silent_s: float = Field(ge=0, description="time since the last renewal, s")
+    ended_lease_s: float = Field(default=0, ge=0, description="leases of at most this length have surely ended, s")
+
+
+class NodeHeardAgain(Fact):
+    """A node that the ledger calls silent is heard again, in the same life. Sent by leases."""
+
+    node: NodeName
+    incarnation: int = Field(ge=1)
+
+
+class NodeDead(Fact):
+    """An operator declares a silent node dead: its power is off, or nobody can reach it any more. Sent by
+    `baton node declare-dead`. If it is not true, two attempts of one job may run at once."""
+
+    node: NodeName
+    incarnation: int | None = Field(
+        default=None, ge=1, description="of which life; null: the one that the ledger knows"
+    )
+    fenced_by: str = Field(min_length=1, max_length=1024, description="how it was made sure that nothing runs there")
+    user: User = ""
+
+
+class GranterClaimed(Fact):
+    """A process of leases claims the right to grant them: the first claim of an epoch gets it. Sent by leases."""
+
+    epoch: int = Field(ge=1, description="one more than the last that the ledger names")
+    holder: str = Field(min_length=1, max_length=128, description="the process")
+    term_s: float = Field(gt=0, description="it grants so long after it last saw the ledger name it, s")
+    max_lease_s: float = Field(gt=0, description="no longer lease is granted, s")
 
 
 class BoardCut(Fact):
@@ -128,7 +166,7 @@ class BoardCut(Fact):
 
 
 class Tick(Fact):
-    """Time passes. Sent by telemetry every second. Ledger time follows the broker's timestamps of inputs; what the ticker's
+    """Time passes. Sent by leases every second. Ledger time follows the broker's timestamps of inputs; what the ticker's
     boot clock read tells a jump of the broker's clock from time that passed (`libs.core.state.clock`)."""
 
     readings: tuple[BootReading, ...] = Field(
@@ -173,6 +211,10 @@ InboxMessage = (
     | NodeRegistered
     | NodeObserved
     | NodeLost
+    | NodeSilent
+    | NodeHeardAgain
+    | NodeDead
+    | GranterClaimed
     | BoardCut
     | Tick
     | QuotaChanged

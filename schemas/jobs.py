@@ -59,6 +59,13 @@ class Latency(StrEnum):
     FAST = "fast"
 
 
+DEFAULT_LEASE_S = 300.0
+"""How long work goes on after its node's last renewal, where its class says nothing else, s."""
+LEASE_SAYS = (
+    "from its class: it runs on so long after its node's last renewal, s; 0: until its node, or an operator, is heard"
+)
+
+
 class CheckpointPolicy(Strict):
     """How to ask the job to save its work (docs/checkpoint-protocol.md); without one it is stopped and starts over."""
 

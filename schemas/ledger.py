@@ -17,7 +17,7 @@ from pydantic import Field
 from schemas.attempts import Category, Evidence, KnownByAgent, Outcome, StopCause
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import ClockMark, MeasuredBy
-from schemas.jobs import AcceptedSpec, Checkpoint, JobState, Latency
+from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, AcceptedSpec, Checkpoint, JobState, Latency
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
 
 LEDGER_VERSION: Final = 1
@@ -66,6 +66,7 @@ class JobQueued(Fact):
     submitted_us: Micros
     latency: Latency = Latency.NORMAL
     user: User = Field(default="", description="who submitted it")
+    lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
 
 
 class JobGranted(Fact):
@@ -296,6 +297,53 @@ class SegmentSealed(Fact):
     next: str = Field(description="the stream of the segment that begins behind it")
 
 
+class GranterNamed(Fact):
+    """From here on this process grants leases, and nobody of an earlier epoch. A successor of it reports no node lost before
+    its term, its longest lease and the kill bound have passed."""
+
+    kind: Literal["lease.granter"] = "lease.granter"
+    epoch: int = Field(ge=1)
+    holder: str = Field(max_length=128, description="the process")
+    term_s: float = Field(gt=0, description="it grants so long after it last saw the ledger name it, s")
+    max_lease_s: float = Field(gt=0, description="no longer lease is granted, s")
+    skippable: Literal[True] = True
+
+
+class NodeSilence(Fact):
+    """A node is not heard. Nothing new is granted there until it is; what runs there goes on until its lease ends."""
+
+    kind: Literal["node.silent"] = "node.silent"
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    silent_s: float = Field(ge=0, description="time since the last renewal, s")
+    kept: bool = Field(
+        default=False,
+        description="all leases have ended but of work that is kept: only the node, or an operator, can say that it is over",
+    )
+    skippable: Literal[True] = True
+
+
+class NodeHeard(Fact):
+    """A silent node is heard again, in the same life."""
+
+    kind: Literal["node.heard"] = "node.heard"
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    skippable: Literal[True] = True
+
+
+class NodeDeclaredDead(Fact):
+    """An operator says that nothing runs on a node any more, and how that was made sure of. What it held is freed in the same
+    record, work that is kept too. A life of it can only begin with a higher incarnation: its agent kills everything first."""
+
+    kind: Literal["node.declared-dead"] = "node.declared-dead"
+    node: NodeName
+    incarnation: int = Field(ge=1, description="the life that is over")
+    fenced_by: str = Field(min_length=1, max_length=1024, description="power off, BMC, ... in the operator's words")
+    user: User = ""
+    skippable: Literal[True] = True
+
+
 EventOfJob = (
     JobQueued
     | JobGranted
@@ -324,7 +372,11 @@ LedgerEvent = Annotated[
     | PlanDeclined
     | BoardRecutWithdrawn
     | ClockJumped
-    | SegmentSealed,
+    | SegmentSealed
+    | GranterNamed
+    | NodeSilence
+    | NodeHeard
+    | NodeDeclaredDead,
     Field(discriminator="kind"),
 ]
 """One decided event: a variant per kind."""

@@ -14,7 +14,8 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
-from schemas.jobs import AcceptedSpec, Checkpoint
+from schemas.clock import BootReading
+from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, AcceptedSpec, Checkpoint
 from schemas.resources import Recut
 
 
@@ -61,6 +62,7 @@ class DesiredPart(Fact):
     roles: tuple[RoleHosts, ...] = Field(default=(), description="of a nested gang: its roles, in the order of ranks")
     resume: Checkpoint | None = None
     started: bool | None = Field(default=None, description="the ledger has its start; null: the sender does not say")
+    lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
 
 
 class DesiredState(Fact):
@@ -183,15 +185,16 @@ class NodeSpecs(Fact):
 
 
 class Heartbeat(Fact):
-    """An agent renews a node's lease (request; telemetry answers `LeaseGranted`). Counts from when it was sent. It names
+    """An agent renews a node's lease (request; leases answers `LeaseGranted`). Counts from when it was sent. It names
     the subject's node and no other."""
 
     nodes: tuple[tuple[NodeName, int], ...] = Field(description="(node, incarnation) pairs")
-    lease_s: float = Field(gt=0)
+    lease_s: float = Field(gt=0, description="of the node: no work on it has a longer one, but what is kept")
+    reading: BootReading | None = Field(default=None, description="the boot clock of the agent's machine")
 
 
 class LeaseGranted(Fact):
-    """Telemetry saw the renewal of these nodes."""
+    """Leases saw the renewal of these nodes."""
 
     nodes: tuple[NodeName, ...]
 

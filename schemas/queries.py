@@ -292,7 +292,7 @@ class NodeView(Fact):
     """One node: what it offers, what of it is held, and how long ago it was last heard."""
 
     node: str
-    status: str = Field(description="up or lost")
+    status: str = Field(description="up, silent (it is not heard: nothing new is started there) or lost")
     leaf: str
     spine: str
     zone: str

@@ -41,6 +41,7 @@ NODE_COMMAND = "baton.cmd.node.v1.{what}.{pool}.{node}"
 NODE_SIGNAL = "baton.tel.node.v1.{what}.{pool}.{node}"
 INPUT = "baton.in.{entity}.v1.{what}.{pool}"
 NODE_INPUT = "baton.in.node.v1.{what}.{pool}.{node}"
+OPERATOR_INPUT = "baton.in.operator.v1.{what}.{pool}.{team}.{user}"
 EVENT = "baton.evt.{entity}.v1.{what}.{team}"
 RECORD = "baton.led.pool.v1.record.{pool}"
 SEGMENT = "baton.led.pool.v1.{what}.{pool}.{first}"
@@ -144,6 +145,11 @@ def inbox(entity: str, what: str, pool: str) -> str:
 def node_inbox(what: str, pool: str, node: str = "*") -> str:
     """Where facts about a node go: its own agent's, and telemetry's that it is lost."""
     return anyone(NODE_INPUT, what=what, pool=pool, node=node)
+
+
+def declare_dead(pool: str, user: str) -> str:
+    """Operators only: nothing runs on a node any more."""
+    return fill(OPERATOR_INPUT, what="node-dead", pool=pool, team=OPERATOR, user=user)
 
 
 def ledger(pool: str) -> str:

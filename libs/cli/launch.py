@@ -30,7 +30,7 @@ from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from schemas.subjects import OPERATOR, token
 
-SERVICES = ("placement", "admission", "history", "quota_billing", "telemetry", "preemption", "queries")
+SERVICES = ("placement", "admission", "history", "quota_billing", "telemetry", "leases", "preemption", "queries")
 FOR_ALL_POOLS = "admission"
 """The one service that serves every pool; each pool has the others for itself."""
 SIMULATED, REAL = "agent-sim", "agent"

@@ -12,12 +12,13 @@ the stored bytes, so the chain goes on through what was passed over.
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from schemas.ids import content_hash
-from schemas.ledger import EVENT_KINDS, LedgerRecord, UnknownEvent
+from schemas.ledger import EVENT_KINDS, LEDGER_VERSION, LedgerRecord, UnknownEvent
 
 
 class LedgerStopped(RuntimeError):
@@ -101,8 +102,12 @@ def next_head(head: Head, pool: str, seq: int, payload: bytes) -> Head:
     return Head(seq, content_hash(payload)) if continues(head, link) and link.pool == pool else head
 
 
-def judge(head: Head, pool: str, seq: int, payload: bytes, time_us: int) -> ChainEntry:
+def judge(
+    head: Head, pool: str, seq: int, payload: bytes, time_us: int, only: Collection[str] | None = None
+) -> ChainEntry:
     """Read one stored message of `pool`'s ledger at `head`.
+
+    With `only` (kinds of events) the record has these events alone, and nothing else in it need be understood.
 
     Raises UnknownRecord when it continues the chain and is not understood in full: another `v`, or an event of an
     unknown kind that is not marked skippable.
@@ -110,7 +115,7 @@ def judge(head: Head, pool: str, seq: int, payload: bytes, time_us: int) -> Chai
     digest = content_hash(payload)
     unknown: tuple[UnknownEvent, ...] = ()
     try:
-        record: LedgerRecord = _record(payload)
+        record: LedgerRecord = _record(payload if only is None else _narrowed(payload, only))
     except ValidationError as error:
         problem = _describe(error)
         if not _linked(head, payload):
@@ -125,6 +130,16 @@ def judge(head: Head, pool: str, seq: int, payload: bytes, time_us: int) -> Chai
     elif record.pool != pool:
         why = f"is of pool {record.pool!r}, not {pool!r}"
     return ChainEntry(seq, record, digest, time_us, not why, why, unknown)
+
+
+def _narrowed(payload: bytes, only: Collection[str]) -> bytes:
+    """The record with events of these kinds alone; what is no record stays as it is."""
+    try:
+        body = json.loads(payload)
+        events = [event for event in body["events"] if event["kind"] in only]
+        return json.dumps(body | {"events": events, "v": LEDGER_VERSION}).encode()
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return payload
 
 
 def _describe(error: ValidationError) -> str:

@@ -18,7 +18,7 @@ raises, the snapshots are deleted too: if the state was wrong and not the ledger
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -27,10 +27,11 @@ from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from libs.core.state.formats import NEWEST
 from libs.ledger.chain import GENESIS, ChainEntry, Head
 from libs.ledger.projection import LedgerProjection
 from libs.ledger.reader import LedgerReader
-from libs.ledger.readers import Declarer
+from libs.ledger.readers import ANY, Declarer
 from libs.ledger.saver import SaveCounters, SnapshotSaver
 from libs.ledger.snapshots import Restored, SnapshotStore
 from libs.ports.host import failpoint
@@ -80,6 +81,8 @@ class Follower(Generic[P]):
     projection that keeps its own position (history's documents, whose place is in MongoDB) gives `place` instead: the
     state and where it stands, None for the beginning. It is asked at each start, and nothing is saved here.
 
+    `only`: kinds of events; the projection gets these alone, and no other kind need be understood.
+
     `caught_up` is set once all that was in the ledger at the start has been applied; `began_at` is that last sequence,
     and `resumed_at` the position of the snapshot (0 without).
     """
@@ -96,7 +99,9 @@ class Follower(Generic[P]):
         gather: Gather | None = None,
         max_batch: int = 256,
         idle_s: float = 1.0,
+        only: Collection[str] | None = None,
     ) -> None:
+        self._only = only
         self.pool = pool
         self.name = name
         self.projection = kind()
@@ -161,7 +166,8 @@ class Follower(Generic[P]):
         Raises LedgerStopped (libs.ledger.chain) when the ledger cannot be read on, and what `apply`, `after`, `begin` and
         `place` raise. May be run again afterwards: it starts anew. A broker that is away is waited for.
         """
-        declarer = Declarer(self._js, self.pool, self.name, self._standing)
+        understands = NEWEST if self._only is None else ANY
+        declarer = Declarer(self._js, self.pool, self.name, self._standing, understands)
         declaring: asyncio.Task[None] | None = None
         try:
             reader = await self._start()
@@ -198,7 +204,7 @@ class Follower(Generic[P]):
             self.counters.folded_anew += 1
             found = Restored(GENESIS, 0, self._kind())
         self.projection = found.value
-        reader = LedgerReader(self._js, self.pool, found.head, found.position)
+        reader = LedgerReader(self._js, self.pool, found.head, found.position, self._only)
         self.began_at = await self._patiently(reader.last_seq)
         self._reader = reader
         self.resumed_at = found.position

@@ -8,7 +8,7 @@ async for entries in reader.follow():
     await store(reader.head, reader.position)            # an empty list now and then: time for periodic work
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
@@ -29,11 +29,20 @@ class LedgerReader:
     several streams (libs.ledger.segments); the reader goes from one to the next. `sealed`: it stands at the end of one.
 
     Raises, from all that reads: LedgerRewound (the stream is not the one that was read before), LedgerGap (records are
-    gone), UnknownRecord. All are LedgerStopped: the service must end loudly. A broker that is away is waited for.
+    gone), UnknownRecord (with `only`, never of other kinds than these). All are LedgerStopped: the service must end loudly. A
+    broker that is away is waited for.
     """
 
-    def __init__(self, js: JetStreamContext, pool: str, head: Head = GENESIS, position: int | None = None) -> None:
+    def __init__(
+        self,
+        js: JetStreamContext,
+        pool: str,
+        head: Head = GENESIS,
+        position: int | None = None,
+        only: Collection[str] | None = None,
+    ) -> None:
         self.pool = pool
+        self._only = only
         self.head = head
         self.position = head.seq if position is None else position
         if self.position < head.seq:
@@ -49,7 +58,7 @@ class LedgerReader:
         entries: list[ChainEntry] = []
         for stored in await self._tail.messages(max_batch, wait_s):
             try:
-                entry = judge(self.head, self.pool, stored.seq, stored.payload, stored.time_us)
+                entry = judge(self.head, self.pool, stored.seq, stored.payload, stored.time_us, self._only)
             except UnknownRecord:
                 await self._tail.close(self.position)
                 if entries:

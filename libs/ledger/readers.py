@@ -35,6 +35,8 @@ from schemas.subjects import token
 log = logging.getLogger("baton.ledger")
 
 DECLARE_S = 10.0
+ANY = 1_000_000
+"""The format of a reader that passes over every kind of event that it does not need."""
 HOLD_S = 600.0
 """How long no older reader may have been seen before the format is raised: a restart of one takes less."""
 _POLL_S = 5.0
@@ -114,7 +116,15 @@ class Readers:
 class Declarer:
     """Declares one reader, again and again. `place`: (last sequence read, sequence that a restart goes on behind)."""
 
-    def __init__(self, js: JetStreamContext, pool: str, name: str, place: Callable[[], tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        js: JetStreamContext,
+        pool: str,
+        name: str,
+        place: Callable[[], tuple[int, int]],
+        understands: int = NEWEST,
+    ) -> None:
+        self._format = understands
         self._readers = Readers(js)
         self._pool, self._name, self._place = pool, name, place
         self._said_away = False
@@ -132,7 +142,7 @@ class Declarer:
     async def _declare(self, leaving: bool = False) -> None:
         position, resume = self._place()
         declared = Declared(
-            pool=self._pool, name=self._name, process=process_name(), release=release(), format=NEWEST,
+            pool=self._pool, name=self._name, process=process_name(), release=release(), format=self._format,
             position=position, resume=resume, leaving=leaving,
         )  # fmt: skip
         try:

@@ -148,6 +148,7 @@ def _submit(asked: _Asked) -> Handled:
         priority=outcome.priority_class.priority,
         preempts=outcome.priority_class.preempts,
         latency=outcome.priority_class.latency,
+        lease_s=outcome.priority_class.lease_s,
         submitted_us=received.time_us,
         user=asked.user,
     )

@@ -17,6 +17,7 @@ from libs.bus.messages import outgoing
 from libs.ports import clock
 from libs.ports.clock import boot_s as now
 from libs.ports.host import failpoint
+from libs.service.bootclock import reading
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.inbox import NodeLost
@@ -32,6 +33,7 @@ from services.agent.settings import AgentSettings, OnStop
 log = logging.getLogger("baton.agent")
 
 WATCH_S = 0.1
+_BARE_S = 0.5
 _PRUNE_S = 60.0
 _HEARTBEAT = BY_TYPE["io.baton.node.heartbeat.v1"]
 _SAMPLE = BY_TYPE["io.baton.node.sample.v1"]
@@ -68,10 +70,13 @@ class Agent:
 
     async def run_heartbeats(self) -> None:
         """All nodes at once, each on its own subject: no node's silence delays another's renewal."""
-        every_s = self.settings.lease_s / 3
+        usual_s = min(self.settings.heartbeat_s, self.settings.lease_s / 3)
         while True:
             began = now()
             self._beats += 1
+            # A node without a lease can start nothing: it asks more often, until somebody grants.
+            bare = any(node.lease.deadline is None for node in self.nodes.values())
+            every_s = min(usual_s, _BARE_S) if bare else usual_s
             problems = await asyncio.gather(*(self._heartbeat(node, every_s) for node in self.nodes.values()))
             if failed := [problem for problem in problems if problem]:
                 log.warning("the leases of %d nodes were not renewed: %s", len(failed), failed[0])
@@ -81,7 +86,7 @@ class Agent:
         """Renews one lease, and says why it could not. It counts from `sent`, taken before the message is even made."""
         sent, incarnation = now(), node.incarnation
         message = outgoing(
-            Heartbeat(nodes=((node.name, incarnation),), lease_s=self.settings.lease_s),
+            Heartbeat(nodes=((node.name, incarnation),), lease_s=self.settings.lease_s, reading=reading()),
             subject=subjects.heartbeat(self._pool, node.name),
             type=_HEARTBEAT.type,
             source=self._source,
@@ -101,8 +106,15 @@ class Agent:
         while True:
             await asyncio.sleep(WATCH_S)
             at = now()
-            over = [node for node in self.nodes.values() if node.lease.check(at)]
+            ended = [node for node in self.nodes.values() if node.lease.check(at)]
+            over = [node for node in ended if not node.keeps()]
+            for node in ended:
+                if node.keeps():
+                    log.warning("%s: its lease has ended; what is kept goes on, everything else ends", node.name)
+                    node.lapse()
             for node in self.nodes.values():
+                if node not in ended:
+                    node.end_leases()
                 if node.lease.endangered(at) and node not in over:
                     node.save_early()
             if over:

@@ -196,6 +196,8 @@ def _ready(agent: Agent | None) -> dict[str, str]:
     lapsed = [node.name for node in agent.nodes.values() if not node.lease.valid(at)]
     return {
         "nodes": f"{len(unknown)} not known to placement yet, e.g. {unknown[0]}" if unknown else "ok",
-        "leases": f"{len(lapsed)} without a lease, e.g. {lapsed[0]}: is telemetry running?" if lapsed else "ok",
+        "leases": f"{len(lapsed)} without a lease, e.g. {lapsed[0]}: is the service leases running?"
+        if lapsed
+        else "ok",
         "keeper": "ok" if agent.launcher.keeper_ok() else "the keeper does not answer",
     }

@@ -16,6 +16,7 @@ from services.agent import tree
 from services.agent.failures import why_not_prepared
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
+from services.agent.lease import early_s
 from services.agent.logs import LogStore
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart
@@ -203,6 +204,7 @@ class Launcher:
             workdir=workdir,
             commands=commands,
             log_limit=self.log_limit,
+            early_s=early_s(part.lease_s, node.lease_s),
             may_run=lambda: node.lease.valid(node.now()),
             set_live=set_live,
             not_served=lambda: self.not_served(part.team),

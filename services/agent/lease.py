@@ -1,14 +1,21 @@
 """A node's right to run work, as a machine without a clock: times come in as seconds of one monotonic clock.
 
 The lease counts from when the renewal was *sent*: an answer that was long under way must not stretch it beyond what
-telemetry, which counts from when it *received* the renewal, takes for granted. A lease that has ended never revives:
-the node starts a new life (incarnation) with a new lease.
+the granter, which counts from when it *received* the renewal, takes for granted. A lease that has ended never revives:
+the node starts a new life (incarnation) with a new lease. A node with work that is kept goes on in its life without one.
+
+Each part of an attempt has a lease of its own (`early_s`): what its class says, and never longer than its node's.
 """
 
 from dataclasses import dataclass
 
 SAVE_AT = 2 / 3
 """The part of the lease after which jobs are asked to save, before its end stops them."""
+
+
+def early_s(part_lease_s: float, node_lease_s: float) -> float | None:
+    """How long before its node's lease a part's lease ends, s; None: it is kept, no lease ends it."""
+    return max(0.0, node_lease_s - part_lease_s) if part_lease_s else None
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from libs.ports.host import failpoint
 from schemas.inbox import BoardCut, CheckpointTaken, NodeRegistered, Observation, Refused, Released, Started
 from schemas.nodes import DesiredPart, DesiredState
 from schemas.resources import DeviceKind, Inventory, Recut
-from services.agent.lease import Lease
+from services.agent.lease import Lease, early_s
 from services.agent.quarantine import Busy
 from services.agent.reconcile import (
     Forget,
@@ -114,6 +114,10 @@ class NodeRunner:
     remember: Callable[["NodeRunner"], None] = lambda node: None
     """Called before anything is started or refused, so that `memory` outlives the agent."""
     parts: dict[Key, RunningPart] = field(default_factory=dict)
+    _early: dict[Key, float | None] = field(default_factory=dict)
+    """How long before the node's lease that of each part ends, s; None: it is kept."""
+    _ending: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    """Parts whose own lease has ended: they are being killed."""
     _unheard: dict[Key, RunningPart] = field(default_factory=dict)
     """Parts that have ended; placement has not shown yet that it knows."""
     _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
@@ -148,12 +152,17 @@ class NodeRunner:
     def adopt(self, life: EarlierLife) -> None:
         """Goes on with a life that an earlier agent began: its parts run, its lease holds. Placement need not notice."""
         self._empty(life.incarnation)
-        self.lease.deadline = life.until
+        if life.until is not None and life.until > self.now():
+            self.lease.deadline = life.until
         self.view.epochs = dict(life.note.get("epochs", {}))
         self.view.ledger_seq = int(life.note.get("ledger_seq", -1))
         for part, row in life.parts:
             enter(self.view, part, Phase.RUNNING)
             key = (part.job_id, part.attempt)
+            self._early[key] = early_s(part.lease_s, self.lease_s)
+            if row.get("doomed"):
+                self._over(key)
+                continue
             self.parts[key] = self.adopt_part(self, part, row, self._reporter(key))
         self.register()
 
@@ -172,6 +181,10 @@ class NodeRunner:
         self.lease = Lease(self.lease_s)
         self.known, self.missed, self._asked_to_save, self._dying = False, 0, False, False
         self.parts.clear()
+        self._early.clear()
+        for ending in self._ending.values():
+            ending.cancel()
+        self._ending.clear()
         self._unheard.clear()
         self._ends.clear()
         self._starts.clear()
@@ -284,6 +297,7 @@ class NodeRunner:
     def _start(self, part: DesiredPart) -> None:
         key = (part.job_id, part.attempt)
         failpoint("agent.starting")
+        self._early[key] = early_s(part.lease_s, self.lease_s)
         made = self.make_part(self, part, self._reporter(key))
         failpoint("agent.started")
         if self.view.parts[key].phase is not Phase.ENDED:
@@ -301,8 +315,15 @@ class NodeRunner:
     def _observe(self, key: Key, seen: Observation) -> None:
         """What a part reports. After the lease's end nothing counts any more: the keeper may have killed it, and it
         would look like an exit of its own."""
-        if self._dying or (isinstance(seen, Released) and self.lease.check(self.now())):
+        if self._dying or key in self._ending:
             return
+        if isinstance(seen, Released) and self._early.get(key) is not None:
+            now = self.now()
+            if self.lease.check(now):
+                return
+            if self._lease_over(key, now):
+                self._end_lease(key)
+                return
         if isinstance(seen, Released) and self._leaving and not seen.own_exit:
             self.parts.pop(key, None)
             return
@@ -315,12 +336,54 @@ class NodeRunner:
             self._starts[key] = (self.now(), seen)
         self.report(self.name, self.incarnation, seen)
 
+    # ------------------------------------------------------------------------------------------------- leases of parts
+
+    def keeps(self) -> bool:
+        """Whether there is work here that no lease ends."""
+        return any(self._early.get(key) is None for key in self.parts)
+
+    def end_leases(self) -> None:
+        """Begins to kill the parts whose own lease has ended."""
+        now = self.now()
+        for key in [key for key in self.parts if key not in self._ending and self._lease_over(key, now)]:
+            self._end_lease(key)
+
+    def lapse(self) -> None:
+        """The node's lease has ended, and it has work that is kept: everything else ends, nothing is started, and this life
+        goes on with the next renewal."""
+        for key in [key for key in self.parts if key not in self._ending and self._early.get(key) is not None]:
+            self._end_lease(key)
+        self.lease = Lease(self.lease_s)
+
+    def _lease_over(self, key: Key, now: float) -> bool:
+        """Of one that is shorter than the node's; the others end with it."""
+        early = self._early.get(key)
+        return bool(early) and self.lease.deadline is not None and now >= self.lease.deadline - (early or 0.0)
+
+    def _end_lease(self, key: Key) -> None:
+        """Once begun it is not undone: the granter counts on it."""
+        log.warning("%s: the lease of attempt %d of %s has ended", self.name, key[1], key[0])
+        self._ending[key] = asyncio.create_task(self._kill(key), name=f"end of {key[0]}.{key[1]}")
+
+    async def _kill(self, key: Key) -> None:
+        if (part := self.parts.get(key)) is not None:
+            await part.kill()
+        self._over(key)
+
+    def _over(self, key: Key) -> None:
+        job_id, attempt = key
+        if self.view.parts[key].phase is not Phase.ENDED and not self._dying:
+            reason = f"its lease ended: node {self.name} was not heard for too long"
+            self._ended(key, Released(job_id=job_id, attempt=attempt, exit_code=137, reason=reason, own_exit=False))
+        self._ending.pop(key, None)
+
     def _ended(self, key: Key, seen: Released | Refused) -> None:
         self.counts.refused += isinstance(seen, Refused)
         if isinstance(seen, Released):
             self.counts.released += 1
             self.counts.failed += seen.own_exit and seen.exit_code != 0
         self.view.parts[key].phase = Phase.ENDED
+        self._early.pop(key, None)
         if (part := self.parts.pop(key, None)) is not None:
             self._unheard[key] = part
         self._starts.pop(key, None)

@@ -58,6 +58,8 @@ class AttemptLaunch:
     workdir: Path
     commands: Sequence[ProcessCommand]
     log_limit: int
+    early_s: float | None
+    """How long before its node's lease that of the part ends, s; None: no lease ends it."""
     may_run: Callable[[], bool]
     group: Path | None = None
     """A cgroup of its own, to be made."""
@@ -190,6 +192,7 @@ class ProcessPart:
             "node": launch.node,
             "incarnation": launch.incarnation,
             "about": {"part": self.part.model_dump_json(), "since": launch.since.ticks},
+            "early": launch.early_s,
             "command": list(self.part.spec.command),  # an argv list, never a shell
             "workdir": str(launch.workdir),
             "group": str(launch.group or ""),

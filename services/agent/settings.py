@@ -75,7 +75,15 @@ class AgentSettings(ServiceSettings):
     )
     fetch_mib_s: int = Field(default=1000, ge=1, description="how fast it fetches what is not on its disk, MiB/s")
     address_template: str = Field(default="{node}", description="how other nodes reach {node}: for MASTER_ADDR")
-    lease_s: float = Field(default=10.0, ge=0.5, le=600, description="work stops so long after the last renewal, s")
+    lease_s: float = Field(
+        default=300.0,
+        ge=0.5,
+        le=86_400,
+        description="work stops so long after the last renewal, or sooner if its class says so, s",
+    )
+    heartbeat_s: float = Field(
+        default=3.0, gt=0, le=60, description="how often the lease is renewed, s; at least three times in its length"
+    )
     ask_s: float = Field(default=3.0, gt=0, le=60, description="how often the whole desired state is asked for, s")
     repeat_s: float = Field(default=5.0, gt=0, le=60, description="unheard ends are reported again after this, s")
     sample_s: float = Field(default=15.0, gt=0, le=3600, description="between device samples, s")

@@ -12,6 +12,7 @@ from libs.ports.clock import boot_s as now
 from schemas.nodes import DesiredPart
 from services.agent.keeper import find
 from services.agent.keeper.find import Found
+from services.agent.keeper.table import GONE
 from services.agent.node import EarlierLife
 from services.agent.state import AgentState
 
@@ -67,7 +68,11 @@ def _sorted(
     lives: dict[str, EarlierLife] = {}
     for node, life in welcome["lives"].items():
         until, incarnation = life["until"], life["incarnation"]
-        ended = (until is not None and until <= now()) or life["note"].get("timed")
+        keeps = any(
+            row["incarnation"] == incarnation and row["state"] != GONE and row.get("early", 0.0) is None
+            for row in rows.get(node, ())
+        )
+        ended = (until is not None and until <= now() and not keeps) or life["note"].get("timed")
         if node in nodes and incarnations.get(node) == incarnation and not ended:
             mine = [row for row in rows.get(node, ()) if row["incarnation"] == incarnation]
             try:

@@ -1,4 +1,4 @@
-"""Telemetry: which nodes are alive, what devices do, how the pool is doing. It grants leases and reports ended ones.
+"""Telemetry: what devices do and how the pool is doing.
 
-Heartbeats and samples come over core NATS, decisions from the ledger; ticks and lost nodes go to the pool's inbox.
+Samples come over core NATS, decisions from the ledger. Who is alive is the question of the service leases.
 """

@@ -1,4 +1,4 @@
-"""Wires telemetry: leases and ticks, the ledger's figures, samples, answers."""
+"""Wires telemetry: the ledger's figures, samples, answers."""
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,14 +20,15 @@ from libs.bus.streams import bind
 from libs.core.projections.hot_state import HotState, Row
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.service.app import Tasks, make_asgi
+from libs.service.bootclock import now
 from libs.service.following import readiness, show
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.nodes import NodeSampled
 from schemas.queries import DeviceList, DeviceListQuery, NodeList, NodeListQuery
 from services.telemetry import figures, handlers
+from services.telemetry.ages import Ages
 from services.telemetry.figures import PoolFigures
-from services.telemetry.leases import Leases, now
 from services.telemetry.readings import DeviceCollector, Readings
 from services.telemetry.settings import TelemetrySettings
 
@@ -41,12 +42,12 @@ _WAIT_MS = (10, 50, 100, 500, 1000, 5000, 15_000, 60_000, 300_000, 900_000, 3_60
 
 
 class Telemetry:
-    """What the service knows: the ledger's figures, the watch over nodes, the latest samples."""
+    """What the service knows: the ledger's figures, when nodes were heard, the latest samples."""
 
     def __init__(self, settings: TelemetrySettings, registry: CollectorRegistry) -> None:
         self.settings = settings
         self.follower: Follower[PoolFigures] | None = None
-        self.leases = Leases(settings, registry)
+        self.ages = Ages(settings.pool)
         self.readings = Readings(settings.fresh_s)
         self.projection = Projection(settings.redis_url, settings.pool, timeout_s=1.0)
         self._samples = Counter("baton_samples", "device samples of nodes", ["outcome"], registry=registry)
@@ -63,6 +64,7 @@ class Telemetry:
             ("preemption_rate_pct", "preempted attempts, percent of granted ones", figures.preemption_rate_pct),
             ("gpu_allocated_pct", "accelerator compute that is granted, percent of what is up", figures.allocated_pct),
             ("nodes_up", "nodes with a lease", lambda hot: figures.nodes_by_status(hot)["up"]),
+            ("nodes_silent", "nodes that are not heard", lambda hot: figures.nodes_by_status(hot)["silent"]),
             ("nodes_lost", "nodes whose lease has ended", lambda hot: figures.nodes_by_status(hot)["lost"]),
             ("jobs_queued", "jobs that wait", lambda hot: sum(t["queued"] for t in hot.teams.values())),
             ("jobs_active", "jobs that hold devices", lambda hot: sum(t["active"] for t in hot.teams.values())),
@@ -87,21 +89,20 @@ class Telemetry:
             js, self.settings.pool, PoolFigures, name=FOLLOWER, snapshot_every=self.settings.snapshot_records
         )  # fmt: skip
 
-        async def begin() -> None:
-            figures.watch_all(self.leases.watch, self.hot, now())
-
         async def after(steps: Sequence[FollowedEntry]) -> None:
-            waits = figures.take(self.leases.watch, steps, now(), since=follower.began_at)
+            waits = figures.take(steps, since=follower.began_at)
             for value in waits.scheduling:
                 self._scheduling.observe(value)
             for value in waits.queue:
                 self._queue_wait.observe(value)
+            if not steps:
+                self.ages.forget(set(self.hot.nodes))
 
-        await follower.run(after, begin=begin)
+        await follower.run(after)
 
     async def listen(self, nats: Client) -> None:
         """Every process hears every sample, by core NATS: a shared durable consumer would give each only some."""
-        await self.leases.listen(nats)
+        await self.ages.listen(nats)
         await nats.subscribe(subjects.sample(self.settings.pool), cb=self._on_sample)
 
     async def _on_sample(self, message: Msg) -> None:
@@ -126,7 +127,7 @@ class Telemetry:
         return handlers.device_list(query, team, nodes, devices, self.readings.fresh(now()))
 
     def _age(self, node: str) -> float | None:
-        return self.leases.watch.age(node, now())
+        return self.ages.of(node)
 
     async def _rows(self) -> tuple[dict[str, Row], dict[str, Row]]:
         """Nodes and devices from Redis; while it is away or being filled, from our own fold of the same ledger."""
@@ -150,22 +151,17 @@ def make_app(settings: TelemetrySettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.nats_url, name="telemetry-leases", die_on_close=True)
+        nats = await connect(settings.nats_url, name="telemetry", die_on_close=True)
         js = nats.jetstream()
         await bind(js, [settings.pool])
         await telemetry.listen(nats)
         tasks.start("ledger figures", telemetry.follow(js))
-        tasks.start("leases and ticks", telemetry.leases.beat(nats, js))
         async with tasks.until_stopped():
             yield
         await telemetry.projection.close()
         await nats.close()
 
     def ready() -> dict[str, str]:
-        confirmed = now() - telemetry.leases.confirmed_at <= settings.confirm_s
-        return {
-            "ledger": readiness(telemetry.follower),
-            "inbox": "ok" if confirmed else "no tick was stored lately: no leases are granted",
-        }
+        return {"ledger": readiness(telemetry.follower)}
 
     return make_asgi(broker, name="telemetry", settings=settings, lifespan=lifespan, registry=registry, ready=ready)

@@ -5,20 +5,18 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from libs.core.projections.hot_state import HotState
-from libs.core.projections.node_health import Watch
 from libs.ledger.follower import FollowedEntry
 from schemas import ledger as led
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What one record says beside the state: nodes that came and went, in order, and its first grants.
+    """What one record says beside the state: its first grants.
 
     `queue_ms`: from submit to grant, of every job that it grants for the first time. `at_once`: how many of these it
     also queued, so they fitted at once.
     """
 
-    nodes: tuple[led.NodeJoined | led.NodeLeft, ...] = ()
     queue_ms: tuple[float, ...] = ()
     at_once: int = 0
 
@@ -45,21 +43,18 @@ class PoolFigures:
     def apply(self, record: led.LedgerRecord, seq: int) -> News:
         """Folds a valid record. Raises what HotState raises on a ledger that cannot be."""
         self.hot.apply(record, seq)
-        nodes: list[led.NodeJoined | led.NodeLeft] = []
         queue_ms: list[float] = []
         queued: set[str] = set()
         at_once = 0
         for event in record.events:
-            if isinstance(event, led.NodeJoined | led.NodeLeft):
-                nodes.append(event)
-            elif isinstance(event, led.JobQueued):
+            if isinstance(event, led.JobQueued):
                 queued.add(event.job_id)
             elif isinstance(event, led.JobGranted) and event.attempt == 1:
                 at_once += event.job_id in queued
                 row = self.hot.jobs.get(event.job_id)
                 if row is not None:
                     queue_ms.append(max(0, record.t_us - row["submitted_us"]) / 1000)
-        return News(tuple(nodes), tuple(queue_ms), at_once)
+        return News(tuple(queue_ms), at_once)
 
     def skip(self, seq: int) -> None:
         self.hot.skip(seq)
@@ -72,27 +67,13 @@ class PoolFigures:
         return cls(HotState.load(parts))
 
 
-def watch_all(watch: Watch, hot: HotState, now: float) -> None:
-    """Tells the watch of every node that the state has: after a start from a snapshot."""
-    for name, row in hot.nodes.items():
-        if row["status"] == "up":
-            watch.joined(name, row["incarnation"], now)
-        else:
-            watch.left(name, row["incarnation"])
-
-
-def take(watch: Watch, steps: Iterable[FollowedEntry], now: float, *, since: int = 0) -> Waits:
-    """Tells the watch what came and went; returns the waits that ended in records after sequence `since`."""
+def take(steps: Iterable[FollowedEntry], *, since: int = 0) -> Waits:
+    """The waits that ended in records after sequence `since`."""
     scheduling: list[float] = []
     queue: list[float] = []
     for step in steps:
         if not isinstance(step.told, News):
             continue  # void
-        for event in step.told.nodes:
-            if isinstance(event, led.NodeJoined):
-                watch.joined(event.inventory.node, event.incarnation, now)
-            else:
-                watch.left(event.node, event.incarnation)
         if step.entry.seq > since:
             took_ms = max(0, step.entry.time_us - step.entry.record.t_us) / 1000
             scheduling += [took_ms] * step.told.at_once
@@ -112,7 +93,7 @@ def allocated_pct(hot: HotState) -> float:
 
 
 def nodes_by_status(hot: HotState) -> dict[str, int]:
-    counts = {"up": 0, "lost": 0}
+    counts = {"up": 0, "silent": 0, "lost": 0}
     for row in hot.nodes.values():
         counts[row["status"]] += 1
     return counts

@@ -1,9 +1,4 @@
-"""Telemetry's parts without a server: figures, readings, answers, leases."""
-
-import json
-import math
-import time
-from typing import Any
+"""Telemetry's parts without a server: figures, readings, answers."""
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,16 +8,13 @@ from libs.core.projections.hot_state import HotState
 from libs.core.projections.node_health import Terms, Watch
 from libs.ledger.chain import ChainEntry
 from libs.ledger.follower import FollowedEntry
-from libs.service.bootclock import now
 from schemas import inbox
 from schemas.ledger import LedgerRecord
-from schemas.nodes import DeviceSample, Heartbeat, LeaseGranted, NodeSampled
+from schemas.nodes import DeviceSample, NodeSampled
 from schemas.queries import DeviceListQuery, NodeListQuery
 from services.telemetry import figures, handlers
 from services.telemetry.figures import PoolFigures
-from services.telemetry.leases import Leases
 from services.telemetry.readings import GAUGES, DeviceCollector, Readings
-from services.telemetry.settings import TelemetrySettings
 from tests.core.builders import World, job, node
 
 TERMS = Terms(30, 5, 0.001, 4)
@@ -73,29 +65,8 @@ def test_void_records_count_for_nothing() -> None:
     world.submit(job("one"))
     kept = PoolFigures()
     void = [ChainEntry(e.seq, e.record, e.hash, e.time_us, False) for e in entries(world)]
-    watch = Watch(0.0, TERMS)
-    assert figures.take(watch, steps(void, kept), 0.0) == figures.Waits()
-    assert (kept.hot.nodes, watch.up) == ({}, {})
-
-
-def test_nodes_of_the_ledger_are_watched() -> None:
-    world = World(node("a", 1), node("b", 1))
-    world.send(inbox.NodeLost(node="b", incarnation=1, silent_s=9))
-    watch = Watch(0.0, TERMS)
-    kept = PoolFigures()
-    figures.take(watch, steps(entries(world), kept), 5.0)
-    assert watch.up == {"a": (1, 5.0)}
-    assert figures.nodes_by_status(kept.hot) == {"up": 1, "lost": 1}
-
-
-def test_nodes_of_a_snapshot_are_watched() -> None:
-    world = World(node("a", 1), node("b", 1))
-    world.send(inbox.NodeLost(node="b", incarnation=1, silent_s=9))
-    kept = PoolFigures()
-    steps(entries(world), kept)
-    watch = Watch(0.0, TERMS)
-    figures.watch_all(watch, PoolFigures.load(kept.dump()).hot, 5.0)
-    assert watch.up == {"a": (1, 5.0)}
+    assert figures.take(steps(void, kept)) == figures.Waits()
+    assert kept.hot.nodes == {}
 
 
 def test_rates() -> None:
@@ -177,49 +148,7 @@ def test_a_team_sees_its_own_jobs_on_devices_and_no_others() -> None:
         handlers.device_list(DeviceListQuery(node="z"), "red", hot.nodes, hot.devices, {})
 
 
-def leases(**settings: Any) -> Leases:
-    return Leases(TelemetrySettings(**settings), CollectorRegistry())
-
-
-def test_leases_are_granted_only_while_the_inbox_is_confirmed() -> None:
-    service = leases(confirm_s=3)
-    beat = Heartbeat(nodes=(("a", 1), ("b", 2)), lease_s=10)
-    assert service.renew(beat, 100.0) is None
-    service.confirmed_at = 100.0
-    assert service.renew(beat, 103.0) == LeaseGranted(nodes=("a", "b"))
-    assert service.renew(beat, 103.1) is None
-    assert service.watch.age("a", 104.1) == pytest.approx(1.0)  # heard, though not answered
-
-
-def test_a_lease_that_is_too_long_is_refused_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    service = leases(max_lease_s=30)
-    service.confirmed_at = 0.0
-    for _ in range(3):
-        assert service.renew(Heartbeat(nodes=(("a", 1),), lease_s=31), 0.0) == LeaseGranted(nodes=())
-    assert caplog.text.count("BATON_TELEMETRY_MAX_LEASE_S") == 1
-
-
-def test_the_wait_covers_what_an_agent_may_do() -> None:
-    terms = TelemetrySettings(kill_bound_s=5, rho=0.01, margin_s=1, confirm_s=3).terms()
-    assert math.isclose(terms.patience(10), 15 * 1.02 + 4)
-
-
 def test_records_are_checked_before_they_are_folded() -> None:
     world = World(node("a", 1))
     assert isinstance(world.records[0], LedgerRecord)
     assert folded(world).devices["a-gpu0"]["index"] == 0
-
-
-def test_ticks_are_new_messages_whatever_the_wall_clock_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that goes back by two minutes would repeat the ids of two minutes, and the broker would drop the ticks."""
-    made = Leases(TelemetrySettings(tick_s=0.05), CollectorRegistry())
-    ids = []
-    for wall in (1_800_000_000.0, 1_799_999_880.0):
-        monkeypatch.setattr(time, "time", lambda wall=wall: wall)
-        monkeypatch.setattr(time, "time_ns", lambda wall=wall: int(wall * 1e9))
-        begun = now()
-        while now() < begun + 0.06:
-            pass
-        ids.append(made._tick().headers["Nats-Msg-Id"])
-    assert ids[0] != ids[1]
-    assert json.loads(made._tick().payload)["readings"][0]["at_us"] > 0

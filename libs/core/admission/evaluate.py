@@ -41,12 +41,24 @@ class PriorityClass(Strict):
     latency: Latency = Field(
         default=Latency.NORMAL, description="fast: placed at the tightest fit at once, without the score"
     )
+    lease: str = Field(
+        default="5m",
+        pattern=r"^(keep|[1-9][0-9]{0,5}[smh])$",
+        description="how long its jobs run on after their node's last renewal: `30s`, `5m`, or `keep`: no silence ends them",
+    )
     description: str = Field(min_length=1)
+
+    @property
+    def lease_s(self) -> float:
+        """As jobs carry it: seconds, 0 for `keep`."""
+        if self.lease == "keep":
+            return 0.0
+        return float(self.lease[:-1]) * {"s": 1, "m": 60, "h": 3600}[self.lease[-1]]
 
 
 DEFAULT_CLASSES: tuple[PriorityClass, ...] = (
     PriorityClass(
-        name="serving", priority=300, preempts=True, latency=Latency.FAST,
+        name="serving", priority=300, preempts=True, latency=Latency.FAST, lease="30s",
         description="Answers users: takes devices from every lower class, gives none away.",
     ),
     PriorityClass(

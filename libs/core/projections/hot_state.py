@@ -36,6 +36,7 @@ class HotState:
     ignored: ClassVar = frozenset({
         "attempt.checkpointed", "attempt.closed", "devices.held", "hold.released", "board.recut", "input.rejected",
         "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed",
+        "lease.granter", "node.declared-dead",
     })  # fmt: skip
     """No column shows them."""
 
@@ -179,6 +180,15 @@ class HotState:
         node = self._row("nodes", e.node)
         node["status"], node["since_us"] = "lost", t_us
 
+    def _node_silent(self, e: led.NodeSilence, t_us: int) -> None:
+        node = self._row("nodes", e.node)
+        if node["status"] != "silent":
+            node["status"], node["since_us"] = "silent", t_us
+
+    def _node_heard(self, e: led.NodeHeard, t_us: int) -> None:
+        node = self._row("nodes", e.node)
+        node["status"], node["since_us"] = "up", t_us
+
     def _quota_set(self, e: led.QuotaSet, t_us: int) -> None:
         team = self._team(e.team)
         team["limit_milli"], team["by_type"] = e.limit_milli, dict(e.by_type)
@@ -258,6 +268,8 @@ _FOLD: dict[type, Callable[[HotState, Any, int], None]] = {
     led.NodeJoined: HotState._node_joined,
     led.BoardCutDone: HotState._board_cut,
     led.NodeLeft: HotState._node_left,
+    led.NodeSilence: HotState._node_silent,
+    led.NodeHeard: HotState._node_heard,
     led.QuotaSet: HotState._quota_set,
     led.JobQueued: HotState._job_queued,
     led.JobGranted: HotState._job_granted,

@@ -1,18 +1,21 @@
 """When is a silent node surely not working any more? Pure: times come in as seconds of one monotonic clock.
 
-A node's agent counts its lease from when it *sent* a renewal, telemetry counts from when it *received* one, which is
+A node's agent counts its lease from when it *sent* a renewal, leases counts from when it *received* one, which is
 later. So a node has stopped its work by itself no later than
 
     (lease + kill bound) x (1 + 2 x clock-rate error) + margin
 
-after the last renewal that telemetry received (P4 in docs/invariants.md). Clock offsets never matter. What telemetry
+after the last renewal that leases received (P4 in docs/invariants.md). Clock offsets never matter. What leases
 cannot know it takes as a renewal that it has just missed: its own start, a broken connection, a freeze of itself.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from schemas.inbox import NodeLost
+from schemas.inbox import NodeLost, NodeSilent
+
+LADDER = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
+"""Lengths of leases whose end is told while the node is silent, s. Of a length between two, the end is told with the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,12 @@ class Terms:
     def patience(self, lease_s: float) -> float:
         """How long after its last received renewal a node may still be working, s."""
         return (lease_s + self.kill_bound_s) * (1 + 2 * self.rho) + self.margin_s
+
+    def ended(self, silent_s: float) -> float:
+        """Leases of at most this length have surely ended, with their work, after so long a silence, s. It grows in steps
+        (`LADDER`), so that a silence is told a few times and not each second."""
+        surely = (silent_s - self.margin_s) / (1 + 2 * self.rho) - self.kill_bound_s
+        return max((step for step in LADDER if step < surely), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +54,8 @@ def overdue(
 
     Args:
         last_seen: node -> last renewal that was received.
-        up: node -> (incarnation, when telemetry learnt that it joined), as the ledger says.
-        started_at: nothing before it can be ruled out: telemetry's start, or its last deafness.
+        up: node -> (incarnation, when leases learnt that it joined), as the ledger says.
+        started_at: nothing before it can be ruled out: leases's start, or its last deafness.
     """
     lost = []
     for node, (incarnation, joined_at) in sorted(up.items()):
@@ -64,25 +73,43 @@ class Watch:
     """Which nodes are up, when each was last heard, and which lives have ended: those are never granted a lease again.
 
     The last rule makes a decision to give a node up final: a renewal that arrives after it is not answered, so the
-    agent stops, registers a new life, and only that one is granted a lease.
+    agent stops, registers a new life, and only that one is granted a lease. The exception is a node with work that is kept:
+    once the ledger says so (`kept`), it may be renewed again and is not given up, however long it is silent.
     """
 
     def __init__(self, started_at: float, terms: Terms) -> None:
         self.terms = terms
+        self.began_at = started_at
         self.started_at = started_at
         self.up: dict[str, tuple[int, float]] = {}
         self.last_seen: dict[str, Seen] = {}
         self._ended: dict[str, int] = {}
+        self._given_up: dict[str, int] = {}
+        self._kept: set[str] = set()
 
     def joined(self, node: str, incarnation: int, now: float) -> None:
         """The ledger says that a life of a node began; earlier ones are over."""
         self.up[node] = (incarnation, now)
+        self._kept.discard(node)
+        self._given_up.pop(node, None)
         self._end(node, incarnation - 1)
 
     def left(self, node: str, incarnation: int) -> None:
         """The ledger says that this life of the node is over."""
         self.up.pop(node, None)
+        self._kept.discard(node)
+        self._given_up.pop(node, None)
         self._end(node, incarnation)
+
+    def kept(self, node: str, incarnation: int) -> None:
+        """The ledger says that this life goes on although its lease has ended: it has work that no silence ends."""
+        self._kept.add(node)
+        if self._given_up.get(node) == incarnation:
+            del self._given_up[node]
+
+    def back(self, node: str) -> None:
+        """The ledger says that the node is heard again."""
+        self._kept.discard(node)
 
     def heard(self, nodes: Iterable[tuple[str, int]], lease_s: float, now: float) -> tuple[str, ...]:
         """Nodes of a renewal that may go on: all but lives that have ended, and none when the lease is too long.
@@ -93,7 +120,7 @@ class Watch:
             return ()
         granted = []
         for node, incarnation in nodes:
-            if incarnation <= self._ended.get(node, 0):
+            if incarnation <= max(self._ended.get(node, 0), self._given_up.get(node, 0)):
                 continue
             before = self.last_seen.get(node)
             if before is not None and before.incarnation > incarnation:
@@ -104,15 +131,36 @@ class Watch:
         return tuple(granted)
 
     def deaf_until(self, now: float) -> None:
-        """Renewals may have been missed up to now: everybody is taken as renewed now."""
+        """Renewals may have been missed up to now: everybody is taken as renewed now. It may lie ahead: another process may
+        still grant leases until then."""
         self.started_at = max(self.started_at, now)
 
     def overdue(self, now: float) -> list[NodeLost]:
-        """As the function; what it names is over for good."""
-        lost = overdue(now, self.last_seen, self.up, self.started_at, self.terms)
+        """As the function, without nodes whose work is kept; what it names is given up."""
+        up = {node: life for node, life in self.up.items() if node not in self._kept}
+        lost = overdue(now, self.last_seen, up, self.started_at, self.terms)
         for message in lost:
-            self._end(message.node, message.incarnation)
+            self._given_up[message.node] = message.incarnation
         return lost
+
+    def silences(self, now: float, silent_s: float) -> list[NodeSilent]:
+        """Nodes that were not heard for longer than `silent_s`, each with the leases that have surely ended, by name."""
+        out = []
+        for node, (incarnation, joined_at) in sorted(self.up.items()):
+            seen = self.last_seen.get(node)
+            heard_at = seen.at if seen is not None and seen.incarnation == incarnation else joined_at
+            quiet = now - max(heard_at, self.started_at)
+            if quiet > silent_s:
+                ended_s = self.terms.ended(quiet)
+                out.append(
+                    NodeSilent(node=node, incarnation=incarnation, silent_s=round(quiet, 3), ended_lease_s=ended_s)
+                )
+        return out
+
+    def is_heard(self, node: str, incarnation: int, now: float, silent_s: float) -> bool:
+        """Whether this life of the node was heard within `silent_s`."""
+        seen = self.last_seen.get(node)
+        return seen is not None and seen.incarnation == incarnation and now - seen.at <= silent_s
 
     def age(self, node: str, now: float) -> float | None:
         """Seconds since the node was last heard; None when it never was."""

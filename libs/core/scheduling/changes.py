@@ -130,6 +130,10 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.PlanDeclined: _nothing,
     led.ClockJumped: _nothing,
     led.SegmentSealed: _nothing,
+    led.GranterNamed: _nothing,
+    led.NodeSilence: _nothing,
+    led.NodeHeard: _anything,
+    led.NodeDeclaredDead: _nothing,
     led.BoardRecutWithdrawn: _nothing,  # its instances stay out of placement until the node has answered
 }
 """By kind of event. A test walks the catalogue; a kind that is missing here may help everybody."""

@@ -160,6 +160,7 @@ def _about(job: Job, node: str) -> dict[str, Any]:
         "roles": seating.roles,
         "resume": job.resume,
         "started": attempt.parts[node].started,
+        "lease_s": job.lease_s,
     }
 
 

@@ -69,12 +69,14 @@ def apply_record(state: State, record: led.LedgerRecord) -> None:
 
 def _node_joined(state: State, e: led.NodeJoined, t_us: int) -> None:
     state.fleet.join(e.inventory, e.incarnation)
+    state.silent.pop(e.inventory.node, None)
     state.on_node.setdefault(e.inventory.node, {})
     _forget_repartitions(state, e.inventory.node)
 
 
 def _node_left(state: State, e: led.NodeLeft, t_us: int) -> None:
     state.fleet.leave(e.node)
+    state.silent.pop(e.node, None)
     _forget_repartitions(state, e.node)
 
 
@@ -102,6 +104,7 @@ def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
     state.withdrawn.discard(e.board)
     state.fleet.join(e.inventory, e.incarnation)
     mark_repartitions(state)
+    mark_silent(state)
 
 
 def _board_repartition_withdrawn(state: State, e: led.BoardRecutWithdrawn, t_us: int) -> None:
@@ -133,7 +136,7 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
         raise lifecycle.Forbidden(f"{e.job_id} is queued a second time")
     job = Job(
         e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec),
-        latency=e.latency,
+        latency=e.latency, lease_s=e.lease_s,
     )  # fmt: skip
     state.jobs[e.job_id] = job
     _enqueue(state, job)
@@ -262,6 +265,36 @@ def _segment_sealed(state: State, e: led.SegmentSealed, t_us: int) -> None:
     """Nothing changes: where records are stored is no part of the state."""
 
 
+def _granter_named(state: State, e: led.GranterNamed, t_us: int) -> None:
+    if e.epoch <= state.granter_epoch:
+        raise lifecycle.Forbidden(f"epoch {e.epoch} of leases follows {state.granter_epoch}")
+    state.granter_epoch = e.epoch
+
+
+def _node_silent(state: State, e: led.NodeSilence, t_us: int) -> None:
+    state.silent[e.node] = e.kept
+    mark_silent(state)
+
+
+def _node_heard(state: State, e: led.NodeHeard, t_us: int) -> None:
+    node = state.fleet.nodes[e.node]
+    del state.silent[e.node]
+    state.fleet.up[node.rows] = True
+    state.fleet.version += 1
+    mark_repartitions(state)
+
+
+def _node_declared_dead(state: State, e: led.NodeDeclaredDead, t_us: int) -> None:
+    """Nothing changes by this: what it held is freed, and the node leaves, in events of the same record."""
+
+
+def mark_silent(state: State) -> None:
+    """Takes the devices of silent nodes out of placement. To be called after a node's inventory has joined."""
+    for name in state.silent:
+        state.fleet.up[state.fleet.nodes[name].rows] = False
+        state.fleet.version += 1
+
+
 def hold_code(state: State, job_id: str) -> int:
     """The code that marks devices held for `job_id` in `fleet.held`; -1 when it holds none."""
     return next((code for code, beneficiary in enumerate(state.holds) if beneficiary == job_id), -1)
@@ -342,6 +375,10 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.PlanDeclined: _plan_declined,
     led.ClockJumped: _clock_jumped,
     led.SegmentSealed: _segment_sealed,
+    led.GranterNamed: _granter_named,
+    led.NodeSilence: _node_silent,
+    led.NodeHeard: _node_heard,
+    led.NodeDeclaredDead: _node_declared_dead,
 }
 
 HANDLED = led.kinds_of(_FOLD)

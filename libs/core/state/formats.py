@@ -7,6 +7,9 @@ then each decision falls back to what the format before it could say:
     plan.declined           an input.rejected, with the same text
     board.recut-withdrawn   the repartition stays under way
     clock.jumped            left out: ledger time does not jump either way
+    lease.granter           not named: leases are granted as in 0.1.0, by whoever has its ticks stored
+    node.silent, .heard     left out: a silent node is given up as a whole, when its longest lease has ended
+    node.declared-dead      left out: the reason of node.left says it
 """
 
 from collections.abc import Iterable, Mapping

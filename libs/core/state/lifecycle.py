@@ -99,6 +99,10 @@ TABLE: Mapping[type, Rule] = {
     led.InputRejected: _NOTHING,
     led.ClockJumped: _NOTHING,
     led.SegmentSealed: _NOTHING,
+    led.GranterNamed: _NOTHING,
+    led.NodeSilence: _NOTHING,
+    led.NodeHeard: _NOTHING,
+    led.NodeDeclaredDead: _NOTHING,
 }
 """Event type -> its rule. `job.finished` alone leaves a choice, and says itself which state it leads to. A closed attempt
 is forgotten by its job: from then on there is no open attempt."""

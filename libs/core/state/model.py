@@ -12,7 +12,7 @@ from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Cap, Limits
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
-from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
+from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, Claim, Resources, Role, Span, TopologyPolicy
 
@@ -227,6 +227,8 @@ class Job:
     """How many of its attempts came to each kind of end: what the retry budgets count."""
     preemptions: int = 0
     first_grant_us: int = 0
+    lease_s: float = DEFAULT_LEASE_S
+    """From its class: how long it runs on after its node's last renewal, s; 0: no silence ends it."""
     latency: Latency = Latency.NORMAL
     """From its class: a job of a fast class skips the placement score."""
     _digest: str = field(default="", compare=False, repr=False)
@@ -274,6 +276,10 @@ class State:
     """(team, spread key) -> ids of the jobs with an open attempt: the next job of that key must stay away from these."""
     holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Beneficiary -> devices that are held for it."""
+    silent: dict[str, bool] = field(default_factory=dict)
+    """Nodes that are up and not heard -> whether they keep work that no silence ends. Nothing new is granted there."""
+    granter_epoch: int = 0
+    """Of the last process that got the right to grant leases."""
     limited: dict[str, int] = field(default_factory=dict)
     """Running jobs with a time limit: id -> when they must end, us."""
     repartitions: dict[str, BoardRecut] = field(default_factory=dict)

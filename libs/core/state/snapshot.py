@@ -19,7 +19,7 @@ from typing import Any
 from libs.core.state.cut import chunks
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
-from libs.core.state.fold import mark_holds, mark_repartitions
+from libs.core.state.fold import mark_holds, mark_repartitions, mark_silent
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits
 from libs.core.state.model import Attempt, Job, NodePart, State, grant_order, shape_of
@@ -28,16 +28,16 @@ from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory, Span
 
-VERSION = 6
+VERSION = 7
 """Of the layout of `dump`; whoever keeps the parts keeps it beside them, and reads no other (`libs.ledger.snapshots`)."""
 _CHUNK = 2000
 """Devices, or time limits, of one part."""
 _NODES = 50
 """Nodes of one part: each may have some ten devices."""
-_PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state")
+_PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state", "granter_epoch")
 _JOB_PLAIN = (
     "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts",
-    "preemptions", "first_grant_us",
+    "preemptions", "first_grant_us", "lease_s",
 )  # fmt: skip
 _ATTEMPT_PLAIN = (
     "number", "granted_us", "running_us", "reason", "failed_code", "beneficiary", "cost_device_s", "checkpoint_us",
@@ -55,6 +55,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "learned": learned,
         "repartitions": [asked.model_dump(mode="json") for asked in state.repartitions.values()],
         "withdrawn": sorted(state.withdrawn),
+        "silent": dict(sorted(state.silent.items())),
         "repartition_number": state.repartition_number,
         "repartition_us": state.repartition_us,
         "holds": [[beneficiary, list(devices)] for beneficiary, devices in state.holds.items()],
@@ -114,6 +115,8 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     state.withdrawn = set(body["withdrawn"])
     state.repartition_number, state.repartition_us = body["repartition_number"], body["repartition_us"]
     mark_repartitions(state)
+    state.silent = dict(body["silent"])
+    mark_silent(state)
     return state, body["learned"]
 
 

@@ -14,7 +14,7 @@ FAILPOINTS: tuple[str, ...] = (
     "projector.written",  # Redis has it
     "preemption.planned",  # a plan is made, not sent
     "preemption.sent",  # it is stored, and forgotten
-    "telemetry.tick",  # nothing of this second is sent
+    "leases.tick",  # nothing of this second is sent
     "agent.starting",  # nothing runs yet
     "agent.started",  # it runs, nobody was told
     "agent.reported",  # it is stored, the agent does not know

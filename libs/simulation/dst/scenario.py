@@ -27,6 +27,8 @@ from services.admission.settings import AdmissionSettings
 from services.agent.settings import AgentSettings
 from services.history.app import make_app as make_history
 from services.history.settings import HistorySettings
+from services.leases.app import make_app as make_leases
+from services.leases.settings import LeaseSettings
 from services.placement.app import make_app as make_placement
 from services.placement.settings import PlacementSettings
 from services.preemption.app import make_app as make_preemption
@@ -145,7 +147,18 @@ def _settings() -> dict[str, Any]:
         "placement": PlacementSettings(**common),
         "preemption": PreemptionSettings(**common),
         "quota_billing": QuotaBillingSettings(**common),
-        "telemetry": TelemetrySettings(**common, max_lease_s=3, kill_bound_s=0.5, margin_s=0.3, confirm_s=2, stall_s=2),
+        "telemetry": TelemetrySettings(**common),
+        "leases": LeaseSettings(
+            **common,
+            max_lease_s=3,
+            kill_bound_s=0.5,
+            margin_s=0.3,
+            term_s=2,
+            broker_s=0.5,
+            silent_s=2,
+            standby_s=2,
+            stall_s=2,
+        ),
         "history": HistorySettings(**common),
         "queries": QueriesSettings(**common),
         "agent": AgentSettings(**common, lease_s=3, repeat_s=3, node="n0"),
@@ -177,6 +190,8 @@ def populate(world: World, scenario: Scenario) -> None:
     world.add("preemption", "preemption", lambda: make_preemption(settings["preemption"]))
     world.add("quota_billing", "quota_billing", lambda: make_quota_billing(settings["quota_billing"]))
     world.add("telemetry", "telemetry", lambda: make_telemetry(settings["telemetry"]))
+    for number in range(2):
+        world.add(f"leases-{number}", f"leases-{number}", lambda: make_leases(settings["leases"]))
     world.add("queries", "queries", lambda: make_queries(settings["queries"]))
     world.add("history", "history", lambda: make_history(settings["history"]))
 

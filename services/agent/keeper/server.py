@@ -216,7 +216,13 @@ class Keeper:
     def _start(self, told: wire.Message) -> None:
         try:
             attempt = self.table.enter(
-                told["id"], told["node"], int(told["incarnation"]), told["about"], told.get("group") or "", now()
+                told["id"],
+                told["node"],
+                int(told["incarnation"]),
+                told["about"],
+                told.get("group") or "",
+                now(),
+                told.get("early", 0.0),
             )
         except Refused as e:
             self._say(

@@ -34,9 +34,18 @@ class Life:
 class Attempt:
     """One attempt on one node. `about` is the agent's and opaque here, `note` too: what it must know to go on."""
 
-    __slots__ = ("about", "codes", "failed", "group", "id", "incarnation", "node", "note", "oom_kills", "shim", "state")
+    __slots__ = (
+        "about", "codes", "doomed", "early", "failed", "group", "id", "incarnation", "node", "note", "oom_kills", "shim",
+        "state",
+    )  # fmt: skip
 
-    def __init__(self, id: str, node: str, incarnation: int, about: Note, group: str) -> None:
+    def __init__(
+        self, id: str, node: str, incarnation: int, about: Note, group: str, early: float | None = 0.0
+    ) -> None:
+        self.early = early
+        """Its lease ends so long before the node's, s; None: no lease ends it."""
+        self.doomed = False
+        """Its lease has ended. A later deadline of the node does not change that."""
         self.id, self.node, self.incarnation, self.about, self.group = id, node, incarnation, about, group
         self.note: Note = {}
         self.shim = 0
@@ -58,6 +67,8 @@ class Attempt:
             "codes": {str(rank): code for rank, code in self.codes.items()},
             "failed": self.failed,
             "oom_kills": self.oom_kills,
+            "early": self.early,
+            "doomed": self.doomed,
         }
 
 
@@ -84,12 +95,18 @@ class Table:
         return [attempt for attempt in earlier if attempt.state != GONE]
 
     def until(self, node: str, incarnation: int, until: float | None, now: float) -> None:
-        """A new deadline. One of another life, or for a life whose lease has ended, changes nothing."""
+        """A new deadline. One of another life changes nothing, nor one for a life whose lease has ended, unless it has work
+        that is kept: that one goes on, and what else it had is doomed."""
         life = self.lives.get(node)
-        if life is not None and life.incarnation == incarnation and not life.over(now):
+        if life is None or life.incarnation != incarnation:
+            return
+        self.over(now)
+        if not life.over(now) or self._keeps(node, incarnation):
             life.until = until
 
-    def enter(self, id: str, node: str, incarnation: int, about: Note, group: str, now: float) -> Attempt:
+    def enter(
+        self, id: str, node: str, incarnation: int, about: Note, group: str, now: float, early: float | None = 0.0
+    ) -> Attempt:
         """Raises Refused."""
         life = self.lives.get(node)
         if id in self.attempts:
@@ -100,22 +117,41 @@ class Table:
             raise Refused("the node's lease ended while the job was being started")
         if len(self.attempts) >= MOST_ATTEMPTS:
             raise Refused(f"{MOST_ATTEMPTS} attempts are kept already")
-        made = self.attempts[id] = Attempt(id, node, incarnation, about, group)
+        made = self.attempts[id] = Attempt(id, node, incarnation, about, group, early)
         return made
 
     def over(self, now: float) -> list[Attempt]:
-        """The attempts that must be killed: their node's lease has ended."""
-        over = {node for node, life in self.lives.items() if life.over(now)}
-        return [a for a in self.attempts.values() if a.node in over and a.state != GONE] if over else []
+        """The attempts that must be killed: their lease has ended."""
+        found = []
+        for attempt in self.attempts.values():
+            ends = self._ends(attempt)
+            attempt.doomed = attempt.doomed or (ends is not None and ends <= now)
+            if attempt.doomed and attempt.state != GONE:
+                found.append(attempt)
+        return found
 
     def next_deadline(self, now: float) -> float | None:
         """The next moment at which `over` may say more."""
-        coming = (life.until for life in self.lives.values() if life.until is not None and life.until > now)
-        return min(coming, default=None)
+        ends = [ends for a in self.attempts.values() if a.state != GONE and (ends := self._ends(a)) is not None]
+        lives = [life.until for life in self.lives.values() if life.until is not None]
+        return min((at for at in (*ends, *lives) if at > now), default=None)
 
     def unwanted(self, now: float) -> bool:
         """Whether nothing here can be adopted any more: no life that an agent could go on with."""
-        return not any(life.may_run(now) for life in self.lives.values())
+        return not any(life.may_run(now) or self._keeps(node, life.incarnation) for node, life in self.lives.items())
+
+    def _ends(self, attempt: Attempt) -> float | None:
+        """When its lease ends; None: never, or there was none yet."""
+        life = self.lives.get(attempt.node)
+        if life is None or not life.until or attempt.early is None:
+            return None
+        return life.until - attempt.early
+
+    def _keeps(self, node: str, incarnation: int) -> bool:
+        return any(
+            a.node == node and a.incarnation == incarnation and a.early is None and a.state != GONE
+            for a in self.attempts.values()
+        )
 
     def forget(self, ids: Iterable[str]) -> None:
         """The agent has told placement how these ended."""

@@ -20,17 +20,32 @@ class Nodes(Subject):
         led.BoardCutDone: "cut",
         led.DevicesFreed: "freed",
         led.JobGranted: "granted",
+        led.JobQueued: "queued",
+        led.JobFinished: "finished",
+        led.NodeSilence: "silence",
+        led.NodeHeard: "heard",
+        led.NodeDeclaredDead: "dead",
+        led.GranterNamed: "granter",
     }
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._leaves = Promises(books, "a part on node {} ended with its node, and the node does not leave")
         self._anew = Promises(books, "a part on node {} ended with its life, and the node does not begin a new one")
+        self._silent: set[str] = set()
+        """Nodes that are not heard."""
+        self._kept: set[str] = set()
+        """Jobs that no silence ends."""
+        self._dead: set[str] = set()
+        """Nodes that an operator declared dead, and that have not left yet."""
+        self._epoch = 0
 
     def joined(self, e: led.NodeJoined) -> None:
         name, known = e.inventory.node, self.books.nodes.get(e.inventory.node)
         if known is not None and e.incarnation <= known.incarnation:
             self.books.broken("I8", f"node {name} joins with incarnation {e.incarnation} after {known.incarnation}")
+        self._silent.discard(name)
+        self._dead.discard(name)
         row = _row(e.inventory, e.incarnation)
         self.books.nodes[name] = row
         self._anew.keep(name)
@@ -51,6 +66,8 @@ class Nodes(Subject):
         self._leaves.keep(e.node)
         if self._anew.keep(e.node):
             self.books.broken("I8", f"node {e.node} leaves, and its parts were freed because it began a new life")
+        self._silent.discard(e.node)
+        self._dead.discard(e.node)
         if row is not None:
             row.incarnation, row.up = max(row.incarnation, e.incarnation), False
             self._holds_nothing(row, "leaves")
@@ -73,6 +90,11 @@ class Nodes(Subject):
         row = self.books.nodes.get(e.node)
         if row is None or not row.up:
             self.books.broken("I8", f"node {e.node} frees devices and is not up")
+        if e.evidence is Evidence.LEASE_ENDED and e.node not in self._dead:
+            if e.job_id in self._kept:
+                self.books.broken("I8", f"{e.job_id} is kept, and silence of node {e.node} ends it")
+            if e.node in self._silent:
+                return  # its own lease was shorter than the node's
         if e.evidence in _LEAVES:
             self._leaves.make(e.node)
         elif e.evidence is Evidence.NEW_INCARNATION:
@@ -85,6 +107,41 @@ class Nodes(Subject):
                     self.books.broken(
                         "I8", f"{e.job_id} is granted devices of node {node}, whose parts have ended with it"
                     )
+        if self._silent:
+            for node in {claim.node for claim in e.claims} & self._silent:
+                self.books.broken("I8", f"{e.job_id} is granted devices of node {node}, which is not heard")
+
+    def queued(self, e: led.JobQueued) -> None:
+        if not e.lease_s:
+            self._kept.add(e.job_id)
+
+    def finished(self, e: led.JobFinished) -> None:
+        self._kept.discard(e.job_id)
+
+    def silence(self, e: led.NodeSilence) -> None:
+        self._same_life(e.node, e.incarnation, "silent")
+        self._silent.add(e.node)
+
+    def heard(self, e: led.NodeHeard) -> None:
+        self._same_life(e.node, e.incarnation, "heard again")
+        if e.node not in self._silent:
+            self.books.broken("I8", f"node {e.node} is heard again, and was not silent")
+        self._silent.discard(e.node)
+
+    def dead(self, e: led.NodeDeclaredDead) -> None:
+        self._same_life(e.node, e.incarnation, "declared dead")
+        self._dead.add(e.node)
+        self._leaves.make(e.node)
+
+    def granter(self, e: led.GranterNamed) -> None:
+        if e.epoch != self._epoch + 1:
+            self.books.broken("I8", f"leases are granted in epoch {e.epoch} after {self._epoch}")
+        self._epoch = max(self._epoch, e.epoch)
+
+    def _same_life(self, node: str, incarnation: int, what: str) -> None:
+        row = self.books.nodes.get(node)
+        if row is None or not row.up or row.incarnation != incarnation:
+            self.books.broken("I8", f"node {node} is {what} in life {incarnation}, which it does not live")
 
     def end(self) -> None:
         if self._leaves or self._anew:

@@ -30,6 +30,9 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.BoardRecutWithdrawn,
         ledger.ClockJumped,
         ledger.SegmentSealed,
+        ledger.GranterNamed,
+        ledger.NodeSilence,
+        ledger.NodeDeclaredDead,
     }
 )
 """Events that make no other plan possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a victim

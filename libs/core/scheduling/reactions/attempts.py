@@ -19,6 +19,11 @@ def vacate(d: Decision, node: str, evidence: Evidence, reason: str) -> None:
         free(d, node, job, attempt, evidence, reason)
         after_loss(d, job, attempt, fold.CAUSES[evidence], reason)
         d.may_end_here()
+    release_holds_on(d, node)
+
+
+def release_holds_on(d: Decision, node: str) -> None:
+    """What is held on the node for a beneficiary of a preemption will not be there for it."""
     held = {device for devices in d.state.holds.values() for device in devices}
     rows = d.state.fleet.nodes[node].rows if node in d.state.fleet.nodes else []
     gone = held & {d.state.fleet.devices.names[row] for row in rows}

@@ -31,6 +31,7 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
             preempts=m.preempts,
             submitted_us=submitted_us,
             latency=m.latency,
+            lease_s=m.lease_s,
             user=m.user,
         )
     )

@@ -1,13 +1,18 @@
-"""What telemetry says: a node whose lease has ended, and that time passes."""
+"""What leases says: nodes that are silent, heard again or lost, who grants leases, and that time passes. What an operator
+says of a node that nobody hears."""
 
-from libs.core.scheduling.reactions.attempts import stop, vacate
-from libs.core.scheduling.reactions.decision import Decision
+from libs.core.scheduling.reactions.attempts import after_loss, free, release_holds_on, stop, vacate
+from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.lifecycle import UNDECIDED
 from schemas import inbox, ledger
 from schemas.attempts import Cause, Evidence
 
+_ALL = float("inf")
+"""Longer than any lease: no part has a longer one than its node."""
+
 
 def node_lost(d: Decision, m: inbox.NodeLost) -> None:
+    """All leases of the node have ended, or it left. Work that is kept is not given up by silence: then the node stays."""
     known = d.state.fleet.nodes.get(m.node)
     if known is None or not known.up or known.incarnation != m.incarnation:
         return
@@ -16,8 +21,73 @@ def node_lost(d: Decision, m: inbox.NodeLost) -> None:
         vacate(d, m.node, Evidence.NODE_LEFT, reason)
     else:
         reason = f"node {m.node} was silent for {m.silent_s:.1f} s: its lease has ended"
+        if _kept(d, m.node):
+            said = ledger.NodeSilence(node=m.node, incarnation=m.incarnation, silent_s=m.silent_s, kept=True)
+            if d.may(said) and not d.state.silent.get(m.node):
+                d.emit(said)
+                _end_leases(d, m.node, _ALL, reason)
+            return
         vacate(d, m.node, Evidence.LEASE_ENDED, reason)
     d.emit(ledger.NodeLeft(node=m.node, incarnation=m.incarnation, reason=reason))
+
+
+def node_silent(d: Decision, m: inbox.NodeSilent) -> None:
+    """Nothing new is granted there, and work whose lease has surely ended is over."""
+    known = d.state.fleet.nodes.get(m.node)
+    said = ledger.NodeSilence(node=m.node, incarnation=m.incarnation, silent_s=m.silent_s)
+    if known is None or not known.up or known.incarnation != m.incarnation or not d.may(said):
+        return
+    if m.node not in d.state.silent:
+        d.emit(said)
+        release_holds_on(d, m.node)
+    if m.ended_lease_s:
+        reason = f"node {m.node} was silent for {m.silent_s:.1f} s: its lease has ended"
+        _end_leases(d, m.node, m.ended_lease_s, reason)
+
+
+def node_heard(d: Decision, m: inbox.NodeHeardAgain) -> None:
+    known = d.state.fleet.nodes.get(m.node)
+    if known is not None and known.up and known.incarnation == m.incarnation and m.node in d.state.silent:
+        d.emit(ledger.NodeHeard(node=m.node, incarnation=m.incarnation))
+
+
+def node_dead(d: Decision, m: inbox.NodeDead) -> None:
+    """An operator's word frees what no silence does. It is refused for a node that is heard: that one can be asked."""
+    known = d.state.fleet.nodes.get(m.node)
+    if known is None or not known.up:
+        raise InputRefused(f"node {m.node} is not up: the ledger has nothing that runs there")
+    if m.incarnation is not None and m.incarnation != known.incarnation:
+        raise InputRefused(f"node {m.node} is in life {known.incarnation} and not {m.incarnation}: look again")
+    said = ledger.NodeDeclaredDead(node=m.node, incarnation=known.incarnation, fenced_by=m.fenced_by, user=m.user)
+    if d.may(said) and m.node not in d.state.silent:
+        raise InputRefused(f"node {m.node} is not silent: stop its agent instead, which ends its work in good order")
+    reason = f"declared dead by {m.user or 'an operator'}, fenced by: {m.fenced_by}"[:1024]
+    if d.may(said):
+        d.emit(said)
+    vacate(d, m.node, Evidence.LEASE_ENDED, reason)
+    d.emit(ledger.NodeLeft(node=m.node, incarnation=known.incarnation, reason=reason))
+
+
+def granter_claimed(d: Decision, m: inbox.GranterClaimed) -> None:
+    """The first claim of the next epoch gets the right; a later one of the same epoch comes too late, which is normal."""
+    named = ledger.GranterNamed(epoch=m.epoch, holder=m.holder, term_s=m.term_s, max_lease_s=m.max_lease_s)
+    if m.epoch == d.state.granter_epoch + 1 and d.may(named):
+        d.emit(named)
+
+
+def _kept(d: Decision, node: str) -> bool:
+    return any(not d.state.jobs[job_id].lease_s for job_id in d.state.on_node.get(node, ()))
+
+
+def _end_leases(d: Decision, node: str, ended_lease_s: float, reason: str) -> None:
+    """The parts on `node` with leases of at most this length are over."""
+    for job_id in list(d.state.on_node.get(node, ())):
+        job = d.state.jobs[job_id]
+        if 0 < job.lease_s <= ended_lease_s:
+            attempt = job.current
+            assert attempt is not None
+            free(d, node, job, attempt, Evidence.LEASE_ENDED, reason)
+            after_loss(d, job, attempt, Cause.PART_LOST, reason)
 
 
 def tick(d: Decision, m: inbox.Tick) -> None:

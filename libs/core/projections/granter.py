@@ -1,0 +1,73 @@
+"""Who grants leases: one process at a time, by a record of the ledger, and what its successor must wait for. Pure.
+
+A granter has the right of epoch n when the ledger's last `lease.granter` names it. It uses the right only as long as it has
+seen within `term_s` (of its own boot clock) that the ledger names nobody later. Looking costs the broker no write; only a
+change of granters is a record. So when a successor sees its own record, its predecessor may grant for one more term, and
+
+    no node is reported lost before    term + longest lease of the predecessor + kill bound    have passed since then
+
+with the error of clock rates and the margin on top, as for every lease (P4). Heartbeats that the successor answers itself may
+have been answered by the predecessor as well until that moment, so none of them ends earlier.
+"""
+
+from dataclasses import dataclass, field
+
+from libs.core.projections.node_health import Terms, Watch
+from libs.core.projections.node_lives import Right
+
+NEVER = float("-inf")
+
+
+@dataclass(slots=True)
+class Granter:
+    """One process that grants, or stands by. Times are seconds of its boot clock.
+
+    `name`: of this process, unlike every other's. `broker_s`: how long a broker that has lost its peers may still answer
+    from the past.
+    """
+
+    name: str
+    watch: Watch
+    term_s: float
+    broker_s: float
+    standby_s: float
+    right: Right = field(default_factory=Right)
+    confirmed_at: float = NEVER
+    """The ledger was asked then, and names nobody later than what was read."""
+    other_heard_at: float = NEVER
+    """When another granter's tick was last heard."""
+    claimed_at: float = NEVER
+
+    @property
+    def terms(self) -> Terms:
+        return self.watch.terms
+
+    @property
+    def mine(self) -> bool:
+        return bool(self.right.epoch) and self.right.holder == self.name
+
+    def named(self, right: Right, now: float) -> None:
+        """The ledger names a granter, seen at `now`. A successor begins to wait."""
+        before, self.right = self.right, right
+        if right.holder == self.name and right != before:
+            # Without a predecessor in the ledger there may be one of release 0.1.0, with a shorter lease than ours.
+            term_s = before.term_s if before.epoch else self.term_s
+            longest_s = max(before.max_lease_s - self.terms.max_lease_s, 0.0)
+            self.watch.deaf_until(now + (term_s + longest_s) * (1 + 2 * self.terms.rho) + self.broker_s)
+
+    def confirm(self, asked_at: float) -> None:
+        """At `asked_at` the ledger held nothing that was not read since: the right was ours then."""
+        if self.mine:
+            self.confirmed_at = max(self.confirmed_at, asked_at)
+
+    def may_grant(self, now: float) -> bool:
+        return self.mine and now - self.confirmed_at <= self.term_s
+
+    def claim(self, now: float) -> int:
+        """The epoch to claim now; 0: none. A standby waits until it has not heard the granter for a while, and gives a claim
+        the time to be decided."""
+        quiet = now - max(self.other_heard_at, self.watch.began_at) >= self.standby_s
+        if self.mine or not quiet or now - self.claimed_at < self.standby_s:
+            return 0
+        self.claimed_at = now
+        return self.right.epoch + 1

@@ -1,0 +1,148 @@
+"""Wires leases: the narrow reader of the ledger, heartbeats, ticks, the right to grant."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from faststream.asgi import AsgiFastStream
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
+from prometheus_client import CollectorRegistry, Counter
+
+from libs.bus.broker import make_broker
+from libs.bus.connect import connect
+from libs.bus.messages import Outgoing
+from libs.bus.streams import bind
+from libs.core.projections.node_lives import NodeLives
+from libs.core.state.formats import may_emit
+from libs.ledger.follower import FollowedEntry, Follower
+from libs.ledger.readers import Readers, process_name
+from libs.ports.host import failpoint
+from libs.service.app import Tasks, make_asgi
+from libs.service.bootclock import now
+from libs.service.following import readiness, show
+from services.leases.grants import Grants
+from services.leases.settings import LeaseSettings
+
+log = logging.getLogger("baton.leases")
+
+_PUBLISH_S = 2.0
+_NO_ANSWER = (NoStreamResponseError, ServiceUnavailableError)
+_SNAPSHOT_EVERY = 20_000
+
+
+class Leases:
+    """One process: granter or standby."""
+
+    def __init__(self, settings: LeaseSettings, registry: CollectorRegistry) -> None:
+        self.settings = settings
+        self.grants = Grants(settings, f"{process_name()}-{int(now() * 1000):x}", registry)
+        self.follower: Follower[NodeLives] | None = None
+        self._ticks = Counter("baton_ticks", "ticks and reports by what became of them", ["outcome"], registry=registry)
+        show(registry, lambda: [self.follower])
+
+    async def follow(self, js: JetStreamContext) -> None:
+        """Folds what the ledger says of nodes and of the right, for ever. Other kinds of events need not be understood."""
+        self.follower = follower = Follower(
+            js, self.settings.pool, NodeLives, name="leases", snapshot_every=_SNAPSHOT_EVERY, only=NodeLives.handled
+        )  # fmt: skip
+
+        async def begin() -> None:
+            self.grants.begin(follower.projection, now())
+
+        async def after(steps: Sequence[FollowedEntry]) -> None:
+            for step in steps:
+                if step.told:
+                    self.grants.learn(step.told, now())
+
+        await follower.run(after, begin=begin)
+
+    async def beat(self, nats: Client, js: JetStreamContext) -> None:
+        """For ever: a look at the ledger's end and, while the right is ours, a tick with what is to be told of nodes."""
+        settings, grants = self.settings, self.grants
+        readers = Readers(js)
+        last, reconnects = now(), nats.stats["reconnects"]
+        while True:
+            await asyncio.sleep(settings.tick_s - now() % settings.tick_s)
+            at = now()
+            late = at - last > settings.tick_s + settings.stall_s
+            if late or not nats.is_connected or nats.stats["reconnects"] != reconnects:
+                grants.watch.deaf_until(at)  # we may have missed renewals
+            last, reconnects = at, nats.stats["reconnects"]
+            await self._confirm(at, readers)
+            if grants.unrecorded or grants.may_grant(now()):
+                await self._publish(js, list(grants.reports(at)))
+            elif (claim := grants.claim(at)) is not None and self._caught_up():
+                await self._publish(js, [claim])
+
+    async def _confirm(self, asked_at: float, readers: Readers) -> None:
+        """Asks where the ledger ends. What was read up to there names the granter as of `asked_at`."""
+        follower = self.follower
+        if follower is None or not self._caught_up():
+            return
+        try:
+            async with asyncio.timeout(_PUBLISH_S):
+                if not self.grants.granter.mine:
+                    format_ = await readers.format(self.settings.pool)
+                    self.grants.unrecorded = not may_emit("lease.granter", format_)
+                end = await follower.last_seq()
+                while follower.position < end:  # noqa: ASYNC110 - some milliseconds, once a second
+                    await asyncio.sleep(0.005)
+        except (NatsError, TimeoutError, OSError) as error:
+            log.warning("it is not known whether the ledger names another granter: %r", error)
+            return
+        self.grants.granter.confirm(asked_at)
+
+    def _caught_up(self) -> bool:
+        return self.follower is not None and self.follower.caught_up.is_set()
+
+    async def _publish(self, js: JetStreamContext, items: Sequence[Outgoing]) -> None:
+        """One try: what fails is sent again with the next tick."""
+        failpoint("leases.tick")
+        started = now()
+        outcomes = await asyncio.gather(
+            *(js.publish(item.subject, item.payload, headers=item.headers, timeout=_PUBLISH_S) for item in items),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, asyncio.CancelledError):
+                raise outcome
+            if not isinstance(outcome, BaseException):
+                self.grants.stored_at = max(self.grants.stored_at, started)
+                self._ticks.labels("stored").inc()
+            elif isinstance(outcome, APIError) and not isinstance(outcome, _NO_ANSWER):
+                self.grants.stored_at = max(self.grants.stored_at, started)  # full, but there
+                self._ticks.labels("refused").inc()
+                log.warning("the inbox refuses a tick: %s", outcome)
+            else:
+                self._ticks.labels("lost").inc()
+                log.warning("a tick was not stored: %r", outcome)
+
+
+def make_app(settings: LeaseSettings) -> AsgiFastStream:
+    """The service as an ASGI application."""
+    registry = CollectorRegistry()
+    broker = make_broker(settings.nats_url, "leases")
+    leases = Leases(settings, registry)
+    tasks = Tasks()
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        nats = await connect(settings.nats_url, name="leases", die_on_close=True)
+        js = nats.jetstream()
+        await bind(js, [settings.pool])
+        await leases.grants.listen(nats)
+        tasks.start("ledger", leases.follow(js))
+        tasks.start("ticks", leases.beat(nats, js))
+        async with tasks.until_stopped():
+            yield
+        await nats.close()
+
+    def ready() -> dict[str, str]:
+        """A standby is ready: it has what it needs to take over."""
+        return {"ledger": readiness(leases.follower)}
+
+    return make_asgi(broker, name="leases", settings=settings, lifespan=lifespan, registry=registry, ready=ready)

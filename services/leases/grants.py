@@ -1,0 +1,229 @@
+"""Answers heartbeats and says what they, and their absence, mean: the one home of who may go on and who is lost."""
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
+from libs.core.projections.granter import Granter
+from libs.core.projections.node_health import Watch
+from libs.core.projections.node_lives import NodeLives, NodeNews
+from libs.service.bootclock import boot_id, now, reading
+from schemas import ledger as led
+from schemas import subjects
+from schemas.clock import BootReading
+from schemas.inbox import GranterClaimed, NodeHeardAgain, NodeLost, NodeSilent, Tick
+from schemas.nodes import Heartbeat, LeaseGranted
+from services.leases.settings import LeaseSettings
+
+log = logging.getLogger("baton.leases")
+
+MOST_AT_ONCE = 500
+"""Reports about nodes sent with one tick: a partition silences thousands in the same second."""
+_WITNESSES = 3
+
+
+class Grants:
+    """What the process knows of nodes, and what it has to say. `lives` is replaced by the ledger's reader."""
+
+    def __init__(self, settings: LeaseSettings, name: str, registry: CollectorRegistry) -> None:
+        self.settings = settings
+        self.lives = NodeLives()
+        self.watch = Watch(now(), settings.terms())
+        self.granter = Granter(name, self.watch, settings.term_s, settings.broker_s, settings.standby_s)
+        self.unrecorded = False
+        """The pool's ledger may not name granters yet, because readers of 0.1.0 live: ticks that are stored are the right."""
+        self.stored_at = float("-inf")
+        """When a tick of ours was last stored, or refused by a broker that is there."""
+        self._witnesses: dict[str, tuple[BootReading, float]] = {}
+        self._heartbeats = Counter("baton_heartbeats", "node renewals", ["outcome"], registry=registry)
+        self._lost = Counter("baton_nodes_given_up", "nodes whose lease was seen to end", registry=registry)
+        self._told_lost: set[tuple[str, int]] = set()
+        self._too_long: set[str] = set()
+        for metric, text, value in (
+            ("nodes_silent", "nodes that are not heard", lambda: len(self.lives.silent)),
+            ("granter", "1 while this process grants leases", lambda: self.may_grant(now())),
+            (
+                "granter_epoch",
+                "how often the right to grant leases has changed hands",
+                lambda: self.granter.right.epoch,
+            ),
+        ):
+            Gauge(f"baton_{metric}", text, registry=registry).set_function(value)
+
+    # ---------------------------------------------------------------------------------------------------- the ledger
+
+    def begin(self, lives: NodeLives, at: float) -> None:
+        """After a start from a snapshot: everything that the ledger says so far."""
+        self.lives = lives
+        for node, incarnation in lives.left.items():
+            self.watch.left(node, incarnation)
+        for node, incarnation in lives.up.items():
+            self.watch.joined(node, incarnation, at)
+            if node in lives.silent and lives.silent[node][1]:
+                self.watch.kept(node, incarnation)
+        self.granter.named(lives.right, at)
+
+    def learn(self, news: Sequence[NodeNews], at: float) -> None:
+        """What a record says."""
+        for event in news:
+            match event:
+                case led.NodeJoined():
+                    self.watch.joined(event.inventory.node, event.incarnation, at)
+                case led.NodeLeft():
+                    self.watch.left(event.node, event.incarnation)
+                case led.NodeSilence():
+                    if event.kept:
+                        self.watch.kept(event.node, event.incarnation)
+                case led.NodeHeard():
+                    self.watch.back(event.node)
+                case led.GranterNamed():
+                    self.granter.named(self.lives.right, at)
+                    log.warning("leases are granted by %s from now on (epoch %d)", event.holder, event.epoch)
+
+    # ---------------------------------------------------------------------------------------------------- heartbeats
+
+    async def listen(self, nats: Client) -> None:
+        """Every process hears every heartbeat and every tick: no queue group, or a standby would know nothing."""
+        await nats.subscribe(subjects.heartbeat(self.settings.pool), cb=self._on_heartbeat)
+        await nats.subscribe(subjects.inbox("clock", "tick", self.settings.pool), cb=self._on_tick)
+
+    async def _on_tick(self, message: Msg) -> None:
+        if (message.headers or {}).get("ce-source") != self._source:
+            self.granter.other_heard_at = now()
+
+    async def _on_heartbeat(self, message: Msg) -> None:
+        try:
+            _, heartbeat = decode_bare(Heartbeat, message.subject, message.headers, message.data)
+        except Malformed as e:
+            self._heartbeats.labels("malformed").inc()
+            log.warning("a heartbeat on %s cannot be read: %s", message.subject, e)
+            return
+        node = subjects.node_of(message.subject)
+        if any(named != node for named, _ in heartbeat.nodes):
+            self._heartbeats.labels("foreign").inc()
+            log.warning("a heartbeat on the subject of node %s names another: a node speaks for itself only", node)
+            return
+        answer = self.renew(heartbeat, now())
+        if answer is not None and message.reply:
+            try:
+                await message.respond(answer.model_dump_json().encode())
+            except NatsError as e:
+                log.warning("a renewal could not be answered: %r", e)  # its agent will ask again
+
+    def renew(self, heartbeat: Heartbeat, at: float) -> LeaseGranted | None:
+        """The nodes that may go on; None while the right is another's, or not surely ours."""
+        granted = self.watch.heard(heartbeat.nodes, heartbeat.lease_s, at)
+        if heartbeat.reading is not None and heartbeat.reading.boot != boot_id():
+            self._witness(heartbeat.reading, at)
+        if heartbeat.lease_s > self.settings.max_lease_s:
+            self._say_too_long(heartbeat)
+        if not self.may_grant(at):
+            self._heartbeats.labels("not-the-granter").inc(len(heartbeat.nodes))
+            return None
+        self._heartbeats.labels("granted").inc(len(granted))
+        self._heartbeats.labels("refused").inc(len(heartbeat.nodes) - len(granted))
+        return LeaseGranted(nodes=granted)
+
+    def may_grant(self, at: float) -> bool:
+        return at - self.stored_at <= self.settings.term_s if self.unrecorded else self.granter.may_grant(at)
+
+    def _witness(self, told: BootReading, at: float) -> None:
+        """The boot clocks of a few other machines: the ones that were taken first stay, so that ticks can be compared."""
+        if told.boot in self._witnesses or len(self._witnesses) < _WITNESSES:
+            self._witnesses[told.boot] = (told, at)
+        for boot, (_, heard) in list(self._witnesses.items()):
+            if at - heard > 60.0:
+                del self._witnesses[boot]
+
+    def _say_too_long(self, heartbeat: Heartbeat) -> None:
+        for node, _ in heartbeat.nodes:
+            if node not in self._too_long and len(self._too_long) < 1000:
+                self._too_long.add(node)
+                log.error(
+                    "node %s asks for a lease of %g s; at most %g s are granted: raise BATON_LEASES_MAX_LEASE_S, "
+                    "or lower the agent's lease",
+                    node, heartbeat.lease_s, self.settings.max_lease_s,
+                )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------------ reports
+
+    def reports(self, at: float) -> Iterator[Outgoing]:
+        """What the inbox should hear now: a tick, silent and lost nodes, nodes that are back. Repeated until the ledger shows
+        it; the broker stores each once in two minutes."""
+        yield self._tick()
+        said = 0
+        for message in self.watch.overdue(at):
+            if (message.node, message.incarnation) not in self._told_lost:
+                log.warning("node %s was silent for %.1f s: its lease has ended", message.node, message.silent_s)
+                self._lost.inc()
+                self._told_lost.add((message.node, message.incarnation))
+            if (said := said + 1) <= MOST_AT_ONCE:
+                yield self._of_node(message, "lost", "io.baton.node.lost.v1", f"{message.incarnation}")
+        self._told_lost &= {(node, incarnation) for node, incarnation in self.lives.up.items()}
+        for silence in self.watch.silences(at, self.settings.silent_s):
+            if (said := said + 1) <= MOST_AT_ONCE:
+                step = f"{silence.incarnation}:{silence.ended_lease_s:g}:{int(at - silence.silent_s)}"
+                yield self._of_node(silence, "silent", "io.baton.node.silent.v1", step)
+        for node, (seq, _) in self.lives.silent.items():
+            incarnation = self.lives.up.get(node)
+            if incarnation is not None and self.watch.is_heard(node, incarnation, at, self.settings.silent_s):
+                if (said := said + 1) > MOST_AT_ONCE:
+                    return
+                heard = NodeHeardAgain(node=node, incarnation=incarnation)
+                yield self._of_node(heard, "heard", "io.baton.node.heard.v1", f"{incarnation}:{seq}")
+
+    def claim(self, at: float) -> Outgoing | None:
+        """The claim to be sent now, if any."""
+        epoch = 0 if self.unrecorded else self.granter.claim(at)
+        if not epoch:
+            return None
+        pool = self.settings.pool
+        log.warning("claiming the right to grant leases (epoch %d)", epoch)
+        return outgoing(
+            GranterClaimed(
+                epoch=epoch,
+                holder=self.granter.name,
+                term_s=self.settings.term_s,
+                max_lease_s=self.settings.max_lease_s,
+            ),
+            subject=subjects.inbox("lease", "granter", pool),
+            type="io.baton.lease.granter.v1",
+            source=self._source,
+            cause=f"granter:{pool}:{self.granter.name}:{epoch}:{at:.0f}",
+        )
+
+    def _tick(self) -> Outgoing:
+        """The message id is the period since boot, so that processes of one machine store one tick. A wall clock that goes
+        back must not repeat ids: the broker would drop the ticks for as long as it remembers the first ones."""
+        pool, own = self.settings.pool, reading()
+        at = own.at_us / 1e6
+        number = int(at / self.settings.tick_s)
+        witnesses = tuple(
+            told.model_copy(update={"at_us": told.at_us + int((at - heard) * 1e6)})
+            for told, heard in self._witnesses.values()
+        )
+        return outgoing(
+            Tick(readings=(own, *witnesses)),
+            subject=subjects.inbox("clock", "tick", pool),
+            type="io.baton.clock.tick.v1",
+            source=self._source,
+            cause=f"tick:{pool}:{self.settings.tick_s:g}:{own.boot}:{number}",
+        )
+
+    def _of_node(self, message: NodeLost | NodeSilent | NodeHeardAgain, what: str, type_: str, cause: str) -> Outgoing:
+        return outgoing(
+            message,
+            subject=subjects.node_inbox(what, self.settings.pool, message.node),
+            type=type_,
+            source=self._source,
+            cause=f"{what}:{message.node}:{cause}",
+        )
+
+    @property
+    def _source(self) -> str:
+        return f"/baton/{self.settings.pool}/leases/{self.granter.name}"

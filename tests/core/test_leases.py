@@ -1,0 +1,305 @@
+"""Leases in decisions: what silence ends and what it does not, who grants, and what an operator's word does."""
+
+from typing import Any
+
+import pytest
+
+from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
+from libs.core.projections.granter import Granter
+from libs.core.projections.node_health import Terms, Watch
+from libs.core.projections.node_lives import NodeLives, Right
+from libs.core.projections.verify import Checker
+from libs.core.scheduling.decider import Decider, Deciders
+from libs.core.state import snapshot
+from libs.core.state.formats import FIRST
+from schemas import inbox, ledger
+from schemas.attempts import Evidence
+from tests.core.builders import World, job, node
+
+TERMS = Terms(max_lease_s=300, kill_bound_s=5, rho=0.001, margin_s=1)
+
+
+def leased(name: str, lease_s: float, devices: int = 1, **more: Any) -> inbox.JobAdmitted:
+    return job(name, devices, **more).model_copy(update={"lease_s": lease_s})
+
+
+def kinds(events: list[Any]) -> list[str]:
+    return [event.kind for event in events]
+
+
+def silent(name: str, ended_s: float = 0.0) -> inbox.NodeSilent:
+    return inbox.NodeSilent(node=name, incarnation=1, silent_s=ended_s + 20, ended_lease_s=ended_s)
+
+
+def lost(name: str) -> inbox.NodeLost:
+    return inbox.NodeLost(node=name, incarnation=1, silent_s=400)
+
+
+def running(world: World, *jobs: inbox.JobAdmitted) -> list[str]:
+    ids = [world.submit(one) for one in jobs]
+    for one in ids:
+        world.started(one)
+    return ids
+
+
+# -------------------------------------------------------------------------------------------------------- silence
+
+
+def test_a_silent_node_gets_nothing_new_and_goes_on_when_it_is_heard() -> None:
+    world = World(node("a", 2))
+    (first,) = running(world, leased("first", 300))
+    assert kinds(world.send(silent("a"))) == ["node.silent"]
+    assert world.send(silent("a")) == []
+    later = world.submit(leased("later", 300))
+    assert world.state_of(later) == "queued"
+    assert world.state_of(first) == "running"
+    assert kinds(world.send(inbox.NodeHeardAgain(node="a", incarnation=1))) == ["node.heard", "job.granted"]
+    assert world.send(inbox.NodeHeardAgain(node="a", incarnation=1)) == []
+    assert world.checker.finish().violations == []
+
+
+def test_a_short_lease_is_over_before_its_nodes_and_a_long_one_goes_on() -> None:
+    """The quick one runs again elsewhere within half a minute; the other loses nothing when the node comes back."""
+    world = World(node("a", 2), node("b", 1))
+    blocker = running(world, leased("blocks b", 300, types=()))[0]
+    world.send(silent("b"))
+    quick, long = running(world, leased("quick", 30), leased("long", 300))
+    world.send(inbox.NodeHeardAgain(node="b", incarnation=1))
+    del blocker
+    on = {world.decider.state.jobs[one].current.claims[0].node for one in (quick, long)}  # type: ignore[union-attr]
+    assert on == {"a"}
+    world.send(silent("a", 20))
+    assert world.state_of(quick) == "running"
+    events = world.send(silent("a", 30))
+    freed = [e for e in events if isinstance(e, ledger.DevicesFreed)]
+    assert [(e.job_id, e.evidence) for e in freed] == [(quick, Evidence.LEASE_ENDED)]
+    assert world.state_of(long) == "running"
+    assert "node.left" not in kinds(events)
+    assert world.checker.finish().violations == []
+
+
+def test_work_that_is_kept_is_not_given_up_by_any_silence() -> None:
+    world = World(node("a", 2), node("b", 2))
+    kept, other = running(world, leased("kept", 0), leased("other", 300))
+    state = world.decider.state
+    home = state.jobs[kept].current.claims[0].node  # type: ignore[union-attr]
+    world.send(silent(home, 300))
+    events = world.send(lost(home))
+    assert "node.left" not in kinds(events)
+    assert world.state_of(kept) == "running"
+    assert state.silent == {home: True}
+    assert world.send(lost(home)) == []
+    assert kinds(world.send(inbox.NodeHeardAgain(node=home, incarnation=1)))[0] == "node.heard"
+    assert world.state_of(kept) == "running"
+    assert state.jobs[kept].attempts == 1
+    del other
+    assert world.checker.finish().violations == []
+
+
+def test_an_operator_may_declare_a_silent_node_dead_and_its_life_is_over_for_good() -> None:
+    world = World(node("a", 1))
+    (kept,) = running(world, leased("kept", 0))
+    dead = inbox.NodeDead(node="a", fenced_by="BMC power off, ticket 12", user="olga")
+    (refused,) = world.send(dead)
+    assert "not silent" in refused.reason
+    world.send(lost("a"))
+    events = world.send(dead)
+    assert kinds(events)[0] == "node.declared-dead"
+    assert (events[0].fenced_by, events[0].user, events[0].incarnation) == ("BMC power off, ticket 12", "olga", 1)
+    assert {"devices.freed", "job.requeued", "node.left"} <= set(kinds(events))
+    assert world.state_of(kept) == "queued"
+    (same_life,) = world.send(inbox.NodeRegistered(incarnation=1, inventory=node("a", 1), lease_s=10))
+    assert same_life.kind == "input.rejected"
+    assert "node.joined" in kinds(world.send(inbox.NodeRegistered(incarnation=2, inventory=node("a", 1), lease_s=10)))
+    assert world.checker.finish().violations == []
+
+
+@pytest.mark.parametrize("said", [{"incarnation": 7}, {"node": "nowhere"}])
+def test_an_operators_word_about_another_life_or_node_is_refused(said: dict[str, Any]) -> None:
+    world = World(node("a", 1))
+    world.send(silent("a"))
+    (refused,) = world.send(inbox.NodeDead.model_validate({"node": "a", "fenced_by": "x"} | said))
+    assert refused.kind == "input.rejected"
+
+
+def test_while_older_readers_live_silence_is_told_as_it_was() -> None:
+    world = World(node("a", 1))
+    (one,) = running(world, leased("one", 30))
+    world.decider = Decider(world.decider.state, allowed=lambda: FIRST)
+    assert world.send(silent("a", 60)) == []
+    assert world.send(inbox.GranterClaimed(epoch=1, holder="x", term_s=1, max_lease_s=1)) == []
+    assert "node.left" in kinds(world.send(lost("a")))
+    assert world.state_of(one) == "queued"
+
+
+def test_a_snapshot_remembers_silence_and_the_granter() -> None:
+    world = World(node("a", 2), node("b", 2))
+    running(world, leased("kept", 0))
+    world.send(silent("a"), inbox.GranterClaimed(epoch=1, holder="p1", term_s=10, max_lease_s=300))
+    again = snapshot.load(iter(list(snapshot.dump(world.decider.state))))
+    assert list(snapshot.dump(again)) == list(snapshot.dump(world.decider.state))
+    assert (again.silent, again.granter_epoch) == ({"a": False}, 1)
+    rows = again.fleet.nodes["a"].rows
+    assert not again.fleet.up[rows].any()
+    assert Deciders().new().state.silent == {}
+
+
+# ------------------------------------------------------------------------------------------------------ the auditor
+
+
+def record(events: list[Any], seq: int, t_us: int = 10**9) -> ledger.LedgerRecord:
+    return ledger.LedgerRecord(
+        pool="test", prev_seq=seq - 1, prev_hash="", inbox_seq=seq + 100, t_us=t_us, writer="w", events=tuple(events)
+    )
+
+
+@pytest.mark.parametrize("lie", ["kept work is ended by silence", "a grant on a silent node", "heard without silence",
+                                 "an epoch twice"])  # fmt: skip
+def test_the_auditor_sees_leases_that_were_broken(lie: str) -> None:
+    world = World(node("a", 2))
+    (kept,) = running(world, leased("kept", 0))
+    claims = world.decider.state.jobs[kept].current.claims  # type: ignore[union-attr]
+    checker = Checker()
+    for seq, one in enumerate(world.records, 1):
+        checker.step(seq, one, valid=True)
+    seq = len(world.records)
+    quiet = ledger.NodeSilence(node="a", incarnation=1, silent_s=60)
+    granter = ledger.GranterNamed(epoch=1, holder="p", term_s=1, max_lease_s=1)
+    freed = ledger.DevicesFreed(
+        job_id=kept, attempt=1, node="a", devices=(claims[0].device,), evidence=Evidence.LEASE_ENDED
+    )
+    other = world.submit(leased("other", 300))
+    grant = next(e for r in world.records for e in r.events if e.kind == "job.granted" and e.job_id == other)
+    queued = next(e for r in world.records for e in r.events if e.kind == "job.queued" and e.job_id == other)
+    lies: dict[str, list[Any]] = {
+        "kept work is ended by silence": [quiet, freed],
+        "a grant on a silent node": [quiet, queued, grant],
+        "heard without silence": [ledger.NodeHeard(node="a", incarnation=1)],
+        "an epoch twice": [granter, granter],
+    }
+    checker.step(seq + 1, record(lies[lie], seq + 1), valid=True)
+    said = {
+        "kept work is ended by silence": "is kept",
+        "a grant on a silent node": "is not heard",
+        "heard without silence": "was not silent",
+        "an epoch twice": "in epoch 1 after 1",
+    }
+    assert any(said[lie] in violation for violation in checker.finish().violations), checker.finish().violations
+
+
+# ------------------------------------------------------------------------------------------------------- the granter
+
+
+def granter(name: str = "p1", began: float = 0.0) -> Granter:
+    return Granter(name, Watch(began, TERMS), term_s=10, broker_s=2, standby_s=3)
+
+
+def test_the_first_claim_of_an_epoch_gets_the_right() -> None:
+    world = World(node("a", 1))
+    claims = [inbox.GranterClaimed(epoch=1, holder=name, term_s=10, max_lease_s=300) for name in ("p1", "p2")]
+    (named,) = world.send(*claims)
+    assert (named.kind, named.holder, named.epoch) == ("lease.granter", "p1", 1)
+    assert world.send(inbox.GranterClaimed(epoch=3, holder="p3", term_s=10, max_lease_s=300)) == []
+    assert kinds(world.send(inbox.GranterClaimed(epoch=2, holder="p2", term_s=10, max_lease_s=300))) == [
+        "lease.granter"
+    ]
+    assert world.checker.finish().violations == []
+
+
+def test_a_granter_grants_only_while_it_was_lately_seen_to_be_the_one() -> None:
+    one = granter()
+    assert not one.may_grant(0)
+    one.named(Right(1, "p1", 10, 300), 1)
+    assert not one.may_grant(1), "named long ago, perhaps: it must be seen that nobody came after"
+    one.confirm(2)
+    assert one.may_grant(12)
+    assert not one.may_grant(12.1)
+    one.confirm(13)
+    one.named(Right(2, "p2", 10, 300), 14)
+    assert not one.may_grant(14)
+    one.confirm(15)
+    assert not one.may_grant(15)
+
+
+def test_a_standby_claims_when_the_granter_is_not_heard_and_once_at_a_time() -> None:
+    two = granter("p2", began=0)
+    two.named(Right(4, "p1", 10, 300), 0)
+    two.other_heard_at = 1
+    assert two.claim(3.9) == 0
+    assert two.claim(4.0) == 5
+    assert two.claim(5.0) == 0, "the claim is on its way"
+    assert two.claim(7.1) == 5
+
+
+def test_a_successor_reports_nobody_lost_before_its_predecessors_leases_have_surely_ended() -> None:
+    """Everybody is silent from the start. The predecessor may grant for one more term; the longest lease follows."""
+    two = granter("p2")
+    two.watch.joined("a", 1, 0)
+    two.named(Right(1, "p1", 20, 300), 0)
+    two.named(Right(2, "p2", 10, 300), 100)
+    earliest = 100 + 20 + TERMS.patience(300)
+    assert two.watch.overdue(earliest) == []
+    assert two.watch.silences(100 + 20 + 1, 15) == []
+    assert [m.node for m in two.watch.overdue(earliest + 3)] == ["a"]
+    longer = granter("p2")
+    longer.watch.joined("a", 1, 0)
+    longer.named(Right(1, "p1", 20, 900), 0)
+    longer.named(Right(2, "p2", 10, 300), 100)
+    assert longer.watch.overdue(100 + 20 + TERMS.patience(900)) == [], "the predecessor granted longer ones"
+
+
+def test_what_silence_has_surely_ended_grows_with_it() -> None:
+    assert TERMS.ended(20) == 10
+    assert TERMS.ended(36) == 20
+    assert TERMS.ended(37) == 30
+    assert TERMS.ended(10_000) == 7200
+    for silent_s in range(400):
+        assert TERMS.patience(TERMS.ended(silent_s)) <= silent_s or TERMS.ended(silent_s) == 0
+
+
+def test_a_node_with_kept_work_is_renewed_again_after_it_was_given_up() -> None:
+    watch = Watch(0, TERMS)
+    watch.joined("a", 1, 0)
+    watch.heard([("a", 1)], 300, 1)
+    assert [m.node for m in watch.overdue(400)] == ["a"]
+    assert watch.heard([("a", 1)], 300, 401) == (), "given up, until the ledger says otherwise"
+    watch.kept("a", 1)
+    assert watch.overdue(402) == []
+    assert watch.heard([("a", 1)], 300, 403) == ("a",)
+    watch.back("a")
+    assert [m.node for m in watch.overdue(1000)] == ["a"]
+
+
+def test_node_lives_are_folded_and_come_back_from_a_snapshot() -> None:
+    world = World(node("a", 1), node("b", 1), node("c", 1))
+    world.send(inbox.GranterClaimed(epoch=1, holder="p1", term_s=10, max_lease_s=300))
+    world.send(silent("a"), lost("b"))
+    lives = NodeLives()
+    for seq, one in enumerate(world.records, 1):
+        lives.apply(one, seq)
+        lives.skip(seq)
+    assert (lives.up, lives.left) == ({"a": 1, "c": 1}, {"b": 1})
+    assert lives.silent == {"a": (len(world.records), False)}
+    assert lives.right == Right(1, "p1", 10, 300)
+    again = NodeLives.load(iter(list(lives.dump())))
+    assert list(again.dump()) == list(lives.dump())
+    assert (again.silent, again.right) == (lives.silent, lives.right)
+
+
+# -------------------------------------------------------------------------------------------------------- classes
+
+
+@pytest.mark.parametrize(("text", "lease_s"), [("30s", 30), ("5m", 300), ("2h", 7200), ("keep", 0)])
+def test_a_class_says_how_long_a_lease_lasts(text: str, lease_s: float) -> None:
+    made = PriorityClass(name="x", priority=1, preempts=False, description="x", lease=text)
+    assert made.lease_s == lease_s
+
+
+@pytest.mark.parametrize("text", ["0s", "5", "forever", "-1s", "1d", ""])
+def test_a_lease_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="lease"):
+        PriorityClass(name="x", priority=1, preempts=False, description="x", lease=text)
+
+
+def test_running_work_survives_five_minutes_unless_its_class_wants_to_move() -> None:
+    assert {c.name: c.lease_s for c in DEFAULT_CLASSES} == {"serving": 30, "production": 300, "experiment": 300}
