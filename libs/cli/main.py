@@ -42,6 +42,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "ledger": CommandEntry("ledger", "Audit the ledger"),
     "dead": CommandEntry("dead", "Messages that could not be processed (operators)"),
     "quota": CommandEntry("quota", "Set a team's quota (operators)"),
+    "node": CommandEntry("node", "Declare a silent node dead (operators)"),
     "credentials": CommandEntry("credentials", "Print users and permissions for a NATS server of your own (operators)"),
     "provision": CommandEntry("provision", "Create streams and consumers on a NATS server (operators)"),
 }

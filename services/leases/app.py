@@ -60,10 +60,16 @@ class Leases:
 
         await follower.run(after, begin=begin)
 
-    async def beat(self, nats: Client, js: JetStreamContext) -> None:
-        """For ever: a look at the ledger's end and, while the right is ours, a tick with what is to be told of nodes."""
-        settings, grants = self.settings, self.grants
+    async def confirm(self, js: JetStreamContext) -> None:
+        """For ever: looks whether the ledger still names us. Apart from the ticks, which may wait for a slow disk."""
         readers = Readers(js)
+        while True:
+            await self._confirm(now(), readers)
+            await asyncio.sleep(min(1.0, self.settings.term_s / 5))
+
+    async def beat(self, nats: Client, js: JetStreamContext) -> None:
+        """For ever: a tick, while the right is ours, with what is to be told of nodes; else a claim, when it is time."""
+        settings, grants = self.settings, self.grants
         last, reconnects = now(), nats.stats["reconnects"]
         while True:
             await asyncio.sleep(settings.tick_s - now() % settings.tick_s)
@@ -72,7 +78,6 @@ class Leases:
             if late or not nats.is_connected or nats.stats["reconnects"] != reconnects:
                 grants.watch.deaf_until(at)  # we may have missed renewals
             last, reconnects = at, nats.stats["reconnects"]
-            await self._confirm(at, readers)
             if grants.unrecorded or grants.may_grant(now()):
                 await self._publish(js, list(grants.reports(at)))
             elif (claim := grants.claim(at)) is not None and self._caught_up():
@@ -136,6 +141,7 @@ def make_app(settings: LeaseSettings) -> AsgiFastStream:
         await bind(js, [settings.pool])
         await leases.grants.listen(nats)
         tasks.start("ledger", leases.follow(js))
+        tasks.start("right", leases.confirm(js))
         tasks.start("ticks", leases.beat(nats, js))
         async with tasks.until_stopped():
             yield

@@ -12,7 +12,8 @@ from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.core.projections.granter import Granter
 from libs.core.projections.node_health import Watch
 from libs.core.projections.node_lives import NodeLives, NodeNews
-from libs.service.bootclock import boot_id, now, reading
+from libs.ports.clock import boot_id
+from libs.service.bootclock import now, reading
 from schemas import ledger as led
 from schemas import subjects
 from schemas.clock import BootReading

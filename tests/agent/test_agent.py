@@ -197,6 +197,48 @@ async def test_a_node_that_is_cut_off_stops_its_work_and_begins_a_new_life(world
         await world.sees(again, Released)
 
 
+async def test_a_short_lease_ends_its_part_alone_and_the_node_goes_on_in_its_life(world, start):
+    async with start(lease_s=60.0, heartbeat_s=0.2) as agent:
+        short, long = part(spec(FOREVER), lease_s=1.0), part(spec(FOREVER), rank("n0-gpu1"), lease_s=60.0)
+        simulated_short = part(None, rank("n0-gpu2"), lease_s=1.0)
+        await world.want("n0", short, long, simulated_short)
+        for one in (short, long, simulated_short):
+            await world.sees(one, Started)
+        world.grants = False
+        for one in (short, simulated_short):
+            released = await world.sees(one, Released)
+            assert not released.own_exit
+            assert "its lease ended" in released.reason
+        assert (long.job_id, 1) in agent.nodes["n0"].parts
+        world.grants = True
+        again = part(simulated(0.01), rank(epoch=2))
+        await world.want("n0", again, long)
+        await world.sees(again, Released)
+        assert len(world.lives["n0"]) == 1
+        assert world.of(long, Released) == []
+
+
+async def test_no_silence_ends_work_that_is_kept(world, start):
+    """Everything else ends with the node's lease, nothing new starts, and the life goes on when the node is heard."""
+    async with start(lease_s=1.5, heartbeat_s=0.2) as agent:
+        kept, other = part(spec(FOREVER), lease_s=0.0), part(spec(FOREVER), rank("n0-gpu1"))
+        await world.want("n0", kept, other)
+        for one in (kept, other):
+            await world.sees(one, Started)
+        node = agent.nodes["n0"]
+        world.grants = False
+        await world.sees(other, Released)
+        assert not node.lease.valid(node.now())
+        late = part(simulated(0.01), rank("n0-gpu2"))
+        await world.want("n0", kept, late)
+        await asyncio.sleep(2.0)  # longer than the lease, once more
+        assert world.of(late, Started) == world.of(kept, Released) == []
+        world.grants = True
+        await world.sees(late, Released)
+        assert (kept.job_id, 1) in node.parts
+        assert len(world.lives["n0"]) == 1
+
+
 async def test_jobs_are_asked_to_save_before_a_lease_ends(world, start):
     async with start(lease_s=3.0) as agent:
         wanted = part(spec(SAVES, checkpoint=CheckpointPolicy()))

@@ -4,7 +4,8 @@ import pytest
 
 from schemas.inbox import CheckpointTaken, Released, Started
 from schemas.jobs import Checkpoint, CheckpointPolicy
-from services.agent.lease import Lease
+from services.agent.keeper.table import RUNNING, Table
+from services.agent.lease import Lease, early_s
 from services.agent.timers import TimerPart, Timers
 from tests.agent.build import part, simulated
 
@@ -137,3 +138,41 @@ def test_a_part_that_resumes_beyond_its_end_finishes_at_once(clock, timers):
     _, seen = start(timers, simulated(1.0), resume=Checkpoint(step=5000, reference=""))
     clock.run_to(0.0)
     assert [type(s) for s in seen] == [Started, Released]
+
+
+# ------------------------------------------------------------------------------------------- the keeper's deadlines
+
+
+def test_a_parts_lease_is_its_classes_and_no_longer_than_its_nodes() -> None:
+    assert early_s(30, 300) == 270
+    assert early_s(300, 300) == early_s(900, 300) == 0
+    assert early_s(0, 300) is None
+
+
+def test_the_keeper_ends_each_attempt_at_its_own_deadline_and_what_is_kept_never() -> None:
+    table = Table()
+    table.begin("n", 1)
+    table.until("n", 1, 100.0, 0.0)
+    for name, early in (("short", 70.0), ("long", 0.0), ("kept", None)):
+        table.enter(name, "n", 1, {}, "", 1.0, early).state = RUNNING
+    assert table.over(29.9) == []
+    assert table.next_deadline(1.0) == 30.0
+    assert [a.id for a in table.over(30.0)] == ["short"]
+    table.until("n", 1, 130.0, 31.0)
+    assert [a.id for a in table.over(31.0)] == ["short"], "a later renewal does not save what is over"
+    assert [a.id for a in table.over(130.0)] == ["short", "long"]
+    assert not table.unwanted(500.0)
+    table.until("n", 1, 700.0, 500.0)
+    assert [a.id for a in table.over(600.0)] == ["short", "long"], "the life goes on for what is kept alone"
+    table.enter("new", "n", 1, {}, "", 600.0).state = RUNNING
+    assert "new" not in [a.id for a in table.over(600.0)]
+
+
+def test_without_kept_work_a_lease_that_has_ended_never_revives() -> None:
+    table = Table()
+    table.begin("n", 1)
+    table.until("n", 1, 100.0, 0.0)
+    table.enter("one", "n", 1, {}, "", 1.0).state = RUNNING
+    table.until("n", 1, 200.0, 100.0)
+    assert [a.id for a in table.over(101.0)] == ["one"]
+    assert table.unwanted(101.0)

@@ -136,7 +136,7 @@ async def test_two_pools_are_one_instance_for_its_users(tmp_path: Path) -> None:
         users=("red.ana",),
         fleet=tmp_path / "main.yaml",
         more_pools={"west": tmp_path / "west.yaml"},
-        services=("placement", "admission", "history", "telemetry", "queries"),
+        services=("placement", "admission", "history", "telemetry", "leases", "queries"),
         sync_always=False,
         scale=0.01,
         env={"*": {"OPENBLAS_NUM_THREADS": "1"}},

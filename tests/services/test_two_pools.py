@@ -1,4 +1,4 @@
-"""Two pools on one broker, each with its own placement, telemetry and agents, and one admission for both.
+"""Two pools on one broker, each with its own placement, leases and agents, and one admission for both.
 
 Jobs that name a pool run there, the others where they fit; neither pool sees the other's requests.
 """
@@ -26,10 +26,10 @@ from services.admission.app import make_app as admission
 from services.admission.settings import AdmissionSettings
 from services.agent.app import make_app as agent
 from services.agent.settings import AgentSettings, Devices
+from services.leases.app import make_app as leases
+from services.leases.settings import LeaseSettings
 from services.placement.app import make_app as placement
 from services.placement.settings import PlacementSettings
-from services.telemetry.app import make_app as telemetry
-from services.telemetry.settings import TelemetrySettings
 from tests.admission.running import running
 from tests.kit.waiting import stored, until
 
@@ -121,7 +121,7 @@ def both(pools: Pools, nats_url: str, redis_url: str, tmp_path: Path) -> Any:
                 (tmp_path / f"{name}.yaml").write_text(fleet)
                 here = PlacementSettings(**urls, pool=name)
                 await stack.enter_async_context(running(placement(here, writer_id=f"placement-{name}")))
-                await stack.enter_async_context(running(telemetry(TelemetrySettings(**urls, pool=name))))
+                await stack.enter_async_context(running(leases(LeaseSettings(**urls, pool=name))))
                 agents = AgentSettings(
                     nats_url=nats_url, pool=name, fleet=tmp_path / f"{name}.yaml", devices=Devices.NONE,
                     state_dir=tmp_path / name, lease_s=10,

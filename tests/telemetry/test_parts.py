@@ -5,7 +5,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from libs.bus.queries import NothingFound
 from libs.core.projections.hot_state import HotState
-from libs.core.projections.node_health import Terms, Watch
 from libs.ledger.chain import ChainEntry
 from libs.ledger.follower import FollowedEntry
 from schemas import inbox
@@ -16,8 +15,6 @@ from services.telemetry import figures, handlers
 from services.telemetry.figures import PoolFigures
 from services.telemetry.readings import GAUGES, DeviceCollector, Readings
 from tests.core.builders import World, job, node
-
-TERMS = Terms(30, 5, 0.001, 4)
 
 
 def entries(world: World, latency_us: int = 0) -> list[ChainEntry]:
@@ -54,10 +51,10 @@ def test_waits_are_of_first_grants_and_latency_of_jobs_that_fitted_at_once() -> 
     world.started(at_once)
     world.released(at_once)
     told = steps(entries(world, latency_us=7000))
-    waits = figures.take(Watch(0.0, TERMS), told, 0.0)
+    waits = figures.take(told)
     assert waits.scheduling == (7.0,)
     assert waits.queue == ((2000 - 500) / 1000, (world.now_us - 500) / 1000)
-    assert figures.take(Watch(0.0, TERMS), told, 0.0, since=len(told)) == figures.Waits(), "the past is not news"
+    assert figures.take(told, since=len(told)) == figures.Waits(), "the past is not news"
 
 
 def test_void_records_count_for_nothing() -> None:

@@ -66,7 +66,7 @@ class Granter:
     def claim(self, now: float) -> int:
         """The epoch to claim now; 0: none. A standby waits until it has not heard the granter for a while, and gives a claim
         the time to be decided."""
-        quiet = now - max(self.other_heard_at, self.watch.began_at) >= self.standby_s
+        quiet = not self.right.epoch or now - max(self.other_heard_at, self.watch.began_at) >= self.standby_s
         if self.mine or not quiet or now - self.claimed_at < self.standby_s:
             return 0
         self.claimed_at = now

@@ -1,0 +1,252 @@
+"""Leases as they run: one process grants, another stands by, and nothing that the ledger says stops either."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+
+from libs.bus.messages import outgoing
+from libs.core.scheduling.decider import Decider, Deciders
+from libs.core.state.formats import NEWEST
+from libs.ledger.readers import Readers
+from libs.ledger.writer import LedgerWriter
+from libs.service.bootclock import now
+from schemas import inbox, subjects
+from schemas.catalog import TYPE_OF
+from schemas.ids import content_hash
+from schemas.nodes import Heartbeat, LeaseGranted
+from services.leases.app import make_app
+from services.leases.grants import Grants
+from services.leases.settings import LeaseSettings
+from tests.admission.running import get, running
+from tests.core.builders import node
+from tests.kit.inputs import input_subject
+from tests.kit.waiting import stored, until
+
+QUICK = {
+    "max_lease_s": 1.5, "kill_bound_s": 0.1, "margin_s": 0.1, "term_s": 1.5, "broker_s": 0.1, "silent_s": 0.5,
+    "standby_s": 0.5, "tick_s": 0.1,
+}  # fmt: skip
+
+
+class Bench:
+    """A pool with a placement that decides, and agents that renew."""
+
+    def __init__(self, nats: Client, pool: str, nats_url: str) -> None:
+        self.nats, self.pool, self.js, self.url = nats, pool, nats.jetstream(), nats_url
+        self.writer: LedgerWriter[Decider] = LedgerWriter(self.js, pool, Deciders(), writer_id="placement")
+        self._put = 0
+
+    def app(self, **settings: Any) -> Any:
+        return make_app(LeaseSettings(nats_url=self.url, pool=self.pool, **{**QUICK, **settings}))
+
+    async def put(self, model: BaseModel) -> None:
+        self._put += 1
+        item = outgoing(
+            model,
+            subject=input_subject(model, self.pool),
+            type=TYPE_OF[type(model)],
+            source="/t",
+            cause=f"t{self._put}",
+        )
+        await self.js.publish(item.subject, item.payload, headers=item.headers)
+
+    async def join(self, *names: str) -> None:
+        for name in names:
+            await self.put(inbox.NodeRegistered(incarnation=1, inventory=node(name, 1), lease_s=1.5))
+        await until(lambda: set(names) <= self.writer.decider.state.fleet.nodes.keys())
+
+    async def beat(self, sender: str, *nodes: tuple[str, int], lease_s: float = 1.5) -> tuple[str, ...] | None:
+        """What is answered to one heartbeat on the subject of `sender`; None when nobody does."""
+        body = Heartbeat(nodes=nodes, lease_s=lease_s).model_dump_json().encode()
+        try:
+            answer = await self.nats.request(subjects.heartbeat(self.pool, sender), body, timeout=0.3)
+        except (NatsError, TimeoutError):
+            return None
+        return LeaseGranted.model_validate_json(answer.data).nodes
+
+    @asynccontextmanager
+    async def renewing(self, *names: str) -> AsyncIterator[None]:
+        async def go_on() -> None:
+            while True:
+                for name in names:
+                    await self.beat(name, (name, 1))
+                await asyncio.sleep(0.05)
+
+        task = asyncio.create_task(go_on())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def epoch(self) -> int:
+        return self.writer.decider.state.granter_epoch
+
+    async def said(self, what: str) -> list[Any]:
+        return await stored(self.js, subjects.inbox_stream(self.pool), subjects.node_inbox(what, self.pool))
+
+    async def ticks(self) -> int:
+        return len(await stored(self.js, subjects.inbox_stream(self.pool), subjects.inbox("clock", "tick", self.pool)))
+
+
+@pytest.fixture
+async def bench(nats: Client, pool: str, nats_url: str) -> AsyncIterator[Bench]:
+    made = Bench(nats, pool, nats_url)
+    await Readers(made.js).raise_format(pool, NEWEST, "the test")
+    task = asyncio.create_task(made.writer.run())
+    await asyncio.wait_for(made.writer.ready.wait(), 30)
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def granter(app: Any) -> bool:
+    return "baton_granter 1.0" in (await get(app, "/metrics"))[1]
+
+
+async def test_the_right_is_a_record_and_a_renewal_writes_nothing(bench: Bench) -> None:
+    await bench.join("a")
+    async with running(bench.app()) as app:
+        await until(lambda: bench.beat("a", ("a", 1)))
+        assert bench.epoch == 1
+        assert await granter(app)
+        await bench.js.delete_stream(subjects.inbox_stream(bench.pool))  # nothing can be stored any more
+        records, begun = bench.writer.position, now()
+        while now() < begun + 2 * QUICK["term_s"]:
+            assert await bench.beat("a", ("a", 1)) == ("a",)
+            await asyncio.sleep(0.1)
+        assert bench.writer.position == records
+        assert await bench.beat("a", ("b", 1)) is None, "a node speaks for itself only"
+        assert await bench.beat("a", ("a", 1), lease_s=9) == (), "longer than any lease"
+
+
+async def test_silence_is_told_and_so_is_its_end_and_a_lost_node(bench: Bench) -> None:
+    await bench.join("a", "b")
+    async with running(bench.app()), bench.renewing("a"):
+        silent = bench.writer.decider.state.silent
+        await until(lambda: "b" in bench.writer.decider.state.silent)
+        assert "a" not in silent
+        async with bench.renewing("b"):
+            await until(lambda: "b" not in bench.writer.decider.state.silent)
+        assert bench.writer.decider.state.fleet.nodes["b"].up
+        await until(lambda: not bench.writer.decider.state.fleet.nodes["b"].up)
+        assert await bench.beat("b", ("b", 1)) == (), "that life is over"
+        assert await bench.beat("b", ("b", 2)) == ("b",)
+        assert bench.writer.decider.state.fleet.nodes["a"].up
+
+
+async def serve(app: Any, stop: asyncio.Event) -> None:
+    """In a task of its own: the first to start is the first to stop."""
+    async with running(app):
+        await stop.wait()
+
+
+async def test_a_standby_takes_over_and_reports_nobody_whom_its_predecessor_may_have_renewed(bench: Bench) -> None:
+    await bench.join("a", "b")
+    one, two, ends = bench.app(), bench.app(), [asyncio.Event(), asyncio.Event()]
+    first = asyncio.create_task(serve(one, ends[0]))
+    await until(lambda: bench.beat("a", ("a", 1)))
+    second = asyncio.create_task(serve(two, ends[1]))
+    begun = await bench.ticks()
+    await until(lambda: _ticked(bench, begun + 10))
+    assert (await granter(one), bench.epoch) == (True, 1)
+    ends[0].set()
+    await first
+    await until(lambda: bench.epoch == 2)
+    took_over = now()
+    await until(lambda: granter(two))
+    async with bench.renewing("a"):
+        await until(lambda: not bench.writer.decider.state.fleet.nodes["b"].up)
+    terms = LeaseSettings(**QUICK).terms()  # type: ignore[arg-type]
+    assert now() - took_over >= QUICK["term_s"] + terms.patience(QUICK["max_lease_s"]) - 1.0
+    assert bench.writer.decider.state.fleet.nodes["a"].up
+    ends[1].set()
+    await second
+
+
+async def _ticked(bench: Bench, count: int) -> bool:
+    return await bench.ticks() >= count
+
+
+async def test_events_of_kinds_that_nobody_knows_stop_no_lease(bench: Bench) -> None:
+    """0.1.0's telemetry stopped at the first, and with it the leases of the fleet."""
+    await bench.join("a")
+    async with running(bench.app()) as app:
+        await until(lambda: bench.beat("a", ("a", 1)))
+        head = bench.writer.head
+        record = {
+            "v": 1, "pool": bench.pool, "prev_seq": head.seq, "prev_hash": head.hash, "inbox_seq": 10**6,
+            "t_us": 2 * 10**15, "writer": "later", "events": [{"kind": "job.promoted", "job_id": "x"}],
+        }  # fmt: skip
+        payload = json.dumps(record).encode()
+        ack = await bench.js.publish(subjects.ledger(bench.pool), payload)
+        joined = record | {
+            "prev_seq": ack.seq, "prev_hash": content_hash(payload),
+            "events": [{"kind": "job.demoted"}, {"kind": "node.left", "node": "a", "incarnation": 1, "reason": "r"}],
+        }  # fmt: skip
+        await bench.js.publish(subjects.ledger(bench.pool), json.dumps(joined).encode())
+        await until(lambda: _refused(bench, "a"))
+        assert await bench.beat("a", ("a", 2)) == ("a",)
+        assert (await get(app, "/readyz"))[0] == 200
+
+
+async def _refused(bench: Bench, name: str) -> bool:
+    return await bench.beat(name, (name, 1)) == ()
+
+
+# ----------------------------------------------------------------------------------------------- without a server
+
+
+def grants(**settings: Any) -> Grants:
+    return Grants(LeaseSettings(**settings), "me", CollectorRegistry())
+
+
+def test_a_lease_that_is_too_long_is_refused_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    service = grants(max_lease_s=30)
+    service.unrecorded, service.stored_at = True, 0.0
+    for _ in range(3):
+        assert service.renew(Heartbeat(nodes=(("a", 1),), lease_s=31), 0.0) == LeaseGranted(nodes=())
+    assert caplog.text.count("BATON_LEASES_MAX_LEASE_S") == 1
+
+
+def test_while_the_ledger_may_not_name_a_granter_stored_ticks_are_the_right() -> None:
+    service = grants(term_s=3)
+    beat = Heartbeat(nodes=(("a", 1), ("b", 2)), lease_s=10)
+    assert service.renew(beat, 100.0) is None
+    service.unrecorded, service.stored_at = True, 100.0
+    assert service.renew(beat, 103.0) == LeaseGranted(nodes=("a", "b"))
+    assert service.renew(beat, 103.1) is None
+    assert service.watch.age("a", 104.1) == pytest.approx(1.0)  # heard, though not answered
+
+
+def test_ticks_are_new_messages_whatever_the_wall_clock_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes back by two minutes would repeat the ids of two minutes, and the broker would drop the ticks."""
+    made, ids = grants(tick_s=0.05), []
+    for wall in (1_800_000_000.0, 1_799_999_880.0):
+        monkeypatch.setattr("time.time", lambda wall=wall: wall)
+        monkeypatch.setattr("time.time_ns", lambda wall=wall: int(wall * 1e9))
+        begun = now()
+        while now() < begun + 0.06:
+            pass
+        ids.append(made._tick().headers["Nats-Msg-Id"])
+    assert ids[0] != ids[1]
+    assert json.loads(made._tick().payload)["readings"][0]["at_us"] > 0
+
+
+def test_a_tick_carries_other_machines_clocks_as_witnesses() -> None:
+    service = grants()
+    reading = {"boot": "another-machine", "at_us": 5_000_000}
+    service.renew(Heartbeat.model_validate({"nodes": [("a", 1)], "lease_s": 10, "reading": reading}), now() - 2)
+    own, witness = json.loads(service._tick().payload)["readings"]
+    assert own["boot"] != "another-machine"
+    assert witness["boot"] == "another-machine"
+    assert 6_900_000 < witness["at_us"] < 30_000_000
