@@ -3,18 +3,20 @@
 import fcntl
 import gc
 import os
+import signal
 import socket
 import sys
 
 from services.agent.keeper import contain
-from services.agent.keeper.server import Keeper, ignore_signals
+from services.agent.keeper.server import Keeper
 
 SOCKET, LOCK, PIDS = "keeper.sock", "keeper.lock", "pids"
 
 
 def main(folder: str, asked: str, group: str) -> int:
     """Returns the exit status: 3 when another keeper has this folder."""
-    ignore_signals()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends with its work, not with a terminal or a supervisor
     os.umask(0o027)  # what jobs write is not for every user of the machine
     lock = os.open(f"{folder}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

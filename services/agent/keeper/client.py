@@ -69,7 +69,7 @@ class KeptAttempt:
             case "failed":
                 self._resolve(_error(news))
             case "exited":
-                self.codes[news["rank"]] = news["code"]
+                self.codes |= {int(rank): code for rank, code in news["codes"].items()}
             case "gone":
                 self.oom_kills = news.get("oom_kills", 0)
                 self.ended.set()

@@ -14,6 +14,8 @@ import ctypes
 import os
 import signal
 
+from services.agent.keeper import proc
+
 NAMESPACE, CGROUP, SUBREAPER, NONE = "namespace", "cgroup", "subreaper", "none"
 KINDS = (NAMESPACE, CGROUP, SUBREAPER, NONE)
 """From the strongest to the weakest."""
@@ -64,8 +66,7 @@ def own_user_and_pid_namespace() -> None:
     user, group = os.geteuid(), os.getegid()
     _checked(_LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWPID), "unshare(CLONE_NEWUSER)")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
+        proc.write_text(f"/proc/self/{name}", text)
 
 
 def mount_own_proc() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from services.agent.keeper import contain, proc, wire
 from services.agent.keeper.clock import now
+from services.agent.keeper.link import AgentLink
 from services.agent.keeper.shim import LARGEST, Shim
 from services.agent.keeper.table import GONE, RUNNING, Attempt, Refused, Table
 
@@ -25,18 +26,8 @@ _BACKLOG = 4 * wire.LARGEST
 """Bytes that wait for an agent that does not read. One that lets more pile up must connect again and ask."""
 
 
-class AgentLink:
-    """A connection of an agent. It says `hello` first; nothing else is heard before."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.reader = wire.Reader()
-        self.out = bytearray()
-        self.greeted = False
-
-
 class Keeper:
-    """Holds the attempts of one agent's nodes. `pids` is the folder where it notes its shims for whoever comes after it."""
+    """Holds the attempts of one agent's nodes. `pids` is the folder where shims note themselves for whoever comes next."""
 
     def __init__(self, listener: socket.socket, pids: str, kind: str) -> None:
         self.table = Table()
@@ -55,6 +46,8 @@ class Keeper:
         """Attempt -> the same."""
         self._dying: dict[str, float] = {}
         """Attempt -> when its shim is killed if it has not ended by then."""
+        self._clean: set[str] = set()
+        """Attempts whose shim has seen its last child end: it left no orphan."""
         self._own_namespace = contain.own_pid_namespace() if kind == contain.NAMESPACE else -1
         self._rootless = os.geteuid() != 0
         self._ending = False
@@ -73,6 +66,9 @@ class Keeper:
                 elif fd == self._ends:
                     os.read(fd, 4096)
             self._sweep()
+            for link in list(self._links.values()):
+                if link.out:
+                    self._flush(link)
 
     def _done(self) -> bool:
         if self._shims or any(attempt.state != GONE for attempt in self.table.attempts.values()):
@@ -110,8 +106,7 @@ class Keeper:
 
     def _serve(self, link: AgentLink) -> None:
         try:
-            self._flush(link)
-            data = link.sock.recv(1 << 20)
+            data = link.sock.recv(1 << 16)
             if not data:
                 self._close(link)
                 return
@@ -120,8 +115,7 @@ class Keeper:
         except BlockingIOError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            self._say({"is": "error", "error": f"{type(e).__name__}: {e}"[:1024]}, link)
-            self._close(link)
+            self._refuse(link, f"{type(e).__name__}: {e}"[:1024])
 
     def _close(self, link: AgentLink) -> None:
         if self._links.pop(link.sock.fileno(), None) is not None:
@@ -130,24 +124,31 @@ class Keeper:
         if self._agent is link:
             self._agent = None
 
+    def _refuse(self, link: AgentLink, why: str) -> None:
+        self._say({"is": "error", "error": why}, link)
+        self._flush(link)
+        self._close(link)
+
     def _say(self, message: wire.Message, link: AgentLink | None = None) -> None:
         """To the agent. What it does not hear it learns from the table, when it is back."""
         link = link or self._agent
         if link is None or link.sock.fileno() < 0:
             return
         link.out += wire.pack(message)
-        try:
-            self._flush(link)
-        except OSError:
-            self._close(link)
 
     def _flush(self, link: AgentLink) -> None:
-        if link.out:
+        """Sends what there is to say, all of one turn together."""
+        try:
             with suppress(BlockingIOError):
                 del link.out[: link.sock.send(link.out)]
             if len(link.out) > _BACKLOG:
                 raise OSError("the agent does not read")
-            self._epoll.modify(link.sock, select.EPOLLIN | (select.EPOLLOUT if link.out else 0))
+        except OSError:
+            self._close(link)
+            return
+        if bool(link.out) is not link.waits:
+            link.waits = bool(link.out)
+            self._epoll.modify(link.sock, select.EPOLLIN | (select.EPOLLOUT if link.waits else 0))
 
     def _obey(self, link: AgentLink, told: wire.Message) -> None:
         if not link.greeted:
@@ -194,8 +195,7 @@ class Keeper:
             oldest, newest = told["speaks"]
             version = wire.agreed(int(oldest), int(newest))
         except (KeyError, TypeError, ValueError) as e:
-            self._say({"is": "error", "error": f"no hello that is understood: {e}"}, link)
-            self._close(link)
+            self._refuse(link, f"no hello that is understood: {e}")
             return
         if self._agent is not None:
             self._close(self._agent)
@@ -256,15 +256,16 @@ class Keeper:
                 os._exit(1)
         its.close()
         attempt.shim = pid
-        self._remember(pid)
         self._shims[mine.fileno()] = (attempt, mine)
         self._sockets[attempt.id] = mine
         self._epoll.register(mine, select.EPOLLIN)
 
     def _become_shim(self, told: wire.Message, control: socket.socket) -> None:
+        signal.set_wakeup_fd(-1)
         if self._kind == contain.NAMESPACE:
             contain.die_with_parent()  # and all with it; without a namespace it must live to end them
         os.setsid()
+        self._note_shim()
         kept = control.fileno()
         os.closerange(3, kept)
         os.closerange(kept + 1, 1 << 20)
@@ -278,15 +279,16 @@ class Keeper:
             contain.die_with_parent()
         Shim(told, control, self._kind).run()
 
-    def _remember(self, pid: int) -> None:
-        """For whoever comes after a keeper that was killed: the shim's start time, so that its number alone never condemns
-        another process."""
+    def _note_shim(self) -> None:
+        """The shim notes itself for whoever comes after a keeper that was killed: its process id outside, and its start time,
+        so that the number alone never condemns another process."""
+        pid = int(os.readlink("/proc/self"))
         stat = proc.read_stat(pid)
         if stat is not None:
-            try:
+            with suppress(
+                OSError
+            ):  # a full disk must stop no job: what is not noted is found by its marker or its cgroup
                 proc.write_text(f"{self._pids}/{pid}", str(stat.started))
-            except OSError:
-                return  # a full disk must not stop the keeper: what it lacks is found by its marker or its cgroup
 
     def _tell(self, id: str, message: dict[str, Any]) -> None:
         """To the shim of an attempt. One that does not take it is killed when its patience is over, or is gone already."""
@@ -317,8 +319,15 @@ class Keeper:
                 attempt.failed = told
                 self._say({"is": "failed", "id": attempt.id, **told})
             case "exited":
-                attempt.codes[told["rank"]] = told["code"]
-                self._say({"is": "exited", "id": attempt.id, "rank": told["rank"], "code": told["code"]})
+                self._ended(attempt, told["codes"])
+            case "gone":
+                self._ended(attempt, told["codes"])
+                self._clean.add(attempt.id)
+
+    def _ended(self, attempt: Attempt, codes: dict[str, int]) -> None:
+        if codes:
+            attempt.codes |= {int(rank): code for rank, code in codes.items()}
+            self._say({"is": "exited", "id": attempt.id, "codes": codes})
 
     # ------------------------------------------------------------------------------------------------- the end
 
@@ -334,7 +343,7 @@ class Keeper:
         if not self._dying:
             return
         at = now()
-        strangers = self._reap()
+        strangers = self._reap() and self._orphans()
         connected = {attempt.id for attempt, _ in self._shims.values()}
         for id, patience in list(self._dying.items()):
             attempt = self.table.attempts[id]
@@ -350,21 +359,26 @@ class Keeper:
                 self._gone(attempt)
 
     def _reap(self) -> bool:
-        """Takes the ends of shims and of orphans that a shim left. Returns whether orphans are still there; they are killed."""
-        by_pid = {a.shim: a for a in self.table.attempts.values() if a.shim and a.state != GONE}
+        """Takes the ends of shims, and of orphans that one left. Returns whether there may be such orphans."""
+        by_pid = {a.shim: a for a, _ in self._shims.values()}
+        by_pid |= {a.shim: a for id in self._dying if (a := self.table.attempts[id]).shim}
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                pid = 0
+                return False
             if pid == 0:
                 break
             if pid in by_pid:
                 self._forget(pid)
-                by_pid.pop(pid).shim = 0
-        strangers = {pid for pid in proc.children(os.getpid()) if pid not in by_pid}
-        if strangers:
-            proc.kill_all(strangers | proc.descendants(strangers))
+                by_pid[pid].shim = 0
+        return not self._clean.issuperset(self._dying)
+
+    def _orphans(self) -> bool:
+        """Whether a shim that was killed has left processes to the keeper; they are killed."""
+        shims = {a.shim for a in self.table.attempts.values() if a.state != GONE}
+        strangers = {pid for pid in proc.children(os.getpid()) if pid not in shims}
+        proc.kill_all(strangers | proc.descendants(strangers))
         return bool(strangers)
 
     def _forget(self, pid: int) -> None:
@@ -375,6 +389,7 @@ class Keeper:
 
     def _gone(self, attempt: Attempt) -> None:
         del self._dying[attempt.id]
+        self._clean.discard(attempt.id)
         attempt.state = GONE
         if attempt.group:
             attempt.oom_kills = proc.oom_kills(attempt.group)
@@ -383,9 +398,3 @@ class Keeper:
         life = self.table.lives.get(attempt.node)
         if life is None or life.incarnation != attempt.incarnation:
             del self.table.attempts[attempt.id]
-
-
-def ignore_signals() -> None:
-    """It ends with its work, not with a terminal or a supervisor that ends everything."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)

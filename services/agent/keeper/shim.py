@@ -1,6 +1,6 @@
 """The shim: a fork of the keeper that holds one attempt. It starts the processes, keeps their output, and ends last.
 
-It says on its socket to the keeper: `started` or `failed`, `exited` for each process, `gone` when no process of the
+It says on its socket to the keeper: `started` or `failed`, `exited` with exit codes, `gone` when no process of the
 attempt is left. It is told `signal` and `kill`. When its last process has ended, or the keeper is gone, it kills what is
 left, daemons too, and ends.
 """
@@ -33,6 +33,8 @@ class Shim:
         self.spec, self.control, self.kind = spec, control, kind
         self.running: dict[int, int] = {}
         """Process id -> rank, of the attempt's own processes."""
+        self.codes: dict[int, int] = {}
+        """Rank -> exit code, minus n for signal n; not told yet."""
         self.sinks: dict[int, Sink] = {}
         self.resting: list[Sink] = []
         self.empty = False
@@ -113,6 +115,9 @@ class Shim:
             if fd == self.ends:
                 os.read(self.ends, 4096)
                 self._reap()
+                if self.codes and self.running:  # the last of them is told with the end of all
+                    self._tell({"is": "exited", "codes": self.codes})
+                    self.codes = {}
             elif fd == self.control.fileno():
                 self._obey()
             else:
@@ -153,7 +158,7 @@ class Shim:
                 return
             rank = self.running.pop(pid, None)
             if rank is not None:
-                self._tell({"is": "exited", "rank": rank, "code": os.waitstatus_to_exitcode(status)})
+                self.codes[rank] = os.waitstatus_to_exitcode(status)
 
     def _tell(self, message: dict[str, Any]) -> None:
         with suppress(OSError):  # the keeper is gone: the next read says so
@@ -173,7 +178,7 @@ class Shim:
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
         for sink in self.sinks.values():
             sink.close()
-        self._tell({"is": "gone"})
+        self._tell({"is": "gone", "codes": self.codes})
         os._exit(0)
 
     def _kill(self) -> None:
