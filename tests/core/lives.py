@@ -167,11 +167,31 @@ def job_of(name: str, resources: Resources, team: str = "research") -> inbox.Job
 
 
 ON_A_CLOCK = "on a clock"
+
+
+def silent() -> World:
+    """Nodes fall silent: one is heard again, of one the short leases end, one is declared dead. Leases change hands."""
+    w = World(node("n0"), node("n1"), node("n2"))
+    w.send(inbox.GranterClaimed(epoch=1, holder="a", term_s=5, max_lease_s=300))
+    for name, devices, lease_s in (("brief", 8, 10), ("usual", 8, 300), ("kept", 8, 0)):
+        w.submit(job(name, devices).model_copy(update={"lease_s": lease_s}))
+        w.started(job_id("research", name))
+    brief, _, kept = (w.nodes_of(job_id("research", name))[0] for name in ("brief", "usual", "kept"))
+    for name in (brief, kept):
+        w.send(inbox.NodeSilent(node=name, incarnation=1, silent_s=6))
+    w.send(inbox.NodeSilent(node=brief, incarnation=1, silent_s=16, ended_lease_s=10), after_us=10 * S)
+    w.send(inbox.NodeHeardAgain(node=brief, incarnation=1))
+    w.send(inbox.GranterClaimed(epoch=2, holder="b", term_s=5, max_lease_s=300))
+    w.send(inbox.NodeDead(node=kept, fenced_by="power off", user="ops"))
+    return w
+
+
 LIVES: dict[str, Callable[[], World]] = {
     "every end": every_end,
     "preempted": preempted,
     "boards": boards,
     "particular": particular,
+    "silent": silent,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

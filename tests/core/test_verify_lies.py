@@ -162,7 +162,7 @@ def held(job: str, *devices: str) -> Any:
 
 
 URGENT, LOW2 = job_id("research", "urgent"), job_id("research", "low2")
-END, PRE, CUT, OWN = "every end", "preempted", "boards", "particular"
+END, PRE, CUT, OWN, MUM = "every end", "preempted", "boards", "particular", "silent"
 
 LIES: dict[str, tuple[str, Lie, str]] = {
     # ------------------------------------------------------------------------------------------- offsets and time (I10)
@@ -433,6 +433,19 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a node leaves twice": (END, then("node.left", lambda e: e), "I8"),
     "a node joins in an old life": (END, changed("node.joined", with_(incarnation=1), 3), "I8"),
     "a node joins twice": (END, then("node.joined", lambda e: e), "I8"),
+    "a lease ends before it is over": (MUM, changed("job.queued", with_(lease_s=60)), "I8"),
+    "silence ends what is kept": (MUM, changed("job.queued", with_(lease_s=0)), "I8"),
+    "a kept job ends, and nobody declared its node dead": (MUM, left_out("node.declared-dead"), "I8"),
+    "a node is declared dead and does not leave": (MUM, left_out("node.left"), "I8"),
+    "another node is declared dead": (MUM, changed("node.declared-dead", with_(node="n9")), "I8"),
+    "a node is silent in another life": (MUM, changed("node.silent", with_(incarnation=7)), "I8"),
+    "a node is heard again in another life": (MUM, changed("node.heard", with_(incarnation=7)), "I8"),
+    "a node is heard again that was not silent": (MUM, then("node.heard", lambda e: e), "I8"),
+    "a silent node is granted": (MUM, left_out("node.heard"), "I8"),
+    "a lease ends of a node that is heard": (MUM, left_out("node.silent"), "I8"),
+    "the right to grant leases is given twice": (MUM, then("lease.granter", lambda e: e), "I8"),
+    "the right to grant leases goes back": (MUM, changed("lease.granter", with_(epoch=1), 1), "I8"),
+    "an epoch of leases is left out": (MUM, left_out("lease.granter"), "I8"),
     # ------------------------------------------------------------------------------------------------- limits (I7)
     "a limit is lower than what is granted": (END, changed("quota.set", with_(limit_milli=3000)), "I7"),
     "a limit of a type is lower": (END, changed("quota.set", with_(by_type={"H100": 2000})), "I7"),

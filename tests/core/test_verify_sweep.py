@@ -35,6 +35,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "attempt.checkpointed": f"{NEVER_USED}: the job was not tried again, or had a later one by then",
         "board.recut-withdrawn": "the node may have answered late instead",
         "quota.set": f"{NEVER_USED}: nobody reached the limit",
+        "lease.granter": "the last one: leases themselves are not in the ledger",
         "plan.declined": NEVER_USED,
         "input.rejected": NEVER_USED,
         "segment.sealed": "the last one: where the ledger lies now is seen by whoever reads on",
@@ -57,6 +58,8 @@ UNSEEN: dict[str, dict[str, str]] = {
         "attempt.running": IN_TIME,
         "attempt.checkpointed": IN_TIME,
         "plan.declined": SAID_ALREADY,
+        "lease.granter": IN_TIME,
+        "node.silent": IN_TIME,
     },
 }
 """Change -> kind of event -> why some such changes cannot be found."""

@@ -70,6 +70,8 @@ class Job:
     spec: JobSpec
     priority: int
     preempts: bool
+    lease_s: float
+    """How long its work survives silence, s; 0: until its node speaks."""
     where: Where = Where.WAITING
     attempts: int = 0
     open: Attempt | None = None

@@ -18,6 +18,8 @@ class Holds(Subject):
         led.HoldReleased: "released",
         led.JobGranted: "granted",
         led.JobFinished: "finished",
+        led.NodeSilence: "silent",
+        led.NodeHeard: "heard",
         led.NodeLeft: "node_is_gone",
         led.NodeJoined: "node_is_gone",
     }
@@ -26,6 +28,8 @@ class Holds(Subject):
         super().__init__(books)
         self._will_hold = Promises(books, "somebody gives way to {}, and nothing is held for it")
         self._let_go = Promises(books, "what is held for {} is released, and it neither starts nor ends")
+        self._silent: set[str] = set()
+        """Nodes that are not heard: what is held there is let go."""
         self._was_on: dict[str, set[str]] = {}
         """The nodes of such holds."""
 
@@ -85,8 +89,10 @@ class Holds(Subject):
         if e.job_id not in self.books.holds:
             self.books.broken("I11", f"nothing is held for {e.job_id}, and it is released")
         rows = (self.books.devices.get(device) for device in self.books.holds.get(e.job_id, ()))
-        self._was_on[e.job_id] = {row.node for row in rows if row is not None}
-        self._let_go.make(e.job_id)
+        nodes = {row.node for row in rows if row is not None}
+        if not nodes & self._silent:
+            self._was_on[e.job_id] = nodes
+            self._let_go.make(e.job_id)
         self._forget(e.job_id)
 
     def granted(self, e: led.JobGranted) -> None:
@@ -108,9 +114,16 @@ class Holds(Subject):
             self._forget(e.job_id)
         self._explained(e.job_id)
 
+    def silent(self, e: led.NodeSilence) -> None:
+        self._silent.add(e.node)
+
+    def heard(self, e: led.NodeHeard) -> None:
+        self._silent.discard(e.node)
+
     def node_is_gone(self, e: led.NodeLeft | led.NodeJoined) -> None:
+        node = e.node if isinstance(e, led.NodeLeft) else e.inventory.node
+        self._silent.discard(node)
         if self._was_on:
-            node = e.node if isinstance(e, led.NodeLeft) else e.inventory.node
             for job in [job for job, nodes in self._was_on.items() if node in nodes]:
                 self._explained(job)
 

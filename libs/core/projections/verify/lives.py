@@ -45,7 +45,7 @@ class Lives(Subject):
             books.broken("I3", f"{e.job_id} is queued a second time")
             return
         books.report.jobs += 1
-        books.jobs[e.job_id] = Job(e.job_id, e.team, e.spec, e.priority, e.preempts)
+        books.jobs[e.job_id] = Job(e.job_id, e.team, e.spec, e.priority, e.preempts, e.lease_s)
 
     def follows(self, e: led.EventOfJob) -> None:
         books = self.books

@@ -20,8 +20,6 @@ class Nodes(Subject):
         led.BoardCutDone: "cut",
         led.DevicesFreed: "freed",
         led.JobGranted: "granted",
-        led.JobQueued: "queued",
-        led.JobFinished: "finished",
         led.NodeSilence: "silence",
         led.NodeHeard: "heard",
         led.NodeDeclaredDead: "dead",
@@ -32,10 +30,8 @@ class Nodes(Subject):
         super().__init__(books)
         self._leaves = Promises(books, "a part on node {} ended with its node, and the node does not leave")
         self._anew = Promises(books, "a part on node {} ended with its life, and the node does not begin a new one")
-        self._silent: set[str] = set()
-        """Nodes that are not heard."""
-        self._kept: set[str] = set()
-        """Jobs that no silence ends."""
+        self._silent: dict[str, tuple[float, bool]] = {}
+        """Nodes that are not heard -> when they were heard last, us of ledger time; whether only kept work is left."""
         self._dead: set[str] = set()
         """Nodes that an operator declared dead, and that have not left yet."""
         self._epoch = 0
@@ -44,7 +40,7 @@ class Nodes(Subject):
         name, known = e.inventory.node, self.books.nodes.get(e.inventory.node)
         if known is not None and e.incarnation <= known.incarnation:
             self.books.broken("I8", f"node {name} joins with incarnation {e.incarnation} after {known.incarnation}")
-        self._silent.discard(name)
+        self._silent.pop(name, None)
         self._dead.discard(name)
         row = _row(e.inventory, e.incarnation)
         self.books.nodes[name] = row
@@ -66,7 +62,7 @@ class Nodes(Subject):
         self._leaves.keep(e.node)
         if self._anew.keep(e.node):
             self.books.broken("I8", f"node {e.node} leaves, and its parts were freed because it began a new life")
-        self._silent.discard(e.node)
+        self._silent.pop(e.node, None)
         self._dead.discard(e.node)
         if row is not None:
             row.incarnation, row.up = max(row.incarnation, e.incarnation), False
@@ -91,10 +87,15 @@ class Nodes(Subject):
         if row is None or not row.up:
             self.books.broken("I8", f"node {e.node} frees devices and is not up")
         if e.evidence is Evidence.LEASE_ENDED and e.node not in self._dead:
-            if e.job_id in self._kept:
+            job = self.books.jobs.get(e.job_id)
+            if job is not None and not job.lease_s:
                 self.books.broken("I8", f"{e.job_id} is kept, and silence of node {e.node} ends it")
-            if e.node in self._silent:
-                return  # its own lease was shorter than the node's
+            if e.node in self._silent:  # its own lease was shorter than the node's
+                silent_s = (self.books.t_us - self._silent[e.node][0]) / 1e6
+                if job is not None and silent_s < job.lease_s:
+                    ended = f"its lease of {job.lease_s:g} s ends after {silent_s:g} s of silence"
+                    self.books.broken("I8", f"{e.job_id}.{e.attempt} on node {e.node}: {ended}")
+                return
         if e.evidence in _LEAVES:
             self._leaves.make(e.node)
         elif e.evidence is Evidence.NEW_INCARNATION:
@@ -108,28 +109,26 @@ class Nodes(Subject):
                         "I8", f"{e.job_id} is granted devices of node {node}, whose parts have ended with it"
                     )
         if self._silent:
-            for node in {claim.node for claim in e.claims} & self._silent:
+            for node in {claim.node for claim in e.claims} & self._silent.keys():
                 self.books.broken("I8", f"{e.job_id} is granted devices of node {node}, which is not heard")
-
-    def queued(self, e: led.JobQueued) -> None:
-        if not e.lease_s:
-            self._kept.add(e.job_id)
-
-    def finished(self, e: led.JobFinished) -> None:
-        self._kept.discard(e.job_id)
 
     def silence(self, e: led.NodeSilence) -> None:
         self._same_life(e.node, e.incarnation, "silent")
-        self._silent.add(e.node)
+        known = self._silent.get(e.node)
+        if known is not None and (known[1] or not e.kept):
+            self.books.broken("I8", f"node {e.node} falls silent, and was silent already")
+        self._silent[e.node] = (known[0] if known is not None else self.books.t_us - e.silent_s * 1e6, e.kept)
 
     def heard(self, e: led.NodeHeard) -> None:
         self._same_life(e.node, e.incarnation, "heard again")
         if e.node not in self._silent:
             self.books.broken("I8", f"node {e.node} is heard again, and was not silent")
-        self._silent.discard(e.node)
+        self._silent.pop(e.node, None)
 
     def dead(self, e: led.NodeDeclaredDead) -> None:
         self._same_life(e.node, e.incarnation, "declared dead")
+        if e.node not in self._silent or e.node in self._dead:
+            self.books.broken("I8", f"node {e.node} is declared dead, and it is {_how(e.node in self._dead)}")
         self._dead.add(e.node)
         self._leaves.make(e.node)
 
@@ -157,6 +156,10 @@ class Nodes(Subject):
                 self.books.broken("I8", f"node {row.name} {what} while {device} is held by {', '.join(known.claims)}")
             if known.held_for:
                 self.books.broken("I8", f"node {row.name} {what} while {device} is held for {known.held_for}")
+
+
+def _how(dead: bool) -> str:
+    return "dead already" if dead else "heard"
 
 
 def _row(inventory: Inventory, incarnation: int) -> NodeRow:
