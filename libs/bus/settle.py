@@ -111,15 +111,17 @@ def consume(
     decide: Decide,
     outbox: Callable[[], Outbox],
     batch: int = 256,
+    before: Callable[[Sequence[Msg]], Awaitable[None]] | None = None,
 ) -> None:
     """Registers a pull consumer on a provisioned durable: batches in, `decide` per message, outputs stored, then acks.
 
     `origin` is the service's name, for dead letters. `decide` returns what follows from a message; it may be async and
-    may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. Raises KeyError when
-    the durable is not in the table of `libs.bus.table`, which also says what it filters.
+    may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. `before` is awaited with each
+    batch: while it waits, the batch is kept. Raises KeyError when the durable is not in the table of `libs.bus.table`,
+    which also says what it filters.
     """
     entry = durable_of(stream, durable)
-    shell = _Shell(origin, durable, decide, outbox)
+    shell = _Shell(origin, durable, decide, outbox, before)
     broker.subscriber(
         entry.filter_subjects[0],
         stream=JStream(stream, declare=False),
@@ -148,7 +150,15 @@ def received_of(msg: Msg) -> Received:
 class _Shell:
     """Everything around `decide`."""
 
-    def __init__(self, origin: str, durable: str, decide: Decide, outbox: Callable[[], Outbox]) -> None:
+    def __init__(
+        self,
+        origin: str,
+        durable: str,
+        decide: Decide,
+        outbox: Callable[[], Outbox],
+        before: Callable[[Sequence[Msg]], Awaitable[None]] | None = None,
+    ) -> None:
+        self._before = before
         self._origin = origin
         self._durable = durable
         self._decide = decide
@@ -164,6 +174,8 @@ class _Shell:
             excused = self._excused
             with BATCH_SECONDS.labels(self._durable).time():
                 async with _in_progress(messages):
+                    if self._before is not None:
+                        await self._before(messages)
                     found = [_Delivery(m, received_of(m)) for m in messages]
                     await excused.recall(case.received for case in found)
                     cases = [await self._decided(case, excused.counted(case.received)) for case in found]

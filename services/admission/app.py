@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from faststream.asgi import AsgiFastStream
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -26,13 +27,15 @@ from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement.find import warm
 from libs.core.scheduling import limits
-from libs.ledger.follower import Follower
+from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.segments import readable
 from libs.ports import clock
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
 from schemas.subjects import REQUESTS, inbox_stream
 from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent, busy_answer, handle
+from services.admission.overtaking import Overtaking
+from services.admission.pace import Pace, PacedOutbox
 from services.admission.peers import answer, check, watch
 from services.admission.settings import AdmissionSettings
 from services.admission.undecided import undecided
@@ -74,11 +77,18 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     classes = settings.priority_classes()
     followers: list[Follower[FleetShape]] = []  # made once the event loop runs, as the outbox is
     outboxes: list[Outbox] = []
+    overtaking: list[Overtaking] = []
     metrics = Metrics(registry, lambda: [follower.projection for follower in followers])
     show(registry, lambda: followers)
     tasks = Tasks()
     recent = Recent()
     rooms: dict[str, Room] = {}
+
+    async def before(messages: Sequence[Msg]) -> None:
+        await overtaking[0].before(messages)
+
+    def in_line(received: Received) -> list[Outgoing]:
+        return [] if overtaking[0].ahead.done(received.stream_seq) else decide(received)
 
     def decide(received: Received) -> list[Outgoing]:
         pools = {known.pool: AdmissionContext(known.projection, limits.room, classes) for known in followers}
@@ -98,7 +108,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         stream=REQUESTS,
         durable=DURABLE,
         origin=ORIGIN,
-        decide=decide,
+        decide=in_line,
+        before=before,
         outbox=lambda: outboxes[0],
         batch=settings.batch,
     )
@@ -111,13 +122,22 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         await check(nats, settings.all_pools)
         await answer(nats, settings.all_pools)
         await asyncio.to_thread(warm)
-        outboxes[:] = [Outbox(js)]
         followers[:] = [
             Follower(js, pool, FleetShape, name=FOLLOWER, snapshot_every=settings.snapshot_records)
             for pool in settings.all_pools
         ]
+        decided = {known.pool: known for known in followers}
+        pace = Pace(lambda pool: decided[pool].projection.inbox_seq if pool in decided else 0, settings.undecided)
+        outbox = PacedOutbox(js)
+        outbox.pace = pace
+        outboxes[:] = [outbox]
+        overtaking[:] = [Overtaking(js, decide, outbox, pace, behind=settings.batch)]
+
+        async def moved(_: Sequence[FollowedEntry]) -> None:
+            pace.moved()
+
         for known in followers:
-            tasks.start(f"knowledge of {known.pool}", known.run())
+            tasks.start(f"knowledge of {known.pool}", known.run(moved))
             room = rooms[known.pool] = Room(partial(_streams_of, js, known.pool))
             tasks.start(f"room of {known.pool}", room.run())
         tasks.start("pools of other admission processes", watch(nats, settings.all_pools))
@@ -128,6 +148,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                 await rooms[known.pool].known.wait()
                 for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
                     recent.add(job_id, known.pool)
+            tasks.start("requests out of their turn", overtaking[0].run())
             yield
         await nats.close()
 

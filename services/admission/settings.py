@@ -25,7 +25,12 @@ class AdmissionSettings(ServiceSettings):
     classes: Path | None = Field(
         default=None, description="priority classes, a file like deploy/classes.yaml; without it the three shipped ones"
     )
-    batch: int = Field(default=256, ge=1, le=1000, description="requests decided together at the most")
+    batch: int = Field(default=32, ge=1, le=1000, description="requests decided together at the most")
+    undecided: int = Field(
+        default=16,
+        ge=1,
+        description="when requests wait, so many admitted jobs may lie undecided in the inboxes before the next batch",
+    )
     snapshot_records: int = Field(
         default=20_000, ge=100, description="ledger records between snapshots of what is known of the pool"
     )

@@ -1,32 +1,21 @@
-"""Reads a team's events back from the stream EVENTS, without a consumer: batched direct gets (NATS ADR-31).
+"""Reads a team's events back from the stream EVENTS, without a consumer (`libs.bus.direct`).
 
-One request names a first sequence (or time), a subject pattern and a number; the broker answers with that many
-messages and how many more there are. So the last `limit` events are found by bisection over sequences.
+The broker says how many messages match after a sequence. So the last `limit` events are found by bisection over sequences.
 """
 
-import asyncio
-import json
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
+from libs.bus import direct
 from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, rejection_event
 
 _BATCH = 512
 _LOOKED_AT = 5_000  # rejections, when one job's is asked for
-_MAX_BYTES = 4 * 1024 * 1024
-_WAIT_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    messages: list[Msg]
-    more: int  # matching messages after these
 
 
 class EventLog:
@@ -34,7 +23,6 @@ class EventLog:
 
     def __init__(self, js: JetStreamContext) -> None:
         self._js = js
-        self._nc = js._nc
 
     async def read(self, team: str | None, *, after_us: int | None, limit: int) -> list[JobEvent]:
         """Events of `team` (None: of all) in the order of the ledger: the first `limit` after `after_us`, or without it
@@ -98,27 +86,8 @@ class EventLog:
         piece = await self._get(pattern, {"seq": seq}, 1)
         return len(piece.messages) + piece.more
 
-    async def _get(self, pattern: str, start: dict[str, Any], batch: int) -> _Piece:
-        inbox = self._nc.new_inbox()
-        subscription = await self._nc.subscribe(inbox)
-        request = {"batch": batch, "max_bytes": _MAX_BYTES, "next_by_subj": pattern, **start}
-        messages: list[Msg] = []
-        try:
-            subject = f"{self._js._prefix}.DIRECT.GET.{subjects.EVENTS}"
-            await self._nc.publish(subject, json.dumps(request).encode(), reply=inbox)
-            async with asyncio.timeout(_WAIT_S):
-                while True:
-                    message = await subscription.next_msg(timeout=_WAIT_S)
-                    headers = message.headers or {}
-                    if "Nats-Sequence" in headers:
-                        messages.append(message)
-                        continue
-                    status = headers.get("Status", "")
-                    if status in ("204", "404"):  # end of batch; nothing found
-                        return _Piece(messages, int(headers.get("Nats-Num-Pending", "0")))
-                    raise TimeoutError(f"stream EVENTS answers {status} {headers.get('Description', '')}")
-        finally:
-            await subscription.unsubscribe()
+    async def _get(self, pattern: str, start: dict[str, Any], batch: int) -> direct.Piece:
+        return await direct.get(self._js, subjects.EVENTS, pattern, start, batch)
 
 
 def _told(what: str, team: str | None) -> str:

@@ -226,3 +226,23 @@ async def test_people_leave_room_in_the_inbox_for_facts_and_are_told_when_to_com
 async def _parked(js: JetStreamContext, consumer: str) -> bool:
     info = await js.consumer_info(subjects.REQUESTS, consumer)
     return info.num_redelivered > 0
+
+
+async def test_a_crowd_of_one_teams_requests_holds_up_no_other_team(bench: Bench) -> None:
+    """Hundreds wait in the stream, nothing is decided; who comes last and alone is among the first in the inbox."""
+    loud, quiet, crowd = f"{bench.team}-loud", f"{bench.team}-quiet", 120
+    await bench.write()
+    for number in range(crowd):
+        await bench.submit(GOOD | {"client_key": f"k{number}"}, team=loud)
+    await bench.submit(GOOD | {"client_key": "alone"}, team=quiet)
+    await bench.submit({"client_key": "wrong", "job": {"name": 7}}, team=quiet)
+    await bench.submit(GOOD | {"client_key": "second"}, team=quiet)
+    async with running(bench.app(batch=20, undecided=20)):
+        admitted = await bench.admitted(crowd + 2)
+        assert len(admitted) == crowd + 2, "each once"
+        order = [job.client_key for job in admitted]
+        assert [job.client_key for job in admitted if job.team == quiet] == ["alone", "second"]
+        assert order.index("second") < crowd - 20, f"it waited behind the crowd, at place {order.index('second')}"
+        assert [key for key in order if key.startswith("k")] == [f"k{n}" for n in range(crowd)]
+        said = await until(lambda: stored(bench.js, EVENTS, subjects.event("rejected", quiet)))
+        assert [JobRejected.model_validate_json(m.data).client_key for m in said] == ["wrong"]

@@ -1,0 +1,79 @@
+"""Reads messages of a stream without a consumer: batched direct gets (NATS ADR-31).
+
+One request names a first sequence (or time), a subject pattern and a number; the broker answers with that many messages and
+how many more there are. It knows which messages match a subject, so what lies between them costs nothing.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from libs.bus.dead import Received
+
+SEQUENCE, SUBJECT, STREAM, TIME = "Nats-Sequence", "Nats-Subject", "Nats-Stream", "Nats-Time-Stamp"
+
+_OURS = (SEQUENCE, SUBJECT, STREAM, TIME, "Nats-Num-Pending", "Nats-Last-Sequence", "Nats-UpTo-Sequence")
+_MAX_BYTES = 4 * 1024 * 1024
+_WAIT_S = 3.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Messages in order, and how many matching ones come after them."""
+
+    messages: list[Msg]
+    more: int
+
+
+async def get(js: JetStreamContext, stream: str, pattern: str, start: Mapping[str, Any], batch: int) -> Piece:
+    """Up to `batch` messages of `stream` whose subject matches `pattern`. `start`: {"seq": n} or {"start_time": text}.
+
+    Raises TimeoutError when the broker does not answer, or refuses.
+    """
+    nats = js._nc
+    inbox = nats.new_inbox()
+    subscription = await nats.subscribe(inbox)
+    request = {"batch": batch, "max_bytes": _MAX_BYTES, "next_by_subj": pattern, **start}
+    messages: list[Msg] = []
+    try:
+        await nats.publish(f"{js._prefix}.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)
+        async with asyncio.timeout(_WAIT_S):
+            while True:
+                message = await subscription.next_msg(timeout=_WAIT_S)
+                headers = message.headers or {}
+                if SEQUENCE in headers:
+                    messages.append(message)
+                    continue
+                status = headers.get("Status", "")
+                if status in ("204", "404"):  # end of batch; nothing found
+                    return Piece(messages, int(headers.get("Nats-Num-Pending", "0")))
+                raise TimeoutError(f"stream {stream} answers {status} {headers.get('Description', '')}")
+    finally:
+        await subscription.unsubscribe()
+
+
+def received_of(message: Msg) -> Received:
+    """A message of `get`, as a consumer would have got it."""
+    headers = message.headers or {}
+    return Received(
+        subject=headers[SUBJECT],
+        headers={name: value for name, value in headers.items() if name not in _OURS},
+        payload=message.data,
+        stream=headers[STREAM],
+        stream_seq=int(headers[SEQUENCE]),
+        time_us=_micros(headers[TIME]),
+    )
+
+
+def _micros(stamp: str) -> int:
+    """RFC 3339 with up to nine decimals, as the broker writes it; what is smaller than a microsecond is cut off."""
+    whole, _, rest = stamp.removesuffix("Z").partition(".")
+    seconds = (datetime.fromisoformat(whole).replace(tzinfo=UTC) - _EPOCH) // timedelta(seconds=1)
+    return seconds * 1_000_000 + int(rest[:6].ljust(6, "0") or 0)

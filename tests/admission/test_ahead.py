@@ -1,0 +1,89 @@
+"""Who is taken out of the line, in which order, and that the line finds each request done exactly once."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.admission.ahead import Ahead
+from services.admission.pace import Pace
+
+
+def test_teams_take_turns_from_where_the_last_round_ended() -> None:
+    ahead = Ahead()
+    teams = {"a", "b", "c", "d", "e"}
+    rounds = [[team for team, _ in ahead.turns(teams, 2)] for _ in range(3)]
+    assert rounds == [["a", "b"], ["c", "d"], ["e", "a"]]
+
+
+def test_what_was_taken_the_line_finds_done_once() -> None:
+    ahead = Ahead()
+    ahead.came_to(10)
+    assert ahead.turns({"a"}, 1) == [("a", 10)]
+    ahead.took("a", 15)
+    assert ahead.turns({"a"}, 1) == [("a", 15)]
+    assert [ahead.done(seq) for seq in (14, 15, 15)] == [False, True, False]
+
+
+def test_what_the_line_has_handed_out_meanwhile_is_not_kept() -> None:
+    """It was fetched before the line came there: the line decides it, and both have the same ids."""
+    ahead = Ahead()
+    ahead.came_to(20)
+    ahead.took("a", 15)
+    assert not ahead.done(15)
+    assert len(ahead) == 0
+
+
+def test_behind_a_request_that_must_wait_its_team_waits_too() -> None:
+    ahead = Ahead()
+    ahead.hold("a", 30)
+    assert ahead.turns({"a", "b"}, 9) == [("b", 0)]
+    ahead.came_to(30)
+    assert ahead.turns({"a", "b"}, 9) == [("a", 30), ("b", 30)]
+
+
+def test_how_much_is_done_ahead_is_bounded() -> None:
+    ahead = Ahead(most=2)
+    for seq in (5, 6):
+        ahead.took("a", seq)
+    assert ahead.turns({"a"}, 9) == []
+    assert ahead.done(5)
+    assert ahead.turns({"a"}, 9) == [("a", 6)]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_each_request_is_decided_once_and_each_teams_in_order(seed: int, count: int) -> None:
+    """The line and the rounds in any interleaving; batches of the line are decided when they are handed out."""
+    chance = random.Random(seed)
+    line = [(seq, chance.choice("xxxxab")) for seq in range(1, count + 1)]
+    ahead, decided, handed = Ahead(most=8), [], 0
+    while handed < count:
+        if chance.random() < 0.5:
+            batch = line[handed : handed + chance.randint(1, 4)]
+            handed += len(batch)
+            ahead.came_to(batch[-1][0])
+            decided += [(seq, team) for seq, team in batch if not ahead.done(seq)]
+            continue
+        for team, after in ahead.turns({"a", "b", "x"}, 2):
+            for seq, of in [item for item in line if item[1] == team and item[0] > after][:2]:
+                if chance.random() < 0.1:
+                    ahead.hold(of, seq)
+                    break
+                decided.append((seq, of))
+                ahead.took(of, seq)
+    assert sorted(decided) == line
+    assert len(ahead) == 0
+    for team in "abx":
+        mine = [seq for seq, of in decided if of == team]
+        assert mine == sorted(mine)
+
+
+async def test_the_pace_is_kept_until_the_ledger_has_decided() -> None:
+    decided = {"main": 0}
+    pace = Pace(lambda pool: decided[pool], most=2)
+    for seq in (1, 2, 3):
+        pace.stored("main", seq)
+    assert (pace.undecided(), pace.free) == (3, False)
+    decided["main"] = 2
+    assert (pace.undecided(), pace.free) == (1, True)
+    await pace.wait()
