@@ -25,6 +25,7 @@ from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from libs.bus.table import CURSORS_BUCKET
+from libs.ports.host import present_host
 
 log = logging.getLogger("baton.leader")
 
@@ -42,7 +43,7 @@ class Leadership:
 
     def __init__(self, js: JetStreamContext, name: str, holder: str = "", *, ttl_s: float = TTL_S) -> None:
         self.name = name
-        self.holder = holder or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.holder = holder or _own_name()
         self.leader = ""
         """Who leads, as far as is known."""
         self._js = js
@@ -145,3 +146,9 @@ class Leadership:
         if self._bucket is None:
             self._bucket = await self._js.key_value(CURSORS_BUCKET)
         return self._bucket
+
+
+def _own_name() -> str:
+    """This life of this process: a new one on the same machine may have the same number."""
+    host = present_host()
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}" if host is None else host.process_name()
