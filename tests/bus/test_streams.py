@@ -159,7 +159,7 @@ def test_each_message_that_is_kept_has_exactly_one_stream_and_the_others_have_no
     table = {str(config.name): config.subjects or [] for config in streams(["main", "west"])}
     for message in CATALOG:
         for pool in ("main", "west"):
-            subject = message.subject.format(team="t", user="u", pool=pool, node="n")
+            subject = message.subject.format(team="t", user="u", pool=pool, node="n", service="s")
             keeping = [name for name, patterns in table.items() if any(matches(p, subject) for p in patterns)]
             wanted = [message.stream.format(pool=pool)] if message.stream else []
             assert keeping == wanted, message.type
