@@ -1,0 +1,242 @@
+"""The fault matrix: every fault that was thought of, and the tests that cause it or the reason why none does.
+
+`python -m tests.faults.matrix` writes it into docs/reliability.md; tests/architecture/test_matrix.py holds it true. A test
+is named `folder/file::test`; `sim: FAULT` is a fault of `libs.simulation.dst.faults`, in every thousand seeds.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs/reliability.md"
+BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A fault; `tests` cause it; `open` says what of it no test causes, and why."""
+
+    fault: str
+    tests: tuple[str, ...] = ()
+    open: str = ""
+
+
+_SIM = "simulation/test_seeds_0::test_everything_is_right_in_the_end"
+
+ROWS: tuple[Row, ...] = (
+    Row("a service killed at each named step", (_SIM, "sim: kill"), ""),
+    Row(
+        "a random service killed again and again",
+        ("faults/test_kill9::test_nothing_is_lost_or_done_twice_when_a_process_is_killed",),
+    ),
+    Row(
+        "two deciders at once",
+        (
+            "ledger/test_two_writers::test_two_writers_at_once_decide_everything_once",
+            "faults/test_two_placements::test_the_other_goes_on_when_the_leading_one_is_killed",
+        ),
+    ),
+    Row(
+        "a decider frozen, then going on",
+        ("faults/test_two_placements::test_a_leader_that_was_frozen_grants_nothing_from_its_old_view", "sim: freeze"),
+    ),
+    Row(
+        "the broker killed, one server",
+        (
+            "ledger/test_writer::test_kill_9_of_the_broker_again_and_again_loses_and_doubles_nothing",
+            "sim: broker killed",
+        ),
+    ),
+    Row(
+        "the broker's leader killed, three servers",
+        (),
+        "no test yet: needs a cluster of three servers beside everything else",
+    ),
+    Row("the broker frozen", ("sim: broker frozen",), "memory of real services meanwhile is not measured"),
+    Row(
+        "Redis emptied, killed, restored from an old copy",
+        (
+            "faults/test_redis_emptied::test_an_emptied_redis_fills_again_under_load",
+            "redis/test_projector::test_a_killed_server_is_filled_again_and_nothing_else_waits",
+            "sim: redis",
+        ),
+    ),
+    Row(
+        "Redis shows an old state",
+        ("faults/test_redis_emptied::test_an_old_state_is_noticed_and_replaced", "sim: redis"),
+    ),
+    Row(
+        "MongoDB away, or slow",
+        (
+            "history/test_documents::test_mongodb_away_is_said_and_nothing_is_read",
+            "history/test_documents::test_mongodb_killed_in_the_middle_loses_and_doubles_nothing",
+            "sim: mongo",
+        ),
+    ),
+    Row(
+        "each message repeated",
+        ("sim: messages", "redis/test_projection::test_a_batch_that_comes_twice_or_overlaps_changes_nothing"),
+    ),
+    Row(
+        "messages out of order, late, lost",
+        (
+            "sim: messages",
+            "simulation/test_findings::test_a_tail_notices_that_the_last_delivery_was_lost",
+            "agent/test_reconcile::test_over_any_network_each_attempt_starts_once_and_no_device_is_overfilled",
+        ),
+    ),
+    Row(
+        "a slow consumer",
+        ("bus/test_trim::test_what_was_acknowledged_goes_and_what_another_has_not_read_stays", "sim: mongo"),
+    ),
+    Row(
+        "the disk full under the broker",
+        (
+            "bus/test_busy::test_a_full_inbox_is_waited_for_however_long_and_whoever_waits",
+            "bus/test_outbox::test_a_full_stream_refuses_and_keeps_what_it_has",
+            "sim: full disk",
+        ),
+        "a file system without room: streams are bounded below it, and `baton provision` asserts that they fit",
+    ),
+    Row(
+        "the disk full under Redis",
+        (),
+        "its writes fail as when it is away, which is tested; it is shipped without `appendfsync always`",
+    ),
+    Row(
+        "a node's disk full",
+        ("sim: node disk full", "agent/test_logs::test_output_beyond_the_limit_is_cut_with_a_line_that_says_so"),
+    ),
+    Row(
+        "clocks jump",
+        (
+            "sim: clock",
+            "ledger/test_writer::test_a_jump_of_the_brokers_clock_is_told_and_moves_no_time_also_over_a_restart",
+            "telemetry/test_parts::test_ticks_are_new_messages_whatever_the_wall_clock_shows",
+        ),
+    ),
+    Row(
+        "clocks run at different rates",
+        (_SIM, "telemetry/test_parts::test_the_wait_covers_what_an_agent_may_do"),
+        "within what the terms of leases state (0.1 %); two per cent would need a larger setting",
+    ),
+    Row(
+        "an agent cut off, also one way",
+        ("sim: partition", "agent/test_agent::test_a_node_that_is_cut_off_stops_its_work_and_begins_a_new_life"),
+    ),
+    Row(
+        "an agent frozen with running jobs",
+        ("sim: freeze agent", "agent/test_keeper_faults::test_a_frozen_agents_jobs_end_with_its_lease"),
+    ),
+    Row(
+        "an agent killed with running jobs, and started again",
+        (
+            "sim: kill agent",
+            "agent/test_keeper_faults::test_an_agent_that_is_killed_and_comes_back_costs_no_attempt",
+            "agent/test_keeper_faults::test_an_agent_that_does_not_come_back_loses_its_work_at_the_end_of_its_lease",
+        ),
+    ),
+    Row(
+        "agent and keeper killed together",
+        ("agent/test_keeper_faults::test_when_agent_and_keeper_are_killed_their_jobs_end_at_once", "sim: power off"),
+    ),
+    Row(
+        "a job that ignores SIGTERM, detaches, forks twice",
+        (
+            "agent/test_processes::test_a_job_that_ignores_sigterm_is_killed_after_its_grace",
+            "agent/test_processes::test_a_daemon_that_detached_and_ignores_signals_is_gone_before_the_release",
+            "agent/test_keeper_faults::test_nothing_gets_away_from_an_attempt_that_is_released",
+        ),
+    ),
+    Row(
+        "a device still busy after the kill",
+        ("agent/test_quarantine::test_a_device_that_stays_busy_is_kept_from_jobs_until_it_is_free",),
+    ),
+    Row(
+        "a GPU falls off the bus",
+        (
+            "agent/test_devices::test_a_board_that_fell_off_the_bus_is_not_offered",
+            "agent/test_failures::test_a_device_that_no_longer_answers_is_why_the_job_failed",
+        ),
+        "kernel messages (XID) are not read",
+    ),
+    Row("a device comes back with another index", ("agent/test_devices::test_devices_are_made_visible_by_uuid",)),
+    Row(
+        "messages that are malformed in every way",
+        (
+            "faults/test_hostile_input::test_bad_messages_are_refused_with_a_reason_and_good_ones_run",
+            "bus/test_messages::test_any_bytes_are_read_or_refused",
+        ),
+    ),
+    Row(
+        "messages that are too large",
+        (
+            "bus/test_outbox::test_a_message_that_is_too_large_is_refused_before_anything_is_sent",
+            "ledger/test_writer::test_an_input_that_leads_to_more_than_the_broker_takes_is_rejected",
+        ),
+    ),
+    Row(
+        "poisonous messages among others",
+        (
+            "bus/test_settle::test_a_message_that_kills_its_handler_is_not_tried_for_ever",
+            "ledger/test_writer::test_an_error_in_a_decision_rejects_the_input_at_fault_and_no_other",
+        ),
+    ),
+    Row(
+        "a burst of ten times the rate",
+        ("bus/test_busy::test_so_many_wait_and_the_others_are_told",),
+        "rates are measured by benchmarks, not by tests",
+    ),
+    Row(
+        "one team floods",
+        ("bus/test_busy::test_so_many_wait_and_the_others_are_told",),
+        "latencies of the others are measured by benchmarks, not by tests",
+    ),
+    Row(
+        "a credential revoked, or stolen",
+        ("embedded/test_servers::test_nats_users_are_held_to_their_subjects",),
+        "revoking while connected is NATS's own; no test yet",
+    ),
+    Row(
+        "old and new versions together",
+        (
+            "ledger/test_readers::test_0_1_0_reads_on_beside_the_present_writer_until_it_is_gone",
+            "agent/test_keeper_faults::test_agent_and_keeper_may_be_of_two_versions",
+            "ledger/test_versions::test_0_1_0_stops_at_a_kind_that_it_does_not_know_and_harms_nothing",
+        ),
+    ),
+    Row(
+        "a record changed on disk",
+        (
+            "ledger/test_writer::test_forged_records_are_void_for_all_and_do_not_block_the_writer",
+            "ledger/test_ledger_file::test_a_damaged_file_is_refused_with_its_line",
+            "ledger/test_reader::test_a_stream_that_was_made_anew_stops_the_reader",
+        ),
+        "a bit flipped in the broker's own file is found by its checksum or by the chain",
+    ),
+    Row(
+        "limits of streams set wrongly, purges, deletes",
+        (
+            "bus/test_streams::test_the_ledger_refuses_to_forget",
+            "bus/test_streams::test_drift_is_listed_and_nothing_is_changed",
+        ),
+    ),
+)
+
+
+def table() -> str:
+    """The matrix as Markdown."""
+    lines = ["| fault | tests | not caused |", "|---|---|---|"]
+    for row in ROWS:
+        tests = "<br>".join(f"`{test}`" for test in row.tests)
+        lines.append(f"| {row.fault} | {tests} | {row.open} |")
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """docs/reliability.md with the present matrix."""
+    head, rest = text.split(BEGIN)
+    return f"{head}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
