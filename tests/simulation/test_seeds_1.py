@@ -8,4 +8,4 @@ from tests.simulation.many import all_right
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_everything_is_right_in_the_end() -> None:
-    all_right(range(30, 60))
+    all_right(range(15, 30))

@@ -1,0 +1,40 @@
+"""Many seeds side by side, each in a process that is replaced now and then: what a seed leaves in memory does not add up."""
+
+import multiprocessing
+import time
+from collections import Counter
+from functools import partial
+
+from libs.simulation.dst.failpoints import FAILPOINTS
+from libs.simulation.dst.run import Outcome, run
+
+_ENOUGH = 100
+"""Among so many seeds every failpoint is reached, or the simulation has lost sight of it."""
+
+
+def many(seeds: range, *, calm: bool, processes: int) -> int:
+    """Runs them all, prints each that is violated with the command that replays it; the exit status."""
+    bad = 0
+    cpu_s = 0.0
+    reached: Counter[str] = Counter()
+    crashed: Counter[str] = Counter()
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=200) as pool:
+        for outcome, used_s in pool.imap_unordered(partial(one, calm=calm), seeds):
+            cpu_s += used_s
+            reached += outcome.failpoints
+            crashed += outcome.crashes
+            if outcome.violations:
+                bad += 1
+                print(f"./dev chaos --seed {outcome.seed}    {outcome.violations[0][:300]}", flush=True)
+    missed = [] if calm or len(seeds) < _ENOUGH else [name for name in FAILPOINTS if not reached[name]]
+    if missed:
+        print(f"failpoints that were never reached: {', '.join(missed)}")
+    crashes = f"{sum(crashed.values())} crashes at {len(crashed)} failpoints"
+    print(f"{len(seeds)} seeds, {bad} with violations, {crashes}, {cpu_s / len(seeds):.3f} s of CPU each")
+    return int(bool(bad or missed))
+
+
+def one(seed: int, calm: bool) -> tuple[Outcome, float]:
+    """One seed, and the CPU that it took, s."""
+    began = time.process_time()
+    return run(seed, calm=calm), time.process_time() - began
