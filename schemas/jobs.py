@@ -255,6 +255,10 @@ class JobEvent(Fact):
     devices: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = None
     exit_code: int | None = None
+    pool: str = Field(default="", description="which pool's ledger told it")
+    number: int = Field(
+        default=0, ge=0, description="of the team's events of that pool, from 1 on without gaps; 0: not numbered"
+    )
 
 
 def rejection_event(told: JobRejected) -> JobEvent | None:

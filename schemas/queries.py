@@ -8,6 +8,7 @@ A job of another team is `not-found`, exactly like one that does not exist.
 """
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -96,12 +97,28 @@ class EventListQuery(Strict):
     job_id: JobId | None = None
     after_us: Micros | None = None
     limit: int = Field(default=1000, ge=1, le=10_000)
+    seen: dict[Name, int] | None = Field(
+        default=None,
+        max_length=1000,
+        description="pool -> number of the last event that the asker has; what was dropped after it is told as `lost`",
+    )
+
+
+class EventsLost(Fact):
+    """Events of a team that were dropped before they were asked for: each from `first` to `last`, by number."""
+
+    what: Literal["events.lost"] = "events.lost"
+    pool: Name
+    first: int = Field(ge=1)
+    last: int = Field(ge=1)
+    before_us: Micros = Field(description="all of them are older than the event of this time")
 
 
 class EventList(Fact):
     """Events in ledger order. Sent by history as the answer to `EventListQuery`."""
 
     events: tuple[JobEvent, ...]
+    lost: tuple[EventsLost, ...] = ()
 
 
 class ExplainQuery(Strict):

@@ -46,6 +46,8 @@ EVENT = "baton.evt.{entity}.v1.{what}.{team}"
 RECORD = "baton.led.pool.v1.record.{pool}"
 SEGMENT = "baton.led.pool.v1.{what}.{pool}.{first}"
 DEAD_LETTER = "baton.dead.{origin}"
+"""What 0.1.0 writes."""
+DEAD_LETTER_OF = "baton.dead.{origin}.{sender}"
 
 _ASKED = ("get", "list", "read")
 _ASKED_OF_POOL = ("get", "list", "explain", "plan", "status")
@@ -201,9 +203,19 @@ def node_of(subject: str) -> str:
     return read(NODE_SIGNAL, subject)["node"]
 
 
-def dead(origin: str) -> str:
-    """Where `origin` (a service) lays messages that cannot be processed."""
-    return fill(DEAD_LETTER, origin=origin)
+def dead(origin: str, sender: str = "*") -> str:
+    """Where `origin` (a service) lays messages of `sender` that cannot be processed; by default, of all."""
+    return anyone(DEAD_LETTER_OF, origin=origin, sender=sender)
+
+
+def sender_of(subject: str) -> str:
+    """Who spoke on that subject: a team, or a node; `-` where the subject does not say."""
+    for pattern, key in ((COMMAND, "team"), (POOL_COMMAND, "team"), (NODE_INPUT, "node"), (NODE_SIGNAL, "node")):
+        try:
+            return read(pattern, subject)[key]
+        except ValueError:
+            continue
+    return "-"
 
 
 # --------------------------------------------------------------------------------------------------------- credentials

@@ -50,8 +50,9 @@ class Received:
         return f"{self.stream}:{self.stream_seq}"
 
 
-def dead_letter(origin: str, received: Received, reason: str, stack: str = "") -> Outgoing:
-    """The dead letter of `received`, on `baton.dead.<origin>`. `origin` is the service that gave up."""
+def dead_letter(origin: str, received: Received, reason: str, stack: str = "", sender: str = "") -> Outgoing:
+    """The dead letter of `received`, on `baton.dead.<origin>.<sender>`. `origin` is the service that gave up; `sender` the team
+    or node, by default who speaks on the message's subject: so many letters are kept of each."""
     headers = {f"{_ORIGINAL}{_name(name)}": value for name, value in received.headers.items()}
     headers |= {
         MSG_ID: event_id(received.cause, "dead", origin),
@@ -68,7 +69,7 @@ def dead_letter(origin: str, received: Received, reason: str, stack: str = "") -
     if len(payload) > _PAYLOAD_BYTES:
         headers[TRUNCATED] = str(len(payload))
         payload = payload[:_PAYLOAD_BYTES]
-    return Outgoing(subjects.dead(origin), payload, headers)
+    return Outgoing(subjects.dead(origin, sender or subjects.sender_of(received.subject)), payload, headers)
 
 
 def replayed(headers: Mapping[str, str], payload: bytes, *, attempt: str) -> Outgoing:

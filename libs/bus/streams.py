@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
-from libs.bus.table import Durable, consumer_config, durables, reserved_bytes, streams
+from libs.bus.table import FORMER, Durable, consumer_config, durables, reserved_bytes, streams
 from schemas import subjects
 
 
@@ -148,7 +148,7 @@ def _differences(wanted: StreamConfig, existing: StreamConfig | None) -> Iterato
         return
     for name in _SAME:
         want, have = _normal(getattr(wanted, name)), _normal(getattr(existing, name))
-        if want != have:
+        if want != have and not _is_former(str(wanted.name), name, have):
             yield f"stream {wanted.name}: {name} is {_show(have)}, should be {_show(want)}"
     for name in ("max_bytes", "max_age"):
         want, have = _normal(getattr(wanted, name)), _normal(getattr(existing, name))
@@ -156,9 +156,20 @@ def _differences(wanted: StreamConfig, existing: StreamConfig | None) -> Iterato
             yield f"stream {wanted.name}: {name} is {_show(have)}, should be {_show(want)}"
 
 
+def _is_former(stream: str, name: str, have: Any) -> bool:
+    """Whether this setting is one that the table had before."""
+    former = FORMER.get(stream, {})
+    return name in former and _normal(former[name]) == have
+
+
 def _grown(wanted: StreamConfig, existing: StreamConfig) -> dict[str, Any]:
+    """What is to be changed: limits that are smaller than the table's, and settings that it had before."""
     pairs = {name: (getattr(wanted, name) or 0, getattr(existing, name) or 0) for name in _LIMITS}
-    return {name: want for name, (want, have) in pairs.items() if want > have}
+    changes = {name: want for name, (want, have) in pairs.items() if want > have}
+    for name in FORMER.get(str(wanted.name), {}):
+        if _normal(getattr(wanted, name)) != _normal(getattr(existing, name)):
+            changes[name] = getattr(wanted, name)
+    return changes
 
 
 async def _consumer_differences(js: JetStreamContext, entry: Durable) -> list[str]:

@@ -2,7 +2,8 @@
 
 All streams are bounded. Sizes stand in `SIZES_MIB` and nowhere else; what the broker must let streams reserve is their sum
 (`reserved_bytes`), which compose's nats.conf and the embedded server are held against. A full stream refuses (`discard: new`),
-except telemetry, which drops the oldest. The ledger never expires and can be neither deleted from nor purged.
+except telemetry, events and dead letters, which drop the oldest: nobody decides by them, and who writes them must not
+wait. The ledger never expires and can be neither deleted from nor purged.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ SIZES_MIB: Final = {
     REQUESTS: 1_024,  # trimmed behind what is answered (libs.bus.trim): what waits, and some minutes
     EVENTS: 2_048,
     TELEMETRY: 128,
-    DEAD: 512,
+    DEAD: 1_024,
     CURSORS_BUCKET: 64,
     READERS_BUCKET: 16,
     SNAPSHOTS_BUCKET: 4_096,  # of each reader two; the state of 500,000 waiting jobs takes about 60 MiB
@@ -40,6 +41,20 @@ SIZES_MIB: Final = {
     subjects.LEDGER: 8_192,  # in segments of `SEGMENT_BYTES`
 }
 """The size of each stream, MiB; of those with `{pool}` in their name for each pool."""
+
+DEAD_SUBJECTS: Final = sorted(map(subjects.anyone, (subjects.DEAD_LETTER, subjects.DEAD_LETTER_OF)))
+DEAD_OF_A_SENDER: Final = 500
+"""Letters that are kept of one sender and one service; then its own oldest go. Of the largest size, 450 MB."""
+
+FORMER: Final[dict[str, dict[str, object]]] = {
+    EVENTS: {"discard": DiscardPolicy.NEW},
+    DEAD: {
+        "discard": DiscardPolicy.NEW,
+        "subjects": [subjects.anyone(subjects.DEAD_LETTER)],
+        "max_msgs_per_subject": -1,
+    },
+}
+"""What stood in this table before, and is changed where it is found."""
 
 _MIB = 1024 * 1024
 _SEGMENTS = 8
@@ -75,10 +90,12 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
     """The whole table. `scale` multiplies every size limit (tests and small machines use less than 1)."""
     table = [
         _stream(REQUESTS, _kept(REQUESTS), SIZES_MIB[REQUESTS], max_age=3 * _DAY_S),
-        _stream(EVENTS, _kept(EVENTS), SIZES_MIB[EVENTS], max_age=7 * _DAY_S),
+        _stream(EVENTS, _kept(EVENTS), SIZES_MIB[EVENTS], max_age=7 * _DAY_S, discard=DiscardPolicy.OLD),
         # On disk as well: one broker forgets a stream in memory when it restarts, and no service could bind any more.
         _stream(TELEMETRY, _kept(TELEMETRY), SIZES_MIB[TELEMETRY], max_age=_HOUR_S, discard=DiscardPolicy.OLD),
-        _stream(DEAD, [subjects.anyone(subjects.DEAD_LETTER)], SIZES_MIB[DEAD], max_age=30 * _DAY_S),
+        _stream(DEAD, DEAD_SUBJECTS, SIZES_MIB[DEAD], max_age=30 * _DAY_S, discard=DiscardPolicy.OLD).evolve(
+            max_msgs_per_subject=DEAD_OF_A_SENDER
+        ),
         _key_value(CURSORS_BUCKET, SIZES_MIB[CURSORS_BUCKET]),
         _key_value(READERS_BUCKET, SIZES_MIB[READERS_BUCKET], max_age=_HOUR_S),
         _objects(SNAPSHOTS_BUCKET, SIZES_MIB[SNAPSHOTS_BUCKET]),

@@ -10,10 +10,11 @@ import typer
 from libs.cli import units
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Team, Url
-from libs.cli.output import Format, clean, say
+from libs.cli.output import Format, clean, hint, say
 from libs.cli.session import run, short, whole_id
 from libs.client import Baton
 from schemas.jobs import JobEvent
+from schemas.queries import EventsLost
 
 
 def command(
@@ -36,12 +37,19 @@ def command(
     async def follow(baton: Baton) -> None:
         if output not in (Format.JSON, Format.NAME) and not no_header:
             say(_line("TIME", "JOB", "NAME", "EVENT", "ATTEMPT", "DETAIL"))
-        found = baton.watch(await whole_id(baton, job)) if job else baton.events(after_us)
+        found = baton.watch(await whole_id(baton, job)) if job else baton.events(after_us, on_lost=_tell_lost)
         async with contextlib.aclosing(found) as events:
             async for event in events:
                 say(_shown(event, output))
 
     run(follow, team, url)
+
+
+def _tell_lost(lost: EventsLost) -> None:
+    count, before = lost.last - lost.first + 1, units.moment(lost.before_us)
+    hint(
+        f"events.lost: {count} events of pool {lost.pool} before {before} (numbers {lost.first} to {lost.last}) are not kept"
+    )
 
 
 def _start(since: str | None) -> int | None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -31,6 +31,7 @@ from schemas.queries import (
     DeviceListQuery,
     EventList,
     EventListQuery,
+    EventsLost,
     ExplainQuery,
     Explanation,
     JobDocument,
@@ -224,12 +225,12 @@ class Baton:
         async with following.Live(self.nats, self.team, job_id) as live:
             deadline = time.monotonic() + _STARTS_WITHIN_S
 
-            async def ask_history(after_us: int, limit: int) -> tuple[JobEvent, ...]:
+            async def ask_history(after_us: int, limit: int, seen: Mapping[str, int]) -> EventList:
                 page = await self._event_page(after_us, limit, job_id)
-                if not page and not heard.is_set():
+                if not page.events and not heard.is_set():
                     document = await self._known(job_id)
                     if document is not None and document.state is JobState.REJECTED:
-                        return (following.ended_rejected(document),)
+                        return EventList(events=(following.ended_rejected(document),))
                     if document is None and time.monotonic() > deadline:
                         raise _Unknown(job_id)
                 return page
@@ -260,18 +261,23 @@ class Baton:
             ) from None
         raise Unreachable(f"{job_id}: the events ended before the job did")
 
-    async def events(self, after_us: int | None = None) -> AsyncGenerator[JobEvent, None]:
+    async def events(
+        self, after_us: int | None = None, *, on_lost: Callable[[EventsLost], None] | None = None
+    ) -> AsyncGenerator[JobEvent, None]:
         """The team's events (the operator: everybody's) after `after_us`, then live, for ever, each once.
 
-        Without `after_us` they begin now, by this machine's clock; 0 is everything that history has.
+        Without `after_us` they begin now, by this machine's clock; 0 is everything that history has. History keeps a bounded
+        number of each team's events: `on_lost` hears of those that were dropped meanwhile; without it they are logged.
         """
         start = time.time_ns() // 1000 if after_us is None else after_us
         async with following.Live(self.nats, self.team) as live:
 
-            async def ask_history(position: int, limit: int) -> tuple[JobEvent, ...]:
-                return await self._event_page(position, limit, None)
+            async def ask_history(position: int, limit: int, seen: Mapping[str, int]) -> EventList:
+                # The operator's events are of all teams, each with numbers of its own.
+                return await self._event_page(position, limit, None, seen if self.team != subjects.OPERATOR else None)
 
-            async with contextlib.aclosing(following.follow(live, ask_history, after_us=start)) as events:
+            found = following.follow(live, ask_history, after_us=start, on_lost=on_lost)
+            async with contextlib.aclosing(found) as events:
                 async for event in events:
                     yield event
 
@@ -384,13 +390,15 @@ class Baton:
         )
         return submitted, message
 
-    async def _event_page(self, after_us: int, limit: int, job_id: str | None) -> tuple[JobEvent, ...]:
-        query = EventListQuery(job_id=job_id, after_us=after_us, limit=limit)
+    async def _event_page(
+        self, after_us: int, limit: int, job_id: str | None, seen: Mapping[str, int] | None = None
+    ) -> EventList:
+        query = EventListQuery(job_id=job_id, after_us=after_us, limit=limit, seen=dict(seen) if seen else None)
         try:
             reply: EventList = await ask(self.nats, "event.list", self.place, query)
         except NotFound:
-            return ()
-        return reply.events
+            return EventList(events=())
+        return reply
 
     async def _known(self, job_id: str) -> JobDocument | None:
         try:

@@ -7,8 +7,9 @@ comes both ways is told once.
 
 import asyncio
 import contextlib
+import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -17,7 +18,9 @@ from libs.bus.messages import Malformed, decode
 from libs.client.errors import ClientError, Failed
 from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, JobState, rejection_event
-from schemas.queries import JobDocument
+from schemas.queries import EventList, EventsLost, JobDocument
+
+log = logging.getLogger("baton.client")
 
 QUIET_S = 2.0
 _REMEMBERED = 50_000
@@ -27,8 +30,14 @@ _LARGEST_PAGE = 10_000
 _HISTORY_LAGS_S = 2.0
 _ASK_AGAIN_S = 0.05
 
-Ask = Callable[[int, int], Awaitable[tuple[JobEvent, ...]]]
-"""(after_us, limit) -> the events that history has, in ledger order."""
+Ask = Callable[[int, int, Mapping[str, int]], Awaitable[EventList]]
+"""(after_us, limit, pool -> number of the last event that we have) -> the events that history has, in ledger order."""
+
+OnLost = Callable[[EventsLost], None]
+
+
+def _log_lost(lost: EventsLost) -> None:
+    log.warning("events %d to %d of pool %s were dropped before they were asked for", lost.first, lost.last, lost.pool)
 
 
 class Live:
@@ -85,8 +94,11 @@ def read_event(message: Msg) -> JobEvent | None:
         return None
 
 
-async def follow(live: Live, ask: Ask, *, after_us: int, quiet_s: float = QUIET_S) -> AsyncGenerator[JobEvent, None]:
-    """Every event after `after_us` (0: from the first) once, in history's order, for ever.
+async def follow(
+    live: Live, ask: Ask, *, after_us: int, quiet_s: float = QUIET_S, on_lost: OnLost | None = None
+) -> AsyncGenerator[JobEvent, None]:
+    """Every event after `after_us` (0: from the first) once, in history's order, for ever. History keeps a bounded number of
+    each team's events: `on_lost` hears of those that were dropped before we could ask for them.
 
     An event is told live a moment before history can be asked for it. So at the start and after an interruption the
     first live event is held until history has it, and with it all that came before; from there on they come in order.
@@ -94,7 +106,7 @@ async def follow(live: Live, ask: Ask, *, after_us: int, quiet_s: float = QUIET_
     Raises what `ask` raises the first time; later on a silent history only delays what was missed. A history that
     answers but lacks its store (Failed) does not keep live events from being told.
     """
-    past = _Past(ask, after_us)
+    past = _Past(ask, after_us, on_lost or _log_lost)
     with contextlib.suppress(Failed):
         async for event in past.missed():
             yield event
@@ -113,8 +125,10 @@ async def follow(live: Live, ask: Ask, *, after_us: int, quiet_s: float = QUIET_
 class _Past:
     """What history has, from where we are; and which events were told already."""
 
-    def __init__(self, ask: Ask, after_us: int) -> None:
+    def __init__(self, ask: Ask, after_us: int, on_lost: OnLost) -> None:
         self._ask = ask
+        self._on_lost = on_lost
+        self._numbers: dict[str, int] = {}
         self._position = after_us
         self._told: OrderedDict[tuple[object, ...], None] = OrderedDict()
         self._admitted: OrderedDict[str, None] = OrderedDict()
@@ -153,7 +167,7 @@ class _Past:
     async def _pages(self) -> AsyncGenerator[JobEvent, None]:
         """What history has from our position on. A page may be shorter than its limit, so only an old one ends it."""
         limit = _PAGE
-        while page := await self._ask(self._position, limit):
+        while page := await self._page(limit):
             fresh = [event for event in page if _identity(event) not in self._told]
             for event in fresh:
                 yield event
@@ -166,6 +180,16 @@ class _Past:
             if limit == _LARGEST_PAGE:
                 self._position = page[-1].at_us
             limit = _LARGEST_PAGE
+
+    async def _page(self, limit: int) -> tuple[JobEvent, ...]:
+        reply = await self._ask(self._position, limit, self._numbers)
+        for lost in reply.lost:
+            if lost.last > self._numbers.get(lost.pool, 0):
+                self._on_lost(lost)
+        for event in reply.events:
+            if event.number:
+                self._numbers[event.pool] = max(event.number, self._numbers.get(event.pool, 0))
+        return reply.events
 
 
 def _identity(event: JobEvent) -> tuple[object, ...]:

@@ -14,8 +14,11 @@ log = logging.getLogger("baton.ledger")
 ORIGIN = "placement"
 
 
-async def bury(js: JetStreamContext, stream: str, message: Stored, reason: str, stack: str = "") -> None:
-    """Publish the copy. Its id is derived from the message, so that deciding again does not bury it twice.
+async def bury(
+    js: JetStreamContext, stream: str, message: Stored, reason: str, stack: str = "", sender: str = ""
+) -> None:
+    """Publish the copy, as one of `sender` (a team; by default who speaks on the subject). Its id is derived from the message,
+    so that deciding again does not bury it twice.
 
     When the dead letters cannot take it (full, not there), the failure is logged and the decision goes on: the inbox
     still has the message, and the ledger its rejection. One bad message must not hold up the pool.
@@ -29,7 +32,7 @@ async def bury(js: JetStreamContext, stream: str, message: Stored, reason: str, 
         time_us=message.time_us,
         deliveries=1,
     )
-    copy = dead_letter(ORIGIN, received, reason, stack)
+    copy = dead_letter(ORIGIN, received, reason, stack, sender)
     try:
         await js.publish(copy.subject, copy.payload, headers=copy.headers, timeout=2.0)
     except ConnectionClosedError:

@@ -360,9 +360,12 @@ class LedgerWriter(Generic[D]):
             self.counters.faults = self._culprits.faults
             return AppendOutcome.UNDECIDED
         # Before the commit: afterwards a crash could leave the rejection without its copy.
+        teams = {
+            item.seq: getattr(item.message, "team", "") for item in items
+        }  # whose requests they were, admission says
         for message, reason, stack in self._culprits.rejected(stored, items, events, self.decider.faults):
             self.counters.rejected += 1
-            await bury(self._js, inbox_stream(self.pool), message, reason, stack)
+            await bury(self._js, inbox_stream(self.pool), message, reason, stack, teams.get(message.seq, ""))
         return await self._commit(first, rest, clock, len(stored))
 
     def _records(

@@ -23,6 +23,7 @@ from services.history.documents import Documents
 from services.history.events import EventLog
 from services.history.feed import FeedLoop
 from services.history.settings import HistorySettings
+from services.history.trim import EventTrimmer
 
 
 class History:
@@ -67,6 +68,7 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
         tasks.start("leadership", leadership.run())
         tasks.start("documents", leadership.lead(history.documents.run))
         tasks.start("feed", leadership.lead(history.feed.run))
+        tasks.start("trim of events", leadership.lead(EventTrimmer(js, registry).run))
         async with tasks.until_stopped():
             yield
         history.store.close()

@@ -39,7 +39,7 @@ class EventLog:
             if not piece.messages or not piece.more:
                 break
             start = {"seq": int((piece.messages[-1].headers or {})["Nats-Sequence"]) + 1}
-        return sorted(found, key=lambda event: event.at_us)
+        return sorted(found, key=lambda event: (event.at_us, event.number))
 
     async def rejection(self, job_id: str, team: str | None) -> JobEvent | None:
         """The last word on a job that has no document: its rejection, or None when it was queued after that. Looks at

@@ -1,13 +1,13 @@
 """History's answers. A job of another team is not found, exactly like one that does not exist."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from libs.adapters.mongo.store import JobStore
 from libs.bus.queries import NothingFound
 from libs.core.projections.history import JobStory, tell
 from schemas.base import Fact
 from schemas.jobs import JobEvent
-from schemas.queries import EventList, EventListQuery, JobDocument, JobGet, JobList, JobListQuery
+from schemas.queries import EventList, EventListQuery, EventsLost, JobDocument, JobGet, JobList, JobListQuery
 from schemas.subjects import OPERATOR
 from services.history.events import EventLog
 
@@ -53,9 +53,25 @@ async def list_events(store: JobStore, log: EventLog, query: EventListQuery, tea
             events = [rejected]
     if query.after_us is None:
         events = events[-query.limit :]
-        return EventList(events=tuple(events[len(events) - _fitting(events[::-1]) :]))
-    events = [event for event in events if event.at_us > query.after_us][: query.limit]
-    return EventList(events=tuple(events[: _fitting(events)]))
+        events = events[len(events) - _fitting(events[::-1]) :]
+    else:
+        events = [event for event in events if event.at_us > query.after_us][: query.limit]
+        events = events[: _fitting(events)]
+    return EventList(events=tuple(events), lost=lost_of(events, query.seen or {}, whole=query.after_us == 0))
+
+
+def lost_of(events: Sequence[JobEvent], seen: Mapping[str, int], *, whole: bool) -> tuple[EventsLost, ...]:
+    """The gaps in the numbers of `events`, from those that were `seen` on; of pools that were not seen, from the first on
+    when the `whole` past was asked for. Events from before there were numbers leave that open."""
+    last, gaps = dict(seen), []
+    whole = whole and all(event.number or event.what == "rejected" for event in events)
+    for event in events:
+        before = last.get(event.pool, 0 if whole else None)
+        if event.number and before is not None:
+            if event.number > before + 1:
+                gaps.append(EventsLost(pool=event.pool, first=before + 1, last=event.number - 1, before_us=event.at_us))
+            last[event.pool] = max(before, event.number)
+    return tuple(gaps)
 
 
 async def _story_of(store: JobStore, job_id: str, team: str) -> JobStory:

@@ -21,6 +21,7 @@ from libs.core.projections.hot_state import HotState, Row
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.bootclock import now
+from libs.service.fill import FillLevels
 from libs.service.following import readiness, show
 from schemas import subjects
 from schemas.catalog import BY_TYPE
@@ -156,6 +157,7 @@ def make_app(settings: TelemetrySettings) -> AsgiFastStream:
         await bind(js, [settings.pool])
         await telemetry.listen(nats)
         tasks.start("ledger figures", telemetry.follow(js))
+        tasks.start("fill levels", FillLevels(js, settings.pool, registry).run())
         async with tasks.until_stopped():
             yield
         await telemetry.projection.close()

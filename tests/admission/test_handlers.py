@@ -141,14 +141,18 @@ def test_hostile_payloads_are_answered_or_laid_aside_and_never_raise(name: str) 
     assert 1 <= len(rejected.reasons) <= 33
     assert len(rejected.model_dump_json()) < 100_000
     if handled.result is AdmissionResult.DEAD:
-        assert handled.out[0].subject == "baton.dead.admission"
+        assert handled.out[0].subject == "baton.dead.admission.research"
         assert handled.out[0].payload == HOSTILE[name]
 
 
 @pytest.mark.parametrize("team", ["Research", "a_b", "-", "x" * 63 + "y"])
 def test_a_team_that_cannot_be_one_is_laid_aside(team: str) -> None:
     handled = judged(GOOD, team=team)
-    assert (handled.result, [m.subject for m in handled.out]) == (AdmissionResult.DEAD, ["baton.dead.admission"])
+    sender = team if len(team) <= 63 else "-"  # a subject token, even where it is no team's name
+    assert (handled.result, [m.subject for m in handled.out]) == (
+        AdmissionResult.DEAD,
+        [f"baton.dead.admission.{sender}"],
+    )
 
 
 def test_an_unknown_command_is_told() -> None:

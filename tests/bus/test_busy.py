@@ -8,12 +8,13 @@ from nats.js.errors import APIError
 
 from libs.bus import settle
 from libs.bus.connect import close, connect
-from libs.bus.dead import REASON
+from libs.bus.dead import REASON, SEQ
 from libs.bus.messages import Outgoing
-from libs.bus.outbox import is_full
-from libs.bus.settle import Busy
+from libs.bus.outbox import Outbox, is_full
+from libs.bus.settle import Busy, Received, dead_letter
 from libs.bus.streams import provision
-from schemas.subjects import EVENTS, REQUESTS, event
+from libs.bus.table import DEAD_OF_A_SENDER
+from schemas.subjects import DEAD, EVENTS, REQUESTS, cancel, dead, event
 from tests.bus.test_settle import Consumer
 from tests.kit.background import ServerInBackground
 from tests.kit.waiting import stored, until
@@ -109,3 +110,29 @@ async def test_waiting_does_not_spin(consumer: Consumer, monkeypatch: pytest.Mon
     await delivered(consumer, 3)
     await asyncio.sleep(0.3)
     assert consumer.deliveries["a"] == [1, 2, 3]
+
+
+async def test_a_loud_sender_drops_its_own_dead_letters_only(consumer: Consumer) -> None:
+    def letters(team: str, count: int) -> list[Outgoing]:
+        said = [Received(cancel(team, "ana"), {}, b"{}", REQUESTS, seq, 0) for seq in range(1, count + 1)]
+        return [dead_letter("admission", one, f"malformed, {team}") for one in said]
+
+    await Outbox(consumer.js).publish_many(letters("quiet", 3))
+    await Outbox(consumer.js).publish_many(letters("loud", DEAD_OF_A_SENDER + 40))
+    assert [letter.subject for letter in await stored(consumer.js, DEAD, dead("admission", "quiet"))] == (
+        ["baton.dead.admission.quiet"] * 3
+    )
+    loud = await stored(consumer.js, DEAD, dead("admission", "loud"))
+    assert [int(letter.headers[SEQ]) for letter in loud] == list(range(41, DEAD_OF_A_SENDER + 41))
+
+
+async def test_full_dead_letters_hold_nobody_up(consumer: Consumer) -> None:
+    """A malformed message whose letter could not be stored came again for ever, and its sender's next ones with it."""
+    for seq in range(40):  # of many senders: the whole stream is full
+        await consumer.js.publish(dead("admission", f"team-{seq}"), b"x" * 60_000)
+    await consumer.js.publish(cancel("research", "ana"), b"malformed")
+    await consumer.send("after")
+    await consumer.start()
+    assert await consumer.done() == ["after"]
+    letters = await stored(consumer.js, DEAD, dead("admission", "research"))
+    assert [letter.data for letter in letters] == [b"malformed"]

@@ -9,7 +9,7 @@ from nats.js.errors import APIError
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.cursors import Cursors
 from libs.bus.streams import StreamDrift, StreamsMissing, bind, provision
-from libs.bus.table import SNAPSHOTS_BUCKET, durable_of, durables, streams
+from libs.bus.table import DEAD_OF_A_SENDER, SNAPSHOTS_BUCKET, durable_of, durables, streams
 from schemas import subjects
 from schemas.catalog import CATALOG
 from tests.kit.background import ServerInBackground
@@ -22,7 +22,12 @@ def test_every_stream_is_bounded_and_refuses_when_full() -> None:
         assert config.max_bytes > 0
         assert config.retention == RetentionPolicy.LIMITS
         assert config.storage == StorageType.FILE, "a stream in memory is gone after the broker's restart"
-        wanted = DiscardPolicy.OLD if config.name == subjects.TELEMETRY else DiscardPolicy.NEW
+        passing = (
+            subjects.TELEMETRY,
+            subjects.EVENTS,
+            subjects.DEAD,
+        )  # nobody decides by them, nobody waits to write them
+        wanted = DiscardPolicy.OLD if config.name in passing else DiscardPolicy.NEW
         assert config.discard == wanted
 
 
@@ -86,19 +91,36 @@ async def test_drift_is_listed_and_nothing_is_changed(own_server: ServerInBackgr
     connection = await connect(own_server.url, name="test")
     js = connection.jetstream()
     await provision(js, ["p"], scale=0.01)
-    events = (await js.stream_info("EVENTS")).config
-    await js.update_stream(events.evolve(discard=DiscardPolicy.OLD, max_bytes=-1))
+    requests = (await js.stream_info("REQUESTS")).config
+    await js.update_stream(requests.evolve(discard=DiscardPolicy.OLD, max_bytes=-1))
     await js.delete_consumer("REQUESTS", "admission")
     await js.add_consumer("REQUESTS", durable_name="admission", filter_subject="baton.cmd.job.v1.submit.*", ack_wait=99)
     with pytest.raises(StreamDrift) as drift:
         await provision(js, ["p", "new"], scale=0.01)
     text = str(drift.value)
-    assert "stream EVENTS: discard is old, should be new" in text
-    assert "stream EVENTS: max_bytes is not set" in text
+    assert "stream REQUESTS: discard is old, should be new" in text
+    assert "stream REQUESTS: max_bytes is not set" in text
     assert "consumer REQUESTS/admission: filter is ['baton.cmd.job.v1.submit.*']" in text
     assert "consumer REQUESTS/admission: ack_wait is 99" in text
     with pytest.raises(StreamsMissing, match=r"INBOX-new.*baton provision --pool new"):
         await bind(js, ["new"], wait_s=0)
+    await close(connection)
+
+
+async def test_what_the_table_said_before_is_brought_up_to_date(own_server: ServerInBackground) -> None:
+    """A broker that 0.1.0 provisioned: events and dead letters refused when full, and no sender was told from another."""
+    connection = await connect(own_server.url, name="test")
+    js = connection.jetstream()
+    wanted = {str(config.name): config for config in streams(["p"], scale=0.01)}
+    for name in ("EVENTS", "DEAD"):
+        old = wanted[name].evolve(discard=DiscardPolicy.NEW, max_msgs_per_subject=-1)
+        await js.add_stream(old.evolve(subjects=["baton.dead.*"]) if name == "DEAD" else old)
+    await js.publish("baton.dead.admission", b"an old letter")
+    await provision(js, ["p"], scale=0.01)
+    dead = await js.stream_info("DEAD")
+    assert (dead.config.discard, dead.config.max_msgs_per_subject) == (DiscardPolicy.OLD, DEAD_OF_A_SENDER)
+    assert (dead.config.subjects, dead.state.messages) == (["baton.dead.*", "baton.dead.*.*"], 1)
+    assert (await js.stream_info("EVENTS")).config.discard == DiscardPolicy.OLD
     await close(connection)
 
 

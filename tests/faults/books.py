@@ -258,7 +258,7 @@ class Auditor:
 
     async def read_letters(self) -> list[Letter]:
         """All dead letters."""
-        self.books.letters = [_letter(message) for message in await stored(self.js, DEAD, "baton.dead.*")]
+        self.books.letters = [_letter(message) for message in await stored(self.js, DEAD, "baton.dead.>")]
         return self.books.letters
 
 

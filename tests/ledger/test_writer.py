@@ -133,7 +133,7 @@ async def test_a_bad_message_is_rejected_copied_to_the_dead_letters_and_does_not
     assert toy.rejected == [1, 2, 3]
     assert list(toy.seen) == [job(1)]
     dead = await world.js.get_msg(DEAD, seq=1)
-    assert dead.subject == "baton.dead.placement"
+    assert dead.subject == "baton.dead.placement.-"
     assert dead.data == b"{"
     assert (await world.js.stream_info(DEAD)).state.messages == 3
 

@@ -185,17 +185,25 @@ class _About:
 class Feed:
     """Folds records into the events that teams are told. Knows unfinished jobs only (about 300 bytes each)."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     """Of the layout of `dump`."""
     handled: ClassVar = _HANDLED
     ignored: ClassVar = _IGNORED
 
     def __init__(self) -> None:
         self._jobs: dict[str, _About] = {}
+        self._numbers: dict[str, int] = {}
+        """Team -> number of its last event."""
 
     def apply(self, record: led.LedgerRecord, seq: int) -> list[JobEvent]:
         """The events of the valid record at `seq`, in its order. Raises UnknownJob when an earlier record is missing."""
-        return [told for event in _of_jobs(record.events) if (told := self._one(event, record.t_us)) is not None]
+        told = (self._one(event, record.t_us) for event in _of_jobs(record.events))
+        return [self._numbered(event, record.pool) for event in told if event is not None]
+
+    def _numbered(self, event: JobEvent, pool: str) -> JobEvent:
+        """Numbers are the ledger's: whoever folds it gives the same, so a gap in them is an event that was dropped."""
+        self._numbers[event.team] = number = self._numbers.get(event.team, 0) + 1
+        return event.model_copy(update={"pool": pool, "number": number})
 
     def skip(self, seq: int) -> None:
         """A void record: nobody is told anything."""
@@ -217,16 +225,20 @@ class Feed:
     def dump(self) -> Iterator[bytes]:
         """Parts for a snapshot; the feed must not change before the last one is taken."""
         jobs = ((job, a.team, a.name, a.state.value, a.attempt) for job, a in self._jobs.items())
-        return parts.write({}, {"jobs": jobs})
+        return parts.write({}, {"jobs": jobs, "numbers": iter(self._numbers.items())})
 
     @classmethod
     def load(cls, dumped: Iterable[bytes]) -> "Feed":
         """The inverse of `dump`, of parts that this `version` wrote."""
         feed = cls()
         _, tables = parts.read(dumped)
-        for _, rows in tables:
-            for job, team, name, state, attempt in rows:
-                feed._jobs[job] = _About(team, name, JobState(state), attempt)
+        for table, rows in tables:
+            for row in rows:
+                if table == "numbers":
+                    feed._numbers[row[0]] = row[1]
+                else:
+                    job, team, name, state, attempt = row
+                    feed._jobs[job] = _About(team, name, JobState(state), attempt)
         return feed
 
 
