@@ -42,9 +42,10 @@ async def complete(loop: FeedLoop, written: Written) -> None:
     await until(done, "all records told")
 
 
-def expected(world: World, team: str) -> list[JobEvent]:
+def expected(world: World, team: str, pool: str) -> list[JobEvent]:
     feed = Feed()
-    return [event for record in world.records for event in feed.apply(record, 1) if event.team == team]
+    told = (event for record in world.records for event in feed.apply(record, 1))
+    return [event.model_copy(update={"pool": pool}) for event in told if event.team == team]
 
 
 async def heard(nats: Client, team: str) -> list[tuple[str, str, JobEvent]]:
@@ -71,7 +72,7 @@ async def test_a_team_is_told_all_in_order_and_once(nats: Client, pool: str, wri
         await complete(loop, written)
     for one in (team, f"{team}-2"):
         news = await heard(nats, one)
-        assert [event for _, _, event in news] == expected(world, one)
+        assert [event for _, _, event in news] == expected(world, one, pool)
         assert all(subject == subjects.event(event.what, one) for subject, _, event in news)
         assert len({id_ for _, id_, _ in news}) == len(news)
 
@@ -85,7 +86,7 @@ async def test_a_restart_tells_nothing_twice_and_leaves_nothing_out(
         async with running(nats, pool) as loop:
             await complete(loop, written)
     news = await heard(nats, team)
-    assert [event for _, _, event in news] == expected(world, team)
+    assert [event for _, _, event in news] == expected(world, team, pool)
 
 
 async def test_a_crash_before_the_cursor_is_saved_repeats_the_same_ids(
@@ -100,7 +101,7 @@ async def test_a_crash_before_the_cursor_is_saved_repeats_the_same_ids(
     await Cursors(nats.jetstream()).save(f"{NAME}-{pool}", cursor)
     async with running(nats, pool, snapshot_records=1000) as loop:
         await complete(loop, written)
-    assert [event for _, _, event in await heard(nats, team)] == expected(world, team)
+    assert [event for _, _, event in await heard(nats, team)] == expected(world, team, pool)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ async def test_events_are_read_back_by_team_time_and_number(
     await written.write(world.records)
     async with running(nats, pool) as loop:
         await complete(loop, written)
-    log, all_of_them = EventLog(nats.jetstream()), expected(world, team)
+    log, all_of_them = EventLog(nats.jetstream()), expected(world, team, pool)
     await nats.jetstream().publish(subjects.event("rejected", team), _rejection(team).model_dump_json().encode())
     assert await log.read(team, after_us=None, limit=10_000) == all_of_them
     assert await log.read(team, after_us=0, limit=10_000) == all_of_them

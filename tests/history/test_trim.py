@@ -73,6 +73,8 @@ async def test_a_loud_team_drops_its_own_events_only_and_its_follower_hears_of_i
     assert reply.lost == (EventsLost(pool="p", first=101, last=loud[0] - 1, before_us=loud[0]),)
     whole = await list_events(STORE, EventLog(js), EventListQuery(after_us=0), "loud")
     assert [(lost.first, lost.last) for lost in whole.lost] == [(1, loud[0] - 1)]
+    everybody = await list_events(STORE, EventLog(js), EventListQuery(after_us=0), subjects.OPERATOR)
+    assert everybody.lost == ()
     calm = await list_events(STORE, EventLog(js), EventListQuery(after_us=0), "quiet")
     assert (calm.lost, len(calm.events)) == ((), 20)
 
