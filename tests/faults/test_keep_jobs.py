@@ -13,7 +13,7 @@ from tests.kit.waiting import until
 
 pytestmark = pytest.mark.faults
 
-NEEDED = ("admission", "placement", "telemetry", "history")
+NEEDED = ("admission", "placement", "telemetry", "leases", "history")
 JOB = 'import os, time\nwhile not os.path.exists("end"): time.sleep(0.02)'
 
 
