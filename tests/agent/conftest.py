@@ -75,6 +75,7 @@ class Place:
             workdir=workdir,
             commands=commands,
             log_limit=10_000,
+            early_s=0.0,
             may_run=lambda: self.may_run,
             group=self.group and self.group / f"{wanted.job_id}.{wanted.attempt}",
         )
