@@ -31,6 +31,7 @@ class JobAdmitted(Fact):
     submitted_us: Micros = Field(description="broker's time of the submit")
     user: User = Field(default="", description="who submitted it")
     lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
+    longest_grace_s: float | None = Field(default=None, gt=0, description="of its class; null: no limit but the spec's")
 
 
 class CancelRequested(Fact):
@@ -40,6 +41,7 @@ class CancelRequested(Fact):
     team: Name
     reason: str
     user: User = Field(default="", description="who cancels it")
+    requested_us: Micros = Field(default=0, description="broker's time of the cancel; 0: its sender does not say")
 
 
 class NodeRegistered(Fact):

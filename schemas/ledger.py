@@ -266,6 +266,20 @@ class BoardRecutWithdrawn(Fact):
     reason: str = Field(default="", max_length=1024)
 
 
+class RefusedRequest(Fact):
+    """The request of a team that a rejected input carried: history tells the team. Each submit has one answer: its job's
+    events, or this."""
+
+    what: Literal["submit", "cancel"]
+    job_id: JobId
+    team: Name
+    user: User = ""
+    client_key: str = ""
+    stored_us: Micros = Field(default=0, description="when the broker stored the request, by its clock")
+    known: bool = Field(default=True, description="a job of this id waits, runs, or ended lately")
+    text: str = Field(default="", max_length=512, description="of a cancel: the reason that was given")
+
+
 class InputRejected(Fact):
     """An inbox message that cannot be applied, with the reason. It never blocks the next; a copy goes to DEAD."""
 
@@ -273,6 +287,7 @@ class InputRejected(Fact):
     inbox_seq: int = Field(ge=1)
     subject: str
     reason: str = Field(max_length=2048)
+    request: RefusedRequest | None = None
 
 
 class ClockJumped(Fact):

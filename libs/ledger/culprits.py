@@ -37,7 +37,7 @@ class Culprits:
         item = read_input(message, self._pool)
         if message.seq not in self._stacks:
             return item
-        return replace(item, message=None, error="placement failed on it; its dead letter has the stack")
+        return replace(item, error="placement failed on it; its dead letter has the stack")
 
     def blame(self, error: Exception, stored: Sequence[Stored]) -> bool:
         """A decision about `stored` raised `error`. Returns whether fewer should be tried at once. Raises it again when that
@@ -63,7 +63,7 @@ class Culprits:
     ) -> list[tuple[Stored, str, str]]:
         """(message, reason, stack or "") of each input that a decision rejects."""
         reasons = {e.inbox_seq: e.reason for e in events if isinstance(e, InputRejected)}
-        reasons |= {item.seq: item.error for item in items if item.message is None}
+        reasons |= {item.seq: item.error for item in items if item.error}
         stacks = dict(self._stacks)
         for fault in faults:
             self.faults += 1

@@ -149,6 +149,7 @@ def _submit(asked: _Asked) -> Handled:
         preempts=outcome.priority_class.preempts,
         latency=outcome.priority_class.latency,
         lease_s=outcome.priority_class.lease_s,
+        longest_grace_s=outcome.priority_class.longest_grace_s,
         submitted_us=received.time_us,
         user=asked.user,
     )
@@ -172,7 +173,13 @@ def _cancel(asked: _Asked) -> Handled:
     pool = home_of(request.job_id, asked.pools, asked.recent) or asked.first_pool
     # Named by the request: a cancel that came before its job must not hide the one that comes after it.
     message = outgoing(
-        CancelRequested(job_id=request.job_id, team=asked.team, reason=request.reason, user=asked.user),
+        CancelRequested(
+            job_id=request.job_id,
+            team=asked.team,
+            reason=request.reason,
+            user=asked.user,
+            requested_us=received.time_us,
+        ),
         subject=subjects.inbox("job", "cancel-requested", pool),
         type="io.baton.job.cancel-requested.v1",
         source=_source(pool),

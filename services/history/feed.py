@@ -23,6 +23,7 @@ from libs.ledger.chain import LedgerRewound
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ports.host import failpoint
 from schemas import subjects
+from schemas.jobs import JobRejected
 
 log = logging.getLogger("baton.history")
 
@@ -83,11 +84,12 @@ class FeedLoop:
 
     def _news(self, step: FollowedEntry) -> Iterator[Outgoing]:
         for index, event in enumerate(step.told):
-            self._told.labels(event.what).inc()
+            what = "rejected" if isinstance(event, JobRejected) else event.what
+            self._told.labels(what).inc()
             yield outgoing(
                 event,
-                subject=subjects.event(event.what, event.team),
-                type=f"io.baton.job.{event.what}.v1",
+                subject=subjects.event(what, event.team),
+                type=f"io.baton.job.{what}.v1",
                 source=self._source,
                 cause=f"ledger:{self._pool}:{step.entry.seq}",
                 key=str(index),

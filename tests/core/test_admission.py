@@ -634,3 +634,13 @@ def test_an_elastic_role_comes_and_goes_by_whole_replicas_of_the_model() -> None
     refused = roles(2, 4, 2)  # 6 of its 8 devices would be one replica and a half
     assert isinstance(refused, NotAdmitted)
     assert [(r.reason.field, r.reason.value) for r in refused.refusals] == [("job.resources.roles.0.min_count", "2")]
+
+
+def test_a_job_takes_no_longer_to_save_and_stop_than_its_class_allows() -> None:
+    """A victim of preemption would keep for an hour what others wait for."""
+    asked = {"stop_grace_s": 301, "checkpoint": {"grace_s": 3600}}
+    verdict = outcome(submit(priority_class="experiment", **asked), node("a"))
+    assert isinstance(verdict, NotAdmitted)
+    found = {r.reason.field: r.reason.fix for r in verdict.refusals if r.why is Why.GRACE}
+    assert found == {"job.stop_grace_s": "use at most 300", "job.checkpoint.grace_s": "use at most 300"}
+    assert isinstance(outcome(submit(priority_class="production", stop_grace_s=600), node("a")), Admitted)

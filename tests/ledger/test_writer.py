@@ -294,7 +294,7 @@ class Flawed(Toy):
 
     def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]:
         for item in inputs:
-            if isinstance(item.message, inbox.JobAdmitted) and item.message.job_id == job(7):
+            if not item.error and isinstance(item.message, inbox.JobAdmitted) and item.message.job_id == job(7):
                 self.waiting.append("torn")
                 fault = ZeroDivisionError("seven")
                 if self.named:

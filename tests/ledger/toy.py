@@ -59,7 +59,7 @@ class Toy:
             if item.seq != self.inbox_seq + 1:
                 raise Impossible(f"input {item.seq} after {self.inbox_seq}")
             self.inbox_seq = item.seq
-            match item.message:
+            match None if item.error else item.message:
                 case inbox.JobAdmitted() as m if m.job_id not in self.seen:
                     emit(queued(m))
                 case inbox.CancelRequested() as m if m.job_id in self.holder.values():

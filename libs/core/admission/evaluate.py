@@ -46,6 +46,9 @@ class PriorityClass(Strict):
         pattern=r"^(keep|[1-9][0-9]{0,5}[smh])$",
         description="how long its jobs run on after their node's last renewal: `30s`, `5m`, or `keep`: no silence ends them",
     )
+    longest_grace_s: float = Field(
+        default=3600, gt=0, le=3600, description="the most time that a job may take to save or to stop, s"
+    )
     description: str = Field(min_length=1)
 
     @property
@@ -58,15 +61,15 @@ class PriorityClass(Strict):
 
 DEFAULT_CLASSES: tuple[PriorityClass, ...] = (
     PriorityClass(
-        name="serving", priority=300, preempts=True, latency=Latency.FAST, lease="30s",
+        name="serving", priority=300, preempts=True, latency=Latency.FAST, lease="30s", longest_grace_s=600,
         description="Answers users: takes devices from every lower class, gives none away.",
     ),
     PriorityClass(
-        name="production", priority=200, preempts=True,
+        name="production", priority=200, preempts=True, longest_grace_s=600,
         description="Trainings with a date: takes devices from experiments, gives way to serving.",
     ),
     PriorityClass(
-        name="experiment", priority=100, preempts=False,
+        name="experiment", priority=100, preempts=False, longest_grace_s=300,
         description="Everything else: runs on what is free, gives way to both.",
     ),
 )  # fmt: skip
@@ -195,6 +198,17 @@ def _class(job: JobSpec, context: AdmissionContext) -> Iterator[Refusal]:
             "no such priority class",
             f"{meant(job.priority_class, names)}use one of: {', '.join(names)}",
         )
+        return
+    longest_s = context.classes[job.priority_class].longest_grace_s
+    graces = {"job.stop_grace_s": job.stop_grace_s}
+    if job.checkpoint is not None:
+        graces["job.checkpoint.grace_s"] = job.checkpoint.grace_s
+    for path, grace_s in graces.items():
+        if grace_s > longest_s:
+            problem = (
+                f"class {job.priority_class} gives a job {longest_s:g} s to save and stop: others wait for its devices"
+            )
+            yield refuse(Why.GRACE, path, grace_s, problem, f"use at most {longest_s:g}")
 
 
 def _environment(job: JobSpec) -> Iterator[Refusal]:

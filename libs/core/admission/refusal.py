@@ -13,6 +13,7 @@ class Why(StrEnum):
     TOO_OLD = "too-old"
     CLIENT_KEY = "client-key"
     CLASS = "class"
+    GRACE = "grace"
     POOL = "pool"
     ENVIRONMENT = "environment"
     COMMAND = "command"

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args
 
 from libs.core.state import lifecycle, parts
 from schemas import ledger as led
-from schemas.jobs import JobEvent, JobState
+from schemas.jobs import JobEvent, JobRejected, JobState, Reason
 from schemas.queries import AttemptDocument, JobDocument
 
 KEEP_ATTEMPTS = 200
@@ -187,18 +187,25 @@ class Feed:
 
     version: ClassVar[int] = 2
     """Of the layout of `dump`."""
-    handled: ClassVar = _HANDLED
-    ignored: ClassVar = _IGNORED
+    handled: ClassVar = _HANDLED | {"input.rejected"}
+    ignored: ClassVar = _IGNORED - {"input.rejected"}
 
     def __init__(self) -> None:
         self._jobs: dict[str, _About] = {}
         self._numbers: dict[str, int] = {}
         """Team -> number of its last event."""
 
-    def apply(self, record: led.LedgerRecord, seq: int) -> list[JobEvent]:
-        """The events of the valid record at `seq`, in its order. Raises UnknownJob when an earlier record is missing."""
-        told = (self._one(event, record.t_us) for event in _of_jobs(record.events))
-        return [self._numbered(event, record.pool) for event in told if event is not None]
+    def apply(self, record: led.LedgerRecord, seq: int) -> list[JobEvent | JobRejected]:
+        """What the valid record at `seq` tells teams, in its order: their jobs' events, and requests that placement refused.
+        Raises UnknownJob when an earlier record is missing."""
+        out: list[JobEvent | JobRejected] = []
+        for event in record.events:
+            if isinstance(event, led.InputRejected):
+                if (refused := _refused(event, record.t_us)) is not None:
+                    out.append(refused)
+            elif isinstance(event, JobLedgerEvent) and (told := self._one(event, record.t_us)) is not None:
+                out.append(self._numbered(told, record.pool))
+        return out
 
     def _numbered(self, event: JobEvent, pool: str) -> JobEvent:
         """Numbers are the ledger's: whoever folds it gives the same, so a gap in them is an event that was dropped."""
@@ -242,8 +249,22 @@ class Feed:
         return feed
 
 
-def _of_jobs(events: Iterable[led.LedgerEvent]) -> Iterable[JobLedgerEvent]:
-    return (event for event in events if isinstance(event, JobLedgerEvent))
+def _refused(event: led.InputRejected, t_us: int) -> JobRejected | None:
+    """A submit that admission let pass and placement could not queue, e.g. because another body with its key came first.
+    It names the job only if it is that job's end."""
+    asked = event.request
+    if asked is None or asked.what != "submit":
+        return None
+    fix = "look at the job that has the key, or submit it under a new one" if asked.known else "submit it again"
+    why = Reason(field="client_key", value=asked.client_key[:200], problem=event.reason, fix=fix)
+    return JobRejected(
+        job_id="" if asked.known else asked.job_id,
+        team=asked.team,
+        user=asked.user,
+        client_key=asked.client_key,
+        reasons=(why,),
+        at_us=t_us,
+    )
 
 
 def _told(event: JobLedgerEvent, t_us: int, job: _About) -> JobEvent | None:

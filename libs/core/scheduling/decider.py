@@ -14,7 +14,7 @@ from libs.core.placement.view import Scores, View
 from libs.core.scheduling import cycle, repartition
 from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.policy import Policy
-from libs.core.scheduling.reactions import Decision, react
+from libs.core.scheduling.reactions import Decision, react, reject
 from libs.core.scheduling.reactions.attempts import release_hold
 from libs.core.scheduling.reactions.decision import Cut
 from libs.core.state import fold, snapshot
@@ -159,7 +159,7 @@ class Decider:
                 raise DecisionFailed(item.seq) from error
             self.faults.append(Fault(item.seq, item.subject, _stack(error)))
             reason = f"placement failed on it ({_short(error)}); the dead letter has the stack"
-            decision.emit(ledger.InputRejected(inbox_seq=item.seq, subject=item.subject, reason=reason))
+            reject(decision, item.seq, item.subject, item.message, reason)
         decision.decided_to = item.seq
         decision.may_end_here()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from libs.core.state import lifecycle
+from libs.core.state.early_cancels import EarlyCancel
 from libs.core.state.limits import Limits
 from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
 from schemas import ledger as led
@@ -139,6 +140,7 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
         latency=e.latency, lease_s=e.lease_s,
     )  # fmt: skip
     state.jobs[e.job_id] = job
+    state.early_cancels.forget(e.job_id)
     _enqueue(state, job)
 
 
@@ -250,7 +252,11 @@ def _hold_released(state: State, e: led.HoldReleased, t_us: int) -> None:
 
 
 def _input_rejected(state: State, e: led.InputRejected, t_us: int) -> None:
-    """Nothing changes: the record only says that the input was considered."""
+    """Nothing changes but that a cancel whose job is unknown is remembered: the job may be on its way."""
+    asked = e.request
+    if asked is not None and asked.what == "cancel" and not asked.known:
+        cancel = EarlyCancel(asked.team, asked.user, asked.text, asked.stored_us)
+        state.early_cancels.note(asked.job_id, cancel)
 
 
 def _plan_declined(state: State, e: led.PlanDeclined, t_us: int) -> None:

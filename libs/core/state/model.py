@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from libs.core.state.cut import Cuts
+from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
@@ -264,6 +265,8 @@ class State:
     jobs: dict[str, Job] = field(default_factory=dict)
     finished: EndedJobs = field(default_factory=EndedJobs)
     """Ids of jobs that ended lately: what deduplicates client keys. Nothing else is kept of an ended job."""
+    early_cancels: EarlyCancels = field(default_factory=EarlyCancels)
+    """Cancels whose jobs have not come yet."""
     queues: dict[QueueKey, dict[str, int]] = field(default_factory=dict)
     """Each queue in order: job id -> submitted_us."""
     on_node: dict[str, dict[str, None]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from libs.core.state.cut import chunks
+from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.fold import mark_holds, mark_repartitions, mark_silent
@@ -56,6 +57,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "repartitions": [asked.model_dump(mode="json") for asked in state.repartitions.values()],
         "withdrawn": sorted(state.withdrawn),
         "silent": dict(sorted(state.silent.items())),
+        "early_cancels": state.early_cancels.rows(),
         "repartition_number": state.repartition_number,
         "repartition_us": state.repartition_us,
         "holds": [[beneficiary, list(devices)] for beneficiary, devices in state.holds.items()],
@@ -113,6 +115,7 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     asked = [BoardRecut.model_validate(raw) for raw in body["repartitions"]]
     state.repartitions = {one.recut.board: one for one in asked}
     state.withdrawn = set(body["withdrawn"])
+    state.early_cancels = EarlyCancels.of_rows(body.get("early_cancels", ()))
     state.repartition_number, state.repartition_us = body["repartition_number"], body["repartition_us"]
     mark_repartitions(state)
     state.silent = dict(body["silent"])

@@ -15,17 +15,24 @@ from libs.core.scheduling.reactions import agents, preemption, quotas, requests,
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from schemas import inbox, ledger
 
-__all__ = ["Decision", "InputRefused", "react"]
+__all__ = ["Decision", "InputRefused", "react", "reject"]
 
 
 def react(d: Decision, seq: int, subject: str, message: inbox.InboxMessage | None, error: str = "") -> None:
     """Decides one inbox message. `message` is None when it could not be read; then `error` says why."""
     try:
-        if message is None:
+        if message is None or error:
             raise InputRefused(error or "unreadable message")
         _REACTIONS[type(message)](d, message)
     except InputRefused as e:
-        d.emit(ledger.InputRejected(inbox_seq=seq, subject=subject, reason=str(e)[:2048]))
+        reject(d, seq, subject, message, str(e))
+
+
+def reject(d: Decision, seq: int, subject: str, message: inbox.InboxMessage | None, reason: str) -> None:
+    """The input is not applied. If it is a team's request, the team is told."""
+    asked = message if isinstance(message, inbox.JobAdmitted | inbox.CancelRequested) else None
+    request = requests.refused(d, asked) if asked is not None else None
+    d.emit(ledger.InputRejected(inbox_seq=seq, subject=subject, reason=reason[:2048], request=request))
 
 
 _REACTIONS: dict[type, Callable[[Decision, Any], None]] = {

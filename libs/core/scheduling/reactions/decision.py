@@ -36,6 +36,7 @@ class Decision:
         self.state = state
         self._allowed = allowed
         self.t_us = t_us
+        self.wall_us = wall_us or t_us
         shift_us = t_us - wall_us if wall_us else 0
         self._shift_us = shift_us if abs(shift_us) >= NOTABLE_US else 0
         self.events: list[LedgerEvent] = []

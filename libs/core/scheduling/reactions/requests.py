@@ -1,12 +1,14 @@
 """What teams ask for: a job that admission let in, and the cancelling of one."""
 
+from typing import Any
+
 from libs.core.scheduling.reactions.attempts import release_hold, stop
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state import lifecycle
 from libs.core.state.ended import DAY_US, too_old
 from schemas import inbox, ledger
 from schemas.attempts import Cause
-from schemas.jobs import JobState
+from schemas.jobs import JobSpec, JobState
 
 
 def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
@@ -20,11 +22,12 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
     submitted_us = d.ledger_time(m.submitted_us)
     if submitted_us < state.finished.oldest_us(d.t_us):
         raise InputRefused(f"{m.job_id}: {too_old(submitted_us, d.t_us, state.finished)}; submit it again")
+    cancelled = state.early_cancels.of(m.job_id, m.team, m.submitted_us)
     d.emit(
         ledger.JobQueued(
             job_id=m.job_id,
             team=m.team,
-            spec=m.spec,
+            spec=_within(m.spec, m.longest_grace_s),
             spec_hash=m.spec_hash,
             client_key=m.client_key,
             priority=m.priority,
@@ -35,6 +38,35 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
             user=m.user,
         )
     )
+    if cancelled is not None:
+        reason = cancelled.reason or "its cancel came before it"
+        d.emit(ledger.JobFinished(job_id=m.job_id, state=JobState.CANCELLED, reason=reason, user=cancelled.user))
+
+
+def _within(spec: JobSpec, longest_grace_s: float | None) -> JobSpec:
+    """The spec with no more grace than its class gives. Admission refuses more; an older one did not look."""
+    if longest_grace_s is None:
+        return spec
+    changes: dict[str, Any] = {}
+    if spec.stop_grace_s > longest_grace_s:
+        changes["stop_grace_s"] = longest_grace_s
+    if spec.checkpoint is not None and spec.checkpoint.grace_s > longest_grace_s:
+        changes["checkpoint"] = spec.checkpoint.model_copy(update={"grace_s": longest_grace_s})
+    return spec.model_copy(update=changes) if changes else spec
+
+
+def refused(d: Decision, m: inbox.JobAdmitted | inbox.CancelRequested) -> ledger.RefusedRequest:
+    """What the team is told of its request, and whether that is the end of a job of this id."""
+    known = m.job_id in d.state.jobs or d.state.finished.knows(m.job_id, d.t_us)
+    if isinstance(m, inbox.CancelRequested):
+        return ledger.RefusedRequest(
+            what="cancel", job_id=m.job_id, team=m.team, user=m.user, stored_us=m.requested_us or d.wall_us,
+            known=known, text=m.reason[:512],
+        )  # fmt: skip
+    return ledger.RefusedRequest(
+        what="submit", job_id=m.job_id, team=m.team, user=m.user, client_key=m.client_key, stored_us=m.submitted_us,
+        known=known or m.submitted_us < d.state.finished.oldest_us(d.t_us),
+    )  # fmt: skip
 
 
 def cancel_requested(d: Decision, m: inbox.CancelRequested) -> None:

@@ -1,0 +1,76 @@
+"""Cancels that came before their jobs: two admissions may put a cancel into the inbox ahead of its submit.
+
+A cancel is remembered until its submit comes, for as long as REQUESTS keeps one; the submit is then answered as cancelled. What
+decides is the broker's order: a submit that was stored after the cancel is a new wish. Bounded by age, per team and in all:
+whoever sends many cancels of jobs that never were loses its own oldest ones first.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+KEPT_US = 3 * 86_400_000_000
+PER_TEAM = 1_000
+IN_ALL = 50_000
+
+
+class EarlyCancel(NamedTuple):
+    team: str
+    user: str
+    reason: str
+    requested_us: int
+    """When the broker stored it, by its clock."""
+
+
+class EarlyCancels:
+    """Cancels by job id, oldest first."""
+
+    def __init__(self) -> None:
+        self._cancels: dict[str, EarlyCancel] = {}
+        self._of_team: dict[str, dict[str, None]] = {}
+
+    def note(self, job_id: str, cancel: EarlyCancel) -> None:
+        self.forget(job_id)
+        own = self._of_team.setdefault(cancel.team, {})
+        if len(own) >= PER_TEAM:
+            self.forget(next(iter(own)))
+        self._cancels[job_id] = cancel
+        self._of_team.setdefault(cancel.team, {})[job_id] = None
+        while len(self) > IN_ALL or self._oldest().requested_us < cancel.requested_us - KEPT_US:
+            self.forget(next(iter(self._cancels)))
+
+    def forget(self, job_id: str) -> None:
+        """The job has come."""
+        gone = self._cancels.pop(job_id, None)
+        if gone is not None:
+            own = self._of_team[gone.team]
+            del own[job_id]
+            if not own:
+                del self._of_team[gone.team]
+
+    def of(self, job_id: str, team: str, submitted_us: int) -> EarlyCancel | None:
+        """The cancel of a job that `team` submitted at `submitted_us` by the broker's clock, if it came after that."""
+        known = self._cancels.get(job_id)
+        if known is None or known.team != team or known.requested_us < submitted_us:
+            return None
+        return known
+
+    def __len__(self) -> int:
+        return len(self._cancels)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EarlyCancels) and self.rows() == other.rows()
+
+    def rows(self) -> list[list[object]]:
+        return [[job_id, *cancel] for job_id, cancel in self._cancels.items()]
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[list[Any]]) -> "EarlyCancels":
+        """The inverse of `rows`."""
+        made = cls()
+        for job_id, *cancel in rows:
+            made._cancels[job_id] = EarlyCancel(*cancel)
+            made._of_team.setdefault(cancel[0], {})[job_id] = None
+        return made
+
+    def _oldest(self) -> EarlyCancel:
+        return next(iter(self._cancels.values()))

@@ -1,0 +1,105 @@
+"""Cancels ahead of their submits, requests that placement refuses, and how long a job may take to stop."""
+
+import pytest
+
+from libs.core.projections.history import Feed
+from libs.core.state import early_cancels, snapshot
+from libs.core.state.early_cancels import EarlyCancel, EarlyCancels
+from schemas.ids import job_id
+from schemas.inbox import CancelRequested
+from schemas.jobs import JobEvent, JobRejected
+from tests.core.builders import World, job, node
+
+
+@pytest.fixture
+def world() -> World:
+    return World(node("n1", 4))
+
+
+def cancel(name: str, requested_us: int, team: str = "research", reason: str = "a mistake") -> CancelRequested:
+    return CancelRequested(
+        job_id=job_id("research", name), team=team, reason=reason, user="ana", requested_us=requested_us
+    )
+
+
+def kinds(events: list) -> list[str]:
+    return [event.kind for event in events]
+
+
+def test_a_submit_whose_cancel_came_first_is_answered_as_cancelled(world: World) -> None:
+    assert kinds(world.send(cancel("j", 7))) == ["input.rejected"]
+    events = world.send(job("j", submitted_us=5), job("other", submitted_us=6))
+    assert kinds(events) == ["job.queued", "job.finished", "job.queued", "job.granted"]
+    ended = events[1]
+    assert (ended.job_id, ended.state, ended.reason, ended.user) == (
+        job_id("research", "j"), "cancelled", "a mistake", "ana",
+    )  # fmt: skip
+    assert kinds(world.send(job("j", submitted_us=5))) == [], "a repeat is the same job"
+
+
+def test_a_submit_that_came_after_the_cancel_is_a_new_wish(world: World) -> None:
+    world.send(cancel("j", 7))
+    assert kinds(world.send(job("j", submitted_us=8))) == ["job.queued", "job.granted"]
+
+
+def test_another_teams_cancel_cancels_nothing(world: World) -> None:
+    world.send(cancel("j", 7, team="other"))
+    assert kinds(world.send(job("j", submitted_us=5))) == ["job.queued", "job.granted"]
+
+
+def test_a_cancel_of_a_job_that_ended_is_not_remembered(world: World) -> None:
+    world.send(job("j"))
+    world.send(cancel("j", 3))
+    world.released(job_id("research", "j"), own_exit=False, exit_code=143)
+    world.send(cancel("j", 4))
+    assert len(world.decider.state.early_cancels) == 0
+
+
+def test_early_cancels_are_in_the_snapshot_and_every_fold_has_them(world: World) -> None:
+    world.send(cancel("j", 7), cancel("k", 8))
+    state = world.decider.state
+    assert len(state.early_cancels) == 2
+    assert snapshot.load(snapshot.dump(state)).early_cancels == state.early_cancels
+    assert world.replica.state.early_cancels == state.early_cancels
+
+
+def test_they_are_bounded_by_age_per_team_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early_cancels, "PER_TEAM", 3)
+    monkeypatch.setattr(early_cancels, "IN_ALL", 5)
+    kept = EarlyCancels()
+    kept.note("of-blue", EarlyCancel("blue", "", "", 1))
+    for n in range(10):
+        kept.note(f"red-{n}", EarlyCancel("red", "", "", n + 2))
+    assert kept.of("of-blue", "blue", 1) is not None, "who sends many loses its own first"
+    assert [row[0] for row in kept.rows()] == ["of-blue", "red-7", "red-8", "red-9"]
+    for n in range(4):
+        kept.note(f"green-{n}", EarlyCancel(f"green-{n}", "", "", 20))
+    assert len(kept) == 5
+    kept.note("late", EarlyCancel("late", "", "", 21 + early_cancels.KEPT_US))
+    assert [row[0] for row in kept.rows()] == ["late"]
+    assert EarlyCancels.of_rows(kept.rows()) == kept
+
+
+def test_a_second_body_under_a_key_is_told_to_its_team_and_names_no_job(world: World) -> None:
+    feed = Feed()
+    first = job("j", submitted_us=1)
+    second = first.model_copy(update={"spec_hash": "another", "user": "bob"})
+    world.send(first, second, first)
+    told = [one for n, record in enumerate(world.records, 1) for one in feed.apply(record, n)]
+    (refused,) = [one for one in told if isinstance(one, JobRejected)]
+    assert (refused.client_key, refused.job_id, refused.user, refused.team) == ("j", "", "bob", "research")
+    assert "already names" in refused.reasons[0].problem
+    assert [one.what for one in told if isinstance(one, JobEvent)] == ["queued", "granted"]
+
+
+def test_no_job_has_more_grace_than_its_class_gives(world: World) -> None:
+    greedy = job("j")
+    checkpoint = greedy.spec.checkpoint
+    assert checkpoint is not None
+    spec = greedy.spec.model_copy(
+        update={"stop_grace_s": 3600.0, "checkpoint": checkpoint.model_copy(update={"grace_s": 3600.0})}
+    )
+    world.send(greedy.model_copy(update={"spec": spec, "longest_grace_s": 120.0}))
+    queued = world.decider.state.jobs[greedy.job_id].spec
+    assert queued.checkpoint is not None
+    assert (queued.stop_grace_s, queued.checkpoint.grace_s) == (120, 120)
