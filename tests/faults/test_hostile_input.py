@@ -118,7 +118,9 @@ async def test_bad_questions_are_answered_as_invalid(cluster: LocalStack) -> Non
         for message in (m for m in CATALOG if m.reply is not None and m.subject.startswith("baton.qry.")):
             if message.type == "io.baton.log.read.query.v1":
                 continue  # an agent that does not have the log stays silent
-            keys = {"team": TEAMS[0], "user": "ana", "pool": cluster.options.pool, "node": "replay-0", "service": "x"}
+            if "{service}" in message.subject:
+                continue  # asked between two processes of one service: there is one of each here
+            keys = {"team": TEAMS[0], "user": "ana", "pool": cluster.options.pool, "node": "replay-0"}
             subject = message.subject.format(**keys)
             for name, payload in corpus.unreadable().items():
                 if name == "empty":
