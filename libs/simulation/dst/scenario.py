@@ -14,6 +14,7 @@ from nats.errors import Error as NatsError
 from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import NotStored, Outbox
+from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
 from libs.simulation.dst.agents import AgentService
 from libs.simulation.dst.machine import Machine
 from libs.simulation.dst.process import Process
@@ -133,6 +134,14 @@ def inventory(number: int) -> Inventory:
 # ---------------------------------------------------------------------------------------------------------- the services
 
 
+class _Admission(AdmissionSettings):
+    """Classes whose work survives seconds of silence, not minutes: no longer than any lease here."""
+
+    def priority_classes(self) -> dict[str, PriorityClass]:
+        lease = {"serving": "2s"}
+        return {c.name: c.model_copy(update={"lease": lease.get(c.name, "3s")}) for c in DEFAULT_CLASSES}
+
+
 @lru_cache(maxsize=1)
 def _settings() -> dict[str, Any]:
     """Settings cost milliseconds to read; they never change."""
@@ -143,7 +152,7 @@ def _settings() -> dict[str, Any]:
         "pool": POOL,
     }
     return {
-        "admission": AdmissionSettings(**common),
+        "admission": _Admission(**common),
         "placement": PlacementSettings(**common),
         "preemption": PreemptionSettings(**common),
         "quota_billing": QuotaBillingSettings(**common),
