@@ -113,6 +113,9 @@ class Documents:
         """Writes one window: documents, then the checkpoint."""
         self._away = ""
         if not steps:
+            # An emptied MongoDB must not stay empty until the next record: nothing may happen for days.
+            if self._before is not None and await self._store.checkpoint(self.name) != self._before:
+                raise StoreChanged(f"checkpoint {self.name} is not the one that was written at {self.position}")
             return
         before, follower = self._before, self.follower
         with self._seconds.time():
