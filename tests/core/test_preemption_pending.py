@@ -132,7 +132,8 @@ def test_every_kind_of_event_is_a_change_or_progress():
     kinds = set(get_args(get_args(ledger.LedgerEvent)[0]))
     assert kinds >= PROGRESS
     assert kinds - PROGRESS == {
-        ledger.NodeJoined, ledger.NodeLeft, ledger.QuotaSet, ledger.JobQueued, ledger.JobGranted,
+        ledger.NodeJoined, ledger.NodeLeft, ledger.NodeSilence, ledger.NodeHeard, ledger.QuotaSet,
+        ledger.JobQueued, ledger.JobGranted,
         ledger.AttemptPreempting, ledger.AttemptStopping, ledger.DevicesFreed, ledger.JobRequeued, ledger.JobFinished,
         ledger.DevicesHeld, ledger.HoldReleased, ledger.BoardRecut, ledger.BoardCutDone,
     }  # fmt: skip

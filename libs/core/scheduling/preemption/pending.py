@@ -31,7 +31,6 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.ClockJumped,
         ledger.SegmentSealed,
         ledger.GranterNamed,
-        ledger.NodeSilence,
         ledger.NodeDeclaredDead,
     }
 )
