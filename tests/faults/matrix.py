@@ -111,12 +111,12 @@ ROWS: tuple[Row, ...] = (
         (
             "sim: clock",
             "ledger/test_writer::test_a_jump_of_the_brokers_clock_is_told_and_moves_no_time_also_over_a_restart",
-            "telemetry/test_parts::test_ticks_are_new_messages_whatever_the_wall_clock_shows",
+            "leases/test_service::test_ticks_are_new_messages_whatever_the_wall_clock_shows",
         ),
     ),
     Row(
         "clocks run at different rates",
-        (_SIM, "telemetry/test_parts::test_the_wait_covers_what_an_agent_may_do"),
+        (_SIM, "core/test_health::test_never_given_up_while_it_may_still_work"),
         "within what the terms of leases state (0.1 %); two per cent would need a larger setting",
     ),
     Row(
