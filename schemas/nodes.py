@@ -119,6 +119,7 @@ class ReferencedPart(Fact):
     roles: tuple[RoleHosts, ...] = Field(default=(), description="of a nested gang: its roles, in the order of ranks")
     resume: Checkpoint | None = None
     started: bool = Field(default=False, description="the ledger has its start; until then the agent reports it again")
+    lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
 
 
 class NodeChanged(Fact):

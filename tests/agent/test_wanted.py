@@ -2,7 +2,7 @@
 
 import random
 
-from schemas.nodes import Action, NodeChanged, NodeState
+from schemas.nodes import Action, DesiredPart, NodeChanged, NodeState, ReferencedPart
 from services.agent.wanted import Specs, Wanted
 from tests.agent.build import but, part, rank
 from tests.agent.world import digest, referenced
@@ -35,7 +35,7 @@ def running(here: Wanted) -> list[str]:
 
 
 def test_a_part_is_wanted_once_its_spec_is_known():
-    here, one, two = wanted(), part(), part(None, rank(epoch=2), attempt=2)
+    here, one, two = wanted(), part(started=False), part(None, rank(epoch=2), attempt=2, started=False)
     two = two.model_copy(update={"spec": two.spec.model_copy(update={"name": "another"})})
     here.take_state([whole(5, one, two)])
     assert running(here) == []
@@ -45,6 +45,18 @@ def test_a_part_is_wanted_once_its_spec_is_known():
     assert here.state().parts == (two,)
     here.take_specs({digest(one): one.spec})
     assert here.state().parts == (one, two)
+
+
+def test_a_part_is_wanted_as_it_was_told_whether_its_spec_is_known_or_not():
+    """All but its spec: a part that loses its lease on the way would end with another's, or when it is to be kept."""
+    here, kept, short = wanted(), part(lease_s=0.0), part(None, rank(epoch=2), lease_s=30.0, started=True)
+    told = [referenced(kept), referenced(short, started=True)]
+    here.take_state([whole(5, kept).model_copy(update={"parts": tuple(told)})])
+    unknown = here.state({(kept.job_id, 1): None, (short.job_id, 1): None})
+    assert [one.lease_s for one in unknown.parts] == [0.0, 30.0]
+    here.take_specs({digest(kept): kept.spec, digest(short): short.spec})
+    assert here.state().parts == (kept.model_copy(update={"started": False}), short)
+    assert ReferencedPart.model_fields.keys() == DesiredPart.model_fields.keys()
 
 
 def test_a_change_builds_upon_what_is_known_or_says_that_something_was_missed():

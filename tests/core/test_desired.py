@@ -14,8 +14,8 @@ LIMIT = 20_000
 
 
 def sized(name: str, kib: int, share_milli: int = 100) -> JobAdmitted:
-    """A job with so much environment."""
-    admitted = job(name, share_milli=share_milli)
+    """A job with so much environment, which no lease ends."""
+    admitted = job(name, share_milli=share_milli).model_copy(update={"lease_s": 0.0})
     env = {f"PART_{n}": "x" * 1024 for n in range(kib)}
     return admitted.model_copy(update={"spec": admitted.spec.model_copy(update={"env": env})})
 
@@ -44,6 +44,7 @@ def test_a_state_comes_in_pieces_that_are_small_and_together_whole(state: State)
     ]
     parts = [part for piece in pieces for part in piece.parts]
     about = [part.model_dump(exclude={"spec"}) for part in whole.parts]
+    assert {part["lease_s"] for part in about} == {0.0}
     assert [part.model_dump(exclude={"spec"}) for part in parts] == about
     specs = {part.job_id: part.spec for part in whole.parts}
     assert [part.spec for part in parts] == [
