@@ -30,6 +30,9 @@ ROLL_AT = 0.8
 ASKED = "baton-roll"
 """A mark on the open stream's metadata: an operator asks to roll now (`baton ledger roll`)."""
 
+SEAL_BYTES = 8 * 1024
+"""What a seal may take: a full segment gets so much more."""
+
 _LOOK_BYTES = 32 * 1024
 _SLACK_BYTES = 1024 * 1024
 _IN_USE = (10058, 10065)  # the stream's name, or its subject, is taken
@@ -71,12 +74,15 @@ class Rolling:
         self.open = (await readable(self._js, self._pool))[-1].name
 
     async def stage(self, first: int) -> bool:
-        """Makes room for the segment that would begin with `first`; whether there is any. Raises nats errors when the broker
-        is away."""
+        """Makes room for the segment that would begin with `first`, and for the seal before it; whether there is any. Raises
+        nats errors when the broker is away."""
         await self._forget_dead(first - 2)
         try:
-            old = (await self._js.stream_info(self.open)).config
-            await self._make(old, first)
+            old = await self._js.stream_info(self.open)
+            await self._make(old.config, first)
+            most = old.config.max_bytes or 0
+            if 0 < most < old.state.bytes + SEAL_BYTES:
+                await self._js.update_stream(old.config.evolve(max_bytes=old.state.bytes + SEAL_BYTES))
         except APIError as error:
             log.error("ledger of pool %s: no room for its next segment: %s", self._pool, error.description)
             return False

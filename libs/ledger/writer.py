@@ -62,6 +62,7 @@ _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wr
 _TICK_PATIENCE = 10  # ticks alone call for a takeover this many times later
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtaken, is tried again after so long
+_ROLL_SOON_S = 1.0  # one in which the broker did not answer: it may be back
 _FULL_PAUSES_S = (0.5, 1.0, 2.0, 5.0)
 
 
@@ -298,6 +299,8 @@ class LedgerWriter(Generic[D]):
         if self._reader is not None:
             await self._reader.close()
         await self._patiently(partial(self._rolling.settle, self.head.seq, self.position))
+        if self._full and not await self._make_room():
+            return
         self._inbox = inbox = Tail(self._js, inbox_stream(self.pool), self.decider.inbox_seq, may_expire=True)
         try:
             while True:
@@ -469,6 +472,13 @@ class LedgerWriter(Generic[D]):
 
     # -------------------------------------------------------------------------------------------------------- roll
 
+    async def _make_room(self) -> bool:
+        """Rolls because a record did not fit, however full the segment is; False when the log must be asked again."""
+        with suppress(NatsError, TimeoutError, OSError):
+            if (await self._js.stream_info(self._rolling.open)).state.messages:
+                return await self._roll()
+        return True  # an empty one: the next would be no larger
+
     async def _roll(self) -> bool:
         """Goes on in another segment; False when the log must be asked again. Where there is no room for it, in this one."""
         self._roll_due = False
@@ -493,8 +503,10 @@ class LedgerWriter(Generic[D]):
             log.warning(
                 "ledger of pool %s: the roll into %s is not done yet: %r", self.pool, name_of(self.pool, first), error
             )
+            self._no_roll_before = loop.time() + _ROLL_SOON_S
             return False
         self._no_roll_before = 0.0
+        self._roll_due = False  # which the seal's commit may have said of the segment that it ended
         return True
 
     # ------------------------------------------------------------------------------------------------------ follow

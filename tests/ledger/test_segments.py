@@ -10,10 +10,10 @@ from nats.js.errors import APIError
 
 from libs.bus.streams import bind, provision
 from libs.ledger import rolling
-from libs.ledger.chain import GENESIS
+from libs.ledger.chain import GENESIS, Head
 from libs.ledger.follower import Follower
 from libs.ledger.reader import LedgerReader
-from libs.ledger.rolling import ASKED, Rolling
+from libs.ledger.rolling import ASKED, SEAL_BYTES, Rolling
 from libs.ledger.segments import Segment, SegmentState, last_seq, name_of, readable, segments
 from libs.ledger.verify import export, verify_files
 from libs.ledger.writer import LedgerWriter
@@ -22,6 +22,7 @@ from schemas.subjects import inbox_stream, ledger
 from tests.kit.waiting import until
 from tests.ledger.broker import Broker
 from tests.ledger.tally import Tally
+from tests.ledger.test_fill import fill
 from tests.ledger.test_inbox_trim import large
 from tests.ledger.toy import Toy, admitted
 from tests.ledger.world import POOL, World
@@ -65,6 +66,7 @@ async def submit(world: World, writer: LedgerWriter[Toy], *numbers: int) -> None
 
 
 async def test_a_full_segment_is_followed_by_another_and_readers_see_one_ledger(small: World, broker: Broker) -> None:
+    (only,) = await segments(small.js, POOL)
     follower = Follower(small.js, POOL, Tally, name="tally")
     following = asyncio.create_task(follower.run())
     writer = small.writer("one")
@@ -73,12 +75,16 @@ async def test_a_full_segment_is_followed_by_another_and_readers_see_one_ledger(
         await small.put(*(large(part * 100 + n) for n in range(90)))
         await small.decided(writer)
         await small.js.purge_stream(inbox_stream(POOL))  # as placement trims it
-    found = await segments(small.js, POOL)
-    assert len(found) >= 2
+
+    async def gone_on() -> list[Segment]:
+        found = await segments(small.js, POOL)
+        return found if len(found) >= 2 and found[-1].state is SegmentState.OPEN else []
+
+    found = await until(gone_on)
     assert [s.state for s in found] == [SegmentState.SEALED] * (len(found) - 1) + [SegmentState.OPEN]
     for before, after in itertools.pairwise(found):
         assert after.first == before.last + 1
-        assert before.bytes < 1 << 20
+        assert before.bytes <= only.max_bytes + SEAL_BYTES
 
     entries = await small.entries()
     assert [e.seq for e in entries] == list(range(1, found[-1].last + 1))
@@ -157,8 +163,7 @@ async def test_whoever_comes_next_finishes_a_roll(small: World, step: str, monke
             case _:
                 patched.setattr(Rolling, "finish", finish_and_die)
         await ask_to_roll(small)
-        async with asyncio.timeout(30):
-            await reached.wait()
+        await until(reached.is_set)
         await small.stop(running)
     reader = LedgerReader(small.js, POOL)
     follower = Follower(small.js, POOL, Tally, name="tally")
@@ -166,8 +171,7 @@ async def test_whoever_comes_next_finishes_a_roll(small: World, step: str, monke
     second = small.writer("second", snapshots=None)
     small.start(second)
     await submit(small, second, 2, 3)
-    await ask_to_roll(small) if step == "stage" else None
-    found = await rolled(small, 2)
+    found = await rolled(small, 2)  # unsealed (`stage`), the first is still marked: it was asked to roll
     assert [s.state for s in found] == [SegmentState.SEALED, SegmentState.OPEN]
     await submit(small, second, 4)
     read = [e async for batch in reader.read_to(await last_seq(small.js, POOL)) for e in batch]
@@ -258,6 +262,45 @@ async def test_without_room_for_another_the_segment_is_used_to_its_end(
     assert rolling.ROLL_AT < 0.95, "there is room left for what must be said"
 
 
+async def test_a_record_that_does_not_fit_goes_into_another_segment(
+    small: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The segment is not full enough for a roll, and what is left of it is less than the record."""
+    monkeypatch.setattr("libs.ledger.writer._FULL_PAUSES_S", (0.05,))
+    monkeypatch.setattr("libs.ledger.writer._INPUT_BYTES", 600 * 1024)
+    head = await padded(small, 700 * 1024)
+    monkeypatch.setattr("libs.ledger.writer._BUSY_S", 60.0)  # all in one record
+    writer = small.writer("one", batch=100, linger_ms=60_000, snapshots=None)
+    await small.put(*(large(n) for n in range(100)))
+    small.start(writer)
+    await small.decided(writer)
+    first, second = await rolled(small, 2)
+    assert first.last == head.seq + 1, "the seal is all that came"
+    assert second.last >= second.first
+    assert len((await small.folded()).seen) == 100
+
+
+async def test_a_segment_without_room_for_its_seal_gets_some(small: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was used to its end, as there was no room for another; now there is."""
+    monkeypatch.setattr("libs.ledger.writer._FULL_PAUSES_S", (0.05,))
+    (only,) = await segments(small.js, POOL)
+    await fill(small)
+    writer = small.writer("one", snapshots=None)
+    small.start(writer)
+    await submit(small, writer, 1)
+    first, _ = await rolled(small, 2)
+    assert only.max_bytes < first.bytes <= only.max_bytes + SEAL_BYTES
+    assert len((await small.folded()).seen) == 1
+
+
+async def padded(world: World, size: int) -> Head:
+    """Records without an input, until the segment holds `size` bytes or a little less."""
+    head = GENESIS
+    while (left := size - (await segments(world.js, POOL))[-1].bytes) > 1200:
+        head = await world.append(head, writer="x" * min(left - 700, 200 * 1024))
+    return head
+
+
 async def test_provisioning_a_ledger_in_segments_makes_no_second_one(
     small: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,8 +323,7 @@ async def test_provisioning_a_ledger_in_segments_makes_no_second_one(
     await submit(small, writer, 2)
     monkeypatch.setattr(Rolling, "_open", die)  # sealed, and not open again
     await ask_to_roll(small)
-    async with asyncio.timeout(30):
-        await reached.wait()
+    await until(reached.is_set)
     await small.stop(running)
     await small.js.delete_stream(first.name)  # archived
     await provision(small.js, [POOL], scale=0.001)
