@@ -117,10 +117,14 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         nats = await connect(settings.nats_url, name="admission-ledger", die_on_close=True)
-        js = nats.jetstream(publish_async_max_pending=4096)
-        await bind(js, settings.all_pools)
-        await check(nats, settings.all_pools)
-        await answer(nats, settings.all_pools)
+        try:
+            js = nats.jetstream(publish_async_max_pending=4096)
+            await bind(js, settings.all_pools)
+            await check(nats, settings.all_pools)
+            await answer(nats, settings.all_pools)
+        except BaseException:
+            await nats.close()
+            raise
         await asyncio.to_thread(warm)
         followers[:] = [
             Follower(js, pool, FleetShape, name=FOLLOWER, snapshot_every=settings.snapshot_records)
