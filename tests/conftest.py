@@ -4,22 +4,39 @@ Every test has its own `pool`, with streams of its own, and its own `team`; the 
 TELEMETRY are shared by the session.
 """
 
+import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
 
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.streams import provision
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from tests.kit.background import ServerInBackground
+from tests.kit.files_to_workers import FilesToWorkers
 
 settings.register_profile("house", deadline=None)  # a busy machine is not a failure
 settings.load_profile("house")
 
 STREAM_SCALE = 0.01
 """Streams of a hundredth of their size: thousands of test pools fit into the server's reservation."""
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesToWorkers:
+    return FilesToWorkers(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _a_service_in_this_process_ends_its_test_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A service whose task fails ends its process, which is the test's where it runs in it: then the test fails instead."""
+    codes: list[int] = []
+    pid, exit_ = os.getpid(), os._exit
+    monkeypatch.setattr(os, "_exit", lambda code: codes.append(code) if os.getpid() == pid else exit_(code))
+    yield
+    assert not codes, "a service in this process ended it, see the log above"
 
 
 @pytest.fixture(scope="session")

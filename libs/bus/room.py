@@ -10,11 +10,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
-from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js.api import StreamInfo
 
 from libs.bus.messages import Outgoing
+from libs.bus.patience import in_turns
 
 log = logging.getLogger("baton.room")
 
@@ -36,21 +35,10 @@ class Room:
         self._ask = ask
         self._streams: list[tuple[str, int, int]] = []  # (name, bytes, limit)
         self._since = 0  # bytes put into the first stream since it was asked
-        self._problem = ""
 
     async def run(self) -> None:
         """For ever. While the broker does not say, what was known last counts. Raises ConnectionClosedError."""
-        while True:
-            try:
-                await self.look()
-                self._problem = ""
-            except ConnectionClosedError:
-                raise
-            except (NatsError, TimeoutError, OSError) as error:
-                if not self._problem:
-                    log.warning("how full the streams are is not known: %r", error)
-                self._problem = repr(error)
-            await asyncio.sleep(_ASK_S)
+        await in_turns(self.look, _ASK_S, log, "how full the streams are is not known")
 
     async def look(self) -> None:
         """Asks once. Raises nats errors."""

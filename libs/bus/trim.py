@@ -14,12 +14,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 
 from libs.bus.metrics import TRIMMED
+from libs.bus.patience import in_turns
 from libs.bus.table import durable_of
 
 log = logging.getLogger("baton.trim")
@@ -48,23 +47,16 @@ class Trimmer:
         self._subject = subject
         self._keep_s = keep_s
         self._seen: deque[tuple[float, int]] = deque()  # (when, floor), oldest first
-        self._problem = ""
 
     async def run(self) -> None:
         """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
         turn_s = min(_TURN_S, max(0.1, self._keep_s / 4))
-        while True:
-            pressed = False
-            try:
-                pressed = await self.turn(asyncio.get_running_loop().time())
-                self._problem = ""
-            except ConnectionClosedError:
-                raise
-            except (NatsError, TimeoutError, OSError) as error:
-                if not self._problem:
-                    log.warning("stream %s is not trimmed: %r", self.stream, error)
-                self._problem = repr(error)
-            await asyncio.sleep(min(turn_s, _PRESSED_TURN_S) if pressed else turn_s)
+
+        async def turn() -> float | None:
+            pressed = await self.turn(asyncio.get_running_loop().time())
+            return min(turn_s, _PRESSED_TURN_S) if pressed else None
+
+        await in_turns(turn, turn_s, log, f"stream {self.stream} is not trimmed")
 
     async def turn(self, now: float) -> bool:
         """Trims what may go at `now` (seconds of a monotonic clock); whether the stream is pressed. Raises nats errors."""

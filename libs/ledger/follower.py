@@ -23,10 +23,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from libs.bus.patience import patiently
 from libs.core.state.formats import NEWEST
 from libs.ledger.chain import GENESIS, ChainEntry, Head
 from libs.ledger.projection import LedgerProjection
@@ -37,8 +36,6 @@ from libs.ledger.snapshots import Restored, SnapshotStore
 from libs.ports.host import failpoint
 
 log = logging.getLogger("baton.ledger")
-
-_PAUSES_S = (0.1, 0.25, 0.5, 1.0, 2.0)
 
 P = TypeVar("P", bound=LedgerProjection)
 A = TypeVar("A")
@@ -216,19 +213,14 @@ class Follower(Generic[P]):
 
     async def _patiently(self, ask: Callable[[], Awaitable[A]]) -> A:
         """What the broker answers, asked again while it is away."""
-        failures = 0
-        while True:
-            try:
-                return await ask()
-            except ConnectionClosedError:
-                raise
-            except (NatsError, TimeoutError, OSError) as error:
-                if not failures:
-                    log.warning("%s of pool %s: the broker does not answer: %r", self.name, self.pool, error)
-                if self._waits_for:
-                    self._waits_for = f"the broker does not answer: {error!r}"
-                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
-                failures += 1
+
+        def away(error: Exception, failures: int) -> None:
+            if not failures:
+                log.warning("%s of pool %s: the broker does not answer: %r", self.name, self.pool, error)
+            if self._waits_for:
+                self._waits_for = f"the broker does not answer: {error!r}"
+
+        return await patiently(ask, away)
 
     # ------------------------------------------------------------------------------------------------------ follow
 

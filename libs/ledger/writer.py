@@ -24,6 +24,7 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from pydantic import ValidationError
 
+from libs.bus.patience import patiently
 from libs.core.state.clock import LedgerClock
 from libs.core.state.formats import NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
@@ -60,7 +61,6 @@ _MAX_SKIPPED = 10_000  # inputs without a record, after which an empty one is wr
 _BUSY_S = 0.02  # inputs that come sooner than this after a commit are worth waiting for more of them
 _ASK_S = 1.0  # how often a writer without commits asks whether somebody else wrote
 _TICK_PATIENCE = 10  # ticks alone call for a takeover this many times later
-_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _ROLL_AGAIN_S = 30.0  # a roll for which there was no room, or that was overtaken, is tried again after so long
 _ROLL_SOON_S = 1.0  # one in which the broker did not answer: it may be back
 _FULL_PAUSES_S = (0.5, 1.0, 2.0, 5.0)
@@ -190,18 +190,7 @@ class LedgerWriter(Generic[D]):
         """The state is what the log says: the last snapshot, and every valid record after it."""
         self.role = "folding"
         self.counters.refolds += 1
-        failures = 0
-        while True:
-            try:
-                decider, reader = await self._from_snapshot()
-                await self._rolling.settle(reader.head.seq, reader.position)
-                break
-            except ConnectionClosedError:
-                raise
-            except (NatsError, TimeoutError, OSError) as error:
-                log.warning("ledger of pool %s cannot be folded yet: %r", self.pool, error)
-                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
-                failures += 1
+        decider, reader = await self._patiently(self._begin)
         self._reader = reader
         try:
             await self._read(decider, reader)
@@ -234,16 +223,11 @@ class LedgerWriter(Generic[D]):
 
     async def _patiently(self, ask: Callable[[], Awaitable[A]]) -> A:
         """What the broker answers, asked again while it is away."""
-        failures = 0
-        while True:
-            try:
-                return await ask()
-            except ConnectionClosedError:
-                raise
-            except (NatsError, TimeoutError, OSError) as error:
-                log.warning("ledger of pool %s: the broker does not do it: %s", self.pool, error or repr(error))
-                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
-                failures += 1
+
+        def away(error: Exception, failures: int) -> None:
+            log.warning("ledger of pool %s: the broker does not do it: %r", self.pool, error)
+
+        return await patiently(ask, away)
 
     async def _stored_clock(self) -> LedgerClock:
         """The clock as the last valid record says it: a snapshot of the state has none."""
@@ -254,6 +238,11 @@ class LedgerWriter(Generic[D]):
             except ValidationError as error:
                 log.warning("ledger of pool %s: record %d says no time: %r", self.pool, self.head.seq, error)
         return LedgerClock(self.decider.t_us)
+
+    async def _begin(self) -> tuple[D, LedgerReader]:
+        decider, reader = await self._from_snapshot()
+        await self._rolling.settle(reader.head.seq, reader.position)
+        return decider, reader
 
     async def _from_snapshot(self) -> tuple[D, LedgerReader]:
         if self._reader is not None:

@@ -1,13 +1,11 @@
 """How full each stream is, as a metric: telemetry of each pool shows its pool's streams and those that all pools share."""
 
-import asyncio
 import logging
 
-from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Gauge
 
+from libs.bus.patience import in_turns
 from libs.bus.table import streams
 from libs.bus.trim import fill_of
 from libs.ledger.segments import SegmentState, segments
@@ -27,21 +25,10 @@ class FillLevels:
         self._pool = pool
         self._fill = Gauge("baton_stream_fill_ratio", "bytes of the stream's limit", ["stream"], registry=registry)
         self._segments = Gauge("baton_ledger_segments", "streams that the ledger lies in", registry=registry)
-        self._problem = ""
 
     async def run(self) -> None:
         """For ever. While the broker does not answer, what was seen last is shown. Raises ConnectionClosedError."""
-        while True:
-            try:
-                await self.look()
-                self._problem = ""
-            except ConnectionClosedError:
-                raise
-            except (NatsError, TimeoutError, OSError) as error:
-                if not self._problem:
-                    log.warning("how full the streams are is not known: %r", error)
-                self._problem = repr(error)
-            await asyncio.sleep(_LOOK_S)
+        await in_turns(self.look, _LOOK_S, log, "how full the streams are is not known")
 
     async def look(self) -> None:
         """Asks once. Raises nats errors."""

@@ -4,14 +4,13 @@ An admission process that died between storing a job in one inbox and acknowledg
 The ledger does not show the job yet; without this look it could be sent to another pool as well.
 """
 
-import asyncio
 import logging
+from functools import partial
 
-from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import StreamState
 
+from libs.bus.patience import patiently
 from libs.ledger.inputs import read_input
 from libs.ledger.tail import Tail
 from schemas.inbox import JobAdmitted
@@ -47,11 +46,7 @@ async def undecided(js: JetStreamContext, pool: str, decided: int) -> list[str]:
 
 
 async def _state(js: JetStreamContext, stream: str) -> StreamState:
-    while True:
-        try:
-            return (await js.stream_info(stream)).state
-        except ConnectionClosedError:
-            raise
-        except (NatsError, TimeoutError, OSError) as error:
-            log.warning("stream %s cannot be read: %r", stream, error)
-            await asyncio.sleep(_WAIT_S)
+    def away(error: Exception, failures: int) -> None:
+        log.warning("stream %s cannot be read: %r", stream, error)
+
+    return (await patiently(partial(js.stream_info, stream), away)).state

@@ -5,19 +5,18 @@ some again with the same ids, and the broker drops them. What the feed knows of 
 and the records after it; up to the cursor these are read in silence. MongoDB has no part in this.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
+from libs.bus.patience import patiently
 from libs.core.projections.history import Feed
 from libs.ledger.chain import LedgerRewound
 from libs.ledger.follower import FollowedEntry, Follower
@@ -27,8 +26,8 @@ from schemas.jobs import JobRejected
 
 log = logging.getLogger("baton.history")
 
+A = TypeVar("A")
 NAME = "history-feed"
-_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class FeedLoop:
@@ -60,7 +59,8 @@ class FeedLoop:
                 log.warning("%s; going on from there", error)
 
     async def _begin(self) -> None:
-        cursor = await self._cursors.load(f"{NAME}-{self._pool}") or {"seq": 0, "hash": "", "position": 0}
+        found = await self._surely("read its cursor", partial(self._cursors.load, f"{NAME}-{self._pool}"))
+        cursor = found or {"seq": 0, "hash": "", "position": 0}
         if self.follower.began_at < cursor["position"]:
             raise LedgerRewound(f"the ledger of pool {self._pool} ends before {cursor['position']}, which was told")
         self._cursor = cursor
@@ -75,11 +75,11 @@ class FeedLoop:
             m for step in steps if step.entry.valid and step.entry.seq > self.position for m in self._news(step)
         ]
         if messages:
-            await self._surely(f"{len(messages)} events", partial(self._outbox.publish_many, messages))
+            await self._surely(f"store {len(messages)} events", partial(self._outbox.publish_many, messages))
         failpoint("feed.stored")
         if follower.position > self.position:
             mark = {"seq": follower.head.seq, "hash": follower.head.hash, "position": follower.position}
-            await self._surely("its cursor", partial(self._cursors.move, f"{NAME}-{self._pool}", mark))
+            await self._surely("move its cursor", partial(self._cursors.move, f"{NAME}-{self._pool}", mark))
             self.position = follower.position
 
     def _news(self, step: FollowedEntry) -> Iterator[Outgoing]:
@@ -96,17 +96,14 @@ class FeedLoop:
                 correlation=event.job_id,
             )
 
-    async def _surely(self, what: str, work: Callable[[], Awaitable[object]]) -> None:
+    async def _surely(self, what: str, work: Callable[[], Awaitable[A]]) -> A:
         """Does `work` until it succeeds: the ids make a repeat harmless, and nothing may be left out."""
-        failures = 0
-        while True:
-            try:
-                await work()
-                self._cannot = ""
-                return
-            except (NatsError, TimeoutError, OSError) as error:
-                if not self._cannot:
-                    log.warning("the feed cannot store %s: %r", what, error)
-                self._cannot = f"cannot store {what}: {error!r}"
-                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
-                failures += 1
+
+        def away(error: Exception, failures: int) -> None:
+            if not self._cannot:
+                log.warning("the feed cannot %s: %r", what, error)
+            self._cannot = f"cannot {what}: {error!r}"
+
+        done = await patiently(work, away)
+        self._cannot = ""
+        return done

@@ -5,16 +5,14 @@ can look. Here each team may keep as many as every other; what quiet teams do no
 shows in the numbers of the events (`JobEvent.number`), so nothing needs to be remembered about it.
 """
 
-import asyncio
 import logging
 from collections import Counter as Counts
 from collections.abc import Iterable
 
-from nats.errors import ConnectionClosedError
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter
 
+from libs.bus.patience import in_turns
 from libs.bus.trim import fill_of
 from schemas import subjects
 
@@ -33,21 +31,10 @@ class EventTrimmer:
     def __init__(self, js: JetStreamContext, registry: CollectorRegistry) -> None:
         self._js = js
         self._dropped = Counter("baton_history_events_dropped", "events dropped to make room", registry=registry)
-        self._problem = ""
 
     async def run(self) -> None:
         """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
-        while True:
-            try:
-                await self.turn()
-                self._problem = ""
-            except ConnectionClosedError:
-                raise
-            except (NatsError, TimeoutError, OSError) as error:
-                if not self._problem:
-                    log.warning("the events are not trimmed: %r", error)
-                self._problem = repr(error)
-            await asyncio.sleep(_TURN_S)
+        await in_turns(self.turn, _TURN_S, log, "the events are not trimmed")
 
     async def turn(self) -> None:
         """Trims once, if there is need. Raises nats errors."""
