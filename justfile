@@ -39,11 +39,15 @@ bench-placement *args: _house
 test *args: _house
     pytest -n 3 --dist loadfile "$@"
 
-# The whole of Baton under seeded faults in virtual time: 12,000 seeds; `--seed N` replays one
+# The whole of Baton under seeded faults in virtual time: 12,000 seeds; `--seed N` replays one. `--real`: with real servers and processes
 [group("test")]
 [no-exit-message]
 chaos *args: _house
-    python -m libs.simulation.dst "$@"
+    #!/bin/sh
+    case " $* " in
+        *" --real "*) exec python -m tests.faults.chaos "$@" ;;
+        *) exec python -m libs.simulation.dst "$@" ;;
+    esac
 
 # The tests that finish in seconds: no faults, no demo
 [group("test")]

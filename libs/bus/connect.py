@@ -1,6 +1,8 @@
 """One way to connect to NATS, with the client's traps closed.
 
 - It reconnects for ever (the client's default gives up after two minutes and stays closed).
+- A server that it was told of by another one, and that the URL does not name, gets the credential too (default: none, and
+  it is refused there for ever).
 - A dead peer is noticed within 20 to 30 s (default: up to six minutes).
 - Errors that the client reports in the background are logged and counted.
 - A connection that closes for good although nobody asked for it ends the process, when `die_on_close` is set:
@@ -11,7 +13,9 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats
 from nats.aio.client import Client
@@ -65,8 +69,10 @@ async def connect(
         return await host.connect(name, inbox_prefix, wait_s)
     connection = BusConnection()
     problems = _Problems(name)
+    servers = [part.strip() for part in url.split(",")]
     options: dict[str, Any] = {
-        "servers": [part.strip() for part in url.split(",")],
+        "servers": servers,
+        **_credential(servers),
         "name": name,
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": 0.25,
@@ -97,6 +103,13 @@ async def connect(
             await asyncio.gather(attempt, return_exceptions=True)
     await connection.close()
     raise BusUnavailable(_unreachable(url, problems, wait_s))
+
+
+def _credential(servers: Sequence[str]) -> dict[str, str]:
+    """The user that all these URLs name, as the client's options; nothing when they differ: then each has its own."""
+    users = {(found.username, found.password) for found in map(urlsplit, servers)}
+    user, password = users.pop()
+    return {"user": user, "password": password} if not users and user and password else {}
 
 
 async def close(connection: Client) -> None:

@@ -62,8 +62,8 @@ class LaunchOptions:
     processors). `env` adds variables to a process by its name or its service's ("*": all). `replicas` runs every service
     several times, in every pool, `copies` those that it names (they are called `placement`, `placement-2`,
     `placement.west-2`). `keep_jobs`: what runs on this machine runs on when all of this is stopped, until it is started
-    again. `scale` multiplies the storage limits of the streams, `sync_always`
-    waits for the disk before each acknowledgement.
+    again. `brokers` is how many NATS servers there are (1, 3 or 5), each with a copy of every stream. `scale` multiplies the
+    storage limits of the streams, `sync_always` waits for the disk before each acknowledgement.
     """
 
     state_dir: Path = Path(".baton")
@@ -81,6 +81,7 @@ class LaunchOptions:
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     external: External | None = None
     nats_port: int | None = None
+    brokers: int = 1
     sync_always: bool = True
     keep_jobs: bool = False
     scale: float = 1.0
@@ -243,7 +244,12 @@ class LocalStack:
         if self.options.external:
             return ServerOptions(run=())  # still takes the state directory, so that two instances never share one
         users = nats_users(self.state_dir, self.options.teams, self.options.users, self.options.pools)
-        nats = NatsOptions(port=self.options.nats_port, users=users, sync_always=self.options.sync_always)
+        nats = NatsOptions(
+            port=self.options.nats_port,
+            servers=self.options.brokers,
+            users=users,
+            sync_always=self.options.sync_always,
+        )
         needed = 2 * reserved_bytes(
             self.options.pools, scale=self.options.scale
         )  # twice: limits grow, and never shrink
@@ -253,7 +259,9 @@ class LocalStack:
     async def _provision(self) -> None:
         client = await connect(self.nats_url, name="provision")
         try:
-            await provision(client.jetstream(), self.options.pools, scale=self.options.scale)
+            await provision(
+                client.jetstream(), self.options.pools, replicas=self.options.brokers, scale=self.options.scale
+            )
         finally:
             await client.close()
 
@@ -322,7 +330,7 @@ class LocalStack:
             ready=http_ok(lease.port, "/livez"),
             ready_timeout_s=options.ready_timeout_s,
             stop_timeout_s=20.0,
-            depends_on=() if options.external else (NATS, VALKEY, MONGO),
+            depends_on=() if options.external else (*self._running().options.nats.names, VALKEY, MONGO),
             port=lease.port,
         )
 

@@ -5,7 +5,7 @@ Secrets go into files that only their owner can read, never onto a command line,
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,10 @@ class NatsOptions:
 
     port: int | None = None
     monitor_port: int | None = None
+    servers: int = 1
+    """Of one cluster; three or five bear the loss of one or two. `port` and `monitor_port` are the first one's."""
+    advertise: bool = False
+    """Servers of a cluster tell clients of each other; our URLs name them all anyway."""
     sync_always: bool = True
     users: Sequence[NatsUser] = ()  # none: one user "baton" with a random password
     max_payload_bytes: int = 4 * _MIB
@@ -62,6 +66,13 @@ class NatsOptions:
         names = [user.name for user in self.users]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"NATS users named twice: {', '.join(sorted(repeated))}")
+        if self.servers not in (1, 3, 5):
+            raise ValueError(f"servers is {self.servers}: use 1, 3 or 5; an even number bears no more losses")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its processes are called: `nats`, `nats-2`, `nats-3`."""
+        return (NATS, *(f"{NATS}-{number}" for number in range(2, self.servers + 1)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,18 +119,34 @@ class Server:
     config: str = field(default="", repr=False)
 
 
-def describe_nats(options: NatsOptions, state_dir: Path, port: int, monitor_port: int, password: str) -> Server:
-    """nats-server with JetStream on disk. `password` is used when `options` names no users.
+@dataclass(frozen=True)
+class NatsPorts:
+    """Of one server: for clients, for its monitoring page, and for the other servers of its cluster."""
+
+    client: int
+    monitor: int
+    route: int = 0
+
+
+def describe_nats(options: NatsOptions, state_dir: Path, ports: Mapping[str, NatsPorts], password: str) -> list[Server]:
+    """The nats-servers of `options.names`, with JetStream on disk. `password` is used when `options` names no users, and
+    between the servers of a cluster.
 
     Raises:
         MissingBinary: nats-server is not installed.
     """
-    users = list(options.users) or [NatsUser(DEFAULT_USER, password)]
-    data_dir, config_path = state_dir / NATS, state_dir / "config" / "nats.json"
+    return [_one_nats(name, options, state_dir, ports, password) for name in options.names]
+
+
+def _one_nats(
+    name: str, options: NatsOptions, state_dir: Path, all_ports: Mapping[str, NatsPorts], password: str
+) -> Server:
+    users, ports = list(options.users) or [NatsUser(DEFAULT_USER, password)], all_ports[name]
+    data_dir, config_path = state_dir / name, state_dir / "config" / f"{name}.json"
     config = {
-        "server_name": "baton-embedded",
-        "listen": f"{LOOPBACK}:{port}",
-        "http": f"{LOOPBACK}:{monitor_port}",
+        "server_name": "baton-embedded" if options.servers == 1 else name,
+        "listen": f"{LOOPBACK}:{ports.client}",
+        "http": f"{LOOPBACK}:{ports.monitor}",
         "max_payload": options.max_payload_bytes,
         "jetstream": {
             "store_dir": str(data_dir),
@@ -129,19 +156,38 @@ def describe_nats(options: NatsOptions, state_dir: Path, port: int, monitor_port
         },
         "authorization": {"users": [user_entry(user) for user in users]},
     }
+    health, patience_s = "/healthz", 30.0  # ok only once JetStream has recovered its streams
+    if options.servers > 1:
+        config["cluster"] = {
+            **_routes(ports.route, [other.route for other in all_ports.values()], password),
+            "no_advertise": not options.advertise,
+        }
+        # Whether every stream has its majority is the others' affair, too: a server is not started anew for that.
+        health, patience_s = "/healthz?js-server-only=true", 300.0
     return Server(
         spec=ProcessSpec(
-            name=NATS,
+            name=name,
             argv=[str(binaries.nats_server()), "-c", str(config_path)],
-            log_path=state_dir / "logs" / "nats.log",
-            ready=http_ok(monitor_port, "/healthz"),  # ok only once JetStream has recovered its streams
-            port=port,
+            log_path=state_dir / "logs" / f"{name}.log",
+            ready=http_ok(ports.monitor, health),
+            ready_timeout_s=patience_s,
+            port=ports.client,
         ),
-        url=nats_url(users[0], port),
+        url=nats_url(users[0], ports.client),
         data_dir=data_dir,
         config_path=config_path,
         config=json.dumps(config, indent=1),  # nats-server's own format takes JSON, which saves us its quoting rules
     )
+
+
+def _routes(own: int, everyone: Sequence[int], password: str) -> dict[str, Any]:
+    """How a server of a cluster finds the others."""
+    return {
+        "name": "baton",
+        "listen": f"{LOOPBACK}:{own}",
+        "authorization": {"user": "route", "password": password, "timeout": 5},
+        "routes": [f"nats-route://route:{password}@{LOOPBACK}:{port}" for port in everyone if port != own],
+    }
 
 
 def describe_valkey(options: ValkeyOptions, state_dir: Path, port: int, password: str) -> Server:

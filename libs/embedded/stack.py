@@ -18,7 +18,7 @@ from libs.embedded import servers
 from libs.embedded.events import ProcessEvent
 from libs.embedded.ports import LOOPBACK, lease_port
 from libs.embedded.records import kill_leftovers, start_ticks, write_private
-from libs.embedded.servers import MONGO, NATS, VALKEY, NatsUser, Server, ServerOptions
+from libs.embedded.servers import MONGO, NATS, VALKEY, NatsPorts, NatsUser, Server, ServerOptions
 from libs.embedded.supervisor import Supervisor
 
 _MEMORY_FILE = "stack.json"
@@ -69,14 +69,20 @@ class Servers:
 
     @property
     def nats_url(self) -> str:
-        """The URL of the first NATS user, or of the only one. RuntimeError if nats is not among those that run."""
-        return self._url(NATS)
+        """The URL of the first NATS user, or of the only one; of a cluster all, separated by commas. RuntimeError if nats is
+        not among those that run."""
+        self._url(NATS)
+        return ",".join(self._url(name) for name in self.options.nats.names)
 
     @property
     def nats_monitor_url(self) -> str:
         """nats-server's monitoring page, e.g. `/jsz`. RuntimeError if nats is not among those that run."""
-        self._url(NATS)
-        return f"http://{LOOPBACK}:{self._ports['nats_monitor']}"
+        return self.nats_monitor_url_of(NATS)
+
+    def nats_monitor_url_of(self, name: str) -> str:
+        """The same of one server of a cluster, `nats`, `nats-2`, ..."""
+        self._url(name)
+        return f"http://{LOOPBACK}:{self._ports[_monitor(name)]}"
 
     @property
     def redis_url(self) -> str:
@@ -89,7 +95,7 @@ class Servers:
         return self._url(MONGO)
 
     def nats_url_of(self, user_name: str) -> str:
-        """The URL of one of the users given in the options.
+        """The URL of one of the users given in the options; of a cluster all, separated by commas.
 
         Raises:
             KeyError: there is no such user.
@@ -98,7 +104,7 @@ class Servers:
         if user_name not in users:
             raise KeyError(f"no NATS user {user_name!r}; there are: {', '.join(users) or 'none given'}")
         self._url(NATS)
-        return servers.nats_url(users[user_name], self._ports[NATS])
+        return ",".join(servers.nats_url(users[user_name], self._ports[name]) for name in self.options.nats.names)
 
     async def start(self) -> None:
         """Take the directory, start the servers in parallel, return when all are ready.
@@ -151,7 +157,10 @@ class Servers:
         options, remembered = self.options, memory.get("ports", {})
         requests: dict[str, int | None] = {}
         if NATS in options.run:
-            requests |= {NATS: options.nats.port, "nats_monitor": options.nats.monitor_port}
+            names = options.nats.names
+            requests |= {NATS: options.nats.port, _monitor(NATS): options.nats.monitor_port}
+            requests |= {port: None for name in names[1:] for port in (name, _monitor(name))}
+            requests |= {_route(name): None for name in names if len(names) > 1}
         if VALKEY in options.run:
             requests |= {VALKEY: options.valkey.port}
         if MONGO in options.run:
@@ -167,8 +176,10 @@ class Servers:
         options, here, ports = self.options, self.state_dir, self._ports
         chosen: dict[str, Server] = {}
         if NATS in options.run:
-            monitor = ports["nats_monitor"]
-            chosen[NATS] = servers.describe_nats(options.nats, here, ports[NATS], monitor, passwords[NATS])
+            names = options.nats.names
+            own = {n: NatsPorts(ports[n], ports[_monitor(n)], ports.get(_route(n), 0)) for n in names}
+            described = servers.describe_nats(options.nats, here, own, passwords[NATS])
+            chosen |= dict(zip(names, described, strict=True))
         if VALKEY in options.run:
             chosen[VALKEY] = servers.describe_valkey(options.valkey, here, ports[VALKEY], passwords[VALKEY])
         if MONGO in options.run:
@@ -190,6 +201,14 @@ class Servers:
         if name not in self._servers:
             raise RuntimeError(f"{name} does not run: start the servers first, with {name} among options.run")
         return self._servers[name].url
+
+
+def _monitor(name: str) -> str:
+    return f"{name}_monitor"
+
+
+def _route(name: str) -> str:
+    return f"{name}_route"
 
 
 def _lock(state_dir: Path) -> IO[str]:

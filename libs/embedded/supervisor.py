@@ -118,6 +118,14 @@ class Supervisor:
         """The processes as they are now, by name."""
         return {name: _record(entry) for name, entry in self._entries.items()}
 
+    def spec(self, name: str) -> ProcessSpec:
+        """What a process is run with, e.g. to start it again after `stop`.
+
+        Raises:
+            KeyError: the name is unknown.
+        """
+        return self._entry(name).spec
+
     def pid(self, name: str) -> int:
         """The pid of a running process.
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from libs.simulation.dst.faults import DRAWS
+from tests.faults.chaos.faults import FAULTS
 from tests.faults.matrix import PAGE, ROWS, page
 
 TESTS = Path(__file__).parents[1]
@@ -27,6 +28,8 @@ def test_the_page_shows_the_matrix() -> None:
 def _exists(name: str) -> bool:
     if name.startswith("sim: "):
         return name.removeprefix("sim: ") in DRAWS
+    if name.startswith("chaos: "):
+        return name.removeprefix("chaos: ") in FAULTS
     file, _, test = name.partition("::")
     path = TESTS / f"{file}.py"
     return path.exists() and re.search(rf"def {test}\(", path.read_text()) is not None

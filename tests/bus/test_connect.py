@@ -1,6 +1,8 @@
 """Connections come up when the server does, stay, and say clearly why they cannot."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from libs.bus.broker import make_broker
 from libs.bus.connect import EXIT_CONNECTION_LOST, BusUnavailable, close, connect, without_password
+from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.servers import NATS
 from tests.kit.background import ServerInBackground
 from tests.kit.waiting import until
@@ -52,6 +55,21 @@ async def test_a_server_that_comes_later_is_waited_for(tmp_path: Path) -> None:
         connection = await waiting
         assert connection.is_connected
         await close(connection)
+
+
+async def test_a_server_of_the_cluster_that_the_url_does_not_name_is_enough(tmp_path: Path) -> None:
+    """As behind one name in the DNS: the other servers are known from the first one only."""
+    options = NatsOptions(servers=3, advertise=True, sync_always=False)
+    async with Servers(tmp_path, ServerOptions(run=(NATS,), nats=options)) as servers:
+        first = servers.nats_url.split(",")[0]
+        connection = await connect(first, name="test")
+        await until(lambda: len(connection.discovered_servers) >= 2)
+        spec = servers.supervisor.spec(NATS)
+        os.kill(servers.supervisor.pid(NATS), signal.SIGKILL)
+        await servers.supervisor.stop(NATS)
+        await until(lambda: connection.is_connected)
+        await close(connection)
+        await servers.supervisor.start(spec)
 
 
 async def test_a_connection_outlives_its_server(own_server: ServerInBackground) -> None:

@@ -30,9 +30,10 @@ async def running(
     fleet: Path = FLEET,
     placement: Mapping[str, str] | None = None,
     replicas: int = 1,
+    brokers: int = 1,
 ) -> AsyncIterator[LocalStack]:
-    """The cluster, ready; `copies` runs a service several times, `replicas` every one. `placement` is more of that
-    service's environment."""
+    """The cluster, ready; `copies` runs a service several times, `replicas` every one; `brokers` is how many
+    NATS servers there are. `placement` is more of that service's environment."""
     options = LaunchOptions(
         state_dir=state_dir,
         teams=TEAMS,
@@ -41,6 +42,7 @@ async def running(
         quotas=QUOTAS,
         copies=copies or {},
         replicas=replicas,
+        brokers=brokers,
         scale=0.1,
         env={
             # 64 jobs of a share each on two cores: numerical libraries must not start a thread per core in every service.

@@ -47,11 +47,11 @@ def crowd(name: str, seconds: float = 3.0) -> list[Planned]:
     ]
 
 
-async def submit(clients: dict[str, Baton], jobs: Sequence[Planned]) -> list[Submitted]:
+async def submit(clients: dict[str, Baton], jobs: Sequence[Planned], give_up_s: float = 120) -> list[Submitted]:
     """Stores the requests of every team in order; admission's answers are not waited for."""
     done: list[Submitted] = []
     for team in TEAMS:
-        done += await clients[team].submit_many([(j.key, j.spec) for j in jobs if j.team == team], give_up_s=120)
+        done += await clients[team].submit_many([(j.key, j.spec) for j in jobs if j.team == team], give_up_s=give_up_s)
     return done
 
 

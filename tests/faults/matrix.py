@@ -1,7 +1,8 @@
 """The fault matrix: every fault that was thought of, and the tests that cause it or the reason why none does.
 
 `python -m tests.faults.matrix` writes it into docs/reliability.md; tests/architecture/test_matrix.py holds it true. A test
-is named `folder/file::test`; `sim: FAULT` is a fault of `libs.simulation.dst.faults`, in every thousand seeds.
+is named `folder/file::test`; `sim: FAULT` is a fault of `libs.simulation.dst.faults`, in every thousand seeds; `chaos: FAULT`
+one of `tests.faults.chaos.faults`, which needs a kernel and is caused by `./dev chaos --real` only.
 """
 
 from dataclasses import dataclass
@@ -48,10 +49,18 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "the broker's leader killed, three servers",
-        (),
-        "no test yet: needs a cluster of three servers beside everything else",
+        (
+            "faults/test_three_brokers::test_nothing_is_lost_or_done_twice_when_the_ledgers_leader_is_killed",
+            "chaos: leader killed",
+            "chaos: leader away",
+            "chaos: server wiped",
+        ),
     ),
-    Row("the broker frozen", ("sim: broker frozen",), "memory of real services meanwhile is not measured"),
+    Row(
+        "the broker frozen",
+        ("sim: broker frozen", "chaos: leader frozen"),
+        "memory of real services meanwhile is not measured",
+    ),
     Row(
         "Redis emptied, killed, restored from an old copy",
         (

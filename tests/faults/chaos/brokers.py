@@ -1,0 +1,101 @@
+"""What can be done to NATS servers: kill, freeze, wipe, take away, and wait until every copy is whole again."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from libs.bus.connect import close, connect
+from libs.cli.launch import LocalStack
+from tests.kit.waiting import until
+
+WHOLE_S = 120.0
+"""Until every copy of every stream is current again; only a hang takes so long."""
+
+
+def brokers(cluster: LocalStack) -> tuple[str, ...]:
+    """The names of the processes."""
+    return cluster.servers.options.nats.names
+
+
+@asynccontextmanager
+async def jetstream(cluster: LocalStack) -> AsyncIterator[JetStreamContext]:
+    """With the services' credential."""
+    nats = await connect(cluster.nats_url, name="chaos")
+    try:
+        yield nats.jetstream(timeout=10)
+    finally:
+        await close(nats)
+
+
+async def leader_of(js: JetStreamContext, subject: str) -> str:
+    """The server that leads the stream of `subject`; waits while there is none."""
+
+    async def leader() -> str | None:
+        try:
+            info = await js.stream_info(await js.find_stream_name_by_subject(subject))
+        except (NatsError, TimeoutError, NotFoundError):
+            return None
+        return info.cluster.leader if info.cluster else None
+
+    found: str = await until(leader, WHOLE_S)
+    return found
+
+
+async def whole(cluster: LocalStack) -> None:
+    """Waits until every server says that all that it keeps is current: until then it would be a second loss to lose another."""
+
+    async def healthy() -> bool:
+        return all([await asyncio.to_thread(_healthy, cluster, name) for name in brokers(cluster)])
+
+    await until(healthy, WHOLE_S)
+
+
+def _healthy(cluster: LocalStack, name: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{cluster.servers.nats_monitor_url_of(name)}/healthz", timeout=2) as answer:
+            return bool(json.load(answer).get("status") == "ok")
+    except (OSError, ValueError):
+        return False
+
+
+@asynccontextmanager
+async def frozen(cluster: LocalStack, *names: str) -> AsyncIterator[None]:
+    """Stopped (SIGSTOP) until the block ends."""
+    pids = [cluster.supervisor.pid(name) for name in names]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@asynccontextmanager
+async def away(cluster: LocalStack, *names: str) -> AsyncIterator[None]:
+    """Killed, and not started again until the block ends."""
+    specs = [cluster.supervisor.spec(name) for name in names]
+    for name in names:
+        os.kill(cluster.supervisor.pid(name), signal.SIGKILL)
+    await cluster.supervisor.stop(*names)
+    try:
+        yield
+    finally:
+        await cluster.supervisor.start(*specs)
+
+
+async def wipe(cluster: LocalStack, name: str) -> None:
+    """The server begins again with an empty folder; returns when it has copied everything."""
+    async with away(cluster, name):
+        shutil.rmtree(cluster.state_dir / name)
+        (cluster.state_dir / name).mkdir(mode=0o700)
+    await whole(cluster)

@@ -1,0 +1,333 @@
+"""The faults, by name. Each breaks something of a running Baton, mends it, and says in a few words what it did.
+
+One broker at a time: with two of three away nothing is promised but to wait. `FAULTS` is what the runner draws from; the
+`rare` ones take long and are drawn only when they are named.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from libs.cli.launch import REAL, SERVICES, SIMULATED
+from libs.cli.users import node_name
+from libs.embedded.records import write_private
+from libs.embedded.servers import MONGO, VALKEY
+from schemas import subjects
+from tests.faults.chaos import disks
+from tests.faults.chaos.brokers import away, brokers, frozen, jetstream, leader_of, whole, wipe
+from tests.faults.chaos.nodes import send
+from tests.faults.chaos.world import SHORT_LEASE_S, World, no_room
+from tests.faults.cluster import back, kill9
+from tests.kit.waiting import until
+
+KILL_BOUND_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`cannot` says why this machine cannot cause it; "" when it can."""
+
+    cause: Callable[[World], Awaitable[str]]
+    rare: bool = False
+    cannot: Callable[[], str] = lambda: ""
+
+
+FAULTS: dict[str, Fault] = {}
+
+_Cause = Callable[[World], Awaitable[str]]
+
+
+def _fault(name: str, *, rare: bool = False, cannot: Callable[[], str] = lambda: "") -> Callable[[_Cause], _Cause]:
+    def named(cause: _Cause) -> _Cause:
+        FAULTS[name] = Fault(cause, rare, cannot)
+        return cause
+
+    return named
+
+
+def _no_strace() -> str:
+    return "" if shutil.which("strace") and os.geteuid() == 0 else "needs strace, and root"
+
+
+# ------------------------------------------------------------------------------------------------------------- brokers
+
+
+async def _leader(world: World) -> str:
+    """Who leads a stream that matters: mostly the ledger's."""
+    pool = world.cluster.options.pool
+    inbox = f"baton.in.node.v1.observed.{pool}.n"
+    subject = world.chance.choice((subjects.ledger(pool), subjects.ledger(pool), inbox))
+    async with jetstream(world.cluster) as js:
+        return await leader_of(js, subject)
+
+
+@_fault("leader killed")
+async def _(world: World) -> str:
+    name = await _leader(world)
+    await back(world.cluster, name, kill9(world.cluster, name))
+    await whole(world.cluster)
+    return name
+
+
+@_fault("leader frozen")
+async def _(world: World) -> str:
+    name, seconds = await _leader(world), world.chance.uniform(2.0, 15.0)
+    async with frozen(world.cluster, name):
+        await asyncio.sleep(seconds)
+    await whole(world.cluster)
+    return f"{name} for {seconds:.0f} s"
+
+
+@_fault("leader away")
+async def _(world: World) -> str:
+    name, seconds = await _leader(world), world.chance.uniform(5.0, 15.0)
+    async with away(world.cluster, name):
+        await asyncio.sleep(seconds)
+    await whole(world.cluster)
+    return f"{name} for {seconds:.0f} s"
+
+
+@_fault("server wiped")
+async def _(world: World) -> str:
+    leader = await _leader(world)
+    name = world.chance.choice(
+        [other for other in brokers(world.cluster) if other != leader and other not in world.small]
+    )
+    await wipe(world.cluster, name)
+    return name
+
+
+@_fault("all brokers killed")
+async def _(world: World) -> str:
+    names = brokers(world.cluster)
+    killed = {name: kill9(world.cluster, name) for name in names}
+    for name, pid in killed.items():
+        await back(world.cluster, name, pid)
+    await whole(world.cluster)
+    return "at once"
+
+
+async def _outage(world: World, seconds: float) -> str:
+    async with away(world.cluster, *brokers(world.cluster)):
+        await asyncio.sleep(seconds)
+    await whole(world.cluster)
+    return f"for {seconds:.0f} s"
+
+
+@_fault("all brokers away")
+async def _(world: World) -> str:
+    return await _outage(world, world.chance.uniform(SHORT_LEASE_S, 2 * SHORT_LEASE_S))
+
+
+@_fault("all brokers away for five minutes", rare=True)
+async def _(world: World) -> str:
+    return await _outage(world, 280.0)  # elections come on top
+
+
+@_fault("slow fsync", cannot=_no_strace)
+async def _(world: World) -> str:
+    name, milliseconds = await _leader(world), world.chance.choice((20, 100, 400))
+    inject = f"fsync,fdatasync:delay_enter={milliseconds * 1000}"
+    pid = str(world.cluster.supervisor.pid(name))
+    strace = await asyncio.create_subprocess_exec(
+        *("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,fdatasync", "-e", f"inject={inject}", "-p", pid)
+    )
+    try:
+        await asyncio.sleep(10.0)
+    finally:
+        strace.send_signal(signal.SIGINT)  # detaches, and the server goes on
+        await strace.wait()
+    return f"{name}: {milliseconds} ms each, for 10 s"
+
+
+@_fault("disk full under a broker", cannot=disks.why_not)
+async def _(world: World) -> str:
+    name = "nats-3"
+    world.excused.add(name)
+    with no_room(world, name):
+        await asyncio.sleep(world.chance.uniform(5.0, 10.0))
+    # nats-server gives up JetStream when it cannot write, until it is started again.
+    await back(world.cluster, name, kill9(world.cluster, name))
+    await whole(world.cluster)
+    return name
+
+
+@_fault("credential revoked")
+async def _(world: World) -> str:
+    """The agents': each is cut off, and its keeper goes on; the lease of one ends meanwhile."""
+    cluster, user = world.cluster, node_name(world.cluster.options.pool)
+    world.excused |= {SIMULATED, REAL, *(node.name for node in world.nodes)}
+    files = {name: cluster.state_dir / "config" / f"{name}.json" for name in brokers(cluster)}
+    before = {name: file.read_text() for name, file in files.items()}
+    try:
+        for name, file in files.items():
+            config = json.loads(before[name])
+            config["authorization"]["users"] = [u for u in config["authorization"]["users"] if u["user"] != user]
+            write_private(file, json.dumps(config))
+            os.kill(cluster.supervisor.pid(name), signal.SIGHUP)
+        await asyncio.sleep(world.chance.uniform(3.0, 12.0))
+    finally:
+        for name, file in files.items():
+            write_private(file, before[name])
+            os.kill(cluster.supervisor.pid(name), signal.SIGHUP)
+    await world.back(SIMULATED, REAL, *(node.name for node in world.nodes))
+    return user
+
+
+# ------------------------------------------------------------------------------------------------------------- services
+
+
+def _a_service(world: World) -> str:
+    """Any process of any service."""
+    number = world.chance.randint(1, world.cluster.options.replicas)
+    service = world.chance.choice(SERVICES)
+    return service if number == 1 else f"{service}-{number}"
+
+
+@_fault("service killed")
+async def _(world: World) -> str:
+    name = _a_service(world)
+    for _ in range(world.chance.randint(1, 2)):  # the second time while it starts
+        await back(world.cluster, name, kill9(world.cluster, name))
+    return name
+
+
+@_fault("service frozen")
+async def _(world: World) -> str:
+    name, seconds = _a_service(world), world.chance.uniform(1.0, 12.0)
+    async with frozen(world.cluster, name):
+        await asyncio.sleep(seconds)
+    return f"{name} for {seconds:.0f} s"
+
+
+@_fault("one of each service killed")
+async def _(world: World) -> str:
+    number = world.chance.randint(1, world.cluster.options.replicas)
+    names = [service if number == 1 else f"{service}-{number}" for service in SERVICES]
+    killed = {name: kill9(world.cluster, name) for name in names}
+    for name, pid in killed.items():
+        await back(world.cluster, name, pid)
+    return f"the {number}. of each"
+
+
+# --------------------------------------------------------------------------------------------------------------- stores
+
+
+@_fault("redis emptied")
+async def _(world: World) -> str:
+    client: Redis = Redis.from_url(world.cluster.redis_url)
+    try:
+        await client.flushall()
+    finally:
+        await client.aclose()
+    return "FLUSHALL"
+
+
+@_fault("store killed")
+async def _(world: World) -> str:
+    name = world.chance.choice((VALKEY, MONGO))
+    await back(world.cluster, name, kill9(world.cluster, name))
+    return name
+
+
+@_fault("store frozen")
+async def _(world: World) -> str:
+    name, seconds = world.chance.choice((VALKEY, MONGO)), world.chance.uniform(2.0, 15.0)
+    async with frozen(world.cluster, name):
+        await asyncio.sleep(seconds)
+    return f"{name} for {seconds:.0f} s"
+
+
+@_fault("disk full under Redis", cannot=disks.why_not)
+async def _(world: World) -> str:
+    with no_room(world, VALKEY):
+        await asyncio.sleep(world.chance.uniform(3.0, 8.0))
+    return VALKEY
+
+
+# ---------------------------------------------------------------------------------------------------------------- nodes
+
+
+@_fault("agent killed")
+async def _(world: World) -> str:
+    name = world.chance.choice([REAL, SIMULATED, *(node.name for node in world.nodes)])
+    await back(world.cluster, name, kill9(world.cluster, name))
+    return name
+
+
+@_fault("agent frozen")
+async def _(world: World) -> str:
+    name = world.chance.choice([REAL, SIMULATED, *(node.name for node in world.nodes)])
+    seconds = world.chance.uniform(2.0, 3 * SHORT_LEASE_S)
+    async with frozen(world.cluster, name):
+        await asyncio.sleep(seconds)
+    return f"{name} for {seconds:.0f} s"
+
+
+@_fault("keeper killed")
+async def _(world: World) -> str:
+    node = world.chance.choice(world.nodes)
+    keeper = node.keeper()
+    send([keeper] if keeper else [], signal.SIGKILL)
+    await until(lambda: node.keeper() not in (None, keeper), 60)
+    return node.name
+
+
+@_fault("keeper frozen")
+async def _(world: World) -> str:
+    node, seconds = world.chance.choice(world.nodes), world.chance.uniform(2.0, 2 * SHORT_LEASE_S)
+    keeper = node.keeper()
+    send([keeper] if keeper else [], signal.SIGSTOP)
+    await asyncio.sleep(seconds)
+    send([keeper] if keeper else [], signal.SIGCONT)
+    return f"{node.name} for {seconds:.0f} s"
+
+
+@_fault("agent and keeper killed")
+async def _(world: World) -> str:
+    node = world.chance.choice(world.nodes)
+    keeper, agent = node.keeper(), node.agent()
+    send([agent, *([keeper] if keeper else [])], signal.SIGKILL)
+    await back(world.cluster, node.name, agent)
+    world.excused.add(node.name)
+    return node.name
+
+
+@_fault("node frozen")
+async def _(world: World) -> str:
+    """Everything on it, for longer than the lease and the kill bound: its work is started elsewhere before it wakes up."""
+    node = world.nodes[0]
+    seconds = world.chance.uniform(SHORT_LEASE_S, 3 * SHORT_LEASE_S) + KILL_BOUND_S
+    pids = node.everything()
+    send(pids, signal.SIGSTOP)
+    await asyncio.sleep(seconds)
+    send(pids, signal.SIGCONT)
+    return f"{node.name} for {seconds:.0f} s"
+
+
+@_fault("node switched off")
+async def _(world: World) -> str:
+    """Everything on it ends at once, and its agent comes back some time later."""
+    node = world.chance.choice(world.nodes)
+    spec = world.cluster.supervisor.spec(node.name)
+    pids = node.everything()
+    send(pids, signal.SIGSTOP)  # so that none of them sees another end
+    send(pids, signal.SIGKILL)
+    await world.cluster.supervisor.stop(node.name)
+    await asyncio.sleep(world.chance.uniform(0.0, 2 * SHORT_LEASE_S))
+    await world.cluster.supervisor.start(spec)
+    world.excused.add(node.name)
+    return node.name
+
+
+@_fault("node's disk full", cannot=disks.why_not)
+async def _(world: World) -> str:
+    with no_room(world, "agent-small"):
+        await asyncio.sleep(world.chance.uniform(3.0, 10.0))
+    return "agent-small"

@@ -1,0 +1,141 @@
+"""One round: a seed draws faults and jobs, the faults come one after another while the jobs flow, then all books must agree."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from libs.client import ClientError
+from libs.ledger.rolling import ASKED
+from libs.ledger.segments import readable
+from schemas.jobs import JobSpec
+from schemas.resources import Resources
+from tests.faults.books import Books, books_agree
+from tests.faults.chaos.brokers import jetstream
+from tests.faults.chaos.faults import FAULTS
+from tests.faults.chaos.observer import Observer
+from tests.faults.chaos.world import World
+from tests.faults.cluster import TEAMS, clients, deaths
+from tests.faults.load import RETRY, Planned, crowd, mixed, submit
+
+AT_ONCE = 6
+"""Jobs of a handful; one follows another while faults go on."""
+EVERY_S = 1.0
+MOST = 400
+REST_S = 300.0
+"""Until everything is at rest after the last fault; only a hang takes so long."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a round was, and what was wrong."""
+
+    seed: int
+    faults: list[tuple[str, str, float]] = field(default_factory=list)
+    """Name, what was done, s."""
+    jobs: int = 0
+    lost: int = 0
+    """Attempts that were lost with their node."""
+    records: int = 0
+    writers: int = 0
+    letters: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def draw(seed: int, count: int, only: Sequence[str] = ()) -> list[str]:
+    """The names of a round's faults."""
+    chance = random.Random(f"faults {seed}")
+    known = list(only) or [name for name, fault in FAULTS.items() if not fault.rare and not fault.cannot()]
+    out: list[str] = []
+    while len(out) < count:  # each once before any comes again
+        out += chance.sample(known, min(len(known), count - len(out)))
+    return out
+
+
+async def play(world: World, seed: int, names: Sequence[str], say: Callable[[str], None]) -> Outcome:
+    """Plays a round. What is wrong is in the outcome; raises nothing but what the test itself does wrong."""
+    outcome, began = Outcome(seed), time.monotonic()
+    world.chance, world.excused = random.Random(f"round {seed}"), set()
+    observer, earlier = Observer(world.cluster.state_dir), len(deaths(world.cluster))
+    watching = asyncio.create_task(observer.watch())
+    over = asyncio.Event()
+    sending = asyncio.create_task(_send(world, seed, over))
+    try:
+        await asyncio.sleep(2 * EVERY_S)  # something runs
+        for name in names:
+            at = time.monotonic()
+            done = await FAULTS[name].cause(world)
+            outcome.faults.append((name, done, time.monotonic() - at))
+            say(f"  {name}: {done} ({time.monotonic() - at:.1f} s)")
+            await asyncio.sleep(world.chance.uniform(0.0, 2.0))
+        over.set()
+        jobs = await sending
+        outcome.jobs = len(jobs)
+        say(f"  {outcome.jobs} jobs; until all is at rest ...")
+        books = await books_agree(world.cluster, {job.job_id: job.end for job in jobs}, deadline_s=REST_S)
+        _note(outcome, books, {job.job_id for job in jobs})
+    except (AssertionError, TimeoutError, ProcessLookupError, ClientError) as error:
+        outcome.wrong.append(f"{type(error).__name__}: {error}")
+    finally:
+        over.set()
+        for task in (watching, sending):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+    outcome.wrong += observer.seen
+    outcome.wrong += [
+        f"{event.name} ended by itself: {event.detail}"
+        for event in deaths(world.cluster)[earlier:]
+        if "SIGKILL" not in event.detail and event.name not in world.excused
+    ]
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _note(outcome: Outcome, books: Books, jobs: set[str]) -> None:
+    attempts = [a for job in jobs & books.stories.keys() for a in books.stories[job].document.attempts]
+    outcome.lost = sum(attempt.outcome == "lost" for attempt in attempts)
+    outcome.records, outcome.writers = books.seq, len(books.writers)
+    outcome.letters = Counter(letter.subject.split(".")[4] for letter in books.letters)
+
+
+async def _send(world: World, seed: int, over: asyncio.Event) -> list[Planned]:
+    """Sends jobs until it is over; returns those that were stored. The ledger is asked to roll once."""
+    chance = random.Random(f"load {seed}")
+    jobs = [*crowd(f"chaos-{seed}"), *mixed(f"chaos-{seed}", MOST)]
+    jobs += [_long(seed, number, chance) for number in range(MOST // 10)]
+    chance.shuffle(jobs)
+    sent: list[Planned] = []
+    while not over.is_set() and len(sent) < len(jobs):
+        some = jobs[len(sent) : len(sent) + AT_ONCE]
+        async with clients(world.cluster) as teams:
+            await submit(teams, some, give_up_s=600)
+        if len(sent) // 30 != (len(sent) + len(some)) // 30:
+            await _ask_to_roll(world)
+        sent += some
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), EVERY_S)
+    return sent
+
+
+async def _ask_to_roll(world: World) -> None:
+    with suppress(Exception):  # the broker is away: then not now
+        async with jetstream(world.cluster) as js:
+            name = (await readable(js, world.cluster.options.pool))[-1].name
+            config = (await js.stream_info(name)).config
+            await js.update_stream(config.evolve(metadata={ASKED: "1"}))
+
+
+def _long(seed: int, number: int, chance: random.Random) -> Planned:
+    """A process that runs while several faults come and go."""
+    spec = JobSpec(
+        name="long",
+        command=("sh", "-c", f"sleep {chance.uniform(5.0, 25.0):.1f}"),
+        resources=Resources(types=(chance.choice(("CPU", "V100", "V100")),), share_milli=20),
+        retry=RETRY,
+    )
+    return Planned(chance.choice(TEAMS), f"chaos-{seed}-long-{number}", spec)
