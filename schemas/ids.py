@@ -21,6 +21,14 @@ def event_id(cause: str, kind: str, key: str = "") -> str:
     return str(uuid5(NAMESPACE, "\x1f".join(("event", cause, kind, key))))
 
 
+def rejection_id(team: str, client_key: str, stored_us: int, kind: str) -> str:
+    """The id of the message of type `kind` that refuses the submit of `client_key` that the broker stored at `stored_us`.
+
+    Processes may find that out each in its own way (two of admission, placement): the team is told once.
+    """
+    return event_id(f"{team}\x1f{stored_us}", kind, client_key)
+
+
 def attempt_id(job: str, attempt: int) -> str:
     """`<job id>.<attempt number>`; attempts count from 1."""
     return f"{job}.{attempt}"

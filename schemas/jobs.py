@@ -231,6 +231,7 @@ class JobRejected(Fact):
     client_key: str
     reasons: tuple[Reason, ...] = Field(min_length=1)
     at_us: Micros
+    stored_us: Micros = Field(default=0, description="when the broker stored the request, by its clock")
     retry_after_s: float | None = Field(
         default=None, description="nothing is wrong with it, there is no room now: send it again after so long, s"
     )

@@ -54,14 +54,16 @@ def outgoing(
     key: str = "",
     correlation: str = "",
     traceparent: str = "",
+    id: str = "",
 ) -> Outgoing:
     """`model` as a binary-mode CloudEvent whose id is derived from its cause, type and key.
 
     So a handler that runs again publishes the same id. `cause` is the id of the message that led to this one (or
-    `<stream>:<sequence>`), `key` tells apart several messages of one type with one cause.
+    `<stream>:<sequence>`), `key` tells apart several messages of one type with one cause. `id`: where something else than
+    the cause names it.
     """
     envelope = Envelope(
-        id=event_id(cause, type, key),
+        id=id or event_id(cause, type, key),
         type=type,
         source=source,
         correlationid=correlation or cause,

@@ -24,7 +24,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from faststream import AckPolicy
@@ -35,6 +34,7 @@ from nats.errors import Error as NatsError
 from libs.bus.broker import undecoded
 from libs.bus.cursors import Cursors
 from libs.bus.dead import Received, dead_letter, replayed
+from libs.bus.delivery import delivery
 from libs.bus.excused import Excused
 from libs.bus.messages import Malformed, Outgoing
 from libs.bus.metrics import BATCH_SECONDS, PARKED_NOW, SETTLED
@@ -56,7 +56,6 @@ PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Pause before the next delivery, by the number of deliveries so far."""
 
 _PARKED, _UNSTORED = "parked", "unstored"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Transient(RuntimeError):
@@ -135,15 +134,15 @@ def consume(
 
 def received_of(msg: Msg) -> Received:
     """A JetStream message as plain data."""
-    meta = msg.metadata
+    told = delivery(msg.reply)
     return Received(
         subject=msg.subject,
         headers=msg.headers or {},
         payload=msg.data,
-        stream=meta.stream,
-        stream_seq=meta.sequence.stream,
-        time_us=(meta.timestamp - _EPOCH) // timedelta(microseconds=1),
-        deliveries=meta.num_delivered,
+        stream=told.stream,
+        stream_seq=told.seq,
+        time_us=told.time_us,
+        deliveries=told.deliveries,
     )
 
 

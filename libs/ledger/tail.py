@@ -24,6 +24,7 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 
+from libs.bus.delivery import delivery
 from libs.core.state.formats import NEWEST
 from libs.ledger.chain import LedgerGap, LedgerRewound
 
@@ -284,7 +285,7 @@ class Tail:
         size = 0
         while consumer.queue and len(out) < limit:
             message = consumer.queue[0]
-            seq, delivered, time_us, pending = _numbers(message.reply)
+            _, _, seq, delivered, time_us, pending = delivery(message.reply)
             if delivered != consumer.delivered + 1:
                 consumer.broken = consumer.broken or f"delivery {consumer.delivered + 1} was lost before {delivered}"
                 break
@@ -300,7 +301,7 @@ class Tail:
 
     async def _explain_gap(self, consumer: _Consumer) -> None:
         """The stream's numbers jump. Fine only if everything before has left the stream from the front."""
-        seq = _numbers(consumer.queue[0].reply)[0]
+        seq = delivery(consumer.queue[0].reply).seq
         if seq <= self.position:
             raise LedgerRewound(f"stream {self.stream} delivered {seq} after {self.position}: it was made anew")
         try:
@@ -322,17 +323,6 @@ def _heed_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _numbers(reply: str) -> tuple[int, int, int, int]:
-    """(stream sequence, consumer sequence, time in us, messages still to come) of a delivery's reply subject.
-
-    `$JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<ns>.<pending>`; the newer form has domain
-    and account before the stream (and may have a random token at the end).
-    """
-    parts = reply.split(".")
-    at = 4 if len(parts) == 9 else 6
-    return int(parts[at + 1]), int(parts[at + 2]), int(parts[at + 3]) // 1000, int(parts[at + 4])
 
 
 def _status(consumer: _Consumer, headers: dict[str, str]) -> None:

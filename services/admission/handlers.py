@@ -36,6 +36,7 @@ RETRY_AFTER_S = 150.0
 """Longer than the broker remembers message ids (two minutes): a repeat before that would be dropped as one."""
 
 _REASONS = 32
+_REJECTED = "io.baton.job.rejected.v1"
 _READABLE_BYTES = 256 * 1024
 _REMEMBERED = 50_000
 _team = TypeAdapter(Name)
@@ -220,6 +221,7 @@ def _rejected(
     if len(reasons) > _REASONS:
         more = f"and {len(reasons) - _REASONS} more reasons"
         shown += (Reason(field="", value="", problem=more, fix="put these right first, then send it again"),)
+    at_us, named = received.time_us, client_key and asked.what == "submit"
     return outgoing(
         JobRejected(
             job_id=job_id,
@@ -227,10 +229,12 @@ def _rejected(
             user=asked.user,
             client_key=client_key,
             reasons=shown,
-            at_us=received.time_us,
+            at_us=at_us,
+            stored_us=at_us,
         ),
         subject=subjects.event("rejected", asked.team),
-        type="io.baton.job.rejected.v1",
+        type=_REJECTED,
+        id=ids.rejection_id(asked.team, client_key, at_us, _REJECTED) if named else "",
         source=_source(pool or asked.first_pool),
         cause=asked.cause,
         correlation=(envelope.correlationid if envelope else _correlation(received)) or job_id,
@@ -257,13 +261,14 @@ def busy_answer(received: Received, pool: str, why: str) -> list[Outgoing]:
         client_key=_said(received.payload, "client_key"),
         reasons=(reason,),
         at_us=received.time_us,
+        stored_us=received.time_us,
         retry_after_s=RETRY_AFTER_S,
     )
     return [
         outgoing(
             rejected,
             subject=subjects.event("rejected", keys["team"]),
-            type="io.baton.job.rejected.v1",
+            type=_REJECTED,
             source=_source(pool),
             cause=received.cause,
             correlation=_correlation(received),

@@ -21,7 +21,7 @@ from libs.core.projections.history import Feed
 from libs.ledger.chain import LedgerRewound
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ports.host import failpoint
-from schemas import subjects
+from schemas import ids, subjects
 from schemas.jobs import JobRejected
 
 log = logging.getLogger("baton.history")
@@ -86,10 +86,15 @@ class FeedLoop:
         for index, event in enumerate(step.told):
             what = "rejected" if isinstance(event, JobRejected) else event.what
             self._told.labels(what).inc()
+            kind = f"io.baton.job.{what}.v1"
+            id_ = ""
+            if isinstance(event, JobRejected) and event.stored_us:
+                id_ = ids.rejection_id(event.team, event.client_key, event.stored_us, kind)
             yield outgoing(
                 event,
                 subject=subjects.event(what, event.team),
-                type=f"io.baton.job.{what}.v1",
+                type=kind,
+                id=id_,
                 source=self._source,
                 cause=f"ledger:{self._pool}:{step.entry.seq}",
                 key=str(index),

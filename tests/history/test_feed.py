@@ -1,6 +1,7 @@
 """Teams are told everything once, in order, through restarts; and can read it back from the stream."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,13 +10,18 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
 from libs.bus.cursors import Cursors
+from libs.bus.dead import Received
+from libs.core.admission.evaluate import AdmissionContext
+from libs.core.admission.fleet_shape import FleetShape
 from libs.core.projections.history import Feed
+from libs.core.scheduling import limits
 from libs.ledger.chain import LedgerRewound
 from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, Reason
+from services.admission.handlers import handle
 from services.history.events import EventLog
 from services.history.feed import NAME, FeedLoop
-from tests.core.builders import World
+from tests.core.builders import World, job, node
 from tests.history.written import Written, busy_world, until
 
 
@@ -102,6 +108,31 @@ async def test_a_crash_before_the_cursor_is_saved_repeats_the_same_ids(
     async with running(nats, pool, snapshot_records=1000) as loop:
         await complete(loop, written)
     assert [event for _, _, event in await heard(nats, team)] == expected(world, team, pool)
+
+
+async def test_a_submit_that_admission_refused_as_well_is_told_once(
+    nats: Client, pool: str, written: Written, team: str
+) -> None:
+    """Two admissions judge it when one takes it out of its turn, or dies before it acknowledges: one passed it on."""
+    world = World(node("a", 1))
+    first = job("j", team=team, submitted_us=1)
+    world.send(first, first.model_copy(update={"spec_hash": "another", "submitted_us": 2}))
+    await written.write(world.records)
+    async with running(nats, pool) as loop:
+        await complete(loop, written)
+    message = await nats.jetstream().get_last_msg(subjects.EVENTS, subjects.event("rejected", team))
+    told = JobRejected.model_validate_json(message.data or b"")
+    request = Received(
+        subject=subjects.submit(team, "ana"),
+        headers={},
+        payload=json.dumps({"client_key": "j", "job": {"command": []}}).encode(),
+        stream="REQUESTS",
+        stream_seq=7,
+        time_us=2,
+    )
+    (refused,) = handle(request, {pool: AdmissionContext(FleetShape(), limits.room)}).out
+    assert (told.client_key, told.stored_us) == ("j", 2)
+    assert refused.headers["Nats-Msg-Id"] == (message.headers or {})["Nats-Msg-Id"]
 
 
 @pytest.mark.parametrize(

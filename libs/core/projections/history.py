@@ -264,6 +264,7 @@ def _refused(event: led.InputRejected, t_us: int) -> JobRejected | None:
         client_key=asked.client_key,
         reasons=(why,),
         at_us=t_us,
+        stored_us=asked.stored_us,
     )
 
 
