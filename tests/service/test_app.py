@@ -9,11 +9,13 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from libs.bus.connect import BusConnection, close, connect
+from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.embedded.servers import NATS
 from libs.service.tasks import FAILED_EXIT_CODE
@@ -104,7 +106,7 @@ def start(server: ServerInBackground, tmp_path: Path) -> Iterator:
 
 async def cancel_one(nats: BusConnection, reason: str) -> None:
     payload = CancelJob(job_id=JOB, reason=reason).model_dump_json().encode()
-    await nats.jetstream().publish(cancel("research", "ana"), payload)
+    await nats.jetstream().publish(cancel("research", "ana"), payload, headers={"Nats-Msg-Id": reason})
 
 
 async def moved(nats: BusConnection) -> list[str]:
@@ -162,7 +164,7 @@ async def test_a_service_survives_its_broker_and_says_so(
         return (await process.get("/readyz"))[0] == 200
 
     await until(ready)
-    await cancel_one(own_nats, "after")
+    await patiently(partial(cancel_one, own_nats, "after"), lambda error, failures: None)
     assert await until(lambda: moved(own_nats)) == ["after"]
 
 
