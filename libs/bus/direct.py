@@ -25,14 +25,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MessagePage:
     """Messages in order, and how many matching ones come after them."""
 
     messages: list[Msg]
     more: int
 
 
-async def get(js: JetStreamContext, stream: str, pattern: str, start: Mapping[str, Any], batch: int) -> Piece:
+async def get(js: JetStreamContext, stream: str, pattern: str, start: Mapping[str, Any], batch: int) -> MessagePage:
     """Up to `batch` messages of `stream` whose subject matches `pattern`. `start`: {"seq": n} or {"start_time": text}.
 
     Raises TimeoutError when the broker does not answer, or refuses.
@@ -53,7 +53,7 @@ async def get(js: JetStreamContext, stream: str, pattern: str, start: Mapping[st
                     continue
                 status = headers.get("Status", "")
                 if status in ("204", "404"):  # end of batch; nothing found
-                    return Piece(messages, int(headers.get("Nats-Num-Pending", "0")))
+                    return MessagePage(messages, int(headers.get("Nats-Num-Pending", "0")))
                 raise TimeoutError(f"stream {stream} answers {status} {headers.get('Description', '')}")
     finally:
         await subscription.unsubscribe()

@@ -38,7 +38,7 @@ from schemas.queries import QueryFailed
 
 __all__ = [
     "STATUS",
-    "Busy",
+    "AskAgain",
     "InvalidQuestion",
     "NoAnswer",
     "NobodyAnswers",
@@ -71,7 +71,7 @@ class NothingFound(LookupError):
         self.ledger_seq = ledger_seq
 
 
-class Busy(RuntimeError):
+class AskAgain(RuntimeError):
     """Too many wait for an answer: answered as failed, with the text, and to be asked again."""
 
 
@@ -96,7 +96,7 @@ def serve(
     """Answers `message`'s questions on `broker`.
 
     `handler` gets the question and who asks, as the subject says it (the team, or the node), and returns the answer; it
-    may be async. None sends no reply: somebody else has the answer. It may raise NothingFound, InvalidQuestion or Busy;
+    may be async. None sends no reply: somebody else has the answer. It may raise NothingFound, InvalidQuestion or AskAgain;
     anything else is a bug: logged, answered as failed, and the service lives. `pool` narrows questions of one pool to
     it. A list is sent as so many messages (`ask_all`). Of several processes with one `queue`, one answers each question.
     `seen` is awaited first, with the ledger sequence that the asker has heard of (0: none): another process may have told
@@ -160,7 +160,7 @@ async def _answer(
         return NOT_FOUND, [QueryFailed(status=NOT_FOUND, message=str(e), ledger_seq=e.ledger_seq)]
     except (Malformed, InvalidQuestion) as e:
         return INVALID, [QueryFailed(status=INVALID, message=str(e)[:4096], reasons=e.reasons)]
-    except Busy as e:
+    except AskAgain as e:
         return FAILED, [QueryFailed(status=FAILED, message=str(e))]
     except Exception as e:
         log.exception("the question %s failed", subject)

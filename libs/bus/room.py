@@ -27,7 +27,7 @@ _OVERHEAD_BYTES = 64  # of a stored message, beside its subject, headers and pay
 Ask = Callable[[], Awaitable[Sequence[StreamInfo]]]
 
 
-class Room:
+class StreamRoom:
     """The room in some streams, the first of which is written to."""
 
     def __init__(self, ask: Ask) -> None:

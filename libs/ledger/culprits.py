@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from libs.ledger.decider import Fault
+from libs.core.state.decided import DecisionFault
 from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.tail import Stored
 from schemas.ledger import InputRejected, LedgerEvent
@@ -59,7 +59,7 @@ class Culprits:
         stored: Iterable[Stored],
         items: Iterable[InboxItem],
         events: Iterable[LedgerEvent],
-        faults: Iterable[Fault],
+        faults: Iterable[DecisionFault],
     ) -> list[tuple[Stored, str, str]]:
         """(message, reason, stack or "") of each input that a decision rejects."""
         reasons = {e.inbox_seq: e.reason for e in events if isinstance(e, InputRejected)}

@@ -4,29 +4,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from libs.core.state.decided import DecisionFault, RecordEnd
 from libs.ledger.inputs import InboxItem
 from schemas.ledger import LedgerEvent, LedgerRecord
-
-
-class Cut(Protocol):
-    """A record may end after so many `events` of a decision; it has decided the inputs to `inbox_seq` then. Were nothing
-    behind the cut committed, deciding from there on would do the rest."""
-
-    @property
-    def events(self) -> int: ...
-    @property
-    def inbox_seq(self) -> int: ...
-
-
-class Fault(Protocol):
-    """An error of ours that a decision met and went on from: at an input (`inbox_seq`, else 0), or at what `about` names."""
-
-    @property
-    def inbox_seq(self) -> int: ...
-    @property
-    def about(self) -> str: ...
-    @property
-    def stack(self) -> str: ...
 
 
 class RecordDecider(Protocol):
@@ -34,7 +14,7 @@ class RecordDecider(Protocol):
 
     `decide` changes the state as if its events were committed already. If the commit is refused, or `decide` raises, the
     writer throws the decider away and folds a new one. An error whose `inbox_seq` is that of an input was met at that input.
-    A decision without events changes `inbox_seq` and `t_us` only. `cuts` and `faults` are of the last decision.
+    A decision without events changes `inbox_seq` and `t_us` only. `record_ends` and `faults` are of the last decision.
     """
 
     @property
@@ -42,9 +22,9 @@ class RecordDecider(Protocol):
     @property
     def t_us(self) -> int: ...
     @property
-    def cuts(self) -> Sequence[Cut]: ...
+    def record_ends(self) -> Sequence[RecordEnd]: ...
     @property
-    def faults(self) -> Sequence[Fault]: ...
+    def faults(self) -> Sequence[DecisionFault]: ...
     def apply(self, record: LedgerRecord, seq: int) -> None: ...
     def decide(self, inputs: Sequence[InboxItem], t_us: int) -> Sequence[LedgerEvent]: ...
     def dump(self) -> Iterable[bytes]:

@@ -1,7 +1,7 @@
 """A decision that is larger than one record is written as several, each of which leaves a state to go on from. Pure.
 
 The naive way is to decide fewer inputs at once. But one input alone may lead to more than the broker takes: a node is lost on
-which 1,600 jobs ran. So the decider marks *cuts* in its events, and records end there. A record says which inputs it has
+which 1,600 jobs ran. So the decider marks in its events where a record may end. A record says which inputs it has
 decided; in the midst of one input's events that is still the input before. Whoever dies between two records, or takes over,
 decides that input again, in a state that knows what was done.
 """
@@ -32,23 +32,24 @@ class Piece(NamedTuple):
 
 def pieces(
     events: Sequence[LedgerEvent],
-    cuts: Sequence[tuple[int, int]],
+    record_ends: Sequence[tuple[int, int]],
     inputs: Sequence[int],
     *,
     decided_to: int,
     wanted: int,
     most: int,
 ) -> list[Piece]:
-    """`events` in pieces of up to `wanted` bytes that end at `cuts`; one that cannot be cut may have up to `most`.
+    """`events` in pieces of up to `wanted` bytes that end at `record_ends`; where two of those are further apart, of up to
+    `most`.
 
-    `cuts` are pairs: after so many events, the inputs up to that sequence are decided. `inputs` are the sequences of
-    what was decided, `decided_to` the last one before them. Raises InputTooLarge.
+    `record_ends` are pairs (`RecordEnd`): after so many events, the inputs up to that sequence are decided. `inputs` are
+    the sequences of what was decided, `decided_to` the last one before them. Raises InputTooLarge.
     """
     sizes = [len(event.__pydantic_serializer__.to_json(event)) + 1 for event in events]
     out: list[Piece] = []
     begin = end = size = 0
     decided = decided_to
-    for at, inbox_seq in cuts:
+    for at, inbox_seq in record_ends:
         extra = sum(sizes[end:at])
         if extra > most:
             raise InputTooLarge(next((seq for seq in inputs if seq > decided), 0), extra, most)

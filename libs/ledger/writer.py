@@ -361,17 +361,17 @@ class LedgerWriter(Generic[D]):
         return await self._commit(first, rest, clock, len(stored))
 
     def _records(
-        self, events: Sequence[LedgerEvent], uncut: int, inputs: Sequence[int], clock: LedgerClock
+        self, events: Sequence[LedgerEvent], before: int, inputs: Sequence[int], clock: LedgerClock
     ) -> tuple[_Encoded, list[Piece]]:
-        """The first record of a decision, and what the others are to say, if one cannot hold all. `uncut`: events before
-        those that the decider's cuts count. Raises InputTooLarge."""
+        """The first record of a decision, and what the others are to say, if one cannot hold all. `before`: events before
+        those that the decider's record ends count. Raises InputTooLarge."""
         first, rest = self._encode(Piece(tuple(events), inputs[-1]), clock), list[Piece]()
         most = self._js._nc.max_payload - _HEADER_BYTES
         wanted = min(MAX_RECORD_BYTES, most)
         if len(first.payload) > wanted:
             rest = pieces(
                 events,
-                [(uncut + cut.events, cut.inbox_seq) for cut in self.decider.cuts],
+                [(before + end.events, end.inbox_seq) for end in self.decider.record_ends],
                 inputs,
                 decided_to=self.decided_to,
                 wanted=wanted - _RECORD_BYTES,

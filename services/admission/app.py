@@ -19,8 +19,8 @@ from libs.bus.broker import make_broker
 from libs.bus.connect import connect
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.room import CANCELS_END, SUBMITS_END, Room
-from libs.bus.settle import Busy, Received, consume
+from libs.bus.room import CANCELS_END, SUBMITS_END, StreamRoom
+from libs.bus.settle import NoRoom, Received, consume
 from libs.bus.streams import bind
 from libs.bus.trim import trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
@@ -82,7 +82,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     show(registry, lambda: followers)
     tasks = Tasks()
     recent = Recent()
-    rooms: dict[str, Room] = {}
+    rooms: dict[str, StreamRoom] = {}
 
     async def before(messages: Sequence[Msg]) -> None:
         await overtaking[0].before(messages)
@@ -96,7 +96,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         if lack := _lacks_room(handled, rooms):
             pool, why = lack
             metrics.requests.labels(AdmissionResult.BUSY.value).inc()
-            raise Busy(f"pool {pool}: {why}", busy_answer(received, pool, why))
+            raise NoRoom(f"pool {pool}: {why}", busy_answer(received, pool, why))
         metrics.requests.labels(handled.result.value).inc()
         for why in handled.whys:
             metrics.refusals.labels(why.value).inc()
@@ -142,7 +142,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
         for known in followers:
             tasks.start(f"knowledge of {known.pool}", known.run(moved))
-            room = rooms[known.pool] = Room(partial(_streams_of, js, known.pool))
+            room = rooms[known.pool] = StreamRoom(partial(_streams_of, js, known.pool))
             tasks.start(f"room of {known.pool}", room.run())
         tasks.start("pools of other admission processes", watch(nats, settings.all_pools))
         tasks.start("trim of requests", trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s).run())
@@ -164,7 +164,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     return make_asgi(broker, name="admission", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
 
 
-def _lacks_room(handled: Handled, rooms: Mapping[str, Room]) -> tuple[str, str] | None:
+def _lacks_room(handled: Handled, rooms: Mapping[str, StreamRoom]) -> tuple[str, str] | None:
     """The pool that has no room for what follows from a request, and why; None when it has."""
     end = _ENDS.get(handled.result)
     if end is None:

@@ -17,7 +17,7 @@ from schemas.inbox import BoardCut, CheckpointTaken, NodeRegistered, Observation
 from schemas.nodes import DesiredPart, DesiredState
 from schemas.resources import DeviceKind, Inventory, Recut
 from services.agent.lease import Lease, early_s
-from services.agent.quarantine import Busy
+from services.agent.quarantine import DeviceInUse
 from services.agent.reconcile import (
     Forget,
     Key,
@@ -123,7 +123,7 @@ class NodeRunner:
     _ends: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
     _starts: dict[Key, tuple[float, Observation]] = field(default_factory=dict)
     """Starts that placement has not shown yet that it knows."""
-    busy_devices: dict[str, Busy] = field(default_factory=dict)
+    busy_devices: dict[str, DeviceInUse] = field(default_factory=dict)
     """Devices in quarantine. They stay there over lives, until they are free."""
     _repartitions: dict[tuple[str, int], BoardRepartition] = field(default_factory=dict)
     """(board, number) -> repartitions asked for in this life; one that is no longer asked for is not asked again."""
@@ -445,7 +445,7 @@ class NodeRunner:
         wanted = set(devices)
         return any(d.id in wanted and d.kind is not DeviceKind.CPU for d in self.inventory.devices)
 
-    def quarantine(self, busy: Mapping[str, Busy]) -> None:
+    def quarantine(self, busy: Mapping[str, DeviceInUse]) -> None:
         """These devices are used by something that is not ours: no part is started there until they are `free`."""
         for device, one in busy.items():
             log.error("%s: device %s is in quarantine: %s still uses it", self.name, device, ", ".join(one.users))
@@ -459,7 +459,7 @@ class NodeRunner:
         if gone:
             self._set_quarantine({device: one for device, one in self.busy_devices.items() if device not in gone})
 
-    def _set_quarantine(self, busy: dict[str, Busy]) -> None:
+    def _set_quarantine(self, busy: dict[str, DeviceInUse]) -> None:
         self.busy_devices = busy
         self.view.quarantined = {device: ", ".join(one.users) for device, one in busy.items()}
 

@@ -13,7 +13,7 @@ from libs.adapters.devices.scan import ScannedLayer
 from libs.adapters.devices.simulated import SimulatedLayer
 from libs.adapters.devices.together import WithProcessors
 from schemas.resources import Inventory, Position
-from services.agent.settings import AgentSettings, Devices
+from services.agent.settings import AgentSettings, DeviceSource
 
 log = logging.getLogger("baton.agent")
 
@@ -51,13 +51,13 @@ def hosted(settings: AgentSettings) -> list[Hosted]:
 
 def _layer(settings: AgentSettings) -> DeviceLayer | None:
     match settings.devices:
-        case Devices.NVML:
+        case DeviceSource.NVML:
             return _with_processors(settings, NvmlLayer(dynamic=settings.mig_dynamic))
-        case Devices.SCAN:
+        case DeviceSource.SCAN:
             return _with_processors(settings, ScannedLayer(settings.node))
-        case Devices.CPU:
+        case DeviceSource.CPU:
             return CpuLayer(settings.node)
-        case Devices.AUTO if settings.fleet is None:
+        case DeviceSource.AUTO if settings.fleet is None:
             for kind in (lambda: NvmlLayer(dynamic=settings.mig_dynamic), lambda: ScannedLayer(settings.node)):
                 try:
                     layer: DeviceLayer = kind()

@@ -23,7 +23,7 @@ GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
+class DeviceInUse:
     """A device in quarantine. `users`: "name (pid 123)" of each; `since`: of the attempt that it was granted to last."""
 
     since: "Since"
@@ -43,7 +43,7 @@ class Since:
 
 async def still_busy(
     layer: DeviceLayer, devices: Collection[str], since: Since, kept: Collection[int], grace_s: float
-) -> dict[str, Busy]:
+) -> dict[str, DeviceInUse]:
     """The devices that strangers still use after `grace_s`; returns as soon as there are none."""
     loop = asyncio.get_running_loop()
     end, pause_s = loop.time() + grace_s, 0.02
@@ -52,7 +52,7 @@ async def still_busy(
             break
         await asyncio.sleep(min(pause_s, max(0.0, end - loop.time())))
         pause_s = min(0.5, pause_s * 2)
-    return {device: Busy(since, tuple(users)) for device, users in found.items()}
+    return {device: DeviceInUse(since, tuple(users)) for device, users in found.items()}
 
 
 def strangers(

@@ -88,7 +88,7 @@ class Forget:
     key: Key
 
 
-Action = Start | Save | Stop | Refuse | Forget
+NodeAction = Start | Save | Stop | Refuse | Forget
 
 
 def concerns(desired: DesiredState, view: Running) -> bool:
@@ -98,7 +98,7 @@ def concerns(desired: DesiredState, view: Running) -> bool:
     )
 
 
-def plan(desired: DesiredState, view: Running, lease_valid: bool = True) -> list[Action]:
+def plan(desired: DesiredState, view: Running, lease_valid: bool = True) -> list[NodeAction]:
     """The actions that bring the node from `view` to `desired`; stops come before starts. Changes nothing.
 
     The state must concern the view (`concerns`): otherwise it is not to be planned for, nor followed.
@@ -106,7 +106,7 @@ def plan(desired: DesiredState, view: Running, lease_valid: bool = True) -> list
     assert concerns(desired, view), "a state of another life, or an older one"
     wanted = {(part.job_id, part.attempt): part for part in desired.parts}
     ends = [_toward_end(key, held, wanted.get(key)) for key, held in view.parts.items()]
-    actions: list[Action] = [action for action in ends if action is not None]
+    actions: list[NodeAction] = [action for action in ends if action is not None]
     occupied = _occupied(view.parts.values())
     for key, part in wanted.items():
         if key in view.parts:
@@ -120,7 +120,7 @@ def plan(desired: DesiredState, view: Running, lease_valid: bool = True) -> list
     return actions
 
 
-def follow(view: Running, desired: DesiredState, actions: Iterable[Action]) -> None:
+def follow(view: Running, desired: DesiredState, actions: Iterable[NodeAction]) -> None:
     """Writes into `view` what `actions` (of `plan`) did, and that `desired` was followed. Touches nothing else."""
     view.ledger_seq = desired.ledger_seq
     for action in actions:
@@ -137,7 +137,7 @@ def follow(view: Running, desired: DesiredState, actions: Iterable[Action]) -> N
                 del view.parts[key]
 
 
-def _toward_end(key: Key, held: Held, part: DesiredPart | None) -> Action | None:
+def _toward_end(key: Key, held: Held, part: DesiredPart | None) -> NodeAction | None:
     if held.phase is Phase.ENDED:
         return Forget(key) if part is None else None
     if part is None or part.action is nodes.Action.STOP:

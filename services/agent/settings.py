@@ -14,7 +14,7 @@ from schemas.base import Name, NodeName
 from services.agent.keeper import contain
 
 
-class Devices(StrEnum):
+class DeviceSource(StrEnum):
     """Which devices of this machine are offered."""
 
     AUTO = "auto"
@@ -52,8 +52,8 @@ class AgentSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="BATON_AGENT_")
 
     fleet: Path | None = Field(default=None, description="YAML file of simulated nodes (deploy/fleets/)")
-    devices: Devices = Field(
-        default=Devices.AUTO,
+    devices: DeviceSource = Field(
+        default=DeviceSource.AUTO,
         description="auto: its NVIDIA GPUs, else other accelerators (scan), else its processors; with a fleet none",
     )
     processors: bool = Field(

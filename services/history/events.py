@@ -86,7 +86,7 @@ class EventLog:
         piece = await self._get(pattern, {"seq": seq}, 1)
         return len(piece.messages) + piece.more
 
-    async def _get(self, pattern: str, start: dict[str, Any], batch: int) -> direct.Piece:
+    async def _get(self, pattern: str, start: dict[str, Any], batch: int) -> direct.MessagePage:
         return await direct.get(self._js, subjects.EVENTS, pattern, start, batch)
 
 

@@ -215,7 +215,7 @@ def _serve_questions(broker: Any, placement: Placement) -> None:
             assert teller is not None
             return placement.answer(
                 lambda decider: answer(
-                    decider, query, node, handlers.Asked(teller, placement.seq, writer.role == "leading")
+                    decider, query, node, handlers.Answerer(teller, placement.seq, writer.role == "leading")
                 )
             )
 

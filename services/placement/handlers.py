@@ -25,7 +25,7 @@ def granted_at_once_ms(record: LedgerRecord, decider: Decider, now_us: int) -> l
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Answerer:
     """Of whom a node asks: the process that knows what was told, the ledger sequence of its state, whether it writes."""
 
     teller: Teller
@@ -33,21 +33,21 @@ class Asked:
     leading: bool
 
 
-AboutNode = Callable[[Decider, Any, str, Asked], Fact | Sequence[Fact]]
+AboutNode = Callable[[Decider, Any, str, Answerer], Fact | Sequence[Fact]]
 
 
-def state_of_node(decider: Decider, query: NodeStateQuery, node: str, of: Asked) -> Sequence[NodeState]:
+def state_of_node(decider: Decider, query: NodeStateQuery, node: str, of: Answerer) -> Sequence[NodeState]:
     """All that should run on `node`, in pieces; of one that is not up, which of its lives the pool knows."""
     of.teller.reads_changes(node)
     return of.teller.state_of(decider, node, query.followed, of.ledger_seq, leading=of.leading)
 
 
-def specs_of_node(decider: Decider, query: NodeSpecsQuery, node: str, of: Asked) -> NodeSpecs:
+def specs_of_node(decider: Decider, query: NodeSpecsQuery, node: str, of: Answerer) -> NodeSpecs:
     """Specs of what runs on `node`; those of other nodes are not told."""
     return specs_of(decider.state, node, set(query.specs), of.teller.limit)
 
 
-def whole_state_of_node(decider: Decider, query: DesiredQuery, asker: str, of: Asked) -> DesiredReply:
+def whole_state_of_node(decider: Decider, query: DesiredQuery, asker: str, of: Answerer) -> DesiredReply:
     """The question of 0.1.0: everything in one message, of `asker` if it is up. A node that is missing in the reply was
     declared lost, and registers again.
 

@@ -33,17 +33,17 @@ from schemas.subjects import OPERATOR
 from services.queries.replica import Latencies, Replica
 
 T = TypeVar("T")
-Clock = Callable[[], float]
+MonotonicClock = Callable[[], float]
 
 _SHARE = 20
 _QUEUE_VIEW = 5000
 
 
-class Kept(Generic[T]):
+class CachedAnswer(Generic[T]):
     """Something made from the state, and made anew when the state has moved; but for twenty times as long as that took
     the last one will do, so that questions cost a twentieth of the time however many come. `clock` is in seconds."""
 
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self, clock: MonotonicClock = time.monotonic) -> None:
         self._clock = clock
         self._made: T | None = None
         self._seq = -1
@@ -60,7 +60,7 @@ class Kept(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedBy:
     """Who asks, and the record that the answer is of."""
 
     team: str
@@ -82,8 +82,8 @@ class Answers:
         self._inputs = inputs
         self._latencies = latencies
         self._now_us = now_us
-        self._status: Kept[PoolStatus] = Kept()
-        self._waiting: Kept[Mapping[QueueKey, Blocked]] = Kept()
+        self._status: CachedAnswer[PoolStatus] = CachedAnswer()
+        self._waiting: CachedAnswer[Mapping[QueueKey, Blocked]] = CachedAnswer()
         self._shape = _KeptShape()
 
     @property
@@ -95,7 +95,7 @@ class Answers:
         make = lambda: status(replica.state, self._pool, seq, self._latencies.scheduling, self._latencies.wait)  # noqa: E731
         return self._status.get(seq, make, at_least)
 
-    def explain_job(self, replica: Replica, query: ExplainQuery, asked: Asked) -> Explanation:
+    def explain_job(self, replica: Replica, query: ExplainQuery, asked: AskedBy) -> Explanation:
         """Raises NothingFound for an unknown job, an ended one, and another team's."""
         state = replica.state
         job = job_of(state, query.job_id, asked.team)
@@ -107,7 +107,7 @@ class Answers:
         plan = cycle.Plan(waiting=dict(self._why(state, asked.seq)))
         return explain(state, job, plan, policy=self.policy).model_copy(update={"ledger_seq": asked.seq})
 
-    def queue_list(self, replica: Replica, query: QueueListQuery, asked: Asked) -> QueueList:
+    def queue_list(self, replica: Replica, query: QueueListQuery, asked: AskedBy) -> QueueList:
         """A team sees its own waiting jobs, the operator all."""
         state = replica.state
         plan = cycle.Plan(waiting=dict(self._why(state, asked.seq)))
@@ -115,7 +115,7 @@ class Answers:
         mine = [job for job in jobs if asked.team in (OPERATOR, job.team)]
         return QueueList(jobs=tuple(mine[: query.limit]), total=len(mine), ledger_seq=asked.seq)
 
-    def plan(self, replica: Replica, query: PlanQuery, asked: Asked) -> PlanReply:
+    def plan(self, replica: Replica, query: PlanQuery, asked: AskedBy) -> PlanReply:
         """What would become of a job that is submitted now."""
         began = time.perf_counter()
         state = replica.state

@@ -23,7 +23,7 @@ from libs.service.following import readiness, show
 from schemas.catalog import BY_TYPE
 from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQuery
 from schemas.subjects import inbox_stream
-from services.queries.answers import Answers, Asked, job_of
+from services.queries.answers import Answers, AskedBy, job_of
 from services.queries.lane import Lane
 from services.queries.replica import Latencies, Replica
 from services.queries.settings import QueriesSettings
@@ -94,16 +94,18 @@ class Queries:
         if job_of(self._following().projection.state, query.job_id, team) is None:
             await self._decided()
         return await self.lane.answer(
-            team, lambda replica, seq: self.answers.explain_job(replica, query, Asked(team, seq))
+            team, lambda replica, seq: self.answers.explain_job(replica, query, AskedBy(team, seq))
         )
 
     def pool_status(self, query: PoolStatusQuery, team: str) -> PoolStatus:
         follower = self._following()
         return self.answers.pool_status(follower.projection, follower.position, self._told_to)
 
-    def heavy(self, answer: Callable[[Replica, Any, Asked], Any]) -> Callable[[Any, str], Any]:
+    def heavy(self, answer: Callable[[Replica, Any, AskedBy], Any]) -> Callable[[Any, str], Any]:
         """A handler that answers in the lane."""
-        return lambda query, team: self.lane.answer(team, lambda replica, seq: answer(replica, query, Asked(team, seq)))
+        return lambda query, team: self.lane.answer(
+            team, lambda replica, seq: answer(replica, query, AskedBy(team, seq))
+        )
 
     def _following(self) -> Follower[Replica]:
         assert self.follower is not None, "questions are served once the ledger was read"

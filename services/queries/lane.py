@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from libs.bus.queries import Busy
+from libs.bus.queries import AskAgain
 from libs.ledger.follower import Follower
 from libs.service.turns import Turns
 from services.queries.replica import Replica
@@ -46,11 +46,11 @@ class Lane:
     async def answer(self, team: str, question: Callable[[Replica, int], A]) -> A:
         """`question(replica, ledger sequence)`, asked when it is the team's turn.
 
-        Raises what it raises, and Busy when too many of the team wait, or when it waited for too long.
+        Raises what it raises, and AskAgain when too many of the team wait, or when it waited for too long.
         """
         waiting = _Waiting(question, asyncio.get_running_loop().create_future(), time.monotonic())
         if not self._turns.put(team, waiting):
-            raise Busy(f"{self._turns.waiting(team)} questions of team {team} wait already: ask again in a moment")
+            raise AskAgain(f"{self._turns.waiting(team)} questions of team {team} wait already: ask again in a moment")
         self._some.set()
         answer: A = await waiting.answered
         return answer
@@ -67,7 +67,7 @@ class Lane:
             if waiting.answered.done():
                 continue
             if time.monotonic() - waiting.since > _PATIENCE_S:
-                waiting.answered.set_exception(Busy(f"it waited for more than {_PATIENCE_S:g} s: ask again"))
+                waiting.answered.set_exception(AskAgain(f"it waited for more than {_PATIENCE_S:g} s: ask again"))
                 continue
             began = time.monotonic()
             await self._answer(waiting)

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from services.agent.keeper import table, wire
-from services.agent.keeper.table import GONE, Attempt, Refused, Table
+from services.agent.keeper.table import GONE, HeldAttempt, StartRefused, Table
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def held() -> Table:
     return made
 
 
-def enter(held: Table, id: str = "n0/a.1", incarnation: int = 7, now: float = 1.0) -> Attempt:
+def enter(held: Table, id: str = "n0/a.1", incarnation: int = 7, now: float = 1.0) -> HeldAttempt:
     return held.enter(id, "n0", incarnation, {}, "", now)
 
 
@@ -28,10 +28,10 @@ def test_an_attempt_needs_a_life_with_a_lease_that_holds(held):
         ({"id": "n0/b.1", "incarnation": 8}, "has no life 8 here"),
         ({"id": "n0/b.1", "now": 100.0}, "lease ended"),
     ):
-        with pytest.raises(Refused, match=problem):
+        with pytest.raises(StartRefused, match=problem):
             enter(held, **wrong)
     held.begin("n0", 8)
-    with pytest.raises(Refused, match="lease ended"):
+    with pytest.raises(StartRefused, match="lease ended"):
         enter(held, "n0/b.1", 8)  # no lease was granted to it yet
 
 
@@ -75,7 +75,7 @@ def test_ends_are_forgotten_when_they_are_acknowledged_or_their_life_is_over(hel
 def test_the_table_is_bounded(held, monkeypatch):
     monkeypatch.setattr(table, "MOST_ATTEMPTS", 1)
     enter(held)
-    with pytest.raises(Refused, match="1 attempts are kept already"):
+    with pytest.raises(StartRefused, match="1 attempts are kept already"):
         enter(held, "n0/b.1")
 
 

@@ -6,7 +6,7 @@ import pytest
 from nats.js.errors import APIError
 
 from libs.bus.outbox import is_full
-from libs.bus.room import SUBMITS_END, Room
+from libs.bus.room import SUBMITS_END, StreamRoom
 from libs.ledger.rolling import Rolling
 from libs.ledger.segments import segments
 from schemas.subjects import inbox_stream, ledger, ledger_stream
@@ -65,7 +65,7 @@ async def test_people_are_kept_out_of_the_last_part_of_inbox_and_ledger(small: W
     async def ask() -> list[object]:
         return [await small.js.stream_info(name) for name in names]
 
-    room = Room(ask)
+    room = StreamRoom(ask)
     message = input_message(large(1), "x")
     await room.look()
     assert room.lacks([message], SUBMITS_END) == ""

@@ -46,7 +46,7 @@ async def test_inputs_are_decided_in_order_and_once(world: World) -> None:
     toy = await world.folded()
     assert list(toy.seen) == [job(n) for n in range(20)]
     assert toy.finished == [job(0)]
-    assert vars(toy) == vars(writer.decider) | {"inbox_seq": toy.inbox_seq, "t_us": toy.t_us, "cuts": []}
+    assert vars(toy) == vars(writer.decider) | {"inbox_seq": toy.inbox_seq, "t_us": toy.t_us, "record_ends": []}
 
 
 async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: World) -> None:

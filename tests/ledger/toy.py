@@ -2,19 +2,15 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
+from libs.core.state.decided import RecordEnd
 from libs.ledger.inputs import InboxItem
 from schemas import ids, inbox, ledger
 from schemas.jobs import JobSpec
 from schemas.resources import Claim
 
 DEVICES = 4
-
-
-class Cut(NamedTuple):
-    events: int
-    inbox_seq: int
 
 
 class Impossible(AssertionError):
@@ -34,7 +30,7 @@ class Toy:
         self.seen: dict[str, int] = {}  # job -> number of times queued
         self.finished: list[str] = []
         self.rejected: list[int] = []
-        self.cuts: list[Cut] = []
+        self.record_ends: list[RecordEnd] = []
         self.faults: list[Any] = []
 
     def apply(self, record: ledger.LedgerRecord, seq: int) -> None:
@@ -46,14 +42,14 @@ class Toy:
 
     def decide(self, inputs: Sequence[InboxItem], t_us: int) -> list[Any]:
         out: list[Any] = []
-        self.cuts = []
+        self.record_ends = []
 
         def emit(event: Any) -> None:
             self._event(event)
             out.append(event)
 
         def may_end_here() -> None:
-            self.cuts.append(Cut(len(out), self.inbox_seq))
+            self.record_ends.append(RecordEnd(len(out), self.inbox_seq))
 
         for item in inputs:
             if item.seq != self.inbox_seq + 1:
@@ -97,7 +93,7 @@ class Toy:
                 self.rejected.append(event.inbox_seq)
 
     def dump(self) -> list[bytes]:
-        return [json.dumps(vars(self) | {"cuts": []}).encode()]
+        return [json.dumps(vars(self) | {"record_ends": []}).encode()]
 
     @classmethod
     def load(cls, parts: Iterable[bytes]) -> "Toy":

@@ -27,7 +27,7 @@ from schemas.ledger import (
 )
 from schemas.nodes import DesiredQuery, DesiredReply, NodeChanged, NodeState, NodeStateQuery
 from services.placement.app import Placement, make_app
-from services.placement.handlers import Asked, whole_state_of_node
+from services.placement.handlers import Answerer, whole_state_of_node
 from services.placement.settings import PlacementSettings
 from tests.admission.running import running
 from tests.core.builders import job, node
@@ -233,7 +233,7 @@ async def test_no_agent_hears_of_a_grant_that_is_not_committed(world: Pool, sett
 
 def _desired(placing: Placement, decider: Decider) -> DesiredReply:
     assert placing.teller is not None
-    asked = Asked(placing.teller, placing.seq, leading=True)
+    asked = Answerer(placing.teller, placing.seq, leading=True)
     return whole_state_of_node(decider, DesiredQuery(nodes=("n1",)), "n1", asked)
 
 

@@ -28,7 +28,7 @@ from schemas.queries import (
 from schemas.subjects import OPERATOR
 from services.placement.app import make_app as make_placement
 from services.placement.settings import PlacementSettings
-from services.queries.answers import Answers, Kept
+from services.queries.answers import Answers, CachedAnswer
 from services.queries.app import make_app
 from services.queries.replica import Replica
 from services.queries.settings import QueriesSettings
@@ -284,7 +284,7 @@ def test_what_is_kept_costs_a_twentieth_of_the_time() -> None:
         made.append(now[0])
         return len(made)
 
-    kept: Kept[int] = Kept(lambda: now[0])
+    kept: CachedAnswer[int] = CachedAnswer(lambda: now[0])
     assert [kept.get(1, make), kept.get(1, make)] == [1, 1], "the state has not moved"
     assert kept.get(2, make) == 1, "a moment later the last one will do"
     assert kept.get(2, make, at_least=2) == 2, "not for whoever has heard of a later record"

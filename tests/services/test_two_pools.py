@@ -25,7 +25,7 @@ from schemas.resources import Resources
 from services.admission.app import make_app as admission
 from services.admission.settings import AdmissionSettings
 from services.agent.app import make_app as agent
-from services.agent.settings import AgentSettings, Devices
+from services.agent.settings import AgentSettings, DeviceSource
 from services.leases.app import make_app as leases
 from services.leases.settings import LeaseSettings
 from services.placement.app import make_app as placement
@@ -123,7 +123,7 @@ def both(pools: Pools, nats_url: str, redis_url: str, tmp_path: Path) -> Any:
                 await stack.enter_async_context(running(placement(here, writer_id=f"placement-{name}")))
                 await stack.enter_async_context(running(leases(LeaseSettings(**urls, pool=name))))
                 agents = AgentSettings(
-                    nats_url=nats_url, pool=name, fleet=tmp_path / f"{name}.yaml", devices=Devices.NONE,
+                    nats_url=nats_url, pool=name, fleet=tmp_path / f"{name}.yaml", devices=DeviceSource.NONE,
                     state_dir=tmp_path / name, lease_s=10,
                 )  # fmt: skip
                 await stack.enter_async_context(running(agent(agents)))

@@ -25,7 +25,7 @@ from libs.ledger.append import AppendOutcome
 from libs.simulation.dst import cheap
 from libs.simulation.dst.agents import SimState
 from libs.simulation.dst.machine import Machine
-from libs.simulation.dst.run import Outcome, run
+from libs.simulation.dst.run import SeedResult, run
 from libs.simulation.dst.stream import Stream
 from schemas import inbox, ledger
 from schemas.jobs import JobState
@@ -384,7 +384,7 @@ def planted(name: str) -> Iterator[None]:
         yield
 
 
-def finds(name: str, seed: int) -> Outcome:
+def finds(name: str, seed: int) -> SeedResult:
     """The seed, with the bug in it."""
     with planted(name):
         return run(seed)

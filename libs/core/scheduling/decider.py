@@ -8,7 +8,7 @@ did not fit (`backlog`) goes with it.
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from libs.core.placement.view import Scores, View
 from libs.core.scheduling import cycle, repartition
@@ -16,8 +16,8 @@ from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reactions import Decision, react, reject
 from libs.core.scheduling.reactions.attempts import release_hold
-from libs.core.scheduling.reactions.decision import Cut
 from libs.core.state import fold, snapshot
+from libs.core.state.decided import DecisionFault, RecordEnd
 from libs.core.state.fleet import Fleet
 from libs.core.state.formats import NEWEST
 from libs.core.state.model import Shape, State, shape_of
@@ -59,14 +59,6 @@ class DecisionFailed(RuntimeError):
         self.inbox_seq = inbox_seq
 
 
-class Fault(NamedTuple):
-    """An error of ours, met at an input (`inbox_seq`, else 0) or a job, that was not let stop anything."""
-
-    inbox_seq: int
-    about: str
-    stack: str
-
-
 _STACK_CHARACTERS = 8_000
 _FAULTS_PER_CYCLE = 3
 """Jobs that one cycle ends at the most because of errors; what is left waits for the next decision."""
@@ -106,9 +98,9 @@ class Decider:
         self.largest_event = largest_event
         self._condemned = condemned if condemned is not None else {}
         """Jobs whose grants could not be folded, with the reason: they are ended. Outlives this state, which is torn then."""
-        self.cuts: list[Cut] = []
+        self.record_ends: list[RecordEnd] = []
         """Of the last decision: where its records may end."""
-        self.faults: list[Fault] = []
+        self.faults: list[DecisionFault] = []
         """Of the last decision: errors that it met, and went on from."""
 
     @property
@@ -147,7 +139,7 @@ class Decider:
         self.state.t_us = t_us
         if inputs:
             self.state.inbox_seq = inputs[-1].seq
-        self.cuts = decision.cuts
+        self.record_ends = decision.record_ends
         return decision.events
 
     def _react(self, decision: Decision, item: Item) -> None:
@@ -157,7 +149,7 @@ class Decider:
         except Exception as error:
             if not decision.whole or len(decision.events) > before:
                 raise DecisionFailed(item.seq) from error
-            self.faults.append(Fault(item.seq, item.subject, _stack(error)))
+            self.faults.append(DecisionFault(item.seq, item.subject, _stack(error)))
             reason = f"placement failed on it ({_short(error)}); the dead letter has the stack"
             reject(decision, item.seq, item.subject, item.message, reason)
         decision.decided_to = item.seq
@@ -172,10 +164,10 @@ class Decider:
                 self._backlog = Backlog()
                 decision.changes = self._backlog.changes
                 if not isinstance(error, cycle.CannotBePlanned):
-                    self.faults.append(Fault(0, "the cycle", _stack(error)))
+                    self.faults.append(DecisionFault(0, "the cycle", _stack(error)))
                     break
                 self._end(decision, error.job_id, f"placement failed on it ({_short(error.__cause__)})")
-                self.faults.append(Fault(0, error.job_id, _stack(error)))
+                self.faults.append(DecisionFault(0, error.job_id, _stack(error)))
         return cycle.Plan(complete=False)
 
     def _grant(self, decision: Decision, grant: cycle.Grant) -> None:
@@ -210,7 +202,7 @@ class Decider:
         except Exception as error:
             if not decision.whole:
                 raise
-            self.faults.append(Fault(0, "repartitions", _stack(error)))
+            self.faults.append(DecisionFault(0, "repartitions", _stack(error)))
 
     def _end_condemned(self, decision: Decision) -> None:
         for job_id, why in list(self._condemned.items()):
@@ -245,7 +237,7 @@ class Decider:
         try:
             self._learn(decision.events)
         except Exception as error:  # what it learns only orders good places
-            self.faults.append(Fault(0, "the learner", _stack(error)))
+            self.faults.append(DecisionFault(0, "the learner", _stack(error)))
 
     def _learn(self, events: Sequence[ledger.LedgerEvent]) -> None:
         if self.learner is None:

@@ -20,7 +20,7 @@ _CREATED = "2030-01-01T00:00:00Z"
 _MAX_DIRECT = 1 << 22
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """The API says no: code, JetStream's error code, text."""
 
     def __init__(self, code: int, err_code: int, text: str) -> None:
@@ -64,7 +64,7 @@ class Api:
                 rest = verb[len(name) :].split(".") if name.endswith(".") else []
                 try:
                     answer = call(rest, json.loads(data) if data else {})
-                except Refused as no:
+                except ApiError as no:
                     answer = no.body
                 if reply:
                     self.server.deliver(reply, "", json.dumps(answer).encode(), None)
@@ -77,7 +77,7 @@ class Api:
     def _stream(self, name: str) -> Stream:
         stream = self.server.disk.streams.get(name)
         if stream is None:
-            raise Refused(*_NO_STREAM)
+            raise ApiError(*_NO_STREAM)
         return stream
 
     def _stream_info(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Api:
         if rest[0] in self.server.disk.streams:
             if self.server.disk.streams[rest[0]].config == body:
                 return self._stream_info(rest, {})
-            raise Refused(400, 10058, "stream name already in use with a different configuration")
+            raise ApiError(400, 10058, "stream name already in use with a different configuration")
         self.server.disk.add(body)
         return self._stream_info(rest, {})
 
@@ -111,16 +111,16 @@ class Api:
     def _purge(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
         stream = self._stream(rest[0])
         if stream.config.get("deny_purge"):
-            raise Refused(500, 10110, "stream purge not permitted")
+            raise ApiError(500, 10110, "stream purge not permitted")
         purged = stream.purge(below=body.get("seq"), pattern=body.get("filter") or ">", keep=body.get("keep") or 0)
         return {"success": True, "purged": purged}
 
     def _delete_message(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
         stream = self._stream(rest[0])
         if stream.config.get("deny_delete"):
-            raise Refused(500, 10057, "message delete not permitted")
+            raise ApiError(500, 10057, "message delete not permitted")
         if not stream.delete(int(body["seq"])):
-            raise Refused(*_NO_MESSAGE)
+            raise ApiError(*_NO_MESSAGE)
         return {"success": True}
 
     def _names(self, _: list[str], body: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Api:
     def _get(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
         kept = self._found(self._stream(rest[0]), body)
         if kept is None:
-            raise Refused(*_NO_MESSAGE)
+            raise ApiError(*_NO_MESSAGE)
         message = {"subject": kept.subject, "seq": kept.seq, "time": _iso(kept.time_us)}
         message["data"] = base64.b64encode(kept.data).decode()
         if kept.headers:
@@ -222,7 +222,7 @@ class Api:
         self._stream(rest[0])
         consumer = self.server.consumer(rest[0], rest[1])
         if consumer is None:
-            raise Refused(*_NO_CONSUMER)
+            raise ApiError(*_NO_CONSUMER)
         return consumer
 
     def _consumer_info(self, rest: list[str], _: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from schemas.subjects import DEAD, EVENTS, ledger_stream
 
 
 @dataclass(slots=True)
-class Books:
+class SimBooks:
     """The ledger folded by the simulation, record by record as it grows."""
 
     world: World

@@ -14,7 +14,7 @@ from nats.js.object_store import ObjectStore
 from libs.simulation.dst.objects import SimObjects
 
 if TYPE_CHECKING:
-    from libs.simulation.dst.net import Link, Net
+    from libs.simulation.dst.net import Link, SimNet
     from libs.simulation.dst.process import Process
 
 MAX_PAYLOAD = 1024 * 1024
@@ -90,7 +90,7 @@ class SimSubscription:
 class SimClient:
     """The connection of one process. It reconnects for ever; what it sends meanwhile is lost."""
 
-    def __init__(self, net: "Net", process: "Process", name: str, number: int, inbox_prefix: str | None) -> None:
+    def __init__(self, net: "SimNet", process: "Process", name: str, number: int, inbox_prefix: str | None) -> None:
         self._net = net
         self.process = process
         self.name = name

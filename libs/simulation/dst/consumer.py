@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Request:
+class PullRequest:
     """A pull request: how many messages and bytes are still wanted, and where."""
 
     reply: str
@@ -45,7 +45,7 @@ class Consumer:
         if policy == "new":
             self.position = stream.last_seq
         self.delivered = 0
-        self.requests: deque[Request] = deque()
+        self.requests: deque[PullRequest] = deque()
         self.unacked: dict[int, Waiting] = {}
         self.again: deque[int] = deque()
         self.acked = config.get("ack_policy", "explicit") != "none"
@@ -70,7 +70,7 @@ class Consumer:
         server = self.server
         self._heard_at = server.now
         expires = (body.get("expires") or 0) / 1e9
-        request = Request(
+        request = PullRequest(
             reply, int(body.get("batch", 1)), int(body.get("max_bytes") or 1 << 60), server.now + expires,
             (body.get("idle_heartbeat") or 0) / 1e9,
         )  # fmt: skip
@@ -84,11 +84,11 @@ class Consumer:
             if request.heartbeat_s and self._idle is None:
                 self._beat_later(request.heartbeat_s)
 
-    def _expired(self, request: Request) -> None:
+    def _expired(self, request: PullRequest) -> None:
         if request in self.requests:
             self._end(request, "408", "Request Timeout")
 
-    def _end(self, request: Request, status: str, text: str) -> None:
+    def _end(self, request: PullRequest, status: str, text: str) -> None:
         if request in self.requests:
             self.requests.remove(request)
         for timer in request.timers:
@@ -158,7 +158,7 @@ class Consumer:
             return None, 0
         return next(self.stream.after(self.position, self.filters), None), 1
 
-    def _send(self, request: Request, kept: Kept, deliveries: int) -> None:
+    def _send(self, request: PullRequest, kept: Kept, deliveries: int) -> None:
         self.delivered += 1
         request.left -= 1
         request.bytes_left -= kept.size

@@ -6,7 +6,7 @@ from collections import Counter
 from functools import partial
 
 from libs.simulation.dst.failpoints import FAILPOINTS
-from libs.simulation.dst.run import Outcome, run
+from libs.simulation.dst.run import SeedResult, run
 
 _ENOUGH = 100
 """Among so many seeds every failpoint is reached, or the simulation has lost sight of it."""
@@ -34,7 +34,7 @@ def many(seeds: range, *, calm: bool, processes: int) -> int:
     return int(bool(bad or missed))
 
 
-def one(seed: int, calm: bool) -> tuple[Outcome, float]:
+def one(seed: int, calm: bool) -> tuple[SeedResult, float]:
     """One seed, and the CPU that it took, s."""
     began = time.process_time()
     return run(seed, calm=calm), time.process_time() - began

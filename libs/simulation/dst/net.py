@@ -22,7 +22,7 @@ PATIENCE_S = 20.0
 class Link:
     """One client's connection. `up` goes to the broker, `down` to the client."""
 
-    def __init__(self, net: "Net", client: SimClient) -> None:
+    def __init__(self, net: "SimNet", client: SimClient) -> None:
         self.net = net
         self.client = client
         self.open = True
@@ -71,7 +71,7 @@ class Link:
             self.client.disconnected()
 
 
-class Net:
+class SimNet:
     """All connections to one broker."""
 
     def __init__(self, world: "World") -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from libs.bus.connect import connect
 from libs.bus.queries import NoAnswer, QueryError, ask
 from libs.simulation.dst import cheap, faults, scenario
-from libs.simulation.dst.books import Books
+from libs.simulation.dst.books import SimBooks
 from libs.simulation.dst.loop import Spinning
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.world import World
@@ -24,7 +24,7 @@ _LOOK_S = 0.5
 
 
 @dataclass(slots=True)
-class Outcome:
+class SeedResult:
     """What became of a seed. `digest` is the hash of its trace."""
 
     seed: int
@@ -41,7 +41,7 @@ class Outcome:
     records: int = 0
 
 
-def run(seed: int, *, keep_notes: bool = False, calm: bool = False) -> Outcome:
+def run(seed: int, *, keep_notes: bool = False, calm: bool = False) -> SeedResult:
     """One seed. `calm` leaves the faults out."""
     cheap.install()
     level = logging.root.manager.disable
@@ -61,10 +61,10 @@ def run(seed: int, *, keep_notes: bool = False, calm: bool = False) -> Outcome:
             gc.enable()
 
 
-def _run(world: World, calm: bool) -> Outcome:
+def _run(world: World, calm: bool) -> SeedResult:
     chance = random.Random(f"scenario-{world.seed}")
     drawn = scenario.draw(chance)
-    books = Books(world)
+    books = SimBooks(world)
     try:
         world.loop.run(_life(world, drawn, books, chance, calm))
     except Spinning as error:
@@ -76,13 +76,13 @@ def _run(world: World, calm: bool) -> Outcome:
     for where, raised in world.loop.failed:
         world.violated("bug", f"{where}: {raised!r}")
     report = books.checker.report
-    return Outcome(
+    return SeedResult(
         world.seed, world.violations, world.digest(), world.loop.now, world.loop.steps, world.failpoints, world.crashes,
         world.seen, world.notes, jobs=len(drawn.jobs), attempts=report.attempts, records=report.records,
     )  # fmt: skip
 
 
-async def _life(world: World, drawn: scenario.Scenario, books: Books, chance: random.Random, calm: bool) -> None:
+async def _life(world: World, drawn: scenario.Scenario, books: SimBooks, chance: random.Random, calm: bool) -> None:
     scenario.populate(world, drawn)
     sender = Process(world, "teams", "teams")
     sender.start(scenario.teams(world, drawn))
@@ -112,7 +112,7 @@ def crash_plan(chance: random.Random) -> dict[str, int]:
     return {chance.choice(FAILPOINTS): min(60, 1 + int(chance.expovariate(0.15))) for _ in range(chance.randint(1, 3))}
 
 
-async def _rest(world: World, drawn: scenario.Scenario, books: Books) -> list[str]:
+async def _rest(world: World, drawn: scenario.Scenario, books: SimBooks) -> list[str]:
     """Waits until all work has come to rest and all books agree; what is still missing after `PATIENCE_S`."""
     until = world.loop.now + PATIENCE_S
     while True:
@@ -124,7 +124,7 @@ async def _rest(world: World, drawn: scenario.Scenario, books: Books) -> list[st
         await asyncio.sleep(_LOOK_S)
 
 
-async def _bills(world: World, books: Books) -> list[str]:
+async def _bills(world: World, books: SimBooks) -> list[str]:
     """Every attempt is billed with exactly its integral, and the total is their sum."""
     process = Process(world, "auditor", "auditor")
     problems: list[str] = []
@@ -133,7 +133,7 @@ async def _bills(world: World, books: Books) -> list[str]:
     return problems
 
 
-async def _ask_bills(books: Books, problems: list[str]) -> None:
+async def _ask_bills(books: SimBooks, problems: list[str]) -> None:
     nats = await connect("sim://broker", name="auditor")
     total = 0
     message = BY_TYPE["io.baton.bill.get.query.v1"]

@@ -20,7 +20,7 @@ from libs.simulation.dst.consumer import Consumer
 from libs.simulation.dst.loop import VirtualLoop
 from libs.simulation.dst.machine import Machine, Truth
 from libs.simulation.dst.mongo import SimMongoServer
-from libs.simulation.dst.net import Net
+from libs.simulation.dst.net import SimNet
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.redis import SimRedisServer
 from libs.simulation.dst.stream import Kept
@@ -45,7 +45,7 @@ class ServiceSlot:
 
 
 @dataclass(slots=True)
-class Plan:
+class CrashPlan:
     """Which pass of a failpoint ends the process that makes it: name -> the pass, counted over all processes."""
 
     at: dict[str, int] = field(default_factory=dict)
@@ -62,14 +62,14 @@ class World:
         self.failpoints: Counter[str] = Counter()
         self.crashes: Counter[str] = Counter()
         self.seen: Counter[str] = Counter()
-        self.plan = Plan()
+        self.plan = CrashPlan()
         self.faults_on = False
         self.notes: list[str] = []
         self._keep_notes = keep_notes
         self._hash = blake2b(digest_size=16)
         self.offsets: dict[str, float] = {}
         self.rates: dict[str, float] = {}
-        self.net = Net(self)
+        self.net = SimNet(self)
         self.disk = Disk()
         self.redis = SimRedisServer(self)
         self.mongo = SimMongoServer(self)

@@ -13,7 +13,7 @@ from services.agent.keeper import contain, proc, wire
 from services.agent.keeper.clock import now
 from services.agent.keeper.link import AgentLink
 from services.agent.keeper.shim import LARGEST, Shim
-from services.agent.keeper.table import GONE, RUNNING, Attempt, Refused, Table
+from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
 
 LONGEST_WAIT_S = 1.0
 SWEEP_S = 0.05
@@ -40,7 +40,7 @@ class Keeper:
         self._epoll.register(self._ends, select.EPOLLIN)
         self._links: dict[int, AgentLink] = {}
         self._agent: AgentLink | None = None
-        self._shims: dict[int, tuple[Attempt, socket.socket]] = {}
+        self._shims: dict[int, tuple[HeldAttempt, socket.socket]] = {}
         """By descriptor of the socket to it."""
         self._sockets: dict[str, socket.socket] = {}
         """Attempt -> the same."""
@@ -224,7 +224,7 @@ class Keeper:
                 now(),
                 told.get("early", 0.0),
             )
-        except Refused as e:
+        except StartRefused as e:
             self._say(
                 {"is": "failed", "id": told["id"], "refused": True, "errno": None, "error": str(e), "filename": ""}
             )
@@ -237,7 +237,7 @@ class Keeper:
             self._say({"is": "failed", "id": attempt.id, **attempt.failed})
             self._say({"is": "gone", "id": attempt.id, "oom_kills": 0})
 
-    def _fork(self, attempt: Attempt, told: wire.Message) -> None:
+    def _fork(self, attempt: HeldAttempt, told: wire.Message) -> None:
         """Raises OSError."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -324,14 +324,14 @@ class Keeper:
                 self._ended(attempt, told["codes"])
                 self._clean.add(attempt.id)
 
-    def _ended(self, attempt: Attempt, codes: dict[str, int]) -> None:
+    def _ended(self, attempt: HeldAttempt, codes: dict[str, int]) -> None:
         if codes:
             attempt.codes |= {int(rank): code for rank, code in codes.items()}
             self._say({"is": "exited", "id": attempt.id, "codes": codes})
 
     # ------------------------------------------------------------------------------------------------- the end
 
-    def _kill(self, attempt: Attempt) -> None:
+    def _kill(self, attempt: HeldAttempt) -> None:
         if attempt.state != GONE and attempt.id not in self._dying:
             self._tell(attempt.id, {"do": "kill"})
             self._dying[attempt.id] = now() + PATIENCE_S
@@ -387,7 +387,7 @@ class Keeper:
         except OSError:
             return
 
-    def _gone(self, attempt: Attempt) -> None:
+    def _gone(self, attempt: HeldAttempt) -> None:
         del self._dying[attempt.id]
         self._clean.discard(attempt.id)
         attempt.state = GONE

@@ -10,7 +10,7 @@ MOST_ATTEMPTS = 20_000
 Note = dict[str, Any]
 
 
-class Life:
+class HeldLife:
     """One incarnation of a node. `until`: seconds on the lease clock; 0 before the first lease, None without an end."""
 
     __slots__ = ("incarnation", "note", "until")
@@ -31,7 +31,7 @@ class Life:
         return {"incarnation": self.incarnation, "until": self.until, "note": self.note}
 
 
-class Attempt:
+class HeldAttempt:
     """One attempt on one node. `about` is the agent's and opaque here, `note` too: what it must know to go on."""
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Attempt:
         }
 
 
-class Refused(ValueError):
+class StartRefused(ValueError):
     """An attempt that must not be started; the text says why."""
 
 
@@ -80,14 +80,14 @@ class Table:
     """Nothing is removed from it but by the agent: `forget`, or a new life of the node."""
 
     def __init__(self) -> None:
-        self.lives: dict[str, Life] = {}
-        self.attempts: dict[str, Attempt] = {}
+        self.lives: dict[str, HeldLife] = {}
+        self.attempts: dict[str, HeldAttempt] = {}
 
-    def begin(self, node: str, incarnation: int) -> list[Attempt]:
+    def begin(self, node: str, incarnation: int) -> list[HeldAttempt]:
         """A life of the node; returns what earlier lives still run, to be killed. The present life goes on."""
         life = self.lives.get(node)
         if life is None or life.incarnation != incarnation:
-            self.lives[node] = Life(incarnation)
+            self.lives[node] = HeldLife(incarnation)
         earlier = [a for a in self.attempts.values() if a.node == node and a.incarnation != incarnation]
         for attempt in earlier:
             if attempt.state == GONE:
@@ -106,21 +106,21 @@ class Table:
 
     def enter(
         self, id: str, node: str, incarnation: int, about: Note, group: str, now: float, early: float | None = 0.0
-    ) -> Attempt:
-        """Raises Refused."""
+    ) -> HeldAttempt:
+        """Raises StartRefused."""
         life = self.lives.get(node)
         if id in self.attempts:
-            raise Refused(f"attempt {id} was started before")
+            raise StartRefused(f"attempt {id} was started before")
         if life is None or life.incarnation != incarnation:
-            raise Refused(f"node {node} has no life {incarnation} here")
+            raise StartRefused(f"node {node} has no life {incarnation} here")
         if not life.may_run(now):
-            raise Refused("the node's lease ended while the job was being started")
+            raise StartRefused("the node's lease ended while the job was being started")
         if len(self.attempts) >= MOST_ATTEMPTS:
-            raise Refused(f"{MOST_ATTEMPTS} attempts are kept already")
-        made = self.attempts[id] = Attempt(id, node, incarnation, about, group, early)
+            raise StartRefused(f"{MOST_ATTEMPTS} attempts are kept already")
+        made = self.attempts[id] = HeldAttempt(id, node, incarnation, about, group, early)
         return made
 
-    def over(self, now: float) -> list[Attempt]:
+    def over(self, now: float) -> list[HeldAttempt]:
         """The attempts that must be killed: their lease has ended."""
         found = []
         for attempt in self.attempts.values():
@@ -140,7 +140,7 @@ class Table:
         """Whether nothing here can be adopted any more: no life that an agent could go on with."""
         return not any(life.may_run(now) or self._keeps(node, life.incarnation) for node, life in self.lives.items())
 
-    def _ends(self, attempt: Attempt) -> float | None:
+    def _ends(self, attempt: HeldAttempt) -> float | None:
         """When its lease ends; None: never, or there was none yet."""
         life = self.lives.get(attempt.node)
         if life is None or not life.until or attempt.early is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from libs.core.accelerators.precisions import computes
-from libs.core.projections.verify.books import Books, DeviceRow, Job, NodeRow, Subject, Where
+from libs.core.projections.verify.books import Books, DeviceRow, JobRow, NodeRow, Subject, Where
 from schemas import ledger as led
 from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Claim, Level, Resources, Role, Runtime, Spread, TopologyPolicy
 
@@ -65,7 +65,7 @@ class AsAsked(Subject):
             if not peers:
                 self._peers.pop((job.team, spread.key), None)
 
-    def _size(self, e: led.JobGranted, job: Job, asked: Resources) -> None:
+    def _size(self, e: led.JobGranted, job: JobRow, asked: Resources) -> None:
         count = len({claim.device for claim in e.claims})
         fewest = asked.min_devices or asked.devices
         if asked.roles:
@@ -105,7 +105,7 @@ class AsAsked(Subject):
             got = f"{claim.cpu_milli} milli and {claim.host_memory_mib} MiB of {claim.node}"
             self._not_as(job_id, f"{cpu} milli of processors and {host} MiB of host memory", got)
 
-    def _kind(self, job_id: str, job: Job, one: _Wanted, row: DeviceRow, node: NodeRow) -> None:
+    def _kind(self, job_id: str, job: JobRow, one: _Wanted, row: DeviceRow, node: NodeRow) -> None:
         asked, device = job.spec.resources, row.about
         if device.model not in one.types if one.types else device.kind in NAMED_ONLY:
             self._not_as(job_id, "/".join(one.types) or "any accelerator", f"{device.id}, {device.model}")
@@ -136,7 +136,7 @@ class AsAsked(Subject):
         if len(groups) > 1 or topology.level in (Level.NVLINK, Level.DEVICE):
             self._not_as(job_id, f"devices within one {topology.level.value}", f"{len(rows)} of {len(groups)} groups")
 
-    def _apart(self, job: Job, spread: Spread, nodes: set[str]) -> None:
+    def _apart(self, job: JobRow, spread: Spread, nodes: set[str]) -> None:
         peers = self._peers.setdefault((job.team, spread.key), {})
         for other_id, other in peers.items():
             peer = self.books.jobs.get(other_id)

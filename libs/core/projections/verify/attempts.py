@@ -4,7 +4,7 @@ their bill, the sum of share x (freed - granted), in integers."""
 from collections import defaultdict
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Attempt, Books, Promises, Subject, Where
+from libs.core.projections.verify.books import AttemptRow, Books, Promises, Subject, Where
 from schemas import ledger as led
 from schemas.attempts import Evidence
 from schemas.resources import Claim
@@ -40,7 +40,7 @@ class Attempts(Subject):
         for claim in e.claims:
             parts.setdefault(claim.node, []).append(claim)
         job.attempts = e.attempt
-        job.open = Attempt(e.attempt, books.t_us, parts, tuple(parts), set(parts))
+        job.open = AttemptRow(e.attempt, books.t_us, parts, tuple(parts), set(parts))
 
     def starting(self, e: led.AttemptStarting) -> None:
         found = self.books.attempt(e.job_id, e.attempt)

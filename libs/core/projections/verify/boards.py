@@ -9,7 +9,7 @@ from schemas import ledger as led
 
 
 @dataclass(slots=True)
-class _Asked:
+class _OpenRepartition:
     """A repartition that is under way."""
 
     node: str
@@ -31,7 +31,7 @@ class Boards(Subject):
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _OpenRepartition] = {}
         self._numbers: dict[str, int] = {}
         """Board -> the number of its last repartition."""
 
@@ -42,7 +42,7 @@ class Boards(Subject):
             books.broken("I8", f"board {board} is to be repartitioned while its last repartition is under way")
         if e.recut.number <= self._numbers.get(board, 0):
             books.broken("I8", f"repartition {e.recut.number} of board {board} follows {self._numbers[board]}")
-        self._asked[board] = _Asked(e.node, e.recut.number, e.recut.destroy)
+        self._asked[board] = _OpenRepartition(e.node, e.recut.number, e.recut.destroy)
         self._numbers[board] = max(e.recut.number, self._numbers.get(board, 0))
         for device_id in e.recut.destroy:
             row = books.devices.get(device_id)

@@ -1,8 +1,8 @@
 """The checker's own books: what is open now, as the events said it. Each row is written by one subject and read by all.
 
     jobs, ended                lives        devices            devices
-    Job.open, Attempt          attempts     nodes              nodes
-    Attempt.cause, bad         outcomes     holds              holds
+    JobRow.open, AttemptRow    attempts     nodes              nodes
+    AttemptRow.cause, bad      outcomes     holds              holds
 
 Nothing here is taken from the fold that placement runs on: a mistake that both made would be seen by nobody.
 """
@@ -35,7 +35,7 @@ class Where(IntEnum):
 
 
 @dataclass(slots=True)
-class Attempt:
+class AttemptRow:
     """One run of a job, from its grant to its close."""
 
     number: int
@@ -62,7 +62,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Job:
+class JobRow:
     """A job that has not ended; or one that ended although it held something, until it does not."""
 
     id: str
@@ -74,8 +74,8 @@ class Job:
     """How long its work survives silence, s; 0: until its node speaks."""
     where: Where = Where.WAITING
     attempts: int = 0
-    open: Attempt | None = None
-    closed: Attempt | None = None
+    open: AttemptRow | None = None
+    closed: AttemptRow | None = None
     """The last attempt, between its close and what becomes of the job."""
     outcome: Outcome | None = None
     """Of the last attempt that was closed."""
@@ -132,7 +132,7 @@ class Books:
         self.t_us = 0
         self.more = False
         """The decision goes on in the next record."""
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, JobRow] = {}
         self.ended = EndedIds()
         self.devices: dict[str, DeviceRow] = {}
         self.nodes: dict[str, NodeRow] = {}
@@ -148,7 +148,7 @@ class Books:
         row, owner = self.devices.get(device_id), self.nodes.get(node)
         return row is not None and row.node == node and owner is not None and owner.up and device_id in owner.offered
 
-    def attempt(self, job_id: str, number: int) -> tuple[Job, Attempt] | None:
+    def attempt(self, job_id: str, number: int) -> tuple[JobRow, AttemptRow] | None:
         """The job and its open attempt, if that has this number. What is wrong otherwise is said by `lives`."""
         job = self.jobs.get(job_id)
         if job is None or job.open is None or job.open.number != number:

@@ -7,7 +7,7 @@ from libs.core.projections.verify.attempts import Attempts
 from libs.core.projections.verify.boards import Boards
 from libs.core.projections.verify.books import Books, Handler, Subject
 from libs.core.projections.verify.checkpoints import Checkpoints
-from libs.core.projections.verify.clock import Clock
+from libs.core.projections.verify.clock import LedgerTime
 from libs.core.projections.verify.devices import Devices
 from libs.core.projections.verify.holds import Holds
 from libs.core.projections.verify.hosts import Hosts
@@ -21,7 +21,7 @@ from schemas import ledger as led
 
 SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Records,
-    Clock,
+    LedgerTime,
     Lives,  # moves the job's state, which all others read
     Holds,
     AsAsked,

@@ -23,7 +23,7 @@ RATE = 500
 """One part in so many, by which two clocks may run apart."""
 
 
-class Clock(Subject):
+class LedgerTime(Subject):
     """Follows time from record to record."""
 
     handlers: ClassVar = {led.ClockJumped: "jumped"}

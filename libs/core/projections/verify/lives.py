@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Books, Job, Promises, Subject, Where
+from libs.core.projections.verify.books import Books, JobRow, Promises, Subject, Where
 from schemas import ledger as led
 from schemas.ids import job_id
 
@@ -45,7 +45,7 @@ class Lives(Subject):
             books.broken("I3", f"{e.job_id} is queued a second time")
             return
         books.report.jobs += 1
-        books.jobs[e.job_id] = Job(e.job_id, e.team, e.spec, e.priority, e.preempts, e.lease_s)
+        books.jobs[e.job_id] = JobRow(e.job_id, e.team, e.spec, e.priority, e.preempts, e.lease_s)
 
     def follows(self, e: led.EventOfJob) -> None:
         books = self.books

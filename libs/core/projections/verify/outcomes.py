@@ -7,7 +7,7 @@ part that ended counts: what its agent knows of why, or else whether it failed, 
 
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Attempt, Job, Subject
+from libs.core.projections.verify.books import AttemptRow, JobRow, Subject
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome
 from schemas.jobs import JobState
@@ -138,7 +138,7 @@ class Outcomes(Subject):
         job.closed = None
         self._end_of(job, attempt, e)
 
-    def _end_of(self, job: Job, attempt: Attempt, e: led.JobFinished) -> None:
+    def _end_of(self, job: JobRow, attempt: AttemptRow, e: led.JobFinished) -> None:
         """What a job comes to after its last attempt."""
         outcome = job.outcome
         should = {Outcome.SUCCEEDED: JobState.SUCCEEDED, Outcome.CANCELLED: JobState.CANCELLED}.get(
@@ -159,7 +159,7 @@ class Outcomes(Subject):
             self.books.broken("I3", f"{job.id} ends with exit code {e.exit_code}, its last attempt ended with {code}")
 
 
-def _outcome(attempt: Attempt) -> Outcome | None:
+def _outcome(attempt: AttemptRow) -> Outcome | None:
     """How an attempt of which nothing is left must be booked; None: nothing says why it ended."""
     if attempt.done and attempt.cause in (None, Cause.PREEMPTED):
         return Outcome.SUCCEEDED

@@ -1,10 +1,9 @@
 """What a reaction works on: the state, and the events decided so far."""
 
-from typing import NamedTuple
-
 from libs.core.scheduling.changes import Changes
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
+from libs.core.state.decided import RecordEnd
 from libs.core.state.formats import NEWEST, may_emit
 from libs.core.state.model import State
 from schemas.ledger import LedgerEvent
@@ -14,18 +13,10 @@ class InputRefused(ValueError):
     """The message cannot be applied; the text says why."""
 
 
-class Cut(NamedTuple):
-    """A record may end after so many of a decision's events; it has decided the inputs to `inbox_seq` then."""
-
-    events: int
-    inbox_seq: int
-
-
 class Decision:
     """Events decided at `t_us`, each already applied to `state`; `changes` tell what of it may help who waits.
 
-    `cuts` are the places in `events` where a record may end: if nothing behind a cut is committed, deciding the same input
-    again does the rest.
+    `record_ends` are the places in `events` where a record may end.
     """
 
     def __init__(
@@ -43,7 +34,7 @@ class Decision:
         self.changes = changes if changes is not None else Changes()
         self.decided_to = state.inbox_seq
         """The last input that is decided by the events so far."""
-        self.cuts: list[Cut] = []
+        self.record_ends: list[RecordEnd] = []
         self.whole = True
         """Every event that the state has begun to take in is taken in, and listed."""
 
@@ -63,9 +54,9 @@ class Decision:
         self.whole = True
 
     def may_end_here(self) -> None:
-        """Marks a cut."""
-        cut = Cut(len(self.events), self.decided_to)
-        if self.cuts and self.cuts[-1].events == cut.events:
-            self.cuts[-1] = cut
+        """A record may end after the events so far."""
+        end = RecordEnd(len(self.events), self.decided_to)
+        if self.record_ends and self.record_ends[-1].events == end.events:
+            self.record_ends[-1] = end
         else:
-            self.cuts.append(cut)
+            self.record_ends.append(end)
