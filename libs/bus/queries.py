@@ -54,7 +54,7 @@ log = logging.getLogger("baton.queries")
 Answer = Fact | Sequence[Fact] | None
 Handler = Callable[[Any, str], Awaitable[Answer] | Answer]
 
-Seen = Callable[[int], Awaitable[None]]
+OnSeen = Callable[[int], Awaitable[None]]
 
 _WORKERS = 8
 """Questions of one kind that are answered at the same time, so that a slow one does not hold up the next."""
@@ -90,7 +90,7 @@ def serve(
     *,
     pool: str | None = None,
     queue: str = "",
-    seen: Seen | None = None,
+    seen: OnSeen | None = None,
     workers: int = _WORKERS,
 ) -> None:
     """Answers `message`'s questions on `broker`.

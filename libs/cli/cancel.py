@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.options import Team, Url, User
+from libs.cli.options import Team, Url, UserOption
 from libs.cli.output import say
 from libs.cli.session import run, whole_id
 from libs.client import Baton, Conflict
@@ -14,7 +14,7 @@ def command(
     jobs: Annotated[list[str], typer.Argument(help="Ids or their first characters.", metavar="JOB...")],
     reason: Annotated[str, typer.Option("--reason", help="Why; shown to the team.")] = "cancelled by its team",
     team: Team = None,
-    user: User = None,
+    user: UserOption = None,
     url: Url = None,
 ) -> None:
     """Ask for jobs to be ended. They end when their processes have: see `baton wait`. Exits with 5 if one has already."""

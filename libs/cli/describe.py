@@ -7,7 +7,7 @@ import typer
 
 from libs.cli import units
 from libs.cli.get import DEVICES as DEVICE_COLUMNS
-from libs.cli.options import Job, Output, Pool, Team, Url
+from libs.cli.options import JobArgument, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
 from libs.cli.session import run, whole_id
 from libs.client import Baton, NotFound
@@ -32,7 +32,7 @@ _ATTEMPTS = [
 
 
 @app.command("job")
-def job(job: Job, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
+def job(job: JobArgument, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """A job: what was asked for, where it stands, every attempt."""
 
     async def ask(baton: Baton) -> JobDocument:

@@ -1,7 +1,7 @@
 """`baton explain JOB`: why it is where it is."""
 
 from libs.cli import units
-from libs.cli.options import Job, Output, Pool, Team, Url
+from libs.cli.options import JobArgument, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
 from libs.cli.session import run, whole_id
 from libs.client import Baton
@@ -13,7 +13,9 @@ _REMOVED = [
 ]
 
 
-def command(job: Job, pool: Pool = None, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
+def command(
+    job: JobArgument, pool: Pool = None, team: Team = None, url: Url = None, output: Output = Format.TABLE
+) -> None:
     """The dominant reason, the devices that each constraint takes out, and the smallest change that would help."""
 
     async def ask(baton: Baton) -> Explanation:

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.options import Job, Team, Url
+from libs.cli.options import JobArgument, Team, Url
 from libs.cli.output import clean
 from libs.cli.session import run, whole_id
 from libs.client import Baton
 
 
 def command(
-    job: Job,
+    job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Which process of the gang.")] = 0,
     attempt: Annotated[int, typer.Option("--attempt", min=0, help="Which attempt; 0 is the latest.")] = 0,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.options import Pool, Url, User
+from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run
 from libs.client import Baton
@@ -30,7 +30,7 @@ def dead(
         int | None, typer.Option("--incarnation", min=1, help="Only this life of the node; else the present one.")
     ] = None,
     pool: Pool = None,
-    user: User = None,
+    user: UserOption = None,
     url: Url = None,
 ) -> None:
     """Free what a silent node holds, work that is kept too. It is written into the ledger, with your name and your words.

@@ -7,7 +7,7 @@ import typer
 from libs.cli.output import Format
 
 Team = Annotated[str | None, typer.Option("--team", "-t", help="Speak as this team (BATON_TEAM).", show_default=False)]
-User = Annotated[
+UserOption = Annotated[
     str | None, typer.Option("--user", help="Which user of the team speaks (BATON_USER).", show_default=False)
 ]
 Pool = Annotated[str | None, typer.Option("--pool", help="Which pool is asked (BATON_POOL).", show_default=False)]
@@ -15,4 +15,6 @@ Url = Annotated[str | None, typer.Option("--url", help="NATS URL (BATON_NATS_URL
 Output = Annotated[Format, typer.Option("--output", "-o", help="How the result is written.")]
 NoHeader = Annotated[bool, typer.Option("--no-header", help="Leave the headings out.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")]
-Job = Annotated[str, typer.Argument(help="A job's id, or its first characters when no other has them.", metavar="JOB")]
+JobArgument = Annotated[
+    str, typer.Argument(help="A job's id, or its first characters when no other has them.", metavar="JOB")
+]

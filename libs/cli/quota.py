@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from libs.cli.exits import UsageFault
-from libs.cli.options import Pool, Url, User
+from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import say
 from libs.cli.session import run
 from libs.core.accelerators.kinds import problem_with
@@ -33,7 +33,7 @@ def set_quota(
         ),
     ] = None,
     pool: Pool = None,
-    user: User = None,
+    user: UserOption = None,
     url: Url = None,
 ) -> None:
     """From now on these are the team's limits in the pool, all of them; what it holds already is left to it."""

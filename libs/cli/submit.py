@@ -9,7 +9,7 @@ import typer
 from libs.cli import grammar
 from libs.cli.exits import UsageFault
 from libs.cli.jobfile import JobRequest, read_jobs
-from libs.cli.options import Output, Team, Url, User
+from libs.cli.options import Output, Team, Url, UserOption
 from libs.cli.output import Format, document, hint, say
 from libs.cli.session import run, short
 from libs.cli.yamlfile import MAX_BYTES
@@ -59,7 +59,7 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and print what would be sent.")] = False,
     pool: Annotated[str | None, typer.Option("--pool", help="The pool to run in; else admission chooses.")] = None,
     team: Team = None,
-    user: User = None,
+    user: UserOption = None,
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:

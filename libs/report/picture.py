@@ -21,7 +21,7 @@ _WIDE_PX, _LABEL_PX = 1230, 13
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PictureRow:
     """One device: its upper edge and its height, px."""
 
     seat: Seat
@@ -63,7 +63,7 @@ class Picture:
     """All that the page draws of the fleet."""
 
     span: Window
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, PictureRow] = field(default_factory=dict)
     nodes: list[Band] = field(default_factory=list)
     leaves: list[Band] = field(default_factory=list)
     drawn: list[Drawn] = field(default_factory=list)
@@ -134,7 +134,7 @@ def _lay_out(picture: Picture, seats: Sequence[Seat]) -> None:
         own = height if seat.accelerator else 2 * height
         if group != leaf or seat.node != node:
             picture.nodes.append(Band(seat.node, y, 0))
-        picture.rows[seat.id] = Row(seat, y, own)
+        picture.rows[seat.id] = PictureRow(seat, y, own)
         y += own
         band = picture.nodes[-1]
         picture.nodes[-1] = Band(band.name, band.y, y - band.y)

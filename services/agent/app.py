@@ -29,7 +29,7 @@ from services.agent.keeper.client import KeeperClient
 from services.agent.launcher import Launcher
 from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics
-from services.agent.node import Counts, NodeRunner
+from services.agent.node import NodeCounts, NodeRunner
 from services.agent.nodes import Hosted, hosted
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings
@@ -66,7 +66,7 @@ def prepare(settings: AgentSettings, found: list[Hosted]) -> PreparedHost:
     return PreparedHost(state, group_base, found, look(state, names, roots, group_base))
 
 
-async def build(settings: AgentSettings, nats: Client, host: PreparedHost, counts: Counts) -> Agent:
+async def build(settings: AgentSettings, nats: Client, host: PreparedHost, counts: NodeCounts) -> Agent:
     """An agent whose nodes have begun a life, or go on with the one that they had. Raises NoKeeper."""
     names = [one.inventory.node for one in host.found]
     reports = Reports(

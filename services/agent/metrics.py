@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from libs.ports.clock import boot_s as now
 from services.agent.agent import Agent
-from services.agent.node import Counts
+from services.agent.node import NodeCounts
 from services.agent.reconcile import Phase
 
 
@@ -17,7 +17,7 @@ class AgentMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.agent: Agent | None = None
-        self.counts = Counts()
+        self.counts = NodeCounts()
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:

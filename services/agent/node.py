@@ -48,7 +48,7 @@ class RunningPart(Protocol):
     async def leave(self) -> None: ...
 
 
-Report = Callable[[str, int, Observation | NodeRegistered | BoardCut], None]
+ReportOf = Callable[[str, int, Observation | NodeRegistered | BoardCut], None]
 MakePart = Callable[["NodeRunner", DesiredPart, Callable[[Observation], None]], RunningPart]
 AdoptPart = Callable[["NodeRunner", DesiredPart, Mapping[str, Any], Callable[[Observation], None]], RunningPart]
 
@@ -81,7 +81,7 @@ class BoardRepartition:
 
 
 @dataclass(eq=False, slots=True)
-class Counts:
+class NodeCounts:
     """Since the agent started; read by the metrics."""
 
     started: int = 0
@@ -102,8 +102,8 @@ class NodeRunner:
     now: Callable[[], float]
     make_part: MakePart
     adopt_part: AdoptPart
-    report: Report
-    counts: Counts
+    report: ReportOf
+    counts: NodeCounts
     view: Running = field(init=False)
     lease: Lease = field(init=False)
     known: bool = False

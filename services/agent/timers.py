@@ -14,7 +14,7 @@ from schemas.jobs import Checkpoint
 from schemas.nodes import DesiredPart
 
 SIGTERM_EXIT = 128 + 15
-Report = Callable[[Observation], None]
+Observe = Callable[[Observation], None]
 
 
 class Timers:
@@ -69,7 +69,7 @@ class TimerPart:
         "_timers",
     )
 
-    def __init__(self, part: DesiredPart, timers: Timers, report: Report) -> None:
+    def __init__(self, part: DesiredPart, timers: Timers, report: Observe) -> None:
         simulation = part.spec.simulation
         assert simulation is not None, "a timer part needs spec.simulation"
         self._timers, self._report = timers, report

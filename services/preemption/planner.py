@@ -25,7 +25,7 @@ class PreemptionPlanner:
         self.state = state if state is not None else State()
         self._pending = preemption.PendingPlans()
 
-    def apply(self, record: LedgerRecord, seq: int) -> list[preemption.Answer]:
+    def apply(self, record: LedgerRecord, seq: int) -> list[preemption.PlanAnswer]:
         """Folds a valid record; the answers in it to plans that were sent from here."""
         fold.apply_record(self.state, record)
         return self._pending.apply(record)

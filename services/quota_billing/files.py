@@ -23,7 +23,7 @@ def _thousandths(devices: float) -> float:
     return devices
 
 
-Devices = Annotated[float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
+DeviceCount = Annotated[float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
 
 
 def _known(types: dict[str, float]) -> dict[str, float]:
@@ -37,8 +37,8 @@ class TeamEntry(Strict):
     """What a team may hold at once. `devices`: accelerators of any type, null: no limit on them; `types`: besides, by device
     type (`H100`) or device type and MIG profile (`H100:1g.10gb`)."""
 
-    devices: Devices | None
-    types: Annotated[dict[LimitKey, Devices], AfterValidator(_known)] = Field(default_factory=dict)
+    devices: DeviceCount | None
+    types: Annotated[dict[LimitKey, DeviceCount], AfterValidator(_known)] = Field(default_factory=dict)
 
 
 class TeamsFile(Strict):

@@ -12,7 +12,7 @@ from schemas.jobs import CheckpointPolicy
 from schemas.nodes import Action
 from schemas.queries import LogQuery
 from services.agent.app import build, prepare
-from services.agent.node import Counts
+from services.agent.node import NodeCounts
 from services.agent.nodes import Hosted
 from services.agent.settings import AgentSettings
 from services.agent.state import AgentState, StateInUse
@@ -37,7 +37,7 @@ def start(world, nats_url, tmp_path):
         settings = AgentSettings(nats_url=nats_url, pool=world.pool, state_dir=tmp_path, **quick)
         found = [Hosted(i, SimulatedLayer(i.devices)) for i in (inventory(f"n{k}") for k in range(nodes))]
         own = await connect(nats_url, name="agent")
-        agent = await build(settings, own, prepare(settings, found), Counts())
+        agent = await build(settings, own, prepare(settings, found), NodeCounts())
         await agent.subscribe()
         loops = ("heartbeats", "watch_leases", "ask", "samples")
         tasks = [asyncio.create_task(getattr(agent, f"run_{loop}")()) for loop in loops]

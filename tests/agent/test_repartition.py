@@ -20,7 +20,7 @@ from libs.core.accelerators.mig_boards import GEOMETRIES
 from schemas.inbox import Started
 from schemas.resources import MigPlace, Recut
 from services.agent.app import build, prepare
-from services.agent.node import Counts
+from services.agent.node import NodeCounts
 from services.agent.nodes import Hosted
 from services.agent.repartitions import carry_out, refusal
 from services.agent.settings import AgentSettings
@@ -138,7 +138,7 @@ def start(world, nats_url, tmp_path):
         layer.broken = broken
         found = [Hosted(NODE, layer)]
         own = await connect(nats_url, name="agent")
-        agent = await build(settings, own, prepare(settings, found), Counts())
+        agent = await build(settings, own, prepare(settings, found), NodeCounts())
         await agent.subscribe()
         loops = ("heartbeats", "watch_leases", "ask", "samples")
         tasks = [asyncio.create_task(getattr(agent, f"run_{loop}")()) for loop in loops]

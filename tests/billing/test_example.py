@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from libs.core.billing.metering import Usage, split_days
+from libs.core.billing.metering import UsageRow, split_days
 from libs.core.billing.pricing import Prices, bill
 from schemas.billing import BillQuery, Price, PriceBook
 
@@ -21,8 +21,10 @@ def at(text: str) -> int:
     return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * 1_000_000
 
 
-def rows(job: str, model: str, milli: int, start_us: int, end_us: int) -> list[Usage]:
-    return [Usage("research", job, 1, day, model, "experiment", milli * us) for day, us in split_days(start_us, end_us)]
+def rows(job: str, model: str, milli: int, start_us: int, end_us: int) -> list[UsageRow]:
+    return [
+        UsageRow("research", job, 1, day, model, "experiment", milli * us) for day, us in split_days(start_us, end_us)
+    ]
 
 
 def test_the_documented_bill() -> None:

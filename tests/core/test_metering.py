@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from libs.core.billing.metering import DAY_US, Meter, TeamUse, Unbillable, Usage, billed_model, split_days
+from libs.core.billing.metering import DAY_US, Meter, TeamUse, Unbillable, UsageRow, billed_model, split_days
 from libs.core.billing.pricing import Prices, bill, round_half_even
 from libs.core.state.limits import Limits
 from schemas import ledger as led
@@ -200,9 +200,9 @@ def test_a_price_for_any_model_is_refused() -> None:
 def test_a_device_without_a_price_is_reported_and_never_billed_at_a_guess() -> None:
     assert PRICES.of("B200", "spot") is None
     usage = [
-        Usage("red", job(1), 1, DAY, "H100", "spot", 3_600_000_000_000),
-        Usage("red", job(1), 1, DAY, "B200", "spot", 7_000),
-        Usage("blue", job(2), 1, DAY, "X9", "spot", 5),
+        UsageRow("red", job(1), 1, DAY, "H100", "spot", 3_600_000_000_000),
+        UsageRow("red", job(1), 1, DAY, "B200", "spot", 7_000),
+        UsageRow("blue", job(2), 1, DAY, "X9", "spot", 5),
     ]
     reply = bill(usage, PRICES, BillQuery(), 1)
     blue, red = reply.rows
@@ -347,7 +347,7 @@ def test_rounding_is_half_to_even(numerator: int, denominator: int) -> None:
 
 @given(st.integers(0, 10**20))
 def test_a_row_is_never_off_by_more_than_half_a_micro_unit(milli_us: int) -> None:
-    row = Usage("a", job(1), 1, DAY, "H100", "x", milli_us)
+    row = UsageRow("a", job(1), 1, DAY, "H100", "x", milli_us)
     exact = Fraction(milli_us * 2_990_000, 1000 * 3_600_000_000)
     assert abs(PRICES.cost_micros(row) - exact) <= Fraction(1, 2)
 

@@ -20,7 +20,7 @@ from schemas.ledger import AttemptRunning, InputRejected, JobGranted, NodeJoined
 from schemas.nodes import DesiredQuery
 from services.agent.agent import Agent
 from services.agent.app import build, prepare
-from services.agent.node import Counts
+from services.agent.node import NodeCounts
 from services.agent.nodes import Hosted
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings
@@ -60,7 +60,7 @@ async def agent(world: Pool, folder: Path, devices: int = 8) -> AsyncIterator[Ag
     settings = AgentSettings(nats_url=url, pool=world.name, state_dir=folder, ask_s=0.3, repeat_s=0.3, lease_s=300)
     nats = await connect(url, name="agent")
     one = await build(
-        settings, nats, prepare(settings, [Hosted(inventory, SimulatedLayer(inventory.devices))]), Counts()
+        settings, nats, prepare(settings, [Hosted(inventory, SimulatedLayer(inventory.devices))]), NodeCounts()
     )
     await one.subscribe()
 

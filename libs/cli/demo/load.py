@@ -30,7 +30,7 @@ CPU_JOBS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class DemoJob:
     """One job of a team, submitted `after_s` seconds after its wave began. Its name is its client key too."""
 
     team: str
@@ -60,11 +60,11 @@ _KINDS = (
 )
 
 
-def training() -> Ask:
+def training() -> DemoJob:
     """The gang of the story: sixteen devices of one leaf, of the lowest class, saving every four seconds."""
     options = {"--steps": STEPS, "--step-s": STEP_S, "--save-every": SAVE_EVERY, "--save-s": SAVE_S}
     command = ("python", str(TRAIN), *(str(word) for option in options.items() for word in option))
-    return Ask(
+    return DemoJob(
         RESEARCH,
         JobSpec(
             name="train-the-model",
@@ -79,28 +79,28 @@ def training() -> Ask:
     )
 
 
-def fillers() -> list[Ask]:
+def fillers() -> list[DemoJob]:
     """Replicas that hold every other device until they are cancelled. They are of the class that gives nothing away, so
     the gang alone may be asked to yield."""
     return [
-        Ask(ASSISTANT, _sleeping(f"replica-{number}", 3600, devices, priority_class="serving"))
+        DemoJob(ASSISTANT, _sleeping(f"replica-{number}", 3600, devices, priority_class="serving"))
         for number, devices in enumerate(FILLERS, 1)
     ]
 
 
-def serving() -> Ask:
+def serving() -> DemoJob:
     """The job for which the gang gives way: eight devices of one node, at once."""
     topology = Topology(level=Level.NODE, policy=TopologyPolicy.REQUIRED)
     resources = Resources(devices=SERVING_DEVICES, types=("H100",), topology=topology)
     spec = _sleeping("answer-the-rush", SERVING_S, SERVING_DEVICES, priority_class="serving")
-    return Ask(ASSISTANT, spec.model_copy(update={"resources": resources}))
+    return DemoJob(ASSISTANT, spec.model_copy(update={"resources": resources}))
 
 
-def cpu_jobs() -> list[Ask]:
+def cpu_jobs() -> list[DemoJob]:
     """Work for this machine's processors, which are a device as well."""
     code = "import hashlib, time; print(hashlib.sha256(bytes(4_000_000)).hexdigest()); time.sleep(2)"
     return [
-        Ask(
+        DemoJob(
             VISION,
             JobSpec(
                 name=f"preprocess-{number}",
@@ -113,7 +113,7 @@ def cpu_jobs() -> list[Ask]:
     ]
 
 
-def wave(number: int, jobs: int, *, over_s: float) -> Iterator[Ask]:
+def wave(number: int, jobs: int, *, over_s: float) -> Iterator[DemoJob]:
     """`jobs` short jobs that come at random moments within `over_s`; the same ones each time."""
     chance = random.Random(number)
     moments = sorted(chance.uniform(0, over_s) for _ in range(jobs))
@@ -124,7 +124,7 @@ def wave(number: int, jobs: int, *, over_s: float) -> Iterator[Ask]:
         spec = _sleeping(name, runs_s, kind.devices, share_milli=kind.share_milli)
         if kind.name == "tune" and index % 8 == 0:
             spec = spec.model_copy(update={"command": ("python", str(TRAIN), "--steps", "30", "--step-s", "0.1")})
-        yield Ask(chance.choice(kind.teams), spec, after_s)
+        yield DemoJob(chance.choice(kind.teams), spec, after_s)
 
 
 def _sleeping(

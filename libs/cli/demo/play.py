@@ -12,7 +12,7 @@ from pathlib import Path
 
 from libs.cli.demo import checks, load
 from libs.cli.demo.follow import GrowingLedger, Stuck
-from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, Ask
+from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, DemoJob
 from libs.cli.demo.screen import Screen
 from libs.cli.launch import REAL, ROOT, SIMULATED, LaunchOptions, LocalStack
 from libs.client import Baton, connect
@@ -124,7 +124,7 @@ class Demo:
         check(checks.trained(self._facts, self._job(gang_id), await self._log(gang_id, 2, checks.is_done)))
         check(checks.all_ended(self._facts, self._submitted, replicas))
 
-    def _wave(self, number: int) -> Iterable[Ask]:
+    def _wave(self, number: int) -> Iterable[DemoJob]:
         jobs = round(load.WAVES[number - 1] * self.scale)
         return load.wave(number, jobs, over_s=max(1.0, jobs / 11))
 
@@ -169,17 +169,17 @@ class Demo:
         assert self._follower is not None
         await self._follower.until(seen, what, within_s=_SLOW_S, blame=blame)
 
-    async def _submit(self, ask: Ask) -> str:
+    async def _submit(self, ask: DemoJob) -> str:
         """Submits one job and waits for admission's answer."""
         self._submitted += 1
         return (await self._clients[ask.team].submit(ask.spec, ask.spec.name)).job_id
 
-    def _submit_beside(self, asks: Iterable[Ask]) -> "asyncio.Task[list[str]]":
+    def _submit_beside(self, asks: Iterable[DemoJob]) -> "asyncio.Task[list[str]]":
         """`_submit_all` beside the story; it ends with the story at the latest."""
         self._beside.append(asyncio.create_task(self._submit_all(asks), name="submit beside the story"))
         return self._beside[-1]
 
-    async def _submit_all(self, asks: Iterable[Ask]) -> list[str]:
+    async def _submit_all(self, asks: Iterable[DemoJob]) -> list[str]:
         """Submits each job at its moment, those of a quarter of a second together. Their ids."""
         waiting = sorted(asks, key=lambda ask: ask.after_s)
         loop = asyncio.get_running_loop()

@@ -136,12 +136,12 @@ class NotAdmitted:
     refusals: tuple[Refusal, ...]
 
 
-Verdict = Admitted | Repeated | NotAdmitted
+AdmissionVerdict = Admitted | Repeated | NotAdmitted
 
 
 def evaluate(
     request: SubmitJob, team: str, context: AdmissionContext, submitted_us: int | None = None
-) -> Verdict:  # fmt: skip
+) -> AdmissionVerdict:  # fmt: skip
     """Judges a well-formed request of `team`, which the broker stored at `submitted_us` (None: nobody sent it yet)."""
     job, job_of_key = request.job, job_id(team, request.client_key)
     spec_hash = content_hash(request.model_dump_json().encode())

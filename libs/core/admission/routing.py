@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from libs.core.accelerators.spelling import meant
 from libs.core.admission.demand import demand_of
-from libs.core.admission.evaluate import AdmissionContext, NotAdmitted, Verdict, evaluate
+from libs.core.admission.evaluate import AdmissionContext, AdmissionVerdict, NotAdmitted, evaluate
 from libs.core.admission.feasible import suitable_devices
 from libs.core.admission.refusal import Refusal, Why, refuse
 from schemas.ids import job_id
@@ -34,7 +34,7 @@ class Routed:
     """`pool` judged, and has the job if it is admitted; "" when no pool could judge."""
 
     pool: str
-    verdict: Verdict
+    verdict: AdmissionVerdict
 
 
 def home_of(job: str, pools: Pools, recent: Mapping[str, str]) -> str | None:
@@ -83,7 +83,7 @@ def _suits(request: SubmitJob, context: AdmissionContext) -> tuple[bool, int]:
     return not fleet.empty, suitable_devices(request.job, demand_of(request.job), fleet)
 
 
-def _refusals(verdict: Verdict) -> tuple[Refusal, ...]:
+def _refusals(verdict: AdmissionVerdict) -> tuple[Refusal, ...]:
     return verdict.refusals if isinstance(verdict, NotAdmitted) else ()
 
 

@@ -28,7 +28,7 @@ class Unbillable(ValueError):
     """The ledger says something that no valid ledger says: the reader must stop, a guess would be a wrong bill."""
 
 
-class Usage(NamedTuple):
+class UsageRow(NamedTuple):
     """One row: what one attempt used of one device model on one UTC day. `day` counts from 1970-01-01.
 
     A tuple, because a bill may walk a million of them.
@@ -119,14 +119,14 @@ class Meter:
         """A void record: it counts for nothing, and the bill is exact up to it as well."""
         self.seq = max(self.seq, seq)
 
-    def usage(self, team: str | None = None, *, open_until_us: int | None = None) -> Iterator[Usage]:
+    def usage(self, team: str | None = None, *, open_until_us: int | None = None) -> Iterator[UsageRow]:
         """The rows of `team`, or of all teams; with `open_until_us` claims that are still held count up to there."""
         held = self._held_rows(open_until_us) if open_until_us is not None else {}
         for name in sorted(self._rows.keys() | held.keys()) if team is None else [team]:
             rows, more = self._rows.get(name, {}), held.get(name, {})
             for key in chain(rows, more.keys() - rows.keys()):
                 job, attempt, day, model, klass = key
-                yield Usage(name, job, attempt, day, model, klass, rows.get(key, 0) + more.get(key, 0))
+                yield UsageRow(name, job, attempt, day, model, klass, rows.get(key, 0) + more.get(key, 0))
 
     def segments(self) -> list[UsageSegment]:
         """The claims that are held now."""

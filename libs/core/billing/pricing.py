@@ -2,7 +2,7 @@
 
     cost_micros(row) = round_half_even(milli_us(row) x micros_per_device_hour / (1000 x 3_600_000_000))
 
-Each row of usage (`libs.core.billing.metering.Usage`) is rounded once, and every total is a sum of rounded rows, so all
+Each row of usage (`libs.core.billing.metering.UsageRow`) is rounded once, and every total is a sum of rounded rows, so all
 groupings of one bill have the same total (docs/billing.md).
 """
 
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from libs.core.accelerators.kinds import catalogued
-from libs.core.billing.metering import Usage
+from libs.core.billing.metering import UsageRow
 from schemas.billing import BillQuery, BillReply, BillRow, PriceBook
 from schemas.ids import attempt_id
 
@@ -42,13 +42,13 @@ class Prices:
         price = self._prices.get((kind, priority_class))
         return price if price is not None else self._prices.get((kind, _ANY))
 
-    def cost_micros(self, row: Usage) -> int | None:
+    def cost_micros(self, row: UsageRow) -> int | None:
         """What one row costs, rounded once, half to even; None: it has no price."""
         price = self.of(row.model, row.priority_class)
         return None if price is None else round_half_even(row.milli_us * price, _HOUR_UNITS)
 
 
-def bill(usage: Iterable[Usage], prices: Prices, query: BillQuery, ledger_seq: int) -> BillReply:
+def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq: int) -> BillReply:
     """Prices rows and groups them as the query asks; one group never mixes teams. Use without a price is counted apart."""
     groups: dict[tuple[str, str], _Group] = {}
     unpriced: set[str] = set()
@@ -114,7 +114,7 @@ def round_half_even(numerator: int, denominator: int) -> int:
     return quotient + (2 * rest > denominator or (2 * rest == denominator and quotient % 2 == 1))
 
 
-_GROUP_KEYS: dict[str, Callable[[Usage], str]] = {
+_GROUP_KEYS: dict[str, Callable[[UsageRow], str]] = {
     "team": lambda row: row.team,
     "day": lambda row: day_text(row.day),
     "job": lambda row: row.job_id,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from libs.core.placement.throughput import HOUR_S, Price, Throughputs, choose
+from libs.core.placement.throughput import HOUR_S, PriceOf, Throughputs, choose
 from libs.core.state.model import State
 from schemas.jobs import JobSpec, Workload
 from schemas.queries import RightSize
@@ -62,7 +62,7 @@ def kinds_of(state: State) -> tuple[OfferedKind, ...]:
 def suggest(
     spec: JobSpec,
     table: Throughputs,
-    price: Price,
+    price: PriceOf,
     kinds: Sequence[OfferedKind],
     chosen: str,
     *,
@@ -94,7 +94,7 @@ class _Request:
 
     spec: JobSpec
     table: Throughputs
-    price: Price
+    price: PriceOf
     kinds: Sequence[OfferedKind]
     chosen: str
     memory_mib: int

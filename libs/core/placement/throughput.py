@@ -26,7 +26,7 @@ from schemas.resources import Objective
 
 HOUR_S = 3600
 
-Price = Callable[[str], int | None]
+PriceOf = Callable[[str], int | None]
 """Millionths of the currency unit per device and hour, of a billed model (`H100`, or `H100:1g.10gb`); None: no price."""
 
 
@@ -122,7 +122,7 @@ def _beyond(curve: Sequence[tuple[int, float]], devices: int) -> float:
 
 def choose(
     table: Throughputs,
-    price: Price,
+    price: PriceOf,
     family: str,
     counts: Mapping[str, int] | int,
     models: Sequence[str],
@@ -162,7 +162,7 @@ def _weight(choice: ModelChoice, objective: str) -> float:
 class Chooser:
     """What the placer asks for the order of device models. Answers are kept: a cycle asks the same again and again."""
 
-    def __init__(self, table: Throughputs, price: Price) -> None:
+    def __init__(self, table: Throughputs, price: PriceOf) -> None:
         self.table, self.price = table, price
         self._known: dict[tuple[str, str, int, str, tuple[str, ...]], tuple[str, ...]] = {}
 

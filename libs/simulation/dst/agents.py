@@ -18,7 +18,7 @@ from schemas.jobs import Checkpoint
 from schemas.nodes import DesiredPart
 from schemas.resources import Inventory
 from services.agent.agent import Agent
-from services.agent.node import Counts, EarlierLife, NodeRunner
+from services.agent.node import EarlierLife, NodeCounts, NodeRunner
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings
 
@@ -254,7 +254,7 @@ def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: In
         make_part=launcher.make,
         adopt_part=launcher.adopt,
         report=reports.add,
-        counts=Counts(),
+        counts=NodeCounts(),
         remember=launcher.remember,
     )
     agent = Agent(settings, nats, [node], launcher, reports)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from libs.simulation.dst.process import Process
     from libs.simulation.dst.world import World
 
-Document = dict[str, Any]
+MongoDocument = dict[str, Any]
 
 
 class SimMongoServer:
@@ -18,7 +18,7 @@ class SimMongoServer:
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.collections: dict[str, dict[str, Document]] = {}
+        self.collections: dict[str, dict[str, MongoDocument]] = {}
         self.down = False
         self.slow_s = 0.0
 
@@ -74,26 +74,26 @@ class SimCollection:
         if torn:
             raise AutoReconnect("connection closed in the midst")
 
-    async def find_one(self, query: Document) -> Document | None:
+    async def find_one(self, query: MongoDocument) -> MongoDocument | None:
         await self._client.trip()
         return next((dict(found) for found in self._matching(query)), None)
 
-    async def replace_one(self, query: Document, body: Document, upsert: bool = False) -> Any:
+    async def replace_one(self, query: MongoDocument, body: MongoDocument, upsert: bool = False) -> Any:
         await self._client.trip()
         found = self._matching(query)
         if found or upsert:
             self.documents[body["_id"]] = dict(body)
         return _Result(len(found))
 
-    async def delete_one(self, query: Document) -> None:
+    async def delete_one(self, query: MongoDocument) -> None:
         await self._client.trip()
         for found in self._matching(query)[:1]:
             del self.documents[found["_id"]]
 
-    def find(self, query: Document, fields: Any = None) -> "SimCursor":
+    def find(self, query: MongoDocument, fields: Any = None) -> "SimCursor":
         return SimCursor(self, query)
 
-    def _matching(self, query: Document) -> list[Document]:
+    def _matching(self, query: MongoDocument) -> list[MongoDocument]:
         if isinstance(query.get("_id"), str):
             found = self.documents.get(query["_id"])
             return [found] if found is not None and _fits(found, query) else []
@@ -103,7 +103,7 @@ class SimCollection:
 class SimCursor:
     """A query that is not asked yet."""
 
-    def __init__(self, collection: SimCollection, query: Document) -> None:
+    def __init__(self, collection: SimCollection, query: MongoDocument) -> None:
         self._collection, self._query = collection, query
         self._order: list[tuple[str, int]] = []
         self._limit: int | None = None
@@ -116,7 +116,7 @@ class SimCursor:
         self._limit = count
         return self
 
-    async def to_list(self, length: int | None) -> list[Document]:
+    async def to_list(self, length: int | None) -> list[MongoDocument]:
         await self._collection._client.trip()
         found = [dict(document) for document in self._collection._matching(self._query)]
         for name, way in reversed(self._order):
@@ -129,7 +129,7 @@ class _Result:
         self.matched_count = matched
 
 
-def _fits(document: Document, query: Document) -> bool:
+def _fits(document: MongoDocument, query: MongoDocument) -> bool:
     return all(_one(document.get(name), wanted) for name, wanted in query.items())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from libs.simulation.dst.subjects import matches
 
-Refusal = tuple[int, int, str]
+ApiRefusal = tuple[int, int, str]
 """(HTTP-like code, JetStream's error code, text)."""
 
 
@@ -42,7 +42,9 @@ class Stream:
     def takes(self, subject: str) -> bool:
         return any(matches(pattern, subject) for pattern in self.config.get("subjects") or ())
 
-    def store(self, subject: str, headers: dict[str, str] | None, data: bytes, time_us: int) -> "Kept | int | Refusal":
+    def store(
+        self, subject: str, headers: dict[str, str] | None, data: bytes, time_us: int
+    ) -> "Kept | int | ApiRefusal":
         """The stored message; the sequence of an earlier one with the same id; or the refusal."""
         config = self.config
         held = headers or {}

@@ -62,7 +62,7 @@ class KeptAttempt:
         """Its end has been heard: the keeper need not tell it again."""
         self.keeper.forget(self.id)
 
-    def take(self, news: wire.Message) -> None:
+    def take(self, news: wire.WireMessage) -> None:
         match news["is"]:
             case "started":
                 self._resolve(None)
@@ -157,7 +157,7 @@ class KeeperClient:
 
     # ------------------------------------------------------------------------------------------- what is told
 
-    def send(self, message: wire.Message) -> None:
+    def send(self, message: wire.WireMessage) -> None:
         """To the keeper, if there is one: what it held is gone otherwise."""
         if self._writer is not None:
             self._writer.write(wire.pack(message))
@@ -198,7 +198,7 @@ class KeeperClient:
         made = self.attempts[id] = KeptAttempt(self, id)
         return made
 
-    async def start(self, attempt: KeptAttempt, message: wire.Message) -> None:
+    async def start(self, attempt: KeptAttempt, message: wire.WireMessage) -> None:
         """Returns when its processes run. Raises OSError or ValueError when they could not be started, or NoKeeper."""
         await self.ensure()
         self.send({"do": "start", "id": attempt.id, **message})
@@ -238,7 +238,7 @@ class KeeperClient:
         if not self._closing:
             await self._lost(problem)
 
-    def _take(self, news: wire.Message) -> None:
+    def _take(self, news: wire.WireMessage) -> None:
         self._heard += 1
         match news.get("is"):
             case "pong":

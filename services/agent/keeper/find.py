@@ -29,7 +29,7 @@ class Found:
 
     sock: socket.socket
     reader: wire.Reader
-    welcome: wire.Message
+    welcome: wire.WireMessage
     process: subprocess.Popen[bytes] | None = None
 
 
@@ -42,7 +42,7 @@ def connect(folder: Path) -> Found | None:
         sock.connect(f"/proc/self/fd/{at}/{SOCKET}")
         sock.sendall(wire.pack({"do": "hello", "speaks": [wire.OLDEST, wire.NEWEST]}))
         reader = wire.Reader()
-        messages: list[wire.Message] = []
+        messages: list[wire.WireMessage] = []
         while not messages:
             data = sock.recv(1 << 20)
             if not data:

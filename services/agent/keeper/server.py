@@ -129,7 +129,7 @@ class Keeper:
         self._flush(link)
         self._close(link)
 
-    def _say(self, message: wire.Message, link: AgentLink | None = None) -> None:
+    def _say(self, message: wire.WireMessage, link: AgentLink | None = None) -> None:
         """To the agent. What it does not hear it learns from the table, when it is back."""
         link = link or self._agent
         if link is None or link.sock.fileno() < 0:
@@ -150,7 +150,7 @@ class Keeper:
             link.waits = bool(link.out)
             self._epoll.modify(link.sock, select.EPOLLIN | (select.EPOLLOUT if link.waits else 0))
 
-    def _obey(self, link: AgentLink, told: wire.Message) -> None:
+    def _obey(self, link: AgentLink, told: wire.WireMessage) -> None:
         if not link.greeted:
             self._greet(link, told)
             return
@@ -189,7 +189,7 @@ class Keeper:
         else:
             self._kill(attempt)
 
-    def _greet(self, link: AgentLink, told: wire.Message) -> None:
+    def _greet(self, link: AgentLink, told: wire.WireMessage) -> None:
         """The newest agent is the agent. An earlier one that still hangs on has lost its state folder's lock."""
         try:
             oldest, newest = told["speaks"]
@@ -213,7 +213,7 @@ class Keeper:
 
     # ------------------------------------------------------------------------------------------------- the shims
 
-    def _start(self, told: wire.Message) -> None:
+    def _start(self, told: wire.WireMessage) -> None:
         try:
             attempt = self.table.enter(
                 told["id"],
@@ -237,7 +237,7 @@ class Keeper:
             self._say({"is": "failed", "id": attempt.id, **attempt.failed})
             self._say({"is": "gone", "id": attempt.id, "oom_kills": 0})
 
-    def _fork(self, attempt: HeldAttempt, told: wire.Message) -> None:
+    def _fork(self, attempt: HeldAttempt, told: wire.WireMessage) -> None:
         """Raises OSError."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -260,7 +260,7 @@ class Keeper:
         self._sockets[attempt.id] = mine
         self._epoll.register(mine, select.EPOLLIN)
 
-    def _become_shim(self, told: wire.Message, control: socket.socket) -> None:
+    def _become_shim(self, told: wire.WireMessage, control: socket.socket) -> None:
         signal.set_wakeup_fd(-1)
         if self._kind == contain.NAMESPACE:
             contain.die_with_parent()  # and all with it; without a namespace it must live to end them

@@ -15,7 +15,7 @@ OLDEST, NEWEST = 1, 1
 LARGEST = 8 * 1024 * 1024
 """Bytes of one message. The largest is a gang's start: a command line and an environment for each rank."""
 
-Message = dict[str, Any]
+WireMessage = dict[str, Any]
 _LENGTH = struct.Struct(">I")
 
 
@@ -35,7 +35,7 @@ def agreed(oldest: int, newest: int) -> int:
     return version
 
 
-def pack(message: Message) -> bytes:
+def pack(message: WireMessage) -> bytes:
     data = json.dumps(message, separators=(",", ":")).encode()
     if len(data) > LARGEST:
         raise BadMessage(f"a message of {len(data)} bytes: at most {LARGEST} may be sent")
@@ -48,7 +48,7 @@ class Reader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[WireMessage]:
         """The messages that `data` completes. Raises BadMessage."""
         self._buffer += data
         out = []
@@ -64,7 +64,7 @@ class Reader:
         return out
 
 
-def _parsed(data: bytes) -> Message:
+def _parsed(data: bytes) -> WireMessage:
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as e:

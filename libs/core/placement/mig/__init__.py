@@ -2,9 +2,9 @@
 
 from libs.core.accelerators.mig_boards import Geometry
 from libs.core.placement.mig.layouts import (
-    Demand,
     Instance,
     Layout,
+    ProfileDemand,
     best_layout,
     choose_start,
     fits,
@@ -17,6 +17,17 @@ from libs.core.placement.mig.layouts import (
 )
 
 __all__ = [
-    "Demand", "Geometry", "Instance", "Layout", "best_layout", "choose_start", "fits", "geometry_of", "instance_cost",
-    "layouts", "legal", "maximal_layouts", "potential",
+    "Geometry",
+    "Instance",
+    "Layout",
+    "ProfileDemand",
+    "best_layout",
+    "choose_start",
+    "fits",
+    "geometry_of",
+    "instance_cost",
+    "layouts",
+    "legal",
+    "maximal_layouts",
+    "potential",
 ]  # fmt: skip

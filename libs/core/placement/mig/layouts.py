@@ -22,7 +22,7 @@ Instance = tuple[str, int]
 Layout = tuple[Instance, ...]
 """Instances of one board, by start."""
 
-Demand = Mapping[str, float]
+ProfileDemand = Mapping[str, float]
 """Profile name -> how many more instances of it are wanted (or expected); an empty one wants every profile alike."""
 
 _MEDIA = "+me"
@@ -63,14 +63,14 @@ def fits(geometry: Geometry, taken: Iterable[Instance], profile: str) -> tuple[i
     return tuple(start for (name, start), bit in table.bit.items() if name == profile and free & bit)
 
 
-def potential(geometry: Geometry, taken: Iterable[Instance], demand: Demand) -> float:
+def potential(geometry: Geometry, taken: Iterable[Instance], demand: ProfileDemand) -> float:
     """What could still be made beside `taken`: over all profiles, the memory slices of the most further instances of it,
     times its weight. Profiles outside a demand that is not empty weigh nothing."""
     table = _table(geometry)
     return table.weigh(table.bits_of(taken), demand)
 
 
-def choose_start(geometry: Geometry, taken: Iterable[Instance], profile: str, demand: Demand) -> int | None:
+def choose_start(geometry: Geometry, taken: Iterable[Instance], profile: str, demand: ProfileDemand) -> int | None:
     """Where an instance of `profile` goes beside `taken`, so that the most stays possible: of the demand as a whole, then
     of each profile in it, then of every profile alike, then the number of full layouts, then the highest start. None only
     when no start is legal."""
@@ -87,14 +87,16 @@ def choose_start(geometry: Geometry, taken: Iterable[Instance], profile: str, de
     return max(fits(geometry, others, profile), key=left, default=None)
 
 
-def instance_cost(geometry: Geometry, busy: Iterable[Instance], instance: Instance, demand: Demand) -> float:
+def instance_cost(geometry: Geometry, busy: Iterable[Instance], instance: Instance, demand: ProfileDemand) -> float:
     """What using the existing idle `instance` makes impossible on its board while it runs, idle ones counting as free to
     be repartitioned. 0 is the cheapest; larger is worse; comparable between boards of one geometry."""
     taken = list(busy)
     return potential(geometry, taken, demand) - potential(geometry, [*taken, instance], demand)
 
 
-def best_layout(geometry: Geometry, busy: Iterable[Instance], demand: Demand, now_free: Iterable[Instance]) -> Layout:
+def best_layout(
+    geometry: Geometry, busy: Iterable[Instance], demand: ProfileDemand, now_free: Iterable[Instance]
+) -> Layout:
     """How to repartition a board around its `busy` instances: as many wanted instances as possible, largest profile first
     (`demand` counts instances), then as many of the idle ones (`now_free`) kept as they are, then the fewest slices left
     over, then the most that stays possible. Always legal and always contains all of `busy`.
@@ -251,7 +253,7 @@ class _Table:
             self._most[bits, profile] = known
         return known
 
-    def weigh(self, bits: int, demand: Demand) -> float:
+    def weigh(self, bits: int, demand: ProfileDemand) -> float:
         return sum(
             weight * kind.profile.memory_slices * self.most(bits, name)
             for name, kind in self._kinds.items()

@@ -22,11 +22,11 @@ from libs.core.state.fleet import Bools, Ints
 from libs.core.state.model import Shape
 
 Floats = npt.NDArray[np.float64]
-Workload = Sequence[tuple[Shape, float]]
+WeightedShapes = Sequence[tuple[Shape, float]]
 """Request shapes and their shares of all jobs; the shares add up to 1."""
 
 
-def fragmentation(view: View, workload: Workload) -> Floats:
+def fragmentation(view: View, workload: WeightedShapes) -> Floats:
     """F_n of every node, milli-devices, shape (N,): expected free compute that the next job could not use."""
     fleet = view.fleet
     accelerator = fleet.up & ~fleet.cpu
@@ -41,7 +41,7 @@ def fragmentation(view: View, workload: Workload) -> Floats:
     return result
 
 
-def unusable_percent(view: View, workload: Workload) -> float:
+def unusable_percent(view: View, workload: WeightedShapes) -> float:
     """F as per cent of the compute of all accelerators that are up (the paper's Figure 7a); 0 for an empty pool."""
     capacity = 1000 * int(np.count_nonzero(view.fleet.up & ~view.fleet.cpu))
     return 100.0 * float(fragmentation(view, workload).sum()) / capacity if capacity else 0.0

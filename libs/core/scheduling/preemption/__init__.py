@@ -35,14 +35,14 @@ lower bound is not below the best so far are not searched.
 from libs.core.scheduling.preemption.check import Accepted, Declined, check, would_be_free
 from libs.core.scheduling.preemption.cost import cost_device_s
 from libs.core.scheduling.preemption.index import VictimIndex
-from libs.core.scheduling.preemption.pending import Answer, PendingPlans
+from libs.core.scheduling.preemption.pending import PendingPlans, PlanAnswer
 from libs.core.scheduling.preemption.victims import VictimChoice, choice_for, choices, next_widening_us, plans
 
 __all__ = [
     "Accepted",
-    "Answer",
     "Declined",
     "PendingPlans",
+    "PlanAnswer",
     "VictimChoice",
     "VictimIndex",
     "check",

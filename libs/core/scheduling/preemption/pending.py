@@ -39,7 +39,7 @@ cheaper, but no plan possible that was not before."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanAnswer:
     """What became of a plan. `accepted`, or declined for `reason`; neither when it timed out."""
 
     plan: PreemptionPlanned
@@ -89,21 +89,21 @@ class PendingPlans:
         """The broker stored `plan` of the last computation at `inbox_seq`."""
         self._sent[plan.plan_id] = _Sent(plan, inbox_seq, self._seen)
 
-    def apply(self, record: ledger.LedgerRecord) -> list[Answer]:
+    def apply(self, record: ledger.LedgerRecord) -> list[PlanAnswer]:
         """Takes in a valid record. The answers in it to plans that were sent from here."""
         answers = []
         for event in record.events:
             if isinstance(event, ledger.DevicesHeld) and event.plan_id in self._sent:
-                answers.append(Answer(self._sent.pop(event.plan_id).plan, accepted=True))
+                answers.append(PlanAnswer(self._sent.pop(event.plan_id).plan, accepted=True))
             elif isinstance(event, ledger.PlanDeclined) and event.plan_id in self._sent:
                 sent = self._sent.pop(event.plan_id)
                 self._plan_again(sent)
-                answers.append(Answer(sent.plan, accepted=False, reason=event.reason))
+                answers.append(PlanAnswer(sent.plan, accepted=False, reason=event.reason))
             self._changes += type(event) not in PROGRESS
         for sent in [sent for sent in self._sent.values() if sent.inbox_seq <= record.inbox_seq]:
             del self._sent[sent.plan.plan_id]
             self._plan_again(sent)
-            answers.append(Answer(sent.plan, accepted=False))
+            answers.append(PlanAnswer(sent.plan, accepted=False))
         return answers
 
     def due(self, t_us: int) -> bool:
