@@ -77,11 +77,16 @@ class CheckpointPolicy(Strict):
 
 
 class RetryPolicy(Strict):
-    """What happens when an attempt ends without success. The two budgets are counted apart; preemption and a node that
-    leaves in good order cost neither (docs/lifecycle.md)."""
+    """What happens when an attempt ends without success. A failure of the job costs `on_failure`. What it runs on may fail
+    as often as it likes, but not again and again at once. Preemption and a node that leaves in good order cost nothing
+    (docs/lifecycle.md)."""
 
     on_lost: int = Field(
-        default=3, ge=0, le=100, description="further attempts after a node was lost, refused, or a device failed"
+        default=3,
+        ge=0,
+        le=100,
+        description="0: it is not run again after a node was lost or refused it, or a device failed; else it is, unless that "
+        "happens so many times in a row (fewer than 8 count as 8) before it ran for ten minutes",
     )
     on_failure: int = Field(
         default=0, ge=0, le=100, description="further attempts after it failed itself: exit code, memory, missing input"

@@ -49,7 +49,7 @@ class PreemptionPlanner:
         if not pending.due(state.t_us):
             return []
         made = preemption.plans(state, state.t_us, base_seq, pending.plans, pending.waiting, policy)
-        pending.computed(preemption.next_widening_us(state, state.t_us))
+        pending.computed(preemption.next_turn_us(state, state.t_us))
         return made
 
     def sent(self, plan: PreemptionPlanned, inbox_seq: int) -> None:

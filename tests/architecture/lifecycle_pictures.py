@@ -13,7 +13,7 @@ from tests.architecture.picture import ROOT, filled, mermaid
 PAGE = ROOT / "docs/lifecycle.md"
 _PAID_BY = {
     Budget.USER: "`retry.on_failure`",
-    Budget.INFRASTRUCTURE: "`retry.on_lost`",
+    Budget.INFRASTRUCTURE: "nobody: after a wait, unless it was lost too often in a row",
     Budget.FREE: "nobody: always",
     Budget.NEVER: "no further attempt",
 }

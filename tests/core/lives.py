@@ -186,12 +186,36 @@ def silent() -> World:
     return w
 
 
+def lost_again() -> World:
+    """What jobs run on is lost again and again: one waits longer each time and ends, one had a good run between."""
+    w = World(node("n0", 1), node("n1", 1))
+    unlucky = w.submit(job("unlucky"))
+    lucky = w.submit(job("lucky"))
+    w.started(lucky)
+    for again in range(9):
+        w.send(inbox.Tick(), after_us=3600 * S)
+        w.started(unlucky)
+        begins_anew(w, w.nodes_of(unlucky)[0])
+        if again < 3:
+            begins_anew(w, w.nodes_of(lucky)[0])
+            w.started(lucky)
+    assert w.decider.state.finished_by_state == {"failed": 1}
+    w.released(lucky)
+    return w
+
+
+def begins_anew(w: World, name: str) -> None:
+    known = w.decider.state.fleet.nodes[name]
+    w.send(inbox.NodeRegistered(incarnation=known.incarnation + 1, inventory=known.inventory, lease_s=10))
+
+
 LIVES: dict[str, Callable[[], World]] = {
     "every end": every_end,
     "preempted": preempted,
     "boards": boards,
     "particular": particular,
     "silent": silent,
+    "lost again": lost_again,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

@@ -12,6 +12,7 @@ from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.state import snapshot
 from libs.core.state.formats import FIRST
+from libs.core.state.model import Silence
 from schemas import inbox, ledger
 from schemas.attempts import Evidence
 from tests.core.builders import World, job, node
@@ -87,7 +88,7 @@ def test_work_that_is_kept_is_not_given_up_by_any_silence() -> None:
     events = world.send(lost(home))
     assert "node.left" not in kinds(events)
     assert world.state_of(kept) == "running"
-    assert state.silent == {home: True}
+    assert state.silent[home].kept
     assert world.send(lost(home)) == []
     assert kinds(world.send(inbox.NodeHeardAgain(node=home, incarnation=1)))[0] == "node.heard"
     assert world.state_of(kept) == "running"
@@ -136,9 +137,10 @@ def test_a_snapshot_remembers_silence_and_the_granter() -> None:
     world = World(node("a", 2), node("b", 2))
     running(world, leased("kept", 0))
     world.send(silent("a"), inbox.GranterClaimed(epoch=1, holder="p1", term_s=10, max_lease_s=300))
-    again = snapshot.load(iter(list(snapshot.dump(world.decider.state))))
+    before = world.decider.state
+    again = snapshot.load(iter(list(snapshot.dump(before))))
     assert list(snapshot.dump(again)) == list(snapshot.dump(world.decider.state))
-    assert (again.silent, again.granter_epoch) == ({"a": False}, 1)
+    assert (again.silent, again.granter_epoch) == ({"a": Silence(before.silent["a"].since_us, kept=False)}, 1)
     rows = again.fleet.nodes["a"].rows
     assert not again.fleet.up[rows].any()
     assert Deciders().new().state.silent == {}

@@ -174,7 +174,8 @@ class Pool(RuleBasedStateMachine):
             assert all((job_id in without) == (blocked is OVER_LIMIT) for job_id in heads)
         for job_id in sorted(without):
             if state.jobs[job_id].state is JobState.QUEUED:
-                assert explain(state, state.jobs[job_id], self.world.decider.plan).reason == "quota"
+                waits_for = "backing-off" if job_id in state.backing_off else "quota"
+                assert explain(state, state.jobs[job_id], self.world.decider.plan).reason == waits_for
         assert not {one.id for one, _ in preemption.choices(state, self.world.now_us)} & without
 
     def teardown(self) -> None:

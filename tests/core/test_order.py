@@ -60,7 +60,9 @@ def test_the_first_of_the_cycle_is_the_first_of_explain_and_of_preemption(life: 
     crowd = played(life, sorted(lost))
     state, t_us, policy = crowd.state, crowd.state.t_us, uncapped(crowd.world.decider.policy)
     assume(state.queues)
-    shown = queue_view(state, crowd.world.decider.plan, 5000, policy)
+    listed = queue_view(state, crowd.world.decider.plan, 5000, policy)
+    shown = [one for one in listed if one.job_id not in state.backing_off]
+    assert {one.job_id for one in listed[len(shown) :]} == state.backing_off.keys(), "they come last"
     first = state.jobs[shown[0].job_id]
 
     free = emptied(state)

@@ -4,12 +4,16 @@ from collections import Counter
 
 import pytest
 
-from libs.core.scheduling.retry import POLICY, Budget, Ending, classify, decide, used
+from libs.core.explain.waiting import explain, queue_view
+from libs.core.scheduling.retry import POLICY, Budget, Ending, classify, decide, in_a_row, used, wait_us
+from libs.core.scheduling.retry.losses import FIRST_WAIT_US, GOOD_RUN_US, IN_A_ROW, LONGEST_WAIT_US
+from libs.core.state.formats import FIRST
 from schemas import inbox
 from schemas.attempts import Category, Cause, Outcome
 from schemas.jobs import JobState, RetryPolicy
 from tests.core.builders import World, job, node
 
+S = 1_000_000
 FREE = (Category.PREEMPTED, Category.DRAINED)
 INFRASTRUCTURE = (Category.NODE_LOST, Category.HARDWARE, Category.REFUSED)
 USER = (Category.INPUT_MISSING, Category.OUT_OF_MEMORY, Category.USER_ERROR)
@@ -29,31 +33,50 @@ def test_every_category_has_a_row_and_every_row_is_tested_here() -> None:
 
 @pytest.mark.parametrize("category", FREE)
 def test_what_is_nobodys_fault_is_always_tried_again(category: Category) -> None:
-    assert decide(category, {category: 1000}, RetryPolicy(on_lost=0, on_failure=0)) is JobState.QUEUED
+    assert decide(category, {category: 1000}, RetryPolicy(on_lost=0, on_failure=0), 0) is JobState.QUEUED
 
 
 @pytest.mark.parametrize("category", NEVER)
 def test_what_was_meant_is_never_tried_again(category: Category) -> None:
-    assert decide(category, {category: 1}, RetryPolicy(on_lost=100, on_failure=100)) is POLICY[category].final
+    assert decide(category, {category: 1}, RetryPolicy(on_lost=100, on_failure=100), 0) is POLICY[category].final
 
 
 @pytest.mark.parametrize("category", USER)
 def test_a_failure_of_the_job_costs_the_users_budget_alone(category: Category) -> None:
     retry = RetryPolicy(on_failure=2, on_lost=0)
-    assert [decide(category, {category: n}, retry) for n in (1, 2, 3)] == [
+    assert [decide(category, {category: n}, retry, 0) for n in (1, 2, 3)] == [
         JobState.QUEUED, JobState.QUEUED, JobState.FAILED,
     ]  # fmt: skip
     infrastructure = dict.fromkeys(INFRASTRUCTURE, 50) | dict.fromkeys(FREE, 50)
-    assert decide(category, {category: 2} | infrastructure, retry) is JobState.QUEUED
+    assert decide(category, {category: 2} | infrastructure, retry, 50) is JobState.QUEUED
 
 
 @pytest.mark.parametrize("category", INFRASTRUCTURE)
-def test_a_failure_of_what_it_runs_on_never_costs_the_users_budget_and_is_bounded(category: Category) -> None:
-    retry = RetryPolicy(on_failure=0, on_lost=2)
-    assert [decide(category, {category: n}, retry) for n in (1, 2, 3)] == [
-        JobState.QUEUED, JobState.QUEUED, JobState.FAILED,
-    ]  # fmt: skip
-    assert decide(category, {category: 2} | dict.fromkeys(USER, 50), retry) is JobState.QUEUED
+def test_a_failure_of_what_it_runs_on_costs_no_budget_and_ends_a_job_only_many_times_in_a_row(
+    category: Category,
+) -> None:
+    retry, endings = RetryPolicy(on_failure=0, on_lost=3), {category: 1000} | dict.fromkeys(USER, 50)
+    assert decide(category, endings, retry, IN_A_ROW) is JobState.QUEUED
+    assert decide(category, endings, retry, IN_A_ROW + 1) is JobState.FAILED
+
+
+@pytest.mark.parametrize("category", INFRASTRUCTURE)
+def test_a_job_that_must_not_run_twice_says_so_and_one_that_bears_more_may_say_so(category: Category) -> None:
+    assert decide(category, {category: 1}, RetryPolicy(on_lost=0), 1) is JobState.FAILED
+    assert decide(category, {category: 20}, RetryPolicy(on_lost=20), 20) is JobState.QUEUED
+    assert decide(category, {category: 21}, RetryPolicy(on_lost=20), 21) is JobState.FAILED
+
+
+def test_a_good_run_begins_the_count_anew_and_a_short_one_shows_nothing() -> None:
+    assert in_a_row(3, GOOD_RUN_US - 1, lost=True) == 4
+    assert in_a_row(3, GOOD_RUN_US - 1, lost=False) == 3
+    assert in_a_row(3, GOOD_RUN_US, lost=True) == 1
+    assert in_a_row(3, GOOD_RUN_US, lost=False) == 0
+
+
+def test_the_first_loss_costs_no_time_and_each_further_one_twice_as_much_up_to_a_bound() -> None:
+    assert [wait_us(losses) // S for losses in range(10)] == [0, 0, 5, 10, 20, 40, 80, 160, 300, 300]
+    assert wait_us(10_000) == LONGEST_WAIT_US
 
 
 def test_one_budget_is_shared_by_its_categories() -> None:
@@ -129,14 +152,84 @@ def closed(events: list):
     return next((e.outcome, e.category) for e in events if e.kind == "attempt.closed")
 
 
-def test_broken_hardware_lets_a_job_without_retries_run_again_until_the_bound_for_losses(world) -> None:
-    single = world.submit(job("single", retry=RetryPolicy(on_failure=0, on_lost=2)))
-    for attempt in (1, 2):
-        events = failed(world, single, category="hardware")
-        assert closed(events) == (Outcome.LOST, Category.HARDWARE)
+def lose(world: World, job_id: str, ran_s: float = 0) -> list:
+    """The job's node begins a new life, `ran_s` after it was seen running."""
+    (where,) = world.nodes_of(job_id)
+    world.started(job_id)
+    known = world.decider.state.fleet.nodes[where]
+    again = inbox.NodeRegistered(incarnation=known.incarnation + 1, inventory=known.inventory, lease_s=10)
+    return world.send(again, after_us=int(ran_s * S) or 1000)
+
+
+def requeued(events: list):
+    return next(e for e in events if e.kind == "job.requeued")
+
+
+def test_a_job_without_retries_survives_losses_without_end_if_it_has_good_runs(world) -> None:
+    single = world.submit(job("single", retry=RetryPolicy(on_failure=0, on_lost=1)))
+    for attempt in range(1, 21):
+        events = lose(world, single, ran_s=GOOD_RUN_US / S)
+        assert closed(events) == (Outcome.LOST, Category.NODE_LOST)
+        assert (requeued(events).losses, requeued(events).not_before_us) == (1, None)
         assert world.attempt(single) == attempt + 1
-    failed(world, single, category="hardware")
+
+
+def test_a_job_that_breaks_what_it_runs_on_waits_longer_each_time_and_ends(world) -> None:
+    single = world.submit(job("single", retry=RetryPolicy(on_failure=5, on_lost=1)))
+    waits = []
+    for losses in range(1, IN_A_ROW + 1):
+        told = requeued(failed(world, single, category="hardware"))
+        assert told.losses == losses
+        waits.append((told.not_before_us - world.now_us) // S if told.not_before_us else 0)
+        if waits[-1]:
+            world.send(inbox.Tick(), after_us=waits[-1] * S - 1000)
+            assert world.state_of(single) == "queued"
+            world.send(inbox.Tick())
+        assert world.attempt(single) == losses + 1
+    assert waits == [0, 5, 10, 20, 40, 80, 160, 300]
+    events = failed(world, single, category="hardware")
+    (ended,) = [e for e in events if e.kind == "job.finished"]
+    assert ended.reason.startswith("9 attempts in a row were lost (hardware), none after 10 minutes of work: ")
     assert world.decider.state.finished_by_state == {"failed": 1}
+
+
+def test_silence_is_no_part_of_a_good_run(world) -> None:
+    single = world.submit(job("single"))
+    world.started(single)
+    (where,) = world.nodes_of(single)
+    world.send(inbox.NodeSilent(node=where, incarnation=1, silent_s=6), after_us=60 * S)
+    world.send(inbox.NodeLost(node=where, incarnation=1, silent_s=3600), after_us=3600 * S)
+    (where,) = world.nodes_of(single)
+    events = lose(world, single)
+    assert (closed(events), requeued(events).losses) == ((Outcome.LOST, Category.NODE_LOST), 2)
+
+
+def test_who_waits_after_losses_keeps_no_place_in_its_queue_and_says_why(world) -> None:
+    single = world.submit(job("single"))
+    lose(world, single)
+    lose(world, single)
+    other = world.submit(job("other"))
+    assert (world.state_of(single), world.state_of(other)) == ("queued", "granted")
+    world.send(inbox.Tick(), after_us=FIRST_WAIT_US - 2 * S)
+    state = world.decider.state
+    told = explain(state, state.jobs[single], world.decider.plan)
+    assert told.reason == "backing-off"
+    assert told.text.startswith(
+        "it waits for another 2 s, because it was lost 2 times in a row (in all: node-lost 2 times)"
+    )
+    assert [(row.job_id, row.reason) for row in queue_view(state, world.decider.plan, 9)] == [(single, "backing-off")]
+    world.check()
+    world.send(inbox.CancelRequested(job_id=single, team="research", reason="enough"))
+    assert world.state_of(single) == "ended"
+    world.send(inbox.Tick(), after_us=10 * S)
+
+
+def test_while_older_readers_live_nobody_waits_after_losses(world) -> None:
+    single = world.submit(job("single"))
+    world.decider = type(world.decider)(world.decider.state, allowed=lambda: FIRST)
+    lose(world, single)
+    assert requeued(lose(world, single)).not_before_us is None
+    assert world.attempt(single) == 3
 
 
 def test_the_budgets_are_counted_apart(world) -> None:
@@ -170,13 +263,14 @@ def test_a_part_that_ends_after_it_was_told_to_says_nothing_of_why(world) -> Non
     assert closed(events) == (Outcome.CANCELLED, Category.CANCELLED)
 
 
-def test_a_lost_node_and_a_refusal_cost_the_same_budget(world) -> None:
-    single = world.submit(job("single", retry=RetryPolicy(on_lost=1)))
+def test_a_lost_node_and_a_refusal_are_counted_together(world) -> None:
+    single = world.submit(job("single"))
     (where,) = world.nodes_of(single)
     world.observe(where, inbox.Refused(job_id=single, attempt=1, reason="stale epoch"))
     (where,) = world.nodes_of(single)
     world.send(inbox.NodeLost(node=where, incarnation=1, silent_s=30))
-    assert world.decider.state.finished_by_state == {"failed": 1}
+    assert world.decider.state.jobs[single].losses == 2
+    assert world.state_of(single) == "queued"
 
 
 def test_an_agent_cannot_claim_what_is_placements_to_know() -> None:

@@ -162,7 +162,20 @@ def held(job: str, *devices: str) -> Any:
 
 
 URGENT, LOW2 = job_id("research", "urgent"), job_id("research", "low2")
-END, PRE, CUT, OWN, MUM = "every end", "preempted", "boards", "particular", "silent"
+END, PRE, CUT, OWN, MUM, LOST = "every end", "preempted", "boards", "particular", "silent", "lost again"
+
+
+def _later(e: led.JobRequeued) -> led.JobRequeued:
+    return e.model_copy(update={"not_before_us": (e.not_before_us or DAY_US) + 2 * DAY_US})
+
+
+def _fails(e: led.JobRequeued) -> led.JobFinished:
+    return led.JobFinished(job_id=e.job_id, state=JobState.FAILED, reason=e.reason)
+
+
+def _again(e: led.JobFinished) -> led.JobRequeued:
+    return led.JobRequeued(job_id=e.job_id, reason=e.reason, losses=9)
+
 
 LIES: dict[str, tuple[str, Lie, str]] = {
     # ------------------------------------------------------------------------------------------- offsets and time (I10)
@@ -419,6 +432,13 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a hold outlives its job": (PRE, left_out("hold.released", 1), "I11"),
     "a hold is released for nothing": (PRE, left_out("job.finished", of="urgent2"), "I11"),
     "a hold is released that is none": (PRE, before("job.granted", lambda e: led.HoldReleased(job_id=e.job_id)), "I11"),
+    # ---------------------------------------------------------------------------------------------------- losses (I3)
+    "a job runs again before its time": (LOST, changed("job.requeued", _later, 3), "I3"),
+    "a job is lost more often than it is told": (LOST, changed("job.requeued", with_(losses=1), 4), "I3"),
+    "a good run counts for nothing": (LOST, changed("job.requeued", with_(losses=2), 0, of="lucky"), "I3"),
+    "a job ends before it was lost too often": (LOST, changed("job.requeued", _fails, 5, of="unlucky"), "I3"),
+    "a job outlives too many losses": (LOST, changed("job.finished", _again, of="unlucky"), "I3"),
+    "a job waits for nothing": (END, changed("job.requeued", _later, of="failing"), "I3"),
     # ------------------------------------------------------------------------------------------ nodes and leases (I8)
     "a lease ended and the node did not leave": (END, left_out("node.left"), "I8"),
     "a node left in good order and did not": (END, left_out("node.left", 1), "I8"),

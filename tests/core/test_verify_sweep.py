@@ -47,6 +47,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "attempt.stopping": f"{APART}: two jobs",
         "job.requeued": f"{APART}: a job, and what is not of it",
         "job.granted": f"{APART}: two jobs, other devices",
+        "job.finished": f"{APART}: the end of a job, and what its node does next",
         "clock.jumped": "it tells of its record's time, wherever it stands in it",
     },
     "later": {

@@ -6,6 +6,7 @@ from libs.core.explain.diagnosis import diagnose
 from libs.core.placement import Blocked, View, find
 from libs.core.placement.context import context_of, reserve_host_resources
 from libs.core.placement.throughput import Chooser
+from libs.core.scheduling import retry
 from libs.core.scheduling.cycle import Plan
 from libs.core.scheduling.limits import OVER_LIMIT, Tally
 from libs.core.scheduling.order import in_order
@@ -16,11 +17,17 @@ from schemas.jobs import JobState
 from schemas.queries import Explanation, QueuedJob
 from schemas.resources import Span
 
+BACKING_OFF = "backing-off"
+"""The reason of a job that waits for a time, and for no device."""
+_LOSSES = tuple(category for category, rule in retry.POLICY.items() if rule.budget is retry.Budget.INFRASTRUCTURE)
+
 
 def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Explanation:
     """The explanation of a job that has not ended. `plan` is the last cycle's, `policy` that of all cycles."""
     if job.state is not JobState.QUEUED:
         return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=_running(job), span=_span(job))
+    if job.id in state.backing_off:
+        return Explanation(job_id=job.id, state=job.state, reason=BACKING_OFF, text=_backs_off(state, job))
     if job.id in state.holds:
         devices = len(state.holds[job.id])
         text = f"{devices} devices are being freed for it: lower classes are saving their work and giving way"
@@ -61,12 +68,26 @@ def jobs_ahead(state: State, job: Job, t_us: int, policy: Policy) -> int:
 
 
 def queue_view(state: State, plan: Plan, limit: int, policy: Policy = Policy()) -> list[QueuedJob]:
-    """The first `limit` waiting jobs in the order in which they are considered, each with the reason of its queue."""
+    """The first `limit` waiting jobs in the order in which they are considered, each with the reason of its queue; then those
+    that are not considered yet, because they were lost several times in a row."""
     reasons: dict[QueueKey, str] = {key: blocked.reason.value for key, blocked in plan.waiting.items()}
-    return [_queued(job, reasons) for job in islice(in_order(state, state.t_us, policy), limit)]
+    waiting = [_queued(job, reasons.get(job.queue, "")) for job in islice(in_order(state, state.t_us, policy), limit)]
+    later = sorted(state.backing_off, key=lambda job_id: (state.backing_off[job_id], job_id))
+    return waiting + [_queued(state.jobs[job_id], BACKING_OFF) for job_id in later[: limit - len(waiting)]]
 
 
-def _queued(job: Job, reasons: dict[QueueKey, str]) -> QueuedJob:
+def _backs_off(state: State, job: Job) -> str:
+    wait_s = max(1, (job.not_before_us - state.t_us + 999_999) // 1_000_000)
+    what = ", ".join(
+        f"{category.value} {job.endings[category]} times" for category in _LOSSES if category in job.endings
+    )
+    return (
+        f"it waits for another {wait_s} s, because it was lost {job.losses} times in a row (in all: {what}); every further "
+        "loss doubles the wait, a run of ten minutes ends it"
+    )
+
+
+def _queued(job: Job, reason: str) -> QueuedJob:
     return QueuedJob(
         job_id=job.id,
         team=job.team,
@@ -75,7 +96,7 @@ def _queued(job: Job, reasons: dict[QueueKey, str]) -> QueuedJob:
         priority=job.priority,
         devices=job.shape.devices,
         waiting_since_us=job.submitted_us,
-        reason=reasons.get(job.queue, ""),
+        reason=reason,
     )
 
 

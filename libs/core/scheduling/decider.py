@@ -127,6 +127,7 @@ class Decider:
             self.state, t_us, self._backlog.changes, inputs[-1].time_us if inputs else 0, self._allowed()
         )
         self.faults = []
+        self._backlog.changes.fronts.update(job.queue for job in fold.pass_time(self.state, t_us))
         for item in inputs:
             self._react(decision, item)
         self._end_condemned(decision)

@@ -15,7 +15,7 @@ from typing import Any
 from libs.core.state import lifecycle
 from libs.core.state.early_cancels import EarlyCancel
 from libs.core.state.limits import Limits
-from libs.core.state.model import Attempt, Job, NodePart, State, shape_of
+from libs.core.state.model import Attempt, Job, NodePart, Silence, State, shape_of
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome, StopCause
 from schemas.jobs import JobState
@@ -62,10 +62,24 @@ def apply(state: State, event: led.LedgerEvent, t_us: int) -> None:
 
 def apply_record(state: State, record: led.LedgerRecord) -> None:
     """Changes `state` by a whole valid record."""
+    pass_time(state, record.t_us)
     for event in record.events:
         apply(state, event, record.t_us)
     state.t_us = record.t_us
     state.inbox_seq = record.inbox_seq
+
+
+def pass_time(state: State, t_us: int) -> list[Job]:
+    """Brings into their queues the jobs that have waited long enough after losses, and returns them. To be called before
+    anything is decided, or folded, at `t_us`."""
+    if not state.backing_off or t_us < state.next_back_us:
+        return []
+    back = [state.jobs[job_id] for job_id, at_us in state.backing_off.items() if at_us <= t_us]
+    for job in back:
+        del state.backing_off[job.id]
+        _enqueue(state, job)
+    state.next_back_us = min(state.backing_off.values(), default=0)
+    return back
 
 
 def _node_joined(state: State, e: led.NodeJoined, t_us: int) -> None:
@@ -187,6 +201,7 @@ def _attempt_checkpointed(state: State, e: led.AttemptCheckpointed, t_us: int) -
 
 def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> None:
     job, attempt = _current(state, e.job_id, e.attempt)
+    attempt.ended_us = t_us
     attempt.cause, attempt.reason, attempt.beneficiary = Cause.PREEMPTED, e.reason, e.beneficiary
     attempt.cost_device_s = e.cost_device_s
     job.preemptions += 1
@@ -195,6 +210,7 @@ def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> No
 
 def _attempt_stopping(state: State, e: led.AttemptStopping, t_us: int) -> None:
     _, attempt = _current(state, e.job_id, e.attempt)
+    attempt.ended_us = attempt.ended_us or t_us
     attempt.cause, attempt.reason = e.cause, e.reason
 
 
@@ -205,6 +221,7 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
         raise lifecycle.Forbidden(f"{e.job_id}.{e.attempt}: its part on {e.node} is freed twice")
     part.freed, part.exit_code, part.own_exit = True, e.exit_code, e.own_exit
     if attempt.cause is None and not (e.own_exit and e.exit_code == 0):
+        attempt.ended_us = state.silent[e.node].since_us if e.node in state.silent else t_us
         attempt.failed_category = e.category
         attempt.failed_code = e.exit_code if e.own_exit else None
         if e.evidence in CAUSES:
@@ -228,8 +245,11 @@ def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
 
 def _job_requeued(state: State, e: led.JobRequeued, t_us: int) -> None:
     job = state.jobs[e.job_id]
-    job.resume = e.resume
-    _enqueue(state, job)
+    job.resume, job.losses, job.not_before_us = e.resume, e.losses, e.not_before_us or 0
+    if job.not_before_us > t_us:
+        back_off(state, job)
+    else:
+        _enqueue(state, job)
 
 
 def _job_finished(state: State, e: led.JobFinished, t_us: int) -> None:
@@ -278,7 +298,9 @@ def _granter_named(state: State, e: led.GranterNamed, t_us: int) -> None:
 
 
 def _node_silent(state: State, e: led.NodeSilence, t_us: int) -> None:
-    state.silent[e.node] = e.kept
+    known = state.silent.get(e.node)
+    since_us = known.since_us if known is not None else max(0, t_us - int(e.silent_s * 1_000_000))
+    state.silent[e.node] = Silence(since_us, e.kept)
     mark_silent(state)
 
 
@@ -350,7 +372,15 @@ def _enqueue(state: State, job: Job) -> None:
             state.queues[job.queue] = dict(sorted(queue.items(), key=lambda item: (item[1], item[0])))
 
 
+def back_off(state: State, job: Job) -> None:
+    """The job comes into its queue when its time has come (`pass_time`)."""
+    soonest = min(state.next_back_us, job.not_before_us) if state.backing_off else job.not_before_us
+    state.backing_off[job.id], state.next_back_us = job.not_before_us, soonest
+
+
 def _dequeue(state: State, job: Job) -> None:
+    if state.backing_off.pop(job.id, None) is not None:
+        return
     queue = state.queues[job.queue]
     del queue[job.id]
     if not queue:

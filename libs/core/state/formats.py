@@ -10,6 +10,7 @@ then each decision falls back to what the format before it could say:
     lease.granter           not named: leases are granted as in 0.1.0, by whoever has its ticks stored
     node.silent, .heard     left out: a silent node is given up as a whole, when its longest lease has ended
     node.declared-dead      left out: the reason of node.left says it
+    a back-off              left out of job.requeued: a job that was lost again runs again at once
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,9 @@ FIRST = 1
 """Release 0.1.0. Its readers do not declare what they understand."""
 NEWEST = 2
 """What this code reads and, when it may, writes."""
+
+BACK_OFF = 2
+"""From this format on, `job.requeued` may say that its job must wait."""
 
 _FIRST_KINDS = frozenset({
     "node.joined", "node.left", "quota.set", "job.queued", "job.granted", "attempt.running", "attempt.starting",

@@ -180,6 +180,9 @@ class Attempt:
     state: AttemptState = AttemptState.GRANTED
     """Moved by `libs.core.state.lifecycle` alone, like the job's."""
     running_us: int = 0
+    ended_us: int = 0
+    """When its end was decided, or a part of it ended otherwise than well; of a node that fell silent, when it was heard
+    last. 0: neither yet."""
     cause: Cause | None = None
     """Why it must end, once that was decided."""
     reason: str = ""
@@ -194,6 +197,20 @@ class Attempt:
     checkpoint_us: int = 0
     span: Span | None = None
     """Of a gang: how close together it is."""
+
+    @property
+    def ran_us(self) -> int:
+        """How long all of it ran before `ended_us`, us; 0: it never did, or it ended well."""
+        return max(0, self.ended_us - self.running_us) if self.running_us else 0
+
+
+class Silence(NamedTuple):
+    """Of a node that is up and not heard."""
+
+    since_us: int
+    """When it was heard last."""
+    kept: bool
+    """It keeps work that no silence ends."""
 
 
 class QueueKey(NamedTuple):
@@ -226,6 +243,10 @@ class Job:
     resume: Checkpoint | None = None
     endings: dict[Category, int] = field(default_factory=dict)
     """How many of its attempts came to each kind of end: what the retry budgets count."""
+    losses: int = 0
+    """Attempts that were lost in a row, none of them after a good run."""
+    not_before_us: int = 0
+    """It is not granted anything before: it was lost several times in a row."""
     preemptions: int = 0
     first_grant_us: int = 0
     lease_s: float = DEFAULT_LEASE_S
@@ -269,6 +290,10 @@ class State:
     """Cancels whose jobs have not come yet."""
     queues: dict[QueueKey, dict[str, int]] = field(default_factory=dict)
     """Each queue in order: job id -> submitted_us."""
+    backing_off: dict[str, int] = field(default_factory=dict)
+    """Queued jobs that are in no queue yet: id -> when they come into theirs, us (`Job.not_before_us`)."""
+    next_back_us: int = 0
+    """The soonest of these."""
     on_node: dict[str, dict[str, None]] = field(default_factory=dict)
     """Node -> ids of the jobs that hold devices there, in order of grant."""
     quotas: dict[str, Limits] = field(default_factory=dict)
@@ -279,8 +304,8 @@ class State:
     """(team, spread key) -> ids of the jobs with an open attempt: the next job of that key must stay away from these."""
     holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Beneficiary -> devices that are held for it."""
-    silent: dict[str, bool] = field(default_factory=dict)
-    """Nodes that are up and not heard -> whether they keep work that no silence ends. Nothing new is granted there."""
+    silent: dict[str, Silence] = field(default_factory=dict)
+    """Nodes that are up and not heard. Nothing new is granted there."""
     granter_epoch: int = 0
     """Of the last process that got the right to grant leases."""
     limited: dict[str, int] = field(default_factory=dict)

@@ -20,16 +20,16 @@ from libs.core.state.cut import chunks
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
-from libs.core.state.fold import mark_holds, mark_repartitions, mark_silent
+from libs.core.state.fold import back_off, mark_holds, mark_repartitions, mark_silent
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits
-from libs.core.state.model import Attempt, Job, NodePart, State, grant_order, shape_of
+from libs.core.state.model import Attempt, Job, NodePart, Silence, State, grant_order, shape_of
 from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory, Span
 
-VERSION = 7
+VERSION = 8
 """Of the layout of `dump`; whoever keeps the parts keeps it beside them, and reads no other (`libs.ledger.snapshots`)."""
 _CHUNK = 2000
 """Devices, or time limits, of one part."""
@@ -38,10 +38,10 @@ _NODES = 50
 _PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state", "granter_epoch")
 _JOB_PLAIN = (
     "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts",
-    "preemptions", "first_grant_us", "lease_s",
+    "preemptions", "first_grant_us", "lease_s", "losses", "not_before_us",
 )  # fmt: skip
 _ATTEMPT_PLAIN = (
-    "number", "granted_us", "running_us", "reason", "failed_code", "beneficiary", "cost_device_s", "checkpoint_us",
+    "number", "granted_us", "running_us", "ended_us", "reason", "failed_code", "beneficiary", "cost_device_s", "checkpoint_us",
 )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     state.early_cancels = EarlyCancels.of_rows(body.get("early_cancels", ()))
     state.repartition_number, state.repartition_us = body["repartition_number"], body["repartition_us"]
     mark_repartitions(state)
-    state.silent = dict(body["silent"])
+    state.silent = {node: Silence(*how) for node, how in body["silent"].items()}
     mark_silent(state)
     return state, body["learned"]
 
@@ -127,7 +127,9 @@ def _index(state: State) -> None:
     """What follows from the jobs: who waits, and what runs where."""
     jobs = list(state.jobs.values())
     for job in sorted(jobs, key=lambda j: (j.submitted_us, j.id)):
-        if job.state is JobState.QUEUED:
+        if job.state is JobState.QUEUED and job.not_before_us > state.t_us:
+            back_off(state, job)
+        elif job.state is JobState.QUEUED:
             state.queues.setdefault(job.queue, {})[job.id] = job.submitted_us
     state.on_node = {name: {} for name in state.fleet.nodes}
     for job in sorted(jobs, key=grant_order):

@@ -47,6 +47,8 @@ class AttemptRow:
     unseen: set[str]
     """Nodes whose part was not seen running yet."""
     running_us: int = 0
+    ended_us: int = 0
+    """When its end was decided or shown first; on a silent node, when that was heard last."""
     cause: Cause | None = None
     """What was decided of its end, last."""
     beneficiary: str = ""
@@ -82,7 +84,13 @@ class JobRow:
     failures: int = 0
     """Attempts that the job's own budget of retries has to pay for."""
     losses: int = 0
-    """Attempts that the budget for lost nodes has to pay for."""
+    """Attempts that were lost, in all."""
+    in_a_row: int = 0
+    """Of these the last ones, none after a good run."""
+    counted: bool = False
+    """Its losses in a row are told: they alone decide whether it runs again."""
+    not_before_us: int = 0
+    """It waits until then."""
     resume: Checkpoint | None = None
     """The last checkpoint that it acknowledged."""
 
@@ -136,6 +144,8 @@ class Books:
         self.ended = EndedIds()
         self.devices: dict[str, DeviceRow] = {}
         self.nodes: dict[str, NodeRow] = {}
+        self.silent: dict[str, tuple[int, bool]] = {}
+        """Nodes that are not heard -> when they were heard last, us of ledger time; whether only kept work is left."""
         self.holds: dict[str, tuple[str, ...]] = {}
         """Job -> devices that are held for it."""
 

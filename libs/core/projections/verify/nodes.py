@@ -30,8 +30,6 @@ class Nodes(Subject):
         super().__init__(books)
         self._leaves = Promises(books, "a part on node {} ended with its node, and the node does not leave")
         self._anew = Promises(books, "a part on node {} ended with its life, and the node does not begin a new one")
-        self._silent: dict[str, tuple[float, bool]] = {}
-        """Nodes that are not heard -> when they were heard last, us of ledger time; whether only kept work is left."""
         self._dead: set[str] = set()
         """Nodes that an operator declared dead, and that have not left yet."""
         self._epoch = 0
@@ -40,7 +38,7 @@ class Nodes(Subject):
         name, known = e.inventory.node, self.books.nodes.get(e.inventory.node)
         if known is not None and e.incarnation <= known.incarnation:
             self.books.broken("I8", f"node {name} joins with incarnation {e.incarnation} after {known.incarnation}")
-        self._silent.pop(name, None)
+        self.books.silent.pop(name, None)
         self._dead.discard(name)
         row = _row(e.inventory, e.incarnation)
         self.books.nodes[name] = row
@@ -62,7 +60,7 @@ class Nodes(Subject):
         self._leaves.keep(e.node)
         if self._anew.keep(e.node):
             self.books.broken("I8", f"node {e.node} leaves, and its parts were freed because it began a new life")
-        self._silent.pop(e.node, None)
+        self.books.silent.pop(e.node, None)
         self._dead.discard(e.node)
         if row is not None:
             row.incarnation, row.up = max(row.incarnation, e.incarnation), False
@@ -90,8 +88,8 @@ class Nodes(Subject):
             job = self.books.jobs.get(e.job_id)
             if job is not None and not job.lease_s:
                 self.books.broken("I8", f"{e.job_id} is kept, and silence of node {e.node} ends it")
-            if e.node in self._silent:  # its own lease was shorter than the node's
-                silent_s = (self.books.t_us - self._silent[e.node][0]) / 1e6
+            if e.node in self.books.silent:  # its own lease was shorter than the node's
+                silent_s = (self.books.t_us - self.books.silent[e.node][0]) / 1e6
                 if job is not None and silent_s < job.lease_s:
                     ended = f"its lease of {job.lease_s:g} s ends after {silent_s:g} s of silence"
                     self.books.broken("I8", f"{e.job_id}.{e.attempt} on node {e.node}: {ended}")
@@ -108,26 +106,29 @@ class Nodes(Subject):
                     self.books.broken(
                         "I8", f"{e.job_id} is granted devices of node {node}, whose parts have ended with it"
                     )
-        if self._silent:
-            for node in {claim.node for claim in e.claims} & self._silent.keys():
+        if self.books.silent:
+            for node in {claim.node for claim in e.claims} & self.books.silent.keys():
                 self.books.broken("I8", f"{e.job_id} is granted devices of node {node}, which is not heard")
 
     def silence(self, e: led.NodeSilence) -> None:
         self._same_life(e.node, e.incarnation, "silent")
-        known = self._silent.get(e.node)
+        known = self.books.silent.get(e.node)
         if known is not None and (known[1] or not e.kept):
             self.books.broken("I8", f"node {e.node} falls silent, and was silent already")
-        self._silent[e.node] = (known[0] if known is not None else self.books.t_us - e.silent_s * 1e6, e.kept)
+        self.books.silent[e.node] = (
+            known[0] if known is not None else self.books.t_us - int(e.silent_s * 1_000_000),
+            e.kept,
+        )
 
     def heard(self, e: led.NodeHeard) -> None:
         self._same_life(e.node, e.incarnation, "heard again")
-        if e.node not in self._silent:
+        if e.node not in self.books.silent:
             self.books.broken("I8", f"node {e.node} is heard again, and was not silent")
-        self._silent.pop(e.node, None)
+        self.books.silent.pop(e.node, None)
 
     def dead(self, e: led.NodeDeclaredDead) -> None:
         self._same_life(e.node, e.incarnation, "declared dead")
-        if e.node not in self._silent or e.node in self._dead:
+        if e.node not in self.books.silent or e.node in self._dead:
             self.books.broken("I8", f"node {e.node} is declared dead, and it is {_how(e.node in self._dead)}")
         self._dead.add(e.node)
         self._leaves.make(e.node)

@@ -3,6 +3,9 @@
 An attempt has succeeded only if every part ended by itself with exit code 0, and it was not cancelled or over its time. An
 end that was decided (cancelled, over time, preempted, its node left in good order) is booked as that. Otherwise the first
 part that ended counts: what its agent knows of why, or else whether it failed, was lost or was refused.
+
+A job that was lost runs again, whatever its own budget: it ends only after more losses in a row than every job survives, none
+after a good run. Where a ledger tells no losses in a row, it was written before there were any, and they were a budget.
 """
 
 from typing import ClassVar
@@ -45,10 +48,17 @@ _PROOF: dict[Cause, frozenset[str]] = {
 """Cause -> what must have been seen of a part before."""
 
 
+_LOST = (Outcome.LOST, Outcome.REFUSED)
+_GOOD_RUN_US = 600_000_000
+_SURVIVED = 8
+"""Losses in a row after which every job runs again, but one that must not run twice."""
+
+
 class Outcomes(Subject):
     """Follows what is decided and shown of an attempt's end, and compares it with what is booked."""
 
     handlers: ClassVar = {
+        led.JobGranted: "granted",
         led.AttemptPreempting: "preempting",
         led.AttemptStopping: "stopping",
         led.DevicesFreed: "freed",
@@ -57,16 +67,24 @@ class Outcomes(Subject):
         led.JobFinished: "finished",
     }
 
+    def granted(self, e: led.JobGranted) -> None:
+        job = self.books.jobs.get(e.job_id)
+        if job is not None and self.books.t_us < job.not_before_us:
+            early_s = (job.not_before_us - self.books.t_us) / 1e6
+            self.books.broken("I3", f"{e.job_id} is granted {early_s:g} s before it may run again")
+
     def preempting(self, e: led.AttemptPreempting) -> None:
         found = self.books.attempt(e.job_id, e.attempt)
         if found is not None:
             found[1].cause, found[1].beneficiary = Cause.PREEMPTED, e.beneficiary
+            found[1].ended_us = self.books.t_us
 
     def stopping(self, e: led.AttemptStopping) -> None:
         found = self.books.attempt(e.job_id, e.attempt)
         if found is None:
             return
         job, attempt = found
+        attempt.ended_us = attempt.ended_us or self.books.t_us
         proof = _PROOF.get(e.cause)
         if proof is not None and not proof & attempt.evidence:
             self.books.broken(
@@ -94,6 +112,8 @@ class Outcomes(Subject):
             return
         if attempt.done and attempt.cause is None:
             attempt.bad = e.category
+            silent = self.books.silent.get(e.node)
+            attempt.ended_us = silent[0] if silent is not None else self.books.t_us
         attempt.done = False
         attempt.evidence.add("failed" if e.own_exit else e.evidence.value)
 
@@ -110,8 +130,11 @@ class Outcomes(Subject):
             self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as {e.outcome.value}, it was {should.value}")
         if e.category is not None and _BOOKED_AS[e.category] is not e.outcome:
             self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as {e.outcome.value} of kind {e.category.value}")
+        lost = e.outcome in _LOST
+        ran_us = job.closed.ended_us - job.closed.running_us if job.closed.running_us else 0
         job.failures += e.outcome is Outcome.FAILED
-        job.losses += e.outcome in (Outcome.LOST, Outcome.REFUSED)
+        job.losses += lost
+        job.in_a_row = (0 if ran_us >= _GOOD_RUN_US else job.in_a_row) + lost
 
     def requeued(self, e: led.JobRequeued) -> None:
         job = self.books.jobs.get(e.job_id)
@@ -122,7 +145,18 @@ class Outcomes(Subject):
         if job.outcome is Outcome.FAILED and job.failures > job.spec.retry.on_failure:
             allowed = job.spec.retry.on_failure
             self.books.broken("I3", f"{e.job_id} is queued again after {job.failures} failures, {allowed} are allowed")
+        self._losses_of(job, e)
         job.closed = None
+
+    def _losses_of(self, job: JobRow, e: led.JobRequeued) -> None:
+        survived = max(_SURVIVED, job.spec.retry.on_lost) if job.spec.retry.on_lost else 0
+        if job.outcome in _LOST and job.in_a_row > survived:
+            self.books.broken("I3", f"{job.id} is queued again after {job.in_a_row} losses, {survived} are survived")
+        if e.losses and e.losses != job.in_a_row:
+            self.books.broken("I3", f"{job.id} was lost {job.in_a_row} times in a row, and it is told as {e.losses}")
+        if e.not_before_us is not None and (job.outcome not in _LOST or e.not_before_us <= self.books.t_us):
+            self.books.broken("I3", f"{job.id} is to wait until {e.not_before_us} us, for nothing")
+        job.in_a_row, job.counted, job.not_before_us = e.losses, e.losses > 0, e.not_before_us or 0
 
     def finished(self, e: led.JobFinished) -> None:
         job = self.books.jobs.get(e.job_id)
@@ -148,9 +182,11 @@ class Outcomes(Subject):
             after = outcome.value if outcome is not None else "nothing"
             self.books.broken("I3", f"{job.id} ends as {e.state.value} after an attempt that was {after}")
         retry = job.spec.retry
-        early = (outcome is Outcome.FAILED and job.failures <= retry.on_failure) or (
-            outcome in (Outcome.LOST, Outcome.REFUSED) and job.losses <= retry.on_lost
-        )
+        if job.counted:
+            lost_early = bool(retry.on_lost) and job.in_a_row <= max(_SURVIVED, retry.on_lost)
+        else:
+            lost_early = job.losses <= retry.on_lost
+        early = (outcome is Outcome.FAILED and job.failures <= retry.on_failure) or (outcome in _LOST and lost_early)
         if early or outcome in (Outcome.PREEMPTED, Outcome.DRAINED):
             self.books.broken("I3", f"{job.id} ends after an attempt that was {outcome}, and has attempts left")
         codes = [attempt.exits.get(node) for node in attempt.nodes]

@@ -36,7 +36,7 @@ from libs.core.scheduling.preemption.check import Accepted, Declined, check, wou
 from libs.core.scheduling.preemption.cost import cost_device_s
 from libs.core.scheduling.preemption.index import VictimIndex
 from libs.core.scheduling.preemption.pending import PendingPlans, PlanAnswer
-from libs.core.scheduling.preemption.victims import VictimChoice, choice_for, choices, next_widening_us, plans
+from libs.core.scheduling.preemption.victims import VictimChoice, choice_for, choices, next_turn_us, plans
 
 __all__ = [
     "Accepted",
@@ -49,7 +49,7 @@ __all__ = [
     "choice_for",
     "choices",
     "cost_device_s",
-    "next_widening_us",
+    "next_turn_us",
     "plans",
     "would_be_free",
 ]

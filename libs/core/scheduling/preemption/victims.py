@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -130,8 +130,9 @@ def choices(
             return
 
 
-def next_widening_us(state: State, t_us: int) -> int:
-    """When a beneficiary that waits may look further than at `t_us`, although nothing else has changed; 0: never."""
+def next_turn_us(state: State, t_us: int) -> int:
+    """When a beneficiary may look further than at `t_us`, or comes back into its queue, although nothing else has changed; 0:
+    never."""
     moments = (
         job.queued_us + widen_us
         for queue in state.queues.values()
@@ -140,7 +141,8 @@ def next_widening_us(state: State, t_us: int) -> int:
         for widen_us in (job.shape.widen_us, *(role.widen_us for role in job.shape.roles))
         if widen_us
     )
-    return min((moment for moment in moments if moment > t_us), default=0)
+    back = (at_us for job_id, at_us in state.backing_off.items() if state.jobs[job_id].preempts)
+    return min((moment for moment in chain(moments, back) if moment > t_us), default=0)
 
 
 @dataclass(slots=True)

@@ -79,12 +79,25 @@ def close_if_gone(d: Decision, job: Job, attempt: Attempt) -> None:
     category = retry.classify(retry.ending_of(attempt))
     outcome = retry.POLICY[category].outcome
     d.emit(ledger.AttemptClosed(job_id=job.id, attempt=attempt.number, outcome=outcome, category=category))
-    state = retry.decide(category, job.endings, job.spec.retry)
+    lost = retry.POLICY[category].budget is retry.Budget.INFRASTRUCTURE
+    losses = retry.in_a_row(job.losses, attempt.ran_us, lost)
+    state = retry.decide(category, job.endings, job.spec.retry, losses)
     if state is JobState.QUEUED:
-        d.emit(ledger.JobRequeued(job_id=job.id, reason=attempt.reason or outcome.value, resume=job.resume))
+        _queue_again(d, job, attempt.reason or outcome.value, losses, retry.wait_us(losses) if lost else 0)
     else:
+        reason = f"{retry.why_it_ends(category, losses, job.spec.retry)}: {attempt.reason}" if lost else attempt.reason
         code = _exit_code(attempt)
-        d.emit(ledger.JobFinished(job_id=job.id, state=state, reason=attempt.reason, exit_code=code))
+        d.emit(ledger.JobFinished(job_id=job.id, state=state, reason=reason, exit_code=code))
+
+
+def _queue_again(d: Decision, job: Job, reason: str, losses: int, wait_us: int) -> None:
+    """Readers of before know of no back-off, and could be writers in a moment: while there are such, nobody waits."""
+    not_before_us = d.t_us + wait_us if wait_us and d.backs_off else None
+    if not_before_us is not None:
+        reason += f" (lost {losses} times in a row: it is started again in {wait_us // 1_000_000} s)"
+    d.emit(
+        ledger.JobRequeued(job_id=job.id, reason=reason, resume=job.resume, losses=losses, not_before_us=not_before_us)
+    )
 
 
 def _exit_code(attempt: Attempt) -> int | None:

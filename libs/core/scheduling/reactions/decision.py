@@ -4,7 +4,7 @@ from libs.core.scheduling.changes import Changes
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
 from libs.core.state.decided import RecordEnd
-from libs.core.state.formats import NEWEST, may_emit
+from libs.core.state.formats import BACK_OFF, NEWEST, may_emit
 from libs.core.state.model import State
 from schemas.ledger import LedgerEvent
 
@@ -45,6 +45,11 @@ class Decision:
     def may(self, event: LedgerEvent) -> bool:
         """Whether all readers of the ledger understand this kind of event: else the decision must do without it."""
         return may_emit(event.kind, self._allowed)
+
+    @property
+    def backs_off(self) -> bool:
+        """Whether all readers of the ledger understand that a queued job may have to wait for a time."""
+        return self._allowed >= BACK_OFF
 
     def emit(self, event: LedgerEvent) -> None:
         self.whole = False

@@ -23,7 +23,8 @@ def node_lost(d: Decision, m: inbox.NodeLost) -> None:
         reason = f"node {m.node} was silent for {m.silent_s:.1f} s: its lease has ended"
         if _kept(d, m.node):
             said = ledger.NodeSilence(node=m.node, incarnation=m.incarnation, silent_s=m.silent_s, kept=True)
-            if d.may(said) and not d.state.silent.get(m.node):
+            known_as = d.state.silent.get(m.node)
+            if d.may(said) and (known_as is None or not known_as.kept):
                 d.emit(said)
                 _end_leases(d, m.node, _ALL, reason)
             return

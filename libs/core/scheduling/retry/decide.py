@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from libs.core.scheduling.retry.losses import survived
 from schemas.attempts import Category, Outcome
 from schemas.jobs import JobState, RetryPolicy
 
@@ -14,7 +15,7 @@ class Budget(StrEnum):
     USER = "user"
     """The job failed: `retry.on_failure` of its spec."""
     INFRASTRUCTURE = "infrastructure"
-    """What it ran on failed: `retry.on_lost` of its spec."""
+    """What it ran on failed: nobody, as long as that does not happen again and again (`losses`)."""
     FREE = "free"
     """Nobody: it is always tried again."""
     NEVER = "never"
@@ -45,18 +46,19 @@ POLICY: Mapping[Category, RetryRule] = {
 }
 
 
-def decide(category: Category, endings: Mapping[Category, int], retry: RetryPolicy) -> JobState:
+def decide(category: Category, endings: Mapping[Category, int], retry: RetryPolicy, losses: int) -> JobState:
     """`queued` when the job runs again after an end of `category`, else the state in which it ends.
 
-    `endings`: how many of its attempts came to each kind of end, this one included.
+    `endings`: how many of its attempts came to each kind of end, and `losses`: how many were lost in a row, this one included.
     """
     rule = POLICY[category]
     if rule.budget is Budget.FREE:
         return JobState.QUEUED
     if rule.budget is Budget.NEVER:
         return rule.final
-    allowed = retry.on_failure if rule.budget is Budget.USER else retry.on_lost
-    return JobState.QUEUED if used(rule.budget, endings) <= allowed else rule.final
+    if rule.budget is Budget.INFRASTRUCTURE:
+        return JobState.QUEUED if survived(losses, retry) else rule.final
+    return JobState.QUEUED if used(rule.budget, endings) <= retry.on_failure else rule.final
 
 
 def used(budget: Budget, endings: Mapping[Category, int]) -> int:
