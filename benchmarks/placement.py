@@ -37,7 +37,7 @@ from libs.core.scheduling.cycle import plan
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, Shape, State
 from schemas.jobs import JobSpec
-from schemas.resources import WHOLE_MILLI, Device, Inventory, Objective, Position
+from schemas.resources import WHOLE_MILLI, Device, Inventory, Level, Objective, Position
 
 DATA = Path(__file__).resolve().parent / "data"
 IMAGE = Path(__file__).resolve().parents[1] / "docs" / "img" / "placement-cost.svg"
@@ -352,7 +352,7 @@ def _largest(devices: int, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
         "fleet_with_names_and_inventories_bytes_per_device": round(everything / n, 1),
     }
     print("  " + ", ".join(f"{k} {v}" for k, v in memory.items()))
-    gang = Shape(devices=512, level="spine")
+    gang = Shape(devices=512, level=Level.SPINE)
     result: dict[str, Any] = {"devices": n, "nodes": len(fleet.nodes), "load": 0.54, "decisions": count}
     for name in DECIDERS:
         result[name] = _timed(name, name, view.copy(), ONE, count)
@@ -384,7 +384,7 @@ def _growth(sizes: list[int], count: int) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"devices": len(view.fleet)}
         for name in DECIDERS:
             row[name] = _timed(f"{size:,}, {name}", name, view.copy(), ONE, count)
-        gang = Shape(devices=64, level="spine")
+        gang = Shape(devices=64, level=Level.SPINE)
         row["gang_64"] = _timed(f"{size:,}, gang of 64", "full", view.copy(), gang, 3 if size < 3_000 else 9)
         result.append(row)
     return result

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libs.core.accelerators.catalog import find_model
-from schemas.resources import MOST_DEVICES
+from schemas.resources import MOST_DEVICES, Level
 
 _GPUS = re.compile(r"(?:(?P<type>[A-Za-z][A-Za-z0-9._-]*):)?(?P<count>[0-9]{1,6})(?:@(?P<memory>[0-9.]+\s*[A-Za-z]+))?")
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([KMGT])(i?)B?", re.IGNORECASE)
@@ -15,7 +15,7 @@ _POWER = {"K": 1, "M": 2, "G": 3, "T": 4}
 _DURATION = re.compile(r"(?:([0-9]{1,5})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9}(?:\.[0-9]{1,3})?)s)?")
 _CLOCK = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,4}):([0-5]?[0-9])(?::([0-5]?[0-9]))?")
 _UNIT_S = (86_400, 3600, 60, 1)
-_LEVELS = ("nvlink", "node", "leaf", "spine", "zone", "pool")
+_LEVELS = tuple(level.value for level in Level if level is not Level.DEVICE)
 _TYPE = r"(?:(?P<type>[A-Za-z][A-Za-z0-9._-]*):)?"
 _GROUPS = re.compile(_TYPE + r"(?P<count>[0-9]{1,6})(?:x(?P<devices>[0-9]{1,6}))?(?:@(?P<memory>[0-9.]+\s*[A-Za-z]+))?")
 _TORUS = re.compile(_TYPE + r"(?P<box>[0-9]{1,3}(?:x[0-9]{1,3}){1,2})")

@@ -18,7 +18,7 @@ from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Shape
-from schemas.resources import WHOLE_MILLI, Device, Inventory, Objective
+from schemas.resources import WHOLE_MILLI, Device, Inventory, Level, Objective
 
 _DEVICE_MIB = 1_000_000  # this protocol does not count device memory: a share takes its part of it
 _FINE = 720_720
@@ -152,7 +152,7 @@ def _shape(request: dict[str, Any]) -> Shape:
         devices=devices,
         types=tuple(sorted(t for t in str(request.get("gpu_spec") or "").split("|") if t)) if devices else (),
         milli=milli,
-        level="node",
+        level=Level.NODE,
         required=True,
         cpu_milli=-(-cpu // per),
         host_mib=-(-host // per),

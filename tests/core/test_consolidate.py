@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from libs.core.placement import Placed, View, find
 from libs.core.placement.consolidate import Effort, Movable, Proposal, block_gain, propose
-from libs.core.placement.search.topology import SPANS, span_of
+from libs.core.placement.search.topology import span_of
 from libs.core.state.fleet import Fleet
+from libs.core.state.levels import LEVELS
 from libs.core.state.model import Shape
-from schemas.resources import Device, Inventory
+from schemas.resources import Device, Inventory, Level
 from tests.core.builders import GIB, node
 
 
@@ -119,7 +120,7 @@ def test_a_job_moves_to_the_other_nvlink_island_of_its_node():
     )
     view = View.of(fleet_of(Inventory(node="a", devices=islands)))
     movable = [running(view, "one", ["a-gpu0"], cost=2), running(view, "two", ["a-gpu3"], cost=1)]
-    found = propose(view, movable, Shape(devices=2, level="nvlink"), gain=100)
+    found = propose(view, movable, Shape(devices=2, level=Level.NVLINK), gain=100)
     assert found is not None
     assert [(m.job, view.fleet.devices.names[m.rows_to[0]]) for m in found.moves] == [("two", "a-gpu1")]
     assert found.block.tolist() == [2, 3]
@@ -158,7 +159,7 @@ def pools(draw, nodes: int = 4, size: int = 4):
         job = running(view, f"j{j:02}", names, milli=milli, cost=float(draw(st.integers(1, 50))))
         if draw(st.integers(0, 4)):
             movable.append(job)
-    want = Shape(devices=draw(st.integers(1, size)), level=draw(st.sampled_from(["node", "node", "leaf"])))
+    want = Shape(devices=draw(st.integers(1, size)), level=draw(st.sampled_from([Level.NODE, Level.NODE, Level.LEAF])))
     return view, movable, want, float(draw(st.integers(1, 200)))
 
 
@@ -183,7 +184,7 @@ def test_after_the_moves_the_block_is_free_and_nothing_is_overcommitted(pool):
     assert isinstance(find(after, replace(want, required=True)), Placed)
     for move in found.moves:
         assert len(move.rows_to) == len(move.rows_from)
-        assert SPANS.index(span_of(view.fleet, move.rows_to)) <= SPANS.index(span_of(view.fleet, move.rows_from))
+        assert LEVELS.index(span_of(view.fleet, move.rows_to)) <= LEVELS.index(span_of(view.fleet, move.rows_from))
 
 
 def one_move_would_do(view: View, movable: list[Movable], want: Shape, gain: float) -> bool:
@@ -212,7 +213,7 @@ def one_move_would_do(view: View, movable: list[Movable], want: Shape, gain: flo
 @given(pools(nodes=3, size=3))
 def test_when_one_move_would_do_a_proposal_is_found(pool):
     view, movable, want, gain = pool
-    want = replace(want, level="node", required=True)
+    want = replace(want, level=Level.NODE, required=True)
     if isinstance(find(view, want), Placed):
         assert propose(view, movable, want, gain) is None
     elif one_move_would_do(view, movable, want, gain):

@@ -124,9 +124,12 @@ def test_surplus_devices_are_dropped_island_by_island() -> None:
 
 @pytest.mark.parametrize(
     ("level", "free"),
-    [("device", ["b", "c", "d"]), ("node", ["b", "c", "d"]), ("leaf", ["c", "d"]), ("spine", ["d"]), ("pool", [])],
-)
-def test_kin_never_share_a_group(level: str, free: list[str]) -> None:
+    [
+        (Level.DEVICE, ["b", "c", "d"]), (Level.NODE, ["b", "c", "d"]), (Level.LEAF, ["c", "d"]), (Level.SPINE, ["d"]),
+        (Level.POOL, []),
+    ],
+)  # fmt: skip
+def test_spread_peers_never_share_a_group(level: Level, free: list[str]) -> None:
     fleet = fleet_of(host("a"), host("b"), host("c", leaf="other"), host("d", leaf="far", spine="far"))
     shape, context = Shape(4, spread=("web", level)), Context(avoid=(0,))
     view, found = View.of(fleet), []

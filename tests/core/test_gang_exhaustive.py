@@ -15,11 +15,12 @@ from libs.core.placement import Placed, View, find
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.search.links import link_gb_s
-from libs.core.placement.search.topology import SPANS, groups_at
+from libs.core.placement.search.topology import groups_at
 from libs.core.state.fleet import Fleet
+from libs.core.state.levels import LEVELS
 from libs.core.state.model import Shape, shape_of
 from schemas.jobs import JobSpec
-from schemas.resources import Claim, Device, Inventory, Objective, Position, Resources, Topology, TopologyPolicy
+from schemas.resources import Claim, Device, Inventory, Level, Objective, Position, Resources, Topology, TopologyPolicy
 
 BOARD_W = 700
 MIB = 80 * 1024
@@ -37,7 +38,7 @@ class Case:
             self._join(rng, f"n{i}", count)
         self._occupy(rng)
         self.required = rng.random() < 0.7
-        self.level = rng.choice(("nvlink", "node", "leaf", "spine", "pool"))
+        self.level = rng.choice((Level.NVLINK, Level.NODE, Level.LEAF, Level.SPINE, Level.POOL))
         self.size = rng.randint(2, 5)
         self.cpu_milli = rng.choice((0, 0, 1000, 2000))
         self.least = rng.choice((None, None, rng.randint(1, self.size)))
@@ -61,7 +62,7 @@ class Case:
             self.fleet.scorer.upkeep(self.view)
         self.free = np.flatnonzero(self.fleet.up & (self.fleet.free_milli == 1000)).tolist()
         rows = np.arange(len(self.fleet))
-        self.groups = {level: groups_at(self.fleet, level, self.fleet.node[rows]).tolist() for level in SPANS[1:]}
+        self.groups = {level: groups_at(self.fleet, level, self.fleet.node[rows]).tolist() for level in LEVELS[1:]}
         self.groups["nvlink"] = [int(d) if d >= 0 else -1 - r for r, d in enumerate(self.fleet.domain[rows].tolist())]
         busy = [r for r in rows.tolist() if r not in self.free]
         self.drawn_w = Counter({leaf: BOARD_W * n for leaf, n in Counter(self.groups["leaf"][r] for r in busy).items()})
@@ -105,7 +106,7 @@ class Case:
     def slowest(self, rows: tuple[int, ...]) -> float:
         model = self.fleet.models.names[int(self.fleet.model[rows[0]])]
         pairs = combinations(rows, 2)
-        spans = [next(level for level in SPANS if self.groups[level][a] == self.groups[level][b]) for a, b in pairs]
+        spans = [next(level for level in LEVELS if self.groups[level][a] == self.groups[level][b]) for a, b in pairs]
         return min((link_gb_s(model, span) for span in spans), default=0.0)
 
     def best(self) -> tuple[int, dict[int, float]]:

@@ -11,11 +11,11 @@ from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.search.gang import cut, gap
 from libs.core.placement.search.links import LINKS, link_gb_s
-from libs.core.placement.search.topology import SPANS
 from libs.core.scheduling import preemption
 from libs.core.scheduling.reservation import reserve
 from libs.core.state.desired import desired
 from libs.core.state.fleet import Fleet, Index
+from libs.core.state.levels import LEVELS
 from libs.core.state.model import Shape, shape_of
 from libs.core.state.snapshot import dump, load
 from schemas import inbox
@@ -80,7 +80,7 @@ def names(fleet: Fleet, placed: Placed | Blocked) -> list[str]:
 
 def test_no_model_has_a_faster_link_at_a_wider_level():
     for model, links in LINKS.items():
-        rates = [links.at(level) for level in SPANS]
+        rates = [links.at(level) for level in LEVELS]
         assert rates == sorted(rates, reverse=True), model
         assert rates[-1] > 0
 
@@ -93,7 +93,7 @@ def test_no_model_has_a_faster_link_at_a_wider_level():
     ],
 )  # fmt: skip
 def test_link_rates_one_way(model, level, gb_s):
-    assert link_gb_s(model, level) == gb_s
+    assert link_gb_s(model, Level(level)) == gb_s
 
 
 def test_link_rates_agree_with_the_catalogue_of_accelerators():

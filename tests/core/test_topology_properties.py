@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.search.gang import gap
 from libs.core.placement.search.links import link_gb_s
-from libs.core.placement.search.topology import SPANS
 from libs.core.state.fleet import Fleet
+from libs.core.state.levels import LEVELS
 from libs.core.state.model import Shape, shape_of
 from schemas.jobs import JobSpec
 from schemas.resources import Claim, Device, Inventory, Level, Position, Resources, Role, Topology, TopologyPolicy
@@ -63,7 +63,7 @@ def levels_of(fleet: Fleet) -> dict[str, list[int]]:
 
 
 def pair_gb_s(fleet: Fleet, of: dict[str, list[int]], a: int, b: int) -> float:
-    level = next(level for level in SPANS if of[level][a] == of[level][b])
+    level = next(level for level in LEVELS if of[level][a] == of[level][b])
     return min(link_gb_s(fleet.models.names[int(fleet.model[row])], level) for row in (a, b))
 
 
@@ -146,9 +146,9 @@ def test_the_gap_tells_how_far_it_is_from_the_wish_and_from_an_empty_pool(fleet,
         return
     told, of = gap(view, shape, found), levels_of(fleet)
     rows = found.rows.tolist()
-    got = next(level for level in SPANS if within(of, rows, level))
+    got = next(level for level in LEVELS if within(of, rows, level))
     assert (told.wanted, told.level) == (level, got)
-    assert told.steps == max(0, SPANS.index(got) - SPANS.index(level))
+    assert told.steps == max(0, LEVELS.index(got) - LEVELS.index(level))
     fleet.free_milli[: len(fleet)] = 1000
     assert told.link_gb_s == found.link_gb_s
     assert told.best_link_gb_s == best_of(fleet, size, "pool")

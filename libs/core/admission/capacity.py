@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from libs.core.accelerators.precisions import computes
 from libs.core.placement import mig
 from libs.core.state.fleet import usable_mib
+from libs.core.state.levels import LEVELS
 from schemas.resources import NAMED_ONLY, Device, Inventory, Level
 
-LEVELS = ("nvlink", "node", "leaf", "spine", "zone", "pool")
-_NARROW = {Level.DEVICE: "node"}
-_GROUPED_BY = {"nvlink": "domain"}
 _ENDLESS = 1 << 62
 
 
@@ -39,6 +37,21 @@ class DeviceBlock:
     count: int
     possible: bool = False
     """MIG instances that are not there but could be, on a board that may be repartitioned if nothing ran on it."""
+
+    def group(self, level: Level) -> str:
+        """The group of `level` that they are in."""
+        match level:
+            case Level.NVLINK:
+                return self.domain
+            case Level.LEAF:
+                return self.leaf
+            case Level.SPINE:
+                return self.spine
+            case Level.ZONE:
+                return self.zone
+            case Level.POOL:
+                return ""
+        return self.node
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +81,7 @@ class Capacity:
     total: int
     left: tuple[tuple[str, int], ...]
     alone: dict[str, bool]
-    best: dict[str, tuple[int, str]]
-
-
-def level_of(level: Level) -> str:
-    """The level at which devices are grouped."""
-    return _NARROW.get(level, level.value)
+    best: dict[Level, tuple[int, str]]
 
 
 def blocks_of(inventory: Inventory, may_change: Container[str]) -> Iterable[DeviceBlock]:
@@ -156,18 +164,18 @@ def capacity_of(blocks: list[DeviceBlock], need: Need) -> Capacity:
         alone[name] = any(map(allows, blocks))
         fitting = [b for b in fitting if allows(b)]
         left.append((name, sum(b.count for b in fitting)))
-    best: dict[str, tuple[int, str]] = {}
+    best: dict[Level, tuple[int, str]] = {}
     for level in LEVELS:
         groups: Counter[tuple[str, str]] = Counter()
         room: dict[tuple[str, str], int] = {}
         for b in fitting:
-            if level == "nvlink" and not b.domain:  # each is an island of its own
+            if level is Level.NVLINK and not b.domain:  # each is an island of its own
                 groups["", b.model] = 1
                 continue
-            limit = _limit(b, need) if level == "nvlink" else room.get((b.node, b.model), _limit(b, need))
+            limit = _limit(b, need) if level is Level.NVLINK else room.get((b.node, b.model), _limit(b, need))
             served = min(b.count, limit)
             room[b.node, b.model] = limit - served
-            groups["" if level == "pool" else getattr(b, _GROUPED_BY.get(level, level)), b.model] += served
+            groups[b.group(level), b.model] += served
         best[level] = max(((count, model) for (_, model), count in groups.items()), default=(0, ""))
     return Capacity(sum(b.count for b in blocks), tuple(left), alone, best)
 

@@ -12,15 +12,16 @@ from libs.core.accelerators import catalog, vram
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.accelerators.precisions import computes
 from libs.core.accelerators.spelling import meant
-from libs.core.admission.capacity import LEVELS, Capacity, Need, level_of
+from libs.core.admission.capacity import Capacity, Need
 from libs.core.admission.demand import Demand
 from libs.core.admission.device_request import JOB, DeviceRequest, device_requests, with_demand
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.admission.unplaced import count_of, unplaced
+from libs.core.state.levels import beyond, grouped
 from libs.core.state.model import shape_of
 from schemas.jobs import JobSpec
-from schemas.resources import Precision, Resources, TopologyPolicy
+from schemas.resources import Level, Precision, Resources, TopologyPolicy
 
 KNOWN_MODELS = catalog.models() | {"A2", "H800", "MI210", "MI300A", "P100"}
 """Models that may be listed as an alternative although the pool has none of them."""
@@ -107,7 +108,7 @@ def _levels(job: JobSpec, requests: list[DeviceRequest]) -> Iterator[Refusal]:
     """Levels that placement does not tell from a node, of the job and of each role."""
     levels = {JOB: job.resources.topology.level} | {request.path: request.r.topology.level for request in requests}
     for path, level in levels.items():
-        if level_of(level) != level.value:
+        if grouped(level) is not level:
             yield refuse(
                 Why.TOPOLOGY, f"{path}.topology.level", level.value, "jobs are not placed by this level",
                 "use nvlink, node, leaf, spine, zone or pool",
@@ -263,7 +264,7 @@ def _roles(job: JobSpec, requests: list[DeviceRequest], fleet: FleetShape) -> It
                 f"this pool has {count_of(left, 'fitting ')} even when all are free", f"ask for at most {count_of(left)}",
             )  # fmt: skip
             continue
-        level = level_of(role.topology.level)
+        level = grouped(role.topology.level)
         most, model = capacity.best[level]
         if role.topology.policy is TopologyPolicy.REQUIRED and most < role.devices:
             yield refuse(
@@ -325,12 +326,12 @@ def _together(r: Resources, capacity: Capacity) -> Iterator[Refusal]:
     required = r.topology.policy is TopologyPolicy.REQUIRED
     if r.torus and not required:  # how many chips there are says little of boxes
         return
-    level = level_of(r.topology.level) if required else "pool"
+    level = grouped(r.topology.level) if required else Level.POOL
     most, model = capacity.best[level]
     least = _least(r)
     if most >= least:
         return
-    wider = next((x for x in LEVELS[LEVELS.index(level) :] if capacity.best[x][0] >= least), None)
+    wider = next((x for x in (level, *beyond(level)) if capacity.best[x][0] >= least), None)
     if wider is not None:
         yield refuse(
             Why.TOPOLOGY,

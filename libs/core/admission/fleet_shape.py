@@ -20,7 +20,7 @@ from libs.core.state import parts as state_parts
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.limits import Limits
-from libs.core.state.model import Shape
+from libs.core.state.model import NO_SPREAD, Shape
 from schemas import ledger as led
 from schemas.resources import Inventory
 
@@ -184,7 +184,7 @@ class FleetShape:
         """Why the placer would find no place for `shape` with every device free, however long it waits; None when it
         would, or when boards could be repartitioned into what is asked for (`repartitionable`). Remembered until devices
         change."""
-        key = replace(shape, contents=(), family="", spread=("", ""))
+        key = replace(shape, contents=(), family="", spread=NO_SPREAD)
         known = self._verdicts.get(key, _UNJUDGED)
         if isinstance(known, _Unjudged):
             if len(self._verdicts) >= _CACHED:

@@ -11,7 +11,6 @@ import numpy as np
 
 from libs.core.accelerators import catalog
 from libs.core.accelerators.vendors import tpu_boxes
-from libs.core.admission.capacity import LEVELS, level_of
 from libs.core.admission.fleet_shape import PATIENT, FleetShape
 from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.placement.answer import Blocked, BlockReason
@@ -19,6 +18,7 @@ from libs.core.placement.search.constraints import candidates, fitting
 from libs.core.placement.search.gang import role_shape
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import NOBODY
+from libs.core.state.levels import beyond, grouped
 from libs.core.state.model import RoleShape, Shape
 from schemas.resources import WHOLE_MILLI, Level
 
@@ -80,7 +80,7 @@ def _alone(shape: Shape, position: int, fleet: FleetShape) -> Iterator[Refusal]:
         fix = "name other types: chips of a TPU are granted as boxes of a torus, which a role cannot ask for"
     elif most or largest:
         fix = f"ask for at most {_number(most, 'group')}" if most else f"ask for groups of at most {count_of(largest)}"
-    within = f", each within one {level_of(Level(role.level))}" if role.required else ""
+    within = f", each within one {grouped(role.level).value}" if role.required else ""
     yield refuse(
         Why.TOPOLOGY if role.required else Why.CAPACITY, f"{_JOB}.roles.{position}",
         f"{role.name}: {_number(role.min_count, 'group')} of {count_of(role.devices)}",
@@ -104,7 +104,7 @@ def _groups(shape: Shape, role: RoleShape, fleet: FleetShape) -> tuple[int, int]
 def _only(shape: Shape, role: RoleShape, count: int) -> Shape:
     """`count` groups of one role anywhere in the pool."""
     roles = (replace(role, count=count, min_count=count),)
-    return replace(shape, roles=roles, devices=count * role.devices, level=Level.POOL.value, required=False)
+    return replace(shape, roles=roles, devices=count * role.devices, level=Level.POOL, required=False)
 
 
 def _box(shape: Shape, fleet: FleetShape) -> Refusal:
@@ -198,9 +198,8 @@ def _gang(shape: Shape, blocked: Blocked, fleet: FleetShape) -> Refusal:
 
 def _wider(shape: Shape, fleet: FleetShape) -> str:
     """The nearest wider level that would do."""
-    levels = LEVELS[LEVELS.index(shape.level) + 1 :]
-    level = next((name for name in levels if fleet.verdict(replace(shape, level=name)) is None), "pool")
-    return f"set topology.level to {level}, or policy to preferred, or ask for fewer devices"
+    fits = (level for level in beyond(shape.level) if fleet.verdict(replace(shape, level=level)) is None)
+    return f"set topology.level to {next(fits, Level.POOL).value}, or policy to preferred, or ask for fewer devices"
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:

@@ -15,9 +15,9 @@ import numpy as np
 from libs.core.accelerators import vram
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.search.constraints import fitting
-from libs.core.placement.search.topology import SPANS
 from libs.core.scheduling.limits import Tally
 from libs.core.state.fleet import Ints
+from libs.core.state.levels import beyond
 from libs.core.state.model import Job, Shape, State
 from schemas.queries import Removed
 
@@ -164,9 +164,8 @@ def _looser(shape: Shape) -> Iterator[tuple[str, Shape]]:
     """A wider topology: the next levels first, then no level at all."""
     if not shape.required:
         return
-    at = SPANS.index(shape.level) if shape.level in SPANS else 0
-    for level in SPANS[at + 1 : -1]:
-        yield f"set resources.topology.level to {level}", replace(shape, level=level)
+    for level in beyond(shape.level)[:-1]:
+        yield f"set resources.topology.level to {level.value}", replace(shape, level=level)
     yield "set resources.topology.policy to preferred", replace(shape, required=False, widen_us=0)
 
 

@@ -29,6 +29,8 @@ from libs.core.explain.start_estimate import counted, estimate_start, grace_s
 from libs.core.explain.waiting import jobs_ahead, open_view
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.context import context_of
+from libs.core.placement.search.links import slowest
+from libs.core.placement.search.topology import span_of
 from libs.core.placement.throughput import Chooser, Throughputs
 from libs.core.scheduling import cycle, limits, preemption
 from libs.core.scheduling.order import front, is_due
@@ -144,7 +146,7 @@ def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> PlanRepl
         where = _where(state, placed)
         text = f"it would run now, on {counted(len(placed.rows), 'device')} of {counted(len(where), 'node')}"
         return PlanReply(
-            verdict=PlanVerdict.NOW, text=text, nodes=where, level=placed.level, link_gb_s=placed.link_gb_s,
+            verdict=PlanVerdict.NOW, text=text, nodes=where, level=placed.level.value, link_gb_s=placed.link_gb_s,
             start_s=0.0, latest_s=0.0, start_basis="free now", ahead=ahead,
         )  # fmt: skip
     assert outcome is not None
@@ -197,7 +199,10 @@ def _exactly(view: View, job: Job, rows: Ints, context: Context) -> Placed:
     only = replace(view, blocked=np.ones(len(view.blocked), dtype=np.bool_))
     only.blocked[rows] = False
     placed = find(only, job.shape, context=context)
-    return placed if isinstance(placed, Placed) else Placed(rows, "")
+    if isinstance(placed, Placed):
+        return placed
+    level = span_of(view.fleet, rows)
+    return Placed(rows, level, slowest(view.fleet, rows, level))
 
 
 def _where(state: State, placed: Placed) -> tuple[PlannedNode, ...]:
@@ -226,7 +231,7 @@ def _by_preemption(state: State, choice: preemption.VictimChoice) -> dict[str, o
         "verdict": PlanVerdict.AFTER_PREEMPTION,
         "victims": victims,
         "nodes": _where(state, choice.placed),
-        "level": choice.placed.level,
+        "level": choice.placed.level.value,
         "link_gb_s": choice.placed.link_gb_s,
         "start_s": grace,
         "latest_s": grace,
@@ -244,7 +249,7 @@ def _later(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> dict[str,
         "start_s": found.start_s,
         "latest_s": found.latest_s,
         "nodes": _where(state, found.placed),
-        "level": found.placed.level,
+        "level": found.placed.level.value,
         "link_gb_s": found.placed.link_gb_s,
         "start_basis": found.basis,
     }

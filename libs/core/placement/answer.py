@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from libs.core.state.fleet import Ints
+from schemas.resources import Level
 
 
 class BlockReason(StrEnum):
@@ -53,7 +54,7 @@ class Placed:
     """
 
     rows: Ints
-    level: str
+    level: Level
     link_gb_s: float = 0.0
     roles: Ints | None = None
     node: int = -1

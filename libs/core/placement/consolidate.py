@@ -24,9 +24,10 @@ import numpy as np
 from libs.core.placement.answer import Placed
 from libs.core.placement.find import find
 from libs.core.placement.search.constraints import fitting
-from libs.core.placement.search.topology import SPANS, span_of, spans_at
+from libs.core.placement.search.topology import span_of, spans_at
 from libs.core.placement.view import NOBODY, View
 from libs.core.state.fleet import Bools, Ints
+from libs.core.state.levels import distance, grouped
 from libs.core.state.model import Shape
 from schemas.resources import WHOLE_MILLI
 
@@ -121,15 +122,10 @@ def _board(view: View, movers: list[Movable], block: Shape) -> _Board:
     moved = np.zeros(len(fleet.up), dtype=np.int64)
     np.add.at(moved, row, np.array([m.shape.milli for m in movers], dtype=np.int64)[mover])
     possible = fitting(view, block) & ~view.blocked & (view.held == NOBODY) & (view.free_milli + moved == WHOLE_MILLI)
-    group = np.where(possible, spans_at(fleet, _level(block), np.arange(len(fleet.up))), -1)
+    group = np.where(possible, spans_at(fleet, grouped(block.level), np.arange(len(fleet.up))), -1)
     free = possible & (view.free_milli == WHOLE_MILLI)
     inside = possible[row]
     return _Board(group, np.bincount(group[free], minlength=int(group.max(initial=0)) + 1), mover[inside], row[inside])
-
-
-def _level(block: Shape) -> str:
-    """The level at which groups are compared."""
-    return block.level if block.level in SPANS else "node"
 
 
 def _sets(
@@ -209,5 +205,5 @@ def _places(view: View, movers: list[Movable], block: Shape, group: Bools) -> tu
 
 
 def _span(view: View, rows: Ints) -> int:
-    """How far apart `rows` are: position in `SPANS` of the nearest level that holds them all."""
-    return SPANS.index(span_of(view.fleet, rows))
+    """How far apart `rows` are: the distance of the nearest level that holds them all."""
+    return distance(span_of(view.fleet, rows))

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from libs.core.placement.search.topology import nodes_near
 from libs.core.placement.view import Context, View, host_of
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
@@ -55,14 +56,8 @@ def spread_key(job: Job) -> SpreadKey:
 
 def nodes_kept_away(fleet: Fleet, job: Job, nodes: Iterable[int]) -> set[int]:
     """Codes of the nodes that share a group of `job`'s spread level with one of `nodes`; below a node it is the node."""
-    codes = np.fromiter(nodes, dtype=np.int64)
-    level = job.shape.spread[1]
-    if level == "pool":
-        return set(range(len(fleet.node_names)))
-    column = {"leaf": fleet.leaf, "spine": fleet.spine, "zone": fleet.zone}.get(level)
-    if column is None or len(codes) == 0:
-        return set(codes.tolist())
-    return set(np.flatnonzero(np.isin(column[: len(fleet.node_names)], column[codes])).tolist())
+    near = nodes_near(fleet, job.shape.spread[1], np.fromiter(nodes, dtype=np.int64))
+    return set(np.flatnonzero(near[: len(fleet.node_names)]).tolist())
 
 
 def reserve_host_resources(state: State, view: View) -> None:

@@ -21,7 +21,7 @@ from libs.core.placement.search.torus import place_box
 from libs.core.placement.view import NOBODY, Context, View, processors_among
 from libs.core.state.fleet import Fleet, Ints
 from libs.core.state.model import Shape
-from schemas.resources import WHOLE_MILLI, Device, Inventory, Objective
+from schemas.resources import WHOLE_MILLI, Device, Inventory, Level, Objective
 
 
 def find(view: View, shape: Shape, beneficiary: int = NOBODY, context: Context = Context()) -> Placed | Blocked:
@@ -97,7 +97,7 @@ def _single(view: View, rows: Ints) -> Placed:
     nodes, free_milli = view.fleet.node[rows], view.free_milli[rows]
     whole_on_node = np.bincount(nodes, weights=free_milli == WHOLE_MILLI).astype(np.int64)
     order = (free_milli * (whole_on_node.max() + 1) + whole_on_node[nodes]) * len(view.fleet.up) + rows
-    return Placed(rows[[int(np.argmin(order))]], "node")
+    return Placed(rows[[int(np.argmin(order))]], Level.NODE)
 
 
 def warm() -> None:

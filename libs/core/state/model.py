@@ -15,7 +15,7 @@ from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
 from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
-from schemas.resources import WHOLE_MILLI, Claim, Resources, Role, Span, TopologyPolicy
+from schemas.resources import WHOLE_MILLI, Claim, Level, Resources, Role, Span, TopologyPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,13 @@ class RoleShape:
     memory_mib: int
     cpu_milli: int
     host_mib: int
-    level: str
+    level: Level
     required: bool
     widen_us: int
+
+
+NO_SPREAD = ("", Level.NODE)
+"""The spread of a job that keeps away from no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Shape:
     memory_mib: int = 0
     milli: int = WHOLE_MILLI
     profile: str = ""
-    level: str = "node"
+    level: Level = Level.NODE
     required: bool = False
     labels: tuple[tuple[str, str], ...] = ()
     simulated: bool = False
@@ -62,7 +66,7 @@ class Shape:
     """Preferred topology: how long to wait for the level before widening."""
     roles: tuple[RoleShape, ...] = ()
     torus: tuple[int, ...] = ()
-    spread: tuple[str, str] = ("", "")
+    spread: tuple[str, Level] = NO_SPREAD
     """Anti-affinity: key and level."""
     contents: tuple[tuple[str, int], ...] = ()
     """Images and datasets: name and MiB."""
@@ -113,7 +117,7 @@ def shape_of(spec: JobSpec) -> Shape:
         memory_mib=r.memory_mib,
         milli=r.share_milli,
         profile=r.mig_profile,
-        level=r.topology.level.value,
+        level=r.topology.level,
         required=r.topology.policy is TopologyPolicy.REQUIRED,
         labels=tuple(sorted(r.labels.items())),
         simulated=spec.simulation is not None,
@@ -125,7 +129,7 @@ def shape_of(spec: JobSpec) -> Shape:
         widen_us=int(r.topology.widen_after_s * 1_000_000),
         roles=tuple(_group(role, r) for role in r.roles),
         torus=r.torus,
-        spread=(r.spread.key, r.spread.level.value) if r.spread else ("", ""),
+        spread=(r.spread.key, r.spread.level) if r.spread else NO_SPREAD,
         contents=tuple(sorted((c.name, c.size_mib) for c in r.contents)),
         objective=r.objective.value,
         family=r.family,
@@ -151,7 +155,7 @@ def _group(role: Role, r: Resources) -> RoleShape:
         memory_mib=role.memory_mib or r.memory_mib,
         cpu_milli=role.cpu_milli or r.cpu_milli,
         host_mib=role.host_memory_mib or r.host_memory_mib,
-        level=role.topology.level.value,
+        level=role.topology.level,
         required=role.topology.policy is TopologyPolicy.REQUIRED,
         widen_us=int(role.topology.widen_after_s * 1_000_000),
     )

@@ -14,6 +14,7 @@ from libs.core.placement.search.topology import allowed_levels, in_order, spans_
 from libs.core.placement.view import Context, Costs, View
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import Shape
+from schemas.resources import Level
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,7 +43,7 @@ def best_scored(view: View, shape: Shape, rows: Ints, context: Context, costs: N
     latency-critical request, a MIG instance, or a gang that no single node holds."""
     if view.scorer is None or context.fast or shape.profile or shape.torus or not len(rows):
         return None
-    level = "node"
+    level = Level.NODE
     if shape.devices > 1:
         together = _together(view.fleet, shape, rows, context)
         if together is None:
@@ -64,37 +65,37 @@ def best_scored(view: View, shape: Shape, rows: Ints, context: Context, costs: N
         return Placed(chosen, level, slowest(view.fleet, chosen, level) if shape.devices > 1 else 0.0)
     free = view.free_milli[here]
     wanted = here[free == pick[node]]
-    return Placed(wanted[:1] if len(wanted) else here[[int(np.argmin(free))]], "node")
+    return Placed(wanted[:1] if len(wanted) else here[[int(np.argmin(free))]], Level.NODE)
 
 
-def _together(fleet: Fleet, shape: Shape, rows: Ints, context: Context) -> tuple[str, Ints] | None:
+def _together(fleet: Fleet, shape: Shape, rows: Ints, context: Context) -> tuple[Level, Ints] | None:
     """The nearest level within a node, and those of `rows` that lie where the gang fits in one group of it; None also
     where a fabric that joins nodes holds it over faster links than one node does."""
     levels = allowed_levels(shape, context)
-    for level in ("nvlink", "node"):
+    for level in (Level.NVLINK, Level.NODE):
         if level not in levels:
             return None
         codes = _of_one_model(fleet, level, rows)
         enough = np.bincount(codes)[codes] >= shape.devices
         if enough.any():
             return level, rows[enough]
-        if level == "nvlink" and (fleet.domain[rows] >= 0).any():
+        if level is Level.NVLINK and (fleet.domain[rows] >= 0).any():
             wide = _by_model(fleet, rows, spans_at(fleet, level, rows, within=levels[-1]))
             if (np.bincount(wide) >= shape.devices).any():
                 return None
     return None
 
 
-def _of_one_model(fleet: Fleet, level: str, rows: Ints) -> Ints:
+def _of_one_model(fleet: Fleet, level: Level, rows: Ints) -> Ints:
     """Codes (shape (n,)) of the groups of `level` within a node, each of one device model."""
-    return _by_model(fleet, rows, spans_at(fleet, level, rows, within="node"))
+    return _by_model(fleet, rows, spans_at(fleet, level, rows, within=Level.NODE))
 
 
 def _by_model(fleet: Fleet, rows: Ints, codes: Ints) -> Ints:
     return codes * len(fleet.models) + fleet.model[rows]
 
 
-def _lowest(fleet: Fleet, level: str, rows: Ints, need: int) -> Ints:
+def _lowest(fleet: Fleet, level: Level, rows: Ints, need: int) -> Ints:
     """The `need` devices of lowest index in the fullest group of `level` that holds them, all of one model."""
     codes = _of_one_model(fleet, level, rows)
     totals = np.bincount(codes)
@@ -121,7 +122,7 @@ def on_processors(view: View, shape: Shape, context: Context) -> Placed | Blocke
     cost = known[nodes] if known is not None else np.full(len(nodes), np.inf)
     if not np.isfinite(cost).any():
         cost = view.free_cpu[nodes].astype(np.float64)
-    return Placed(np.zeros(0, dtype=np.int64), "node", node=int(nodes[int(np.argmin(cost))]))
+    return Placed(np.zeros(0, dtype=np.int64), Level.NODE, node=int(nodes[int(np.argmin(cost))]))
 
 
 def _nodes_up(fleet: Fleet) -> Bools:

@@ -16,10 +16,11 @@ from libs.core.accelerators.precisions import computes
 from libs.core.accelerators.vendors import sharable
 from libs.core.placement.answer import BlockReason
 from libs.core.placement.search.sieve import first_of_each, members, open_devices, served
+from libs.core.placement.search.topology import nodes_near
 from libs.core.placement.view import NOBODY, Context, View, host_part
 from libs.core.state.fleet import Bools, Fleet, Ints
 from libs.core.state.model import Shape
-from schemas.resources import WHOLE_MILLI, Runtime
+from schemas.resources import WHOLE_MILLI, Level, Runtime
 
 T = TypeVar("T")
 EACH = -1
@@ -243,18 +244,10 @@ def _named_processors(fleet: Fleet, shape: Shape, code: int) -> Ints:
     return np.flatnonzero((fleet.runtime == code) & np.isin(fleet.model, models))
 
 
-def _apart(fleet: Fleet, avoid: tuple[int, ...], level: str) -> Bools:
+def _apart(fleet: Fleet, avoid: tuple[int, ...], level: Level) -> Bools:
     """Devices that share no group of `level` with the nodes `avoid`; levels below a node keep clear of the whole node."""
-    codes = np.array(avoid, dtype=np.int64)
-    near = np.zeros(len(fleet.leaf), dtype=np.bool_)
-    near[codes] = True
-    if level == "pool":
-        near[:] = True
-    column = {"leaf": fleet.leaf, "spine": fleet.spine, "zone": fleet.zone}.get(level)
-    if column is not None:
-        near |= np.isin(column, column[codes])
-    taken = near[fleet.node]
-    if level == "nvlink":  # a fabric may span nodes
+    taken = nodes_near(fleet, level, np.array(avoid, dtype=np.int64))[fleet.node]
+    if level is Level.NVLINK:  # a fabric may span nodes
         islands = np.unique(fleet.domain[taken & fleet.up])
         taken |= np.isin(fleet.domain, islands[islands >= 0])
     return ~taken

@@ -24,7 +24,6 @@ from libs.core.placement.search.constraints import EACH, candidates, fitting, fi
 from libs.core.placement.search.links import link_gb_s, slowest
 from libs.core.placement.search.models import models_in_order
 from libs.core.placement.search.topology import (
-    SPANS,
     allowed_levels,
     below,
     confined,
@@ -37,8 +36,9 @@ from libs.core.placement.search.topology import (
 )
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.levels import LEVELS, distance, grouped
 from libs.core.state.model import RoleShape, Shape
-from schemas.resources import Span
+from schemas.resources import Level, Span
 
 _ORDERS = 6
 """Orders of the roles that are tried per group of the job's level."""
@@ -122,11 +122,10 @@ def usable_of(fleet: Fleet, shape: Shape, rows: Ints) -> Bools:
 
 def gap(view: View, shape: Shape, placed: Placed) -> Span:
     """How much worse `placed` is than requested, and than the best of the same size and models on the empty pool."""
-    wanted = "node" if shape.level == "device" else shape.level
-    steps = max(0, SPANS.index(placed.level) - SPANS.index(wanted))
+    steps = max(0, distance(placed.level) - distance(shape.level))
     return Span(
-        level=placed.level,
-        wanted=wanted,
+        level=placed.level.value,
+        wanted=grouped(shape.level).value,
         widened=steps > 0,
         steps=steps,
         link_gb_s=placed.link_gb_s,
@@ -139,7 +138,7 @@ def _best_link(view: View, shape: Shape, placed: Placed) -> float:
     searching it costs as much as a decision. Nothing beats neighbours: a slice of a torus, or the nearest level."""
     fleet = view.fleet
     models = tuple(np.unique(fleet.model[placed.rows]).tolist())
-    nearest = min(link_gb_s(fleet.models.names[model], SPANS[0]) for model in models)
+    nearest = min(link_gb_s(fleet.models.names[model], LEVELS[0]) for model in models)
     if shape.torus or placed.link_gb_s >= nearest:
         return placed.link_gb_s
     sizes = (len(placed.rows),) if placed.roles is None else tuple(np.bincount(placed.roles).tolist())
@@ -246,11 +245,11 @@ class _Nest:
         for group in np.flatnonzero(enough)[np.argsort(totals[enough], kind="stable")].tolist():
             yield codes == group
 
-    def _inner(self, request: Shape) -> tuple[str, ...]:
+    def _inner(self, request: Shape) -> tuple[Level, ...]:
         """The levels that one group of a role may span; a single device needs no link, so no island either."""
         return allowed_levels(request, self.context)
 
-    def _pack(self, inside: Ints, counts: Counts, level: str) -> Placed | None:
+    def _pack(self, inside: Ints, counts: Counts, level: Level) -> Placed | None:
         """All roles on the devices `inside`, the largest groups first, then in other orders."""
         largest_first = sorted(
             (i for i, n in enumerate(counts) if n),
@@ -306,22 +305,22 @@ class _Nest:
                 left = min(left, cap.devices - others)
         return left
 
-    def _placed(self, taken: dict[int, Ints], level: str) -> Placed:
+    def _placed(self, taken: dict[int, Ints], level: Level) -> Placed:
         """Rank order: role by role as the job lists them, group by group, neighbours together."""
         order = sorted(taken)
         rows = np.concatenate([taken[i] for i in order])
         roles = np.concatenate([np.full(len(taken[i]), i, dtype=np.int64) for i in order])
-        span = span_of(self.view.fleet, rows) if len(rows) > 1 else "node"
-        return Placed(rows, min(level, span, key=SPANS.index), slowest(self.view.fleet, rows, span), roles)
+        span = span_of(self.view.fleet, rows) if len(rows) > 1 else Level.NODE
+        return Placed(rows, min(level, span, key=distance), slowest(self.view.fleet, rows, span), roles)
 
 
-def pack_groups(fleet: Fleet, rows: Ints, size: int, count: int, levels: tuple[str, ...]) -> Ints | None:
+def pack_groups(fleet: Fleet, rows: Ints, size: int, count: int, levels: tuple[Level, ...]) -> Ints | None:
     """`count` groups of `size` of `rows`, each within one group of the nearest of `levels` that still has room.
 
     Returns rows of shape (count * size,), group by group along the tree; None when fewer groups fit.
     """
     if size == 1:
-        return in_order(fleet, fill(fleet, rows, count, below("pool"))) if len(rows) >= count else None
+        return in_order(fleet, fill(fleet, rows, count, below(Level.POOL))) if len(rows) >= count else None
     groups: list[Ints] = []
     left = count
     for level in levels:
@@ -360,10 +359,10 @@ def _fill_slots(fleet: Fleet, rows: Ints, units: Ints, totals: Ints, need: int) 
     """Which slots to take: level by level the sub-groups with the most slots whole, then the tightest for the rest."""
     open_ = np.arange(len(rows))
     picked: list[Ints] = []
-    for level in ("zone", "spine", "leaf", "unit"):
+    for level in (Level.ZONE, Level.SPINE, Level.LEAF, None):  # None: the groups that the slots stand for
         if need == len(open_):
             break
-        key = units[open_] if level == "unit" else spans_at(fleet, level, rows[open_])
+        key = units[open_] if level is None else spans_at(fleet, level, rows[open_])
         sums = np.bincount(key)
         order = np.argsort(-sums, kind="stable")
         whole = order[: int(np.searchsorted(np.cumsum(sums[order]), need))]
@@ -371,7 +370,7 @@ def _fill_slots(fleet: Fleet, rows: Ints, units: Ints, totals: Ints, need: int) 
         others = order[len(whole) :]
         others = others[sums[others] >= rest]
         ties = others[sums[others] == sums[others].min()]
-        last = ties[int(np.argmin(totals[ties]))] if level == "unit" else ties[0]
+        last = ties[int(np.argmin(totals[ties]))] if level is None else ties[0]
         picked.append(open_[np.isin(key, whole)])
         open_, need = open_[key == last], rest
     picked.append(open_[:need])

@@ -15,6 +15,7 @@ import numpy as np
 
 from libs.core.accelerators.catalog import find_model
 from libs.core.state.fleet import Fleet, Ints
+from schemas.resources import Level
 
 ACROSS_SPINES = 0.5
 """Share of the port's rate between two spines of a zone. Assumed: a core layer of half the bandwidth."""
@@ -37,16 +38,16 @@ class Links:
     node: float
     port: float
 
-    def at(self, level: str) -> float:
+    def at(self, level: Level) -> float:
         """The slowest rate between two devices whose narrowest common level is `level`."""
-        if level == "nvlink":
+        if level is Level.NVLINK:
             return self.fabric or self.node
-        if level == "node":
+        if level is Level.NODE:
             return self.node
         return self.port * _SHARE[level]
 
 
-_SHARE = {"leaf": 1.0, "spine": 1.0, "zone": ACROSS_SPINES, "pool": ACROSS_ZONES}
+_SHARE = {Level.LEAF: 1.0, Level.SPINE: 1.0, Level.ZONE: ACROSS_SPINES, Level.POOL: ACROSS_ZONES}
 UNKNOWN = Links(0.0, 0.0, 0.0)
 
 _PORTS = {
@@ -90,12 +91,12 @@ LINKS = _NOT_IN_CATALOGUE | {model: _links(model, port) for model, port in _PORT
 """Models by the short name that jobs use."""
 
 
-def link_gb_s(model: str, level: str) -> float:
+def link_gb_s(model: str, level: Level) -> float:
     """GB/s one way between two devices of `model` that share `level` and nothing narrower; 0 when unknown."""
     return LINKS.get(model, UNKNOWN).at(level)
 
 
-def slowest(fleet: Fleet, rows: Ints, level: str) -> float:
+def slowest(fleet: Fleet, rows: Ints, level: Level) -> float:
     """GB/s one way of the slowest link between two of the devices `rows` (shape (n,)) whose span is `level`.
 
     When the gang is not of one island, each device is joined to one of another group of its widest level, so the

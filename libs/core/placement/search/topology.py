@@ -9,6 +9,7 @@ demand.
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -16,14 +17,13 @@ from libs.core.placement.answer import Placed
 from libs.core.placement.search.links import slowest
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.levels import LEVELS, NODE_LEVELS, beyond, grouped, up_to
 from libs.core.state.model import Shape
-from schemas.resources import WHOLE_MILLI
+from schemas.resources import WHOLE_MILLI, Level
 
-LEVELS = ("node", "leaf", "spine", "zone", "pool")
-"""Levels that are groups of nodes."""
-SPANS = ("nvlink", *LEVELS)
-"""All levels, nearest first."""
-_NARROW = {"device": "node"}
+Tier = Level | Literal["fabric"]
+"""What `fill` takes sub-groups of: those of a level, or the fabrics of several nodes, which stand between leaf and node."""
+_INSIDE_NODES: tuple[Tier, ...] = ("fabric", Level.NODE)
 
 
 def place_gang(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | None:
@@ -46,13 +46,13 @@ def place_elastic(view: View, shape: Shape, options: list[Ints], most: list[int]
 def _place(fleet: Fleet, shape: Shape, rows: Ints, need: int, context: Context) -> Placed | None:
     levels = allowed_levels(shape, context)
     for level in levels:
-        if level == "nvlink" and need > 1 and not (fleet.domain[rows] >= 0).any():
+        if level is Level.NVLINK and need > 1 and not (fleet.domain[rows] >= 0).any():
             continue  # no islands at all
         codes = spans_at(fleet, level, rows, within=levels[-1])
         inside = tightest(fleet, level, rows, codes, need)
         if inside is not None:
             chosen = in_order(fleet, fill(fleet, rows[inside], need, below(level)))
-            return Placed(chosen, level if need > 1 else "node", slowest(fleet, chosen, level))
+            return Placed(chosen, level if need > 1 else Level.NODE, slowest(fleet, chosen, level))
     return None
 
 
@@ -64,10 +64,9 @@ def largest(fleet: Fleet, shape: Shape, rows: Ints, context: Context) -> int:
     return int(np.bincount(spans_at(fleet, levels[-1], rows, within=levels[-1])).max())
 
 
-def allowed_levels(shape: Shape, context: Context = Context()) -> tuple[str, ...]:
+def allowed_levels(shape: Shape, context: Context = Context()) -> tuple[Level, ...]:
     """The levels that the gang may span now, nearest first."""
-    widest = SPANS.index(_NARROW.get(shape.level, shape.level)) if confined(shape, context) else len(SPANS) - 1
-    return SPANS[: widest + 1]
+    return up_to(shape.level) if confined(shape, context) else LEVELS
 
 
 def confined(shape: Shape, context: Context) -> bool:
@@ -75,30 +74,31 @@ def confined(shape: Shape, context: Context) -> bool:
     return shape.required or context.waited_us < shape.widen_us
 
 
-def below(level: str) -> tuple[str, ...]:
+def below(level: Level) -> tuple[Tier, ...]:
     """What a group of `level` is made of, level by level, widest first. An island is made of nodes; above the node a
     fabric of several nodes keeps together, and a node's own islands come last."""
-    if level == "nvlink":
-        return ("node",)
-    return (*LEVELS[1 : LEVELS.index(level)][::-1], *("fabric", "node")[: LEVELS.index(level) * 2], "nvlink")
+    if level is Level.NVLINK:
+        return (Level.NODE,)
+    between = NODE_LEVELS[1 : NODE_LEVELS.index(level)]
+    return (*reversed(between), *(() if level is Level.NODE else _INSIDE_NODES), Level.NVLINK)
 
 
-def span_of(fleet: Fleet, rows: Ints) -> str:
+def span_of(fleet: Fleet, rows: Ints) -> Level:
     """The nearest level that holds all of `rows` (shape (n,))."""
-    return next(level for level in SPANS if len(np.unique(spans_at(fleet, level, rows))) == 1)
+    return next(level for level in LEVELS if len(np.unique(spans_at(fleet, level, rows))) == 1)
 
 
-def spans_at(fleet: Fleet, level: str, rows: Ints, within: str = "pool") -> Ints:
+def spans_at(fleet: Fleet, level: Level, rows: Ints, within: Level = Level.POOL) -> Ints:
     """The group code at `level` of each device of `rows` (shape (n,)); codes are not below 0.
 
     A device without NVLink is an island of its own. A fabric that reaches beyond one group of `within` counts as one
     island in each.
     """
-    if level != "nvlink":
+    if level is not Level.NVLINK:
         return groups_at(fleet, level, fleet.node[rows])
     domain = fleet.domain[rows]
     islands = np.where(domain >= 0, domain, len(fleet.domains) + rows)
-    if within in ("nvlink", "pool"):
+    if within in (Level.NVLINK, Level.POOL):
         return islands
     outer = groups_at(fleet, within, fleet.node[rows])
     last = np.zeros(int(islands.max(initial=0)) + 1, dtype=np.int64)
@@ -109,17 +109,39 @@ def spans_at(fleet: Fleet, level: str, rows: Ints, within: str = "pool") -> Ints
     return codes
 
 
-def groups_at(fleet: Fleet, level: str, nodes: Ints) -> Ints:
-    """The group code of each node at a level of `LEVELS`; the pool is one group."""
-    if level == "node":
-        return nodes
-    if level == "pool":
-        return np.zeros(len(nodes), dtype=np.int64)
-    codes: Ints = {"leaf": fleet.leaf, "spine": fleet.spine, "zone": fleet.zone}[level]
-    return codes[nodes]
+def groups_at(fleet: Fleet, level: Level, nodes: Ints) -> Ints:
+    """The group code of each node at a level of `NODE_LEVELS`; the pool is one group."""
+    match level:
+        case Level.NODE:
+            return nodes
+        case Level.LEAF:
+            return fleet.leaf[nodes]
+        case Level.SPINE:
+            return fleet.spine[nodes]
+        case Level.ZONE:
+            return fleet.zone[nodes]
+        case Level.POOL:
+            return np.zeros(len(nodes), dtype=np.int64)
+    raise ValueError(f"nodes are not grouped by {level}")
 
 
-def tightest(fleet: Fleet, level: str, rows: Ints, codes: Ints, need: int) -> Bools | None:
+def nodes_near(fleet: Fleet, level: Level, nodes: Ints) -> Bools:
+    """The nodes (mask of shape (N,)) that share a group of `level` with one of `nodes`; below a node it is the node itself."""
+    near = np.zeros(len(fleet.leaf), dtype=np.bool_)
+    near[nodes] = True
+    if grouped(level) in (Level.NVLINK, Level.NODE):
+        return near
+    codes = groups_at(fleet, level, np.arange(len(near)))
+    return np.isin(codes, codes[nodes])
+
+
+def _single(fleet: Fleet, level: Level) -> bool:
+    """Whether all nodes are in one group of `level`."""
+    named = {Level.LEAF: fleet.leaves, Level.SPINE: fleet.spines, Level.ZONE: fleet.zones}
+    return level in named and len(named[level]) == 1
+
+
+def tightest(fleet: Fleet, level: Level, rows: Ints, codes: Ints, need: int) -> Bools | None:
     """Which of `rows` are in the group with the fewest devices that holds `need` (mask of shape (n,)); None: no group.
 
     Of equal groups the one in the fullest node, leaf, spine and zone, then that of the lowest code.
@@ -129,10 +151,10 @@ def tightest(fleet: Fleet, level: str, rows: Ints, codes: Ints, need: int) -> Bo
     if len(enough) == 0:
         return None
     best = enough[totals[enough] == totals[enough].min()]
-    for wider in SPANS[SPANS.index(level) + 1 : -1]:
+    for wider in beyond(level)[:-1]:
         if len(best) == 1:
             break
-        if wider != "node" and len({"leaf": fleet.leaves, "spine": fleet.spines, "zone": fleet.zones}[wider]) == 1:
+        if _single(fleet, wider):
             continue
         parents = groups_at(fleet, wider, fleet.node[rows])
         parent_of = np.zeros(len(totals), dtype=np.int64)
@@ -143,7 +165,7 @@ def tightest(fleet: Fleet, level: str, rows: Ints, codes: Ints, need: int) -> Bo
     return inside
 
 
-def fill(fleet: Fleet, rows: Ints, need: int, levels: tuple[str, ...]) -> Ints:
+def fill(fleet: Fleet, rows: Ints, need: int, levels: tuple[Tier, ...]) -> Ints:
     """`need` of `rows`, from as few sub-groups as can be, level by level (widest first): the emptiest ones whole, then
     the tightest one that holds the remainder."""
     if len(rows) == need:

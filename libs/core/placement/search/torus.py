@@ -24,9 +24,9 @@ from libs.core.placement.answer import Placed
 from libs.core.placement.search.topology import allowed_levels, groups_at
 from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Bools, Fleet, Ints
+from libs.core.state.levels import NODE_LEVELS
 from libs.core.state.model import Shape
-
-_LEVELS = ("node", "leaf", "spine", "zone")
+from schemas.resources import Level
 
 
 def place_box(view: View, shape: Shape, rows: Ints, context: Context) -> Placed | None:
@@ -41,7 +41,7 @@ def place_box(view: View, shape: Shape, rows: Ints, context: Context) -> Placed 
         return None
     rows = rows[fleet.torus[rows] >= 0]
     widest = allowed_levels(shape, context)[-1]
-    groups = groups_at(fleet, "pool" if widest == "nvlink" else widest, fleet.node[rows])
+    groups = groups_at(fleet, Level.POOL if widest is Level.NVLINK else widest, fleet.node[rows])
     places, free = np.unique(np.stack([fleet.torus[rows], groups]), axis=1, return_counts=True)
     by_fullest = sorted(
         zip(free.tolist(), *places.tolist(), strict=True), key=lambda t: (t[0], fleet.tori.names[t[1]], t[2])
@@ -219,13 +219,10 @@ def _host_shape(fleet: Fleet, grid: Ints) -> tuple[int, ...] | None:
     return None if split else host
 
 
-def _level(fleet: Fleet, rows: Ints) -> str:
+def _level(fleet: Fleet, rows: Ints) -> Level:
     """The narrowest level of the topology tree that holds `rows`."""
     nodes = fleet.node[rows]
-    for level, codes in zip(_LEVELS, (nodes, fleet.leaf[nodes], fleet.spine[nodes], fleet.zone[nodes]), strict=True):
-        if len(np.unique(codes)) == 1:
-            return level
-    return "pool"
+    return next(level for level in NODE_LEVELS if len(np.unique(groups_at(fleet, level, nodes))) == 1)
 
 
 def _slowest_gb_s(model: Accelerator, rows: Ints) -> float:
