@@ -157,3 +157,16 @@ async def test_closing_drops_what_is_half_saved(world: World) -> None:
     assert await made.load(list) is None
     assert made.due(1)
     assert GENESIS.seq == 0
+
+
+async def test_a_state_that_cannot_be_written_down_is_a_failed_save_and_ends_nothing(world: World) -> None:
+    def parts() -> Iterable[bytes]:
+        yield b"first"
+        raise TypeError("not serializable")
+
+    made = SnapshotSaver(SnapshotStore(world.js, POOL), "x", 1, every=1)
+    await made.save(Head(0, ""), 1, parts())
+    assert (made.counters.saved, made.counters.failed) == (0, 1)
+    made.start(Head(0, ""), 1, parts())
+    await until(lambda: made.counters.failed == 2)
+    assert await made.load(list) is None
