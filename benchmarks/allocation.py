@@ -328,7 +328,7 @@ def _picture(part: dict[str, Any]) -> str:
         found = [part["lists"][name][measure] for name in rows]
         marks = [chart.Marks("Baton", [f["baton"] for f in found], strong=True)]
         marks += [chart.Marks(p, [f.get(p) for f in found]) for p in POLICIES]
-        return chart.dots(x, 56, 600, caption, unit, rows, marks)
+        return chart.dots(x, 56, 600, caption, unit, rows=rows, marks=marks)
 
     left = panel(0, "allocation_100", "GPUs allocated when 100 % have been asked for", "% of GPUs; more is better")
     right = panel(

@@ -37,7 +37,7 @@ def page(width: float, height: float, title: str, panels: Sequence[str]) -> str:
 
 
 def log_log(
-    x: float, y: float, width: float, height: float, caption: str, axes: tuple[str, str], lines: Sequence[Line]
+    x: float, y: float, width: float, height: float, caption: str, *, axes: tuple[str, str], lines: Sequence[Line]
 ) -> str:
     """Lines on two logarithmic axes; each is named at its right end."""
     xs = [p[0] for line in lines for p in line.points]
@@ -72,7 +72,9 @@ def log_log(
     return "\n".join(out)
 
 
-def dots(x: float, y: float, width: float, caption: str, unit: str, rows: Sequence[str], marks: Sequence[Marks]) -> str:
+def dots(
+    x: float, y: float, width: float, caption: str, unit: str, *, rows: Sequence[str], marks: Sequence[Marks]
+) -> str:
     """One row per name, one dot per series on a linear axis: where differences matter and zero does not."""
     values = [v for m in marks for v in m.values if v is not None]
     low, high = math.floor(min(values)) - 1, math.ceil(max(values)) + 1

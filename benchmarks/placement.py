@@ -501,8 +501,8 @@ def _picture(result: dict[str, Any]) -> str:
     by_size = partial(chart.log_log, 0, 50, 560, 380, "One decision, by devices of the pool")
     by_queue = partial(chart.log_log, 540, 50, 500, 380, "One cycle on 6,212 GPUs, by waiting jobs")
     left = by_size(
-        ("devices", "ms of CPU, mean"),
-        [
+        axes=("devices", "ms of CPU, mean"),
+        lines=[
             line("one device, full", "full"),
             line("one device, fast", "fast"),
             line("gang of 64", "gang_64"),
@@ -510,7 +510,7 @@ def _picture(result: dict[str, Any]) -> str:
         ],
     )
     cycle = chart.Line("cycle", [(c["waiting"], c["cpu_mean_ms"]) for c in result["growth_waiting"]])
-    right = by_queue(("waiting jobs", "ms of CPU, mean"), [cycle])
+    right = by_queue(axes=("waiting jobs", "ms of CPU, mean"), lines=[cycle])
     cores = f"{result['machine']['cpu']}, {result['machine']['commit']}"
     return chart.page(1040, 440, f"What placement costs ({cores})", [left, right])
 

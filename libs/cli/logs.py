@@ -13,6 +13,7 @@ from libs.client import Baton
 
 def command(
     job: JobArgument,
+    *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     rank: Annotated[int, typer.Option("--rank", "-r", min=0, help="Which process of the gang.")] = 0,
     attempt: Annotated[int, typer.Option("--attempt", min=0, help="Which attempt; 0 is the latest.")] = 0,

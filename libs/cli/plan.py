@@ -39,6 +39,7 @@ _REMOVED = [
 
 def command(
     file: Annotated[str, typer.Option("--file", "-f", help="Job file, `-` for stdin; see docs/job-spec.md.")],
+    *,
     steps: Annotated[
         float | None, typer.Option("--steps", min=1, help="Training steps to do: for time and cost, where measured.")
     ] = None,

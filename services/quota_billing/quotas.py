@@ -64,7 +64,9 @@ async def apply_file(
         number = int(remembered.get("number", 0)) + 1
         cause = f"teams:{pool}:{number}"
         dumped = {team: None if limits is None else limits.dump() for team, limits in wanted.items()}
-        messages = [_changed(pool, team, limits, cause, f"{team}={dumped[team]}") for team, limits in changes.items()]
+        messages = [
+            _changed(pool, team, limits, cause, key=f"{team}={dumped[team]}") for team, limits in changes.items()
+        ]
         await outbox.publish_many(messages)
         await cursors.save(name, {"number": number, "limits": dumped})
         log.info("quotas of %d teams follow the file", len(changes))
@@ -76,6 +78,7 @@ def _changed(
     team: str,
     limits: Limits | None,
     cause: str,
+    *,
     key: str = "",
     correlation: str = "",
     user: str = "",

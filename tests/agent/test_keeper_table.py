@@ -18,7 +18,7 @@ def held() -> Table:
 
 
 def enter(held: Table, id: str = "n0/a.1", incarnation: int = 7, now: float = 1.0) -> HeldAttempt:
-    return held.enter(id, "n0", incarnation, {}, "", now)
+    return held.enter(id, "n0", incarnation, {}, "", now=now)
 
 
 def test_an_attempt_needs_a_life_with_a_lease_that_holds(held):

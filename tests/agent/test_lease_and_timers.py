@@ -154,7 +154,7 @@ def test_the_keeper_ends_each_attempt_at_its_own_deadline_and_what_is_kept_never
     table.begin("n", 1)
     table.until("n", 1, 100.0, 0.0)
     for name, early in (("short", 70.0), ("long", 0.0), ("kept", None)):
-        table.enter(name, "n", 1, {}, "", 1.0, early).state = RUNNING
+        table.enter(name, "n", 1, {}, "", now=1.0, early=early).state = RUNNING
     assert table.over(29.9) == []
     assert table.next_deadline(1.0) == 30.0
     assert [a.id for a in table.over(30.0)] == ["short"]
@@ -164,7 +164,7 @@ def test_the_keeper_ends_each_attempt_at_its_own_deadline_and_what_is_kept_never
     assert not table.unwanted(500.0)
     table.until("n", 1, 700.0, 500.0)
     assert [a.id for a in table.over(600.0)] == ["short", "long"], "the life goes on for what is kept alone"
-    table.enter("new", "n", 1, {}, "", 600.0).state = RUNNING
+    table.enter("new", "n", 1, {}, "", now=600.0).state = RUNNING
     assert "new" not in [a.id for a in table.over(600.0)]
 
 
@@ -172,7 +172,7 @@ def test_without_kept_work_a_lease_that_has_ended_never_revives() -> None:
     table = Table()
     table.begin("n", 1)
     table.until("n", 1, 100.0, 0.0)
-    table.enter("one", "n", 1, {}, "", 1.0).state = RUNNING
+    table.enter("one", "n", 1, {}, "", now=1.0).state = RUNNING
     table.until("n", 1, 200.0, 100.0)
     assert [a.id for a in table.over(101.0)] == ["one"]
     assert table.unwanted(101.0)

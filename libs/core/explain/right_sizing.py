@@ -164,10 +164,10 @@ def _cheaper_model(case: _Request) -> Iterator[RightSize]:
     """The cheapest per step of the pool's other models that holds it and ends within its time limit."""
     r, price, chosen = case.spec.resources, case.price, case.chosen
     names = [k.billed for k in case.kinds if k.memory_mib >= case.memory_mib and k.profile == r.mig_profile]
-    now, *_ = choose(case.table, price, r.family, r.devices, [chosen], "cost", case.steps)
+    now, *_ = choose(case.table, price, r.family, r.devices, [chosen], "cost", steps=case.steps)
     if now.micros_per_step is None or not now.steps_per_s:
         return
-    for best in choose(case.table, price, r.family, r.devices, names, "cost", case.steps):
+    for best in choose(case.table, price, r.family, r.devices, names, "cost", steps=case.steps):
         if best.micros_per_step is None or not best.steps_per_s or best.micros_per_step >= now.micros_per_step:
             return
         if best.model == chosen or not case.in_time(best.steps_per_s) or not case.possible(best.model, r.devices):

@@ -127,6 +127,7 @@ def choose(
     counts: Mapping[str, int] | int,
     models: Sequence[str],
     objective: str,
+    *,
     steps: float | None = None,
 ) -> list[ModelChoice]:
     """`models`, the best for `objective` first; ties and what is unknown in the listed order, the unknown last.

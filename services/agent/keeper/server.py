@@ -221,8 +221,8 @@ class Keeper:
                 int(told["incarnation"]),
                 told["about"],
                 told.get("group") or "",
-                now(),
-                told.get("early", 0.0),
+                now=now(),
+                early=told.get("early", 0.0),
             )
         except StartRefused as e:
             self._say(

@@ -105,7 +105,7 @@ class Table:
             life.until = until
 
     def enter(
-        self, id: str, node: str, incarnation: int, about: Note, group: str, now: float, early: float | None = 0.0
+        self, id: str, node: str, incarnation: int, about: Note, group: str, *, now: float, early: float | None = 0.0
     ) -> HeldAttempt:
         """Raises StartRefused."""
         life = self.lives.get(node)

@@ -88,6 +88,20 @@ class Memo(NamedTuple):
     used: Ints
 
 
+class Valuation(NamedTuple):
+    """What states are valued by, and the values found so far."""
+
+    worth: Worth
+    memo: Memo
+
+
+class NodeStates(NamedTuple):
+    """What is free on each node, and a hash of that (`kernels.node_keys`), shape (N,)."""
+
+    room: Free
+    keys: Words
+
+
 class Drops(NamedTuple):
     """Per node, what one kind of request takes from its value (milli, inf: it does not fit), the free compute of the
     device that a share should go to, and the hash of the state of which that was `seen`."""

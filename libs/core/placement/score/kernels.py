@@ -19,10 +19,11 @@ from libs.core.placement.score.arrays import (
     Free,
     Kinds,
     Market,
-    Memo,
     NodeArrays,
+    NodeStates,
     Request,
     ShadowPrices,
+    Valuation,
     Words,
     Worth,
     compiled,
@@ -143,9 +144,9 @@ def _fragmentation(cls: int, cpu: int, free: Ints, n: int, kinds: Kinds) -> floa
 
 
 @compiled
-def _value(cls: int, cpu: int, free: Ints, n: int, worth: Worth, memo: Memo, left: Ints) -> float:
+def _value(cls: int, cpu: int, free: Ints, n: int, valuation: Valuation, left: Ints) -> float:
     """The value of a state whose `free` is sorted; remembered by its hash. `left` is scratch."""
-    keys, values, used = memo
+    worth, (keys, values, used) = valuation
     key = _key(cls, cpu, free, n)
     size = np.uint64(len(keys) - 1)
     slot = key & size
@@ -180,14 +181,14 @@ def node_keys(nodes: NodeArrays, room: Free, out: Words) -> None:
 
 @compiled
 def drops(
-    nodes: NodeArrays, room: Free, request: Request, accepted: Bools, worth: Worth, memo: Memo, keys: Words, out: Drops
+    nodes: NodeArrays, states: NodeStates, request: Request, accepted: Bools, valuation: Valuation, out: Drops
 ) -> None:
     """What one request would take from each node's value, into `out`; computed only where the state has changed.
 
-    accepted: classes of nodes that serve it (mask of shape (C,)). keys: each node's state now (`node_keys`).
+    accepted: classes of nodes that serve it (mask of shape (C,)).
     """
     ptr, order, cls = nodes
-    free, cpu = room
+    (free, cpu), keys = states
     need_cpu, num, milli = request
     seen, drop, pick = out
     before = np.empty(MAX_DEVICES, np.int64)
@@ -212,14 +213,14 @@ def drops(
         if fits < num:
             continue
         _sort(before, n)
-        base = _value(cls[node], c, before, n, worth, memo, left)
+        base = _value(cls[node], c, before, n, valuation, left)
         if num == 0 or milli == WHOLE:
             for i in range(n):
                 after[i] = before[i]
             for i in range(num):
                 after[n - 1 - i] = 0
             _sort(after, n)
-            rest = _value(cls[node], c - need_cpu, after, n, worth, memo, left)
+            rest = _value(cls[node], c - need_cpu, after, n, valuation, left)
             drop[node] = base - rest
             pick[node] = WHOLE
             continue
@@ -232,7 +233,7 @@ def drops(
                 after[i] = before[i]
             after[j] -= milli
             _sort(after, n)
-            rest = _value(cls[node], c - need_cpu, after, n, worth, memo, left)
+            rest = _value(cls[node], c - need_cpu, after, n, valuation, left)
             if base - rest < drop[node]:
                 drop[node] = base - rest
                 pick[node] = last

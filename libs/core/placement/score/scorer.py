@@ -17,7 +17,7 @@ weights are named, with their sources, in `weights`.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -203,7 +203,12 @@ class Scorer:
         known = self._cached(kind, len(classes.nodes.cls))
         accepted = classes.accepting(kind)
         kernels.drops(
-            classes.packed, free, _request(kind), accepted, tables.worth, self._packed_memo, keys, arrays.plain(known)
+            classes.packed,
+            cast(arrays.NodeStates, (free, keys)),
+            _request(kind),
+            accepted,
+            cast(arrays.Valuation, (tables.worth, self._packed_memo)),
+            arrays.plain(known),
         )
         return known
 

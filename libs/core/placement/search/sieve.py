@@ -3,6 +3,8 @@
 Each function narrows `mask` (shape (D,)) in place and says how many devices it took out, constraint by constraint.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from libs.core.placement.score.arrays import WHOLE, compiled
@@ -10,17 +12,29 @@ from libs.core.placement.view import NOBODY
 from libs.core.state.fleet import Bools, Ints
 
 
+class DeviceStates(NamedTuple):
+    """Of each device (shape (D,)): free compute (milli) and memory (MiB), memory in all, for whom it is held, whether it is
+    reserved."""
+
+    free_milli: Ints
+    free_mib: Ints
+    memory_mib: Ints
+    held: Ints
+    blocked: Bools
+
+
 @compiled
 def open_devices(
-    mask: Bools, free_milli: Ints, free_mib: Ints, memory_mib: Ints, held: Ints, blocked: Bools,
-    milli: int, least_mib: int, beneficiary: int,
-) -> tuple[int, int, int]:  # fmt: skip
+    mask: Bools, devices: DeviceStates, milli: int, least_mib: int, beneficiary: int
+) -> tuple[int, int, int]:
     """Leaves devices with enough free, that nobody else holds, and that are not reserved: how many were busy, held, reserved.
 
+    `milli` and `least_mib` (0: none named) are what the request needs of each device, `beneficiary` is for whom it asks.
     A whole device must be free entirely. A share without a memory need takes its part of the memory, rounded down:
     memory * milli // 1000 <= free, without the division. Reserved devices are closed to everybody who asks, also to jobs for
     which others are held.
     """
+    free_milli, free_mib, memory_mib, held, blocked = devices
     busy = others = reserved = 0
     for d in range(len(mask)):
         if not mask[d]:

@@ -296,11 +296,11 @@ def _instead_of_last(
 def _cleaned(index: VictimIndex, chosen: list[Job], inside: Bools, frees: dict[str, int], missing: int) -> list[Job]:
     """`chosen`, in order of classes, without those that are not needed."""
     if len(chosen) <= _TRIES:
-        return _give_back(index, chosen, inside, frees, missing, _TRIES)
+        return _give_back(index, chosen, inside, frees, missing, tries=_TRIES)
     highest = chosen[-1].priority
     if chosen[0].priority < highest:
-        chosen = _give_back(index, chosen, inside, frees, missing, _TRIES, highest)
-    return _give_back(index, _touched(index, chosen, inside), inside, frees, missing, _TRIES // 4)
+        chosen = _give_back(index, chosen, inside, frees, missing, tries=_TRIES, at_least=highest)
+    return _give_back(index, _touched(index, chosen, inside), inside, frees, missing, tries=_TRIES // 4)
 
 
 def _give_back(
@@ -309,6 +309,7 @@ def _give_back(
     inside: Bools,
     frees: dict[str, int],
     missing: int,
+    *,
     tries: int,
     at_least: int | None = None,
 ) -> list[Job]:

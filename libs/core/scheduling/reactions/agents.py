@@ -57,7 +57,7 @@ def _checkpointed(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbo
 
 
 def _released(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Released) -> None:
-    free(d, node, job, attempt, Evidence.RELEASED, seen.reason, seen)
+    free(d, node, job, attempt, Evidence.RELEASED, seen.reason, told=seen)
     if attempt.cause is None and not (seen.own_exit and seen.exit_code == 0):
         if seen.own_exit:
             attempt_failed = f"its part on {node} exited with {seen.exit_code}"
@@ -68,7 +68,7 @@ def _released(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Re
 
 
 def _refused(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Refused) -> None:
-    free(d, node, job, attempt, Evidence.REFUSED, seen.reason, seen)
+    free(d, node, job, attempt, Evidence.REFUSED, seen.reason, told=seen)
     after_loss(d, job, attempt, Cause.PART_REFUSED, f"node {node} refused it: {seen.reason}")
 
 

@@ -46,6 +46,7 @@ def free(
     attempt: Attempt,
     evidence: Evidence,
     reason: str,
+    *,
     told: inbox.Released | inbox.Refused | None = None,
 ) -> None:
     """The part on `node` is gone; `told` is the agent's report, if there is one."""
