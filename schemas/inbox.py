@@ -44,12 +44,23 @@ class CancelRequested(Fact):
     requested_us: Micros = Field(default=0, description="broker's time of the cancel; 0: its sender does not say")
 
 
+class BusyDevice(Fact):
+    """A device that something uses which is no attempt of ours."""
+
+    device: DeviceId
+    users: str = Field(max_length=512, description="who: name and process id of each")
+    since_us: Micros = Field(description="when the agent saw it first, by the node's clock: names this quarantine")
+
+
 class NodeRegistered(Fact):
     """An agent (re)started: nothing of an earlier incarnation runs on the node any more. Sent by the agent."""
 
     incarnation: int = Field(ge=1, description="grows with every start of the node's agent")
     inventory: Inventory
     lease_s: float = Field(gt=0, description="the node stops its work by itself this long after its last renewal, s")
+    quarantine: tuple[BusyDevice, ...] = Field(
+        default=(), max_length=4096, description="devices that something else than an attempt uses"
+    )
 
 
 class Started(Fact):
@@ -145,6 +156,24 @@ class NodeDead(Fact):
     user: User = ""
 
 
+class NodeQuarantine(Fact):
+    """All devices of a node that something else than an attempt uses. Sent by the agent when they change, and when it goes on
+    with a life that an earlier agent began."""
+
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    devices: tuple[BusyDevice, ...] = Field(default=(), max_length=4096)
+
+
+class QuarantineLifted(Fact):
+    """An operator says that a device may be used again, whoever uses it. Sent by `baton node release`."""
+
+    node: NodeName
+    device: DeviceId
+    reason: str = Field(min_length=1, max_length=1024, description="why that is right, in the operator's words")
+    user: User = ""
+
+
 class GranterClaimed(Fact):
     """A process of leases claims the right to grant them: the first claim of an epoch gets it. Sent by leases."""
 
@@ -216,6 +245,8 @@ InboxMessage = (
     | NodeSilent
     | NodeHeardAgain
     | NodeDead
+    | NodeQuarantine
+    | QuarantineLifted
     | GranterClaimed
     | BoardCut
     | Tick

@@ -363,6 +363,30 @@ class NodeDeclaredDead(Fact):
     skippable: Literal[True] = True
 
 
+class DeviceQuarantined(Fact):
+    """Something uses a device that is no attempt of ours: nobody is granted it until it is returned."""
+
+    kind: Literal["device.quarantined"] = "device.quarantined"
+    node: NodeName
+    incarnation: int = Field(ge=1)
+    device: DeviceId
+    users: str = Field(description="who: name and process id of each")
+    since_us: Micros = Field(description="by the node's clock: names this quarantine")
+    skippable: Literal[True] = True
+
+
+class DeviceReturned(Fact):
+    """A device's quarantine is over: it is free, or an operator says that it may be used all the same."""
+
+    kind: Literal["device.returned"] = "device.returned"
+    node: NodeName
+    device: DeviceId
+    since_us: Micros = Field(description="names the quarantine")
+    user: User = Field(default="", description="the operator; empty: the node saw that it is free")
+    reason: str = ""
+    skippable: Literal[True] = True
+
+
 EventOfJob = (
     JobQueued
     | JobGranted
@@ -395,7 +419,9 @@ LedgerEvent = Annotated[
     | GranterNamed
     | NodeSilence
     | NodeHeard
-    | NodeDeclaredDead,
+    | NodeDeclaredDead
+    | DeviceQuarantined
+    | DeviceReturned,
     Field(discriminator="kind"),
 ]
 """One decided event: a variant per kind."""

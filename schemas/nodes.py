@@ -65,6 +65,13 @@ class DesiredPart(Fact):
     lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
 
 
+class LiftedQuarantine(Fact):
+    """A quarantine that an operator has ended: the agent lets the device be used, whoever else uses it now."""
+
+    device: DeviceId
+    since_us: Micros = Field(description="names the quarantine: a later one of the device is not meant")
+
+
 class DesiredState(Fact):
     """All that should run on a node, as of a ledger sequence. Sent by placement after each commit that changes it.
 
@@ -81,6 +88,7 @@ class DesiredState(Fact):
         default=(),
         description="repartitions not to be begun any more; each is answered with what its board is, when it is not being cut",
     )
+    lifted: tuple[LiftedQuarantine, ...] = Field(default=(), description="quarantines that an operator has ended")
 
 
 class DesiredQuery(Fact):
@@ -143,6 +151,7 @@ class NodeChanged(Fact):
     )
     recuts: tuple[Recut, ...] = Field(default=(), description="all MIG boards to repartition now")
     withdrawn: tuple[Recut, ...] = Field(default=(), description="all repartitions not to be begun any more")
+    lifted: tuple[LiftedQuarantine, ...] = Field(default=(), description="all quarantines that an operator has ended")
 
 
 class NodeStateQuery(Fact):
@@ -171,6 +180,7 @@ class NodeState(Fact):
     parts: tuple[ReferencedPart, ...] = ()
     recuts: tuple[Recut, ...] = ()
     withdrawn: tuple[Recut, ...] = ()
+    lifted: tuple[LiftedQuarantine, ...] = ()
 
 
 class NodeSpecsQuery(Fact):

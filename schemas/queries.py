@@ -284,7 +284,10 @@ class PoolStatus(Fact):
     inbox_seq: int
     jobs: dict[str, int] = Field(description="jobs per state")
     nodes_up: int
-    devices: int
+    devices: int = Field(description="of nodes that are up, and not in quarantine")
+    devices_quarantined: int = Field(
+        default=0, description="something that is no job uses them: nobody is granted them"
+    )
     milli_used: int = Field(
         description="of all devices that are up; an instance counts as one, see accelerators_used_milli"
     )
@@ -350,6 +353,7 @@ class DeviceView(Fact):
     memory_mib: int
     milli_used: int
     jobs: tuple[str, ...] = ()
+    quarantine: str = Field(default="", description="who uses it that is no job: nobody is granted it; empty: nobody")
     utilization_pct: float | None = None
     memory_used_mib: int | None = None
     power_w: float | None = None

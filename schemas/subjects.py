@@ -154,6 +154,11 @@ def declare_dead(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="node-dead", pool=pool, team=OPERATOR, user=user)
 
 
+def lift_quarantine(pool: str, user: str) -> str:
+    """Operators only: a device may be used again."""
+    return fill(OPERATOR_INPUT, what="quarantine-lifted", pool=pool, team=OPERATOR, user=user)
+
+
 def ledger(pool: str) -> str:
     """The one subject of a pool's ledger."""
     return fill(RECORD, pool=pool)

@@ -121,6 +121,7 @@ DEVICES = [
     Column("MEM-USED", lambda d: None if d.memory_used_mib is None else units.gib(d.memory_used_mib), wide=True),
     Column("WATTS", lambda d: d.power_w, wide=True, right=True),
     Column("CELSIUS", lambda d: d.temperature_c, wide=True, right=True),
+    Column("QUARANTINE", lambda d: d.quarantine, wide=True),
     Column("JOBS", lambda d: [short(job) if sys.stdout.isatty() else job for job in d.jobs]),
 ]
 

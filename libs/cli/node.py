@@ -1,4 +1,4 @@
-"""`baton node declare-dead NODE --fenced-by TEXT`."""
+"""`baton node declare-dead NODE --fenced-by TEXT`, `baton node release NODE DEVICE --reason TEXT`."""
 
 import os
 from typing import Annotated
@@ -9,8 +9,9 @@ from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run
 from libs.client import Baton
-from schemas.inbox import NodeDead
-from schemas.subjects import OPERATOR, declare_dead
+from schemas.catalog import TYPE_OF
+from schemas.inbox import NodeDead, QuarantineLifted
+from schemas.subjects import OPERATOR, declare_dead, lift_quarantine
 
 app = typer.Typer(help="What an operator says of a node.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -38,20 +39,47 @@ def dead(
     If it is not true, two attempts of one job may run at once. The node itself kills everything before it comes back."""
 
     async def work(baton: Baton) -> None:
-        from libs.bus.messages import outgoing
-
         who = baton.place.user or "operator"
-        item = outgoing(
-            NodeDead(node=node, incarnation=life, fenced_by=fenced_by, user=who),
-            subject=declare_dead(baton.place.pool, who),
-            type="io.baton.operator.node-dead.v1",
-            source="/baton/cli",
-            cause=f"{node}:{life}:{os.urandom(8).hex()}",
-        )
-        await baton.nats.jetstream().publish(item.subject, item.payload, headers=item.headers)
+        said = NodeDead(node=node, incarnation=life, fenced_by=fenced_by, user=who)
+        await _say_to_pool(baton, said, declare_dead(baton.place.pool, who), f"{node}:{life}")
 
     run(work, OPERATOR, url, user=user, pool=pool)
     say(node)
     hint(
         "it is decided in a moment: `baton get nodes` then shows it as lost; `baton dead list` says why it was refused"
     )
+
+
+@app.command("release")
+def release(
+    node: Annotated[str, typer.Argument(help="The node of the device.")],
+    device: Annotated[str, typer.Argument(help="A device that `baton get devices -o wide` shows as in quarantine.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why it may be used although something else uses it.")],
+    pool: Pool = None,
+    user: UserOption = None,
+    url: Url = None,
+) -> None:
+    """End the quarantine of a device that something else than a job still uses. It ends by itself when the device is free.
+
+    It is written into the ledger, with your name and your words. What uses the device now goes on using it."""
+
+    async def work(baton: Baton) -> None:
+        who = baton.place.user or "operator"
+        said = QuarantineLifted(node=node, device=device, reason=reason, user=who)
+        await _say_to_pool(baton, said, lift_quarantine(baton.place.pool, who), device)
+
+    run(work, OPERATOR, url, user=user, pool=pool)
+    say(device)
+    hint(
+        "it is decided in a moment: `baton get devices` then shows it as free; `baton dead list` says why it was refused"
+    )
+
+
+async def _say_to_pool(baton: Baton, said: NodeDead | QuarantineLifted, subject: str, about: str) -> None:
+    """Each time it is said it is meant anew."""
+    from libs.bus.messages import outgoing
+
+    item = outgoing(
+        said, subject=subject, type=TYPE_OF[type(said)], source="/baton/cli", cause=f"{about}:{os.urandom(8).hex()}"
+    )
+    await baton.nats.jetstream().publish(item.subject, item.payload, headers=item.headers)

@@ -16,7 +16,7 @@ def command(pool: Pool = None, team: Team = None, url: Url = None, output: Outpu
     fields(
         [
             ("pool", status.pool),
-            ("nodes", f"{status.nodes_up} up, {units.counted(status.devices, 'device')}"),
+            ("nodes", f"{status.nodes_up} up, {units.counted(status.devices, 'device')}{_quarantined(status)}"),
             ("held", _held(status)),
             ("jobs", ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()) if count)),
             ("grants", status.grants),
@@ -26,6 +26,10 @@ def command(pool: Pool = None, team: Team = None, url: Url = None, output: Outpu
             ("ledger", f"sequence {status.ledger_seq}, inbox {status.inbox_seq}"),
         ]
     )
+
+
+def _quarantined(status: PoolStatus) -> str:
+    return f" and {status.devices_quarantined} in quarantine" if status.devices_quarantined else ""
 
 
 def _held(status: PoolStatus) -> str:

@@ -100,7 +100,7 @@ class Facts:
     ignored: ClassVar = frozenset({
         "attempt.starting", "attempt.stopping", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed",
-        "lease.granter", "node.silent", "node.heard", "node.declared-dead",
+        "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
     })  # fmt: skip
     """Steps on the way to what a report shows."""
 

@@ -13,8 +13,18 @@ from typing import Any, Protocol
 
 from libs.adapters.devices import DeviceLayer
 from libs.ports.host import failpoint
-from schemas.inbox import BoardCut, CheckpointTaken, NodeRegistered, Observation, Refused, Released, Started
-from schemas.nodes import DesiredPart, DesiredState
+from schemas.inbox import (
+    BoardCut,
+    BusyDevice,
+    CheckpointTaken,
+    NodeQuarantine,
+    NodeRegistered,
+    Observation,
+    Refused,
+    Released,
+    Started,
+)
+from schemas.nodes import DesiredPart, DesiredState, LiftedQuarantine
 from schemas.resources import DeviceKind, Inventory, Recut
 from services.agent.lease import Lease, early_s
 from services.agent.quarantine import DeviceInUse
@@ -48,7 +58,7 @@ class RunningPart(Protocol):
     async def leave(self) -> None: ...
 
 
-ReportOf = Callable[[str, int, Observation | NodeRegistered | BoardCut], None]
+ReportOf = Callable[[str, int, Observation | NodeRegistered | BoardCut | NodeQuarantine], None]
 MakePart = Callable[["NodeRunner", DesiredPart, Callable[[Observation], None]], RunningPart]
 AdoptPart = Callable[["NodeRunner", DesiredPart, Mapping[str, Any], Callable[[Observation], None]], RunningPart]
 
@@ -165,6 +175,7 @@ class NodeRunner:
                 continue
             self.parts[key] = self.adopt_part(self, part, row, self._reporter(key))
         self.register()
+        self._tell_quarantine()
 
     def memory(self) -> dict[str, Any]:
         """What an agent must know to go on with this life, besides its parts: what it would refuse as old."""
@@ -192,7 +203,9 @@ class NodeRunner:
 
     def register(self) -> None:
         self._registered_at = self.now()
-        registered = NodeRegistered(incarnation=self.incarnation, inventory=self.inventory, lease_s=self.lease_s)
+        registered = NodeRegistered(
+            incarnation=self.incarnation, inventory=self.inventory, lease_s=self.lease_s, quarantine=self._quarantine()
+        )
         self.report(self.name, self.incarnation, registered)
 
     def follow(self, desired: DesiredState) -> None:
@@ -203,6 +216,7 @@ class NodeRunner:
         for part in desired.parts:
             if part.started is not False:
                 self._starts.pop((part.job_id, part.attempt), None)
+        self._lift(desired.lifted)
         actions = plan(desired, self.view, lease_valid=self.lease.valid(self.now()) and self.may_start())
         follow(self.view, desired, actions)
         if any(isinstance(action, Start | Refuse) for action in actions):
@@ -447,9 +461,11 @@ class NodeRunner:
 
     def quarantine(self, busy: Mapping[str, DeviceInUse]) -> None:
         """These devices are used by something that is not ours: no part is started there until they are `free`."""
-        for device, one in busy.items():
+        new = {device: one for device, one in busy.items() if device not in self.busy_devices}
+        for device, one in new.items():
             log.error("%s: device %s is in quarantine: %s still uses it", self.name, device, ", ".join(one.users))
-        self._set_quarantine(self.busy_devices | dict(busy))
+        if new:
+            self._set_quarantine(self.busy_devices | new)
 
     def free(self, devices: Iterable[str]) -> None:
         """Nothing uses these devices any more."""
@@ -459,9 +475,28 @@ class NodeRunner:
         if gone:
             self._set_quarantine({device: one for device, one in self.busy_devices.items() if device not in gone})
 
+    def _lift(self, lifted: Iterable[LiftedQuarantine]) -> None:
+        """An operator lets these devices be used, whoever else uses them now."""
+        known = self.busy_devices
+        over = {one.device for one in lifted if one.device in known and known[one.device].since_us == one.since_us}
+        for device in sorted(over):
+            log.warning("%s: an operator has lifted the quarantine of device %s", self.name, device)
+        if over:
+            self._set_quarantine({device: one for device, one in known.items() if device not in over})
+
     def _set_quarantine(self, busy: dict[str, DeviceInUse]) -> None:
         self.busy_devices = busy
         self.view.quarantined = {device: ", ".join(one.users) for device, one in busy.items()}
+        self._tell_quarantine()
+
+    def _tell_quarantine(self) -> None:
+        """Between two lives nobody listens: the registration that begins the next one tells it."""
+        if not self._dying:
+            seen = NodeQuarantine(node=self.name, incarnation=self.incarnation, devices=self._quarantine())
+            self.report(self.name, self.incarnation, seen)
+
+    def _quarantine(self) -> tuple[BusyDevice, ...]:
+        return tuple(one.told(device) for device, one in self.busy_devices.items())
 
     def busy(self) -> dict[str, int]:
         """Granted milli per device of what is not gone yet."""

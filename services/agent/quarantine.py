@@ -7,9 +7,11 @@ process that was handed an open descriptor, a driver that hangs in the end of a 
 import asyncio
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from libs.adapters.devices import DeviceLayer, NoDevices
+from libs.ports import clock
+from schemas.inbox import BusyDevice
 from services.agent.keeper import proc
 
 WATCHERS = frozenset(
@@ -28,6 +30,12 @@ class DeviceInUse:
 
     since: "Since"
     users: tuple[str, ...]
+    since_us: int = field(default_factory=clock.wall_us)
+    """When it was seen first: names this quarantine of the device."""
+
+    def told(self, device: str) -> BusyDevice:
+        """As the pool is told of it."""
+        return BusyDevice(device=device, users=", ".join(self.users)[:512], since_us=self.since_us)
 
 
 @dataclass(frozen=True, slots=True)

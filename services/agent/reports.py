@@ -15,7 +15,7 @@ from libs.ports import clock
 from libs.ports.host import failpoint
 from schemas import subjects
 from schemas.catalog import TYPE_OF
-from schemas.inbox import BoardCut, CheckpointTaken, NodeLost, NodeObserved, NodeRegistered, Observation
+from schemas.inbox import BoardCut, CheckpointTaken, NodeLost, NodeObserved, NodeQuarantine, NodeRegistered, Observation
 
 log = logging.getLogger("baton.agent")
 
@@ -32,11 +32,13 @@ _ROOM = 8192
 _BATCH_COUNT = 1000
 
 Publish = Callable[[Sequence[Outgoing]], Awaitable[Any]]
-Whole = NodeRegistered | NodeLost | BoardCut
+Whole = NodeRegistered | NodeLost | BoardCut | NodeQuarantine
 """What is a message of its own."""
 Entry = tuple[str, int, Observation | Whole]
 """(node, incarnation at the time of the observation, what was seen)."""
-_SUBJECTS: dict[type[Whole], str] = {NodeRegistered: "registered", NodeLost: "lost", BoardCut: "board-cut"}
+_SUBJECTS: dict[type[Whole], str] = {
+    NodeRegistered: "registered", NodeLost: "lost", BoardCut: "board-cut", NodeQuarantine: "quarantine"
+}  # fmt: skip
 
 
 class Reports:
@@ -177,7 +179,7 @@ def _shortened(seen: Observation) -> Observation | None:
 
 def _bounded(model: Whole, most: int) -> Whole:
     """A registration, or the report of a cut, that can be sent: what the node has on its disk is left out from the end."""
-    if isinstance(model, NodeLost) or _size(model) <= most:
+    if isinstance(model, NodeLost | NodeQuarantine) or _size(model) <= most:
         return model
     contents = model.inventory.contents
     kept = len(contents)

@@ -8,7 +8,15 @@ from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 
 from schemas.jobs import JobSpec
-from schemas.nodes import SPECS_PER_QUESTION, DesiredPart, DesiredState, NodeChanged, NodeState, ReferencedPart
+from schemas.nodes import (
+    SPECS_PER_QUESTION,
+    DesiredPart,
+    DesiredState,
+    LiftedQuarantine,
+    NodeChanged,
+    NodeState,
+    ReferencedPart,
+)
 from schemas.resources import Recut
 from services.agent.reconcile import Key
 
@@ -48,6 +56,7 @@ class Wanted:
         """Parts with their specs, made once."""
         self._recuts: tuple[Recut, ...] = ()
         self._withdrawn: tuple[Recut, ...] = ()
+        self._lifted: tuple[LiftedQuarantine, ...] = ()
 
     def take_state(self, pieces: Sequence[NodeState]) -> None:
         """All pieces of one state. One that is older than what is known changes nothing."""
@@ -57,7 +66,7 @@ class Wanted:
         self.seq = first.ledger_seq
         if not first.unchanged:
             self._parts = {part.job_id: part for piece in pieces for part in piece.parts}
-            self._recuts, self._withdrawn = first.recuts, first.withdrawn
+            self._recuts, self._withdrawn, self._lifted = first.recuts, first.withdrawn, first.lifted
             self._take_specs()
 
     def take_change(self, change: NodeChanged) -> bool:
@@ -77,7 +86,7 @@ class Wanted:
         for job_id in change.started:
             if (known := self._parts.get(job_id)) is not None:
                 self._parts[job_id] = known.model_copy(update={"started": True})
-        self._recuts, self._withdrawn = change.recuts, change.withdrawn
+        self._recuts, self._withdrawn, self._lifted = change.recuts, change.withdrawn, change.lifted
         self._seen.add(change.specs)
         self._take_specs()
         return True
@@ -107,6 +116,7 @@ class Wanted:
             parts=tuple(map(self._whole, parts)),
             recuts=self._recuts,
             withdrawn=self._withdrawn,
+            lifted=self._lifted,
         )
 
     def _whole(self, part: ReferencedPart) -> DesiredPart:

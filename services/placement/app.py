@@ -32,6 +32,7 @@ from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.ledger import LedgerRecord
 from services.placement import handlers
+from services.placement.metrics import WriterCollector
 from services.placement.projector import Projector
 from services.placement.settings import PlacementSettings
 from services.placement.teller import Teller
@@ -65,6 +66,7 @@ class Placement:
             registry=registry,
         )
         self.stale_redis = Gauge("baton_redis_stale", "1 while the Redis projection does not follow", registry=registry)
+        WriterCollector(registry, lambda: self.writer.counters if self.writer is not None else None)
         self._queued = Gauge("baton_jobs_waiting", "jobs in the queue", registry=registry)
 
     async def open(self, nats: Client) -> None:

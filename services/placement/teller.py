@@ -184,7 +184,7 @@ def touched(record: LedgerRecord, state: State) -> Mapping[str, Touched]:
             case led.AttemptRunning():
                 for node in _nodes_of(state, event.job_id):
                     on(node).started.add(event.job_id)
-            case led.BoardRecut() | led.BoardRecutWithdrawn():
+            case led.BoardRecut() | led.BoardRecutWithdrawn() | led.DeviceQuarantined() | led.DeviceReturned():
                 on(event.node)
             case led.BoardCutDone():
                 on(event.inventory.node)

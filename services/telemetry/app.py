@@ -67,6 +67,7 @@ class Telemetry:
             ("nodes_up", "nodes with a lease", lambda hot: figures.nodes_by_status(hot)["up"]),
             ("nodes_silent", "nodes that are not heard", lambda hot: figures.nodes_by_status(hot)["silent"]),
             ("nodes_lost", "nodes whose lease has ended", lambda hot: figures.nodes_by_status(hot)["lost"]),
+            ("devices_quarantined", "devices that something else than a job uses", figures.quarantined),
             ("jobs_queued", "jobs that wait", lambda hot: sum(t["queued"] for t in hot.teams.values())),
             ("jobs_active", "jobs that hold devices", lambda hot: sum(t["active"] for t in hot.teams.values())),
         ):

@@ -92,6 +92,11 @@ def allocated_pct(hot: HotState) -> float:
     return 100.0 * held / total if total else 0.0
 
 
+def quarantined(hot: HotState) -> int:
+    """Devices that something uses which is no job."""
+    return sum(bool(row["quarantine"]) for row in hot.devices.values())
+
+
 def nodes_by_status(hot: HotState) -> dict[str, int]:
     counts = {"up": 0, "silent": 0, "lost": 0}
     for row in hot.nodes.values():

@@ -74,6 +74,7 @@ def _device(name: str, row: Row, team: str, sample: DeviceSample | None) -> Devi
         mig_profile=row["mig_profile"],
         memory_mib=row["memory_mib"],
         milli_used=row["milli_used"],
+        quarantine=row.get("quarantine", ""),  # a projector of before writes none
         jobs=tuple(sorted(job for job, owner in row["jobs"].items() if team in (owner, OPERATOR))),
         utilization_pct=sample.utilization_pct if sample else None,
         memory_used_mib=sample.memory_used_mib if sample else None,

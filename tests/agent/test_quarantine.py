@@ -14,8 +14,9 @@ from libs.adapters.devices.simulated import SimulatedLayer
 from libs.adapters.devices.together import WithProcessors
 from schemas.attempts import Category
 from schemas.inbox import Refused, Released, Started
+from schemas.nodes import LiftedQuarantine
 from services.agent import quarantine
-from services.agent.quarantine import Since, still_busy, strangers
+from services.agent.quarantine import DeviceInUse, Since, still_busy, strangers
 from tests.agent.build import inventory, part, rank, spec
 from tests.agent.conftest import until
 from tests.agent.test_agent import start, world  # noqa: F401 - fixtures
@@ -153,6 +154,10 @@ async def test_a_device_that_stays_busy_is_kept_from_jobs_until_it_is_free(world
         node.layer.used_by = {"n0-gpu1": frozenset({1 << 22})}
         await world.want("n0", first)
         assert (await world.sees(first, Released)).exit_code == 0, "what it reports is not delayed for ever"
+        ((told,),) = [said.devices for said in world.quarantines]
+        assert (told.device, told.users) == ("n0-gpu1", f"a process (pid {1 << 22})"), (
+            "the pool knows before it is released"
+        )
         await world.want("n0")
         other, busy = part(spec("pass"), rank("n0-gpu0", epoch=2)), part(spec("pass"), rank("n0-gpu1", epoch=2))
         await world.want("n0", other, busy)
@@ -164,6 +169,7 @@ async def test_a_device_that_stays_busy_is_kept_from_jobs_until_it_is_free(world
         assert "n0-gpu1" in node.busy_devices
         node.layer.used_by = {}
         await agent.launcher.look_at_busy(node)
+        await until(lambda: world.quarantines[-1].devices == ())
         again = part(spec("pass"), rank("n0-gpu1", epoch=3))
         await world.want("n0", again)
         await world.sees(again, Started)
@@ -179,6 +185,26 @@ async def test_a_quarantine_outlives_the_life_of_the_node(world, start):  # noqa
         world.disowned.add("n0")
         await world.joined("n0", lives=2)
         await until(lambda: node.known)
+        assert [one.device for one in world.inventories["n0"].quarantine] == ["n0-gpu1"]
         busy = part(spec("pass"), rank("n0-gpu1", epoch=2))
         await world.want("n0", busy)
         await world.sees(busy, Refused)
+
+
+async def test_an_operator_may_let_a_busy_device_be_used(world, start):  # noqa: F811
+    async with start() as agent:
+        node = agent.nodes["n0"]
+        await world.joined("n0")
+        await until(lambda: node.known)
+        node.quarantine({"n0-gpu1": DeviceInUse(Since.now(), ("a monitor (pid 9)",))})
+        await until(lambda: world.quarantines)
+        (told,) = world.quarantines[-1].devices
+        world.lifted["n0"] = (LiftedQuarantine(device="n0-gpu1", since_us=told.since_us - 1),)
+        await world.want("n0", part(spec("pass"), rank("n0-gpu0")))
+        await until(lambda: world.seen)
+        assert "n0-gpu1" in node.busy_devices, "an earlier quarantine of it was lifted"
+        world.lifted["n0"] = (LiftedQuarantine(device="n0-gpu1", since_us=told.since_us),)
+        wanted = part(spec("pass"), rank("n0-gpu1"))
+        await world.want("n0", wanted)
+        await world.sees(wanted, Started)
+        assert world.quarantines[-1].devices == ()

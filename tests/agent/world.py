@@ -5,12 +5,13 @@ from nats.aio.msg import Msg
 
 from schemas import subjects
 from schemas.ids import content_hash
-from schemas.inbox import BoardCut, NodeLost, NodeObserved, NodeRegistered, Observation, Started
+from schemas.inbox import BoardCut, NodeLost, NodeObserved, NodeQuarantine, NodeRegistered, Observation, Started
 from schemas.nodes import (
     DesiredPart,
     DesiredState,
     Heartbeat,
     LeaseGranted,
+    LiftedQuarantine,
     NodeChanged,
     NodeSampled,
     NodeSpecs,
@@ -46,6 +47,8 @@ class World:
         self.cuts: list[BoardCut] = []
         self.recuts: dict[str, tuple[Recut, ...]] = {}
         self.withdrawn: dict[str, tuple[Recut, ...]] = {}
+        self.lifted: dict[str, tuple[LiftedQuarantine, ...]] = {}
+        self.quarantines: list[NodeQuarantine] = []
         self.wanted: dict[str, tuple[DesiredPart, ...]] = {}
         self.seq = 1
         self.disowned: set[str] = set()
@@ -58,6 +61,7 @@ class World:
             (subjects.node_inbox("observed", self.pool), self._observed),
             (subjects.node_inbox("lost", self.pool), self._left),
             (subjects.node_inbox("board-cut", self.pool), self._cut),
+            (subjects.node_inbox("quarantine", self.pool), self._quarantined),
             (subjects.heartbeat(self.pool), self._heartbeat),
             (subjects.sample(self.pool), self._sampled),
             (subjects.anyone(subjects.NODE_QUESTION, what="state", pool=self.pool), self._asked),
@@ -87,6 +91,9 @@ class World:
     async def _cut(self, msg: Msg) -> None:
         self.cuts.append(BoardCut.model_validate_json(msg.data))
 
+    async def _quarantined(self, msg: Msg) -> None:
+        self.quarantines.append(NodeQuarantine.model_validate_json(msg.data))
+
     async def _heartbeat(self, msg: Msg) -> None:
         beat = Heartbeat.model_validate_json(msg.data)
         if self.grants:
@@ -109,6 +116,7 @@ class World:
                     "parts": tuple(map(self.referenced, state.parts)),
                     "recuts": state.recuts,
                     "withdrawn": state.withdrawn,
+                    "lifted": self.lifted.get(node, ()),
                 }
             )
         await msg.respond(told.model_dump_json().encode())
@@ -148,6 +156,7 @@ class World:
             specs={digest(part): part.spec for part in parts},
             recuts=self.recuts.get(node, ()),
             withdrawn=self.withdrawn.get(node, ()),
+            lifted=self.lifted.get(node, ()),
         )
 
     async def ask_repartitions(self, node: str, *recuts: Recut) -> None:

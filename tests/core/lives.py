@@ -204,6 +204,31 @@ def lost_again() -> World:
     return w
 
 
+def quarantined() -> World:
+    """Devices are used by what is no job: one until it is free, one until an operator says so, one over lives of its node."""
+    w = World(node("n0", 3), node("n1", 1))
+    w.started(w.submit(job("busy", 2)))
+    (where,) = w.nodes_of(job_id("research", "busy"))
+    first, second = (claim.device for claim in w.decider.state.jobs[job_id("research", "busy")].current.claims)
+    told = [
+        inbox.BusyDevice(device=name, users="python (pid 7)", since_us=9 + n) for n, name in enumerate((first, second))
+    ]
+    w.send(inbox.NodeQuarantine(node=where, incarnation=1, devices=told))
+    w.released(job_id("research", "busy"))
+    for n in range(3):
+        w.submit(job(f"next{n}"))
+    w.send(inbox.NodeQuarantine(node=where, incarnation=1, devices=told[1:]))
+    w.send(inbox.QuarantineLifted(node=where, device=second, reason="a monitor", user="olga"))
+    w.send(inbox.NodeQuarantine(node=where, incarnation=1, devices=()))
+    again = inbox.BusyDevice(device=second, users="python (pid 8)", since_us=99)
+    w.send(inbox.NodeQuarantine(node=where, incarnation=1, devices=(again,)))
+    known = w.decider.state.fleet.nodes[where].inventory
+    w.send(inbox.NodeRegistered(incarnation=2, inventory=known, lease_s=10, quarantine=(again,)))
+    w.submit(job("last"))
+    w.send(inbox.NodeQuarantine(node=where, incarnation=2, devices=()))
+    return w
+
+
 def begins_anew(w: World, name: str) -> None:
     known = w.decider.state.fleet.nodes[name]
     w.send(inbox.NodeRegistered(incarnation=known.incarnation + 1, inventory=known.inventory, lease_s=10))
@@ -216,6 +241,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "particular": particular,
     "silent": silent,
     "lost again": lost_again,
+    "quarantined": quarantined,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

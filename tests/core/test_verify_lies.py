@@ -163,6 +163,7 @@ def held(job: str, *devices: str) -> Any:
 
 URGENT, LOW2 = job_id("research", "urgent"), job_id("research", "low2")
 END, PRE, CUT, OWN, MUM, LOST = "every end", "preempted", "boards", "particular", "silent", "lost again"
+USED = "quarantined"
 
 
 def _later(e: led.JobRequeued) -> led.JobRequeued:
@@ -432,6 +433,14 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a hold outlives its job": (PRE, left_out("hold.released", 1), "I11"),
     "a hold is released for nothing": (PRE, left_out("job.finished", of="urgent2"), "I11"),
     "a hold is released that is none": (PRE, before("job.granted", lambda e: led.HoldReleased(job_id=e.job_id)), "I11"),
+    # ------------------------------------------------------------------------------------------------ quarantine (I8)
+    "a device in quarantine is granted": (USED, left_out("device.returned"), "I8"),
+    "a device is returned that is in no quarantine": (USED, left_out("device.quarantined"), "I8"),
+    "a device is returned twice": (USED, then("device.returned", lambda e: e), "I8"),
+    "a device is returned from another quarantine": (USED, changed("device.returned", with_(since_us=1)), "I8"),
+    "a device is put in quarantine twice": (USED, then("device.quarantined", lambda e: e), "I8"),
+    "a device of another node is put in quarantine": (USED, changed("device.quarantined", with_(node="n1")), "I8"),
+    "a device is put in quarantine in another life": (USED, changed("device.quarantined", with_(incarnation=7)), "I8"),
     # ---------------------------------------------------------------------------------------------------- losses (I3)
     "a job runs again before its time": (LOST, changed("job.requeued", _later, 3), "I3"),
     "a job is lost more often than it is told": (LOST, changed("job.requeued", with_(losses=1), 4), "I3"),

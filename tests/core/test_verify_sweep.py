@@ -39,6 +39,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "plan.declined": NEVER_USED,
         "input.rejected": NEVER_USED,
         "segment.sealed": "the last one: where the ledger lies now is seen by whoever reads on",
+        "device.returned": f"the last one, or before a new life of its node: {NEVER_USED}",
     },
     "doubled": {"quota.set": SAID_ALREADY, "plan.declined": SAID_ALREADY},
     "swapped": {
@@ -48,6 +49,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "job.requeued": f"{APART}: a job, and what is not of it",
         "job.granted": f"{APART}: two jobs, other devices",
         "job.finished": f"{APART}: the end of a job, and what its node does next",
+        "device.quarantined": f"{APART}: two devices",
         "clock.jumped": "it tells of its record's time, wherever it stands in it",
     },
     "later": {
@@ -61,6 +63,8 @@ UNSEEN: dict[str, dict[str, str]] = {
         "plan.declined": SAID_ALREADY,
         "lease.granter": IN_TIME,
         "node.silent": IN_TIME,
+        "device.quarantined": IN_TIME,
+        "device.returned": IN_TIME,
     },
 }
 """Change -> kind of event -> why some such changes cannot be found."""

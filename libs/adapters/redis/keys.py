@@ -5,7 +5,7 @@
     baton:{main}:nodes     hash   node -> JSON: status (up, silent, lost), incarnation, since_us, leaf, spine, zone, cpus,
                                   memory_mib, labels, simulated, devices [id]
     baton:{main}:devices   hash   device id -> JSON: node, index, kind, model, memory_mib, mig_profile, milli_used,
-                                  memory_used_mib, jobs {job id: team}
+                                  memory_used_mib, jobs {job id: team}, quarantine (who uses it that is no job)
     baton:{main}:teams     hash   team -> JSON: limit_milli (null: none), by_type (limits by type or type:profile),
                                                  used_milli (whole accelerators), used (by kind), queued, active (jobs)
     baton:{main}:jobs      hash   id of a job that has not ended -> JSON: team, name, state, priority_class, priority,

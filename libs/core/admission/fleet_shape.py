@@ -47,7 +47,7 @@ class FleetShape:
         "attempt.checkpointed", "attempt.preempting", "attempt.stopping", "attempt.closed", "devices.freed",
         "devices.held", "hold.released", "board.recut", "board.recut-withdrawn", "input.rejected",
         "plan.declined", "clock.jumped", "segment.sealed",
-        "lease.granter", "node.silent", "node.heard", "node.declared-dead",
+        "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
     })  # fmt: skip
     """What is free or busy, and who is there now: placement's question."""
 

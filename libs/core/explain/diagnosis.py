@@ -96,7 +96,7 @@ def text_of(state: State, job: Job, outcome: Blocked) -> str:
     text, (before, gone) = TEXT[outcome.reason], _counts(outcome)
     if outcome.reason in SOME and gone < before:
         text = f"{gone} of {before} devices are {SOME[outcome.reason]}; {{left}} are left and it needs {{need}} at once"
-    return text.format(
+    said = text.format(
         up=int(state.fleet.up.sum()),
         need=_devices(shape.least * shape.milli),
         types=", ".join(shape.types) or "any accelerator",
@@ -112,6 +112,21 @@ def text_of(state: State, job: Job, outcome: Blocked) -> str:
         spread=shape.spread[0],
         team=job.team,
     )
+    return said + _in_quarantine(state, shape)
+
+
+def _in_quarantine(state: State, shape: Shape) -> str:
+    """What is told of devices that it could use, were nothing else using them."""
+    fleet = state.fleet
+    rows = [fleet.row(device) for device, known in state.quarantined.items() if not known.lifted]
+    model, profile = fleet.models.names, fleet.profiles.names
+    fit = [
+        row for row in rows
+        if (not shape.types or model[int(fleet.model[row])] in shape.types)
+        and (not shape.profile or profile[int(fleet.profile[row])] == shape.profile)
+    ]  # fmt: skip
+    what = "1 more is" if len(fit) == 1 else f"{len(fit)} more are"
+    return f" ({what} in quarantine: something that is no job uses it)" if fit else ""
 
 
 def _counts(outcome: Blocked) -> tuple[int, int]:

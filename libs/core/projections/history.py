@@ -39,7 +39,7 @@ _HANDLED = led.kinds_of(get_args(JobLedgerEvent))
 _IGNORED = frozenset({
     "node.joined", "node.left", "quota.set", "devices.held", "hold.released", "board.recut", "board.cut",
     "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
-        "lease.granter", "node.silent", "node.heard", "node.declared-dead",
+        "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
 })  # fmt: skip
 """They are about nodes, teams, boards and plans; no job's document says anything of them."""
 

@@ -30,7 +30,7 @@ class Delta(NamedTuple):
 class HotState:
     """Rows by table and key; their columns are listed in libs/adapters/redis/keys.py."""
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
@@ -157,7 +157,9 @@ class HotState:
             },
         )
         for device in e.inventory.devices:
-            held = self.devices.get(device.id, {"milli_used": 0, "memory_used_mib": 0, "jobs": {}})
+            held = self.devices.get(device.id, {"milli_used": 0, "memory_used_mib": 0, "jobs": {}, "quarantine": ""})
+            if held.get("node", name) != name:
+                held = held | {"quarantine": ""}
             self._put(
                 "devices",
                 device.id,
@@ -168,7 +170,7 @@ class HotState:
                     "model": device.model,
                     "memory_mib": device.memory_mib,
                     "mig_profile": device.mig_profile,
-                    **{column: held[column] for column in ("milli_used", "memory_used_mib", "jobs")},
+                    **{column: held[column] for column in ("milli_used", "memory_used_mib", "jobs", "quarantine")},
                 },
             )
 
@@ -188,6 +190,13 @@ class HotState:
     def _node_heard(self, e: led.NodeHeard, t_us: int) -> None:
         node = self._row("nodes", e.node)
         node["status"], node["since_us"] = "up", t_us
+
+    def _device_quarantined(self, e: led.DeviceQuarantined, t_us: int) -> None:
+        self._row("devices", e.device)["quarantine"] = e.users
+
+    def _device_returned(self, e: led.DeviceReturned, t_us: int) -> None:
+        if e.device in self.devices:  # its node may offer it no longer
+            self._row("devices", e.device)["quarantine"] = ""
 
     def _quota_set(self, e: led.QuotaSet, t_us: int) -> None:
         team = self._team(e.team)
@@ -270,6 +279,8 @@ _FOLD: dict[type, Callable[[HotState, Any, int], None]] = {
     led.NodeLeft: HotState._node_left,
     led.NodeSilence: HotState._node_silent,
     led.NodeHeard: HotState._node_heard,
+    led.DeviceQuarantined: HotState._device_quarantined,
+    led.DeviceReturned: HotState._device_returned,
     led.QuotaSet: HotState._quota_set,
     led.JobQueued: HotState._job_queued,
     led.JobGranted: HotState._job_granted,

@@ -25,6 +25,7 @@ def status(state: State, pool: str, ledger_seq: int, latency: Quantiles, wait: Q
         jobs=dict(jobs),
         nodes_up=sum(node.up for node in state.fleet.nodes.values()),
         devices=int(np.count_nonzero(up)),
+        devices_quarantined=sum(not known.lifted for known in state.quarantined.values()),
         milli_used=int((WHOLE_MILLI - state.fleet.free_milli[up]).sum()),
         milli_total=int(np.count_nonzero(up)) * WHOLE_MILLI,
         accelerators_used_milli=accelerators_milli(used),

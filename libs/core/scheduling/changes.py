@@ -67,7 +67,7 @@ def _devices_came(changes: Changes, state: State, event: led.NodeJoined | led.Bo
     changes.moved = True
 
 
-def _devices_went(changes: Changes, state: State, event: led.NodeLeft | led.BoardRecut) -> None:
+def _devices_went(changes: Changes, state: State, event: led.NodeLeft | led.BoardRecut | led.DeviceQuarantined) -> None:
     changes.moved = True
 
 
@@ -134,6 +134,8 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.NodeSilence: _nothing,
     led.NodeHeard: _anything,
     led.NodeDeclaredDead: _nothing,
+    led.DeviceQuarantined: _devices_went,
+    led.DeviceReturned: _anything,
     led.BoardRecutWithdrawn: _nothing,  # its instances stay out of placement until the node has answered
 }
 """By kind of event. A test walks the catalogue; a kind that is missing here may help everybody."""

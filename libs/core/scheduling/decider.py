@@ -21,6 +21,7 @@ from libs.core.state.decided import DecisionFault, RecordEnd
 from libs.core.state.fleet import Fleet
 from libs.core.state.formats import NEWEST
 from libs.core.state.model import Shape, State, shape_of
+from libs.core.state.waiting import pass_time
 from schemas import inbox, ledger
 from schemas.jobs import JobState
 
@@ -127,7 +128,7 @@ class Decider:
             self.state, t_us, self._backlog.changes, inputs[-1].time_us if inputs else 0, self._allowed()
         )
         self.faults = []
-        self._backlog.changes.fronts.update(job.queue for job in fold.pass_time(self.state, t_us))
+        self._backlog.changes.fronts.update(job.queue for job in pass_time(self.state, t_us))
         for item in inputs:
             self._react(decision, item)
         self._end_condemned(decision)

@@ -17,6 +17,7 @@ from schemas.nodes import (
     Action,
     DesiredPart,
     DesiredState,
+    LiftedQuarantine,
     NodeChanged,
     NodeSpecs,
     NodeState,
@@ -38,7 +39,7 @@ def desired(state: State, node: str, pool: str, ledger_seq: int) -> DesiredState
         incarnation=state.fleet.nodes[node].incarnation,
         ledger_seq=ledger_seq,
         parts=tuple(_part(state.jobs[job_id], node) for job_id in state.on_node[node]),
-        **_repartitions(state, node),
+        **_of_devices(state, node),
     )
 
 
@@ -52,7 +53,7 @@ def node_state(state: State, node: str, pool: str, ledger_seq: int, limit: int =
     if known is None or not known.up:
         return [whole]
     parts = tuple(_referenced(state.jobs[job_id], node) for job_id in state.on_node[node])
-    whole = whole.model_copy(update={"up": True, "parts": parts, **_repartitions(state, node)})
+    whole = whole.model_copy(update={"up": True, "parts": parts, **_of_devices(state, node)})
     pieces = list(_split(whole, limit))
     return [piece.model_copy(update={"piece": n, "pieces": len(pieces)}) for n, piece in enumerate(pieces, 1)]
 
@@ -76,7 +77,7 @@ def node_change(
         incarnation=state.fleet.nodes[node].incarnation,
         since=since,
         ledger_seq=ledger_seq,
-        **_repartitions(state, node),
+        **_of_devices(state, node),
     )
     here, wanted = state.on_node[node], set(job_ids)
     present = [state.jobs[job_id] for job_id in wanted if job_id in here]
@@ -113,13 +114,13 @@ def specs_of(state: State, node: str, digests: Set[str], limit: int = PIECE_BYTE
 
 
 def _split(state: NodeState, limit: int) -> Iterable[NodeState]:
-    """Halved until each piece is small enough, or one part. Repartitions are in the first piece."""
+    """Halved until each piece is small enough, or one part. Repartitions and quarantines are in the first piece."""
     if len(state.parts) < 2 or _size(state) <= limit:
         yield state
         return
     half = len(state.parts) // 2
     yield from _split(state.model_copy(update={"parts": state.parts[:half]}), limit)
-    rest = {"parts": state.parts[half:], "recuts": (), "withdrawn": ()}
+    rest = {"parts": state.parts[half:], "recuts": (), "withdrawn": (), "lifted": ()}
     yield from _split(state.model_copy(update=rest), limit)
 
 
@@ -127,11 +128,17 @@ def _size(model: Any) -> int:
     return len(model.__pydantic_serializer__.to_json(model))
 
 
-def _repartitions(state: State, node: str) -> dict[str, Any]:
+def _of_devices(state: State, node: str) -> dict[str, Any]:
+    """What is asked of the node beside its parts."""
     asked = [asked.recut for asked in state.repartitions.values() if asked.node == node]
     return {
         "recuts": tuple(recut for recut in asked if recut.board not in state.withdrawn),
         "withdrawn": tuple(recut for recut in asked if recut.board in state.withdrawn),
+        "lifted": tuple(
+            LiftedQuarantine(device=device, since_us=known.since_us)
+            for device, known in state.quarantined.items()
+            if known.lifted and known.node == node
+        ),
     }
 
 

@@ -15,11 +15,13 @@ from typing import Any
 from libs.core.state import lifecycle
 from libs.core.state.early_cancels import EarlyCancel
 from libs.core.state.limits import Limits
-from libs.core.state.model import Attempt, Job, NodePart, Silence, State, shape_of
+from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, shape_of
+from libs.core.state.usable import mark_quarantined, mark_repartitions, mark_silent, reopen
+from libs.core.state.waiting import back_off, dequeue, enqueue, pass_time
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome, StopCause
 from schemas.jobs import JobState
-from schemas.resources import WHOLE_MILLI, Claim
+from schemas.resources import WHOLE_MILLI, Claim, Inventory
 
 CAUSES: dict[Evidence, StopCause] = {
     Evidence.REFUSED: Cause.PART_REFUSED,
@@ -69,24 +71,16 @@ def apply_record(state: State, record: led.LedgerRecord) -> None:
     state.inbox_seq = record.inbox_seq
 
 
-def pass_time(state: State, t_us: int) -> list[Job]:
-    """Brings into their queues the jobs that have waited long enough after losses, and returns them. To be called before
-    anything is decided, or folded, at `t_us`."""
-    if not state.backing_off or t_us < state.next_back_us:
-        return []
-    back = [state.jobs[job_id] for job_id, at_us in state.backing_off.items() if at_us <= t_us]
-    for job in back:
-        del state.backing_off[job.id]
-        _enqueue(state, job)
-    state.next_back_us = min(state.backing_off.values(), default=0)
-    return back
-
-
 def _node_joined(state: State, e: led.NodeJoined, t_us: int) -> None:
     state.fleet.join(e.inventory, e.incarnation)
     state.silent.pop(e.inventory.node, None)
     state.on_node.setdefault(e.inventory.node, {})
     _forget_repartitions(state, e.inventory.node)
+    _forget_quarantines(state, e.inventory)
+    for device, known in list(state.quarantined.items()):
+        if known.lifted and known.node == e.inventory.node:
+            del state.quarantined[device]  # this life has said anew what is in quarantine
+    mark_quarantined(state)
 
 
 def _node_left(state: State, e: led.NodeLeft, t_us: int) -> None:
@@ -118,7 +112,9 @@ def _board_cut_done(state: State, e: led.BoardCutDone, t_us: int) -> None:
     del state.repartitions[e.board]
     state.withdrawn.discard(e.board)
     state.fleet.join(e.inventory, e.incarnation)
+    _forget_quarantines(state, e.inventory)
     mark_repartitions(state)
+    mark_quarantined(state)
     mark_silent(state)
 
 
@@ -128,14 +124,6 @@ def _board_repartition_withdrawn(state: State, e: led.BoardRecutWithdrawn, t_us:
     if asked is None or asked.recut.number != e.number:
         raise lifecycle.Forbidden(f"repartition {e.number} of board {e.board} is withdrawn and was not under way")
     state.withdrawn.add(e.board)
-
-
-def mark_repartitions(state: State) -> None:
-    """Takes instances that are about to go out of placement. To be called after a node's inventory has joined."""
-    for asked in state.repartitions.values():
-        for device in asked.recut.destroy:
-            state.fleet.up[state.fleet.row(device)] = False
-            state.fleet.version += 1
 
 
 def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
@@ -155,7 +143,7 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
     )  # fmt: skip
     state.jobs[e.job_id] = job
     state.early_cancels.forget(e.job_id)
-    _enqueue(state, job)
+    enqueue(state, job)
 
 
 def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
@@ -163,7 +151,7 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     if e.attempt != job.attempts + 1:
         raise lifecycle.Forbidden(f"{e.job_id}: attempt {e.attempt} follows attempt {job.attempts}")
     state.fleet.take(e.claims)
-    _dequeue(state, job)
+    dequeue(state, job)
     by_node: dict[str, list[Claim]] = {}
     for claim in e.claims:
         by_node.setdefault(claim.node, []).append(claim)
@@ -249,13 +237,13 @@ def _job_requeued(state: State, e: led.JobRequeued, t_us: int) -> None:
     if job.not_before_us > t_us:
         back_off(state, job)
     else:
-        _enqueue(state, job)
+        enqueue(state, job)
 
 
 def _job_finished(state: State, e: led.JobFinished, t_us: int) -> None:
     job = state.jobs[e.job_id]
     if job.state is JobState.QUEUED:
-        _dequeue(state, job)
+        dequeue(state, job)
     del state.jobs[e.job_id]
     state.finished.add(e.job_id, job.spec_hash, t_us)
     state.finished_by_state[e.state.value] = state.finished_by_state.get(e.state.value, 0) + 1
@@ -305,22 +293,33 @@ def _node_silent(state: State, e: led.NodeSilence, t_us: int) -> None:
 
 
 def _node_heard(state: State, e: led.NodeHeard, t_us: int) -> None:
-    node = state.fleet.nodes[e.node]
     del state.silent[e.node]
-    state.fleet.up[node.rows] = True
-    state.fleet.version += 1
-    mark_repartitions(state)
+    reopen(state, e.node)
+
+
+def _device_quarantined(state: State, e: led.DeviceQuarantined, t_us: int) -> None:
+    state.quarantined[e.device] = Quarantine(e.node, e.users, e.since_us)
+    mark_quarantined(state)
+
+
+def _device_returned(state: State, e: led.DeviceReturned, t_us: int) -> None:
+    known = state.quarantined.pop(e.device, None)
+    if e.user and known is not None:
+        state.quarantined[e.device] = known._replace(lifted=True)
+    if e.node not in state.silent:
+        reopen(state, e.node)
+
+
+def _forget_quarantines(state: State, inventory: Inventory) -> None:
+    """Of devices that the node no longer has, or has from another one."""
+    offered = {device.id for device in inventory.devices}
+    for device, known in list(state.quarantined.items()):
+        if (device in offered) is not (known.node == inventory.node):
+            del state.quarantined[device]
 
 
 def _node_declared_dead(state: State, e: led.NodeDeclaredDead, t_us: int) -> None:
     """Nothing changes by this: what it held is freed, and the node leaves, in events of the same record."""
-
-
-def mark_silent(state: State) -> None:
-    """Takes the devices of silent nodes out of placement. To be called after a node's inventory has joined."""
-    for name in state.silent:
-        state.fleet.up[state.fleet.nodes[name].rows] = False
-        state.fleet.version += 1
 
 
 def hold_code(state: State, job_id: str) -> int:
@@ -361,32 +360,6 @@ def _count_use(state: State, team: str, claims: Iterable[Claim], sign: int) -> N
         del state.used[team]
 
 
-def _enqueue(state: State, job: Job) -> None:
-    queue = state.queues.setdefault(job.queue, {})
-    queue[job.id] = job.submitted_us
-    if len(queue) > 1:
-        newest_first = reversed(queue)
-        next(newest_first)
-        last = next(newest_first)
-        if (queue[last], last) > (job.submitted_us, job.id):  # an older job came back: it keeps its age
-            state.queues[job.queue] = dict(sorted(queue.items(), key=lambda item: (item[1], item[0])))
-
-
-def back_off(state: State, job: Job) -> None:
-    """The job comes into its queue when its time has come (`pass_time`)."""
-    soonest = min(state.next_back_us, job.not_before_us) if state.backing_off else job.not_before_us
-    state.backing_off[job.id], state.next_back_us = job.not_before_us, soonest
-
-
-def _dequeue(state: State, job: Job) -> None:
-    if state.backing_off.pop(job.id, None) is not None:
-        return
-    queue = state.queues[job.queue]
-    del queue[job.id]
-    if not queue:
-        del state.queues[job.queue]
-
-
 _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.NodeJoined: _node_joined,
     led.NodeLeft: _node_left,
@@ -415,6 +388,8 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.NodeSilence: _node_silent,
     led.NodeHeard: _node_heard,
     led.NodeDeclaredDead: _node_declared_dead,
+    led.DeviceQuarantined: _device_quarantined,
+    led.DeviceReturned: _device_returned,
 }
 
 HANDLED = led.kinds_of(_FOLD)

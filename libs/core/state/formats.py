@@ -10,6 +10,7 @@ then each decision falls back to what the format before it could say:
     lease.granter           not named: leases are granted as in 0.1.0, by whoever has its ticks stored
     node.silent, .heard     left out: a silent node is given up as a whole, when its longest lease has ended
     node.declared-dead      left out: the reason of node.left says it
+    device.quarantined      left out, .returned too: the node refuses what it is granted there
     a back-off              left out of job.requeued: a job that was lost again runs again at once
 """
 

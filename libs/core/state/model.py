@@ -217,6 +217,17 @@ class Silence(NamedTuple):
     """It keeps work that no silence ends."""
 
 
+class Quarantine(NamedTuple):
+    """Of a device that something uses which is no attempt of ours."""
+
+    node: str
+    users: str
+    since_us: int
+    """By the node's clock: names this quarantine."""
+    lifted: bool = False
+    """An operator has ended it, and the node may not have heard of that yet."""
+
+
 class QueueKey(NamedTuple):
     """Waiting jobs are kept in one queue for each of these: what does not fit blocks its own queue only."""
 
@@ -310,6 +321,8 @@ class State:
     """Beneficiary -> devices that are held for it."""
     silent: dict[str, Silence] = field(default_factory=dict)
     """Nodes that are up and not heard. Nothing new is granted there."""
+    quarantined: dict[str, Quarantine] = field(default_factory=dict)
+    """Devices in quarantine, and those whose quarantine an operator has lifted. Nothing new is granted on the former."""
     granter_epoch: int = 0
     """Of the last process that got the right to grant leases."""
     limited: dict[str, int] = field(default_factory=dict)

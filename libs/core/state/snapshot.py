@@ -20,10 +20,12 @@ from libs.core.state.cut import chunks
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
-from libs.core.state.fold import back_off, mark_holds, mark_repartitions, mark_silent
+from libs.core.state.fold import mark_holds
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits
-from libs.core.state.model import Attempt, Job, NodePart, Silence, State, grant_order, shape_of
+from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, grant_order, shape_of
+from libs.core.state.usable import mark_quarantined, mark_repartitions, mark_silent
+from libs.core.state.waiting import back_off
 from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
@@ -57,6 +59,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "repartitions": [asked.model_dump(mode="json") for asked in state.repartitions.values()],
         "withdrawn": sorted(state.withdrawn),
         "silent": dict(sorted(state.silent.items())),
+        "quarantined": dict(sorted(state.quarantined.items())),
         "early_cancels": state.early_cancels.rows(),
         "repartition_number": state.repartition_number,
         "repartition_us": state.repartition_us,
@@ -120,6 +123,8 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     mark_repartitions(state)
     state.silent = {node: Silence(*how) for node, how in body["silent"].items()}
     mark_silent(state)
+    state.quarantined = {device: Quarantine(*how) for device, how in body["quarantined"].items()}
+    mark_quarantined(state)
     return state, body["learned"]
 
 

@@ -108,6 +108,8 @@ class DeviceRow:
     claims: dict[str, Claim] = field(default_factory=dict)
     held_for: str = ""
     """The job that it is held for."""
+    quarantine: int | None = None
+    """It is in quarantine; when that began names it."""
     going: str = ""
     """The board whose repartition is to destroy it, or may have: nobody may be granted it."""
 

@@ -17,10 +17,17 @@ class Devices(Subject):
         led.BoardCutDone: "joined",
         led.JobGranted: "granted",
         led.DevicesFreed: "freed",
+        led.DeviceQuarantined: "quarantined",
+        led.DeviceReturned: "returned",
     }
 
     def joined(self, e: led.NodeJoined | led.BoardCutDone) -> None:
         """What is held stays held where a board was repartitioned; a node that begins a new life holds nothing (`nodes`)."""
+        known = self.books.nodes.get(e.inventory.node)
+        if known is not None:
+            for gone in known.offered.difference(device.id for device in e.inventory.devices):
+                if (row := self.books.devices.get(gone)) is not None and row.node == known.name:
+                    row.quarantine = None
         for device in e.inventory.devices:
             row = self.books.devices.get(device.id)
             if row is None:
@@ -29,7 +36,25 @@ class Devices(Subject):
             if row.node != e.inventory.node and self.books.offered(device.id, row.node):
                 self.books.broken("I8", f"node {e.inventory.node} joins with {device.id}, which is node {row.node}'s")
             new = _row(device, e.inventory)
+            if row.node != new.node:
+                row.quarantine = None
             row.about, row.memory_mib, row.node, row.kind = new.about, new.memory_mib, new.node, new.kind
+
+    def quarantined(self, e: led.DeviceQuarantined) -> None:
+        row, node = self.books.devices.get(e.device), self.books.nodes.get(e.node)
+        if row is None or not self.books.offered(e.device, e.node) or node is None or node.incarnation != e.incarnation:
+            self.books.broken("I8", f"{e.device} is put in quarantine, and is not of node {e.node} in its present life")
+            return
+        if row.quarantine == e.since_us:
+            self.books.broken("I8", f"{e.device} is put in the same quarantine twice")
+        row.quarantine = e.since_us
+
+    def returned(self, e: led.DeviceReturned) -> None:
+        row = self.books.devices.get(e.device)
+        if row is None or row.quarantine != e.since_us:
+            self.books.broken("I8", f"{e.device} is returned from a quarantine that it is not in")
+        if row is not None:
+            row.quarantine = None
 
     def granted(self, e: led.JobGranted) -> None:
         name = attempt_id(e.job_id, e.attempt)
@@ -39,6 +64,8 @@ class Devices(Subject):
     def _take(self, job: str, name: str, claim: Claim) -> None:
         books = self.books
         row = books.devices.get(claim.device)
+        if row is not None and row.quarantine is not None:
+            books.broken("I8", f"{job} is granted {claim.device}, which is in quarantine")
         if row is not None and row.going:
             books.broken("I8", f"{job} is granted {claim.device}, which a repartition destroys")
         if row is None or not books.offered(claim.device, claim.node):

@@ -60,7 +60,7 @@ class Holds(Subject):
             books.broken("I11", f"a device is held twice for {e.job_id}")
         for device in e.devices:
             row = books.devices.get(device)
-            if row is None or row.going or not books.offered(device, row.node):
+            if row is None or row.going or row.quarantine is not None or not books.offered(device, row.node):
                 books.broken("I11", f"{device} is held for {e.job_id} and is not in the pool now")
                 if row is None:
                     continue
@@ -88,9 +88,10 @@ class Holds(Subject):
     def released(self, e: led.HoldReleased) -> None:
         if e.job_id not in self.books.holds:
             self.books.broken("I11", f"nothing is held for {e.job_id}, and it is released")
-        rows = (self.books.devices.get(device) for device in self.books.holds.get(e.job_id, ()))
-        nodes = {row.node for row in rows if row is not None}
-        if not nodes & self._silent:
+        found = (self.books.devices.get(device) for device in self.books.holds.get(e.job_id, ()))
+        rows = [row for row in found if row is not None]
+        nodes = {row.node for row in rows}
+        if not nodes & self._silent and all(row.quarantine is None for row in rows):
             self._was_on[e.job_id] = nodes
             self._let_go.make(e.job_id)
         self._forget(e.job_id)

@@ -11,7 +11,7 @@ true leads to `InputRejected` with a reason, and neither holds up the next messa
 from collections.abc import Callable
 from typing import Any
 
-from libs.core.scheduling.reactions import agents, preemption, quotas, requests, telemetry
+from libs.core.scheduling.reactions import agents, preemption, quarantine, quotas, requests, telemetry
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from schemas import inbox, ledger
 
@@ -44,6 +44,8 @@ _REACTIONS: dict[type, Callable[[Decision, Any], None]] = {
     inbox.NodeSilent: telemetry.node_silent,
     inbox.NodeHeardAgain: telemetry.node_heard,
     inbox.NodeDead: telemetry.node_dead,
+    inbox.NodeQuarantine: quarantine.node_quarantine,
+    inbox.QuarantineLifted: quarantine.quarantine_lifted,
     inbox.GranterClaimed: telemetry.granter_claimed,
     inbox.BoardCut: agents.board_cut,
     inbox.Tick: telemetry.tick,

@@ -5,6 +5,7 @@ from typing import Any
 
 from libs.core.scheduling.reactions.attempts import after_loss, close_if_gone, free, stop, vacate
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.scheduling.reactions.quarantine import follow
 from libs.core.state import lifecycle
 from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
@@ -17,13 +18,14 @@ def node_registered(d: Decision, m: inbox.NodeRegistered) -> None:
     known = d.state.fleet.nodes.get(name)
     if known is not None and m.incarnation <= known.incarnation:
         if m.incarnation == known.incarnation and known.up:
-            return
+            return  # what it says of quarantines may be old by now
         raise InputRefused(
             f"node {name}: incarnation {m.incarnation} is not newer than {known.incarnation}; restart its agent"
         )
     _refuse_foreign(d, m.inventory)
     vacate(d, name, Evidence.NEW_INCARNATION, f"node {name} started anew")
     d.emit(ledger.NodeJoined(incarnation=m.incarnation, inventory=m.inventory))
+    follow(d, name, m.incarnation, m.quarantine)
 
 
 def node_observed(d: Decision, m: inbox.NodeObserved) -> None:

@@ -1,5 +1,7 @@
 """How attempts end: their parts are stopped and freed one by one, and the last one decides what becomes of the job."""
 
+from collections.abc import Set
+
 from libs.core.scheduling import retry
 from libs.core.scheduling.reactions.decision import Decision
 from libs.core.state import fold
@@ -24,9 +26,12 @@ def vacate(d: Decision, node: str, evidence: Evidence, reason: str) -> None:
 
 def release_holds_on(d: Decision, node: str) -> None:
     """What is held on the node for a beneficiary of a preemption will not be there for it."""
-    held = {device for devices in d.state.holds.values() for device in devices}
-    rows = d.state.fleet.nodes[node].rows if node in d.state.fleet.nodes else []
-    gone = held & {d.state.fleet.devices.names[row] for row in rows}
+    if d.state.holds and node in d.state.fleet.nodes:
+        release_holds_of(d, {d.state.fleet.devices.names[row] for row in d.state.fleet.nodes[node].rows})
+
+
+def release_holds_of(d: Decision, gone: Set[str]) -> None:
+    """Those of `gone` that are held for somebody will not be there."""
     for beneficiary, devices in list(d.state.holds.items()):
         if gone & set(devices):
             release_hold(d, beneficiary)

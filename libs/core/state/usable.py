@@ -1,0 +1,40 @@
+"""What keeps devices out of placement while their node is up: silence, quarantine, a repartition that destroys them.
+
+`fleet.up` is what placement sees. Each of these takes devices out of it; whatever ends one of them opens the node's devices
+again, and then the others take out theirs.
+"""
+
+from libs.core.state.model import State
+
+
+def mark_repartitions(state: State) -> None:
+    """Takes instances that are about to go out of placement. To be called after a node's inventory has joined."""
+    for asked in state.repartitions.values():
+        for device in asked.recut.destroy:
+            state.fleet.up[state.fleet.row(device)] = False
+            state.fleet.version += 1
+
+
+def mark_quarantined(state: State) -> None:
+    """Takes devices in quarantine out of placement. To be called after a node's inventory has joined."""
+    for device, known in state.quarantined.items():
+        if not known.lifted:
+            state.fleet.up[state.fleet.row(device)] = False
+            state.fleet.version += 1
+
+
+def mark_silent(state: State) -> None:
+    """Takes the devices of silent nodes out of placement. To be called after a node's inventory has joined."""
+    for name in state.silent:
+        state.fleet.up[state.fleet.nodes[name].rows] = False
+        state.fleet.version += 1
+
+
+def reopen(state: State, name: str) -> None:
+    """What the node offers is in placement, but what something else keeps out."""
+    node = state.fleet.nodes[name]
+    if node.up:
+        state.fleet.up[node.rows] = True
+        state.fleet.version += 1
+        mark_repartitions(state)
+        mark_quarantined(state)

@@ -1,0 +1,44 @@
+"""Where a queued job waits: in its queue, or for a time in none, because it was lost several times in a row."""
+
+from libs.core.state.model import Job, State
+
+
+def pass_time(state: State, t_us: int) -> list[Job]:
+    """Brings into their queues the jobs that have waited long enough after losses, and returns them. To be called before
+    anything is decided, or folded, at `t_us`."""
+    if not state.backing_off or t_us < state.next_back_us:
+        return []
+    back = [state.jobs[job_id] for job_id, at_us in state.backing_off.items() if at_us <= t_us]
+    for job in back:
+        del state.backing_off[job.id]
+        enqueue(state, job)
+    state.next_back_us = min(state.backing_off.values(), default=0)
+    return back
+
+
+def enqueue(state: State, job: Job) -> None:
+    """The job stands in its queue, by its age."""
+    queue = state.queues.setdefault(job.queue, {})
+    queue[job.id] = job.submitted_us
+    if len(queue) > 1:
+        newest_first = reversed(queue)
+        next(newest_first)
+        last = next(newest_first)
+        if (queue[last], last) > (job.submitted_us, job.id):  # an older job came back: it keeps its age
+            state.queues[job.queue] = dict(sorted(queue.items(), key=lambda item: (item[1], item[0])))
+
+
+def back_off(state: State, job: Job) -> None:
+    """The job comes into its queue when its time has come (`pass_time`)."""
+    soonest = min(state.next_back_us, job.not_before_us) if state.backing_off else job.not_before_us
+    state.backing_off[job.id], state.next_back_us = job.not_before_us, soonest
+
+
+def dequeue(state: State, job: Job) -> None:
+    """The job does not wait any more."""
+    if state.backing_off.pop(job.id, None) is not None:
+        return
+    queue = state.queues[job.queue]
+    del queue[job.id]
+    if not queue:
+        del state.queues[job.queue]

@@ -1,0 +1,158 @@
+"""Devices that something uses which is no job of ours: out of placement, told, and back by evidence or by an operator."""
+
+from typing import Any
+
+import pytest
+
+from libs.core.explain.waiting import explain
+from libs.core.projections.hot_state import HotState
+from libs.core.projections.pool_status import status
+from libs.core.scheduling import preemption
+from libs.core.scheduling.decider import Decider
+from libs.core.state import snapshot
+from libs.core.state.desired import desired, node_change, node_state
+from libs.core.state.formats import FIRST
+from schemas import inbox
+from schemas.nodes import LiftedQuarantine
+from schemas.queries import Quantiles
+from tests.core.builders import World, job, node
+
+
+@pytest.fixture
+def world():
+    w = World(node("n0", 2))
+    yield w
+    w.check()
+
+
+def busy(*devices: str, since_us: int = 5) -> tuple[inbox.BusyDevice, ...]:
+    return tuple(inbox.BusyDevice(device=one, users="python (pid 7)", since_us=since_us) for one in devices)
+
+
+def told(world: World, *devices: str, since_us: int = 5, **fields: Any) -> list[str]:
+    said = inbox.NodeQuarantine(node="n0", incarnation=1, devices=busy(*devices, since_us=since_us))
+    return [event.kind for event in world.send(said.model_copy(update=fields))]
+
+
+def lift(world: World, device: str = "n0-gpu0") -> list:
+    return world.send(inbox.QuarantineLifted(node="n0", device=device, reason="a monitor of the site", user="olga"))
+
+
+def up(world: World) -> int:
+    return status(world.decider.state, "p", 1, Quantiles(count=0), Quantiles(count=0)).devices
+
+
+def test_a_device_in_quarantine_is_granted_to_nobody_until_its_node_says_that_it_is_free(world: World) -> None:
+    assert told(world, "n0-gpu0") == ["device.quarantined"]
+    assert told(world, "n0-gpu0") == [], "said again it says nothing new"
+    both = world.submit(job("both", 2))
+    assert world.state_of(both) == "queued"
+    figures = status(world.decider.state, "p", 1, Quantiles(count=0), Quantiles(count=0))
+    assert (figures.devices, figures.devices_quarantined) == (1, 1)
+    why = explain(world.decider.state, world.decider.state.jobs[both], world.decider.plan)
+    assert why.text.endswith("(1 more is in quarantine: something that is no job uses it)")
+    assert told(world) == ["device.returned", "job.granted"]
+    assert up(world) == 2
+
+
+def test_a_job_that_leaves_a_device_busy_is_released_and_the_next_goes_elsewhere(world: World) -> None:
+    first = world.submit(job("first"))
+    world.started(first)
+    (claim,) = world.decider.state.jobs[first].current.claims
+    told(world, claim.device)
+    world.released(first)
+    assert world.state_of(first) == "ended"
+    second = world.submit(job("second"))
+    assert [c.device for c in world.decider.state.jobs[second].current.claims] != [claim.device]
+
+
+def test_an_operator_may_lift_a_quarantine_and_the_node_hears_of_it(world: World) -> None:
+    told(world, "n0-gpu0")
+    (returned,) = lift(world)
+    assert (returned.user, returned.reason, returned.since_us) == ("olga", "a monitor of the site", 5)
+    assert up(world) == 2
+    lifted = (LiftedQuarantine(device="n0-gpu0", since_us=5),)
+    state = world.decider.state
+    assert desired(state, "n0", "p", 1).lifted == lifted
+    assert node_state(state, "n0", "p", 1)[0].lifted == lifted
+    assert node_change(state, "n0", (), "p", since=0, ledger_seq=1).lifted == lifted
+    assert told(world, "n0-gpu0") == [], "it was said before the node heard"
+    assert told(world) == []
+    assert told(world, "n0-gpu0", since_us=6) == ["device.quarantined"], "another one of the same device"
+    assert desired(state, "n0", "p", 1).lifted == ()
+
+
+@pytest.mark.parametrize("device", ["n0-gpu1", "nobodys"])
+def test_what_is_not_in_quarantine_cannot_be_lifted(world: World, device: str) -> None:
+    told(world, "n0-gpu0")
+    (refused,) = lift(world, device)
+    assert "is not in quarantine" in refused.reason
+    lift(world)
+    (twice,) = lift(world)
+    assert twice.kind == "input.rejected"
+
+
+def test_a_new_life_says_anew_what_is_in_quarantine(world: World) -> None:
+    told(world, "n0-gpu0", "n0-gpu1")
+    lift(world, "n0-gpu1")
+    again = inbox.NodeRegistered(incarnation=2, inventory=node("n0", 2), lease_s=10)
+    events = world.send(again.model_copy(update={"quarantine": busy("n0-gpu1")}))
+    assert [e.kind for e in events] == ["node.joined", "device.returned", "device.quarantined"]
+    assert (events[1].device, events[2].device, up(world)) == ("n0-gpu0", "n0-gpu1", 1)
+
+
+def test_what_an_earlier_life_says_or_of_a_foreign_device_counts_for_nothing(world: World) -> None:
+    assert told(world, "n0-gpu0", incarnation=9) == ["input.rejected"]
+    assert told(world, "n1-gpu0") == []
+    assert up(world) == 2
+
+
+def test_a_device_that_goes_to_another_node_leaves_its_quarantine_behind(world: World) -> None:
+    told(world, "n0-gpu1")
+    world.send(inbox.NodeRegistered(incarnation=2, inventory=node("n0", 1), lease_s=10))
+    moved = node("n0", 2)
+    other = moved.model_copy(update={"node": "n9", "devices": moved.devices[1:]})
+    world.send(inbox.NodeRegistered(incarnation=1, inventory=other, lease_s=10))
+    assert up(world) == 2
+    world.submit(job("both", 2))
+
+
+def test_a_quarantine_outlives_silence_and_a_snapshot(world: World) -> None:
+    told(world, "n0-gpu0")
+    world.send(inbox.NodeSilent(node="n0", incarnation=1, silent_s=20))
+    assert up(world) == 0
+    world.send(inbox.NodeHeardAgain(node="n0", incarnation=1))
+    assert up(world) == 1
+    again = snapshot.load(iter(list(snapshot.dump(world.decider.state))))
+    assert again.quarantined == world.decider.state.quarantined
+    assert int(again.fleet.up.sum()) == 1
+
+
+def test_what_is_held_for_a_job_is_given_up_when_the_device_is_in_quarantine(world: World) -> None:
+    victim = world.submit(job("victim", 2))
+    world.started(victim)
+    urgent = world.submit(job("urgent", 2, priority=9, preempts=True))
+    (plan,) = preemption.plans(world.decider.state, world.now_us, 1)
+    world.send(plan)
+    assert urgent in world.decider.state.holds
+    assert told(world, "n0-gpu1") == ["device.quarantined", "hold.released"]
+
+
+def test_while_older_readers_live_the_node_refuses_by_itself(world: World) -> None:
+    world.decider = Decider(world.decider.state, allowed=lambda: FIRST)
+    assert told(world, "n0-gpu0") == []
+    assert lift(world)[0].kind == "input.rejected"
+
+
+def test_the_present_shows_who_uses_a_device(world: World) -> None:
+    told(world, "n0-gpu0")
+    hot = HotState()
+    for seq, record in enumerate(world.records, 1):
+        hot.apply(record, seq)
+    assert {name: row["quarantine"] for name, row in hot.devices.items()} == {
+        "n0-gpu0": "python (pid 7)",
+        "n0-gpu1": "",
+    }
+    told(world)
+    hot.apply(world.records[-1], len(world.records))
+    assert hot.devices["n0-gpu0"]["quarantine"] == ""
