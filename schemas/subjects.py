@@ -160,13 +160,19 @@ def lift_quarantine(pool: str, user: str) -> str:
 
 
 def ledger(pool: str) -> str:
-    """The one subject of a pool's ledger."""
+    """The subject of a pool's ledger, until it is rolled for the first time: `segment` has those of its later segments."""
     return fill(RECORD, pool=pool)
 
 
 def segment(what: str, pool: str, first: int) -> str:
-    """What the stream of a ledger's segment has for a subject while it takes no records (`sealed`, or `staged`)."""
+    """What the stream of a ledger's segment has for a subject, by what it is: `record` while it takes records, else `staged`,
+    `sealed`, `restoring`. The first segment takes records on `ledger`."""
     return fill(SEGMENT, what=what, pool=pool, first=str(first))
+
+
+def open_segments(pool: str) -> str:
+    """What matches the subject of the open segment, when it is not the first."""
+    return anyone(fill(SEGMENT, what="record"), pool=pool)
 
 
 def segments(pool: str) -> str:

@@ -147,6 +147,8 @@ def _differences(wanted: StreamConfig, existing: StreamConfig | None) -> Iterato
     if existing is None:
         return
     for name in _SAME:
+        if name == "subjects" and existing.name != wanted.name:
+            continue  # a later segment of a ledger: it has its own
         want, have = _normal(getattr(wanted, name)), _normal(getattr(existing, name))
         if want != have and not _is_former(str(wanted.name), name, have):
             yield f"stream {wanted.name}: {name} is {_show(have)}, should be {_show(want)}"
@@ -206,7 +208,7 @@ async def _found(js: JetStreamContext, wanted: StreamConfig) -> StreamConfig | N
     if not pool:
         return None
     with suppress(NotFoundError):
-        return (await js.stream_info(await js.find_stream_name_by_subject(subjects.ledger(pool)))).config
+        return (await js.stream_info(await js.find_stream_name_by_subject(subjects.open_segments(pool)))).config
     with suppress(NotFoundError):
         await js.find_stream_name_by_subject(subjects.segments(pool))
         return wanted

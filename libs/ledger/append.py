@@ -15,7 +15,6 @@ from nats.js.api import Header
 from nats.js.errors import APIError
 
 from libs.bus.outbox import is_full
-from schemas import subjects
 from schemas.envelope import MSG_ID
 
 log = logging.getLogger("baton.ledger")
@@ -35,23 +34,24 @@ class AppendOutcome(StrEnum):
 
 
 async def append(
-    js: JetStreamContext, pool: str, payload: bytes, digest: str, position: int, timeout_s: float
+    js: JetStreamContext, subject: str, payload: bytes, digest: str, position: int, timeout_s: float
 ) -> AppendOutcome:
-    """Append `payload` at `position` + 1 or not at all. Raises ConnectionClosedError when the client was closed."""
+    """Append `payload` at `position` + 1 or not at all, on the open segment's `subject`. Raises ConnectionClosedError when the
+    client was closed."""
     headers = {MSG_ID: digest, Header.EXPECTED_LAST_SEQUENCE.value: str(position)}
     try:
-        ack = await js.publish(subjects.ledger(pool), payload, timeout=timeout_s, headers=headers)
+        ack = await js.publish(subject, payload, timeout=timeout_s, headers=headers)
     except ConnectionClosedError:
         raise
     except APIError as error:
         if error.err_code == _WRONG_LAST_SEQUENCE:
             return AppendOutcome.REFUSED
-        log.error("ledger of pool %s: the broker refuses to append: %s", pool, error.description)
+        log.error("%s: the broker refuses to append: %s", subject, error.description)
         return AppendOutcome.FULL if is_full(error) else AppendOutcome.UNCLEAR
     except (NatsError, TimeoutError, OSError) as error:
-        log.warning("ledger of pool %s: no answer to the append after %d: %r", pool, position, error)
+        log.warning("%s: no answer to the append after %d: %r", subject, position, error)
         return AppendOutcome.UNCLEAR
     if ack.duplicate or ack.seq != position + 1:
-        log.error("ledger of pool %s: appended after %d, answered %s", pool, position, ack)
+        log.error("%s: appended after %d, answered %s", subject, position, ack)
         return AppendOutcome.UNCLEAR
     return AppendOutcome.COMMITTED

@@ -2,12 +2,12 @@
 
     stage     a stream for the next segment, which no subject of the ledger reaches yet: now there surely is room for it
     seal      the writer commits a record that says `segment.sealed` (an append like any other, refused if another one wrote)
-    finish    the broker seals the old stream and takes the subject from it; the staged one gets the subject
+    finish    the broker seals the old stream; the staged one takes records from now on
 
 Before the seal nothing has happened: a staged stream is empty, and stays for the next try or is deleted. After it the rest is
 done by whoever folds the ledger next, any number of times and by several at once: each step looks first. A staged stream may be
 deleted only when the record before its first one is known and is no seal: then it can never become the next segment, whoever
-made it.
+made it. The record is looked at, not the list of streams alone: a server that was away may list as staged what is long open.
 """
 
 import logging
@@ -19,7 +19,7 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from libs.bus.table import SEGMENT_BYTES
 from libs.bus.trim import fill_of
-from libs.ledger.segments import Segment, SegmentState, is_seal, name_of, readable, segments, stored_at
+from libs.ledger.segments import Segment, SegmentState, is_seal, name_of, readable, records_of, segments, stored_at
 from schemas import subjects
 
 log = logging.getLogger("baton.ledger")
@@ -39,10 +39,11 @@ _IN_USE = (10058, 10065)  # the stream's name, or its subject, is taken
 
 
 class Rolling:
-    """Of one pool's ledger. `open` is the stream that takes records, as far as is known."""
+    """Of one pool's ledger. `open` is the stream that takes records, on `subject`, as far as is known."""
 
     def __init__(self, js: JetStreamContext, pool: str) -> None:
         self.open = subjects.ledger_stream(pool)
+        self.subject = subjects.ledger(pool)
         self._js = js
         self._pool = pool
         self._since = 0  # bytes written since it was looked at
@@ -71,7 +72,8 @@ class Rolling:
             await self.finish(head_seq)
         else:
             await self._forget_dead(position)
-        self.open = (await readable(self._js, self._pool))[-1].name
+        last = (await readable(self._js, self._pool))[-1]
+        self.open, self.subject = last.name, last.subject
 
     async def stage(self, first: int) -> bool:
         """Makes room for the segment that would begin with `first`, and for the seal before it; whether there is any. Raises
@@ -93,7 +95,8 @@ class Rolling:
         found = {segment.first: segment for segment in await segments(self._js, self._pool)}
         first = seal_seq + 1
         if first in found and found[first].kept:  # long ago, perhaps: it may be sealed itself
-            self.open = max((s for s in found.values() if s.kept), key=lambda s: s.first).name
+            last = max((s for s in found.values() if s.kept), key=lambda s: s.first)
+            self.open, self.subject = last.name, last.subject
             return
         before = [s for s in found.values() if s.first <= seal_seq and s.kept]
         old = max(before, key=lambda s: s.first)
@@ -102,8 +105,8 @@ class Rolling:
             await self._make(config, first)
         if old.state is SegmentState.OPEN:
             await self._seal(config, old)
-        await self._open(name_of(self._pool, first))
-        self.open = name_of(self._pool, first)
+        await self._open(first)
+        self.open, self.subject = name_of(self._pool, first), records_of(self._pool, first)
         log.info("ledger of pool %s goes on in %s", self._pool, self.open)
 
     async def _make(self, old: StreamConfig, first: int) -> None:
@@ -127,15 +130,21 @@ class Rolling:
         size = min(config.max_bytes or old.bytes, old.bytes + _SLACK_BYTES)
         await self._js.update_stream(config.evolve(subjects=[parked], sealed=True, max_bytes=size))
 
-    async def _open(self, name: str) -> None:
-        config = (await self._js.stream_info(name)).config
-        if config.subjects != [subjects.ledger(self._pool)]:
-            await self._js.update_stream(config.evolve(subjects=[subjects.ledger(self._pool)]))
+    async def _open(self, first: int) -> None:
+        config, wanted = (
+            (await self._js.stream_info(name_of(self._pool, first))).config,
+            [records_of(self._pool, first)],
+        )
+        if config.subjects != wanted:
+            await self._js.update_stream(config.evolve(subjects=wanted))
 
     async def _forget_dead(self, position: int) -> None:
         """Deletes staged segments that can never be opened: the record before their first is there, and is no seal."""
         for segment in await segments(self._js, self._pool):
             if segment.state is SegmentState.STAGED and segment.first - 1 <= position:
+                before = await stored_at(self._js, self._pool, segment.first - 1)
+                if before is None or is_seal(before):
+                    continue
                 try:
                     await self._js.delete_stream(segment.name)
                 except (NotFoundError, NatsError) as error:

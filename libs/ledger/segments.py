@@ -4,12 +4,14 @@
     SEGMENT-<pool>-<first>     the others; the sequence of their first record is in their name, 20 digits
 
 A segment ends with a record that says so (`segment.sealed`), so the chain itself tells where to go on. The next one begins
-with the sequence behind it (the stream's `first_seq`), and its first record names the seal as the record before it. One
-subject serves all: it belongs to the segment that is open. That is why a writer need not know of segments to be safe:
-`Nats-Expected-Last-Sequence` counts on from one to the next.
+with the sequence behind it (the stream's `first_seq`), and its first record names the seal as the record before it.
+
+No subject ever goes from one stream to another: each segment has its own, and its `what` says what the segment is. A server
+of a cluster that was away learns of streams in any order; two that have one subject by turns overlap for it, it refuses the
+newer one, and the whole cluster then drops that stream with all that was acknowledged.
 
 To roll (the writer does, libs.ledger.rolling): a staged segment is made, so that there surely is room for it; the seal is
-committed as any record; the old stream is sealed by the broker and loses the subject; the staged one gets it. After a crash
+committed as any record; the old stream is sealed by the broker; the staged one begins to take records. After a crash
 anywhere between, whoever folds the ledger next finds the seal and does the rest. A reader goes on only when the next segment
 is open, and never reads behind a seal: what a broker may still have taken there is nobody's record.
 """
@@ -59,6 +61,7 @@ class Segment:
     bytes: int
     max_bytes: int
     state: SegmentState
+    subject: str
 
     @property
     def kept(self) -> bool:
@@ -69,6 +72,11 @@ class Segment:
 def name_of(pool: str, first: int) -> str:
     """The stream of the segment that begins with that sequence."""
     return subjects.ledger_stream(pool) if first == 1 else f"SEGMENT-{subjects.token(pool)}-{first:020}"
+
+
+def records_of(pool: str, first: int) -> str:
+    """Where the segment that begins with that sequence takes records."""
+    return subjects.ledger(pool) if first == 1 else subjects.segment(SegmentState.OPEN.value, pool, first)
 
 
 def first_of(pool: str, name: str) -> int | None:
@@ -152,9 +160,8 @@ async def _listed(js: JetStreamContext, pattern: str) -> list[StreamInfo]:
 def _segment(info: StreamInfo, first: int) -> Segment:
     (subject,) = info.config.subjects or [""]
     state = SegmentState(subjects.what_of(subject))
-    return Segment(
-        str(info.config.name), first, info.state.last_seq, info.state.bytes, info.config.max_bytes or 0, state
-    )
+    size = info.config.max_bytes or 0
+    return Segment(str(info.config.name), first, info.state.last_seq, info.state.bytes, size, state, subject)
 
 
 async def messages(js: JetStreamContext, pool: str, first: int, last: int) -> AsyncIterator[Stored]:

@@ -402,7 +402,7 @@ class LedgerWriter(Generic[D]):
         while True:
             failpoint("writer.decided")
             outcome = await append(
-                self._js, self.pool, made.payload, made.digest, self.position, self._append_timeout_s
+                self._js, self._rolling.subject, made.payload, made.digest, self.position, self._append_timeout_s
             )
             failpoint("writer.answered")
             if outcome is not AppendOutcome.COMMITTED:

@@ -17,6 +17,7 @@ from libs.report.facts import Facts
 from libs.report.figures import allocation, queue_length, report, spread, window
 from libs.report.page import page
 from libs.report.picture import draw
+from schemas.subjects import ledger
 from tests.cli.simulated import Ask, Run, busy, fleet
 
 DOCS = Path(__file__).parents[2] / "docs" / "demo.md"
@@ -225,7 +226,7 @@ async def test_a_real_ledger_is_read_whole(nats: BusConnection, pool: str, monke
     head = ""
     for position, record in enumerate(run.world.records):
         payload, digest = encode(record.model_copy(update={"pool": pool, "prev_seq": position, "prev_hash": head}))
-        assert await append(nats.jetstream(), pool, payload, digest, position, 5.0) is AppendOutcome.COMMITTED
+        assert await append(nats.jetstream(), ledger(pool), payload, digest, position, 5.0) is AppendOutcome.COMMITTED
         head = digest
     baton = Baton(nats, Place("", "operator", pool))
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from nats.js.api import StreamConfig
-from nats.js.errors import APIError
+from nats.js.errors import APIError, NoStreamResponseError
 
 from libs.bus.streams import bind, provision
 from libs.ledger import rolling
@@ -221,14 +221,43 @@ async def test_two_writers_at_the_roll(small: World) -> None:
 
 
 async def test_a_stale_writer_cannot_append_over_the_roll(small: World) -> None:
+    """Whichever segment it thinks is open: before the seal was made, and behind it."""
     writer = small.writer("one")
     small.start(writer)
-    await submit(small, writer, 1)
-    stale = writer.position
-    await ask_to_roll(small)
-    await rolled(small, 2)
-    with pytest.raises(APIError, match="wrong last sequence"):
-        await small.js.publish(ledger(POOL), b"{}", headers={"Nats-Expected-Last-Sequence": str(stale)})
+    for count in (2, 3):
+        await submit(small, writer, count)
+        before = (await segments(small.js, POOL))[-1]
+        stale = writer.position
+        await ask_to_roll(small)
+        await rolled(small, count)
+        for position in (stale, writer.position):
+            with pytest.raises((APIError, NoStreamResponseError)):
+                await small.js.publish(
+                    before.subject, b"{}", headers={"Nats-Expected-Last-Sequence": str(position)}, timeout=2
+                )
+
+
+async def test_no_subject_goes_from_one_segment_to_another(small: World) -> None:
+    """A server of a cluster that missed the roll would refuse the stream that overlaps with what it has; all then drop it."""
+    writer = small.writer("one")
+    small.start(writer)
+    had: dict[str, str] = {}
+    for count in range(2, 5):
+        await submit(small, writer, count)
+        await ask_to_roll(small)
+        for segment in await rolled(small, count):
+            assert had.setdefault(segment.subject, segment.name) == segment.name
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+async def test_a_segment_that_is_only_said_to_be_staged_is_not_deleted(small: World, sealed: bool) -> None:
+    """A server that was away lists what it knew then. Whether a segment can ever be opened, the record before it says."""
+    head = await small.chain(1)
+    assert await Rolling(small.js, POOL).stage(3)
+    await small.append(head, events=(SegmentSealed(first_seq=1, next=name_of(POOL, 3)),) if sealed else ())
+    await Rolling(small.js, POOL).stage(9)
+    names = [s.name for s in await segments(small.js, POOL)]
+    assert (name_of(POOL, 3) in names) is sealed
 
 
 async def test_a_staged_segment_that_was_overtaken_is_dropped(small: World) -> None:

@@ -13,11 +13,12 @@ from libs.bus.outbox import Outbox
 from libs.bus.streams import provision
 from libs.ledger.chain import GENESIS, ChainEntry, Head, encode
 from libs.ledger.reader import LedgerReader
+from libs.ledger.segments import readable
 from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
 from schemas.catalog import TYPE_OF
 from schemas.ledger import LedgerRecord
-from schemas.subjects import DEAD, inbox_stream, ledger, ledger_stream
+from schemas.subjects import DEAD, inbox_stream, ledger_stream
 from tests.kit.inputs import input_subject
 from tests.ledger.broker import Broker
 from tests.ledger.toy import Toy
@@ -72,7 +73,7 @@ class World:
         fields: dict[str, Any] = {"pool": POOL, "inbox_seq": 0, "t_us": 1, "writer": "hand", "events": ()}
         record = LedgerRecord(prev_seq=head.seq, prev_hash=head.hash, **(fields | changes))
         payload, digest = encode(record)
-        ack = await self.js.publish(ledger(POOL), payload)
+        ack = await self.js.publish((await readable(self.js, POOL))[-1].subject, payload)
         return Head(ack.seq, digest)
 
     async def chain(self, length: int) -> Head:

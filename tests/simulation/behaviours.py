@@ -16,6 +16,7 @@ from libs.ledger.chain import GENESIS
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import SnapshotStore, pack
 from libs.ledger.tail import Tail
+from schemas.subjects import ledger
 
 Behaviour = Callable[[Any, str], Awaitable[None]]
 BEHAVIOURS: list[Behaviour] = []
@@ -72,11 +73,11 @@ async def what_no_stream_takes_is_refused(net: Any, pool: str) -> None:
 @behaviour
 async def an_append_is_at_its_place_or_not_at_all(net: Any, pool: str) -> None:
     js = net.jetstream()
-    assert await append(js, pool, b"one", "h1", 0, 5) is AppendOutcome.COMMITTED
-    assert await append(js, pool, b"two", "h2", 0, 5) is AppendOutcome.REFUSED
-    assert await append(js, pool, b"two", "h2", 1, 5) is AppendOutcome.COMMITTED
-    assert await append(js, pool, b"two", "h2", 1, 5) is AppendOutcome.REFUSED
-    assert await append(js, pool, b"two", "h2", 2, 5) is AppendOutcome.UNCLEAR  # stored before
+    assert await append(js, ledger(pool), b"one", "h1", 0, 5) is AppendOutcome.COMMITTED
+    assert await append(js, ledger(pool), b"two", "h2", 0, 5) is AppendOutcome.REFUSED
+    assert await append(js, ledger(pool), b"two", "h2", 1, 5) is AppendOutcome.COMMITTED
+    assert await append(js, ledger(pool), b"two", "h2", 1, 5) is AppendOutcome.REFUSED
+    assert await append(js, ledger(pool), b"two", "h2", 2, 5) is AppendOutcome.UNCLEAR  # stored before
     assert (await js.stream_info(f"LEDGER-{pool}")).state.last_seq == 2
     assert (await js.get_msg(f"LEDGER-{pool}", seq=1)).data == b"one"
     with pytest.raises(NotFoundError):
@@ -102,7 +103,7 @@ async def a_full_stream_refuses(net: Any, pool: str) -> None:
 @behaviour
 async def a_ledger_can_be_neither_purged_nor_deleted_from(net: Any, pool: str) -> None:
     js = net.jetstream()
-    await append(js, pool, b"one", "h1", 0, 5)
+    await append(js, ledger(pool), b"one", "h1", 0, 5)
     with pytest.raises(APIError):
         await js.purge_stream(f"LEDGER-{pool}")
     with pytest.raises(APIError):
@@ -129,7 +130,7 @@ async def a_tail_reads_in_order_and_waits_for_more(net: Any, pool: str) -> None:
 @behaviour
 async def a_reader_judges_what_it_reads(net: Any, pool: str) -> None:
     js = net.jetstream()
-    await append(js, pool, b"no record", "h1", 0, 5)
+    await append(js, ledger(pool), b"no record", "h1", 0, 5)
     reader = LedgerReader(js, pool)
     entries = await reader.next(10, 5)
     assert [(e.seq, e.valid) for e in entries] == [(1, False)]

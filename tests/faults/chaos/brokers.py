@@ -7,14 +7,17 @@ import shutil
 import signal
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from libs.bus.connect import close, connect
+from libs.bus.patience import AWAY
 from libs.cli.launch import LocalStack
+from libs.ledger.rolling import ASKED
+from libs.ledger.segments import Segment, readable
 from tests.kit.waiting import until
 
 WHOLE_S = 120.0
@@ -48,6 +51,31 @@ async def leader_of(js: JetStreamContext, subject: str) -> str:
 
     found: str = await until(leader, WHOLE_S)
     return found
+
+
+async def settled(js: JetStreamContext, pool: str) -> Segment:
+    """The ledger's open segment; waits while the broker does not say."""
+
+    async def found() -> Segment | None:
+        with suppress(*AWAY):
+            return (await readable(js, pool))[-1]
+        return None
+
+    open_: Segment = await until(found, WHOLE_S)
+    return open_
+
+
+async def ask_to_roll(js: JetStreamContext, pool: str) -> None:
+    """As `baton ledger roll` does; waits while the broker does not answer."""
+
+    async def asked() -> bool:
+        with suppress(*AWAY):
+            config = (await js.stream_info((await readable(js, pool))[-1].name)).config
+            await js.update_stream(config.evolve(metadata={ASKED: "1"}))
+            return True
+        return False
+
+    await until(asked, WHOLE_S)
 
 
 async def whole(cluster: LocalStack) -> None:

@@ -10,17 +10,21 @@ import os
 import shutil
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
+from nats.js import JetStreamContext
 from redis.asyncio import Redis
 
+from libs.bus.patience import AWAY
 from libs.cli.launch import REAL, SERVICES, SIMULATED
 from libs.cli.users import node_name
 from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, VALKEY
+from libs.ledger.segments import Segment, readable
 from schemas import subjects
 from tests.faults.chaos import disks
-from tests.faults.chaos.brokers import away, brokers, frozen, jetstream, leader_of, whole, wipe
+from tests.faults.chaos.brokers import ask_to_roll, away, brokers, frozen, jetstream, leader_of, settled, whole, wipe
 from tests.faults.chaos.nodes import send
 from tests.faults.chaos.world import SHORT_LEASE_S, World, no_room
 from tests.faults.cluster import back, kill9
@@ -82,6 +86,27 @@ async def _(world: World) -> str:
         await asyncio.sleep(seconds)
     await whole(world.cluster)
     return f"{name} for {seconds:.0f} s"
+
+
+@_fault("leader frozen while the ledger rolls")
+async def _(world: World) -> str:
+    """The server that wakes up hears of the roll, and of the next segment, in any order."""
+    pool = world.cluster.options.pool
+    async with jetstream(world.cluster) as js:
+        name = await leader_of(js, subjects.ledger(pool))
+        async with frozen(world.cluster, name):
+            before = await settled(js, pool)
+            await ask_to_roll(js, pool)
+            await until(lambda: _goes_on(js, pool, before), 120)
+            await asyncio.sleep(world.chance.uniform(0.0, 5.0))
+    await whole(world.cluster)
+    return name
+
+
+async def _goes_on(js: JetStreamContext, pool: str, before: Segment) -> bool:
+    with suppress(*AWAY):
+        return (await readable(js, pool))[-1].first > before.first
+    return False
 
 
 @_fault("leader away")

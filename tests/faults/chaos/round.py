@@ -9,12 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from libs.client import ClientError
-from libs.ledger.rolling import ASKED
-from libs.ledger.segments import readable
 from schemas.jobs import JobSpec
 from schemas.resources import Resources
 from tests.faults.books import Books, books_agree
-from tests.faults.chaos.brokers import jetstream
 from tests.faults.chaos.faults import FAULTS
 from tests.faults.chaos.observer import Observer
 from tests.faults.chaos.world import World
@@ -104,7 +101,7 @@ def _note(outcome: Outcome, books: Books, jobs: set[str]) -> None:
 
 
 async def _send(world: World, seed: int, over: asyncio.Event) -> list[Planned]:
-    """Sends jobs until it is over; returns those that were stored. The ledger is asked to roll once."""
+    """Sends jobs until it is over; returns those that were stored."""
     chance = random.Random(f"load {seed}")
     jobs = [*crowd(f"chaos-{seed}"), *mixed(f"chaos-{seed}", MOST)]
     jobs += [_long(seed, number, chance) for number in range(MOST // 10)]
@@ -114,20 +111,10 @@ async def _send(world: World, seed: int, over: asyncio.Event) -> list[Planned]:
         some = jobs[len(sent) : len(sent) + AT_ONCE]
         async with clients(world.cluster) as teams:
             await submit(teams, some, give_up_s=600)
-        if len(sent) // 30 != (len(sent) + len(some)) // 30:
-            await _ask_to_roll(world)
         sent += some
         with suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), EVERY_S)
     return sent
-
-
-async def _ask_to_roll(world: World) -> None:
-    with suppress(Exception):  # the broker is away: then not now
-        async with jetstream(world.cluster) as js:
-            name = (await readable(js, world.cluster.options.pool))[-1].name
-            config = (await js.stream_info(name)).config
-            await js.update_stream(config.evolve(metadata={ASKED: "1"}))
 
 
 def _long(seed: int, number: int, chance: random.Random) -> Planned:
