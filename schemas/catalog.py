@@ -172,7 +172,7 @@ CATALOG: tuple[Message, ...] = (
         subjects.fill(subjects.NODE_SIGNAL, what="heartbeat"),
         "",
         "agent",
-        ("telemetry",),
+        ("leases", "telemetry"),
         nodes.LeaseGranted,
     ),
     Message(

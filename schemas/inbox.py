@@ -184,7 +184,7 @@ class GranterClaimed(Fact):
 
 
 class BoardCut(Fact):
-    """An agent has cut a MIG board anew as its desired state asked, or has put it back as it was. Sent by the agent,
+    """An agent has repartitioned a MIG board as its desired state asked, or has put it back as it was. Sent by the agent,
     repeated until the desired state no longer asks."""
 
     node: NodeName

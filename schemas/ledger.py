@@ -244,7 +244,7 @@ class BoardRecut(Fact):
 
 
 class BoardCutDone(Fact):
-    """The node has cut the board, or put it back as it was; `inventory` is what it offers from here on."""
+    """The node has repartitioned the board, or put it back as it was; `inventory` is what it offers from here on."""
 
     kind: Literal["board.cut"] = "board.cut"
     node: NodeName

@@ -47,22 +47,27 @@ class RoleHosts(Fact):
     nodes: tuple[int, ...] = Field(description="places in the part's `nodes`, in the order of the role's ranks")
 
 
-class DesiredPart(Fact):
-    """This node's part of one attempt: what to run, where, as which ranks; or to save and stop it."""
+class AttemptPart(Fact):
+    """What is told of a node's part of one attempt, whichever way its spec is told."""
 
     job_id: JobId
     attempt: int = Field(ge=1)
     team: Name
     action: Action
-    spec: AcceptedSpec
     ranks: tuple[Rank, ...] = Field(min_length=1)
     world_size: int = Field(ge=1, description="devices of the whole gang")
     node_rank: int = Field(ge=0)
     nodes: tuple[NodeName, ...] = Field(description="all nodes of the gang, in rank order; the first is the master")
     roles: tuple[RoleHosts, ...] = Field(default=(), description="of a nested gang: its roles, in the order of ranks")
     resume: Checkpoint | None = None
-    started: bool | None = Field(default=None, description="the ledger has its start; null: the sender does not say")
     lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
+
+
+class DesiredPart(AttemptPart):
+    """This node's part of one attempt: what to run, where, as which ranks; or to save and stop it."""
+
+    spec: AcceptedSpec
+    started: bool | None = Field(default=None, description="the ledger has its start; null: the sender does not say")
 
 
 class LiftedQuarantine(Fact):
@@ -86,7 +91,7 @@ class DesiredState(Fact):
     recuts: tuple[Recut, ...] = Field(default=(), description="MIG boards to repartition now")
     withdrawn: tuple[Recut, ...] = Field(
         default=(),
-        description="repartitions not to be begun any more; each is answered with what its board is, when it is not being cut",
+        description="repartitions not to be begun any more; each is answered with what its board is, once nothing is under way",
     )
     lifted: tuple[LiftedQuarantine, ...] = Field(default=(), description="quarantines that an operator has ended")
 
@@ -112,22 +117,11 @@ SpecDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """Names a spec by its content. Only to be compared: what it is the digest of is the sender's affair."""
 
 
-class ReferencedPart(Fact):
+class ReferencedPart(AttemptPart):
     """A node's part of one attempt, as `DesiredPart`, but with its spec named by `spec`."""
 
-    job_id: JobId
-    attempt: int = Field(ge=1)
-    team: Name
-    action: Action
     spec: SpecDigest
-    ranks: tuple[Rank, ...] = Field(min_length=1)
-    world_size: int = Field(ge=1, description="devices of the whole gang")
-    node_rank: int = Field(ge=0)
-    nodes: tuple[NodeName, ...] = Field(description="all nodes of the gang, in rank order; the first is the master")
-    roles: tuple[RoleHosts, ...] = Field(default=(), description="of a nested gang: its roles, in the order of ranks")
-    resume: Checkpoint | None = None
     started: bool = Field(default=False, description="the ledger has its start; until then the agent reports it again")
-    lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
 
 
 class NodeChanged(Fact):

@@ -112,7 +112,7 @@ class MigProfile(Fact):
 
 
 class MigBoard(Fact):
-    """A board in MIG mode: the instances cut from it are devices of the inventory (their `parent` is its id)."""
+    """A board in MIG mode: its instances are devices of the inventory (their `parent` is its id)."""
 
     id: DeviceId
     index: int = Field(ge=0, description="index on its node")
@@ -120,7 +120,9 @@ class MigBoard(Fact):
     memory_mib: int = Field(ge=0)
     slices: int = Field(default=8, ge=1, le=8, description="memory slices")
     profiles: tuple[MigProfile, ...] = Field(description="legal profiles and start slices, as the driver tells them")
-    dynamic: bool = Field(default=False, description="Baton may cut idle slices anew; false: instances stay as found")
+    dynamic: bool = Field(
+        default=False, description="Baton may repartition what is idle; false: instances stay as found"
+    )
 
 
 class MigPlace(Fact):
@@ -134,7 +136,9 @@ class Recut(Fact):
     """A board that is to be repartitioned: idle instances go, others come; all that is not named stays as it is."""
 
     board: DeviceId
-    number: int = Field(ge=1, description="counts the cuts of this board; tells a repeated report from a new one")
+    number: int = Field(
+        ge=1, description="counts the repartitions of this board; tells a repeated report from a new one"
+    )
     destroy: tuple[DeviceId, ...] = Field(
         default=(), max_length=8, description="instances that go; none of them is used"
     )
@@ -159,7 +163,7 @@ class Device(Fact):
     memory_mib: int = Field(ge=0, le=MOST_MIB, description="usable memory, MiB (measured, where the driver tells)")
     nvlink_domain: str = Field(default="", description="devices of a node with equal names share an NVLink island")
     mig_profile: str = Field(default="", description="set for a MIG instance: its profile")
-    parent: str = Field(default="", description="set for a MIG instance: the id of the board it is cut from")
+    parent: str = Field(default="", description="set for a MIG instance: the id of its board")
     mig_start: int = Field(default=0, ge=0, le=7, description="set for a MIG instance: its first memory slice")
     power_limit_w: int = Field(default=0, ge=0, le=1_000_000, description="board power limit, watts; 0 when unknown")
     runtime: Runtime = Field(default=Runtime.CUDA, description="programming interface")

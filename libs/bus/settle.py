@@ -8,9 +8,9 @@ Each message of a batch is decided by itself, so a bad one never holds up the ot
    after `MAX_DELIVERIES`.
 4. *bug* (anything else): delivered again as well, a dead letter after `MAX_BUG_DELIVERIES`.
 5. *crashed* (delivered so often that its handler must be killing the process): a dead letter, without a try.
-6. *parked* (`Busy`, or what follows cannot be stored): delivered again after a growing pause, however often that takes. Such
+6. *parked* (`NoRoom`, or what follows cannot be stored): delivered again after a growing pause, however often that takes. Such
    a delivery reached no decision and does not count (`libs.bus.excused`). At most `PARKED` are kept so, for the broker hands
-   out nothing more when too many are unsettled; from there on whoever is `Busy` is told so: that is its answer.
+   out nothing more when too many are unsettled; from there on whoever is `NoRoom` is told so: that is its answer.
 
 A dead letter is stored before its message is terminated, so nothing is lost. When the broker stores nothing at all,
 nothing is acknowledged, the batch comes again however often that takes, and the derived ids make the second time
@@ -43,7 +43,7 @@ from libs.bus.table import ACK_WAIT_S, consumer_config, durable_of
 from libs.ports import clock
 from libs.ports.host import failpoint
 
-__all__ = ["Busy", "Malformed", "Received", "Transient", "consume", "dead_letter", "received_of", "replayed"]
+__all__ = ["Malformed", "NoRoom", "Received", "Transient", "consume", "dead_letter", "received_of", "replayed"]
 
 log = logging.getLogger("baton.settle")
 
@@ -62,7 +62,7 @@ class Transient(RuntimeError):
     """It may work in a moment: something that is needed is away."""
 
 
-class Busy(RuntimeError):
+class NoRoom(RuntimeError):
     """There is no room for what would follow. `answer` is what its sender is told when it cannot wait here any longer."""
 
     def __init__(self, why: str, answer: Sequence[Outgoing] = ()) -> None:
@@ -215,13 +215,13 @@ class _Shell:
             case.out = list(await result if inspect.isawaitable(result) else result)
         except Malformed as e:
             case.bury(self._origin, "malformed", str(e))
-        except Busy as e:
+        except NoRoom as e:
             self._busy(case, e)
         except Exception as e:
             self._failed(case, e)
         return case
 
-    def _busy(self, case: _Delivery, error: Busy) -> None:
+    def _busy(self, case: _Delivery, error: NoRoom) -> None:
         """Parked where there is room for it, else answered."""
         seq = case.received.stream_seq
         if error.answer and seq not in self._parked and len(self._parked) >= PARKED:

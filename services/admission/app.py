@@ -20,7 +20,7 @@ from libs.bus.connect import connect
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.room import CANCELS_END, SUBMITS_END, StreamRoom
-from libs.bus.settle import Busy, Received, consume
+from libs.bus.settle import NoRoom, Received, consume
 from libs.bus.streams import bind
 from libs.bus.trim import trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
@@ -96,7 +96,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         if lack := _lacks_room(handled, rooms):
             pool, why = lack
             metrics.requests.labels(AdmissionResult.BUSY.value).inc()
-            raise Busy(f"pool {pool}: {why}", busy_answer(received, pool, why))
+            raise NoRoom(f"pool {pool}: {why}", busy_answer(received, pool, why))
         metrics.requests.labels(handled.result.value).inc()
         for why in handled.whys:
             metrics.refusals.labels(why.value).inc()

@@ -25,7 +25,8 @@ from schemas.inbox import (
     Started,
 )
 from schemas.nodes import DesiredPart, DesiredState, LiftedQuarantine
-from schemas.resources import DeviceKind, Inventory, Recut
+from schemas.resources import DeviceKind, Inventory
+from services.agent.boards import NodeBoards
 from services.agent.lease import Lease, early_s
 from services.agent.quarantine import DeviceInUse
 from services.agent.reconcile import (
@@ -42,7 +43,6 @@ from services.agent.reconcile import (
     follow,
     plan,
 )
-from services.agent.repartitions import carry_out, refusal
 
 log = logging.getLogger("baton.agent")
 
@@ -77,17 +77,6 @@ class EarlierLife:
     until: float | None
     note: Mapping[str, Any]
     parts: Sequence[tuple[DesiredPart, Mapping[str, Any]]]
-
-
-@dataclass(eq=False, slots=True)
-class BoardRepartition:
-    """A repartition in this life: under way until `at`, when it was last reported, is set. `reason`: why it failed."""
-
-    asked: Recut
-    begun: bool = False
-    """The board may be another from here on."""
-    at: float | None = None
-    reason: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -135,15 +124,15 @@ class NodeRunner:
     """Starts that placement has not shown yet that it knows."""
     busy_devices: dict[str, DeviceInUse] = field(default_factory=dict)
     """Devices in quarantine. They stay there over lives, until they are free."""
-    _repartitions: dict[tuple[str, int], BoardRepartition] = field(default_factory=dict)
-    """(board, number) -> repartitions asked for in this life; one that is no longer asked for is not asked again."""
-    _repartitioners: set[asyncio.Task[None]] = field(default_factory=set)
-    _cutting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One board at a time: each report then tells of boards that are whole."""
     _registered_at: float = 0.0
+    dying: bool = False
+    """This life is ending: what its parts report is not passed on any more."""
     _asked_to_save: bool = False
-    _dying: bool = False
     _leaving: bool = False
+    boards: NodeBoards = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.boards = NodeBoards(self)
 
     @property
     def name(self) -> str:
@@ -190,7 +179,7 @@ class NodeRunner:
             quarantined={device: ", ".join(busy.users) for device, busy in self.busy_devices.items()},
         )
         self.lease = Lease(self.lease_s)
-        self.known, self.missed, self._asked_to_save, self._dying = False, 0, False, False
+        self.known, self.missed, self._asked_to_save, self.dying = False, 0, False, False
         self.parts.clear()
         self._early.clear()
         for ending in self._ending.values():
@@ -199,7 +188,7 @@ class NodeRunner:
         self._unheard.clear()
         self._ends.clear()
         self._starts.clear()
-        self._repartitions.clear()
+        self.boards.begin()
 
     def register(self) -> None:
         self._registered_at = self.now()
@@ -210,7 +199,7 @@ class NodeRunner:
 
     def follow(self, desired: DesiredState) -> None:
         """Makes what runs here equal to `desired`, as far as that can be begun now."""
-        if self._dying or not concerns(desired, self.view):
+        if self.dying or not concerns(desired, self.view):
             return
         self.known, self.missed = True, 0
         for part in desired.parts:
@@ -239,74 +228,7 @@ class NodeRunner:
                     self._ends.pop(key, None)
                     if (ended := self._unheard.pop(key, None)) is not None:
                         ended.heard()
-        self._follow_repartitions(desired.recuts, desired.withdrawn)
-
-    def _follow_repartitions(self, requests: Iterable[Recut], withdrawn: Iterable[Recut]) -> None:
-        """Begins the repartitions that are new, each once in this life, and drops withdrawn ones that are not begun.
-
-        A withdrawn one that is under way is answered when it ends, whatever came of it; one that was answered is
-        reported again until placement has heard it.
-        """
-        asked = {(request.board, request.number): request for request in requests}
-        dropped = {(request.board, request.number): request for request in withdrawn}
-        for key, repartition in list(self._repartitions.items()):
-            if repartition.at is not None and key not in asked and key not in dropped:
-                del self._repartitions[key]
-        for key, request in dropped.items():
-            repartition = self._repartitions.setdefault(key, BoardRepartition(request))
-            if not repartition.begun and repartition.at is None:
-                self._repartitioned(repartition, "withdrawn before it was begun")
-        for key, request in asked.items():
-            if key in self._repartitions or self._leaving or not self.lease.valid(self.now()):
-                continue
-            repartition = self._repartitions[key] = BoardRepartition(request)
-            if reason := refusal(request, self.inventory, self.busy()):
-                self._repartitioned(repartition, reason)
-                continue
-            self._offer()
-            task = asyncio.create_task(self._repartition(repartition))
-            self._repartitioners.add(task)
-            task.add_done_callback(self._repartitioners.discard)
-
-    async def _repartition(self, repartition: BoardRepartition) -> None:
-        async with self._cutting:
-            if self._dying or repartition.at is not None:
-                return
-            repartition.begun = True
-            log.info("%s cuts board %s (cut %d)", self.name, repartition.asked.board, repartition.asked.number)
-            reason, self.inventory = await asyncio.to_thread(carry_out, self.layer, repartition.asked, self.inventory)
-            self._repartitioned(repartition, reason)
-
-    def _repartitioned(self, repartition: BoardRepartition, reason: str) -> None:
-        if reason:
-            log.warning("%s did not cut board %s anew: %s", self.name, repartition.asked.board, reason)
-        repartition.at, repartition.reason = self.now(), reason
-        self._offer()
-        self._report_repartition(repartition)
-
-    def _offer(self) -> None:
-        """Parts may use what the inventory has, less the instances that are about to go."""
-        going = {
-            name
-            for repartition in self._repartitions.values()
-            if repartition.at is None
-            for name in repartition.asked.destroy
-        }
-        self.view.devices = frozenset(device.id for device in self.inventory.devices if device.id not in going)
-
-    def _report_repartition(self, repartition: BoardRepartition) -> None:
-        if self._dying:
-            return
-        seen = BoardCut(
-            node=self.name,
-            incarnation=self.incarnation,
-            board=repartition.asked.board,
-            number=repartition.asked.number,
-            ok=not repartition.reason,
-            reason=repartition.reason,
-            inventory=self.inventory,
-        )
-        self.report(self.name, self.incarnation, seen)
+        self.boards.follow(desired.recuts, desired.withdrawn)
 
     def _start(self, part: DesiredPart) -> None:
         key = (part.job_id, part.attempt)
@@ -329,7 +251,7 @@ class NodeRunner:
     def _observe(self, key: Key, seen: Observation) -> None:
         """What a part reports. After the lease's end nothing counts any more: the keeper may have killed it, and it
         would look like an exit of its own."""
-        if self._dying or key in self._ending:
+        if self.dying or key in self._ending:
             return
         if isinstance(seen, Released) and self._early.get(key) is not None:
             now = self.now()
@@ -386,7 +308,7 @@ class NodeRunner:
 
     def _over(self, key: Key) -> None:
         job_id, attempt = key
-        if self.view.parts[key].phase is not Phase.ENDED and not self._dying:
+        if self.view.parts[key].phase is not Phase.ENDED and not self.dying:
             reason = f"its lease ended: node {self.name} was not heard for too long"
             self._ended(key, Released(job_id=job_id, attempt=attempt, exit_code=137, reason=reason, own_exit=False))
         self._ending.pop(key, None)
@@ -415,10 +337,7 @@ class NodeRunner:
                 if now - at >= older_than_s:
                     unheard[key] = (now, seen)
                     self.report(self.name, self.incarnation, seen)
-        for repartition in self._repartitions.values():
-            if repartition.at is not None and now - repartition.at >= older_than_s:
-                repartition.at = now
-                self._report_repartition(repartition)
+        self.boards.repeat(older_than_s)
 
     def renewed(self, sent: float) -> bool:
         """A heartbeat sent at `sent` was confirmed. Returns whether the lease is valid."""
@@ -443,15 +362,14 @@ class NodeRunner:
 
     async def die(self) -> None:
         """Kills all parts and returns when nothing is left. What they report from here on is not passed on."""
-        self._dying = True
+        self.dying = True
         await asyncio.gather(*(part.kill() for part in list(self.parts.values())))
         self.parts.clear()
-        while self._repartitioners:  # a board that is being cut is nothing to begin a new life with
-            await asyncio.wait(self._repartitioners)
+        await self.boards.settle()
 
     async def let_go(self) -> None:
         """The agent ends, the work does not: parts that the keeper holds run on for the next agent."""
-        self._dying = True
+        self.dying = True
         await asyncio.gather(*(part.leave() for part in list(self.parts.values())))
 
     def accelerators(self, devices: Iterable[str]) -> bool:
@@ -491,12 +409,26 @@ class NodeRunner:
 
     def _tell_quarantine(self) -> None:
         """Between two lives nobody listens: the registration that begins the next one tells it."""
-        if not self._dying:
+        if not self.dying:
             seen = NodeQuarantine(node=self.name, incarnation=self.incarnation, devices=self._quarantine())
             self.report(self.name, self.incarnation, seen)
 
     def _quarantine(self) -> tuple[BusyDevice, ...]:
         return tuple(one.told(device) for device, one in self.busy_devices.items())
+
+    # --------------------------------------------------------------------------------------------- what boards ask of it
+
+    def may_repartition(self) -> bool:
+        """Whether a repartition may be begun."""
+        return not self._leaving and self.lease.valid(self.now())
+
+    def offer(self, devices: frozenset[str]) -> None:
+        """Parts may use these devices from here on."""
+        self.view.devices = devices
+
+    def tell(self, seen: BoardCut) -> None:
+        """Placement is to hear what became of a board."""
+        self.report(self.name, self.incarnation, seen)
 
     def busy(self) -> dict[str, int]:
         """Granted milli per device of what is not gone yet."""

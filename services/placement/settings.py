@@ -10,7 +10,7 @@ class PlacementSettings(CycleSettings):
     model_config = SettingsConfigDict(env_prefix="BATON_PLACEMENT_")
 
     snapshot_records: int = Field(default=5000, ge=100, description="ledger records between snapshots of the state")
-    repartition: bool = Field(default=True, description="cut idle MIG boards anew for profiles that are waited for")
+    repartition: bool = Field(default=True, description="repartition idle MIG boards for profiles that are waited for")
     repartition_after_s: float = Field(
         default=30.0, ge=0, description="how long a job waits for an instance before that, s"
     )

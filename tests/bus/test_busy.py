@@ -11,7 +11,7 @@ from libs.bus.connect import close, connect
 from libs.bus.dead import REASON, SEQ
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox, is_full
-from libs.bus.settle import Busy, Received, dead_letter
+from libs.bus.settle import NoRoom, Received, dead_letter
 from libs.bus.streams import provision
 from libs.bus.table import DEAD_OF_A_SENDER
 from schemas.subjects import DEAD, EVENTS, REQUESTS, cancel, dead, event
@@ -86,7 +86,7 @@ async def test_so_many_wait_and_the_others_are_told(consumer: Consumer, monkeypa
     names = ["a", "b", "c", "d"]
     for name in names:
         answer = Outgoing(event("rejected", "research"), name.encode(), {"Nats-Msg-Id": f"busy-{name}"})
-        consumer.failures[name] = Busy("no room", [answer])
+        consumer.failures[name] = NoRoom("no room", [answer])
     await consumer.send(*names)
     await consumer.start()
     told = await until(lambda: stored(consumer.js, EVENTS, event("rejected", "research")))
@@ -104,7 +104,7 @@ async def test_so_many_wait_and_the_others_are_told(consumer: Consumer, monkeypa
 async def test_waiting_does_not_spin(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause grows with the deliveries, so a message that has waited long is tried every half a minute."""
     monkeypatch.setattr(settle, "PAUSES_S", (0.01, 0.01, 3600.0))
-    consumer.failures["a"] = Busy("no room")
+    consumer.failures["a"] = NoRoom("no room")
     await consumer.send("a")
     await consumer.start()
     await delivered(consumer, 3)

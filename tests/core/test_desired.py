@@ -45,6 +45,10 @@ def test_a_state_comes_in_pieces_that_are_small_and_together_whole(state: State)
     parts = [part for piece in pieces for part in piece.parts]
     about = [part.model_dump(exclude={"spec"}) for part in whole.parts]
     assert {part["lease_s"] for part in about} == {0.0}
+    for part in (*whole.parts, *parts):
+        assert part.model_fields_set == set(type(part).model_fields), (
+            "a field that is left out would be told as its default"
+        )
     assert [part.model_dump(exclude={"spec"}) for part in parts] == about
     specs = {part.job_id: part.spec for part in whole.parts}
     assert [part.spec for part in parts] == [

@@ -161,7 +161,7 @@ def test_an_instance_is_taken_where_it_leaves_the_profiles_possible_that_are_ask
     assert fleet.boards["b0"].rows[int(placed.rows[0])] == (ONE, start)
 
 
-def test_a_recut_that_nobody_answers_is_withdrawn_and_another_board_is_cut_instead() -> None:
+def test_a_repartition_that_nobody_answers_is_withdrawn_and_another_board_is_used_instead() -> None:
     world = World(cut("n0", {"b0": ONES}), cut("n1", {"b1": ONES}))
     waits = world.submit(ask("waits", THREE))
     (silent,) = tick(world, 60)

@@ -9,7 +9,7 @@ import pytest
 
 from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
-from libs.core.placement.search.gang import cut, gap
+from libs.core.placement.search.gang import gap, shrink
 from libs.core.placement.search.links import LINKS, link_gb_s
 from libs.core.scheduling import preemption
 from libs.core.scheduling.reservation import reserve
@@ -316,7 +316,7 @@ def test_an_elastic_gang_gets_only_sizes_that_its_model_divides(free, limit, got
 
 def test_what_is_kept_for_an_elastic_gang_is_cut_to_whole_replicas():
     shape = shape_of(elastic("split", 12, 4, tensor=4).spec)
-    assert [cut(shape, n).devices if cut(shape, n) else None for n in (3, 5, 11, 12, 13)] == [None, 4, 8, 12, 12]
+    assert [shrink(shape, n).devices if shrink(shape, n) else None for n in (3, 5, 11, 12, 13)] == [None, 4, 8, 12, 12]
 
 
 def test_an_elastic_gang_is_cut_to_its_teams_quota():
@@ -349,10 +349,10 @@ def test_every_model_is_tried_in_full_before_any_gang_is_made_smaller():
 
 def test_a_shape_is_cut_from_its_last_role_and_never_below_its_least():
     shape = nested(role("a", 4, 2, min_count=2), role("b", 4, 1, min_count=1))
-    counts = {devices: cut(shape, devices) for devices in (12, 10, 8, 5, 4)}
+    counts = {devices: shrink(shape, devices) for devices in (12, 10, 8, 5, 4)}
     assert [[r.count for r in counts[n].roles] for n in (12, 10, 8, 5)] == [[4, 4], [4, 2], [3, 1], [2, 1]]
     assert counts[4] is None
-    assert cut(gang(8, min_devices=3), 5).devices == 5
+    assert shrink(gang(8, min_devices=3), 5).devices == 5
 
 
 def test_devices_held_for_an_elastic_beneficiary_count_as_many_as_they_are():

@@ -17,7 +17,7 @@ groups:
 
 Kind, programming interface and memory follow from the model where the catalogue knows it. More keys of `devices`:
 
-    mig: [3g.40gb, 2g.20gb, 1g.10gb]              every board cut into these instances
+    mig: [3g.40gb, 2g.20gb, 1g.10gb]              every board has these instances
     dynamic: true                                 with mig: Baton may repartition idle instances
     torus: {shape: [4, 4, 4], host: [2, 2, 1]}    TPU chips: node i of the group is host i of its torus, in the order of
                                                   coordinates; after the last host the next torus begins

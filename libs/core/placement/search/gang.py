@@ -82,7 +82,7 @@ def role_shape(shape: Shape, role: RoleShape, count: int = 1) -> Shape:
     )
 
 
-def cut(shape: Shape, devices: int) -> Shape | None:
+def shrink(shape: Shape, devices: int) -> Shape | None:
     """`shape` asking for at most `devices`, elastic parts made smaller (in whole units; the last role first). None when
     that is below its least."""
     if devices >= shape.devices:

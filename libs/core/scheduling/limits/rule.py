@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from libs.core.accelerators.kinds import GRAINS, grains, weight
 from libs.core.placement.answer import Blocked, BlockReason
-from libs.core.placement.search.gang import cut
+from libs.core.placement.search.gang import shrink
 from libs.core.state.limits import Cap, Limits, Usage
 from libs.core.state.model import Shape
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI, kind_of, parts_of
@@ -110,7 +110,7 @@ def _single(limits: Limits, used: Usage, shape: Shape, models: Collection[str], 
             reached.append((rooms[model], limit))
     told = _told(reached)
     caps = tuple(Cap((model,), devices) for model, devices in rooms.items() if devices < shape.devices)
-    request = cut(shape, max(rooms.values()))
+    request = shrink(shape, max(rooms.values()))
     if request is not None and (some := tuple(cap for cap in caps if cap.devices < request.devices)):
         request = replace(request, caps=some)
     return Room(request, told, caps)
@@ -154,7 +154,7 @@ def _nested(limits: Limits, used: Usage, shape: Shape, models: Collection[str], 
         if devices < needed:
             request = None
         elif all(only) and request is not None:
-            request = cut(request, devices)
+            request = shrink(request, devices)
     for names, need in zip(options, least, strict=True):
         if all(min((cap.devices for cap in caps if model in cap.models), default=UNLIMITED) < need for model in names):
             request = None

@@ -2,7 +2,7 @@
 
 **What it decides.** A waiting job whose class may preempt (the beneficiary) does not fit now. Then whole gangs of lower
 classes (the victims) give way, and the devices that this frees are held for the beneficiary. Nobody gives way unless the
-whole placement then fits. A gang is never cut: all of it gives way, also its parts elsewhere.
+whole placement then fits. A gang gives way as a whole, also its parts elsewhere.
 
 **Which victims.** Compared in this order, the first difference decides:
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from libs.core.placement import Placed, View, find
 from libs.core.placement.context import context_of, reserve_host_resources
-from libs.core.placement.search.gang import cut
+from libs.core.placement.search.gang import shrink
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.preemption.cost import cost_device_s
 from libs.core.state.lifecycle import PREEMPTIBLE
@@ -101,7 +101,7 @@ def _fits(
             return Declined(Reason.NO_SUCH_DEVICE, f"no device {device}")
         rows.append(row)
     distinct = len(set(rows))
-    request = cut(job.shape, len(rows))
+    request = shrink(job.shape, len(rows))
     if request is None or request.devices != distinct or distinct != len(rows):
         return Declined(Reason.BAD_SIZE, f"{distinct} devices for a job of {job.shape.devices}")
     view = would_be_free(state, [victim.job for victim in victims])
