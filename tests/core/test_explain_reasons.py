@@ -2,6 +2,7 @@
 
 import re
 
+from libs.core.explain.waiting import BACKING_OFF
 from libs.core.placement.answer import BlockReason
 from schemas.queries import Explanation
 
@@ -14,3 +15,4 @@ def test_every_reason_is_in_the_contract() -> None:
     assert set(listed.group(1).split(", ")) == {reason.value for reason in BlockReason}
     assert "preempting" in told
     assert "next" in told
+    assert BACKING_OFF in told

@@ -19,6 +19,7 @@ from libs.core.scheduling.limits import Tally
 from libs.core.state.fleet import Ints
 from libs.core.state.levels import beyond
 from libs.core.state.model import Job, Shape, State
+from libs.core.state.usable import MOST_PARTS
 from schemas.queries import Removed
 
 TEXT = {
@@ -35,6 +36,7 @@ TEXT = {
     BlockReason.HELD: "the devices that are free are held for a job of a higher class",
     BlockReason.RESERVED: "the devices that are free are reserved for a gang that has waited longer",
     BlockReason.BUSY: "{left} fitting devices are free and it needs {need} at once",
+    BlockReason.PARTS: f"the nodes with free devices run {MOST_PARTS} parts each, and a node may run no more",
     BlockReason.SPREAD: "where devices are free, jobs with the spread key {spread} run already",
     BlockReason.POWER: "the racks with free devices have no power left for it",
     BlockReason.TOPOLOGY: "{left} fitting devices are free, but not {need} of them within one {level}",
@@ -54,6 +56,7 @@ SOME = {
     BlockReason.SIMULATION: "not simulated, and it runs as a timer",
     BlockReason.HELD: "held for a job of a higher class",
     BlockReason.RESERVED: "reserved for a gang that has waited longer",
+    BlockReason.PARTS: f"on nodes that run {MOST_PARTS} parts each, and may run no more",
     BlockReason.SPREAD: "where jobs with the spread key {spread} run already",
     BlockReason.POWER: "on racks that have no power left for them",
 }

@@ -23,6 +23,7 @@ class BlockReason(StrEnum):
     HELD = "held"
     RESERVED = "reserved"
     BUSY = "busy"
+    PARTS = "parts"
     SPREAD = "spread"
     POWER = "power"
     TOPOLOGY = "topology"
@@ -34,6 +35,7 @@ TRANSIENT = frozenset(
         BlockReason.BUSY,
         BlockReason.HELD,
         BlockReason.RESERVED,
+        BlockReason.PARTS,
         BlockReason.SPREAD,
         BlockReason.CPU,
         BlockReason.HOST_MEMORY,

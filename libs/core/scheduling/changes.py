@@ -89,6 +89,7 @@ def _devices_held(changes: Changes, state: State, event: led.DevicesHeld) -> Non
 
 def _devices_freed(changes: Changes, state: State, event: led.DevicesFreed) -> None:
     job = state.jobs[event.job_id]
+    changes.anything = changes.anything or state.fleet.node_names.find(event.node) in state.fleet.full
     changes.devices.update(event.devices)
     changes.nodes.add(event.node)
     changes.teams.add(job.team)

@@ -122,6 +122,8 @@ class Fleet:
         """Boards that may be repartitioned, by id, of nodes that are up or were."""
         self.board_of: dict[int, str] = {}
         """Row of an instance of such a board -> the board's id."""
+        self.full: set[int] = set()
+        """Codes of nodes that run as many parts as a node may: nothing new is granted there."""
         self.lasting: dict[Any, Any] = {}
         self.lasting_version = -1
         """What the constraints that do not pass leave, by kind of request (`placement.constraints`)."""

@@ -16,7 +16,7 @@ from libs.core.state import lifecycle
 from libs.core.state.early_cancels import EarlyCancel
 from libs.core.state.limits import Limits
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, shape_of
-from libs.core.state.usable import mark_quarantined, mark_repartitions, mark_silent, reopen
+from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent, reopen
 from libs.core.state.waiting import back_off, dequeue, enqueue, pass_time
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome, StopCause
@@ -161,6 +161,7 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     job.first_grant_us = job.first_grant_us or t_us
     for node in parts:
         state.on_node[node][job.id] = None
+        count_parts(state, node)
     if job.shape.spread[0]:
         state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
     _count_use(state, job.team, e.claims, 1)
@@ -216,6 +217,7 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
             attempt.cause, attempt.reason = CAUSES[e.evidence], e.reason
     state.fleet.give_back(part.claims)
     state.on_node[e.node].pop(job.id, None)
+    count_parts(state, e.node)
     _count_use(state, job.team, part.claims, -1)
 
 

@@ -24,7 +24,7 @@ from libs.core.state.fold import mark_holds
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, grant_order, shape_of
-from libs.core.state.usable import mark_quarantined, mark_repartitions, mark_silent
+from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off
 from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
@@ -143,6 +143,7 @@ def _index(state: State) -> None:
         for part in job.current.parts.values() if job.current else ():
             if not part.freed:
                 state.on_node[part.node][job.id] = None
+                count_parts(state, part.node)
                 state.fleet.occupy_hosts(part.claims)
 
 

@@ -1,10 +1,23 @@
-"""What keeps devices out of placement while their node is up: silence, quarantine, a repartition that destroys them.
+"""What keeps devices out of placement while their node is up: silence, quarantine, a repartition that destroys them. And a
+node that runs as many parts as it may.
 
 `fleet.up` is what placement sees. Each of these takes devices out of it; whatever ends one of them opens the node's devices
 again, and then the others take out theirs.
 """
 
 from libs.core.state.model import State
+
+MOST_PARTS = 4096
+"""Parts of attempts on one node, from which on nothing new is granted there: what placement tells an agent, and what an agent
+watches, has a bound. One cycle may go over it, by what it grants (`Policy.claims_per_cycle`)."""
+
+
+def count_parts(state: State, name: str) -> None:
+    """Notes whether the node has as many parts as it may. To be called when one has come or gone."""
+    if len(state.on_node[name]) >= MOST_PARTS:
+        state.fleet.full.add(state.fleet.node_names.find(name))
+    elif state.fleet.full:
+        state.fleet.full.discard(state.fleet.node_names.find(name))
 
 
 def mark_repartitions(state: State) -> None:

@@ -94,6 +94,8 @@ def _narrowed(
     devices = cast(DeviceStates, (view.free_milli, view.free_mib, fleet.memory_mib, view.held, view.blocked))
     gone = open_devices(mask, devices, shape.milli, shape.memory_mib, beneficiary)
     yield from zip((BlockReason.BUSY, BlockReason.HELD, BlockReason.RESERVED), gone, strict=True)
+    if fleet.full:
+        yield BlockReason.PARTS, _cut(mask, ~np.isin(fleet.node, list(fleet.full)))
     if context.avoid:
         yield BlockReason.SPREAD, _cut(mask, _apart(fleet, context.avoid, shape.spread[1]))
     for reason, limit in _host_limits(view, shape):
