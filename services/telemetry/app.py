@@ -23,6 +23,7 @@ from libs.service.app import Tasks, make_asgi
 from libs.service.bootclock import now
 from libs.service.fill import FillLevels
 from libs.service.following import readiness, show
+from libs.service.unanswered import Unanswered
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.nodes import NodeSampled
@@ -159,6 +160,7 @@ def make_app(settings: TelemetrySettings) -> AsgiFastStream:
         await telemetry.listen(nats)
         tasks.start("ledger figures", telemetry.follow(js))
         tasks.start("fill levels", FillLevels(js, settings.pool, registry).run())
+        tasks.start("unanswered requests", Unanswered(js, settings.pool, registry).run())
         async with tasks.until_stopped():
             yield
         await telemetry.projection.close()
