@@ -34,12 +34,15 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
     """Makes what is missing and lets limits grow; running it again changes nothing.
 
     Raises StreamDrift, before changing anything, when something exists with other settings, and CannotProvision when the
-    broker refuses: what was made is taken back. A larger limit than the table's is left as it is.
+    broker refuses: what was made is taken back. A larger limit than the table's is left as it is. A broker that is away, or
+    whose servers have not chosen a leader yet, raises one of `libs.bus.patience.AWAY`.
     """
     wanted = streams(pools, replicas=replicas, scale=scale)
     try:
         found = {str(config.name): await _found(js, config) for config in wanted}
-    except (NoStreamResponseError, ServiceUnavailableError):
+    except (NoStreamResponseError, ServiceUnavailableError) as error:
+        if getattr(error, "err_code", None) == _NO_LEADER:
+            raise
         raise CannotProvision("the broker has no JetStream: add `jetstream {...}` to its configuration") from None
     drift = [line for config in wanted for line in _differences(config, found[str(config.name)])]
     for entry in durables(pools):
@@ -87,6 +90,9 @@ def _why_refused(error: APIError, config: StreamConfig, pools: Sequence[str], sc
         f"--scale than {scale:g}"
     )
 
+
+_NO_LEADER = 10008
+"""JetStream system temporarily unavailable: the servers of a cluster have no leader yet."""
 
 _NO_ROOM = (10023, 10028, 10047)
 """Insufficient resources, memory resources, storage resources."""

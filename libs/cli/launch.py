@@ -8,6 +8,7 @@ run. A service is restarted when it dies, by its supervisor; whether it is *read
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from libs.bus.connect import connect
+from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
 from libs.cli.health import Checks, NotReady, readiness
@@ -29,6 +31,8 @@ from libs.embedded.probes import http_ok
 from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
 from schemas.subjects import OPERATOR, token
+
+log = logging.getLogger("baton.launch")
 
 SERVICES = ("placement", "admission", "history", "quota_billing", "telemetry", "leases", "preemption", "queries")
 FOR_ALL_POOLS = "admission"
@@ -258,10 +262,14 @@ class LocalStack:
 
     async def _provision(self) -> None:
         client = await connect(self.nats_url, name="provision")
+        js, options = client.jetstream(), self.options
+
+        async def make() -> None:
+            await provision(js, options.pools, replicas=options.brokers, scale=options.scale)
+
         try:
-            await provision(
-                client.jetstream(), self.options.pools, replicas=self.options.brokers, scale=self.options.scale
-            )
+            async with asyncio.timeout(options.ready_timeout_s):
+                await patiently(make, lambda error, _: log.info("streams are not made yet: %r", error))
         finally:
             await client.close()
 

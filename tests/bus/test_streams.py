@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType
-from nats.js.errors import APIError
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.cursors import Cursors
@@ -194,3 +194,14 @@ def test_each_pool_has_its_own_consumer_of_quotas_and_all_have_one_admission() -
         ("quota_billing-west", ("baton.cmd.quota.v1.*.west.*.*",)),
     ]
     assert durable_of("REQUESTS", "quota_billing-west") == durables(["west"])[1]
+
+
+async def test_servers_without_a_leader_are_no_reason_to_give_up() -> None:
+    """As those of a cluster that starts: whoever asks again later is served."""
+
+    class Starting:
+        async def stream_info(self, _: str) -> None:
+            raise ServiceUnavailableError(code=503, err_code=10008, description="temporarily unavailable")
+
+    with pytest.raises(ServiceUnavailableError):
+        await provision(Starting(), ["main"])  # type: ignore[arg-type]

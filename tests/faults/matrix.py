@@ -27,7 +27,12 @@ ROWS: tuple[Row, ...] = (
     Row("a service killed at each named step", (_SIM, "sim: kill"), ""),
     Row(
         "a random service killed again and again",
-        ("faults/test_kill9::test_nothing_is_lost_or_done_twice_when_a_process_is_killed",),
+        (
+            "faults/test_kill9::test_nothing_is_lost_or_done_twice_when_a_process_is_killed",
+            "faults/test_two_of_everything::test_grants_go_on_when_one_of_each_is_killed",
+            "chaos: service killed",
+            "chaos: one of each service killed",
+        ),
     ),
     Row(
         "two deciders at once",
@@ -38,13 +43,21 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "a decider frozen, then going on",
-        ("faults/test_two_placements::test_a_leader_that_was_frozen_grants_nothing_from_its_old_view", "sim: freeze"),
+        (
+            "faults/test_two_placements::test_a_leader_that_was_frozen_grants_nothing_from_its_old_view",
+            "faults/test_two_of_everything::test_nothing_is_doubled_by_those_that_were_frozen",
+            "sim: freeze",
+            "chaos: service frozen",
+        ),
     ),
     Row(
         "the broker killed, one server",
         (
             "ledger/test_writer::test_kill_9_of_the_broker_again_and_again_loses_and_doubles_nothing",
             "sim: broker killed",
+            "chaos: all brokers killed",
+            "chaos: all brokers away",
+            "chaos: all brokers away for five minutes",
         ),
     ),
     Row(
@@ -54,6 +67,8 @@ ROWS: tuple[Row, ...] = (
             "chaos: leader killed",
             "chaos: leader away",
             "chaos: server wiped",
+            "ledger/test_segments::test_no_subject_goes_from_one_segment_to_another",
+            "chaos: leader frozen while the ledger rolls",
         ),
     ),
     Row(
@@ -67,6 +82,8 @@ ROWS: tuple[Row, ...] = (
             "faults/test_redis_emptied::test_an_emptied_redis_fills_again_under_load",
             "redis/test_projector::test_a_killed_server_is_filled_again_and_nothing_else_waits",
             "sim: redis",
+            "chaos: redis emptied",
+            "chaos: store killed",
         ),
     ),
     Row(
@@ -79,6 +96,7 @@ ROWS: tuple[Row, ...] = (
             "history/test_documents::test_mongodb_away_is_said_and_nothing_is_read",
             "history/test_documents::test_mongodb_killed_in_the_middle_loses_and_doubles_nothing",
             "sim: mongo",
+            "chaos: store frozen",
         ),
     ),
     Row(
@@ -103,17 +121,24 @@ ROWS: tuple[Row, ...] = (
             "bus/test_busy::test_a_full_inbox_is_waited_for_however_long_and_whoever_waits",
             "bus/test_outbox::test_a_full_stream_refuses_and_keeps_what_it_has",
             "sim: full disk",
+            "faults/test_disk_full::test_what_was_acknowledged_outlives_a_full_disk_under_the_broker",
+            "chaos: disk full under a broker",
+            "chaos: slow fsync",
         ),
-        "a file system without room: streams are bounded below it, and `baton provision` asserts that they fit",
+        "it does not go on by itself: nats-server 2.15 must be started again. Size its disk above what streams reserve",
     ),
     Row(
         "the disk full under Redis",
-        (),
-        "its writes fail as when it is away, which is tested; it is shipped without `appendfsync always`",
+        ("faults/test_disk_full::test_a_full_disk_under_redis_is_waited_for", "chaos: disk full under Redis"),
+        "with `appendfsync always` it would end; it is shipped without",
     ),
     Row(
         "a node's disk full",
-        ("sim: node disk full", "agent/test_logs::test_output_beyond_the_limit_is_cut_with_a_line_that_says_so"),
+        (
+            "sim: node disk full",
+            "agent/test_logs::test_output_beyond_the_limit_is_cut_with_a_line_that_says_so",
+            "chaos: node's disk full",
+        ),
     ),
     Row(
         "clocks jump",
@@ -134,7 +159,12 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "an agent frozen with running jobs",
-        ("sim: freeze agent", "agent/test_keeper_faults::test_a_frozen_agents_jobs_end_with_its_lease"),
+        (
+            "sim: freeze agent",
+            "agent/test_keeper_faults::test_a_frozen_agents_jobs_end_with_its_lease",
+            "chaos: agent frozen",
+            "chaos: node frozen",
+        ),
     ),
     Row(
         "an agent killed with running jobs, and started again",
@@ -142,11 +172,19 @@ ROWS: tuple[Row, ...] = (
             "sim: kill agent",
             "agent/test_keeper_faults::test_an_agent_that_is_killed_and_comes_back_costs_no_attempt",
             "agent/test_keeper_faults::test_an_agent_that_does_not_come_back_loses_its_work_at_the_end_of_its_lease",
+            "chaos: agent killed",
         ),
     ),
     Row(
         "agent and keeper killed together",
-        ("agent/test_keeper_faults::test_when_agent_and_keeper_are_killed_their_jobs_end_at_once", "sim: power off"),
+        (
+            "agent/test_keeper_faults::test_when_agent_and_keeper_are_killed_their_jobs_end_at_once",
+            "sim: power off",
+            "chaos: agent and keeper killed",
+            "chaos: keeper killed",
+            "chaos: keeper frozen",
+            "chaos: node switched off",
+        ),
     ),
     Row(
         "a job that ignores SIGTERM, detaches, forks twice",
@@ -202,8 +240,11 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "a credential revoked, or stolen",
-        ("embedded/test_servers::test_nats_users_are_held_to_their_subjects",),
-        "revoking while connected is NATS's own; no test yet",
+        (
+            "embedded/test_servers::test_nats_users_are_held_to_their_subjects",
+            "embedded/test_revoked::test_a_revoked_credential_is_cut_off_and_kept_out",
+            "chaos: credential revoked",
+        ),
     ),
     Row(
         "old and new versions together",

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import shutil
 import sys
 import tempfile
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=sorted(FAULTS), help="only this fault; may be repeated")
     parser.add_argument("--folder", type=Path, help="for data and logs; else a temporary one, kept when a round fails")
     options = parser.parse_args()
+    logging.getLogger("baton").setLevel(logging.ERROR)  # that servers are away is the point
     for name, fault in FAULTS.items():
         if why := fault.cannot():
             _say(f"not here: {name} ({why})")

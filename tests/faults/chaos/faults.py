@@ -25,7 +25,7 @@ from libs.ledger.segments import Segment, readable
 from schemas import subjects
 from tests.faults.chaos import disks
 from tests.faults.chaos.brokers import ask_to_roll, away, brokers, frozen, jetstream, leader_of, settled, whole, wipe
-from tests.faults.chaos.nodes import send
+from tests.faults.chaos.nodes import Node, send
 from tests.faults.chaos.world import SHORT_LEASE_S, World, no_room
 from tests.faults.cluster import back, kill9
 from tests.kit.waiting import until
@@ -295,18 +295,23 @@ async def _(world: World) -> str:
     return f"{name} for {seconds:.0f} s"
 
 
+def _with_keeper(world: World) -> Node:
+    """Any node whose processes a keeper holds; a node without processes has none."""
+    nodes = [*world.nodes, Node(world.cluster, REAL)]
+    return world.chance.choice([node for node in nodes if node.keeper()] or nodes)
+
+
 @_fault("keeper killed")
 async def _(world: World) -> str:
-    node = world.chance.choice(world.nodes)
+    node = _with_keeper(world)
     keeper = node.keeper()
     send([keeper] if keeper else [], signal.SIGKILL)
-    await until(lambda: node.keeper() not in (None, keeper), 60)
-    return node.name
+    return f"{node.name}{'' if keeper else ', which has none'}"
 
 
 @_fault("keeper frozen")
 async def _(world: World) -> str:
-    node, seconds = world.chance.choice(world.nodes), world.chance.uniform(2.0, 2 * SHORT_LEASE_S)
+    node, seconds = _with_keeper(world), world.chance.uniform(2.0, 2 * SHORT_LEASE_S)
     keeper = node.keeper()
     send([keeper] if keeper else [], signal.SIGSTOP)
     await asyncio.sleep(seconds)
@@ -316,7 +321,7 @@ async def _(world: World) -> str:
 
 @_fault("agent and keeper killed")
 async def _(world: World) -> str:
-    node = world.chance.choice(world.nodes)
+    node = _with_keeper(world)
     keeper, agent = node.keeper(), node.agent()
     send([agent, *([keeper] if keeper else [])], signal.SIGKILL)
     await back(world.cluster, node.name, agent)

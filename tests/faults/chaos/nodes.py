@@ -11,7 +11,8 @@ from libs.cli.launch import ROOT, LocalStack
 from libs.embedded import ProcessSpec
 from services.agent.keeper import find, proc
 
-FLEET = "groups: [{{name: '{name}-{{i}}', count: 1, devices: {{model: V100, count: 4, memory_gib: 32}}}}]\n"
+FLEET = "groups: [{{name: '{name}-{{i}}', count: 1, devices: {{model: A100, count: 4, memory_gib: 40}}}}]\n"
+"""Another model than the cluster's 64: its jobs count on no more of those."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from libs.client import ClientError
+from libs.client import ClientError, Unreachable
 from schemas.jobs import JobSpec
 from schemas.resources import Resources
 from tests.faults.books import Books, books_agree
@@ -65,7 +65,10 @@ async def play(world: World, seed: int, names: Sequence[str], say: Callable[[str
         await asyncio.sleep(2 * EVERY_S)  # something runs
         for name in names:
             at = time.monotonic()
-            done = await FAULTS[name].cause(world)
+            try:
+                done = await FAULTS[name].cause(world)
+            except (TimeoutError, ProcessLookupError) as error:
+                raise AssertionError(f"after '{name}' it does not go on: {error!r}") from error
             outcome.faults.append((name, done, time.monotonic() - at))
             say(f"  {name}: {done} ({time.monotonic() - at:.1f} s)")
             await asyncio.sleep(world.chance.uniform(0.0, 2.0))
@@ -109,9 +112,12 @@ async def _send(world: World, seed: int, over: asyncio.Event) -> list[Planned]:
     sent: list[Planned] = []
     while not over.is_set() and len(sent) < len(jobs):
         some = jobs[len(sent) : len(sent) + AT_ONCE]
-        async with clients(world.cluster) as teams:
-            await submit(teams, some, give_up_s=600)
-        sent += some
+        try:
+            async with clients(world.cluster) as teams:  # anew each time, as pipelines do
+                await submit(teams, some, give_up_s=600)
+            sent += some
+        except Unreachable:
+            pass  # they are sent again, with the same keys
         with suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), EVERY_S)
     return sent
@@ -122,7 +128,7 @@ def _long(seed: int, number: int, chance: random.Random) -> Planned:
     spec = JobSpec(
         name="long",
         command=("sh", "-c", f"sleep {chance.uniform(5.0, 25.0):.1f}"),
-        resources=Resources(types=(chance.choice(("CPU", "V100", "V100")),), share_milli=20),
+        resources=Resources(types=(chance.choice(("CPU", "A100", "A100")),), share_milli=20),
         retry=RETRY,
     )
     return Planned(chance.choice(TEAMS), f"chaos-{seed}-long-{number}", spec)

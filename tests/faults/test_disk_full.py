@@ -1,0 +1,94 @@
+"""A file system without room under the broker, and under Redis: what is refused, what is kept, how it goes on."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from libs.bus.connect import close, connect
+from libs.bus.patience import AWAY
+from libs.bus.streams import provision
+from libs.embedded import ServerOptions, Servers
+from libs.embedded.servers import NATS, VALKEY
+from schemas import subjects
+from tests.faults.chaos import disks
+from tests.kit.waiting import until
+from tests.redis.test_projector import Bench
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(bool(disks.why_not()), reason=f"no file system can be made: {disks.why_not()}"),
+]
+POOL = "main"
+
+
+@pytest_asyncio.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
+    """A broker and a Redis, each with little room of its own."""
+    with disks.small(tmp_path / NATS, 48), disks.small(tmp_path / VALKEY, 16):
+        async with Servers(tmp_path, ServerOptions(run=(NATS, VALKEY))) as running:
+            yield running
+
+
+async def test_what_was_acknowledged_outlives_a_full_disk_under_the_broker(servers: Servers) -> None:
+    """nats-server 2.15 then answers no publish any more, says so on its health page, and must be started again."""
+    subject, stored = subjects.ledger(POOL), 0
+    async with AsyncExitStack() as stack:
+        nats = await connect(servers.nats_url, name="test")
+        stack.push_async_callback(close, nats)
+        js = nats.jetstream()
+        await provision(js, [POOL], scale=0.01)
+        for _ in range(20):
+            stored = (await js.publish(subject, b"x" * 1000)).seq
+        with disks.full(servers.state_dir / NATS):
+            for _ in range(100):
+                try:
+                    stored = (await js.publish(subject, b"x" * 100_000, timeout=1)).seq
+                except AWAY:
+                    break
+            else:
+                pytest.fail("the disk was never full")
+            replies: list[bytes] = []
+
+            async def answer(message: object) -> None:
+                replies.append(b"granted")
+
+            # What needs no disk goes on: leases are renewed by plain requests.
+            await nats.subscribe("baton.tel.node.v1.lease.main.n", cb=answer)
+            await nats.publish("baton.tel.node.v1.lease.main.n", b"")
+            await until(lambda: replies)
+        pid = servers.supervisor.pid(NATS)
+        os.kill(pid, signal.SIGKILL)
+        await servers.supervisor.wait_ready(NATS, replaced_pid=pid)
+        await until(lambda: nats.is_connected)
+        assert (await js.stream_info(subjects.ledger_stream(POOL))).state.last_seq >= stored
+        assert (await js.publish(subject, b"x")).seq > stored
+
+
+async def test_a_full_disk_under_redis_is_waited_for(servers: Servers) -> None:
+    """It refuses writes and answers questions; the projector goes on when there is room again."""
+    nats = await connect(servers.nats_url, name="test")
+    bench = Bench(nats, POOL, servers.redis_url)
+    try:
+        await provision(bench.js, [POOL], scale=0.01)
+        await bench.work(2)
+        async with bench.running() as projector:
+            await bench.follows()
+            with disks.full(servers.state_dir / VALKEY):
+
+                async def refused() -> bool:
+                    await bench.work(1)
+                    await asyncio.sleep(0.05)
+                    return bool(projector.problem)
+
+                await until(refused, 60)
+                assert (await bench.reads.head())[0] > 0, "what it knows, it still tells"
+            await bench.follows()
+    finally:
+        await bench.reads.close()
+        await close(nats)
