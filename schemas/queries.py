@@ -303,6 +303,7 @@ class PoolStatus(Fact):
     preemptions: int
     scheduling_latency_ms: Quantiles = Field(description="inbox arrival of a job that fitted at once, to its grant")
     queue_wait_ms: Quantiles = Field(description="submit to first grant")
+    busy: str = Field(default="", description="why the pool takes no submits now, which stream is full; empty: it does")
 
 
 class NodeListQuery(Strict):

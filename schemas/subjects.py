@@ -242,7 +242,7 @@ def operator_may() -> list[str]:
     Never the ledger: only placement writes it. Archived segments may be put back, which no subject of the ledger reaches."""
     everything = ["baton.cmd.>", "baton.qry.>", "baton.in.>", anyone(fill(SEGMENT, what="restoring"))]
     kept = [
-        "$KV.baton-cursors.ledger-format-*",
+        "$KV.baton-cursors.ledger-format.*",
         "$KV.baton-readers.>",
     ]  # `baton ledger readers`, `baton ledger upgrade`
     return [*everything, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", *kept, f"_INBOX_{OPERATOR}.>"]

@@ -1,4 +1,4 @@
-"""How much room streams have, asked twice a second and counted on in between: for who must leave some to others.
+"""How much room streams have, asked now and then and counted on in between: for who must leave some to others.
 
 A pool's inbox takes submits and cancels of people, and the facts of nodes and of time. If people could fill it, a finished
 job's devices would never be free again, and nothing would ever make room. So submits end at `SUBMITS_END` of the inbox (and
@@ -21,7 +21,7 @@ SUBMITS_END: Final = 0.95
 CANCELS_END: Final = 0.98
 """Shares of a stream's size."""
 
-_ASK_S = 0.5
+ASK_S: Final = 0.5
 _OVERHEAD_BYTES = 64  # of a stored message, beside its subject, headers and payload
 
 Ask = Callable[[], Awaitable[Sequence[StreamInfo]]]
@@ -30,7 +30,8 @@ Ask = Callable[[], Awaitable[Sequence[StreamInfo]]]
 class StreamRoom:
     """The room in some streams, the first of which is written to."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, every_s: float = ASK_S) -> None:
+        self._every_s = every_s
         self.known = asyncio.Event()
         self._ask = ask
         self._streams: list[tuple[str, int, int]] = []  # (name, bytes, limit)
@@ -38,7 +39,7 @@ class StreamRoom:
 
     async def run(self) -> None:
         """For ever. While the broker does not say, what was known last counts. Raises ConnectionClosedError."""
-        await in_turns(self.look, _ASK_S, log, "how full the streams are is not known")
+        await in_turns(self.look, self._every_s, log, "how full the streams are is not known")
 
     async def look(self) -> None:
         """Asks once. Raises nats errors."""

@@ -13,6 +13,8 @@ from schemas.catalog import TYPE_OF
 from schemas.inbox import NodeDead, QuarantineLifted
 from schemas.subjects import OPERATOR, declare_dead, lift_quarantine
 
+_GIVE_UP_S = 30.0
+
 app = typer.Typer(help="What an operator says of a node.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -39,8 +41,10 @@ def dead(
     If it is not true, two attempts of one job may run at once. The node itself kills everything before it comes back."""
 
     async def work(baton: Baton) -> None:
+        from libs.client.sending import valid
+
         who = baton.place.user or "operator"
-        said = NodeDead(node=node, incarnation=life, fenced_by=fenced_by, user=who)
+        said = valid(NodeDead, node=node, incarnation=life, fenced_by=fenced_by, user=who)
         await _say_to_pool(baton, said, declare_dead(baton.place.pool, who), f"{node}:{life}")
 
     run(work, OPERATOR, url, user=user, pool=pool)
@@ -64,8 +68,10 @@ def release(
     It is written into the ledger, with your name and your words. What uses the device now goes on using it."""
 
     async def work(baton: Baton) -> None:
+        from libs.client.sending import valid
+
         who = baton.place.user or "operator"
-        said = QuarantineLifted(node=node, device=device, reason=reason, user=who)
+        said = valid(QuarantineLifted, node=node, device=device, reason=reason, user=who)
         await _say_to_pool(baton, said, lift_quarantine(baton.place.pool, who), device)
 
     run(work, OPERATOR, url, user=user, pool=pool)
@@ -76,10 +82,11 @@ def release(
 
 
 async def _say_to_pool(baton: Baton, said: NodeDead | QuarantineLifted, subject: str, about: str) -> None:
-    """Each time it is said it is meant anew."""
+    """Each time it is said it is meant anew. Raises Denied, Unreachable or Busy."""
     from libs.bus.messages import outgoing
+    from libs.client.sending import deliver
 
     item = outgoing(
         said, subject=subject, type=TYPE_OF[type(said)], source="/baton/cli", cause=f"{about}:{os.urandom(8).hex()}"
     )
-    await baton.nats.jetstream().publish(item.subject, item.payload, headers=item.headers)
+    await deliver(baton.nats, [item], give_up_s=_GIVE_UP_S)

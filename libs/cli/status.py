@@ -19,6 +19,7 @@ def command(pool: Pool = None, team: Team = None, url: Url = None, output: Outpu
             ("nodes", f"{status.nodes_up} up, {units.counted(status.devices, 'device')}{_quarantined(status)}"),
             ("held", _held(status)),
             ("jobs", ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()) if count)),
+            *([("submits", f"put off: {status.busy}")] if status.busy else []),
             ("grants", status.grants),
             ("preemptions", status.preemptions),
             ("scheduling latency", _quantiles(status.scheduling_latency_ms)),

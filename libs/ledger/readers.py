@@ -228,4 +228,5 @@ def process_name() -> str:
 
 
 def _cursor(pool: str) -> str:
-    return f"ledger-format-{token(pool)}"
+    """A token for the pool: operators may write these cursors and no others (`schemas.subjects.operator_may`)."""
+    return f"ledger-format.{token(pool)}"

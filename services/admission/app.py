@@ -7,12 +7,9 @@ by what lies undecided in the inboxes, and by the requests of this process.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 from faststream.asgi import AsgiFastStream
 from nats.aio.msg import Msg
-from nats.js import JetStreamContext
-from nats.js.api import StreamInfo
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.bus.broker import make_broker
@@ -28,11 +25,11 @@ from libs.core.admission.fleet_shape import FleetShape
 from libs.core.placement.find import warm
 from libs.core.scheduling import limits
 from libs.ledger.follower import FollowedEntry, Follower
-from libs.ledger.segments import readable
+from libs.ledger.room import room_of
 from libs.ports import clock
 from libs.service.app import Tasks, make_asgi
 from libs.service.following import readiness, show
-from schemas.subjects import REQUESTS, inbox_stream
+from schemas.subjects import REQUESTS
 from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent, busy_answer, handle
 from services.admission.overtaking import Overtaking
 from services.admission.pace import Pace, PacedOutbox
@@ -142,7 +139,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
         for known in followers:
             tasks.start(f"knowledge of {known.pool}", known.run(moved))
-            room = rooms[known.pool] = StreamRoom(partial(_streams_of, js, known.pool))
+            room = rooms[known.pool] = room_of(js, known.pool)
             tasks.start(f"room of {known.pool}", room.run())
         tasks.start("pools of other admission processes", watch(nats, settings.all_pools))
         tasks.start("trim of requests", trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s).run())
@@ -172,9 +169,3 @@ def _lacks_room(handled: Handled, rooms: Mapping[str, StreamRoom]) -> tuple[str,
     pool = handled.out[0].subject.split(".")[-1]
     why = rooms[pool].lacks(handled.out, end) if pool in rooms else ""
     return (pool, why) if why else None
-
-
-async def _streams_of(js: JetStreamContext, pool: str) -> list[StreamInfo]:
-    """Where a submit goes, and where its decision will."""
-    names = (inbox_stream(pool), (await readable(js, pool))[-1].name)
-    return [await js.stream_info(name) for name in names]

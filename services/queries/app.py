@@ -14,9 +14,11 @@ from prometheus_client import CollectorRegistry, Gauge
 from libs.bus.broker import make_broker
 from libs.bus.connect import connect
 from libs.bus.queries import serve
+from libs.bus.room import SUBMITS_END, StreamRoom
 from libs.bus.streams import bind
 from libs.core.placement.find import warm
 from libs.ledger.follower import FollowedEntry, Follower
+from libs.ledger.room import room_of
 from libs.service.app import Tasks, make_asgi
 from libs.service.cycle import dry_run_inputs
 from libs.service.following import readiness, show
@@ -32,6 +34,8 @@ FOLLOWER = "queries"
 
 _BATCH = 8
 """Ledger records folded between two looks at the event loop: a record may hold a thousand events, 10 us each."""
+
+_ROOM_EVERY_S = 5.0
 
 _WORKERS = 2048
 """Questions of one kind in hand. More than all teams' together may be waiting, so that one team's do not fill them."""
@@ -52,6 +56,7 @@ class Queries:
         self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}  # who waits until the replica shows what
         self._told_to = 0  # the newest record that an asker has heard of: nothing older is told any more
         self._js: JetStreamContext | None = None
+        self._room: StreamRoom | None = None
         show(registry, lambda: [self.follower])
         waiting = Gauge("baton_questions_waiting", "questions that wait for their team's turn", registry=registry)
         waiting.set_function(lambda: len(self.lane))
@@ -59,6 +64,7 @@ class Queries:
     def begin(self, js: JetStreamContext) -> Follower[Replica]:
         """Makes the follower; `follow` is to be run then."""
         self._js = js
+        self._room = room_of(js, self.settings.pool, _ROOM_EVERY_S)
         self.follower = Follower(
             js,
             self.settings.pool,
@@ -82,6 +88,11 @@ class Queries:
 
         await follower.run(after)
 
+    async def follow_room(self) -> None:
+        """Asks for ever whether the pool takes submits."""
+        assert self._room is not None, "it begins first"
+        await self._room.run()
+
     async def seen(self, seq: int) -> None:
         """Returns when the record at `seq` was read, after `seen_wait_s` at the latest: then the answer is of an older one,
         and says so."""
@@ -99,7 +110,9 @@ class Queries:
 
     def pool_status(self, query: PoolStatusQuery, team: str) -> PoolStatus:
         follower = self._following()
-        return self.answers.pool_status(follower.projection, follower.position, self._told_to)
+        status = self.answers.pool_status(follower.projection, follower.position, self._told_to)
+        busy = self._room.lacks((), SUBMITS_END) if self._room is not None else ""
+        return status.model_copy(update={"busy": busy}) if busy else status
 
     def heavy(self, answer: Callable[[Replica, Any, AskedBy], Any]) -> Callable[[Any, str], Any]:
         """A handler that answers in the lane."""
@@ -154,6 +167,7 @@ def make_app(settings: QueriesSettings) -> AsgiFastStream:
         follower = queries.begin(js)
         tasks.start("ledger reader", queries.follow())
         tasks.start("heavy questions", queries.lane.run())
+        tasks.start("room for submits", queries.follow_room())
         async with tasks.until_stopped():
             await follower.caught_up.wait()
             yield

@@ -302,3 +302,19 @@ def test_a_dry_run_is_timed_by_the_ledger() -> None:
     replica.apply(record, 1)
     assert replica.now_us(9_000_500) == 1_500
     assert replica.now_us(8_000_000) == 1_000, "a clock that was set back"
+
+
+async def test_the_pool_says_why_it_takes_no_submits(
+    world: Pool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.queries.app._ROOM_EVERY_S", 0.05)
+    async with pool_with(world, settings):
+        assert (await question(world, "pool.status", "red", PoolStatusQuery())).busy == ""
+        monkeypatch.setattr("services.queries.app.SUBMITS_END", 0.0)  # what lies in the inbox is too much
+        await world.put(registered("n1"))
+
+        async def busy() -> str:
+            told: PoolStatus = await question(world, "pool.status", "red", PoolStatusQuery())
+            return told.busy
+
+        assert f"INBOX-{world.name} is " in await until(busy)
