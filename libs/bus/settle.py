@@ -71,6 +71,8 @@ class NoRoom(RuntimeError):
 
 
 Decide = Callable[[Received], Awaitable[list[Outgoing]] | list[Outgoing]]
+Portion = Callable[[Sequence[Msg]], Awaitable[int]]
+"""Of the messages that are left of a batch: how many of the first are decided next, at least one."""
 
 
 @dataclass(slots=True)
@@ -110,17 +112,17 @@ def consume(
     decide: Decide,
     outbox: Callable[[], Outbox],
     batch: int = 256,
-    before: Callable[[Sequence[Msg]], Awaitable[None]] | None = None,
+    portion: Portion | None = None,
 ) -> None:
     """Registers a pull consumer on a provisioned durable: batches in, `decide` per message, outputs stored, then acks.
 
     `origin` is the service's name, for dead letters. `decide` returns what follows from a message; it may be async and
-    may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. `before` is awaited with each
-    batch: while it waits, the batch is kept. Raises KeyError when the durable is not in the table of `libs.bus.table`,
-    which also says what it filters.
+    may raise Malformed or Transient. `outbox` gives the outbox once the service is connected. `portion` says how many of a
+    batch's messages are decided and stored together; while it waits, they are kept. Raises KeyError when the durable is not
+    in the table of `libs.bus.table`, which also says what it filters.
     """
     entry = durable_of(stream, durable)
-    shell = _Shell(origin, durable, decide, outbox, before)
+    shell = _Shell(origin, durable, decide, outbox, portion)
     broker.subscriber(
         entry.filter_subjects[0],
         stream=JStream(stream, declare=False),
@@ -155,9 +157,9 @@ class _Shell:
         durable: str,
         decide: Decide,
         outbox: Callable[[], Outbox],
-        before: Callable[[Sequence[Msg]], Awaitable[None]] | None = None,
+        portion: Portion | None = None,
     ) -> None:
-        self._before = before
+        self._portion = portion
         self._origin = origin
         self._durable = durable
         self._decide = decide
@@ -171,25 +173,30 @@ class _Shell:
             if self._excused is None:
                 self._excused = Excused(Cursors(self._outbox().js), self._durable)
             excused = self._excused
-            with BATCH_SECONDS.labels(self._durable).time():
-                async with _in_progress(messages):
-                    if self._before is not None:
-                        await self._before(messages)
-                    found = [_Delivery(m, received_of(m)) for m in messages]
-                    await excused.recall(case.received for case in found)
-                    cases = [await self._decided(case, excused.counted(case.received)) for case in found]
-                    failpoint("settle.decided")
-                    await self._store(cases)
-                    failpoint("settle.stored")
-                    await excused.excuse(case.received for case in cases if case.excused)
-                for case in cases:
-                    await _settle(case)
-                    self._note(case, excused)
+            left = list(messages)
+            async with _in_progress(left):
+                while left:
+                    count = len(left) if self._portion is None else await self._portion(left)
+                    with BATCH_SECONDS.labels(self._durable).time():
+                        await self._handle(left[:count], excused)
+                    del left[:count]
         except (NatsError, OSError) as e:
             # Whatever was not acknowledged is delivered again after ack_wait.
             log.warning("%s: a batch of %d could not be acknowledged: %s", self._origin, len(messages), e)
         except Exception:
             log.exception("%s: settling a batch of %d failed", self._origin, len(messages))
+
+    async def _handle(self, messages: Sequence[Msg], excused: Excused) -> None:
+        found = [_Delivery(m, received_of(m)) for m in messages]
+        await excused.recall(case.received for case in found)
+        cases = [await self._decided(case, excused.counted(case.received)) for case in found]
+        failpoint("settle.decided")
+        await self._store(cases)
+        failpoint("settle.stored")
+        await excused.excuse(case.received for case in cases if case.excused)
+        for case in cases:
+            await _settle(case)
+            self._note(case, excused)
 
     def _note(self, case: _Delivery, excused: Excused) -> None:
         """Counts a case that was settled."""
@@ -282,13 +289,13 @@ async def _settle(case: _Delivery) -> None:
 
 @asynccontextmanager
 async def _in_progress(messages: Sequence[Msg]) -> AsyncIterator[None]:
-    """Keeps the broker from handing the batch to somebody else while it is being handled."""
+    """Keeps the broker from handing the batch, or what is left of it, to somebody else while it is being handled."""
 
     async def beat() -> None:
         while True:
             await asyncio.sleep(ACK_WAIT_S / 3)
             with suppress(NatsError, OSError):
-                for msg in messages:
+                for msg in tuple(messages):
                     await msg.in_progress()
 
     task = asyncio.create_task(beat())

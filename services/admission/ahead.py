@@ -54,6 +54,10 @@ class Ahead:
         come there."""
         self._held[team] = seq
 
+    def is_done(self, seq: int) -> bool:
+        """Whether the request was decided ahead of the line."""
+        return seq in self._done
+
     def done(self, seq: int) -> bool:
         """Whether the line finds this request done already. To be asked once, when it comes there."""
         if seq not in self._done:

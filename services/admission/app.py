@@ -81,8 +81,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     recent = Recent()
     rooms: dict[str, StreamRoom] = {}
 
-    async def before(messages: Sequence[Msg]) -> None:
-        await overtaking[0].before(messages)
+    async def portion(left: Sequence[Msg]) -> int:
+        return await overtaking[0].portion(left)
 
     def in_line(received: Received) -> list[Outgoing]:
         return [] if overtaking[0].ahead.done(received.stream_seq) else decide(received)
@@ -106,7 +106,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         durable=DURABLE,
         origin=ORIGIN,
         decide=in_line,
-        before=before,
+        portion=portion,
         outbox=lambda: outboxes[0],
         batch=settings.batch,
     )
@@ -128,11 +128,15 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             for pool in settings.all_pools
         ]
         decided = {known.pool: known for known in followers}
-        pace = Pace(lambda pool: decided[pool].projection.inbox_seq if pool in decided else 0, settings.undecided)
+        pace = Pace(
+            lambda pool: decided[pool].projection.inbox_seq if pool in decided else 0,
+            settings.undecided,
+            settings.undecided_alone,
+        )
         outbox = PacedOutbox(js)
         outbox.pace = pace
         outboxes[:] = [outbox]
-        overtaking[:] = [Overtaking(js, decide, outbox, pace, behind=settings.batch)]
+        overtaking[:] = [Overtaking(js, decide, outbox, pace)]
 
         async def moved(_: Sequence[FollowedEntry]) -> None:
             pace.moved()
@@ -149,7 +153,6 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                 await rooms[known.pool].known.wait()
                 for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
                     recent.add(job_id, known.pool)
-            tasks.start("requests out of their turn", overtaking[0].run())
             yield
         await nats.close()
 

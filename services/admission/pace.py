@@ -1,7 +1,9 @@
-"""How many admitted jobs of this process lie undecided in the inboxes: no more than keeps placement busy.
+"""How many admitted jobs of this process lie undecided in the inboxes: enough to keep placement busy, and no more.
 
 An inbox is one line, too. What lies in it cannot be overtaken, so a crowd waits in REQUESTS, where it can
-(`services/admission/ahead.py`), and the inbox holds a moment's work.
+(`services/admission/ahead.py`). How much goes into the inboxes at once is a trade: large portions cost less, because much
+is done once per record of the ledger; small ones let the next team in sooner. So a crowd that is alone moves in large
+portions (`alone`), and in small ones (`shared`) while a team is about whose few requests should not wait for it.
 """
 
 import asyncio
@@ -16,17 +18,20 @@ from libs.bus.outbox import Outbox
 from schemas import subjects
 
 _PATIENCE_S = 1.0
-"""A batch goes in after so long whatever is undecided: answers to requests that are refused must not wait for placement."""
+"""A portion goes in after so long whatever is undecided: answers to requests that are refused must not wait for placement."""
+_SHARED_S = 5.0
 
 
 class Pace:
     """`decided` gives the inbox sequence of a pool up to which its ledger has decided."""
 
-    def __init__(self, decided: Callable[[str], int], most: int) -> None:
+    def __init__(self, decided: Callable[[str], int], shared: int, alone: int) -> None:
+        self.shared = shared
+        self._alone = max(shared, alone)
         self._decided = decided
-        self._most = most
         self._put: dict[str, deque[int]] = {}
         self._moved = asyncio.Event()
+        self._shared_until = 0.0
 
     def stored(self, pool: str, seq: int) -> None:
         """A job was stored in the pool's inbox at `seq`."""
@@ -40,25 +45,25 @@ class Pace:
                 put.popleft()
         return sum(len(put) for put in self._put.values())
 
-    @property
-    def free(self) -> bool:
-        return self.undecided() < self._most
-
-    def has_decided(self, pool: str, seq: int) -> bool:
-        """Whether the ledger of `pool` has decided its inbox up to `seq`."""
-        return self._decided(pool) >= seq
+    def share(self) -> None:
+        """A team with few requests is about: for some seconds portions are small."""
+        self._shared_until = asyncio.get_running_loop().time() + _SHARED_S
 
     def moved(self) -> None:
         """A ledger was read on."""
         self._moved.set()
 
-    async def wait(self) -> None:
-        """Returns when few enough are undecided, or after a second."""
+    async def room(self) -> int:
+        """How many jobs may go in now. Returns once half of what may be undecided is free, or after a second."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
-                while not self.free:
+                while True:
+                    most = self.shared if asyncio.get_running_loop().time() < self._shared_until else self._alone
+                    if (left := most - self.undecided()) >= max(1, most // 2):
+                        return left
                     self._moved.clear()
                     await self._moved.wait()
+        return self.shared
 
 
 class PacedOutbox(Outbox):
@@ -69,12 +74,12 @@ class PacedOutbox(Outbox):
     async def publish_many(self, items: Sequence[Outgoing]) -> list[PubAck]:
         acks = await super().publish_many(items)
         for item, ack in zip(items, acks, strict=True):
-            if self.pace is not None and (pool := admitted_to(item)):
+            if self.pace is not None and (pool := _admitted_to(item)):
                 self.pace.stored(pool, ack.seq)
         return acks
 
 
-def admitted_to(item: Outgoing) -> str:
+def _admitted_to(item: Outgoing) -> str:
     """The pool whose inbox a job goes to with this message; "" for every other message."""
     return item.subject.removeprefix(_ADMITTED) if item.subject.startswith(_ADMITTED) else ""
 

@@ -25,11 +25,15 @@ class AdmissionSettings(ServiceSettings):
     classes: Path | None = Field(
         default=None, description="priority classes, a file like deploy/classes.yaml; without it the three shipped ones"
     )
-    batch: int = Field(default=32, ge=1, le=1000, description="requests decided together at the most")
+    batch: int = Field(default=256, ge=1, le=1000, description="requests fetched together at the most")
     undecided: int = Field(
-        default=16,
+        default=32,
         ge=1,
-        description="when requests wait, so many admitted jobs may lie undecided in the inboxes before the next batch",
+        description="when more requests wait: how many admitted jobs may lie undecided in the inboxes, while a team with few "
+        "requests sends some",
+    )
+    undecided_alone: int = Field(
+        default=256, ge=1, description="the same while there are only crowds: larger portions cost less"
     )
     snapshot_records: int = Field(
         default=20_000, ge=100, description="ledger records between snapshots of what is known of the pool"

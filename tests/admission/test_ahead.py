@@ -1,5 +1,6 @@
 """Who is taken out of the line, in which order, and that the line finds each request done exactly once."""
 
+import asyncio
 import random
 
 from hypothesis import given
@@ -80,10 +81,20 @@ def test_each_request_is_decided_once_and_each_teams_in_order(seed: int, count: 
 
 async def test_the_pace_is_kept_until_the_ledger_has_decided() -> None:
     decided = {"main": 0}
-    pace = Pace(lambda pool: decided[pool], most=2)
+    pace = Pace(lambda pool: decided[pool], shared=4, alone=4)
     for seq in (1, 2, 3):
         pace.stored("main", seq)
-    assert (pace.undecided(), pace.free) == (3, False)
+    assert pace.undecided() == 3
+    waiting = asyncio.create_task(pace.room())
+    await asyncio.sleep(0)
+    assert not waiting.done(), "less than half of it is free"
     decided["main"] = 2
-    assert (pace.undecided(), pace.free) == (1, True)
-    await pace.wait()
+    pace.moved()
+    assert await waiting == 3
+
+
+async def test_portions_are_small_while_a_team_with_few_requests_is_about() -> None:
+    pace = Pace(lambda pool: 0, shared=4, alone=100)
+    assert await pace.room() == 100
+    pace.share()
+    assert await pace.room() == 4
