@@ -56,3 +56,27 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return out.stdout.strip()
+
+
+def cpu_by_process() -> dict[str, float]:
+    """CPU seconds of this process and everything below it, by service. Short-lived job processes count with the agent,
+    as children that it has waited for."""
+    used: dict[str, float] = {}
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
+        try:
+            times, name = process.cpu_times(), _service(process, own)
+        except psutil.Error:
+            continue
+        used[name] = used.get(name, 0.0) + times.user + times.system + times.children_user + times.children_system
+    return used
+
+
+def _service(process: psutil.Process, own: psutil.Process) -> str:
+    if process.pid == own.pid:
+        return "benchmark client"
+    line = process.cmdline()
+    module = next((part for part in line if part.startswith("services.")), "")
+    if module:
+        return module.removeprefix("services.")
+    return Path(line[0]).name if line else process.name()

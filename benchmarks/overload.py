@@ -71,10 +71,13 @@ async def _bench(options: argparse.Namespace) -> None:
 
 async def _phase(clients: dict[str, Baton], operator: Baton, rates: dict[str, float], seconds: float) -> dict[str, Any]:
     after, before, memory = (await operator.status()).ledger_seq, await crowds.ended(operator), _memory()
+    used = machine.cpu_by_process()
     most = dict(memory)
     watching = asyncio.create_task(_watch(most))
     sent = await crowds.submit_at(clients, rates, seconds)
     stopped_us, stopped = time.time_ns() // 1000, time.monotonic()
+    cpu = {name: round((at - used.get(name, 0.0)) / seconds, 3) for name, at in machine.cpu_by_process().items()}
+    ended_meanwhile = await crowds.ended(operator) - before
     ends = await crowds.rest(operator, before + sum(sent.values()))
     drained_s = time.monotonic() - stopped
     watching.cancel()
@@ -87,6 +90,8 @@ async def _phase(clients: dict[str, Baton], operator: Baton, rates: dict[str, fl
         "offered": {team: round(count / seconds, 1) for team, count in sent.items()},
         "others": crowds.spread(waits),
         "loud": crowds.spread([job.wait_ms for job in found if job.team == LOUD]),
+        "ended_per_s": round(ended_meanwhile / seconds, 1),
+        "cores": cpu,
         "lost": before + sum(sent.values()) - ends,
         "drained_s": round(drained_s, 1),
         "recovery_s": round(max(0.0, (max(late, default=0) - stopped_us) / 1e6), 1),

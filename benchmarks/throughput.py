@@ -21,8 +21,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks import machine
 from libs.cli.launch import ROOT, LaunchOptions, LocalStack
 from libs.client import connect
@@ -123,14 +121,14 @@ async def _measured(operator: Any, count: int | None, work: Any) -> dict[str, An
     js, pool = operator.nats.jetstream(), (await operator.status()).pool
     marks = {name: (await js.stream_info(name)).state.last_seq for name in _streams(pool)}
     ended_before = _ended(await operator.status())
-    cpu_before = _cpu_by_process()
+    cpu_before = machine.cpu_by_process()
     began = time.monotonic()
     await work
     submitted = (await js.stream_info(subjects.REQUESTS)).state.last_seq - marks[subjects.REQUESTS]
     total = count if count is not None else submitted
     await _until(operator, lambda s: _ended(s) - ended_before >= total)
     wall_s = time.monotonic() - began
-    cpu = {name: after - cpu_before.get(name, 0.0) for name, after in _cpu_by_process().items()}
+    cpu = {name: after - cpu_before.get(name, 0.0) for name, after in machine.cpu_by_process().items()}
     return _summary(await _stages(js, pool, marks), total, wall_s, cpu)
 
 
@@ -214,30 +212,6 @@ def _summary(jobs: dict[str, dict[str, int]], count: int, wall_s: float, cpu: di
         },
         "cpu_ms_per_job_total": round(1000 * sum(cpu.values()) / max(1, count), 3),
     }
-
-
-def _cpu_by_process() -> dict[str, float]:
-    """CPU seconds of this process and everything below it, by service. Short-lived job processes count with the agent,
-    as children that it has waited for."""
-    used: dict[str, float] = {}
-    own = psutil.Process()
-    for process in [own, *own.children(recursive=True)]:
-        try:
-            times, name = process.cpu_times(), _service(process, own)
-        except psutil.Error:
-            continue
-        used[name] = used.get(name, 0.0) + times.user + times.system + times.children_user + times.children_system
-    return used
-
-
-def _service(process: psutil.Process, own: psutil.Process) -> str:
-    if process.pid == own.pid:
-        return "benchmark client"
-    line = process.cmdline()
-    module = next((part for part in line if part.startswith("services.")), "")
-    if module:
-        return module.removeprefix("services.")
-    return Path(line[0]).name if line else process.name()
 
 
 async def _until(operator: Any, done: Any) -> None:

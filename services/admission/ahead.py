@@ -18,7 +18,7 @@ class Ahead:
         self.line = 0
         self._most = most
         self._done: set[int] = set()
-        self._read: dict[str, int] = {}  # team -> the last of its requests that was taken
+        self._read: dict[str, int] = {}  # team -> the last of its requests that was read, or taken
         self._held: dict[str, int] = {}  # team -> one of its requests that must wait for the line, and so all behind it
         self._next = ""
 
@@ -43,6 +43,13 @@ class Ahead:
             self._next = served[-1]
         return [(team, max(self.line, self._read.get(team, 0))) for team in served]
 
+    def read(self, team: str, seq: int) -> bool:
+        """The team's requests up to `seq` are at hand, to be taken in this order; False when they must wait for the line."""
+        if team in self._held:
+            return False
+        self._read[team] = max(seq, self._read.get(team, 0))
+        return True
+
     def took(self, team: str, seq: int) -> None:
         """The team's request at `seq` was decided, and what follows from it is stored."""
         self._read[team] = max(seq, self._read.get(team, 0))
@@ -51,8 +58,9 @@ class Ahead:
 
     def hold(self, team: str, seq: int) -> None:
         """The team's request at `seq` could not be decided out of its turn: nothing of the team is taken before the line has
-        come there."""
+        come there, and what was read behind it is read again."""
         self._held[team] = seq
+        self._read.pop(team, None)
 
     def is_done(self, seq: int) -> bool:
         """Whether the request was decided ahead of the line."""

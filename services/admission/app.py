@@ -153,6 +153,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                 await rooms[known.pool].known.wait()
                 for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
                     recent.add(job_id, known.pool)
+            tasks.start("requests out of their turn", overtaking[0].run())
             yield
         await nats.close()
 

@@ -1,13 +1,16 @@
 """Takes requests of every team out of their turn while the line is long (see `services/admission/ahead.py`).
 
-Each time there is room in the inboxes, a round goes before the line's next portion: every other team with requests gets an
-equal share of the room, and the line what these leave. So a team with few requests waits for one portion and not for the
-crowd, and nothing is left unused.
+    run      reads ahead: a few requests of every team that has some, into memory
+    portion  asked before each part of the line is decided: waits for room in the inboxes, gives every other team that has
+             been read an equal share of it, and the line what these leave
+
+So a team with few requests waits for one portion and not for the crowd, and nothing is left unused. Reading is apart, because
+a broker that stores a crowd answers slowly, and the line should not wait for that.
 """
 
 import asyncio
 import logging
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from nats.aio.msg import Msg
@@ -26,18 +29,22 @@ from services.admission.pace import Pace
 
 log = logging.getLogger("baton.admission")
 
+_LOOK_S = 0.04
+_IDLE_S = 0.1
 _ALL_S = 0.5
-"""So often every team of the stream is looked at. In between those whose number of messages has changed."""
-_REST = 20
-"""One second of looking who waits is followed by so many without: thousands of teams make it slow."""
+"""So often it is looked which teams the stream has messages of."""
+_ABOUT_S = 5.0
+"""A team that sent something in so many seconds is read in each turn, the others when they were looked at."""
 _TEAMS = 32
-"""Teams in one round."""
+"""Teams that are read in one go, and at the most held in memory."""
+_EACH = 32
+"""Requests of one team that are held in memory at the most. One may have 256 KiB, but few do."""
 
 Decide = Callable[[Received], list[Outgoing]]
 
 
 class Overtaking:
-    """`portion` is asked before each part of a batch of the line is decided; `ahead` knows what of it is done already."""
+    """`run` is a task; `ahead` knows what the line finds done already."""
 
     def __init__(self, js: JetStreamContext, decide: Decide, outbox: Outbox, pace: Pace) -> None:
         self.ahead = Ahead()
@@ -45,21 +52,31 @@ class Overtaking:
         self._decide = decide
         self._outbox = outbox
         self._pace = pace
+        self._crowded = asyncio.Event()
+        self._held: dict[str, deque[Received]] = {}  # team -> its next requests, read and not decided
+        self._few: set[str] = set()  # teams of which all has been read
+        self._head = ""  # the team whose turn the line is
+        self._storing: asyncio.Task[None] | None = None
         self._teams: set[str] = set()
-        self._counts: Counter[str] = Counter()
-        self._all_at = -_ALL_S
+        self._about: dict[str, float] = {}  # team -> when a request of it was read last
         self._look_at = 0.0
 
+    # ------------------------------------------------------------------------------------------------------ the line
+
     async def portion(self, left: Sequence[Msg]) -> int:
-        """How many of the line's messages at hand may be decided now. While it waits for room, and in the round that it then
-        makes, the others are overtaken."""
+        """How many of the line's messages at hand may be decided now. While it waits for room they may be overtaken."""
         if (first := _first_new(left)) is not None:
             self.ahead.came_to(first - 1)
         count = len(left)
-        if left[-1].metadata.num_pending + len(left) > self._pace.shared:
+        if left[-1].metadata.num_pending + len(left) <= self._pace.shared:
+            self._crowded.clear()
+        else:
+            self._crowded.set()
+            await self._stored()
             room = await self._pace.room()
             head = next((m for m in left if not self.ahead.is_done(m.metadata.sequence.stream)), left[-1])
-            count = self._first_of(left, max(1, room - await self._round(room, _team_of(head.subject))))
+            self._head = _team_of(head.subject)
+            count = self._first_of(left, max(1, room - self._round(room)))
         if (last := _first_new(left[count - 1 :: -1])) is not None:
             self.ahead.came_to(last)
         return count
@@ -72,64 +89,110 @@ class Overtaking:
                 return index
         return len(left)
 
-    async def _round(self, room: int, besides: str) -> int:
-        try:
-            return await self.turn(room, besides)
-        except ConnectionClosedError:
-            raise
-        except (NatsError, TimeoutError, OSError) as error:
-            log.warning("no request is taken out of its turn: %r", error)
-            return 0
+    # ----------------------------------------------------------------------------------------------------- the round
 
-    async def turn(self, room: int, besides: str = "") -> int:
-        """One round: of each team but `besides`, whose turn the line is, an equal share of `room`. How many were decided.
-        Raises nats errors; whatever was stored then is stored again, or by the line, with the same ids."""
-        turns = self.ahead.turns(await self._waiting() - {besides}, min(room, _TEAMS))
+    def _round(self, room: int) -> int:
+        """Decides an equal share of `room` of each team but the line's; how many that were. What follows from them is stored
+        beside the line."""
+        self._pass_by()
+        turns = [team for team in self._held if team != self._head][:room]
         share = max(1, room // (len(turns) + 1))
-        pieces = await asyncio.gather(*(self._next(team, after, share) for team, after in turns))
         out: list[Outgoing] = []
         decided: list[tuple[str, int]] = []
-        for (team, _), piece in zip(turns, pieces, strict=True):
-            if not piece.more:
-                self._teams.discard(team)  # until more of it is seen
-                if piece.messages:
-                    self._pace.share()
-            for message in piece.messages:
-                received = direct.received_of(message)
+        for team in turns:
+            held = self._held.pop(team)  # the next round begins with another
+            for received in [held.popleft() for _ in range(min(share, len(held)))]:
                 try:
                     out += self._decide(received)
                 except Exception as error:  # the line knows what to do with it: to try again, to lay it aside
                     log.debug("a request of team %s waits for the line: %r", team, error)
                     self.ahead.hold(team, received.stream_seq)
+                    held.clear()
                     break
                 decided.append((team, received.stream_seq))
-        await self._outbox.publish_many(out)
-        for team, seq in decided:
-            self.ahead.took(team, seq)
+            if held:
+                self._held[team] = held
+            elif team in self._few:
+                self._pace.share()
+        if decided:
+            self._storing = asyncio.create_task(self._store(out, decided), name="requests out of their turn")
         return len(decided)
 
-    async def _next(self, team: str, after: int, most: int) -> direct.Piece:
-        pattern = subjects.anyone(subjects.COMMAND, entity="job", team=team)
-        return await direct.get(self._js, REQUESTS, pattern, {"seq": after + 1}, most)
+    def _pass_by(self) -> None:
+        """Forgets what the line has come to meanwhile."""
+        for team, held in list(self._held.items()):
+            while held and held[0].stream_seq <= self.ahead.line:
+                held.popleft()
+            if not held:
+                del self._held[team]
 
-    async def _waiting(self) -> set[str]:
-        """Teams that may have requests in the stream that nobody has looked at."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
+    async def _store(self, out: Sequence[Outgoing], decided: Sequence[tuple[str, int]]) -> None:
+        """What cannot be stored is stored again, or by the line, with the same ids."""
+        try:
+            await self._outbox.publish_many(out)
+        except (NatsError, TimeoutError, OSError, ValueError) as error:
+            log.warning("requests out of their turn wait for the line: %r", error)
+            for team, seq in reversed(decided):
+                self.ahead.hold(team, seq)
+                self._held.pop(team, None)
+            return
+        for team, seq in decided:
+            self.ahead.took(team, seq)
+
+    async def _stored(self) -> None:
+        storing, self._storing = self._storing, None
+        if storing is not None:
+            await storing
+
+    # ------------------------------------------------------------------------------------------------- reading ahead
+
+    async def run(self) -> None:
+        """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
+        while True:
+            await self._crowded.wait()
+            try:
+                await self.read()
+            except ConnectionClosedError:
+                raise
+            except (NatsError, TimeoutError, OSError) as error:
+                log.warning("no request is read out of its turn: %r", error)
+            await asyncio.sleep(_LOOK_S if self._about else _IDLE_S)
+
+    async def read(self) -> None:
+        """Reads on where a team has fewer requests in memory than it may. Raises nats errors."""
+        now = asyncio.get_running_loop().time()
+        await self._look(now)
+        self._about = {team: at for team, at in self._about.items() if at > now - _ABOUT_S}
+        wanted = [
+            t for t in {*self._teams, *self._about} if len(self._held.get(t, ())) <= _EACH // 2 and t != self._head
+        ]
+        turns = self.ahead.turns(wanted, _TEAMS)
+        pieces = await asyncio.gather(*(self._next(team, after) for team, after in turns))
+        for (team, _), piece in zip(turns, pieces, strict=True):
+            found = [direct.received_of(message) for message in piece.messages]
+            if found:
+                self._about[team] = now
+            if found and self.ahead.read(team, found[-1].stream_seq):
+                self._held.setdefault(team, deque()).extend(found)
+            if piece.more:
+                self._few.discard(team)
+                self._teams.add(team)
+            else:
+                self._few.add(team)
+                self._teams.discard(team)
+
+    async def _next(self, team: str, after: int) -> direct.Piece:
+        pattern = subjects.anyone(subjects.COMMAND, entity="job", team=team)
+        return await direct.get(self._js, REQUESTS, pattern, {"seq": after + 1}, _EACH)
+
+    async def _look(self, now: float) -> None:
+        """Finds the teams that have messages in the stream."""
         if now < self._look_at:
-            return self._teams
+            return
+        self._look_at = now + _ALL_S
         pattern = subjects.anyone(subjects.COMMAND, entity="job")
         found = (await self._js.stream_info(REQUESTS, subjects_filter=pattern)).state.subjects or {}
-        counts: Counter[str] = Counter()
-        for subject, count in found.items():
-            counts[_team_of(subject)] += count
-        everyone = now - self._all_at >= _ALL_S
-        self._teams |= {team for team, count in counts.items() if team and (everyone or count != self._counts[team])}
-        self._counts = counts
-        if everyone:
-            self._all_at = now
-        self._look_at = now + (loop.time() - now) * _REST
-        return self._teams
+        self._teams |= {team for subject in found if (team := _team_of(subject))}
 
 
 def _first_new(messages: Sequence[Msg]) -> int | None:

@@ -27,7 +27,7 @@ class AdmissionSettings(ServiceSettings):
     )
     batch: int = Field(default=256, ge=1, le=1000, description="requests fetched together at the most")
     undecided: int = Field(
-        default=32,
+        default=64,
         ge=1,
         description="when more requests wait: how many admitted jobs may lie undecided in the inboxes, while a team with few "
         "requests sends some",

@@ -246,3 +246,17 @@ async def test_a_crowd_of_one_teams_requests_holds_up_no_other_team(bench: Bench
         assert [key for key in order if key.startswith("k")] == [f"k{n}" for n in range(crowd)]
         said = await until(lambda: stored(bench.js, EVENTS, subjects.event("rejected", quiet)))
         assert [JobRejected.model_validate_json(m.data).client_key for m in said] == ["wrong"]
+
+
+async def test_two_crowds_move_side_by_side(bench: Bench) -> None:
+    """The second has come when the first was there as a whole: it waits for a portion or two, and then gets its share."""
+    first, second, each = f"{bench.team}-first", f"{bench.team}-second", 40
+    await bench.write()
+    for team in (first, second):
+        for number in range(each):
+            await bench.submit(GOOD | {"client_key": f"k{number}"}, team=team)
+    async with running(bench.app(batch=100, undecided=20, undecided_alone=20)):
+        admitted = await bench.admitted(2 * each)
+        assert [job.client_key for job in admitted if job.team == second] == [f"k{n}" for n in range(each)]
+        early = sum(job.team == second for job in admitted[:each])
+        assert 5 <= early <= each - 5, f"{early} of the first {each} were the second crowd's"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from nats.aio.msg import Msg
@@ -13,7 +13,7 @@ from libs.bus.connect import BusConnection, close, connect
 from libs.bus.dead import AT, ORIGIN, REASON, SEQ, STREAM, SUBJECT, TRUNCATED
 from libs.bus.messages import Outgoing, decode_bare, outgoing
 from libs.bus.outbox import MAX_PAYLOAD_BYTES, Outbox
-from libs.bus.settle import Received, Transient, consume, dead_letter, replayed
+from libs.bus.settle import Portion, Received, Transient, consume, dead_letter, replayed
 from libs.bus.streams import provision
 from schemas.inbox import CancelRequested
 from schemas.jobs import CancelJob
@@ -56,7 +56,7 @@ class Consumer:
             )
         ]
 
-    async def start(self, outbox: Outbox | None = None) -> None:
+    async def start(self, outbox: Outbox | None = None, portion: Portion | None = None) -> None:
         self.broker = make_broker(self.url, "admission")
         box = outbox or Outbox(self.js)
         consume(
@@ -66,6 +66,7 @@ class Consumer:
             origin="admission",
             decide=self.decide,
             outbox=lambda: box,
+            portion=portion,
         )
         await self.broker.start()
 
@@ -114,6 +115,33 @@ async def test_good_messages_are_decided_once_and_acknowledged(consumer: Consume
     assert await consumer.done() == names
     assert set(map(tuple, consumer.deliveries.values())) == {(1,)}
     assert await consumer.dead() == []
+
+
+async def test_a_batch_is_decided_in_portions_and_what_is_left_is_kept(consumer: Consumer) -> None:
+    """What went in is settled while the rest of its batch waits."""
+    names = [f"n{i}" for i in range(20)]
+    more, asked = asyncio.Event(), []
+
+    async def portion(left: Sequence[Msg]) -> int:
+        asked.append(len(left))
+        if len(asked) > 2:
+            await more.wait()
+        return min(3, len(left))
+
+    await consumer.send(*names)
+    await consumer.start(portion=portion)
+    await until(lambda: len(asked) > 2)
+
+    async def settled() -> bool:
+        return (await consumer.js.consumer_info(REQUESTS, "admission")).num_ack_pending == len(names) - 6
+
+    await until(settled)
+    assert [
+        CancelRequested.model_validate_json(m.data).reason for m in await stored(consumer.js, "INBOX-p", OUT)
+    ] == names[:6]
+    more.set()
+    assert await consumer.done() == names
+    assert set(map(tuple, consumer.deliveries.values())) == {(1,)}
 
 
 async def test_a_malformed_message_dies_with_its_reasons_and_the_next_is_unaffected(consumer: Consumer) -> None:
