@@ -10,6 +10,7 @@ commands of teams to admission (stream REQUESTS). `JobRejected` (admission) and 
 team (stream EVENTS).
 """
 
+import marshal
 import re
 from enum import StrEnum
 from typing import Annotated, Any
@@ -181,8 +182,25 @@ class JobSpec(Strict):
         return self
 
 
+_KNOWN_SPECS = 256
+_KNOWN_BYTES = 4096
+_known: dict[bytes, JobSpec] = {}
+
+
 def _any_fields(value: Any, _strict: ValidatorFunctionWrapHandler) -> JobSpec:
-    return JobSpec.model_validate(value, extra="ignore")
+    """Most jobs of a team have the spec of another one: those seen last are validated once, and are one object."""
+    try:
+        written = marshal.dumps(value, 2) if isinstance(value, dict) else b""
+    except ValueError:  # a dictionary that holds models
+        written = b""
+    if not written or len(written) > _KNOWN_BYTES:
+        return JobSpec.model_validate(value, extra="ignore")
+    if (spec := _known.get(written)) is None:
+        spec = JobSpec.model_validate(value, extra="ignore")
+        if len(_known) >= _KNOWN_SPECS:
+            _known.clear()
+        _known[written] = spec
+    return spec
 
 
 AcceptedSpec = Annotated[JobSpec, WrapValidator(_any_fields)]

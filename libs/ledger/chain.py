@@ -12,6 +12,7 @@ the stored bytes, so the chain goes on through what was passed over.
 """
 
 import json
+from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -83,6 +84,29 @@ class ChainEntry:
         return Head(self.seq, self.hash)
 
 
+class Decoded:
+    """The records that this process decoded last, by their hash: history reads each twice. Bounded by their payloads' bytes."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._left = most_bytes
+        self._records: OrderedDict[str, tuple[LedgerRecord, int]] = OrderedDict()
+
+    def get(self, digest: str) -> LedgerRecord | None:
+        found = self._records.get(digest)
+        return found[0] if found is not None else None
+
+    def put(self, digest: str, record: LedgerRecord, size: int) -> None:
+        if digest in self._records:
+            return
+        self._records[digest] = (record, size)
+        self._left -= size
+        while self._left < 0:
+            self._left += self._records.popitem(last=False)[1][1]
+
+
+_DECODED_BYTES = 1024 * 1024
+_decoded = Decoded(_DECODED_BYTES)
+
 _record = TypeAdapter(LedgerRecord).validator.validate_json
 _link = TypeAdapter(ChainLink).validator.validate_json
 _pool_link = TypeAdapter(_PoolLink).validator.validate_json
@@ -115,7 +139,7 @@ def judge(
     digest = content_hash(payload)
     unknown: tuple[UnknownEvent, ...] = ()
     try:
-        record: LedgerRecord = _record(payload if only is None else _narrowed(payload, only))
+        record = _decode(payload, digest) if only is None else _record(_narrowed(payload, only))
     except ValidationError as error:
         problem = _describe(error)
         if not _linked(head, payload):
@@ -130,6 +154,14 @@ def judge(
     elif record.pool != pool:
         why = f"is of pool {record.pool!r}, not {pool!r}"
     return ChainEntry(seq, record, digest, time_us, not why, why, unknown)
+
+
+def _decode(payload: bytes, digest: str) -> LedgerRecord:
+    record = _decoded.get(digest)
+    if record is None:
+        record = _record(payload)
+        _decoded.put(digest, record, len(payload))
+    return record
 
 
 def _narrowed(payload: bytes, only: Collection[str]) -> bytes:

@@ -181,7 +181,7 @@ class Overtaking:
                 self._few.add(team)
                 self._teams.discard(team)
 
-    async def _next(self, team: str, after: int) -> direct.Piece:
+    async def _next(self, team: str, after: int) -> direct.MessagePage:
         pattern = subjects.anyone(subjects.COMMAND, entity="job", team=team)
         return await direct.get(self._js, REQUESTS, pattern, {"seq": after + 1}, _EACH)
 

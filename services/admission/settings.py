@@ -33,7 +33,7 @@ class AdmissionSettings(ServiceSettings):
         "requests sends some",
     )
     undecided_alone: int = Field(
-        default=256, ge=1, description="the same while there are only crowds: larger portions cost less"
+        default=512, ge=1, description="the same while there are only crowds: larger portions cost less"
     )
     snapshot_records: int = Field(
         default=20_000, ge=100, description="ledger records between snapshots of what is known of the pool"

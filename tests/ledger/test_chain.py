@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.ledger.chain import GENESIS, Head, UnknownRecord, continues, encode, judge
+from libs.ledger.chain import GENESIS, Decoded, Head, UnknownRecord, continues, encode, judge
 from schemas.ledger import LedgerRecord
 
 FORGERIES = ("stale", "fork", "garbage", "wrong-hash", "other-pool", "later-version", "unknown-event", "number")
@@ -87,3 +87,24 @@ def test_fields_that_a_later_service_added_are_ignored_but_hashed() -> None:
     entry = judge(GENESIS, "main", 1, payload, 0)
     assert entry.valid
     assert entry.hash != encode(entry.record)[1]
+
+
+def test_records_that_are_kept_decoded_are_bounded_by_their_bytes() -> None:
+    kept = Decoded(most_bytes=100)
+    for number in range(10):
+        kept.put(f"{number}", record(GENESIS, inbox_seq=number), 40)
+        kept.put(f"{number}", record(GENESIS), 40)
+    found = [kept.get(f"{number}") for number in range(10)]
+    assert [one is not None for one in found] == [False] * 8 + [True] * 2
+    assert found[9] == record(GENESIS, inbox_seq=9), "the first to come stays"
+    kept.put("large", record(GENESIS), 101)
+    assert kept.get("large") is None
+    assert kept.get("9") is None
+
+
+def test_a_payload_that_was_read_before_is_judged_by_its_own_place() -> None:
+    payload, digest = encode(record(GENESIS))
+    first, again = (judge(head, "main", 1, payload, 0) for head in (GENESIS, Head(1, digest)))
+    assert (first.valid, again.valid) == (True, False)
+    assert again.record is first.record
+    assert not judge(GENESIS, "other", 1, payload, 0).valid

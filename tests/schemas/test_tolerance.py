@@ -1,6 +1,7 @@
 """Facts may gain fields at any depth; commands refuse what they do not know, by name."""
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from schemas.base import Fact, Strict
 from schemas.catalog import BY_TYPE
 from schemas.inbox import InboxMessage
+from schemas.jobs import AcceptedSpec
 from schemas.json_schema import models
 from schemas.ledger import LedgerRecord
 from tests.schemas.golden_files import Golden, load
@@ -91,3 +93,20 @@ def test_everything_in_the_inbox_is_an_inbox_message(golden: Golden) -> None:
 
 def test_models_are_frozen() -> None:
     assert [m.__name__ for m in models().values() if not m.model_config.get("frozen")] == []
+
+
+def test_specs_that_are_alike_are_one_object_and_others_are_not_mistaken_for_them() -> None:
+    accepted = TypeAdapter(AcceptedSpec)
+    plain: dict[str, Any] = {"name": "a", "command": ["true"], "resources": {"devices": 1}}
+    first = accepted.validate_python(plain)
+    assert accepted.validate_json(json.dumps(plain)) is first
+    assert accepted.validate_python(plain | {"name": "b"}).name == "b"
+    later = accepted.validate_python(plain | {NEW: [1]})
+    assert later == first, "what a later service wrote is passed over"
+    with pytest.raises(ValidationError):
+        accepted.validate_python(plain | {"resources": {"devices": 1.5}})
+    with pytest.raises(ValidationError):
+        accepted.validate_python(plain | {"resources": {"devices": 1.5}})
+    assert [accepted.validate_python(plain | {"name": f"n{n}"}).name for n in range(600)] == [
+        f"n{n}" for n in range(600)
+    ]
