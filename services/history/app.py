@@ -10,12 +10,11 @@ from prometheus_client import CollectorRegistry
 
 from libs.adapters.mongo.store import JobStore
 from libs.bus.broker import make_broker
-from libs.bus.connect import close, connect
 from libs.bus.leader import Leadership
 from libs.bus.queries import serve
-from libs.bus.streams import bind
 from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
+from libs.service.connection import connected
 from libs.service.following import show
 from schemas.catalog import BY_TYPE
 from services.history import handlers
@@ -50,29 +49,27 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.nats_url, name="history-loops", die_on_close=True)
-        js = nats.jetstream()
-        await bind(js, [settings.pool])
-        history.store, history.log = JobStore(settings.mongo_url), EventLog(js)
-        history.documents = Documents(
-            js,
-            settings.pool,
-            history.store,
-            registry,
-            window_s=settings.window_ms / 1000,
-            window_jobs=settings.window_jobs,
-            cache_jobs=settings.cache_jobs,
-        )
-        history.feed = FeedLoop(js, settings.pool, registry, snapshot_records=settings.snapshot_records)
-        history.leadership = leadership = Leadership(js, f"history-{settings.pool}", ttl_s=settings.leader_ttl_s)
-        tasks.start("leadership", leadership.run())
-        tasks.start("documents", leadership.lead(history.documents.run))
-        tasks.start("feed", leadership.lead(history.feed.run))
-        tasks.start("trim of events", leadership.lead(EventTrimmer(js, registry).run))
-        async with tasks.until_stopped():
-            yield
-        history.store.close()
-        await close(nats)
+        async with connected(settings, "history-loops") as nats:
+            js = nats.jetstream()
+            history.store, history.log = JobStore(settings.mongo_url), EventLog(js)
+            history.documents = Documents(
+                js,
+                settings.pool,
+                history.store,
+                registry,
+                window_s=settings.window_ms / 1000,
+                window_jobs=settings.window_jobs,
+                cache_jobs=settings.cache_jobs,
+            )
+            history.feed = FeedLoop(js, settings.pool, registry, snapshot_records=settings.snapshot_records)
+            history.leadership = leadership = Leadership(js, f"history-{settings.pool}", ttl_s=settings.leader_ttl_s)
+            tasks.start("leadership", leadership.run())
+            tasks.start("documents", leadership.lead(history.documents.run))
+            tasks.start("feed", leadership.lead(history.feed.run))
+            tasks.start("trim of events", leadership.lead(EventTrimmer(js, registry).run))
+            async with tasks.until_stopped():
+                yield
+            history.store.close()
 
     def ready() -> dict[str, str]:
         if history.leadership is not None and history.leadership.stands_by:

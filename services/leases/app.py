@@ -13,9 +13,7 @@ from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableEr
 from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.broker import make_broker
-from libs.bus.connect import connect
 from libs.bus.messages import Outgoing
-from libs.bus.streams import bind
 from libs.core.projections.node_lives import NodeLives
 from libs.core.state.formats import may_emit
 from libs.ledger.follower import FollowedEntry, Follower
@@ -23,6 +21,7 @@ from libs.ledger.readers import Readers, process_name
 from libs.ports.host import failpoint
 from libs.service.app import Tasks, make_asgi
 from libs.service.bootclock import now
+from libs.service.connection import connected
 from libs.service.following import readiness, show
 from services.leases.grants import Grants
 from services.leases.settings import LeaseSettings
@@ -136,16 +135,14 @@ def make_app(settings: LeaseSettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.nats_url, name="leases", die_on_close=True)
-        js = nats.jetstream()
-        await bind(js, [settings.pool])
-        await leases.grants.listen(nats)
-        tasks.start("ledger", leases.follow(js))
-        tasks.start("right", leases.confirm(js))
-        tasks.start("ticks", leases.beat(nats, js))
-        async with tasks.until_stopped():
-            yield
-        await nats.close()
+        async with connected(settings, "leases") as nats:
+            js = nats.jetstream()
+            await leases.grants.listen(nats)
+            tasks.start("ledger", leases.follow(js))
+            tasks.start("right", leases.confirm(js))
+            tasks.start("ticks", leases.beat(nats, js))
+            async with tasks.until_stopped():
+                yield
 
     def ready() -> dict[str, str]:
         """A standby is ready: it has what it needs to take over."""

@@ -8,15 +8,14 @@ from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.broker import make_broker
-from libs.bus.connect import connect
 from libs.bus.leader import Leadership
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
-from libs.bus.streams import bind
 from libs.core.scheduling.policy import Policy
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ports.host import failpoint
 from libs.service.app import Tasks, make_asgi
+from libs.service.connection import connected
 from libs.service.following import readiness, show
 from schemas import subjects
 from schemas.inbox import PreemptionPlanned
@@ -87,15 +86,13 @@ def make_app(settings: PreemptionSettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.nats_url, name="preemption", die_on_close=True)
-        js = nats.jetstream()
-        await bind(js, [settings.pool])
-        leadership = Leadership(js, f"preemption-{settings.pool}", ttl_s=settings.leader_ttl_s)
-        tasks.start("leadership", leadership.run())
-        tasks.start("ledger reader", preemption.run(js, leadership))
-        async with tasks.until_stopped():
-            yield
-        await nats.close()
+        async with connected(settings, "preemption") as nats:
+            js = nats.jetstream()
+            leadership = Leadership(js, f"preemption-{settings.pool}", ttl_s=settings.leader_ttl_s)
+            tasks.start("leadership", leadership.run())
+            tasks.start("ledger reader", preemption.run(js, leadership))
+            async with tasks.until_stopped():
+                yield
 
     def ready() -> dict[str, str]:
         return {"ledger": readiness(preemption.follower)}

@@ -12,14 +12,13 @@ from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Gauge
 
 from libs.bus.broker import make_broker
-from libs.bus.connect import connect
 from libs.bus.queries import serve
 from libs.bus.room import SUBMITS_END, StreamRoom
-from libs.bus.streams import bind
 from libs.core.placement.find import warm
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.room import room_of
 from libs.service.app import Tasks, make_asgi
+from libs.service.connection import connected
 from libs.service.cycle import dry_run_inputs
 from libs.service.following import readiness, show
 from schemas.catalog import BY_TYPE
@@ -160,18 +159,16 @@ def make_app(settings: QueriesSettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.nats_url, name="queries-ledger", die_on_close=True)
-        js = nats.jetstream()
-        await bind(js, [settings.pool])
-        await asyncio.to_thread(warm)
-        follower = queries.begin(js)
-        tasks.start("ledger reader", queries.follow())
-        tasks.start("heavy questions", queries.lane.run())
-        tasks.start("room for submits", queries.follow_room())
-        async with tasks.until_stopped():
-            await follower.caught_up.wait()
-            yield
-        await nats.close()
+        async with connected(settings, "queries-ledger") as nats:
+            js = nats.jetstream()
+            await asyncio.to_thread(warm)
+            follower = queries.begin(js)
+            tasks.start("ledger reader", queries.follow())
+            tasks.start("heavy questions", queries.lane.run())
+            tasks.start("room for submits", queries.follow_room())
+            async with tasks.until_stopped():
+                await follower.caught_up.wait()
+                yield
 
     def ready() -> dict[str, str]:
         return {"ledger": readiness(queries.follower)}

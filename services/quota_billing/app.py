@@ -8,16 +8,15 @@ from faststream.asgi import AsgiFastStream
 from prometheus_client import CollectorRegistry
 
 from libs.bus.broker import make_broker
-from libs.bus.connect import close, connect
 from libs.bus.cursors import Cursors
 from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
 from libs.bus.settle import consume
-from libs.bus.streams import bind
 from libs.bus.trim import trimmer_of
 from libs.core.billing.metering import Meter
 from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
+from libs.service.connection import connected
 from libs.service.following import readiness, show
 from schemas.catalog import BY_TYPE
 from schemas.subjects import REQUESTS
@@ -85,19 +84,17 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.nats_url, name="quota_billing-reader", die_on_close=True)
-        js = nats.jetstream()
-        await bind(js, [pool])
-        billing.outbox = Outbox(js)
-        billing.follower = follower = Follower(
-            js, pool, Meter, name=FOLLOWER, snapshot_every=settings.snapshot_records
-        )  # fmt: skip
-        tasks.start("metering", follower.run())
-        tasks.start("trim of requests", trimmer_of(js, REQUESTS, durable, keep_s=settings.trim_keep_s).run())
-        tasks.start("quotas of the file", apply_file(wanted, follower, Cursors(js), billing.outbox, pool))
-        async with tasks.until_stopped():
-            yield
-        await close(nats)
+        async with connected(settings, "quota_billing-reader") as nats:
+            js = nats.jetstream()
+            billing.outbox = Outbox(js)
+            billing.follower = follower = Follower(
+                js, pool, Meter, name=FOLLOWER, snapshot_every=settings.snapshot_records
+            )  # fmt: skip
+            tasks.start("metering", follower.run())
+            tasks.start("trim of requests", trimmer_of(js, REQUESTS, durable, keep_s=settings.trim_keep_s).run())
+            tasks.start("quotas of the file", apply_file(wanted, follower, Cursors(js), billing.outbox, pool))
+            async with tasks.until_stopped():
+                yield
 
     def ready() -> dict[str, str]:
         return {"ledger": readiness(billing.follower)}

@@ -13,14 +13,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from libs.adapters.redis import Projection
 from libs.adapters.redis.projection import Unavailable
 from libs.bus.broker import make_broker
-from libs.bus.connect import connect
 from libs.bus.messages import Malformed, decode_bare
 from libs.bus.queries import serve
-from libs.bus.streams import bind
 from libs.core.projections.hot_state import HotState, Row
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.bootclock import now
+from libs.service.connection import connected
 from libs.service.fill import FillLevels
 from libs.service.following import readiness, show
 from libs.service.unanswered import Unanswered
@@ -154,17 +153,15 @@ def make_app(settings: TelemetrySettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.nats_url, name="telemetry", die_on_close=True)
-        js = nats.jetstream()
-        await bind(js, [settings.pool])
-        await telemetry.listen(nats)
-        tasks.start("ledger figures", telemetry.follow(js))
-        tasks.start("fill levels", FillLevels(js, settings.pool, registry).run())
-        tasks.start("unanswered requests", Unanswered(js, settings.pool, registry).run())
-        async with tasks.until_stopped():
-            yield
-        await telemetry.projection.close()
-        await nats.close()
+        async with connected(settings, "telemetry") as nats:
+            js = nats.jetstream()
+            await telemetry.listen(nats)
+            tasks.start("ledger figures", telemetry.follow(js))
+            tasks.start("fill levels", FillLevels(js, settings.pool, registry).run())
+            tasks.start("unanswered requests", Unanswered(js, settings.pool, registry).run())
+            async with tasks.until_stopped():
+                yield
+            await telemetry.projection.close()
 
     def ready() -> dict[str, str]:
         return {"ledger": readiness(telemetry.follower)}
