@@ -1,7 +1,7 @@
 """Cancels that came before their jobs: two admissions may put a cancel into the inbox ahead of its submit.
 
 A cancel is remembered until its submit comes, for as long as REQUESTS keeps one; the submit is then answered as cancelled. What
-decides is the broker's order: a submit that was stored after the cancel is a new wish. Bounded by age, per team and in all:
+decides is the broker's order: a submit that was stored after the cancel is a new request. Bounded by age, per team and in all:
 whoever sends many cancels of jobs that never were loses its own oldest ones first.
 """
 
