@@ -13,11 +13,10 @@ from libs.core.accelerators.vendors import tpu_boxes
 from libs.core.accelerators.vendors.amd import Amd
 from libs.core.accelerators.vendors.aws import Aws
 from libs.core.accelerators.vendors.base import Granted, RequestProblem, Vendor
+from libs.core.accelerators.vendors.cards import FPGA, NPU
 from libs.core.accelerators.vendors.cpu import Cpu
-from libs.core.accelerators.vendors.fpga import Fpga
 from libs.core.accelerators.vendors.google import Google
 from libs.core.accelerators.vendors.intel import Intel
-from libs.core.accelerators.vendors.npu import Npu
 from libs.core.accelerators.vendors.nvidia import Nvidia
 from schemas.resources import Device, DeviceKind, Resources
 
@@ -26,7 +25,7 @@ __all__ = [
     "vendor_of", "visibility",
 ]  # fmt: skip
 
-VENDORS: tuple[Vendor, ...] = (Nvidia(), Amd(), Google(), Intel(), Aws(), Fpga(), Npu(), Cpu())
+VENDORS: tuple[Vendor, ...] = (Nvidia(), Amd(), Google(), Intel(), Aws(), FPGA, NPU, Cpu())
 
 REFUSED: frozenset[str] = frozenset().union(*(v.refused for v in VENDORS))
 REFUSED_PREFIXES: tuple[str, ...] = tuple(prefix for v in VENDORS for prefix in v.refused_prefixes)

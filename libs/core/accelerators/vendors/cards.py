@@ -1,6 +1,8 @@
-"""FPGA cards (AMD Alveo): the whole card with the shell on it. No variable hides a card: its device nodes do.
+"""Cards that are granted whole: FPGAs (AMD Alveo, with the shell on them) and small inference chips (Hailo, Coral). No variable
+hides one from a process: its device nodes do.
 
-Source: Xilinx FPGA_as_a_Service (device plugin): one container has the whole card, there is no slicing.
+Sources: Xilinx FPGA_as_a_Service (device plugin: one container has the whole card, there is no slicing); hardware reference 4.4
+for the inference chips (general knowledge, not verified).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +15,13 @@ from schemas.resources import Resources, Runtime
 
 
 @dataclass(frozen=True, slots=True)
-class Fpga:
-    name: str = "fpga"
-    runtimes: frozenset[Runtime] = frozenset({Runtime.XRT})
-    pci_vendors: tuple[str, ...] = ("10ee",)
+class WholeCards:
+    """One kind of such cards. `why`: why a card is not shared, for people."""
+
+    name: str
+    runtimes: frozenset[Runtime]
+    pci_vendors: tuple[str, ...]
+    why: str
     refused: frozenset[str] = frozenset()
     refused_prefixes: tuple[str, ...] = ()
     sharable: bool = False
@@ -25,9 +30,15 @@ class Fpga:
         return {}
 
     def check(self, wanted: Resources, model: Accelerator) -> Iterator[RequestProblem]:
-        yield from base.is_whole(wanted, model, "a card has one bitstream")
+        yield from base.is_whole(wanted, model, self.why)
         yield from base.has_no_mig(wanted, model)
         yield from base.has_no_torus(wanted, model)
 
     def link_gb_s(self, model: Accelerator, linked: bool) -> float:
         return base.link_or_host(model, linked)
+
+
+FPGA = WholeCards("fpga", frozenset({Runtime.XRT}), ("10ee",), "a card has one bitstream")
+NPU = WholeCards(
+    "npu", frozenset({Runtime.HAILO, Runtime.EDGETPU}), ("1ac1",), "it serves one process at a time"
+)  # fmt: skip
