@@ -18,6 +18,7 @@ from libs.bus.connect import close, connect
 from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
 from libs.bus.streams import bind
+from libs.ports import clock
 from libs.ports.clock import boot_s as now
 from libs.service.app import Tasks, make_asgi
 from schemas import subjects
@@ -31,6 +32,7 @@ from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics
 from services.agent.node import NodeCounts, NodeRunner
 from services.agent.nodes import Hosted, hosted
+from services.agent.quarantine import QuarantineFile
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings
 from services.agent.state import AgentState
@@ -76,6 +78,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
         max_payload=nats.max_payload,
     )
     launcher = _launcher(settings, host, frozenset(names))
+    quarantine = QuarantineFile(host.state.path / "quarantine.json", clock.boot_id())
     nodes = [
         NodeRunner(
             inventory=one.inventory,
@@ -87,6 +90,8 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
             report=reports.add,
             counts=counts,
             remember=launcher.remember,
+            busy_devices=quarantine.of(one.inventory.node),
+            keep_quarantine=quarantine.keep,
         )
         for one in host.found
     ]

@@ -124,6 +124,8 @@ class NodeRunner:
     """Starts that placement has not shown yet that it knows."""
     busy_devices: dict[str, DeviceInUse] = field(default_factory=dict)
     """Devices in quarantine. They stay there over lives, until they are free."""
+    keep_quarantine: Callable[[str, Mapping[str, DeviceInUse]], None] = lambda node, busy: None
+    """Called when they change, so that the next agent knows."""
     _registered_at: float = 0.0
     dying: bool = False
     """This life is ending: what its parts report is not passed on any more."""
@@ -405,6 +407,7 @@ class NodeRunner:
     def _set_quarantine(self, busy: dict[str, DeviceInUse]) -> None:
         self.busy_devices = busy
         self.view.quarantined = {device: ", ".join(one.users) for device, one in busy.items()}
+        self.keep_quarantine(self.name, busy)
         self._tell_quarantine()
 
     def _tell_quarantine(self) -> None:

@@ -5,9 +5,12 @@ process that was handed an open descriptor, a driver that hangs in the end of a 
 """
 
 import asyncio
+import json
+import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from libs.adapters.devices import DeviceLayer, NoDevices
 from libs.ports import clock
@@ -19,6 +22,8 @@ WATCHERS = frozenset(
 )
 """Programs that have devices open without working on them, by their short names (at most 15 characters)."""
 
+
+log = logging.getLogger("baton.agent")
 
 GRACE_S = 10.0
 """A driver may need so long to let go of a process that was killed."""
@@ -47,6 +52,50 @@ class Since:
     @classmethod
     def now(cls, uptime: Callable[[], str] = lambda: proc.read_text("/proc/uptime")) -> "Since":
         return cls(int(float(uptime().split()[0]) * os.sysconf("SC_CLK_TCK")))
+
+
+class QuarantineFile:
+    """What is in quarantine, for the next agent of this machine: it would call devices free that are not. After a boot
+    nothing of it holds, for nobody who used a device is left."""
+
+    def __init__(self, path: Path, boot: str) -> None:
+        self._path, self._boot = path, boot
+        self._nodes: dict[str, Mapping[str, DeviceInUse]] = self._read()
+
+    def of(self, node: str) -> dict[str, DeviceInUse]:
+        return dict(self._nodes.get(node, {}))
+
+    def keep(self, node: str, busy: Mapping[str, DeviceInUse]) -> None:
+        """A disk that is full must end nothing: then the next agent does not know."""
+        self._nodes = {name: devices for name, devices in (self._nodes | {node: busy}).items() if devices}
+        rows = {
+            name: {device: [one.since.ticks, one.users, one.since_us] for device, one in devices.items()}
+            for name, devices in self._nodes.items()
+        }
+        new = self._path.with_suffix(".new")
+        try:
+            new.write_text(json.dumps({"boot": self._boot, "nodes": rows}))
+            new.replace(self._path)
+        except OSError as e:
+            log.warning("what is in quarantine cannot be written down: %s", e)
+
+    def _read(self) -> dict[str, Mapping[str, DeviceInUse]]:
+        try:
+            kept = json.loads(self._path.read_text())
+            if kept["boot"] != self._boot:
+                return {}
+            return {
+                name: {
+                    device: DeviceInUse(Since(int(ticks)), tuple(map(str, users)), int(since_us))
+                    for device, (ticks, users, since_us) in rows.items()
+                }
+                for name, rows in kept["nodes"].items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            log.warning("what an earlier agent had in quarantine cannot be read: %s", e)
+            return {}
 
 
 async def still_busy(

@@ -16,7 +16,7 @@ from schemas.attempts import Category
 from schemas.inbox import Refused, Released, Started
 from schemas.nodes import LiftedQuarantine
 from services.agent import quarantine
-from services.agent.quarantine import DeviceInUse, Since, still_busy, strangers
+from services.agent.quarantine import DeviceInUse, QuarantineFile, Since, still_busy, strangers
 from tests.agent.build import inventory, part, rank, spec
 from tests.agent.conftest import until
 from tests.agent.test_agent import start, world  # noqa: F401 - fixtures
@@ -208,3 +208,28 @@ async def test_an_operator_may_let_a_busy_device_be_used(world, start):  # noqa:
         await world.want("n0", wanted)
         await world.sees(wanted, Started)
         assert world.quarantines[-1].devices == ()
+
+
+async def test_the_next_agent_knows_what_is_in_quarantine(world, start):  # noqa: F811
+    async with start() as agent:
+        agent.nodes["n0"].quarantine({"n0-gpu1": DeviceInUse(Since(5), ("a monitor (pid 9)",), since_us=7)})
+    async with start() as agent:
+        known = agent.nodes["n0"].busy_devices
+        assert known == {"n0-gpu1": DeviceInUse(Since(5), ("a monitor (pid 9)",), since_us=7)}
+        await until(lambda: world.inventories["n0"].incarnation == agent.nodes["n0"].incarnation)
+        assert [one.device for one in world.inventories["n0"].quarantine] == ["n0-gpu1"]
+        await agent.launcher.look_at_busy(agent.nodes["n0"])
+        assert agent.nodes["n0"].busy_devices == {}, "it is free by now"
+    async with start() as agent:
+        assert agent.nodes["n0"].busy_devices == {}
+
+
+def test_after_a_boot_nothing_is_in_quarantine_and_a_broken_file_ends_nothing(tmp_path):
+    path, busy = tmp_path / "quarantine.json", {"d": DeviceInUse(Since(5), ("x",), since_us=7)}
+    QuarantineFile(path, "boot-1").keep("n0", busy)
+    assert QuarantineFile(path, "boot-1").of("n0") == busy
+    assert QuarantineFile(path, "boot-2").of("n0") == {}
+    for broken in ("", "[]", '{"boot": "boot-1"}', '{"boot": "boot-1", "nodes": {"n0": {"d": 1}}}'):
+        path.write_text(broken)
+        assert QuarantineFile(path, "boot-1").of("n0") == {}
+    QuarantineFile(tmp_path / "gone" / "q.json", "boot-1").keep("n0", busy)
