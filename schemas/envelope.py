@@ -28,6 +28,7 @@ _ATTRIBUTES = {
 }
 _NAME = re.compile(r"[a-z0-9]+")  # names become headers, so what comes from outside may hold nothing else
 _SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) not in '"%')
+_is_safe = re.compile(f"[{re.escape(_SAFE)}]*").fullmatch
 
 
 class EnvelopeError(ValueError):
@@ -51,18 +52,22 @@ class Envelope:
     def headers(self) -> dict[str, str]:
         """NATS headers of the binary mode, `Nats-Msg-Id` among them."""
         out = {
-            MSG_ID: quote(self.id, safe=_SAFE),
+            MSG_ID: _quoted(self.id),
             "ce-specversion": "1.0",
             "Content-Type": "application/json",
         }
         for name in ("id", "type", "source", "subject", "time", "correlationid", "causationid"):
             if value := getattr(self, name):
-                out[_ATTRIBUTES[name]] = quote(value, safe=_SAFE)
+                out[_ATTRIBUTES[name]] = _quoted(value)
         if self.traceparent:
-            out[TRACEPARENT] = quote(self.traceparent, safe=_SAFE)
+            out[TRACEPARENT] = _quoted(self.traceparent)
         for name, value in self.extensions.items():
-            out[f"ce-{name}"] = quote(value, safe=_SAFE)
+            out[f"ce-{name}"] = _quoted(value)
         return out
+
+
+def _quoted(value: str) -> str:
+    return value if _is_safe(value) else quote(value, safe=_SAFE)
 
 
 def read(headers: Mapping[str, str] | None, payload: bytes) -> tuple[Envelope, bytes]:

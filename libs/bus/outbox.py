@@ -168,7 +168,9 @@ class _Replies:
             answer = json.loads(msg.data)
             if "error" in answer:
                 APIError.from_error(answer["error"])  # raises
-            future.set_result(PubAck.from_response(answer))
+            future.set_result(
+                PubAck(answer["stream"], answer["seq"], domain=answer.get("domain"), duplicate=answer.get("duplicate"))
+            )
         except Exception as e:
             future.set_exception(e)
 

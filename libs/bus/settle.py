@@ -197,6 +197,7 @@ class _Shell:
         for case in cases:
             await _settle(case)
             self._note(case, excused)
+        PARKED_NOW.labels(self._durable).set(len(self._parked))
 
     def _note(self, case: _Delivery, excused: Excused) -> None:
         """Counts a case that was settled."""
@@ -209,7 +210,6 @@ class _Shell:
             excused.settled(case.received)
         while self._parked and next(iter(self._parked.values())) < now - _ELSEWHERE_S:
             self._parked.popitem(last=False)
-        PARKED_NOW.labels(self._durable).set(len(self._parked))
 
     async def _decided(self, case: _Delivery, deliveries: int) -> _Delivery:
         """`deliveries` are those that count."""

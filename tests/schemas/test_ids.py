@@ -1,6 +1,7 @@
 """Ids never change: a stored job, a deduplicated event and a hashed record are found by them again."""
 
 import re
+from uuid import uuid5
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,12 @@ def test_ids_are_those_of_the_first_release() -> None:
     assert ids.event_id("cause-1", "io.baton.job.admitted.v1", "main") == "619455a3-3856-51d2-895f-f8d911d93882"
     assert ids.event_id("cause-1", "io.baton.job.admitted.v1") == "7debf4f0-801f-51a4-a82c-f0cab3841775"
     assert ids.content_hash(b"{}") == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+
+
+@given(names, st.text(max_size=40))
+def test_ids_are_version_5_uuids(team: str, key: str) -> None:
+    assert ids.job_id(team, key) == "job-" + uuid5(ids.NAMESPACE, f"job\x1f{team}\x1f{key}").hex
+    assert ids.event_id(team, "t", key) == str(uuid5(ids.NAMESPACE, f"event\x1f{team}\x1ft\x1f{key}"))
 
 
 @given(names, st.text(max_size=40))
