@@ -7,6 +7,7 @@ the end; tasks must not use the broker's connection but the lifespan's own.
 """
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -36,6 +37,9 @@ log = logging.getLogger("baton.service")
 
 LAG_LIMIT_S = 5.0
 """An event loop that is this late is not alive."""
+
+_GC_OBJECTS = 10_000
+"""Made and still there, before the youngest are searched for cycles."""
 
 _STOP_S = 20
 """How long a stop may take before open HTTP requests are cut."""
@@ -106,6 +110,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str) -> None:
     Exits with `FAILED_EXIT_CODE` when the application could not start.
     """
     log_json(settings.log_level, name)
+    _collect_seldom()
     config = uvicorn.Config(
         app,
         host=settings.http_host,
@@ -132,6 +137,14 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str) -> None:
             port_file.unlink(missing_ok=True)
     if not server.started:
         sys.exit(FAILED_EXIT_CODE)
+
+
+def _collect_seldom() -> None:
+    """What a service makes, messages and records above all, has no cycles, and is freed when it is not used any more. Looking
+    for cycles after every 700 objects, as Python does, took a seventh of the services' time under load. Modules stay anyway."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_OBJECTS, 10, 10)
 
 
 class _Server(uvicorn.Server):
