@@ -27,7 +27,7 @@ async def test_nothing_is_lost_or_done_twice_when_the_ledgers_leader_is_killed(c
     jobs = mixed("leader-killed", JOBS)
     async with clients(cluster) as teams, jetstream(cluster) as js:
         await submit(teams, jobs[: JOBS // 2])
-        leader = await leader_of(js, subjects.ledger(cluster.options.pool))
+        leader = await leader_of(js, subjects.ledger_stream(cluster.options.pool))
         killed = kill9(cluster, leader)
         await submit(teams, jobs[JOBS // 2 :])
         await back(cluster, leader, killed)

@@ -71,11 +71,10 @@ def _table(outcomes: Sequence[Outcome]) -> None:
     _say(f"\n{'fault':36} times  longest, s")
     for name in sorted(times):
         _say(f"{name:36} {len(times[name]):5}  {max(times[name]):10.1f}")
-    _say("\n  seed faults  jobs  lost records letters     s  result")
+    _say("\n  seed faults  jobs  lost records letters  MiB     s  result")
     for o in outcomes:
-        figures = (
-            f"{o.seed:6} {len(o.faults):6} {o.jobs:5} {o.lost:5} {o.records:7} {o.letters.total():7} {o.seconds:5.0f}"
-        )
+        figures = f"{o.seed:6} {len(o.faults):6} {o.jobs:5} {o.lost:5} {o.records:7} {o.letters.total():7}"
+        figures += f" {o.largest_mib:4} {o.seconds:5.0f}"
         _say(f"{figures}  {'VIOLATED' if o.wrong else 'ok'}")
 
 

@@ -9,9 +9,7 @@ import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.errors import NotFoundError
 
 from libs.bus.connect import close, connect
 from libs.bus.patience import AWAY
@@ -39,13 +37,13 @@ async def jetstream(cluster: LocalStack) -> AsyncIterator[JetStreamContext]:
         await close(nats)
 
 
-async def leader_of(js: JetStreamContext, subject: str) -> str:
-    """The server that leads the stream of `subject`; waits while there is none."""
+async def leader_of(js: JetStreamContext, stream: str) -> str:
+    """The server that leads the stream; waits while there is none."""
 
     async def leader() -> str | None:
         try:
-            info = await js.stream_info(await js.find_stream_name_by_subject(subject))
-        except (NatsError, TimeoutError, NotFoundError):
+            info = await js.stream_info(stream)
+        except AWAY:
             return None
         return info.cluster.leader if info.cluster else None
 

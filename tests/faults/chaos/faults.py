@@ -31,6 +31,8 @@ from tests.faults.cluster import back, kill9
 from tests.kit.waiting import until
 
 KILL_BOUND_S = 5.0
+OUTAGE_S = 280.0
+"""Until the servers are started again; elections come on top. Leases last 300 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Fault:
 
     cause: Callable[[World], Awaitable[str]]
     rare: bool = False
+    spares: bool = False
+    """No work is lost to it but that of the node with the short lease."""
     cannot: Callable[[], str] = lambda: ""
 
 
@@ -47,9 +51,11 @@ FAULTS: dict[str, Fault] = {}
 _Cause = Callable[[World], Awaitable[str]]
 
 
-def _fault(name: str, *, rare: bool = False, cannot: Callable[[], str] = lambda: "") -> Callable[[_Cause], _Cause]:
+def _fault(
+    name: str, *, rare: bool = False, spares: bool = False, cannot: Callable[[], str] = lambda: ""
+) -> Callable[[_Cause], _Cause]:
     def named(cause: _Cause) -> _Cause:
-        FAULTS[name] = Fault(cause, rare, cannot)
+        FAULTS[name] = Fault(cause, rare, spares, cannot)
         return cause
 
     return named
@@ -65,13 +71,12 @@ def _no_strace() -> str:
 async def _leader(world: World) -> str:
     """Who leads a stream that matters: mostly the ledger's."""
     pool = world.cluster.options.pool
-    inbox = f"baton.in.node.v1.observed.{pool}.n"
-    subject = world.chance.choice((subjects.ledger(pool), subjects.ledger(pool), inbox))
+    other = world.chance.choice(("", subjects.inbox_stream(pool), subjects.REQUESTS))
     async with jetstream(world.cluster) as js:
-        return await leader_of(js, subject)
+        return await leader_of(js, other or (await settled(js, pool)).name)
 
 
-@_fault("leader killed")
+@_fault("leader killed", spares=True)
 async def _(world: World) -> str:
     name = await _leader(world)
     await back(world.cluster, name, kill9(world.cluster, name))
@@ -79,7 +84,7 @@ async def _(world: World) -> str:
     return name
 
 
-@_fault("leader frozen")
+@_fault("leader frozen", spares=True)
 async def _(world: World) -> str:
     name, seconds = await _leader(world), world.chance.uniform(2.0, 15.0)
     async with frozen(world.cluster, name):
@@ -88,12 +93,12 @@ async def _(world: World) -> str:
     return f"{name} for {seconds:.0f} s"
 
 
-@_fault("leader frozen while the ledger rolls")
+@_fault("leader frozen while the ledger rolls", spares=True)
 async def _(world: World) -> str:
     """The server that wakes up hears of the roll, and of the next segment, in any order."""
     pool = world.cluster.options.pool
     async with jetstream(world.cluster) as js:
-        name = await leader_of(js, subjects.ledger(pool))
+        name = await leader_of(js, (await settled(js, pool)).name)
         async with frozen(world.cluster, name):
             before = await settled(js, pool)
             await ask_to_roll(js, pool)
@@ -109,7 +114,7 @@ async def _goes_on(js: JetStreamContext, pool: str, before: Segment) -> bool:
     return False
 
 
-@_fault("leader away")
+@_fault("leader away", spares=True)
 async def _(world: World) -> str:
     name, seconds = await _leader(world), world.chance.uniform(5.0, 15.0)
     async with away(world.cluster, name):
@@ -118,7 +123,7 @@ async def _(world: World) -> str:
     return f"{name} for {seconds:.0f} s"
 
 
-@_fault("server wiped")
+@_fault("server wiped", spares=True)
 async def _(world: World) -> str:
     leader = await _leader(world)
     name = world.chance.choice(
@@ -128,7 +133,7 @@ async def _(world: World) -> str:
     return name
 
 
-@_fault("all brokers killed")
+@_fault("all brokers killed", spares=True)
 async def _(world: World) -> str:
     names = brokers(world.cluster)
     killed = {name: kill9(world.cluster, name) for name in names}
@@ -145,17 +150,17 @@ async def _outage(world: World, seconds: float) -> str:
     return f"for {seconds:.0f} s"
 
 
-@_fault("all brokers away")
+@_fault("all brokers away", spares=True)
 async def _(world: World) -> str:
     return await _outage(world, world.chance.uniform(SHORT_LEASE_S, 2 * SHORT_LEASE_S))
 
 
-@_fault("all brokers away for five minutes", rare=True)
+@_fault("all brokers away for five minutes", rare=True, spares=True)
 async def _(world: World) -> str:
-    return await _outage(world, 280.0)  # elections come on top
+    return await _outage(world, OUTAGE_S)
 
 
-@_fault("slow fsync", cannot=_no_strace)
+@_fault("slow fsync", spares=True, cannot=_no_strace)
 async def _(world: World) -> str:
     name, milliseconds = await _leader(world), world.chance.choice((20, 100, 400))
     inject = f"fsync,fdatasync:delay_enter={milliseconds * 1000}"
@@ -171,7 +176,7 @@ async def _(world: World) -> str:
     return f"{name}: {milliseconds} ms each, for 10 s"
 
 
-@_fault("disk full under a broker", cannot=disks.why_not)
+@_fault("disk full under a broker", spares=True, cannot=disks.why_not)
 async def _(world: World) -> str:
     name = "nats-3"
     world.excused.add(name)
@@ -215,7 +220,7 @@ def _a_service(world: World) -> str:
     return service if number == 1 else f"{service}-{number}"
 
 
-@_fault("service killed")
+@_fault("service killed", spares=True)
 async def _(world: World) -> str:
     name = _a_service(world)
     for _ in range(world.chance.randint(1, 2)):  # the second time while it starts
@@ -223,7 +228,7 @@ async def _(world: World) -> str:
     return name
 
 
-@_fault("service frozen")
+@_fault("service frozen", spares=True)
 async def _(world: World) -> str:
     name, seconds = _a_service(world), world.chance.uniform(1.0, 12.0)
     async with frozen(world.cluster, name):
@@ -231,7 +236,7 @@ async def _(world: World) -> str:
     return f"{name} for {seconds:.0f} s"
 
 
-@_fault("one of each service killed")
+@_fault("one of each service killed", spares=True)
 async def _(world: World) -> str:
     number = world.chance.randint(1, world.cluster.options.replicas)
     names = [service if number == 1 else f"{service}-{number}" for service in SERVICES]
@@ -244,7 +249,7 @@ async def _(world: World) -> str:
 # --------------------------------------------------------------------------------------------------------------- stores
 
 
-@_fault("redis emptied")
+@_fault("redis emptied", spares=True)
 async def _(world: World) -> str:
     client: Redis = Redis.from_url(world.cluster.redis_url)
     try:
@@ -254,14 +259,14 @@ async def _(world: World) -> str:
     return "FLUSHALL"
 
 
-@_fault("store killed")
+@_fault("store killed", spares=True)
 async def _(world: World) -> str:
     name = world.chance.choice((VALKEY, MONGO))
     await back(world.cluster, name, kill9(world.cluster, name))
     return name
 
 
-@_fault("store frozen")
+@_fault("store frozen", spares=True)
 async def _(world: World) -> str:
     name, seconds = world.chance.choice((VALKEY, MONGO)), world.chance.uniform(2.0, 15.0)
     async with frozen(world.cluster, name):
@@ -269,7 +274,7 @@ async def _(world: World) -> str:
     return f"{name} for {seconds:.0f} s"
 
 
-@_fault("disk full under Redis", cannot=disks.why_not)
+@_fault("disk full under Redis", spares=True, cannot=disks.why_not)
 async def _(world: World) -> str:
     with no_room(world, VALKEY):
         await asyncio.sleep(world.chance.uniform(3.0, 8.0))

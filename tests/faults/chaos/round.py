@@ -12,12 +12,14 @@ from libs.client import ClientError, Unreachable
 from schemas.jobs import JobSpec
 from schemas.resources import Resources
 from tests.faults.books import Books, books_agree
-from tests.faults.chaos.faults import FAULTS
+from tests.faults.chaos.faults import FAULTS, OUTAGE_S
 from tests.faults.chaos.observer import Observer
-from tests.faults.chaos.world import World
+from tests.faults.chaos.world import SHORT, World
 from tests.faults.cluster import TEAMS, clients, deaths
 from tests.faults.load import RETRY, Planned, crowd, mixed, submit
 
+LONG = "long"
+"""The name of jobs that run through several faults."""
 AT_ONCE = 6
 """Jobs of a handful; one follows another while faults go on."""
 EVERY_S = 1.0
@@ -39,6 +41,8 @@ class Outcome:
     records: int = 0
     writers: int = 0
     letters: Counter[str] = field(default_factory=Counter)
+    largest_mib: int = 0
+    """What the largest process of a service took."""
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
@@ -57,10 +61,11 @@ async def play(world: World, seed: int, names: Sequence[str], say: Callable[[str
     """Plays a round. What is wrong is in the outcome; raises nothing but what the test itself does wrong."""
     outcome, began = Outcome(seed), time.monotonic()
     world.chance, world.excused = random.Random(f"round {seed}"), set()
-    observer, earlier = Observer(world.cluster.state_dir), len(deaths(world.cluster))
+    observer, earlier = Observer(world.cluster), len(deaths(world.cluster))
     watching = asyncio.create_task(observer.watch())
     over = asyncio.Event()
-    sending = asyncio.create_task(_send(world, seed, over))
+    longest_s = OUTAGE_S if any(FAULTS[name].rare for name in names) else 25.0
+    sending = asyncio.create_task(_send(world, seed, over, longest_s))
     try:
         await asyncio.sleep(2 * EVERY_S)  # something runs
         for name in names:
@@ -78,6 +83,8 @@ async def play(world: World, seed: int, names: Sequence[str], say: Callable[[str
         say(f"  {outcome.jobs} jobs; until all is at rest ...")
         books = await books_agree(world.cluster, {job.job_id: job.end for job in jobs}, deadline_s=REST_S)
         _note(outcome, books, {job.job_id for job in jobs})
+        if all(FAULTS[name].spares for name in names):
+            outcome.wrong += _not_spared(books, jobs)
     except (AssertionError, TimeoutError, ProcessLookupError, ClientError) as error:
         outcome.wrong.append(f"{type(error).__name__}: {error}")
     finally:
@@ -87,6 +94,7 @@ async def play(world: World, seed: int, names: Sequence[str], say: Callable[[str
             with suppress(asyncio.CancelledError, Exception):
                 await task
     outcome.wrong += observer.seen
+    outcome.largest_mib = max(observer.largest.values(), default=0)
     outcome.wrong += [
         f"{event.name} ended by itself: {event.detail}"
         for event in deaths(world.cluster)[earlier:]
@@ -103,11 +111,22 @@ def _note(outcome: Outcome, books: Books, jobs: set[str]) -> None:
     outcome.letters = Counter(letter.subject.split(".")[4] for letter in books.letters)
 
 
-async def _send(world: World, seed: int, over: asyncio.Event) -> list[Planned]:
+def _not_spared(books: Books, jobs: Sequence[Planned]) -> list[str]:
+    """Long processes that were lost although their lease is five minutes, and nothing happened to their nodes."""
+    out = []
+    for job in jobs:
+        attempts = books.stories[job.job_id].document.attempts if job.spec.name == LONG else ()
+        for attempt in attempts:
+            if attempt.outcome == "lost" and not any(node.startswith(SHORT) for node in attempt.nodes):
+                out.append(f"attempt {attempt.attempt} of {job.job_id} was lost on {', '.join(attempt.nodes)}")
+    return out
+
+
+async def _send(world: World, seed: int, over: asyncio.Event, longest_s: float) -> list[Planned]:
     """Sends jobs until it is over; returns those that were stored."""
     chance = random.Random(f"load {seed}")
     jobs = [*crowd(f"chaos-{seed}"), *mixed(f"chaos-{seed}", MOST)]
-    jobs += [_long(seed, number, chance) for number in range(MOST // 10)]
+    jobs += [_long(seed, number, chance, longest_s) for number in range(MOST // 10)]
     chance.shuffle(jobs)
     sent: list[Planned] = []
     while not over.is_set() and len(sent) < len(jobs):
@@ -123,11 +142,11 @@ async def _send(world: World, seed: int, over: asyncio.Event) -> list[Planned]:
     return sent
 
 
-def _long(seed: int, number: int, chance: random.Random) -> Planned:
+def _long(seed: int, number: int, chance: random.Random, longest_s: float) -> Planned:
     """A process that runs while several faults come and go."""
     spec = JobSpec(
-        name="long",
-        command=("sh", "-c", f"sleep {chance.uniform(5.0, 25.0):.1f}"),
+        name=LONG,
+        command=("sh", "-c", f"sleep {chance.uniform(5.0, longest_s):.1f}"),
         resources=Resources(types=(chance.choice(("CPU", "A100", "A100")),), share_milli=20),
         retry=RETRY,
     )

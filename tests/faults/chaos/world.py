@@ -1,20 +1,23 @@
 """What chaos happens to: three NATS servers, two processes of each service, the cluster's own nodes and some more."""
 
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from libs.cli.launch import LocalStack
 from libs.embedded.servers import VALKEY
+from tests.faults.books import auditor
 from tests.faults.chaos import disks
 from tests.faults.chaos.nodes import Node
 from tests.faults.cluster import READY_S, running
+from tests.kit.waiting import until
 
 SMALL_MIB = 768
 """Of each file system that a fault fills."""
 
+SHORT = "agent-short"
 SHORT_LEASE_S = 8.0
 """Of one node: what outlasts it is lost, as on any node whose lease has ended. The others keep their five minutes."""
 
@@ -44,14 +47,24 @@ async def world(state_dir: Path, seed: int, *, replicas: int = 2) -> AsyncIterat
         small = _small(stack, state_dir)
         async with running(state_dir, replicas=replicas, brokers=3) as cluster:
             nodes = [
-                Node(
-                    cluster, "agent-short", {"BATON_AGENT_LEASE_S": str(SHORT_LEASE_S), "BATON_AGENT_HEARTBEAT_S": "1"}
-                ),
+                Node(cluster, SHORT, {"BATON_AGENT_LEASE_S": str(SHORT_LEASE_S), "BATON_AGENT_HEARTBEAT_S": "1"}),
                 Node(cluster, "agent-small"),
             ]
             for node in nodes:
                 await node.start()
+            await _joined(cluster, nodes)
             yield World(cluster, nodes, random.Random(seed), small)
+
+
+async def _joined(cluster: LocalStack, nodes: Sequence[Node]) -> None:
+    """Waits until the pool knows them: before, it would refuse what only they could run."""
+    async with auditor(cluster) as audit:
+
+        async def known() -> bool:
+            state = (await audit.catch_up()).state
+            return all(f"{node.name}-0" in state.nodes for node in nodes)
+
+        await until(known, READY_S)
 
 
 def _small(stack: ExitStack, state_dir: Path) -> tuple[str, ...]:
