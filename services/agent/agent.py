@@ -57,6 +57,7 @@ class Agent:
         self._beats = 0
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
+        launcher.keeper.on_dying = self.keeper_dies
         launcher.keeper.on_loss = self.keeper_lost
 
     async def subscribe(self) -> None:
@@ -135,14 +136,22 @@ class Agent:
             node.begin(fresh[node.name])
             self.launcher.rewatch(node)
 
+    def keeper_dies(self) -> None:
+        """What it holds dies with it, and none of that is an end of its own."""
+        for node in self._held():
+            node.dying = True
+
     async def keeper_lost(self) -> None:
         """What it held is gone. Another takes its place for what comes."""
-        keeper = self.launcher.keeper
-        await self.new_lives([node for node in self.nodes.values() if keeper.knows(node.name)], "the keeper has died")
+        await self.new_lives(self._held(), "the keeper has died")
         try:
-            await keeper.ensure()
+            await self.launcher.keeper.ensure()
         except NoKeeper as e:
             log.error("%s", e)
+
+    def _held(self) -> list[NodeRunner]:
+        """The nodes whose processes the keeper holds."""
+        return [node for node in self.nodes.values() if self.launcher.keeper.knows(node.name)]
 
     # ------------------------------------------------------------------------------------------- desired state
 

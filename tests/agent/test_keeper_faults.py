@@ -292,6 +292,19 @@ async def test_a_frozen_keeper_does_not_outlive_the_lease(make_node, world):
     await world.joined("n0", lives=2)
 
 
+async def test_what_is_started_while_a_dead_keeper_is_cleared_away_is_lost_and_has_not_failed(make_node, world):
+    """The next keeper would start it, and clearing away what the dead one left would kill it: no exit of its own."""
+    node = make_node()
+    _, first = await run_job(world, node)
+    late = [part(spec(FOREVER), rank("n0-gpu1", epoch, milli=250)) for epoch in range(1, 5)]
+    os.kill(node.keeper(), signal.SIGKILL)
+    for count in range(1, 5):
+        await world.want("n0", first, *late[:count])
+        await asyncio.sleep(0.05)  # into the midst of it
+    await world.joined("n0", lives=2)
+    assert [world.of(one, Released) for one in (first, *late)] == [[]] * 5
+
+
 @pytest.mark.parametrize("containment", [contain.NAMESPACE, contain.CGROUP, contain.SUBREAPER])
 async def test_when_agent_and_keeper_are_killed_their_jobs_end_at_once(make_node, world, containment):
     node = make_node(LONG_S, containment)

@@ -103,8 +103,9 @@ def _error(told: Mapping[str, Any]) -> Exception:
 
 @dataclass(eq=False, slots=True)
 class KeeperClient:
-    """Connects when it is first needed. `clear` kills what a keeper that is gone may have left, and returns when nothing is;
-    `on_loss` is told that the keeper of these lives is no more, with everything that it held."""
+    """Connects when it is first needed. `clear` kills what a keeper that is gone may have left, and returns when nothing is.
+    Of a keeper that is no more, with everything that it held, `on_dying` is told at once, before anything of it looks like an
+    end of its own, and `on_loss` when nothing is left."""
 
     folder: Path
     kind: str
@@ -112,6 +113,7 @@ class KeeperClient:
     group: str
     """Where cgroups may be made, or ""."""
     clear: Callable[[], Awaitable[None]]
+    on_dying: Callable[[], None] = lambda: None
     on_loss: Callable[[], Awaitable[None]] | None = None
     attempts: dict[str, KeptAttempt] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)
@@ -264,6 +266,7 @@ class KeeperClient:
     async def _lost(self, problem: str) -> None:
         """Its shims die with it. What they held is made sure of before anyone is told."""
         log.error("the connection to the keeper has ended (%s)", problem)
+        self.on_dying()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
