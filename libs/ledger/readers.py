@@ -17,6 +17,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from nats.errors import Error as NatsError
@@ -132,14 +133,15 @@ class Declarer:
     async def run(self) -> None:
         """Until cancelled. A declaration that fails is made again with the next; it stops nobody."""
         while True:
-            await self._declare()
+            await self.declare()
             await asyncio.sleep(DECLARE_S)
 
     async def leave(self) -> None:
         """The reader was stopped in good order. Raises nothing."""
-        await self._declare(leaving=True)
+        await self.declare(leaving=True)
 
-    async def _declare(self, leaving: bool = False) -> None:
+    async def declare(self, leaving: bool = False) -> None:
+        """Once, now. Raises nothing: a broker that is away hears it the next time."""
         position, resume = self._place()
         declared = Declared(
             pool=self._pool, name=self._name, process=process_name(), release=release(), format=self._format,
@@ -212,6 +214,7 @@ def floor(readers: Sequence[Declared]) -> int:
     return min((one.resume for one in readers), default=0)
 
 
+@cache
 def release() -> str:
     """The release of this code; "source" when it is not installed."""
     try:

@@ -148,13 +148,18 @@ async def _listed(js: JetStreamContext, pattern: str) -> list[StreamInfo]:
     while True:
         request = json.dumps({"subject": pattern, "offset": len(found)}).encode()
         reply = await js._nc.request(f"{js._prefix}.STREAM.LIST", request, timeout=_PAGE_S)
-        answer: dict[str, Any] = json.loads(reply.data)
-        if "error" in answer:
-            raise NatsError(f"the broker does not list its streams: {answer['error']}")
-        page = answer.get("streams") or []
-        found += [StreamInfo.from_response(entry) for entry in page]
-        if not page or len(found) >= answer["total"]:
+        page, total = _page(reply.data)
+        found += page
+        if not page or len(found) >= total:
             return found
+
+
+def _page(payload: bytes) -> tuple[list[StreamInfo], int]:
+    """The streams in one answer, and how many there are in all."""
+    answer: dict[str, Any] = json.loads(payload)
+    if "error" in answer:
+        raise NatsError(f"the broker does not list its streams: {answer['error']}")
+    return [StreamInfo.from_response(entry) for entry in answer.get("streams") or []], answer["total"]
 
 
 def _segment(info: StreamInfo, first: int) -> Segment:

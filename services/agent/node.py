@@ -208,7 +208,8 @@ class NodeRunner:
             if part.started is not False:
                 self._starts.pop((part.job_id, part.attempt), None)
         self._lift(desired.lifted)
-        actions = plan(desired, self.view, lease_valid=self.lease.valid(self.now()) and self.may_start())
+        lease_valid = self.lease.valid(self.now()) and self.may_start()
+        actions = plan(desired, self.view, lease_valid=lease_valid, lease_left=self._lease_left)
         follow(self.view, desired, actions)
         if any(isinstance(action, Start | Refuse) for action in actions):
             self.remember(self)
@@ -295,7 +296,13 @@ class NodeRunner:
 
     def _lease_over(self, key: Key, now: float) -> bool:
         """Of one that is shorter than the node's; the others end with it."""
-        early = self._early.get(key)
+        return self._ended_early(self._early.get(key), now)
+
+    def _lease_left(self, part: DesiredPart) -> bool:
+        """Whether a part may be started: it would be killed at once, be granted again, and use up its tries."""
+        return not self._ended_early(early_s(part.lease_s, self.lease_s), self.now())
+
+    def _ended_early(self, early: float | None, now: float) -> bool:
         return bool(early) and self.lease.deadline is not None and now >= self.lease.deadline - (early or 0.0)
 
     def _end_lease(self, key: Key) -> None:

@@ -6,10 +6,11 @@ The rules that keep two attempts off one device:
   has it, only states that are older could bring it back.
 - A part whose epoch on one of its devices is not newer than any seen there, or that would overfill a device that is
   still occupied here, is refused. So is one on a device that something else uses.
-- Nothing is started without a valid lease; nothing is refused for that either: the next state asks again.
+- Nothing is started without a valid lease, the node's and its own; nothing is refused for that either: the next
+  state asks again.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -98,10 +99,16 @@ def concerns(desired: DesiredState, view: Running) -> bool:
     )
 
 
-def plan(desired: DesiredState, view: Running, lease_valid: bool = True) -> list[NodeAction]:
+def plan(
+    desired: DesiredState,
+    view: Running,
+    lease_valid: bool = True,
+    lease_left: Callable[[DesiredPart], bool] = lambda part: True,
+) -> list[NodeAction]:
     """The actions that bring the node from `view` to `desired`; stops come before starts. Changes nothing.
 
-    The state must concern the view (`concerns`): otherwise it is not to be planned for, nor followed.
+    `lease_left`: whether the lease that a part would have, which may be shorter than its node's, has not ended already. The
+    state must concern the view (`concerns`): otherwise it is not to be planned for, nor followed.
     """
     assert concerns(desired, view), "a state of another life, or an older one"
     wanted = {(part.job_id, part.attempt): part for part in desired.parts}
@@ -113,7 +120,7 @@ def plan(desired: DesiredState, view: Running, lease_valid: bool = True) -> list
             continue
         if refused := _refusal(part, view, occupied):
             actions.append(refused)
-        elif lease_valid:
+        elif lease_valid and lease_left(part):
             actions.append(Start(part))
             for rank in part.ranks:
                 occupied[rank.device] = occupied.get(rank.device, 0) + rank.milli

@@ -77,7 +77,7 @@ class Leases:
             if late or not nats.is_connected or nats.stats["reconnects"] != reconnects:
                 grants.watch.deaf_until(at)  # we may have missed renewals
             last, reconnects = at, nats.stats["reconnects"]
-            if grants.unrecorded or grants.may_grant(now()):
+            if grants.ticks(at):
                 await self._publish(js, list(grants.reports(at)))
             elif (claim := grants.claim(at)) is not None and self._caught_up():
                 await self._publish(js, [claim])

@@ -38,6 +38,8 @@ class Grants:
         self.granter = Granter(name, self.watch, settings.term_s, settings.broker_s, settings.standby_s)
         self.unrecorded = False
         """The pool's ledger may not name granters yet, because readers of 0.1.0 live: ticks that are stored are the right."""
+        self._first_heard_at = float("-inf")
+        """When a tick of a process was last heard that comes before this one."""
         self.stored_at = float("-inf")
         """When a tick of ours was last stored, or refused by a broker that is there."""
         self._witnesses: dict[str, tuple[BootReading, float]] = {}
@@ -94,8 +96,18 @@ class Grants:
         await nats.subscribe(subjects.inbox("clock", "tick", self.settings.pool), cb=self._on_tick)
 
     async def _on_tick(self, message: Msg) -> None:
-        if (message.headers or {}).get("ce-source") != self._source:
-            self.granter.other_heard_at = now()
+        source = (message.headers or {}).get("ce-source", "")
+        if source != self._source:
+            self.other_ticked(source, now())
+
+    def other_ticked(self, source: str, at: float) -> None:
+        """Another process sends ticks. While the ledger may not name a granter it grants leases, too, for one more term: what
+        it was asked for may not have been heard here."""
+        self.granter.other_heard_at = at
+        if self.unrecorded:
+            self.watch.deaf_until(at + self.settings.term_s * (1 + 2 * self.settings.rho))
+            if source < self._source:
+                self._first_heard_at = at
 
     async def _on_heartbeat(self, message: Msg) -> None:
         try:
@@ -131,7 +143,17 @@ class Grants:
         return LeaseGranted(nodes=granted)
 
     def may_grant(self, at: float) -> bool:
-        return at - self.stored_at <= self.settings.term_s if self.unrecorded else self.granter.may_grant(at)
+        if not self.unrecorded:
+            return self.granter.may_grant(at)
+        return at - self.stored_at <= self.settings.term_s and not self._gives_way(at)
+
+    def ticks(self, at: float) -> bool:
+        """Whether this process sends ticks. While they are the right themselves, whoever gives way to nobody tries."""
+        return not self._gives_way(at) if self.unrecorded else self.granter.may_grant(at)
+
+    def _gives_way(self, at: float) -> bool:
+        """While the ledger may not name a granter, the first by name grants, of those that are heard."""
+        return at - self._first_heard_at < self.settings.standby_s
 
     def _witness(self, told: BootReading, at: float) -> None:
         """The boot clocks of a few other machines: the ones that were taken first stay, so that ticks can be compared."""
@@ -157,6 +179,8 @@ class Grants:
         """What the inbox should hear now: a tick, silent and lost nodes, nodes that are back. Repeated until the ledger shows
         it; the broker stores each once in two minutes."""
         yield self._tick()
+        if not self.may_grant(at):
+            return  # nobody answers our ticks: we may be deaf to the nodes as well
         said = 0
         for message in self.watch.overdue(at):
             if (message.node, message.incarnation) not in self._told_lost:

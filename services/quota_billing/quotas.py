@@ -7,6 +7,7 @@ from typing import Any
 from libs.bus.cursors import Cursors
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.outbox import Outbox
+from libs.bus.patience import patiently
 from libs.bus.settle import Received, Transient
 from libs.core.accelerators.kinds import problem_with
 from libs.core.billing.metering import Meter
@@ -53,9 +54,20 @@ async def apply_file(
     """Tells placement the file's new and changed entries, once the ledger is read. The teams that it was told of.
 
     What was applied is remembered with a number that makes each application's message ids its own; a crash before it
-    is remembered repeats the same messages.
+    is remembered repeats the same messages. A broker that is away, or full, is waited for.
     """
     await follower.caught_up.wait()
+
+    def away(error: Exception, failures: int) -> None:
+        if not failures:
+            log.warning("the quotas of the file are not applied yet: %r", error)
+
+    return await patiently(lambda: _apply(wanted, follower, cursors, outbox, pool), away)
+
+
+async def _apply(
+    wanted: dict[str, Limits | None], follower: Follower[Meter], cursors: Cursors, outbox: Outbox, pool: str
+) -> list[str]:
     name = f"quota_billing-teams-{pool}"
     remembered: dict[str, Any] = await cursors.load(name) or {}
     applied = {team: None if x is None else Limits.load(x) for team, x in remembered.get("limits", {}).items()}

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.nodes import Action, DesiredPart, DesiredState
+from schemas.resources import Device, Inventory
+from services.agent.node import NodeCounts, NodeRunner
 from services.agent.reconcile import Forget, Held, Phase, Refuse, Running, Save, Start, Stop, concerns, follow, plan
 from tests.agent.build import but, part, rank, simulated, spec, state
 
@@ -89,6 +91,27 @@ def test_without_a_lease_nothing_starts_and_nothing_is_refused():
     seen, wanted = view(), part()
     assert step(seen, state(wanted), lease_valid=False) == []
     assert step(seen, state(wanted)) == [Start(wanted)]
+
+
+def test_a_part_whose_own_lease_is_over_is_not_started_and_not_refused():
+    """It was started and killed at once, twenty times in three seconds, until its job had no tries left (simulation)."""
+    now, seen = 0.0, []
+    inventory = Inventory(
+        node="n0", devices=(Device(id="n0-gpu0", index=0, model="V100", memory_mib=1),), simulated=True
+    )
+    node = NodeRunner(
+        inventory=inventory, layer=None, lease_s=12.0, now=lambda: now, make_part=lambda *a: seen.append("started"),
+        adopt_part=None, report=lambda *a: seen.append(type(a[2]).__name__), counts=NodeCounts(),
+    )  # fmt: skip
+    node.begin(1)
+    node.renewed(0.0)
+    wanted = state(part(lease_s=5.0))
+    now = 6.0
+    node.follow(wanted)
+    assert seen == ["NodeRegistered"]
+    node.renewed(6.0)
+    node.follow(wanted)
+    assert seen == ["NodeRegistered", "started"]
 
 
 def test_orders_only_grow_from_run_over_save_to_stop():

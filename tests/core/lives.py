@@ -9,7 +9,7 @@ from schemas import inbox
 from schemas.clock import BootReading, ClockMark, MeasuredBy
 from schemas.ids import job_id
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
-from schemas.ledger import ClockJumped, LedgerRecord, SegmentSealed
+from schemas.ledger import ClockJumped, GranterNamed, LedgerRecord, SegmentSealed
 from schemas.resources import (
     Content,
     Device,
@@ -252,8 +252,8 @@ SET_BACK = 18
 
 
 def on_a_clock() -> list[LedgerRecord]:
-    """A life in which ticks told a boot clock. In the middle the wall clock is set forward by an hour; at the end the machine
-    boots anew, and nobody knows how long that took."""
+    """A life in which ticks told a boot clock, and no older reader was there: somebody grants leases. In the middle the wall
+    clock is set forward by an hour; at the end the machine boots anew, and nobody knows how long that took."""
     out = []
     for n, record in enumerate(records_of("every end")):
         booted, set_us = n == 39, 3600 * S * (n >= SET_BACK)
@@ -268,6 +268,8 @@ def on_a_clock() -> list[LedgerRecord]:
             from_us = before.clock.wall_us if booted else before.clock.wall_us + elapsed_us
             jump = ClockJumped(from_us=from_us, to_us=wall_us, elapsed_us=elapsed_us, measured=by, estimated=booted)
             events = (jump, *events)
+        if n == 0:
+            events = (GranterNamed(epoch=1, holder="p", term_s=5, max_lease_s=300), *events)
         out.append(record.model_copy(update={"t_us": t_us, "wall_us": wall_us, "clock": mark, "events": events}))
     return out
 

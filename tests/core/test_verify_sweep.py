@@ -43,6 +43,7 @@ UNSEEN: dict[str, dict[str, str]] = {
     },
     "doubled": {"quota.set": SAID_ALREADY, "plan.declined": SAID_ALREADY},
     "swapped": {
+        "lease.granter": APART,
         "node.joined": APART,
         "node.left": f"{APART}: what is granted next is on other nodes",
         "attempt.stopping": f"{APART}: two jobs",

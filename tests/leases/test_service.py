@@ -229,6 +229,31 @@ def test_while_the_ledger_may_not_name_a_granter_stored_ticks_are_the_right() ->
     assert service.watch.age("a", 104.1) == pytest.approx(1.0)  # heard, though not answered
 
 
+def test_while_ticks_are_the_right_whoever_gets_no_answer_to_them_reports_nobody_lost() -> None:
+    """A process that was cut off in one direction heard no node, and its word was stored: all nodes were lost (simulation)."""
+    service = grants(term_s=3, max_lease_s=10)
+    service.unrecorded = True
+    service.watch.joined("a", 1, now() - 1000)
+    service.watch.started_at = now() - 1000
+    assert [item.subject for item in service.reports(now())] == [subjects.inbox("clock", "tick", "main")]
+    service.stored_at = now()
+    assert [item.subject for item in service.reports(now())][1] == subjects.node_inbox("lost", "main", "a")
+
+
+def test_while_ticks_are_the_right_the_first_by_name_grants() -> None:
+    service, beat = grants(term_s=3, standby_s=2, max_lease_s=10), Heartbeat(nodes=(("a", 1),), lease_s=10)
+    service.unrecorded, service.stored_at = True, 100.0
+    service.watch.joined("a", 1, 0.0)
+    service.other_ticked(service._source + "z", 100.0)
+    assert service.ticks(100.5)
+    assert service.renew(beat, 100.5) == LeaseGranted(nodes=("a",))
+    service.other_ticked(service._source[:-1], 101.0)
+    assert not service.ticks(102.5)
+    assert service.renew(beat, 102.5) is None
+    assert service.ticks(103.5)
+    assert service.watch.started_at > 104.0  # the other may grant for a term after its last tick
+
+
 def test_ticks_are_new_messages_whatever_the_wall_clock_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes back by two minutes would repeat the ids of two minutes, and the broker would drop the ticks."""
     made, ids = grants(tick_s=0.05), []

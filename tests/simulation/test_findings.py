@@ -2,15 +2,21 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 from libs.bus.connect import connect
+from libs.bus.cursors import Cursors
 from libs.bus.outbox import Outbox
+from libs.core.billing.metering import Meter
+from libs.core.state.limits import Limits
 from libs.ledger.tail import Tail
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.world import World
 from schemas.ids import job_id
 from schemas.inbox import Started
 from services.agent.reports import Reports
+from services.quota_billing.quotas import apply_file
 
 
 def simulated(story: Callable[[World], Awaitable[None]], seed: int = 1) -> World:
@@ -64,5 +70,26 @@ def test_an_agent_that_goes_on_with_a_life_is_not_taken_for_a_repeat() -> None:
                 await asyncio.sleep(0.01)
             running.cancel()
         assert world.disk.streams["INBOX-main"].last_seq == 2
+
+    simulated(story)
+
+
+def test_quotas_of_a_file_wait_for_a_broker_that_is_away() -> None:
+    """It ended quota_billing, with its bills (seed 220)."""
+
+    async def story(world: World) -> None:
+        nats = await connect("sim://broker", name="test")
+        js = nats.jetstream()
+        follower: Any = SimpleNamespace(caught_up=asyncio.Event(), projection=Meter())
+        follower.caught_up.set()
+        world.kill_broker()
+        applying = asyncio.create_task(
+            apply_file({"blue": Limits.of(1000, {})}, follower, Cursors(js), Outbox(js, give_up_s=3), "main")
+        )
+        await asyncio.sleep(20)
+        assert not applying.done()
+        world.start_broker()
+        assert await applying == ["blue"]
+        assert world.disk.streams["INBOX-main"].last_seq == 1
 
     simulated(story)

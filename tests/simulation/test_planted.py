@@ -1,19 +1,20 @@
-"""Bugs that are planted are found: the first seed of each is replayed. `python -m tests.simulation.planted` finds them."""
+"""Bugs that are planted are found. `python -m tests.simulation.planted` counts by how many seeds, and writes the table."""
 
 import json
 
 import pytest
 
-from tests.simulation.planted import BUGS, FOUND, PAGE, finds, table
+from tests.simulation.planted import BUGS, FOUND, PAGE, SAMPLE, finds, table
 
 _found = json.loads(FOUND.read_text())
+_OFTEN = 3
+"""Of the first seeds. One that few find may be found by others when a service has changed: it is left to who measures."""
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", [name for name in BUGS if _found.get(name, {}).get("seed") is not None])
+@pytest.mark.parametrize("name", [name for name in BUGS if name in _found and _found[name]["of_sample"] >= _OFTEN])
 def test_a_planted_bug_is_found(name: str) -> None:
-    """By the seed that was measured; where a change of the services has made it another run, by one of the first."""
-    assert any(finds(name, seed).violations for seed in (_found[name]["seed"], *range(12)))
+    assert any(finds(name, seed).violations for seed in (_found[name]["seed"], *range(5 * SAMPLE)))
 
 
 def test_the_page_shows_what_was_measured() -> None:

@@ -1,11 +1,13 @@
-"""The whole of Baton under faults, in virtual time; in several files, so that they run side by side."""
+"""The whole of Baton under faults, in virtual time: a quarter of the seeds (tests/simulation/many.py)."""
+
+from pathlib import Path
 
 import pytest
 
-from tests.simulation.many import all_right
+from tests.simulation.many import all_right, pieces
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(600)
-def test_everything_is_right_in_the_end() -> None:
-    all_right(range(30, 45))
+@pytest.mark.parametrize("first", pieces(2))
+def test_everything_is_right_in_the_end(first: int, reached: Path) -> None:
+    all_right(first, reached)

@@ -7,7 +7,8 @@ then each decision falls back to what the format before it could say:
     plan.declined           an input.rejected, with the same text
     board.recut-withdrawn   the repartition stays under way
     clock.jumped            left out: ledger time does not jump either way
-    lease.granter           not named: leases are granted as in 0.1.0, by whoever has its ticks stored
+    lease.granter           not named: leases are granted by whoever has its ticks stored: of those that
+                            are heard, the first by name
     node.silent, .heard     left out: a silent node is given up as a whole, when its longest lease has ended
     node.declared-dead      left out: the reason of node.left says it
     device.quarantined      left out, .returned too: the node refuses what it is granted there

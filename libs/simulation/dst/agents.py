@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from libs.adapters.devices.simulated import SimulatedLayer
 from libs.bus.connect import connect
 from libs.bus.outbox import Outbox
 from libs.bus.streams import bind
@@ -223,7 +222,8 @@ class AgentService:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        settings, machine, inventory = self._settings, self._machine, self._inventory
+        settings, machine = self._settings, self._machine
+        inventory = machine.found(self._inventory)
         tasks = Tasks()
         before = machine.may_go_on()
         if not before:
@@ -248,7 +248,7 @@ def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: In
     launcher: Any = SimLauncher(machine)
     node = NodeRunner(
         inventory=inventory,
-        layer=SimulatedLayer(inventory.devices, inventory.boards),
+        layer=machine.layer(inventory),
         lease_s=settings.lease_s,
         now=now,
         make_part=launcher.make,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from libs.simulation.dst.consumer import Consumer
 from libs.simulation.dst.stream import Kept, Stream
-from libs.simulation.dst.subjects import matches
+from libs.simulation.dst.subjects import matches, meet
 
 if TYPE_CHECKING:
     from libs.simulation.dst.broker import SimBrokerServer
@@ -67,7 +67,8 @@ class Api:
                 except ApiError as no:
                     answer = no.body
                 if reply:
-                    self.server.deliver(reply, "", json.dumps(answer).encode(), None)
+                    text = answer if isinstance(answer, str) else json.dumps(answer)
+                    self.server.deliver(reply, "", text.encode(), None)
                 return
         if reply:
             self.server.deliver(reply, "", b"", {"Status": "503"})
@@ -80,14 +81,14 @@ class Api:
             raise ApiError(*_NO_STREAM)
         return stream
 
-    def _stream_info(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
+    def _stream_info(self, rest: list[str], body: dict[str, Any]) -> str:
         stream = self._stream(rest[0])
         state = stream.state()
         if (pattern := body.get("subjects_filter")) is not None:
             state["subjects"] = {s: len(q) for s, q in stream.by_subject.items() if matches(pattern, s)}
-        return {"config": stream.config, "created": _CREATED, "state": state}
+        return f'{{"config": {stream.shown()}, "created": "{_CREATED}", "state": {json.dumps(state)}}}'
 
-    def _create_stream(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
+    def _create_stream(self, rest: list[str], body: dict[str, Any]) -> str:
         if rest[0] in self.server.disk.streams:
             if self.server.disk.streams[rest[0]].config == body:
                 return self._stream_info(rest, {})
@@ -95,10 +96,10 @@ class Api:
         self.server.disk.add(body)
         return self._stream_info(rest, {})
 
-    def _update_stream(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
+    def _update_stream(self, rest: list[str], body: dict[str, Any]) -> str:
         stream = self._stream(rest[0])
         stream.config = body
-        self.server.disk._of.clear()
+        self.server.disk.changed()
         return self._stream_info(rest, {})
 
     def _delete_stream(self, rest: list[str], _: dict[str, Any]) -> dict[str, Any]:
@@ -124,14 +125,24 @@ class Api:
         return {"success": True}
 
     def _names(self, _: list[str], body: dict[str, Any]) -> dict[str, Any]:
-        subject = body.get("subject")
-        names = [s.name for s in self.server.disk.streams.values() if subject is None or s.takes(subject)]
+        names = self._heard(body)
         return {"total": len(names), "offset": 0, "limit": 1024, "streams": names or None}
 
-    def _list(self, _: list[str], body: dict[str, Any]) -> dict[str, Any]:
-        found = [self._stream_info([name], {}) for name in self.server.disk.streams]
+    def _list(self, _: list[str], body: dict[str, Any]) -> str:
+        names = self._heard(body)
         offset = int(body.get("offset") or 0)
-        return {"total": len(found), "offset": offset, "limit": 256, "streams": found[offset:]}
+        found = ", ".join(self._stream_info([name], {}) for name in names[offset:])
+        return f'{{"total": {len(names)}, "offset": {offset}, "limit": 256, "streams": [{found}]}}'
+
+    def _heard(self, body: dict[str, Any]) -> list[str]:
+        """Streams that listen to a subject of the pattern that is asked for."""
+        wanted, disk = body.get("subject") or ">", self.server.disk
+        found = disk.heard.get(wanted)
+        if found is None:
+            streams = disk.streams.values()
+            found = [s.name for s in streams if any(meet(wanted, own) for own in s.config.get("subjects") or ())]
+            disk.heard[wanted] = found
+        return found
 
     def _account(self, _: list[str], __: dict[str, Any]) -> dict[str, Any]:
         limits = {"max_memory": -1, "max_storage": -1, "max_streams": -1, "max_consumers": -1}

@@ -174,18 +174,25 @@ class Disk:
         self.consumers: dict[str, dict[str, Consumer]] = {}
         self.full = False
         self.slow_s = 0.0
+        self.heard: dict[str, list[str]] = {}
+        """Pattern -> names of the streams with a subject of it."""
         self._of: dict[str, Stream | None] = {}
         self.count = 0
 
     def add(self, config: dict[str, Any]) -> Stream:
         stream = self.streams[config["name"]] = Stream(config["name"], config)
         self.consumers[stream.name] = {}
-        self._of.clear()
+        self.changed()
         return stream
 
     def remove(self, name: str) -> None:
         del self.streams[name], self.consumers[name]
+        self.changed()
+
+    def changed(self) -> None:
+        """There are other streams, or other subjects."""
         self._of.clear()
+        self.heard.clear()
 
     def stream_of(self, subject: str) -> Stream | None:
         if subject in self._of:

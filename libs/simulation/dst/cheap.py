@@ -8,8 +8,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from libs.ledger import chain, inputs
+from libs.core.placement.find import warm
+from libs.ledger import chain, inputs, segments
 from libs.service import files
+from libs.simulation.dst import client
 from services.quota_billing import files as quotas
 
 _caches: list[dict[bytes, Any]] = []
@@ -25,13 +27,15 @@ def install() -> None:
     inputs._KINDS = {
         stem: inputs._InboxKind(kind.type, kind.pattern, _once(kind.parse)) for stem, kind in inputs._KINDS.items()
     }
+    segments._page = _once(segments._page)  # type: ignore[assignment]
+    client.stream_info = _once(client.stream_info)  # type: ignore[assignment]
     _read_once()
 
 
 def _read_once() -> None:
     """Wherever a service has imported one of these, it gets the one that remembers."""
     reading = (
-        files.read, files.read_prices, files.read_throughputs, files.read_classes, quotas.load_prices, quotas.load_quotas
+        warm, files.read, files.read_prices, files.read_throughputs, files.read_classes, quotas.load_prices, quotas.load_quotas
     )  # fmt: skip
     remembering = {function: lru_cache(maxsize=8)(function) for function in reading}
     for module in [module for name, module in sys.modules.items() if name.startswith(("services.", "libs.service."))]:

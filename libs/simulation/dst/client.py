@@ -1,6 +1,7 @@
 """A client of the simulated broker: what services use of nats-py's, on its own messages and its own JetStream context."""
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,8 @@ from nats.aio.msg import Msg
 from nats.errors import BadSubscriptionError, ConnectionClosedError, MaxPayloadError, NoRespondersError
 from nats.errors import TimeoutError as NatsTimeout
 from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
+from nats.js.errors import APIError, ServiceUnavailableError
 from nats.js.object_store import ObjectStore
 
 from libs.simulation.dst.objects import SimObjects
@@ -262,10 +265,27 @@ class SimClient:
 
 
 class SimJetStream(JetStreamContext):
-    """nats-py's own context; only its object store reads through a push consumer, and this one by direct gets."""
+    """nats-py's own context, but for two things: its object store reads through a push consumer, and this one by direct gets;
+    what it says of a stream is read once as long as the broker's answer stays the same."""
 
     def __init__(self, client: SimClient) -> None:
         super().__init__(client)  # type: ignore[arg-type]
 
+    async def stream_info(self, name: str, subjects_filter: str | None = None) -> StreamInfo:
+        question = json.dumps({"subjects_filter": subjects_filter}).encode() if subjects_filter else b""
+        try:
+            reply = await self._nc.request(f"{self._prefix}.STREAM.INFO.{name}", question, self._timeout)
+        except NoRespondersError:
+            raise ServiceUnavailableError from None
+        return stream_info(reply.data)
+
     async def object_store(self, bucket: str) -> ObjectStore:
         return SimObjects(name=bucket, stream=f"OBJ_{bucket}", js=self)
+
+
+def stream_info(payload: bytes) -> StreamInfo:
+    """As nats-py reads it. Raises APIError as it does."""
+    answer = json.loads(payload)
+    if "error" in answer:
+        APIError.from_error(answer["error"])
+    return StreamInfo.from_response(answer)

@@ -5,11 +5,16 @@ After `HEAL_S` everything works again, and stays so: then the system has to come
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from libs.bus.table import SNAPSHOTS_BUCKET
+from libs.simulation.dst.scenario import POOL
 from libs.simulation.dst.world import World
+from schemas import subjects
+from schemas.envelope import MSG_ID
+from schemas.subjects import inbox_stream
 
-HEAL_S = 34.0
+HEAL_S = 25.0
 """No fault lasts longer."""
 
 Do = Callable[[], None]
@@ -111,7 +116,7 @@ def _keeper(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
 def _partition(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
     machine = chance.choice(sorted({slot.machine for slot in world.services.values()}))
     ways = chance.choice(({"up"}, {"down"}, {"up", "down"}))
-    lasts_s = chance.choice((0.5, 3.0, 8.0, 25.0)) * chance.uniform(0.6, 1.2)
+    lasts_s = chance.choice((0.5, 3.0, 8.0, 18.0)) * chance.uniform(0.6, 1.2)
 
     def begin() -> None:
         world.net.partition(machine, ways)
@@ -175,7 +180,8 @@ def _calm(world: World) -> None:
 
 
 def _clock(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
-    machine = chance.choice(("broker", *sorted({slot.machine for slot in world.services.values()})))
+    machines = sorted({slot.machine for slot in world.services.values()})
+    machine = "broker" if chance.random() < 0.4 else chance.choice(machines)
     step = chance.choice((-3600.0, -300.0, -1.0, 1.0, 300.0, 3600.0, 10_800.0))
 
     def begin() -> None:
@@ -236,6 +242,52 @@ def _mongo(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
     return chance.uniform(0.5, 8.0), lambda: setattr(server, "down", True), lambda: setattr(server, "down", False)
 
 
+def _old_input(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    """Messages of the inbox are stored again, as of somebody who asks for dead letters to be decided anew, or when the broker
+    has forgotten their ids."""
+
+    most = chance.choice((5, 1000))
+
+    def begin() -> None:
+        server = world.net.broker
+        if world.net.broker_process is None or not world.net.broker_process.alive:
+            return
+        stream = world.disk.streams[inbox_stream(POOL)]
+        old = [kept for kept in stream.messages.values() if subjects.stem(kept.subject) not in _TIME]
+        for kept in chance.sample(old, min(len(old), most)):
+            headers = {name: value for name, value in (kept.headers or {}).items() if name != MSG_ID}
+            server.process.context.run(server.publish, kept.subject, "", kept.data, headers)
+        if old:
+            world.sometimes("old input came again")
+
+    return 0.0, begin, None
+
+
+_TIME = frozenset({subjects.stem(subjects.inbox("clock", "tick", POOL))})
+
+
+def _snapshots(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    """The store of snapshots loses all, or its contents rot, or another version of Baton has written them."""
+    what = chance.choice(("lost", "rotten", "another version"))
+
+    def begin() -> None:
+        stream = world.disk.streams[f"OBJ_{SNAPSHOTS_BUCKET}"]
+        if stream.messages:
+            world.sometimes(f"snapshots: {what}")
+        world.note(f"snapshots: {what}")
+        if what == "lost":
+            stream.purge()
+            return
+        for seq, kept in list(stream.messages.items()):
+            about = ".M." in kept.subject
+            if what == "rotten" and not about:
+                stream.messages[seq] = replace(kept, data=kept.data[:-1] + bytes([kept.data[-1] ^ 1]))
+            elif what == "another version" and about:
+                stream.messages[seq] = replace(kept, data=kept.data.replace(b'\\"version\\": ', b'\\"version\\": 9'))
+
+    return 0.0, begin, None
+
+
 DRAWS: dict[str, tuple[float, Draw]] = {
     "kill": (4, _kill),
     "freeze": (4, _freeze),
@@ -254,6 +306,8 @@ DRAWS: dict[str, tuple[float, Draw]] = {
     "node disk full": (0.7, _node_disk),
     "redis": (1.5, _redis),
     "mongo": (1.5, _mongo),
+    "old input": (3, _old_input),
+    "snapshots": (2, _snapshots),
 }
 """Name -> how often, and the draw."""
 

@@ -60,12 +60,13 @@ _Loop: Any = asyncio.AbstractEventLoop
 
 
 class VirtualLoop(_Loop):
-    """`run(main)` runs a coroutine to its end. `steps` counts callbacks; `failed` gets what callbacks raised."""
+    """`run(main)` runs a coroutine to its end, or until `halted`. `steps` counts callbacks; `failed` gets what they raised."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.steps = 0
         self.failed: list[tuple[Any, BaseException]] = []
+        self.halted = False
         self._ready: deque[SimHandle] = deque()
         self._timers: list[tuple[float, int, SimHandle]] = []
         self._order = 0
@@ -140,14 +141,14 @@ class VirtualLoop(_Loop):
     # ---------------------------------------------------------------------------------------------------------- running
 
     def run(self, main: Coroutine[Any, Any, Any]) -> Any:
-        """Runs until `main` ends; returns what it returns."""
+        """Runs until `main` ends; returns what it returns, or None when it was halted before."""
         before = events._get_running_loop()
         events._set_running_loop(self)
         self._running = True
         try:
             task = self.create_task(main, name="main")
             self._turn(task)
-            return task.result()
+            return task.result() if task.done() else None
         finally:
             self._running = False
             events._set_running_loop(before)
@@ -155,7 +156,7 @@ class VirtualLoop(_Loop):
     def _turn(self, until: "asyncio.Task[Any]") -> None:
         ready, timers, pop = self._ready, self._timers, heapq.heappop
         at_once = 0
-        while not until.done():
+        while not until.done() and not self.halted:
             if ready:
                 handle = ready.popleft()
             elif timers:

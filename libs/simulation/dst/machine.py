@@ -7,10 +7,12 @@ of one job never run at once, and no device is given out beyond its whole.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from libs.adapters.devices.simulated import SimulatedLayer
 from schemas.nodes import DesiredPart
-from schemas.resources import WHOLE_MILLI
+from schemas.resources import WHOLE_MILLI, Inventory
 
 if TYPE_CHECKING:
     from libs.simulation.dst.loop import SimHandle
@@ -66,6 +68,19 @@ class Machine:
     keeper_lost: "Callable[[], None] | None" = None
     keeper_frozen_until: float = 0.0
     disk_full: bool = False
+    _layer: SimulatedLayer | None = None
+
+    def layer(self, inventory: Inventory) -> SimulatedLayer:
+        """The devices of a machine that came with `inventory`: boards stay as they were partitioned last."""
+        if self._layer is None:
+            names = count(1)
+            self._layer = SimulatedLayer(inventory.devices, inventory.boards, lambda: f"{self.name}-{next(names)}")
+        return self._layer
+
+    def found(self, inventory: Inventory) -> Inventory:
+        """What an agent finds at its start."""
+        layer = self.layer(inventory)
+        return inventory.model_copy(update={"devices": layer.discover(), "boards": layer.boards()})
 
     @property
     def running(self) -> dict[Key, SimProcess]:

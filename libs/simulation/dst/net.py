@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from libs.simulation.dst.process import Process
     from libs.simulation.dst.world import World
 
-PATIENCE_S = 20.0
-"""A peer that is silent for so long is given up (two pings of ten seconds)."""
+PATIENCE_S = 10.0
+"""A peer that is silent for so long is given up: pings are answered no more."""
 
 
 class Link:

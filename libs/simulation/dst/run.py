@@ -41,15 +41,15 @@ class SeedResult:
     records: int = 0
 
 
-def run(seed: int, *, keep_notes: bool = False, calm: bool = False) -> SeedResult:
-    """One seed. `calm` leaves the faults out."""
+def run(seed: int, *, keep_notes: bool = False, calm: bool = False, to_first: bool = False) -> SeedResult:
+    """One seed. `calm` leaves the faults out; with `to_first` it ends at the first violation."""
     cheap.install()
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     collecting, unraisable = gc.isenabled(), sys.unraisablehook
     gc.disable()
     sys.unraisablehook = lambda _: None  # coroutines of killed processes are closed wherever they stand
-    world = World(seed, keep_notes=keep_notes)
+    world = World(seed, keep_notes=keep_notes, to_first=to_first)
     try:
         return _run(world, calm)
     finally:
@@ -95,7 +95,7 @@ async def _life(world: World, drawn: scenario.Scenario, books: SimBooks, chance:
         heal_at = faults.HEAL_S if planned or world.plan.at else 0.0
         await asyncio.sleep(heal_at)
         faults.heal(world)
-    await asyncio.sleep(max(0.0, 26.0 - world.loop.now))
+    await asyncio.sleep(max(0.0, scenario.ASKED_S + 1.0 - world.loop.now))
     problems = await _rest(world, drawn, books)
     for problem in problems[:5]:
         world.violated("rest", problem)
@@ -107,9 +107,9 @@ def crash_plan(chance: random.Random) -> dict[str, int]:
     """Failpoint -> the pass at which its process dies."""
     from libs.simulation.dst.failpoints import FAILPOINTS
 
-    if not FAILPOINTS or chance.random() < 0.3:
+    if chance.random() < 0.15:
         return {}
-    return {chance.choice(FAILPOINTS): min(60, 1 + int(chance.expovariate(0.15))) for _ in range(chance.randint(1, 3))}
+    return {chance.choice(FAILPOINTS): min(60, 1 + int(chance.expovariate(0.3))) for _ in range(chance.randint(1, 4))}
 
 
 async def _rest(world: World, drawn: scenario.Scenario, books: SimBooks) -> list[str]:

@@ -1,28 +1,32 @@
-"""One seed: a small pool, a dozen jobs, a minute of faults, then peace; in the end everything must be right.
+"""One seed: a small pool, a dozen jobs, half a minute of faults, then peace; in the end everything must be right.
 
-The seed decides the size of the pool, the jobs, how many of each service there are, and which faults happen when.
+The seed decides the size of the pool, the jobs, how many of each service there are, how long leases last, how often state is
+saved, whether an older version reads along, and which faults happen when.
 """
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
 from nats.errors import Error as NatsError
 
+from libs.adapters.devices.fleet import parse_fleet
 from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import NotStored, Outbox
 from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
 from libs.simulation.dst.agents import AgentService
 from libs.simulation.dst.machine import Machine
+from libs.simulation.dst.older import OlderReader
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.world import World
 from schemas import subjects
 from schemas.ids import job_id
 from schemas.jobs import CancelJob, CheckpointPolicy, JobSpec, RetryPolicy, Simulation, SubmitJob
-from schemas.resources import Device, Inventory, Position, Resources
+from schemas.resources import Device, Inventory, MigBoard, Position, Resources
 from services.admission.app import make_app as make_admission
 from services.admission.settings import AdmissionSettings
 from services.agent.settings import AgentSettings
@@ -45,6 +49,8 @@ POOL = "main"
 TEAMS = ("blue", "green")
 DEVICES = 4
 _MIB = 1024
+ASKED_S = 17.0
+"""Until then teams ask for jobs."""
 _RETRY = RetryPolicy(on_lost=20, on_failure=0)
 
 
@@ -71,12 +77,43 @@ class Asked:
 
 @dataclass(slots=True)
 class Scenario:
-    """What a seed draws."""
+    """What a seed draws.
+
+    Args:
+        doubled: one more service of which there are two; "" none.
+        leases: which of `LEASES`.
+        saves: records between two snapshots of a reader.
+        boards: nodes that have a MIG board besides their devices.
+        older_until: a reader of an older version reads the ledger until then, s; 0: none.
+    """
 
     nodes: int
     placements: int
     admissions: int
+    doubled: str = ""
+    leases: str = "short"
+    saves: int = 5000
+    boards: int = 0
+    older_until: float = 0.0
     jobs: list[Asked] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLengths:
+    """Of a node, of the class `serving`, and of all other work, s."""
+
+    node_s: float
+    serving_s: float
+    other_s: float
+    term_s: float
+
+
+LEASES = {
+    "short": LeaseLengths(3, 2, 3, 3),
+    "long": LeaseLengths(12, 5, 12, 5),
+    "unequal": LeaseLengths(6, 5, 60, 4),
+}
+"""Silences of less than five seconds end no lease by themselves; a class may say more than its nodes get."""
 
 
 def draw(chance: random.Random) -> Scenario:
@@ -84,21 +121,32 @@ def draw(chance: random.Random) -> Scenario:
         nodes=chance.randint(1, 3),
         placements=2 if chance.random() < 0.5 else 1,
         admissions=2 if chance.random() < 0.25 else 1,
+        doubled=chance.choice(_TWICE) if chance.random() < 0.3 else "",
+        leases=chance.choices(tuple(LEASES), (6, 3, 1))[0],
+        saves=chance.choice((8, 20, 5000)),
     )
+    if chance.random() < 0.15:
+        scenario.boards = chance.randint(1, scenario.nodes)
+    if chance.random() < 0.1:
+        scenario.older_until = chance.uniform(2.0, 12.0)
     for number in range(chance.randint(5, 12)):
-        spec = _spec(chance, scenario.nodes)
-        asked = Asked(chance.choice(TEAMS), f"job-{number}", spec, at=chance.uniform(0.5, 25.0))
+        spec = _spec(chance, scenario)
+        asked = Asked(chance.choice(TEAMS), f"job-{number}", spec, at=chance.uniform(0.5, ASKED_S))
         if chance.random() < 0.15:
             asked.cancel_at = asked.at + chance.uniform(0.0, 6.0)
         scenario.jobs.append(asked)
     return scenario
 
 
-def _spec(chance: random.Random, nodes: int) -> JobSpec:
+def _spec(chance: random.Random, scenario: Scenario) -> JobSpec:
+    nodes = scenario.nodes
     draw = chance.random()
     devices, share, klass, code, limit = 1, 1000, "experiment", 0, 0.0
+    types, profile = ("V100",), ""
     saves = chance.random() < 0.5
-    if draw < 0.2:
+    if scenario.boards and draw < 0.4:
+        types, profile = ("H100",), chance.choice(("1g.10gb", "3g.40gb", "7g.80gb"))
+    elif draw < 0.2:
         share = chance.choice((250, 500))
     elif draw < 0.55:
         devices = chance.randint(1, DEVICES)
@@ -115,7 +163,7 @@ def _spec(chance: random.Random, nodes: int) -> JobSpec:
     return JobSpec(
         name=f"sim-{devices}",
         priority_class=klass,
-        resources=Resources(devices=devices, types=("V100",), share_milli=share),
+        resources=Resources(devices=devices, types=types, share_milli=share, mig_profile=profile),
         simulation=Simulation(duration_s=seconds, exit_code=code),
         checkpoint=CheckpointPolicy(grace_s=2.0, interval_s=1.5) if saves else None,
         time_limit_s=limit,
@@ -124,66 +172,103 @@ def _spec(chance: random.Random, nodes: int) -> JobSpec:
 
 
 @lru_cache(maxsize=64)
-def inventory(number: int) -> Inventory:
+def inventory(number: int, board: bool = False) -> Inventory:
     name = f"n{number}"
     devices = tuple(Device(id=f"{name}-gpu{i}", index=i, model="V100", memory_mib=32 * _MIB) for i in range(DEVICES))
     position = Position(leaf=f"leaf-{number // 2}", spine="spine-0", zone="zone-0")
-    return Inventory(node=name, position=position, devices=devices, cpus=96, memory_mib=512 * _MIB, simulated=True)
+    boards: tuple[MigBoard, ...] = ()
+    if board:
+        (made,) = parse_fleet(_BOARD.replace("NAME", name), "the board of a node")
+        devices, boards = devices + made.devices, made.boards
+    return Inventory(
+        node=name, position=position, devices=devices, boards=boards, cpus=96, memory_mib=512 * _MIB, simulated=True
+    )
+
+
+_BOARD = """
+groups:
+  - name: NAME-mig
+    count: 1
+    devices: {model: H100, count: 1, mig: [1g.10gb, 1g.10gb, 1g.10gb, 1g.10gb, 1g.10gb, 1g.10gb, 1g.10gb], dynamic: true}
+"""
 
 
 # ---------------------------------------------------------------------------------------------------------- the services
 
 
 class _Admission(AdmissionSettings):
-    """Classes whose work survives seconds of silence, not minutes: no longer than any lease here."""
+    """Classes whose work survives seconds of silence, not minutes."""
+
+    serving_s: float
+    other_s: float
 
     def priority_classes(self) -> dict[str, PriorityClass]:
-        lease = {"serving": "2s"}
-        return {c.name: c.model_copy(update={"lease": lease.get(c.name, "3s")}) for c in DEFAULT_CLASSES}
+        serving, other = f"{self.serving_s:g}s", f"{self.other_s:g}s"
+        return {
+            c.name: c.model_copy(update={"lease": serving if c.name == "serving" else other}) for c in DEFAULT_CLASSES
+        }
 
 
-@lru_cache(maxsize=1)
-def _settings() -> dict[str, Any]:
-    """Settings cost milliseconds to read; they never change."""
+_OLDER_FIRST_S = 1.0
+"""An older reader is there before the ledger has anything: one that comes later stops at what it does not know."""
+READERS_HOLD_S = 12.0
+"""After an older reader: more than its declarations are apart (libs.ledger.readers)."""
+
+
+@lru_cache(maxsize=64)
+def _settings(lengths: LeaseLengths, saves: int) -> dict[str, Any]:
+    """Settings cost milliseconds to read. `saves` may be less than anybody should choose."""
     common: dict[str, Any] = {
         "nats_url": "sim://broker",
         "redis_url": "sim://redis",
         "mongo_url": "sim://mongo",
         "pool": POOL,
     }
+
+    def saving(settings: Any) -> Any:
+        return settings.model_copy(update={"snapshot_records": saves})
+
     return {
-        "admission": _Admission(**common),
-        "placement": PlacementSettings(**common),
-        "preemption": PreemptionSettings(**common),
-        "quota_billing": QuotaBillingSettings(**common),
-        "telemetry": TelemetrySettings(**common),
+        "admission": saving(_Admission(**common, serving_s=lengths.serving_s, other_s=lengths.other_s)),
+        "placement": saving(
+            PlacementSettings(
+                **common,
+                readers_hold_s=READERS_HOLD_S,
+                repartition_after_s=0.5,
+                repartition_rest_s=1,
+                repartition_answer_s=8,
+            )
+        ),
+        "preemption": saving(PreemptionSettings(**common)),
+        "quota_billing": saving(QuotaBillingSettings(**common)),
+        "telemetry": saving(TelemetrySettings(**common)),
         "leases": LeaseSettings(
             **common,
-            max_lease_s=3,
+            max_lease_s=lengths.node_s,
             kill_bound_s=0.5,
             margin_s=0.3,
-            term_s=2,
+            term_s=lengths.term_s,
             broker_s=0.5,
             silent_s=2,
             standby_s=2,
             stall_s=2,
         ),
-        "history": HistorySettings(**common),
-        "queries": QueriesSettings(**common),
-        "agent": AgentSettings(**common, lease_s=3, repeat_s=3, node="n0"),
+        "history": saving(HistorySettings(**common)),
+        "queries": saving(QueriesSettings(**common)),
+        "agent": AgentSettings(**common, lease_s=lengths.node_s, heartbeat_s=1, repeat_s=3, node="n0"),
     }
 
 
 def populate(world: World, scenario: Scenario) -> None:
     """The broker's streams, the machines and the services."""
-    settings = _settings()
+    settings = _settings(LEASES[scenario.leases], scenario.saves)
     world.provision([POOL])
     for number in range(scenario.nodes):
         name = f"n{number}"
         kernel = Process(world, f"kernel-{name}", name)
         world.machines[name] = Machine(world, name, kernel)
         world.rates[name] = 1 + world.random.uniform(-0.0009, 0.0009)
-        agent = AgentService(settings["agent"], world.machines[name], inventory(number))
+        agent = AgentService(settings["agent"], world.machines[name], inventory(number, number < scenario.boards))
         world.add(f"agent-{name}", name, partial(_same, agent))
     for number in range(scenario.placements):
         name = f"placement-{number}"
@@ -193,16 +278,27 @@ def populate(world: World, scenario: Scenario) -> None:
             life = world.services[slot_name].lives
             return make_placement(settings["placement"], writer_id=f"{slot_name}.{life}")
 
-        world.add(name, name, make)
+        world.add(name, name, make, after_s=_OLDER_FIRST_S if scenario.older_until else 0.0)
     for number in range(scenario.admissions):
         world.add(f"admission-{number}", f"admission-{number}", lambda: make_admission(settings["admission"]))
-    world.add("preemption", "preemption", lambda: make_preemption(settings["preemption"]))
-    world.add("quota_billing", "quota_billing", lambda: make_quota_billing(settings["quota_billing"]))
-    world.add("telemetry", "telemetry", lambda: make_telemetry(settings["telemetry"]))
     for number in range(2):
         world.add(f"leases-{number}", f"leases-{number}", lambda: make_leases(settings["leases"]))
-    world.add("queries", "queries", lambda: make_queries(settings["queries"]))
-    world.add("history", "history", lambda: make_history(settings["history"]))
+    for name, makes in _MAKES.items():
+        world.add(name, name, partial(makes, settings[name]))
+        if name == scenario.doubled:
+            world.add(f"{name}-1", f"{name}-1", partial(makes, settings[name]))
+    if scenario.older_until:
+        world.add("older", "older", partial(_same, OlderReader(world, POOL, scenario.older_until)))
+
+
+_MAKES: dict[str, Callable[[Any], Any]] = {
+    "preemption": make_preemption,
+    "quota_billing": make_quota_billing,
+    "telemetry": make_telemetry,
+    "queries": make_queries,
+    "history": make_history,
+}
+_TWICE = tuple(_MAKES)
 
 
 def _same(service: Any) -> Any:

@@ -1,5 +1,6 @@
 """One stream of the simulated broker: what is stored, what is refused, and why. The order of the checks is nats-server's."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,8 @@ class Stream:
     """Bytes of what is kept."""
     ids: dict[str, tuple[int, int]] = field(default_factory=dict)
     by_subject: dict[str, list[int]] = field(default_factory=dict)
+    _shown: tuple[Any, str] = (None, "")
+    """The configuration that was shown last, and its JSON."""
 
     def takes(self, subject: str) -> bool:
         return any(matches(pattern, subject) for pattern in self.config.get("subjects") or ())
@@ -142,6 +145,12 @@ class Stream:
                 self.first_seq += 1
         else:
             self.first_seq = self.last_seq + 1
+
+    def shown(self) -> str:
+        """Its configuration as JSON: most questions about a stream have the same answer but for its state."""
+        if self._shown[0] is not self.config:
+            self._shown = (self.config, json.dumps(self.config))
+        return self._shown[1]
 
     def state(self) -> dict[str, Any]:
         return {

@@ -17,6 +17,18 @@ def matches(pattern: str, subject: str) -> bool:
     return len(want) == len(have)
 
 
+@lru_cache(maxsize=10_000)
+def meet(one: str, other: str) -> bool:
+    """Whether a subject may be of both patterns."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
 class Routes:
     """Subscriptions by subject: (client number, sid) -> (pattern, queue, client). Exact ones, and `head.*`, by look-up."""
 

@@ -54,7 +54,7 @@ class CrashPlan:
 class World:
     """`violations` are what must never be; `trouble` what services said that a person should look at."""
 
-    def __init__(self, seed: int, *, keep_notes: bool = False) -> None:
+    def __init__(self, seed: int, *, keep_notes: bool = False, to_first: bool = False) -> None:
         self.seed = seed
         self.random = random.Random(seed)
         self.loop = VirtualLoop()
@@ -66,6 +66,7 @@ class World:
         self.faults_on = False
         self.notes: list[str] = []
         self._keep_notes = keep_notes
+        self._to_first = to_first
         self._hash = blake2b(digest_size=16)
         self.offsets: dict[str, float] = {}
         self.rates: dict[str, float] = {}
@@ -104,6 +105,7 @@ class World:
     def violated(self, what: str, text: str) -> None:
         self.note(f"VIOLATION {what}: {text}")
         self.violations.append(f"{what}: {text}")
+        self.loop.halted = self._to_first
 
     def raised(self, process: Process, error: BaseException) -> None:
         """A handler raised where nobody catches: the client or FastStream logs it and goes on."""
@@ -153,10 +155,13 @@ class World:
 
     # -------------------------------------------------------------------------------------------------------- services
 
-    def add(self, name: str, machine: str, make: Make) -> ServiceSlot:
-        """A supervisor keeps `name` alive from now on."""
+    def add(self, name: str, machine: str, make: Make, *, after_s: float = 0.0) -> ServiceSlot:
+        """A supervisor keeps `name` alive, `after_s` from now on."""
         slot = self.services[name] = ServiceSlot(name, machine, make)
-        self._start(slot)
+        if after_s:
+            self.loop.call_at(self.loop.now + after_s, self._start, slot, context=self._outside)
+        else:
+            self._start(slot)
         return slot
 
     def _start(self, slot: ServiceSlot) -> None:
@@ -197,6 +202,10 @@ class World:
         return type(error).__name__ in ("BusUnavailable", "StreamsMissing") or (
             isinstance(error, OSError) and error.errno == 28
         )
+
+    def retire(self, name: str) -> None:
+        """Nobody keeps this service alive any more."""
+        self.services[name].wanted = False
 
     def stop(self, name: str) -> None:
         slot = self.services[name]

@@ -3,13 +3,15 @@
 Ticks say what clocks read that cannot be set; the last of them stands in each record, as its mark. From one record to the
 next, time may go as far as such a clock did, give or take what one input may add on the word of a wall clock alone. Where no
 clock ran through, the record must tell the step as a jump (`clock.jumped`). Records of before ticks said this have nothing
-to hold against them but common sense: a pool that runs writes a record every few hours.
+to hold against them but common sense: a pool that runs writes a record every few hours. While older readers live nothing of a
+newer format is written, and jumps are not told: that is held against a record only once the ledger has shown such a kind.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, Subject
+from libs.core.state.formats import FIRST, FORMAT_OF
 from schemas import ledger as led
 from schemas.clock import BootReading, ClockMark, MeasuredBy
 
@@ -33,11 +35,14 @@ class LedgerTime(Subject):
         self._began = False
         self._inbox_seq = 0
         self._mark: ClockMark | None = None
+        self._may_tell = False
+        """A kind of a later format than the first was seen."""
         self._step: _Step | None = None
         """From the last mark to this record's."""
 
     def begin(self, record: led.LedgerRecord) -> None:
         books, before, mark = self.books, self._mark, record.clock
+        self._may_tell = self._may_tell or any(FORMAT_OF[event.kind] > FIRST for event in record.events)
         step_us = record.t_us - books.t_us
         if step_us < 0:
             books.broken("I10", f"time goes back from {books.t_us} to {record.t_us}")
@@ -93,6 +98,8 @@ class LedgerTime(Subject):
         broken, on = self.books.broken, f"time went on by {step.on_us / 1e6:g} s"
         if step.told_us > max(0, step.on_us) + step.allowed_us:
             broken("I10", f"{on}, and jumps of the clock are told that took {step.told_us / 1e6:g} s")
+        if not self._may_tell:
+            return
         if step.unmeasured and not step.estimated and abs(step.on_us) > step.allowed_us:
             broken("I10", f"{on} while no clock ran through, and it is not told as a jump")
         shift_us = step.wall_us - step.on_us
