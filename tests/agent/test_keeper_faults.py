@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from libs.bus.queries import NoAnswer, ask
 from schemas.catalog import BY_TYPE
@@ -21,6 +23,7 @@ from schemas.nodes import Action
 from schemas.queries import LogQuery
 from services.agent import tree
 from services.agent.keeper import contain, find, proc
+from services.agent.keeper.client import KeeperClient
 from services.agent.keeper.clock import now
 from services.agent.state import group_name
 from tests.agent.build import but, part, rank, spec
@@ -429,3 +432,21 @@ async def test_an_agent_that_is_asked_to_end_leaves_nothing(make_node, world, tm
     base = tree.cgroup_base()
     root = group_name(tree.marker_root("n0", tmp_path))
     assert base is None or not (base / root).exists(), "no empty cgroup is left either"
+
+
+def test_what_is_said_to_a_keeper_that_has_just_ended_does_not_end_the_agent(tmp_path):
+    """Its connection is closed, and the agent has not been told yet."""
+
+    async def nothing() -> None: ...
+
+    async def say() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX)
+        _, writer = await asyncio.open_unix_connection(sock=ours)
+        client = KeeperClient(tmp_path, "auto", "", nothing)
+        client._writer = writer
+        theirs.close()
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        client.send({"do": "ping", "n": 1})
+
+    uvloop.run(say())

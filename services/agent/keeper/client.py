@@ -160,8 +160,8 @@ class KeeperClient:
     # ------------------------------------------------------------------------------------------- what is told
 
     def send(self, message: wire.WireMessage) -> None:
-        """To the keeper, if there is one: what it held is gone otherwise."""
-        if self._writer is not None:
+        """To the keeper, if there is one: what it held is gone otherwise. Of one that has just ended we may not have heard."""
+        if self._writer is not None and not self._writer.is_closing():  # uvloop raises when it is closed
             self._writer.write(wire.pack(message))
 
     def knows(self, node: str) -> bool:
