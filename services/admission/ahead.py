@@ -1,10 +1,10 @@
 """Which requests are taken out of their turn, so that no team waits behind another's crowd. Pure bookkeeping.
 
-REQUESTS is one line: the durable consumer hands out the oldest first. With ten thousand requests of one team in it, the
-request of another team would wait for all of them. So when the line is long, some requests of every team are taken from further
-back, in turn, each team's in its own order; when the line comes to them they are done already.
+REQUESTS is one queue: the durable consumer hands out the oldest first. With ten thousand requests of one team in it, the
+request of another team would wait for all of them. So when the queue is long, some requests of every team are taken from
+further back, in turn, each team's in its own order; when the queue comes to them they are done already.
 
-What is known here is lost with the process, and then the line decides them again: a job that is known is not admitted twice,
+What is known here is lost with the process, and then the queue decides them again: a job that is known is not admitted twice,
 and answers have the ids that they had.
 """
 
@@ -12,24 +12,24 @@ from collections.abc import Iterable
 
 
 class Ahead:
-    """`line` is how far the line has come (a stream sequence). `most`: how many requests may be done ahead of it."""
+    """`reached` is how far the queue has come (a stream sequence). `most`: how many requests may be done ahead of it."""
 
     def __init__(self, most: int = 50_000) -> None:
-        self.line = 0
+        self.reached = 0
         self._most = most
         self._done: set[int] = set()
         self._read: dict[str, int] = {}  # team -> the last of its requests that was read, or taken
-        self._held: dict[str, int] = {}  # team -> one of its requests that must wait for the line, and so all behind it
+        self._held: dict[str, int] = {}  # team -> one of its requests that must wait its turn, and so all behind it
         self._next = ""
 
     def __len__(self) -> int:
         return len(self._done)
 
     def came_to(self, seq: int) -> None:
-        """The line decides everything up to `seq` now, or has."""
-        self.line = max(self.line, seq)
-        self._held = {team: held for team, held in self._held.items() if held > self.line}
-        self._read = {team: read for team, read in self._read.items() if read > self.line}
+        """The queue decides everything up to `seq` now, or has."""
+        self.reached = max(self.reached, seq)
+        self._held = {team: held for team, held in self._held.items() if held > self.reached}
+        self._read = {team: read for team, read in self._read.items() if read > self.reached}
 
     def turns(self, teams: Iterable[str], most: int) -> list[tuple[str, int]]:
         """Whose requests may be taken now, and after which sequence: at most `most` teams, beginning behind the last one that
@@ -41,10 +41,10 @@ class Ahead:
         served = (names[start:] + names[:start])[:most]
         if served:
             self._next = served[-1]
-        return [(team, max(self.line, self._read.get(team, 0))) for team in served]
+        return [(team, max(self.reached, self._read.get(team, 0))) for team in served]
 
     def read(self, team: str, seq: int) -> bool:
-        """The team's requests up to `seq` are at hand, to be taken in this order; False when they must wait for the line."""
+        """The team's requests up to `seq` are at hand, to be taken in this order; False when they must wait for the queue."""
         if team in self._held:
             return False
         self._read[team] = max(seq, self._read.get(team, 0))
@@ -53,21 +53,21 @@ class Ahead:
     def took(self, team: str, seq: int) -> None:
         """The team's request at `seq` was decided, and what follows from it is stored."""
         self._read[team] = max(seq, self._read.get(team, 0))
-        if seq > self.line:
+        if seq > self.reached:
             self._done.add(seq)
 
     def hold(self, team: str, seq: int) -> None:
-        """The team's request at `seq` could not be decided out of its turn: nothing of the team is taken before the line has
+        """The team's request at `seq` could not be decided out of its turn: nothing of the team is taken before the queue has
         come there, and what was read behind it is read again."""
         self._held[team] = seq
         self._read.pop(team, None)
 
     def is_done(self, seq: int) -> bool:
-        """Whether the request was decided ahead of the line."""
+        """Whether the request was decided ahead of the queue."""
         return seq in self._done
 
     def done(self, seq: int) -> bool:
-        """Whether the line finds this request done already. To be asked once, when it comes there."""
+        """Whether the queue finds this request done already. To be asked once, when it comes there."""
         if seq not in self._done:
             return False
         self._done.discard(seq)

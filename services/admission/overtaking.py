@@ -1,11 +1,11 @@
-"""Takes requests of every team out of their turn while the line is long (see `services/admission/ahead.py`).
+"""Takes requests of every team out of their turn while the queue is long (see `services/admission/ahead.py`).
 
     run      reads ahead: a few requests of every team that has some, into memory
-    portion  asked before each part of the line is decided: waits for room in the inboxes, gives every other team that has
-             been read an equal share of it, and the line what these leave
+    portion  asked before each part of the queue is decided: waits for room in the inboxes, gives every other team that has
+             been read an equal share of it, and the queue what these leave
 
 So a team with few requests waits for one portion and not for the crowd, and nothing is left unused. Reading is apart, because
-a broker that stores a crowd answers slowly, and the line should not wait for that.
+a broker that stores a crowd answers slowly, and the queue should not wait for that.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ Decide = Callable[[Received], list[Outgoing]]
 
 
 class Overtaking:
-    """`run` is a task; `ahead` knows what the line finds done already."""
+    """`run` is a task; `ahead` knows what the queue finds done already."""
 
     def __init__(self, js: JetStreamContext, decide: Decide, outbox: Outbox, pace: Pace) -> None:
         self.ahead = Ahead()
@@ -55,16 +55,16 @@ class Overtaking:
         self._crowded = asyncio.Event()
         self._held: dict[str, deque[Received]] = {}  # team -> its next requests, read and not decided
         self._few: set[str] = set()  # teams of which all has been read
-        self._head = ""  # the team whose turn the line is
+        self._head = ""  # the team whose turn the queue is
         self._storing: asyncio.Task[None] | None = None
         self._teams: set[str] = set()
         self._about: dict[str, float] = {}  # team -> when a request of it was read last
         self._look_at = 0.0
 
-    # ------------------------------------------------------------------------------------------------------ the line
+    # ------------------------------------------------------------------------------------------------------ the queue
 
     async def portion(self, left: Sequence[Msg]) -> int:
-        """How many of the line's messages at hand may be decided now. While it waits for room they may be overtaken."""
+        """How many of the queue's messages at hand may be decided now. While it waits for room they may be overtaken."""
         if (first := _first_new(left)) is not None:
             self.ahead.came_to(first - 1)
         count = len(left)
@@ -92,8 +92,8 @@ class Overtaking:
     # ----------------------------------------------------------------------------------------------------- the round
 
     def _round(self, room: int) -> int:
-        """Decides an equal share of `room` of each team but the line's; how many that were. What follows from them is stored
-        beside the line."""
+        """Decides an equal share of `room` of each team but the queue's; how many that were. What follows from them is stored
+        beside the queue."""
         self._pass_by()
         turns = [team for team in self._held if team != self._head][:room]
         share = max(1, room // (len(turns) + 1))
@@ -104,8 +104,8 @@ class Overtaking:
             for received in [held.popleft() for _ in range(min(share, len(held)))]:
                 try:
                     out += self._decide(received)
-                except Exception as error:  # the line knows what to do with it: to try again, to lay it aside
-                    log.debug("a request of team %s waits for the line: %r", team, error)
+                except Exception as error:  # the queue knows what to do with it: to try again, to lay it aside
+                    log.debug("a request of team %s waits for the queue: %r", team, error)
                     self.ahead.hold(team, received.stream_seq)
                     held.clear()
                     break
@@ -119,19 +119,19 @@ class Overtaking:
         return len(decided)
 
     def _pass_by(self) -> None:
-        """Forgets what the line has come to meanwhile."""
+        """Forgets what the queue has come to meanwhile."""
         for team, held in list(self._held.items()):
-            while held and held[0].stream_seq <= self.ahead.line:
+            while held and held[0].stream_seq <= self.ahead.reached:
                 held.popleft()
             if not held:
                 del self._held[team]
 
     async def _store(self, out: Sequence[Outgoing], decided: Sequence[tuple[str, int]]) -> None:
-        """What cannot be stored is stored again, or by the line, with the same ids."""
+        """What cannot be stored is stored again, or by the queue, with the same ids."""
         try:
             await self._outbox.publish_many(out)
         except (NatsError, TimeoutError, OSError, ValueError) as error:
-            log.warning("requests out of their turn wait for the line: %r", error)
+            log.warning("requests out of their turn wait for the queue: %r", error)
             for team, seq in reversed(decided):
                 self.ahead.hold(team, seq)
                 self._held.pop(team, None)
@@ -196,12 +196,12 @@ class Overtaking:
 
 
 def _first_new(messages: Sequence[Msg]) -> int | None:
-    """The stream sequence of the first that was not delivered before: how far the line is."""
+    """The stream sequence of the first that was not delivered before: how far the queue is."""
     return next((m.metadata.sequence.stream for m in messages if m.metadata.num_delivered == 1), None)
 
 
 def _team_of(subject: str) -> str:
-    """The subject's team; "" when it says none, which the line answers for."""
+    """The subject's team; "" when it says none, which the queue answers for."""
     try:
         return subjects.read(subjects.COMMAND, subject)["team"]
     except ValueError:

@@ -1,6 +1,6 @@
 """How many admitted jobs of this process lie undecided in the inboxes: enough to keep placement busy, and no more.
 
-An inbox is one line, too. What lies in it cannot be overtaken, so a crowd waits in REQUESTS, where it can
+An inbox is one queue, too. What lies in it cannot be overtaken, so a crowd waits in REQUESTS, where it can
 (`services/admission/ahead.py`). How much goes into the inboxes at once is a trade: large portions cost less, because much
 is done once per record of the ledger; small ones let the next team in sooner. So a crowd that is alone moves in large
 portions (`alone`), and in small ones (`shared`) while a team is about whose few requests should not wait for it.

@@ -1,4 +1,4 @@
-"""Who is taken out of the line, in which order, and that the line finds each request done exactly once."""
+"""Who is taken out of the queue, in which order, and that the queue finds each request done exactly once."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ def test_teams_take_turns_from_where_the_last_round_ended() -> None:
     assert rounds == [["a", "b"], ["c", "d"], ["e", "a"]]
 
 
-def test_what_was_taken_the_line_finds_done_once() -> None:
+def test_what_was_taken_the_queue_finds_done_once() -> None:
     ahead = Ahead()
     ahead.came_to(10)
     assert ahead.turns({"a"}, 1) == [("a", 10)]
@@ -26,8 +26,8 @@ def test_what_was_taken_the_line_finds_done_once() -> None:
     assert [ahead.done(seq) for seq in (14, 15, 15)] == [False, True, False]
 
 
-def test_what_the_line_has_handed_out_meanwhile_is_not_kept() -> None:
-    """It was fetched before the line came there: the line decides it, and both have the same ids."""
+def test_what_the_queue_has_handed_out_meanwhile_is_not_kept() -> None:
+    """It was fetched before the queue came there: the queue decides it, and both have the same ids."""
     ahead = Ahead()
     ahead.came_to(20)
     ahead.took("a", 15)
@@ -54,25 +54,25 @@ def test_how_much_is_done_ahead_is_bounded() -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 60))
 def test_each_request_is_decided_once_and_each_teams_in_order(seed: int, count: int) -> None:
-    """The line and the rounds in any interleaving; batches of the line are decided when they are handed out."""
+    """The queue and the rounds in any interleaving; batches of the queue are decided when they are handed out."""
     chance = random.Random(seed)
-    line = [(seq, chance.choice("xxxxab")) for seq in range(1, count + 1)]
+    queue = [(seq, chance.choice("xxxxab")) for seq in range(1, count + 1)]
     ahead, decided, handed = Ahead(most=8), [], 0
     while handed < count:
         if chance.random() < 0.5:
-            batch = line[handed : handed + chance.randint(1, 4)]
+            batch = queue[handed : handed + chance.randint(1, 4)]
             handed += len(batch)
             ahead.came_to(batch[-1][0])
             decided += [(seq, team) for seq, team in batch if not ahead.done(seq)]
             continue
         for team, after in ahead.turns({"a", "b", "x"}, 2):
-            for seq, of in [item for item in line if item[1] == team and item[0] > after][:2]:
+            for seq, of in [item for item in queue if item[1] == team and item[0] > after][:2]:
                 if chance.random() < 0.1:
                     ahead.hold(of, seq)
                     break
                 decided.append((seq, of))
                 ahead.took(of, seq)
-    assert sorted(decided) == line
+    assert sorted(decided) == queue
     assert len(ahead) == 0
     for team in "abx":
         mine = [seq for seq, of in decided if of == team]
