@@ -124,7 +124,8 @@ class Placement:
         return await asyncio.wait_for(answered, ANSWER_S)
 
     def _answer_all(self, decider: Decider) -> None:
-        """Answers the waiting questions. To be called right after a commit or a refold, when the state is committed."""
+        """Answers the waiting questions. To be called right after a commit or a refold, when the state is committed and the
+        teller knows what has changed: an answer may say that nothing has."""
         asked, self._asked = self._asked, []
         for question, answered in asked:
             if answered.done():
@@ -135,14 +136,15 @@ class Placement:
                 answered.set_exception(e)
 
     async def _refolded(self, decider: Decider) -> None:
-        self._answer_all(decider)
         assert self.teller is not None
         self.teller.refolded(decider, self.seq)
+        self._answer_all(decider)
 
     async def _committed(self, seq: int, record: LedgerRecord, decider: Decider) -> None:
-        self._answer_all(decider)
         assert self.teller is not None
         self.teller.committed(record, decider, seq)
+        if seq == self.seq:  # of a decision of several records the last: the state shows all of them
+            self._answer_all(decider)
         self._records.inc()
         for latency_ms in handlers.granted_at_once_ms(record, decider, clock.wall_us()):
             self._latency_ms.observe(latency_ms)

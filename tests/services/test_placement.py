@@ -27,7 +27,7 @@ from schemas.ledger import (
 )
 from schemas.nodes import DesiredQuery, DesiredReply, NodeChanged, NodeState, NodeStateQuery
 from services.placement.app import Placement, make_app
-from services.placement.handlers import Answerer, whole_state_of_node
+from services.placement.handlers import Answerer, state_of_node, whole_state_of_node
 from services.placement.settings import PlacementSettings
 from tests.admission.running import running
 from tests.core.builders import job, node
@@ -186,6 +186,16 @@ class Stubborn:
         return await self._inner.publish(subject, payload, **options)
 
 
+class Slow(Stubborn):
+    """One on which it is under way until `go`, and is then stored."""
+
+    async def publish(self, subject: str, payload: bytes, **options: Any) -> Any:
+        if subject.startswith("baton.led.") and b"job.granted" in payload:
+            self.under_way.set()
+            await self.go.wait()
+        return await self._inner.publish(subject, payload, **options)
+
+
 class Connected:
     """A client whose JetStream context is `js`."""
 
@@ -227,6 +237,35 @@ async def test_no_agent_hears_of_a_grant_that_is_not_committed(world: Pool, sett
             for part in state.parts:
                 assert part.job_id == granted.job_id
                 assert state.ledger_seq > 0
+    finally:
+        task.cancel()
+
+
+async def test_a_question_that_waited_for_a_commit_hears_what_it_changed(
+    world: Pool, settings: PlacementSettings
+) -> None:
+    """Answered before the change was noted, "unchanged" would be said of the record that changed the node: the agent would take
+    the change, told a moment later, for one that it knows, and start nothing until it asks for everything again."""
+    js = Slow(world.js)
+    placing = Placement(settings, "w1", CollectorRegistry())
+    await placing.open(Connected(world.nats, js))  # type: ignore[arg-type]
+    assert placing.writer is not None
+    task = asyncio.create_task(placing.writer.run())
+
+    def asked(decider: Decider) -> list[NodeState]:
+        assert placing.teller is not None
+        by = Answerer(placing.teller, placing.seq, leading=True)
+        return list(state_of_node(decider, NodeStateQuery(followed=0), "n1", by))
+
+    try:
+        await world.put(registered("n1"), job("j", 1, team="red"))
+        await asyncio.wait_for(js.under_way.wait(), 30)
+        asking = asyncio.create_task(placing.answer(asked))
+        await asyncio.sleep(0)
+        js.go.set()
+        (told,) = await asyncio.wait_for(asking, 30)
+        assert told.up
+        assert not told.unchanged
     finally:
         task.cancel()
 
