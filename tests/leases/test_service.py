@@ -31,7 +31,7 @@ from tests.kit.inputs import input_subject
 from tests.kit.waiting import stored, until
 
 QUICK = {
-    "max_lease_s": 1.5, "kill_bound_s": 0.1, "margin_s": 0.1, "term_s": 1.5, "broker_s": 0.1, "silent_s": 0.5,
+    "max_lease_s": 3.0, "kill_bound_s": 0.1, "margin_s": 0.1, "term_s": 3.0, "broker_s": 0.1, "silent_s": 1.5,
     "standby_s": 0.5, "tick_s": 0.1,
 }  # fmt: skip
 
@@ -60,10 +60,10 @@ class Bench:
 
     async def join(self, *names: str) -> None:
         for name in names:
-            await self.put(inbox.NodeRegistered(incarnation=1, inventory=node(name, 1), lease_s=1.5))
+            await self.put(inbox.NodeRegistered(incarnation=1, inventory=node(name, 1), lease_s=3.0))
         await until(lambda: set(names) <= self.writer.decider.state.fleet.nodes.keys())
 
-    async def beat(self, sender: str, *nodes: tuple[str, int], lease_s: float = 1.5) -> tuple[str, ...] | None:
+    async def beat(self, sender: str, *nodes: tuple[str, int], lease_s: float = 3.0) -> tuple[str, ...] | None:
         """What is answered to one heartbeat on the subject of `sender`; None when nobody does."""
         body = Heartbeat(nodes=nodes, lease_s=lease_s).model_dump_json().encode()
         try:
