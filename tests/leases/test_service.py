@@ -74,8 +74,10 @@ class Bench:
 
     @asynccontextmanager
     async def renewing(self, *names: str) -> AsyncIterator[None]:
-        async def go_on() -> None:
-            while True:
+        stopped = False
+
+        async def go_on() -> None:  # not cancelled: a request of nats-py may lose a cancellation in Python 3.11
+            while not stopped:
                 for name in names:
                     await self.beat(name, (name, 1))
                 await asyncio.sleep(0.05)
@@ -84,8 +86,8 @@ class Bench:
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            stopped = True
+            await task
 
     @property
     def epoch(self) -> int:
