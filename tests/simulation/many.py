@@ -11,7 +11,7 @@ from pathlib import Path
 from libs.simulation.dst.failpoints import FAILPOINTS
 from libs.simulation.dst.run import run
 
-SEEDS = 200
+SEEDS = 1000
 FILES = 4
 PIECE = 25
 """Seeds of one test."""

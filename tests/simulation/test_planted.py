@@ -19,3 +19,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 def test_the_page_shows_what_was_measured() -> None:
     assert table(_found) in PAGE.read_text(), "run python -m tests.simulation.planted"
+
+
+def test_twenty_planted_bugs_and_more_are_found() -> None:
+    assert sum(row["seed"] is not None for row in _found.values()) >= 20

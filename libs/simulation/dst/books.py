@@ -156,6 +156,7 @@ _PLANNED = subjects.stem(subjects.inbox("preemption", "planned", POOL))
 _CANCEL = subjects.stem(subjects.inbox("job", "cancel-requested", POOL))
 _OBSERVED = subjects.stem(subjects.node_inbox("observed", POOL))
 _REGISTERED = subjects.stem(subjects.node_inbox("registered", POOL))
+_REPARTITIONED = subjects.stem(subjects.node_inbox("board-cut", POOL))
 
 
 def explained(subject: str, reason: str) -> bool:
@@ -163,7 +164,7 @@ def explained(subject: str, reason: str) -> bool:
     match subjects.stem(subject):
         case s if s == _PLANNED:
             return True
-        case s if s == _OBSERVED:
+        case s if s in (_OBSERVED, _REPARTITIONED):
             return "is not up" in reason
         case s:
             return s == _REGISTERED and "is not newer" in reason
