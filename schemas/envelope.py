@@ -16,6 +16,8 @@ from urllib.parse import quote, unquote
 
 MSG_ID = "Nats-Msg-Id"
 TRACEPARENT = "traceparent"
+MAX_ATTRIBUTE = 1024
+"""Characters of one attribute. Some are passed on as headers, of which a stream stores 64 KiB."""
 _ATTRIBUTES = {
     "specversion": "ce-specversion",
     "id": "ce-id",
@@ -138,5 +140,9 @@ def _envelope(
     for name in ("id", "type", "source"):
         if not attributes.get(name):
             raise EnvelopeError(f"CloudEvents attribute {name!r} is missing; {how.format(name)}")
+    for name, value in (*attributes.items(), (TRACEPARENT, traceparent)):
+        if len(value) > MAX_ATTRIBUTE:
+            problem = f"has {len(value)} characters"
+            raise EnvelopeError(f"CloudEvents attribute {name!r} {problem}; send at most {MAX_ATTRIBUTE}")
     rest = {k: v for k, v in attributes.items() if k != "specversion"}
     return Envelope(**rest, traceparent=traceparent, extensions=extensions)

@@ -2,6 +2,9 @@
 
 The payload is the original's, its headers are kept under `Baton-Orig-`, and `Baton-Dead-*` say where it came from,
 when it died and why. The message id is derived from the original's place, so dying twice leaves one letter.
+
+Every message has a letter that a stream takes: what is too large is cut, and a header says so. (With the longer names the
+headers of a message that was stored may be more than a stream stores; such a letter would be tried for ever.)
 """
 
 from collections.abc import Mapping
@@ -9,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import quote, unquote
 
-from libs.bus.messages import Outgoing
+from libs.bus.messages import MAX_BYTES, Outgoing, header_bytes
 from libs.ports import clock
 from schemas import subjects
 from schemas.envelope import MSG_ID
@@ -25,11 +28,17 @@ STACK = "Baton-Dead-Stack"
 """Where an error of ours came from, if it was one: a stack trace, its lines joined by ` | `."""
 TRUNCATED = "Baton-Dead-Truncated"
 """Set to the original length, in bytes, when the payload was too large to be kept whole beside its new headers."""
+LEFT_OUT = "Baton-Dead-Headers-Left-Out"
+"""Set to how many of the original's headers were left out, when there were too many to be kept: `4060 of 5060`."""
 
 _ORIGINAL = "Baton-Orig-"
 _REASON_CHARACTERS = 2_000
 _STACK_CHARACTERS = 6_000
 _PAYLOAD_BYTES = 900_000
+_REQUEST_BYTES = 2 * MAX_BYTES
+"""Kept of a person's request: more than is taken, so that one that was a little too large is kept whole."""
+_KEPT_BYTES = 48 * 1024
+"""Of the original's headers. With ours (reason, stack, subject) they are less than the 64 KiB that a stream stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,8 @@ class Received:
 def dead_letter(origin: str, received: Received, reason: str, stack: str = "", sender: str = "") -> Outgoing:
     """The dead letter of `received`, on `baton.dead.<origin>.<sender>`. `origin` is the service that gave up; `sender` the team
     or node, by default who speaks on the message's subject: so many letters are kept of each."""
-    headers = {f"{_ORIGINAL}{_name(name)}": value for name, value in received.headers.items()}
+    headers = _originals(received.headers)
+    left_out = len(received.headers) - len(headers)
     headers |= {
         MSG_ID: event_id(received.cause, "dead", origin),
         ORIGIN: origin,
@@ -65,10 +75,12 @@ def dead_letter(origin: str, received: Received, reason: str, stack: str = "", s
     }
     if stack:
         headers[STACK] = _line(" | ".join(stack.splitlines())[-_STACK_CHARACTERS:], _STACK_CHARACTERS)
-    payload = received.payload
-    if len(payload) > _PAYLOAD_BYTES:
+    if left_out:
+        headers[LEFT_OUT] = f"{left_out} of {len(received.headers)}"
+    payload, most = received.payload, _REQUEST_BYTES if received.stream == subjects.REQUESTS else _PAYLOAD_BYTES
+    if len(payload) > most:
         headers[TRUNCATED] = str(len(payload))
-        payload = payload[:_PAYLOAD_BYTES]
+        payload = payload[:most]
     return Outgoing(subjects.dead(origin, sender or subjects.sender_of(received.subject)), payload, headers)
 
 
@@ -76,13 +88,29 @@ def replayed(headers: Mapping[str, str], payload: bytes, *, attempt: str) -> Out
     """A dead letter as the message that it was, to be decided again.
 
     `attempt` makes its message id a new one, or the broker would take it for a repeat of the first. Raises KeyError
-    when `headers` are not a dead letter's, ValueError when its payload was cut.
+    when `headers` are not a dead letter's, ValueError when it was cut.
     """
+    if LEFT_OUT in headers:
+        raise ValueError(f"{headers[LEFT_OUT]} headers were not kept: send the original again")
     if TRUNCATED in headers:
         raise ValueError(f"the payload was cut from {headers[TRUNCATED]} bytes: send the original again")
     original = {unquote(name[len(_ORIGINAL) :]): value for name, value in headers.items() if name.startswith(_ORIGINAL)}
     original[MSG_ID] = event_id(original.get(MSG_ID, f"{headers[STREAM]}:{headers[SEQ]}"), "replay", attempt)
     return Outgoing(headers[SUBJECT], payload, original)
+
+
+def _originals(headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of the original's headers that fit, under their new names; the short ones of many rather than none."""
+    kept: dict[str, str] = {}
+    room = _KEPT_BYTES
+    for name, value in headers.items():
+        if len(name) + len(value) > room:
+            continue
+        new = {f"{_ORIGINAL}{_name(name)}": value}
+        if (size := header_bytes(new)) <= room:
+            kept |= new
+            room -= size
+    return kept
 
 
 def _name(name: str) -> str:

@@ -32,15 +32,24 @@ class MessagePage:
     more: int
 
 
-async def get(js: JetStreamContext, stream: str, pattern: str, start: Mapping[str, Any], batch: int) -> MessagePage:
-    """Up to `batch` messages of `stream` whose subject matches `pattern`. `start`: {"seq": n} or {"start_time": text}.
+async def get(
+    js: JetStreamContext,
+    stream: str,
+    pattern: str,
+    start: Mapping[str, Any],
+    batch: int,
+    *,
+    max_bytes: int = _MAX_BYTES,
+) -> MessagePage:
+    """Up to `batch` messages of `stream` whose subject matches `pattern`, and of `max_bytes` together; at least one, however
+    large. `start`: {"seq": n} or {"start_time": text}.
 
     Raises TimeoutError when the broker does not answer, or refuses.
     """
     nats = js._nc
     inbox = nats.new_inbox()
     subscription = await nats.subscribe(inbox)
-    request = {"batch": batch, "max_bytes": _MAX_BYTES, "next_by_subj": pattern, **start}
+    request = {"batch": batch, "max_bytes": max_bytes, "next_by_subj": pattern, **start}
     messages: list[Msg] = []
     try:
         await nats.publish(f"{js._prefix}.DIRECT.GET.{stream}", json.dumps(request).encode(), reply=inbox)

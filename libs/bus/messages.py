@@ -19,7 +19,17 @@ from schemas.envelope import Envelope, EnvelopeError, read
 from schemas.ids import content_hash, event_id
 from schemas.jobs import Reason
 
-__all__ = ["MAX_BYTES", "Malformed", "Outgoing", "decode", "decode_bare", "outgoing", "reasons_of", "type_of_subject"]
+__all__ = [
+    "MAX_BYTES",
+    "Malformed",
+    "Outgoing",
+    "decode",
+    "decode_bare",
+    "header_bytes",
+    "outgoing",
+    "reasons_of",
+    "type_of_subject",
+]
 
 M = TypeVar("M", bound=BaseModel)
 PLAIN_SOURCE = "/nats/plain-client"
@@ -33,6 +43,18 @@ class Outgoing:
     subject: str
     payload: bytes
     headers: dict[str, str] = field(default_factory=dict)
+
+
+def header_bytes(headers: Mapping[str, str]) -> int:
+    """What headers take on the bus: a line each, beside the first and the empty last one."""
+    return sum(len(name) + _bytes(value) + 4 for name, value in headers.items()) + _HEADER_FRAME
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+_HEADER_FRAME = len("NATS/1.0\r\n\r\n")
 
 
 class Malformed(ValueError):

@@ -23,12 +23,15 @@ from nats.js import JetStreamContext
 from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
-from libs.bus.messages import Outgoing
+from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.metrics import PUBLISHED, RETRIED
 
 MAX_PAYLOAD_BYTES = 1_000_000
 """Just under 1 MiB, what a server takes unless it is told otherwise, headers included; a larger message would cost the
 connection. Only grants are larger, and the ledger's writer asks its server what it takes."""
+
+MAX_HEADER_BYTES = 65_535
+"""A stream stores no more of headers, whatever the server takes."""
 
 _ROUND_MESSAGES = 1_000
 """Sent before acknowledgements are awaited: enough to hide the round trip, little enough to be sent again."""
@@ -55,7 +58,7 @@ class NotStored(TimeoutError):
 
 
 class TooLarge(ValueError):
-    """A message is larger than the broker accepts."""
+    """A message, or its headers, are larger than the broker stores: it never will be."""
 
 
 class Outbox:
@@ -75,8 +78,7 @@ class Outbox:
         broker's APIError when it refuses one (stream full, wrong expected sequence); ConnectionClosedError.
         """
         for item in items:
-            if len(item.payload) > MAX_PAYLOAD_BYTES:
-                raise TooLarge(f"{item.subject}: {len(item.payload)} bytes; at most {MAX_PAYLOAD_BYTES} can be sent")
+            _check_size(item)
         deadline = asyncio.get_running_loop().time() + self._give_up_s
         acks: dict[int, PubAck] = {}
         for start in range(0, len(items), _ROUND_MESSAGES):
@@ -129,6 +131,13 @@ class Outbox:
             for future in waiting.values():
                 future.cancel()  # of no effect on those that are done
         return _collect(waiting, todo, acks)
+
+
+def _check_size(item: Outgoing) -> None:
+    if len(item.payload) > MAX_PAYLOAD_BYTES:
+        raise TooLarge(f"{item.subject}: {len(item.payload)} bytes; at most {MAX_PAYLOAD_BYTES} can be sent")
+    if (size := header_bytes(item.headers)) > MAX_HEADER_BYTES:
+        raise TooLarge(f"{item.subject}: its headers take {size} bytes; at most {MAX_HEADER_BYTES} are stored")
 
 
 class _Replies:

@@ -12,7 +12,7 @@ from typing import Final
 
 from nats.js.api import StreamInfo
 
-from libs.bus.messages import Outgoing
+from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.patience import in_turns
 
 log = logging.getLogger("baton.room")
@@ -64,5 +64,4 @@ class StreamRoom:
 
 
 def _size(item: Outgoing) -> int:
-    headers = sum(len(name) + len(value) + 4 for name, value in item.headers.items())
-    return len(item.subject) + len(item.payload) + headers + _OVERHEAD_BYTES
+    return len(item.subject) + len(item.payload) + header_bytes(item.headers) + _OVERHEAD_BYTES

@@ -41,7 +41,15 @@ class Ahead:
         served = (names[start:] + names[:start])[:most]
         if served:
             self._next = served[-1]
-        return [(team, max(self.reached, self._read.get(team, 0))) for team in served]
+        return [(team, self.after(team)) for team in served]
+
+    def may_go_on(self, team: str) -> bool:
+        """Whether more of a team's requests may be read, whose turn it was before."""
+        return len(self._done) < self._most and team not in self._held
+
+    def after(self, team: str) -> int:
+        """The sequence behind which the team's next requests lie."""
+        return max(self.reached, self._read.get(team, 0))
 
     def read(self, team: str, seq: int) -> bool:
         """The team's requests up to `seq` are at hand, to be taken in this order; False when they must wait for the queue."""

@@ -20,7 +20,7 @@ from nats.js import JetStreamContext
 
 from libs.bus import direct
 from libs.bus.dead import Received
-from libs.bus.messages import Outgoing
+from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.outbox import Outbox
 from schemas import subjects
 from schemas.subjects import REQUESTS
@@ -36,9 +36,13 @@ _ALL_S = 0.5
 _ABOUT_S = 5.0
 """A team that sent something in so many seconds is read in each turn, the others when they were looked at."""
 _TEAMS = 32
-"""Teams that are read in one go, and at the most held in memory."""
+"""Teams of which requests are held in memory at the most: another is begun when all that is held of one was decided."""
 _EACH = 32
-"""Requests of one team that are held in memory at the most. One may have 256 KiB, but few do."""
+"""Requests of one team that are read in one go, when at most half as many are left of it."""
+_PAGE_BYTES = 1024 * 1024
+_BYTES = 32 * 1024 * 1024
+"""Of requests that are held, of all teams: nothing more is read from there on. A page has at least one request, so for each
+team one more may come, of the size that the broker takes."""
 
 Decide = Callable[[Received], list[Outgoing]]
 
@@ -53,13 +57,18 @@ class Overtaking:
         self._outbox = outbox
         self._pace = pace
         self._crowded = asyncio.Event()
-        self._held: dict[str, deque[Received]] = {}  # team -> its next requests, read and not decided
+        self._held: dict[str, deque[Received]] = {}  # team -> its next requests, read and not decided: at most _TEAMS
         self._few: set[str] = set()  # teams of which all has been read
         self._head = ""  # the team whose turn the queue is
         self._storing: asyncio.Task[None] | None = None
         self._teams: set[str] = set()
         self._about: dict[str, float] = {}  # team -> when a request of it was read last
         self._look_at = 0.0
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes of the requests that are in memory, read and not decided, by team."""
+        return {team: sum(map(_size, held)) for team, held in self._held.items()}
 
     # ------------------------------------------------------------------------------------------------------ the queue
 
@@ -159,15 +168,18 @@ class Overtaking:
             await asyncio.sleep(_LOOK_S if self._about else _IDLE_S)
 
     async def read(self) -> None:
-        """Reads on where a team has fewer requests in memory than it may. Raises nats errors."""
+        """Reads on where a team has fewer requests in memory than it may, and begins others while fewer than `_TEAMS` have
+        some. Raises nats errors."""
         now = asyncio.get_running_loop().time()
         await self._look(now)
         self._about = {team: at for team, at in self._about.items() if at > now - _ABOUT_S}
-        wanted = [
-            t for t in {*self._teams, *self._about} if len(self._held.get(t, ())) <= _EACH // 2 and t != self._head
-        ]
-        turns = self.ahead.turns(wanted, _TEAMS)
-        pieces = await asyncio.gather(*(self._next(team, after) for team, after in turns))
+        self._pass_by()
+        turns = self._turns()
+        room = _BYTES - sum(self.held.values())
+        if not turns or room <= 0:
+            return
+        page = min(_PAGE_BYTES, room // len(turns))
+        pieces = await asyncio.gather(*(self._next(team, after, page) for team, after in turns))
         for (team, _), piece in zip(turns, pieces, strict=True):
             found = [direct.received_of(message) for message in piece.messages]
             if found:
@@ -181,9 +193,16 @@ class Overtaking:
                 self._few.add(team)
                 self._teams.discard(team)
 
-    async def _next(self, team: str, after: int) -> direct.MessagePage:
+    def _turns(self) -> list[tuple[str, int]]:
+        """Whose requests are read now, and after which sequence: of those that are held already, and then of new ones."""
+        known = {*self._teams, *self._about} - {self._head}
+        few = [t for t in known & self._held.keys() if len(self._held[t]) <= _EACH // 2 and self.ahead.may_go_on(t)]
+        new = self.ahead.turns(known - self._held.keys(), max(0, _TEAMS - len(self._held)))
+        return [(team, self.ahead.after(team)) for team in few] + new
+
+    async def _next(self, team: str, after: int, max_bytes: int) -> direct.MessagePage:
         pattern = subjects.anyone(subjects.COMMAND, entity="job", team=team)
-        return await direct.get(self._js, REQUESTS, pattern, {"seq": after + 1}, _EACH)
+        return await direct.get(self._js, REQUESTS, pattern, {"seq": after + 1}, _EACH, max_bytes=max_bytes)
 
     async def _look(self, now: float) -> None:
         """Finds the teams that have messages in the stream."""
@@ -193,6 +212,10 @@ class Overtaking:
         pattern = subjects.anyone(subjects.COMMAND, entity="job")
         found = (await self._js.stream_info(REQUESTS, subjects_filter=pattern)).state.subjects or {}
         self._teams |= {team for subject in found if (team := _team_of(subject))}
+
+
+def _size(received: Received) -> int:
+    return len(received.payload) + header_bytes(received.headers)
 
 
 def _first_new(messages: Sequence[Msg]) -> int | None:

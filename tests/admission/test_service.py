@@ -10,6 +10,7 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 
 from libs.bus import settle
+from libs.bus.dead import LEFT_OUT, replayed
 from libs.core.admission.fleet_shape import FleetShape
 from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
@@ -160,6 +161,36 @@ async def test_hostile_messages_are_all_answered_and_the_next_good_one_is_admitt
         dead = (await stored(bench.js, DEAD, subjects.dead("admission")))[before:]
         assert {m.data for m in dead} >= {HOSTILE["empty"], HOSTILE["no JSON"], HOSTILE["deep lists"]}
         assert all((m.headers or {})["Baton-Dead-Reason"] for m in dead)
+
+
+async def test_messages_that_no_letter_could_keep_whole_stop_nobody(bench: Bench) -> None:
+    """Thousands of small headers: with the longer names of a dead letter they are more than a stream stores. And an attribute
+    that is passed on as a header and would be too large for one."""
+    await bench.write()
+    short = {f"h{number}": "x" for number in range(5_000)}
+    wide = {"w": "\xff" * 20_000, "v": "y"}
+    long = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/x", "ce-type": "io.baton.job.submit.v1"}
+    long["ce-correlationid"] = "\u00fc" * 30_000
+    subject = f"baton.cmd.job.v1.submit.{bench.team}.ana"
+    async with running(bench.app()):
+        for headers in (short, wide, short):
+            await bench.js.publish(subject, b"no JSON", headers=headers)
+        await bench.js.publish(subject, json.dumps(GOOD | {"client_key": "long"}).encode(), headers=long)
+        await bench.submit(GOOD | {"client_key": "good"}, team=f"{bench.team}-b")
+        admitted = await bench.admitted(1)
+        assert admitted[0].client_key == "good"
+        assert [said.client_key for said in await bench.rejected(4)].count("long") == 1
+
+        async def letters() -> list[Any]:
+            found = await stored(bench.js, DEAD, subjects.dead("admission", bench.team))
+            return found if len(found) == 3 else []
+
+        many, _, _ = await until(letters)
+        left, whole = map(int, many.headers[LEFT_OUT].split(" of "))
+        assert (whole, left > 1_000) == (5_000, True)
+        assert sum(name.startswith("Baton-Orig-") for name in many.headers) == whole - left
+        with pytest.raises(ValueError, match="were not kept"):
+            replayed(many.headers, many.data, attempt="1")
 
 
 async def test_what_was_sent_while_it_was_away_is_judged_when_it_returns(bench: Bench) -> None:
