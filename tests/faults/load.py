@@ -55,6 +55,12 @@ async def submit(clients: dict[str, Baton], jobs: Sequence[Planned], give_up_s: 
     return done
 
 
+async def cancel(clients: dict[str, Baton], jobs: Sequence[Planned]) -> None:
+    """Their teams no longer want them."""
+    for job in jobs:
+        await clients[job.team].cancel(job.job_id)
+
+
 def _one(chance: random.Random, number: int) -> tuple[JobSpec, JobState]:
     draw = chance.random()
     seconds = chance.uniform(0.1, 0.8)
