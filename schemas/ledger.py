@@ -469,6 +469,12 @@ class LedgerRecord(Fact):
     t_us: Micros
     wall_us: Micros | None = Field(default=None, description="the broker's timestamp of that message: calendar time")
     clock: ClockMark | None = Field(default=None, description="the last tick that told boot clocks")
+    format: int | None = Field(
+        default=None,
+        ge=1,
+        description="what it may say: the newest format that all readers understood when it was decided, which never goes"
+        " back; null: written by a version that did not declare it",
+    )
     more: bool = Field(default=False, description="the decision is larger than a record: the next one goes on with it")
     writer: str = Field(description="which process wrote it, for operators")
     events: tuple[LedgerEvent, ...]

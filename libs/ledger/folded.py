@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from libs.bus.patience import patiently
 from libs.core.state.clock import LedgerClock
+from libs.core.state.formats import FIRST
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped, encode
 from libs.ledger.decider import Counters, D, DeciderFactory
 from libs.ledger.pieces import Piece
@@ -61,6 +62,8 @@ class FoldedLedger(Generic[D]):
         self.decided_to = 0
         self.recorded_to = 0
         self.last_writer = ""
+        self.format = FIRST
+        """What the last record that declares its format may say: none goes back behind it."""
         self.reader: LedgerReader | None = None
         self._js = js
         self._factory = factory
@@ -94,7 +97,8 @@ class FoldedLedger(Generic[D]):
             raise
         self.decider, self.head, self.position = decider, reader.head, reader.position
         self.decided_to = self.recorded_to = decider.inbox_seq
-        self._clock = self._clock if self._clock is not None else await self._stored_clock()
+        if self._clock is None:
+            self._clock = await self._stored_clock()
 
     def follow(self, entries: Sequence[ChainEntry]) -> None:
         """Takes in what another writer has committed."""
@@ -103,8 +107,8 @@ class FoldedLedger(Generic[D]):
         self.head, self.position = self.reader.head, self.reader.position
         self.decided_to = self.recorded_to = self.decider.inbox_seq
 
-    def encode(self, piece: Piece, writer: str) -> EncodedRecord:
-        """The record that says `piece` next."""
+    def encode(self, piece: Piece, writer: str, format: int) -> EncodedRecord:
+        """The record that says `piece` next, decided while the ledger was of `format`."""
         clock = self.clock
         record = LedgerRecord(
             pool=self.pool,
@@ -114,6 +118,7 @@ class FoldedLedger(Generic[D]):
             t_us=clock.t_us,
             wall_us=clock.wall_us,
             clock=clock.mark,
+            format=format,
             more=piece.more,
             writer=writer,
             events=piece.events,
@@ -124,7 +129,7 @@ class FoldedLedger(Generic[D]):
         """`made` is the ledger's last record now."""
         self.position += 1
         self.head = Head(self.position, made.digest)
-        self.last_writer = made.record.writer
+        self._told(made.record)
         self.decided_to = self.recorded_to = made.record.inbox_seq
 
     async def patiently(self, ask: Callable[[], Awaitable[A]]) -> A:
@@ -163,10 +168,17 @@ class FoldedLedger(Generic[D]):
         if self.head.seq:
             try:
                 stored = await stored_at(self._js, self.pool, self.head.seq)
-                return LedgerClock.of(LedgerRecord.model_validate_json(stored or b""))
+                record = LedgerRecord.model_validate_json(stored or b"")
+                self.format = max(self.format, record.format or FIRST)
+                return LedgerClock.of(record)
             except ValidationError as error:
                 log.warning("ledger of pool %s: record %d says no time: %r", self.pool, self.head.seq, error)
         return LedgerClock(self.decider.t_us)
+
+    def _told(self, last: LedgerRecord) -> None:
+        """What the last record says of its writer and its format."""
+        self.last_writer = last.writer
+        self.format = max(self.format, last.format or FIRST)
 
     async def _begin(self) -> tuple[D, LedgerReader]:
         decider, reader = await self._from_snapshot()
@@ -187,7 +199,7 @@ class FoldedLedger(Generic[D]):
             if entry.valid:
                 decider.apply(entry.record, entry.seq)
                 self._clock = LedgerClock.of(entry.record)
-                self.last_writer = entry.record.writer
+                self._told(entry.record)
             elif entry.seq > self._voids_to:  # a refold sees old ones again
                 self._counters.voids += 1
                 self._voids_to = entry.seq

@@ -22,7 +22,7 @@ from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from libs.core.state.formats import NEWEST, may_emit
+from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import Head
 from libs.ledger.culprits import Culprits
@@ -61,6 +61,9 @@ _FULL_PAUSES_S = (0.5, 1.0, 2.0, 5.0)
 class LedgerWriter(Generic[D]):
     """The writer of `pool`. What the ledger says is `libs.ledger.folded`; here is what becomes of it.
 
+    `allowed` says which format all readers understand (`libs.core.state.formats`); the decider asks `format`, as each record
+    that the writer makes declares it.
+
     `on_commit` hooks are awaited after each own commit, in order, before the next decision: keep them short.
     `on_refold` hooks are awaited whenever this writer has a state whose earlier commits it may not have announced (at
     the start, after doubt, at a takeover): tell everything that follows from the state. A hook that raises is logged and
@@ -94,7 +97,9 @@ class LedgerWriter(Generic[D]):
         self.counters = Counters()
         self.on_commit = list(on_commit)
         self.on_refold = list(on_refold)
-        self._allowed = allowed  # the newest format of the ledger that may be written
+        self._allowed = allowed
+        self._format = FIRST
+        """That of the decision under way: all of its records declare it."""
         self._declarer = Declarer(js, pool, snapshot_name, lambda: (self.position, self._resume()))
         self._js = js
         self._rolling = Rolling(js, pool)
@@ -144,6 +149,12 @@ class LedgerWriter(Generic[D]):
     def recorded_to(self) -> int:
         """The inbox sequence of the last record: what a fold of the ledger goes on behind."""
         return self._ledger.recorded_to
+
+    @property
+    def format(self) -> int:
+        """The newest format of the ledger that may be written now. One that a record declares is there for good, whatever this
+        process has been told of its readers."""
+        return max(self._allowed(), self._ledger.format)
 
     @property
     def problem(self) -> str:
@@ -264,7 +275,8 @@ class LedgerWriter(Generic[D]):
         clock, found = timed(self._ledger.clock, items)
         self._ledger.clock, self.settled = clock, False
         self.counters.clock_jumps += len(found)
-        jumps = found if may_emit("clock.jumped", self._allowed()) else []
+        self._format = self.format
+        jumps = found if may_emit("clock.jumped", self._format) else []
         try:
             events = [*jumps, *self.decider.decide(items, clock.t_us)]
             self._unwritten += len(stored)
@@ -310,7 +322,7 @@ class LedgerWriter(Generic[D]):
         return first, rest
 
     def _encode(self, piece: Piece) -> EncodedRecord:
-        return self._ledger.encode(piece, self.writer_id)
+        return self._ledger.encode(piece, self.writer_id, self._format)
 
     async def _commit(self, first: EncodedRecord, rest: Sequence[Piece], inputs: int) -> AppendOutcome:
         """One record after the other. Nobody hears of any before all are stored: the decider shows all of them."""
@@ -386,7 +398,7 @@ class LedgerWriter(Generic[D]):
         """Goes on in another segment; False when the log must be asked again. Where there is no room for it, in this one."""
         self._roll_due = False
         loop = asyncio.get_running_loop()
-        if loop.time() < self._no_roll_before or not may_emit("segment.sealed", self._allowed()):
+        if loop.time() < self._no_roll_before or not may_emit("segment.sealed", self.format):
             return True
         self._no_roll_before = loop.time() + _ROLL_AGAIN_S
         first = self.position + 2
@@ -394,6 +406,7 @@ class LedgerWriter(Generic[D]):
             if not await self._rolling.stage(first):
                 return True
             this = (await readable(self._js, self.pool))[-1].first
+            self._format = self.format
             seal = SegmentSealed(first_seq=this, next=name_of(self.pool, first))
             sealing = self._encode(Piece((seal,), self.decided_to))
             if await self._commit(sealing, [], 0) is not AppendOutcome.COMMITTED:

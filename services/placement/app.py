@@ -84,7 +84,7 @@ class Placement:
         self.writer = LedgerWriter(
             js,
             self.pool,
-            Deciders(self.policy, Scorer, lambda: gate.allowed, largest_event=nats.max_payload - RECORD_ROOM),
+            Deciders(self.policy, Scorer, self._format, largest_event=nats.max_payload - RECORD_ROOM),
             writer_id=self.writer_id,
             snapshots=SnapshotStore(js, self.pool),
             batch=self.settings.batch,
@@ -94,6 +94,11 @@ class Placement:
             on_commit=[self._committed],
             on_refold=[self._refolded],
         )
+
+    def _format(self) -> int:
+        """Of the ledger: what a decision may say."""
+        assert self.gate is not None
+        return self.writer.format if self.writer is not None else self.gate.allowed
 
     def inbox_trimmer(self, js: JetStreamContext) -> Trimmer:
         """Of what the ledger has decided. Whoever leads trims."""

@@ -6,6 +6,7 @@ from typing import Any
 from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider
 from libs.core.state.ended import DAY_US
+from libs.core.state.formats import NEWEST
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import Checkpoint, CheckpointPolicy, JobSpec, RetryPolicy
@@ -78,8 +79,10 @@ def job(
 class World:
     """A pool driven by messages. Every record goes through its wire form, a second decider, and the checker."""
 
-    def __init__(self, *nodes: Inventory) -> None:
-        self.decider = Decider()
+    def __init__(self, *nodes: Inventory, allowed: int = NEWEST) -> None:
+        """`allowed`: the format of the ledger that all readers understand."""
+        self.decider = Decider(allowed=lambda: allowed)
+        self.allowed = allowed
         self.replica = Decider()
         self.checker = Checker()
         self.records: list[LedgerRecord] = []
@@ -106,6 +109,7 @@ class World:
             prev_hash="",
             inbox_seq=self._seq,
             t_us=self.now_us,
+            format=self.allowed,
             writer="test",
             events=tuple(events),
         )

@@ -16,7 +16,8 @@ from tests.core.lives import EVERY, ON_A_CLOCK, ROLLED, SET_BACK, kinds_of, reco
 
 Records = Sequence[LedgerRecord]
 Lie = Callable[[Records], Records]
-DAY_US = 86_400_000_000
+S = 1_000_000
+DAY_US = 86_400 * S
 NOBODY = "job-" + "0" * 32
 
 
@@ -124,6 +125,15 @@ def later(nth: int, us: int) -> Lie:
     return lie
 
 
+def both(first: Lie, second: Lie) -> Lie:
+    return lambda records: second(first(records))
+
+
+def formats(change: Callable[[int | None], int | None]) -> Lie:
+    """Every record declares another format."""
+    return lambda records: [r.model_copy(update={"format": change(r.format)}) for r in records]
+
+
 def clock_later(nth: int, us: int, *names: str) -> Lie:
     """From a record on the record's time, and of its mark what `names` says, is so much later."""
 
@@ -166,6 +176,11 @@ END, PRE, CUT, OWN, MUM, LOST = "every end", "preempted", "boards", "particular"
 USED = "quarantined"
 
 
+def _waiting(change: Callable[[int], int]) -> Callable[[led.JobRequeued], led.JobRequeued]:
+    """Until another moment than it must."""
+    return lambda e: e.model_copy(update={"not_before_us": change(e.not_before_us or 0)})
+
+
 def _later(e: led.JobRequeued) -> led.JobRequeued:
     return e.model_copy(update={"not_before_us": (e.not_before_us or DAY_US) + 2 * DAY_US})
 
@@ -203,6 +218,15 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "an input is rejected that was decided before": (END, changed("input.rejected", with_(inbox_seq=1)), "I10"),
     "an input is rejected that is not decided yet": (END, changed("input.rejected", with_(inbox_seq=999)), "I10"),
     "an input is rejected twice": (END, then("input.rejected", lambda e: e), "I10"),
+    "a format goes back": (ON_A_CLOCK, record(9, format=lambda n: 1), "I10"),
+    "a format is no longer declared": (ON_A_CLOCK, record(9, format=lambda n: None), "I10"),
+    "a jump is not told, in a record that says that older readers live": (
+        ON_A_CLOCK, both(record(SET_BACK, format=lambda n: None), left_out("clock.jumped")), "I10"
+    ),
+    "a jump is not told, and nothing of a later format ever was": (
+        ON_A_CLOCK, both(left_out("clock.jumped"), left_out("lease.granter")), "I10"
+    ),
+    "a record tells what its format cannot say": (MUM, formats(lambda n: 1), "I10"),
     "a seal is left out": (ROLLED, left_out("segment.sealed"), "I10"),
     "a segment is sealed twice": (ROLLED, then("segment.sealed", lambda e: e), "I10"),
     "a segment is sealed that is not open": (ROLLED, changed("segment.sealed", with_(first_seq=3)), "I10"),
@@ -447,6 +471,16 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a good run counts for nothing": (LOST, changed("job.requeued", with_(losses=2), 0, of="lucky"), "I3"),
     "a job ends before it was lost too often": (LOST, changed("job.requeued", _fails, 5, of="unlucky"), "I3"),
     "a job outlives too many losses": (LOST, changed("job.finished", _again, of="unlucky"), "I3"),
+    "a job waits a second less": (LOST, changed("job.requeued", _waiting(lambda us: us - S), 3), "I3"),
+    "a job waits a second more": (LOST, changed("job.requeued", _waiting(lambda us: us + S), 3), "I3"),
+    "a job waits as after one loss fewer": (LOST, changed("job.requeued", _waiting(lambda us: us - 5 * S), 3), "I3"),
+    "a job that was lost again does not wait": (
+        LOST, changed("job.requeued", with_(not_before_us=None), 5, of="unlucky"), "I3"
+    ),
+    "a job waits no longer than ever": (LOST, changed("job.requeued", with_(not_before_us=2**60), 9), "I3"),
+    "a job waits after its first loss": (LOST, changed("job.requeued", _later), "I3"),
+    "losses are not told": (LOST, changed("job.requeued", with_(losses=0, not_before_us=None), 4), "I3"),
+    "losses begin anew": (LOST, changed("job.requeued", with_(losses=1, not_before_us=None), 5, of="unlucky"), "I3"),
     "a job waits for nothing": (END, changed("job.requeued", _later, of="failing"), "I3"),
     # ------------------------------------------------------------------------------------------ nodes and leases (I8)
     "a lease ended and the node did not leave": (END, left_out("node.left"), "I8"),

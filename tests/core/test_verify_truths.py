@@ -1,9 +1,18 @@
 """Ledgers that look like lies and are none: the checker says nothing of them."""
 
+import pytest
+
+from libs.core.projections.verify import hosts, outcomes
+from libs.core.scheduling import retry
+from libs.core.scheduling.policy import Policy
+from libs.core.state import usable
+from libs.core.state.formats import FIRST
 from schemas import inbox
+from schemas import ledger as led
 from schemas.ids import job_id
+from schemas.jobs import JobState
 from tests.core.builders import World, job, node
-from tests.core.lives import ON_A_CLOCK, records_of
+from tests.core.lives import ON_A_CLOCK, begins_anew, records_of
 from tests.core.test_verify_lies import report
 
 
@@ -19,11 +28,89 @@ def test_a_node_is_lost_whose_lease_was_shorter_than_its_jobs_class_allows() -> 
     w.check()
 
 
-def test_while_older_readers_live_the_clock_jumps_untold() -> None:
+@pytest.mark.parametrize("declared", [FIRST, None])
+def test_while_older_readers_live_the_clock_jumps_untold(declared: int | None) -> None:
     """What they do not know is not written."""
     newer = ("lease.granter", "clock.jumped")
     records = [
-        record.model_copy(update={"events": tuple(event for event in record.events if event.kind not in newer)})
+        record.model_copy(update={"format": declared, "events": tuple(e for e in record.events if e.kind not in newer)})
         for record in records_of(ON_A_CLOCK)
     ]
     assert report(records).ok
+
+
+@pytest.mark.parametrize("declared", [FIRST, None])
+def test_while_older_readers_live_lost_jobs_wait_for_nothing(declared: int | None) -> None:
+    w = World(node("n0", 1), node("n1", 1), allowed=FIRST)
+    unlucky = w.submit(job("unlucky"))
+    for _ in range(9):
+        begins_anew(w, w.nodes_of(unlucky)[0])
+    assert w.state_of(unlucky) == "ended"
+    assert report([record.model_copy(update={"format": declared}) for record in w.records]).violations == []
+
+
+def test_losses_were_a_budget_once() -> None:
+    """As 0.1.0 wrote it: nothing is told of losses, and the fourth ends the job."""
+    w = World(node("n0", 1), node("n1", 1), allowed=FIRST)
+    unlucky = w.submit(job("unlucky"))
+    for _ in range(9):
+        begins_anew(w, w.nodes_of(unlucky)[0])
+    told, losses = [], 0
+    for record in w.records:
+        events = []
+        for event in record.events:
+            losses += event.kind == "job.requeued"
+            if event.kind == "job.requeued":
+                ends = led.JobFinished(job_id=unlucky, state=JobState.FAILED, reason="lost")
+                events.append(event.model_copy(update={"losses": 0}) if losses <= 3 else ends)
+            elif event.kind != "job.granted" or losses <= 3:
+                events.append(event)
+        told.append(record.model_copy(update={"events": tuple(events), "format": None}))
+        if losses > 3:
+            break
+    assert report(told).violations == []
+    declared = [record.model_copy(update={"format": FIRST}) for record in told]
+    assert "was lost 1 times in a row, and it is told as 0" in str(report(declared).violations)
+
+
+def test_the_checker_has_placements_figures_though_not_its_code() -> None:
+    assert (usable.MOST_PARTS, Policy().claims_per_cycle) == (hosts.MOST_PARTS, hosts.MOST_AT_ONCE)
+    checked = [outcomes.wait_s(losses) * 1_000_000 for losses in range(40)]
+    assert checked == [retry.wait_us(losses) for losses in range(40)]
+
+
+def full(monkeypatch: pytest.MonkeyPatch, *, placement: int, checker: int, at_once: int = 1024) -> World:
+    """A node that is granted small jobs, one by one and many at once; placement has one bound, the checker another."""
+    monkeypatch.setattr(usable, "MOST_PARTS", placement)
+    monkeypatch.setattr(hosts, "MOST_PARTS", checker)
+    monkeypatch.setattr(hosts, "MOST_AT_ONCE", at_once)
+    w = World(node("n0", 2))
+    first = [w.submit(small(str(i))) for i in range(3)]
+    w.started(first[0])
+    w.send(*(small(f"crowd{i}") for i in range(4)))
+    w.released(first[0])
+    w.submit(small("next"))
+    return w
+
+
+def small(name: str) -> inbox.JobAdmitted:
+    return job(f"small{name}", share_milli=1, memory_gib=1)
+
+
+def test_a_node_runs_as_many_parts_as_it_may_and_what_one_cycle_grants_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = full(monkeypatch, placement=5, checker=5)
+    assert len(w.decider.state.on_node["n0"]) > 5
+    w.check()
+
+
+@pytest.mark.parametrize(("checker", "at_once", "about"), [(3, 1024, "part 4"), (5, 1, "part 7"), (6, 1024, "part 7")])
+def test_a_node_that_is_full_is_granted_nothing(
+    monkeypatch: pytest.MonkeyPatch, checker: int, at_once: int, about: str
+) -> None:
+    w = full(monkeypatch, placement=99, checker=checker, at_once=at_once)
+    found, *_ = w.checker.finish().violations
+    assert found.startswith("I1 at seq")
+    assert about in found
+    monkeypatch.setattr(hosts, "MOST_PARTS", checker)
+    undeclared = report([record.model_copy(update={"format": None}) for record in w.records])
+    assert undeclared.violations == [], "before records declared their format, there was no such bound"

@@ -206,4 +206,7 @@ async def test_0_1_0_reads_on_beside_the_present_writer_until_it_is_gone(world: 
         await happen()
     kinds = {event.kind for entry in await world.entries() for event in entry.record.events}
     assert {"clock.jumped", "plan.declined"} <= kinds
+    by_hand, *declared = [entry.record.format for entry in await world.entries()]
+    assert (by_hand, declared) == (None, sorted(declared))
+    assert set(declared) == {FIRST, NEWEST}
     assert not [line for line in said if line.startswith("stopped")]

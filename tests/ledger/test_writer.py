@@ -8,6 +8,7 @@ import pytest
 from nats.errors import MaxPayloadError
 
 from libs.bus.dead import STACK
+from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger import writer as writer_module
 from libs.ledger.chain import GENESIS, UnknownRecord
 from libs.ledger.inputs import InboxItem
@@ -16,6 +17,7 @@ from schemas import inbox
 from schemas.clock import BootReading, MeasuredBy
 from schemas.ledger import LedgerRecord
 from schemas.subjects import DEAD, ledger
+from tests.kit.waiting import until
 from tests.ledger.toy import Toy, admitted, cancelled, job
 from tests.ledger.world import POOL, World, input_message
 
@@ -60,6 +62,22 @@ async def test_the_decision_time_is_the_brokers_and_never_runs_backwards(world: 
     assert all(e.record.t_us <= e.time_us for e in entries)
     assert len(entries) >= 4
     assert entries[-1].record.inbox_seq == 10
+
+
+async def test_the_format_of_the_ledger_never_goes_back_whatever_a_successor_was_told(world: World) -> None:
+    """A standby asks now and then what may be written, and may take over before it has heard."""
+    first = world.writer("w1", snapshot_every=1, allowed=lambda: NEWEST)
+    running = world.start(first)
+    await world.put(admitted(0))
+    await world.decided(first)
+    await until(lambda: first.saves.saved > 0)
+    await world.stop(running)
+    late = world.writer("w2", allowed=lambda: FIRST)
+    world.start(late)
+    await world.put(admitted(1))
+    await world.decided(late)
+    assert late.format == NEWEST
+    assert [entry.record.format for entry in await world.entries()] == [NEWEST, NEWEST]
 
 
 async def test_a_jump_of_the_brokers_clock_is_told_and_moves_no_time_also_over_a_restart(world: World) -> None:

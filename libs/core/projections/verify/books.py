@@ -131,6 +131,8 @@ class NodeRow:
     rack_w: int
     used_cpu: int = 0
     used_mib: int = 0
+    parts: int = 0
+    """Of attempts, on this node."""
 
 
 class Books:
@@ -140,6 +142,8 @@ class Books:
         self.report = Verification()
         self.seq = 0
         self.t_us = 0
+        self.format: int | None = None
+        """What the present record declares; None: it was written by a version that did not."""
         self.more = False
         """The decision goes on in the next record."""
         self.jobs: dict[str, JobRow] = {}

@@ -4,7 +4,8 @@ Ticks say what clocks read that cannot be set; the last of them stands in each r
 next, time may go as far as such a clock did, give or take what one input may add on the word of a wall clock alone. Where no
 clock ran through, the record must tell the step as a jump (`clock.jumped`). Records of before ticks said this have nothing
 to hold against them but common sense: a pool that runs writes a record every few hours. While older readers live nothing of a
-newer format is written, and jumps are not told: that is held against a record only once the ledger has shown such a kind.
+newer format is written, and jumps are not told: a record that declares its format (`records`) says whether it is such a one;
+records that do not are held to it once the ledger has shown a kind of a later format.
 """
 
 from dataclasses import dataclass
@@ -36,13 +37,16 @@ class LedgerTime(Subject):
         self._inbox_seq = 0
         self._mark: ClockMark | None = None
         self._may_tell = False
-        """A kind of a later format than the first was seen."""
+        """The record is of a later format than the first; one that declares none: a kind of such a format was seen."""
         self._step: _Step | None = None
         """From the last mark to this record's."""
 
     def begin(self, record: led.LedgerRecord) -> None:
         books, before, mark = self.books, self._mark, record.clock
-        self._may_tell = self._may_tell or any(FORMAT_OF[event.kind] > FIRST for event in record.events)
+        if record.format is not None:
+            self._may_tell = record.format > FIRST
+        else:
+            self._may_tell = self._may_tell or any(FORMAT_OF[event.kind] > FIRST for event in record.events)
         step_us = record.t_us - books.t_us
         if step_us < 0:
             books.broken("I10", f"time goes back from {books.t_us} to {record.t_us}")

@@ -1,9 +1,16 @@
-"""What devices share (I1): processors and host memory of a node, power of a leaf, at the moment that they are taken."""
+"""What devices share (I1): processors and host memory of a node, power of a leaf, at the moment that they are taken; and how
+many parts a node runs: one that is full throughout a decision is granted nothing by it. Ledgers of before records declared
+their format are of before that bound, too."""
 
 from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, Subject
 from schemas import ledger as led
+
+MOST_PARTS = 4096
+"""Of attempts on one node."""
+MOST_AT_ONCE = 1024
+"""What one decision may grant on a node beyond that: its cycle began when there was room."""
 
 
 class Hosts(Subject):
@@ -15,6 +22,8 @@ class Hosts(Subject):
         super().__init__(books)
         self._capped = False
         """A node declared a power cap: only then leaves are looked at."""
+        self._fewest: dict[str, int] = {}
+        """Node -> the fewest parts that it ran since the decision began, for those on which any began or ended."""
 
     def joined(self, e: led.NodeJoined) -> None:
         self._capped |= bool(e.inventory.rack_power_w)
@@ -22,6 +31,8 @@ class Hosts(Subject):
     def granted(self, e: led.JobGranted) -> None:
         books = self.books
         leaves = set()
+        for name in {claim.node for claim in e.claims}:
+            self._part(name)
         for claim in e.claims:
             node = books.nodes.get(claim.node)
             if node is None:
@@ -36,6 +47,15 @@ class Hosts(Subject):
         if self._capped:
             for leaf in leaves:
                 self._power(leaf)
+
+    def _part(self, name: str) -> None:
+        node = self.books.nodes.get(name)
+        if node is None:
+            return
+        fewest = self._fewest.setdefault(name, node.parts)
+        node.parts += 1
+        if self.books.format is not None and (fewest >= MOST_PARTS or node.parts > MOST_PARTS + MOST_AT_ONCE):
+            self.books.broken("I1", f"{name} is granted its part {node.parts}, and runs {MOST_PARTS} at the most")
 
     def _power(self, leaf: tuple[str, str, str]) -> None:
         """A leaf's power cap is the smallest that a node of it declares; a share of a device draws its part of the limit."""
@@ -56,9 +76,17 @@ class Hosts(Subject):
         found, node = self.books.attempt(e.job_id, e.attempt), self.books.nodes.get(e.node)
         if found is None or node is None:
             return
-        for claim in found[1].parts.get(e.node, ()):
+        claims = found[1].parts.get(e.node, ())
+        for claim in claims:
             node.used_cpu -= claim.cpu_milli
             node.used_mib -= claim.host_memory_mib
+        if claims:
+            node.parts -= 1
+            self._fewest[e.node] = min(node.parts, self._fewest.get(e.node, node.parts))
+
+    def end(self) -> None:
+        if self._fewest and not self.books.more:
+            self._fewest.clear()
 
     def finish(self) -> None:
         for name, node in self.books.nodes.items():

@@ -46,7 +46,7 @@ class Nodes(Subject):
         if self._leaves.keep(name):
             self.books.broken("I8", f"node {name} joins, and its parts were freed because it left")
         if known is not None:
-            row.used_cpu, row.used_mib = known.used_cpu, known.used_mib
+            row.used_cpu, row.used_mib, row.parts = known.used_cpu, known.used_mib, known.parts
             self._holds_nothing(known, "joins")
         for device in row.offered - (known.offered if known is not None else frozenset()):
             if (found := self.books.devices.get(device)) is not None and found.claims:  # another node's until now
@@ -72,7 +72,7 @@ class Nodes(Subject):
         if row is None:
             return  # `boards` says that it is not up
         new = _row(e.inventory, row.incarnation)
-        new.up, new.used_cpu, new.used_mib = row.up, row.used_cpu, row.used_mib
+        new.up, new.used_cpu, new.used_mib, new.parts = row.up, row.used_cpu, row.used_mib, row.parts
         self.books.nodes[row.name] = new
         for device in row.offered - new.offered:
             known = self.books.devices.get(device)

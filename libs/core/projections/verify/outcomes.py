@@ -5,12 +5,15 @@ end that was decided (cancelled, over time, preempted, its node left in good ord
 part that ended counts: what its agent knows of why, or else whether it failed, was lost or was refused.
 
 A job that was lost runs again, whatever its own budget: it ends only after more losses in a row than every job survives, none
-after a good run. Where a ledger tells no losses in a row, it was written before there were any, and they were a budget.
+after a good run, and waits longer after each but the first. Where a ledger tells no losses in a row, and declares no format, it
+was written before they were counted, and they were a budget. While older readers live nobody waits: such records declare the
+first format, or none.
 """
 
 from typing import ClassVar
 
 from libs.core.projections.verify.books import AttemptRow, JobRow, Subject
+from libs.core.state.formats import BACK_OFF
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome
 from schemas.jobs import JobState
@@ -52,6 +55,8 @@ _LOST = (Outcome.LOST, Outcome.REFUSED)
 _GOOD_RUN_US = 600_000_000
 _SURVIVED = 8
 """Losses in a row after which every job runs again, but one that must not run twice."""
+_WAITS_S = (5, 10, 20, 40, 80, 160, 300)
+"""What a job waits after its second loss in a row, its third, ...; after further ones as after the last."""
 
 
 class Outcomes(Subject):
@@ -152,11 +157,21 @@ class Outcomes(Subject):
         survived = max(_SURVIVED, job.spec.retry.on_lost) if job.spec.retry.on_lost else 0
         if job.outcome in _LOST and job.in_a_row > survived:
             self.books.broken("I3", f"{job.id} is queued again after {job.in_a_row} losses, {survived} are survived")
-        if e.losses and e.losses != job.in_a_row:
+        declared = self.books.format
+        if (e.losses or declared is not None) and e.losses != job.in_a_row:
             self.books.broken("I3", f"{job.id} was lost {job.in_a_row} times in a row, and it is told as {e.losses}")
-        if e.not_before_us is not None and (job.outcome not in _LOST or e.not_before_us <= self.books.t_us):
-            self.books.broken("I3", f"{job.id} is to wait until {e.not_before_us} us, for nothing")
-        job.in_a_row, job.counted, job.not_before_us = e.losses, e.losses > 0, e.not_before_us or 0
+        self._wait_of(job, e)
+        job.in_a_row, job.not_before_us = e.losses, e.not_before_us or 0
+        job.counted = e.losses > 0 or declared is not None
+
+    def _wait_of(self, job: JobRow, e: led.JobRequeued) -> None:
+        if e.not_before_us is None and (self.books.format or 0) < BACK_OFF:
+            return
+        waits_s = wait_s(e.losses) if job.outcome in _LOST else 0
+        told_us = e.not_before_us - self.books.t_us if e.not_before_us is not None else 0
+        if told_us != waits_s * 1_000_000 or (e.not_before_us is not None and not waits_s):
+            after = f"after {e.losses} losses in a row" if job.outcome in _LOST else "and was not lost"
+            self.books.broken("I3", f"{job.id} is to wait {told_us / 1e6:g} s {after}, that is {waits_s} s")
 
     def finished(self, e: led.JobFinished) -> None:
         job = self.books.jobs.get(e.job_id)
@@ -193,6 +208,11 @@ class Outcomes(Subject):
         code = next((code for code in codes if code), 0 if attempt.own_exits else None)
         if e.exit_code is not None and e.exit_code != code:
             self.books.broken("I3", f"{job.id} ends with exit code {e.exit_code}, its last attempt ended with {code}")
+
+
+def wait_s(losses: int) -> int:
+    """What a job waits after so many losses in a row, s."""
+    return _WAITS_S[min(losses - 2, len(_WAITS_S) - 1)] if losses > 1 else 0
 
 
 def _outcome(attempt: AttemptRow) -> Outcome | None:

@@ -1,8 +1,14 @@
-"""The order of records (I10): the chain, and what of the inbox they decide. Time is in `clock`."""
+"""The order of records (I10): the chain, the format, and what of the inbox they decide. Time is in `clock`.
+
+A record declares the format that it was decided in (`libs.core.state.formats`): what it may say, and by which rules it is
+judged. Records of before there was a declaration are judged by what they say. A format never goes back: 0.1.0, which declares
+none, cannot go on with a ledger that has come to a later one.
+"""
 
 from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, Subject
+from libs.core.state.formats import FIRST, FORMAT_OF
 from schemas import ledger as led
 
 
@@ -16,6 +22,8 @@ class Records(Subject):
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._head = 0
+        self._format = FIRST
+        """The last that was declared."""
         self._inbox_seq = 0
         self._decided_before = 0
         self._rejected = 0
@@ -32,9 +40,20 @@ class Records(Subject):
             books.broken(
                 "I10", f"decides the inbox up to {record.inbox_seq}, up to {self._inbox_seq} is decided already"
             )
+        self._declared(record)
         self._last = record.events[-1] if record.events else None
         self._head, books.more = books.seq, record.more
         self._decided_before, self._inbox_seq = self._inbox_seq, max(record.inbox_seq, self._inbox_seq)
+
+    def _declared(self, record: led.LedgerRecord) -> None:
+        books, declared = self.books, record.format
+        books.format = declared
+        if (declared or FIRST) < self._format:
+            books.broken("I10", f"is of format {declared or 'none'}, the ledger is of {self._format} already")
+        self._format = max(self._format, declared or FIRST)
+        newest = max((FORMAT_OF[event.kind] for event in record.events), default=FIRST)
+        if declared is not None and newest > declared:
+            books.broken("I10", f"is of format {declared}, and tells what came with {newest}")
 
     def rejected(self, e: led.InputRejected) -> None:
         self.books.report.rejected_inputs += 1
