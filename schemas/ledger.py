@@ -144,6 +144,9 @@ class DevicesFreed(Fact):
     own_exit: bool = Field(default=False, description="its processes ended by themselves")
     reason: str = ""
     category: KnownByAgent | None = Field(default=None, description="what the agent knows of why it failed")
+    silent_s: float | None = Field(
+        default=None, ge=0, description="how long its node was silent, s, where that alone ended the lease"
+    )
 
 
 class AttemptClosed(Fact):

@@ -67,7 +67,7 @@ class LedgerReader:
             if entry.valid:
                 self.head = entry.head
                 self.records += 1
-                self.sealed = any(isinstance(event, SegmentSealed) for event in entry.record.events)
+                self.sealed = self._seals(entry, stored.payload)
             else:
                 self.voids += 1
             self.position = entry.seq
@@ -76,6 +76,12 @@ class LedgerReader:
                 await self._tail.close(self.position)  # what was taken behind a seal is nobody's record
                 break
         return entries
+
+    def _seals(self, entry: ChainEntry, payload: bytes) -> bool:
+        """Whether the segment ends here: a reader of some kinds must know it, too, though it is told of those alone."""
+        if self._only is not None:
+            return is_seal(payload)
+        return any(isinstance(event, SegmentSealed) for event in entry.record.events)
 
     async def follow(self, *, max_batch: int = 256, idle_s: float = 1.0) -> AsyncIterator[list[ChainEntry]]:
         """For ever: lists of entries, and an empty list after each `idle_s` without news."""

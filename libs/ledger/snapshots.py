@@ -37,6 +37,7 @@ log = logging.getLogger("baton.ledger")
 BUCKET = "baton-snapshots"
 _SLOTS = ("a", "b")
 _READ_S = 60.0
+_LOOKS = 4  # a slot that another process writes meanwhile is looked at anew, so often
 _STEP_BYTES = 256 * 1024  # of parts that are packed in one go; a thread costs more than a small part
 _LENGTH_BYTES = 4
 
@@ -45,6 +46,10 @@ T = TypeVar("T")
 
 class BadSnapshot(ValueError):
     """The stored bytes are not a whole snapshot."""
+
+
+class _Replaced(BadSnapshot):
+    """A whole one, but not the one that was meant: its slot was written meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class _Slot:
     head: Head
     position: int
     version: int
+    described: str
 
 
 class SnapshotStore:
@@ -101,16 +107,21 @@ class SnapshotStore:
         Raises nats errors when the broker does not answer: starting from the beginning is then not the remedy.
         """
         store = await self._js.object_store(BUCKET)
-        for slot in sorted(await self._slots(store, name), key=lambda slot: slot.position, reverse=True):
-            if slot.version != version:
-                why = f"it is of version {slot.version}, this code reads {version}"
-            elif not (why := await self._off_chain(slot)):
-                try:
-                    value = await asyncio.to_thread(_build, build, await _read(store, slot.object))
-                    return Restored(slot.head, slot.position, value)
-                except BadSnapshot as error:
-                    why = f"it cannot be read: {error}"
-            log.error("snapshot %s at %d is ignored: %s", slot.object, slot.position, why)
+        for _ in range(_LOOKS):
+            replaced = False
+            for slot in sorted(await self._slots(store, name), key=lambda slot: slot.position, reverse=True):
+                if slot.version != version:
+                    why = f"it is of version {slot.version}, this code reads {version}"
+                elif not (why := await self._off_chain(slot)):
+                    try:
+                        value = await asyncio.to_thread(_build, build, await _read(store, slot))
+                        return Restored(slot.head, slot.position, value)
+                    except BadSnapshot as error:
+                        why = f"it cannot be read: {error}"
+                        replaced |= isinstance(error, _Replaced)
+                log.error("snapshot %s at %d is ignored: %s", slot.object, slot.position, why)
+            if not replaced:
+                break
         return None
 
     async def forget(self, name: str, version: int) -> None:
@@ -135,9 +146,10 @@ class SnapshotStore:
         found = []
         for key in self._objects(name):
             try:
-                about = json.loads((await store.get_info(key)).description or "")
+                described = (await store.get_info(key)).description or ""
+                about = json.loads(described)
                 head, version = Head(int(about["seq"]), str(about["hash"])), int(about.get("version", 0))
-                found.append(_Slot(key, head, int(about["position"]), version))
+                found.append(_Slot(key, head, int(about["position"]), version, described))
             except (ObjectNotFoundError, BadObjectMetaError, ValueError, KeyError, TypeError):
                 continue  # empty, or nothing of ours: the slot to write next
         return found
@@ -210,13 +222,16 @@ def _build(build: Callable[[Iterable[bytes]], T], packed: bytes) -> T:
         raise BadSnapshot(repr(error)) from error
 
 
-async def _read(store: ObjectStore, key: str) -> bytes:
-    """Raises BadSnapshot when the object is not whole."""
+async def _read(store: ObjectStore, slot: _Slot) -> bytes:
+    """Raises BadSnapshot when the object is not whole, or not the one that `slot` describes: another process may have saved
+    since, and its state is of another record."""
     into = io.BytesIO()
     try:
         # Chunks that vanish while they are read (the slot is being written) would be waited for without end.
         async with asyncio.timeout(_READ_S):
-            await store.get(key, into)
+            got = await store.get(slot.object, into)
     except (DigestMismatchError, ObjectNotFoundError, TimeoutError) as error:
         raise BadSnapshot(repr(error)) from error
+    if got.info.description != slot.described:
+        raise _Replaced("it was replaced while it was looked at")
     return into.getvalue()

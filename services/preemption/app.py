@@ -1,9 +1,11 @@
 """Preemption's wiring: the only place that builds its clients."""
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from faststream.asgi import AsgiFastStream
+from nats.errors import ConnectionClosedError
 from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter
 
@@ -11,6 +13,7 @@ from libs.bus.broker import make_broker
 from libs.bus.leader import Leadership
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
+from libs.bus.patience import AWAY
 from libs.core.scheduling.policy import Policy
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ports.host import failpoint
@@ -21,6 +24,11 @@ from schemas import subjects
 from schemas.inbox import PreemptionPlanned
 from services.preemption.planner import PreemptionPlanner
 from services.preemption.settings import PreemptionSettings
+
+log = logging.getLogger("baton.preemption")
+
+_SEND_S = 5.0
+"""A plan that is not stored by then is made anew: the pool is another, then."""
 
 
 class Preemption:
@@ -41,7 +49,7 @@ class Preemption:
     async def run(self, js: JetStreamContext, leadership: Leadership) -> None:
         """For ever: follows the ledger always, and plans while this process leads. Ends with an error when the ledger cannot
         be read on."""
-        outbox = Outbox(js)
+        outbox = Outbox(js, give_up_s=_SEND_S)
         every = self.settings.snapshot_records
         self.follower = follower = Follower(js, self.pool, PreemptionPlanner, name="preemption", snapshot_every=every)
 
@@ -59,7 +67,14 @@ class Preemption:
         if not plans:
             return
         failpoint("preemption.planned")
-        acks = await outbox.publish_many([self._message(plan) for plan in plans])
+        try:
+            acks = await outbox.publish_many([self._message(plan) for plan in plans])
+        except ConnectionClosedError:
+            raise
+        except AWAY as error:  # the broker is away, or the inbox is full: no plan is worth ending for
+            log.warning("%d plans are not sent, they are made anew: %r", len(plans), error)
+            planner.unsent()
+            return
         failpoint("preemption.sent")
         for plan, ack in zip(plans, acks, strict=True):
             planner.sent(plan, ack.seq)

@@ -55,3 +55,7 @@ class PreemptionPlanner:
     def sent(self, plan: PreemptionPlanned, inbox_seq: int) -> None:
         """The broker stored `plan` at `inbox_seq`."""
         self._pending.sent(plan, inbox_seq)
+
+    def unsent(self) -> None:
+        """The broker stored none of the last plans, as far as is known: they are made anew."""
+        self._pending.unsent()

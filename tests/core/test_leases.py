@@ -59,6 +59,19 @@ def test_a_silent_node_gets_nothing_new_and_goes_on_when_it_is_heard() -> None:
     assert world.checker.finish().violations == []
 
 
+def test_what_was_said_of_a_silence_is_decided_late_and_together() -> None:
+    """The checker took the ledger's time for the silence's: it missed that the lease had ended (the simulation, seed 2213)."""
+    world = World(node("a", 2))
+    quick, long = running(world, leased("quick", 30), leased("long", 300))
+    early = inbox.NodeSilent(node="a", incarnation=1, silent_s=2)
+    events = world.send(
+        early, silent("a", 30), inbox.NodeRegistered(incarnation=2, inventory=node("a", 2), lease_s=300)
+    )
+    freed = [e for e in events if isinstance(e, ledger.DevicesFreed)]
+    assert [(e.job_id, e.silent_s) for e in freed] == [(quick, 50.0), (long, None)]
+    assert world.checker.finish().violations == []
+
+
 def test_a_short_lease_is_over_before_its_nodes_and_a_long_one_goes_on() -> None:
     """The quick one runs again elsewhere within half a minute; the other loses nothing when the node comes back."""
     world = World(node("a", 2), node("b", 1))

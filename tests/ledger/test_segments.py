@@ -204,6 +204,25 @@ async def test_a_reader_waits_at_a_seal_and_reads_nothing_behind_it(small: World
         await reader.close()
 
 
+async def test_a_reader_of_some_kinds_goes_on_behind_a_seal(small: World) -> None:
+    """It stood before the seal for ever: with the first roll the granter of leases heard of no node any more, and all work of
+    the pool was over when its leases had ended (the simulation, with rolls among its faults)."""
+    writer = small.writer("one")
+    small.start(writer)
+    await submit(small, writer, 1)
+    reader = LedgerReader(small.js, POOL, only={"node.joined"})
+    async with asyncio.timeout(20):
+        while reader.position < writer.position:
+            await reader.next(wait_s=0.1)
+        await ask_to_roll(small)
+        await rolled(small, 2)
+        await submit(small, writer, 2)
+        while reader.position < writer.position:
+            await reader.next(wait_s=0.1)
+    assert reader.head == writer.head
+    await reader.close()
+
+
 async def test_two_writers_at_the_roll(small: World) -> None:
     """Each finds its append refused or counted on, whichever segment it thought was open; no input is decided twice."""
     js = [await small.connect(), await small.connect()]

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from typing import Any
 
 import pytest
 from nats.js.api import ObjectMeta
@@ -68,6 +69,30 @@ async def test_a_snapshot_that_breaks_its_reader_makes_way_for_the_other(world: 
     await store.save("x", 1, head, 4, [b"no JSON"])
     found = await store.load("x", 1, lambda parts: json.loads(b"".join(parts)))
     assert found == Restored(head, 3, {"good": 1})
+
+
+async def test_a_snapshot_that_is_replaced_while_it_is_looked_at_is_not_taken_for_the_one_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes save under one name: the state would be of another record than its description (seeds 2349, 3578)."""
+    heads = [await world.chain(2)]
+    store = SnapshotStore(world.js, POOL)
+    for position in range(2, 7):
+        if position > 2:
+            heads.append(await world.append(heads[-1]))
+    await store.save("x", 1, heads[0], 2, [b"of 2"])
+    await store.save("x", 1, heads[1], 3, [b"of 3"])
+    off_chain = SnapshotStore._off_chain
+    saved = iter((4, 5))
+
+    async def while_another_saves(self: SnapshotStore, slot: Any) -> str:
+        why = await off_chain(self, slot)
+        for position in saved:
+            await store.save("x", 1, heads[position - 2], position, [f"of {position}".encode()])
+        return why
+
+    monkeypatch.setattr(SnapshotStore, "_off_chain", while_another_saves)
+    assert await SnapshotStore(world.js, POOL).load("x", 1, list) == Restored(heads[3], 5, [b"of 5"])
 
 
 PARTS = ([], [b""], [b"", b"a", b""], [b"x" * 700_000, b"y"], [bytes(range(256)) * 1600], [b"z"] * 5000)

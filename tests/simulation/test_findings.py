@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from libs.bus.connect import connect
 from libs.bus.cursors import Cursors
 from libs.bus.outbox import Outbox
@@ -14,8 +16,10 @@ from libs.ledger.tail import Tail
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.world import World
 from schemas.ids import job_id
-from schemas.inbox import Started
+from schemas.inbox import PreemptionPlanned, Started
 from services.agent.reports import Reports
+from services.preemption.app import Preemption
+from services.preemption.settings import PreemptionSettings
 from services.quota_billing.quotas import apply_file
 
 
@@ -93,3 +97,52 @@ def test_quotas_of_a_file_wait_for_a_broker_that_is_away() -> None:
         assert world.disk.streams["INBOX-main"].last_seq == 1
 
     simulated(story)
+
+
+def test_an_inbox_without_room_does_not_end_preemption() -> None:
+    """It ended with each plan while the broker's disk was full, or away for a minute (seed 2411)."""
+
+    async def story(world: World) -> None:
+        nats = await connect("sim://broker", name="test")
+        plan = PreemptionPlanned(
+            plan_id="p", base_seq=1, beneficiary=job_id("blue", "b"), victims=(job_id("red", "v"),), devices=("d0",),
+            cost_device_s=1,
+        )  # fmt: skip
+        done: list[int] = []
+        planner: Any = SimpleNamespace(
+            plans=lambda *_: [plan], unsent=lambda: done.append(0), sent=lambda _, s: done.append(s)
+        )
+        preemption = Preemption(PreemptionSettings(nats_url="sim://broker"), CollectorRegistry())
+        outbox = Outbox(nats.jetstream(), give_up_s=2)
+        world.disk.full = True
+        await preemption._plan(planner, outbox, 1)
+        world.disk.full = False
+        world.kill_broker()
+        await preemption._plan(planner, outbox, 1)
+        world.start_broker()
+        await asyncio.sleep(2)
+        await preemption._plan(planner, outbox, 1)
+        assert done == [0, 0, 1]
+
+    simulated(story)
+
+
+def test_a_machine_that_is_cut_off_twice_is_reached_again_both_ways() -> None:
+    """The second cut had one direction, and the first one's end healed that alone: the node was away for good (seed 6684)."""
+    world = World(1)
+    world.provision(["main"])
+    process = Process(world, "test", "there")
+
+    async def main() -> None:
+        await process.start(story())
+
+    async def story() -> None:
+        nats = await connect("sim://broker", name="test")
+        world.net.partition("there", {"up", "down"})
+        world.net.partition("there", {"up"})
+        await asyncio.sleep(1)
+        world.net.heal("there")
+        await nats.jetstream().stream_info("DEAD")
+
+    world.loop.run(main())
+    world.close()

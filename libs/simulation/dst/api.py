@@ -93,11 +93,15 @@ class Api:
             if self.server.disk.streams[rest[0]].config == body:
                 return self._stream_info(rest, {})
             raise ApiError(400, 10058, "stream name already in use with a different configuration")
+        if self.server.disk.taken(body):
+            raise ApiError(400, 10065, "subjects overlap with an existing stream")
         self.server.disk.add(body)
         return self._stream_info(rest, {})
 
     def _update_stream(self, rest: list[str], body: dict[str, Any]) -> str:
         stream = self._stream(rest[0])
+        if body.get("subjects") != stream.config.get("subjects") and self.server.disk.taken(body):
+            raise ApiError(400, 10065, "subjects overlap with an existing stream")
         stream.config = body
         self.server.disk.changed()
         return self._stream_info(rest, {})
@@ -111,14 +115,14 @@ class Api:
 
     def _purge(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
         stream = self._stream(rest[0])
-        if stream.config.get("deny_purge"):
+        if stream.config.get("deny_purge") or stream.config.get("sealed"):
             raise ApiError(500, 10110, "stream purge not permitted")
         purged = stream.purge(below=body.get("seq"), pattern=body.get("filter") or ">", keep=body.get("keep") or 0)
         return {"success": True, "purged": purged}
 
     def _delete_message(self, rest: list[str], body: dict[str, Any]) -> dict[str, Any]:
         stream = self._stream(rest[0])
-        if stream.config.get("deny_delete"):
+        if stream.config.get("deny_delete") or stream.config.get("sealed"):
             raise ApiError(500, 10057, "message delete not permitted")
         if not stream.delete(int(body["seq"])):
             raise ApiError(*_NO_MESSAGE)

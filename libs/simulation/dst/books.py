@@ -8,7 +8,9 @@ from libs.core.projections.history import JobStory, advance, job_events
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.verify import Checker
 from libs.ledger.chain import GENESIS, Head, judge
+from libs.ledger.segments import SegmentState, name_of
 from libs.simulation.dst.scenario import POOL, Asked
+from libs.simulation.dst.stream import Kept
 from libs.simulation.dst.world import World
 from schemas import ledger as led
 from schemas import subjects
@@ -32,19 +34,20 @@ class SimBooks:
     voids: int = 0
     _open: dict[str, tuple[str, int, dict[str, int]]] = field(default_factory=dict)
     _rejected: dict[str, JobRejected] = field(default_factory=dict)
+    _stream: str = ledger_stream(POOL)
+    _sealed: bool = False
     _events_to: int = 0
     _told: Counter[str] = field(default_factory=Counter)
 
     def catch_up(self) -> None:
         """Reads what is new in the broker's streams."""
-        stream = self.world.disk.streams[ledger_stream(POOL)]
-        while self.position < stream.last_seq:
-            kept = stream.messages[self.position + 1]
+        while (kept := self._next()) is not None:
             entry = judge(self.head, POOL, kept.seq, kept.data, kept.time_us)
             self.checker.step(entry.seq, entry.record, entry.valid)
             self.position = entry.seq
             if entry.valid:
                 self.head = entry.head
+                self._sealed = any(isinstance(event, led.SegmentSealed) for event in entry.record.events)
                 self._fold(entry.record, entry.seq)
             else:
                 self.voids += 1
@@ -57,6 +60,17 @@ class SimBooks:
                 self._rejected[rejected.job_id] = rejected
             elif what in ("succeeded", "failed", "cancelled"):
                 self._told[json.loads(kept.data)["job_id"]] += 1
+
+    def _next(self) -> Kept | None:
+        """The message behind `position`. Behind a seal it is in the next segment, once that takes records."""
+        if self._sealed:
+            name = name_of(POOL, self.position + 1)
+            stream = self.world.disk.streams.get(name)
+            if stream is None or subjects.what_of(stream.config["subjects"][0]) == SegmentState.STAGED:
+                return None
+            self._stream, self._sealed = name, False
+            self.world.sometimes("the ledger went on in another segment")
+        return self.world.disk.streams[self._stream].messages.get(self.position + 1)
 
     def _fold(self, record: led.LedgerRecord, seq: int) -> None:
         self.hot.apply(record, seq)
@@ -157,6 +171,7 @@ _CANCEL = subjects.stem(subjects.inbox("job", "cancel-requested", POOL))
 _OBSERVED = subjects.stem(subjects.node_inbox("observed", POOL))
 _REGISTERED = subjects.stem(subjects.node_inbox("registered", POOL))
 _REPARTITIONED = subjects.stem(subjects.node_inbox("board-cut", POOL))
+_QUARANTINE = subjects.stem(subjects.node_inbox("quarantine", POOL))
 
 
 def explained(subject: str, reason: str) -> bool:
@@ -164,7 +179,7 @@ def explained(subject: str, reason: str) -> bool:
     match subjects.stem(subject):
         case s if s == _PLANNED:
             return True
-        case s if s in (_OBSERVED, _REPARTITIONED):
+        case s if s in (_OBSERVED, _REPARTITIONED, _QUARANTINE):
             return "is not up" in reason
         case s:
             return s == _REGISTERED and "is not newer" in reason

@@ -12,7 +12,7 @@ from libs.simulation.dst.api import Api
 from libs.simulation.dst.consumer import Consumer
 from libs.simulation.dst.loop import SimHandle
 from libs.simulation.dst.stream import Kept, Stream
-from libs.simulation.dst.subjects import Routes
+from libs.simulation.dst.subjects import Routes, meet
 
 if TYPE_CHECKING:
     from libs.simulation.dst.client import SimClient
@@ -180,10 +180,17 @@ class Disk:
         self.count = 0
 
     def add(self, config: dict[str, Any]) -> Stream:
-        stream = self.streams[config["name"]] = Stream(config["name"], config)
+        first = config.get("first_seq") or 1
+        stream = self.streams[config["name"]] = Stream(config["name"], config, first_seq=first, last_seq=first - 1)
         self.consumers[stream.name] = {}
         self.changed()
         return stream
+
+    def taken(self, config: dict[str, Any]) -> bool:
+        """Whether another stream listens to a subject of this one."""
+        wanted = config.get("subjects") or ()
+        others = (stream for name, stream in self.streams.items() if name != config["name"])
+        return any(meet(a, b) for other in others for a in other.config.get("subjects") or () for b in wanted)
 
     def remove(self, name: str) -> None:
         del self.streams[name], self.consumers[name]

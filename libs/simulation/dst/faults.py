@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from libs.bus.table import SNAPSHOTS_BUCKET
+from libs.ledger.rolling import ASKED
+from libs.ledger.segments import SegmentState, first_of
 from libs.simulation.dst.scenario import POOL
 from libs.simulation.dst.world import World
 from schemas import subjects
@@ -266,6 +268,20 @@ def _old_input(world: World, chance: random.Random) -> tuple[float, Do, Do | Non
 _TIME = frozenset({subjects.stem(subjects.inbox("clock", "tick", POOL))})
 
 
+def _roll(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    """An operator asks for the next segment of the ledger, perhaps more than once."""
+
+    def begin() -> None:
+        names = [name for name in world.disk.streams if first_of(POOL, name) is not None]
+        for name in names:
+            stream = world.disk.streams[name]
+            if subjects.what_of(stream.config["subjects"][0]) == SegmentState.OPEN:
+                stream.config = stream.config | {"metadata": {**(stream.config.get("metadata") or {}), ASKED: "1"}}
+                world.note(f"{name} is to be sealed")
+
+    return 0.0, begin, None
+
+
 def _snapshots(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
     """The store of snapshots loses all, or its contents rot, or another version of Baton has written them."""
     what = chance.choice(("lost", "rotten", "another version"))
@@ -308,6 +324,7 @@ DRAWS: dict[str, tuple[float, Draw]] = {
     "mongo": (1.5, _mongo),
     "old input": (3, _old_input),
     "snapshots": (2, _snapshots),
+    "roll": (1.5, _roll),
 }
 """Name -> how often, and the draw."""
 

@@ -105,8 +105,8 @@ class SimNet:
         return link
 
     def partition(self, machine: str, ways: set[str]) -> None:
-        """Cuts a machine off, in both directions or one."""
-        self.cut_machines[machine] = set(ways)
+        """Cuts a machine off, in both directions or one, besides those in which it is already."""
+        self.cut_machines[machine] = self.cut_machines.get(machine, set()) | ways
         self.world.note(f"{machine} is cut off: {' and '.join(sorted(ways))}")
         for link in list(self.links.values()):
             if link.client.process.machine == machine:

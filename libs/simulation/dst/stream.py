@@ -50,6 +50,8 @@ class Stream:
     ) -> "Kept | int | ApiRefusal":
         """The stored message; the sequence of an earlier one with the same id; or the refusal."""
         config = self.config
+        if config.get("sealed"):
+            return 400, 10109, "invalid operation on sealed stream"
         held = headers or {}
         expected = held.get("Nats-Expected-Last-Sequence")
         if expected is not None and int(expected) != self.last_seq:

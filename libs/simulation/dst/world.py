@@ -94,7 +94,7 @@ class World:
         self._hash.update(payload)
 
     def stored(self, stream: str, kept: Kept) -> None:
-        if self._keep_notes and (stream.startswith("LEDGER") or stream == "DEAD"):
+        if self._keep_notes and (stream.startswith(("LEDGER", "SEGMENT")) or stream == "DEAD"):
             self.notes.append(
                 f"{self.loop.now:10.4f}  {stream} {kept.seq}: {kept.data.decode(errors='replace')[:6000]}"
             )
@@ -198,7 +198,10 @@ class World:
             self.loop.call_at(at, self._start, slot, context=self._outside)
 
     def _excused(self, error: BaseException) -> bool:
-        """A service may end where it cannot reach the broker at its start, and nowhere else."""
+        """A service may end where it cannot reach the broker at its start, an agent where its disk is full: without a new
+        number it must not begin a life."""
+        if isinstance(error, BaseExceptionGroup):
+            return all(self._excused(one) for one in error.exceptions)
         return type(error).__name__ in ("BusUnavailable", "StreamsMissing") or (
             isinstance(error, OSError) and error.errno == 28
         )

@@ -89,8 +89,9 @@ class Nodes(Subject):
             if job is not None and not job.lease_s:
                 self.books.broken("I8", f"{e.job_id} is kept, and silence of node {e.node} ends it")
             if e.node in self.books.silent:
-                silent_s = (self.books.t_us - self.books.silent[e.node][0]) / 1e6
-                if job is not None and silent_s >= job.lease_s:
+                # What waited in the inbox is decided late and together: the ledger's own time then shows less than there was.
+                shown_s = (self.books.t_us - self.books.silent[e.node][0]) / 1e6
+                if job is not None and (e.silent_s if e.silent_s is not None else shown_s) >= job.lease_s:
                     return  # its own lease was shorter than the node's
         if e.evidence in _LEAVES:
             self._leaves.make(e.node)

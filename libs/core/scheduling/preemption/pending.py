@@ -89,6 +89,10 @@ class PendingPlans:
         """The broker stored `plan` of the last computation at `inbox_seq`."""
         self._sent[plan.plan_id] = _Sent(plan, inbox_seq, self._seen)
 
+    def unsent(self) -> None:
+        """The plans of the last computation were not stored, as far as is known: another is due, whatever changed."""
+        self._again = True
+
     def apply(self, record: ledger.LedgerRecord) -> list[PlanAnswer]:
         """Takes in a valid record. The answers in it to plans that were sent from here."""
         answers = []

@@ -53,8 +53,9 @@ def free(
     reason: str,
     *,
     told: inbox.Released | inbox.Refused | None = None,
+    silent_s: float | None = None,
 ) -> None:
-    """The part on `node` is gone; `told` is the agent's report, if there is one."""
+    """The part on `node` is gone; `told` is the agent's report, if there is one. `silent_s`: what ended its lease."""
     released = told if isinstance(told, inbox.Released) else None
     d.emit(
         ledger.DevicesFreed(
@@ -67,6 +68,7 @@ def free(
             own_exit=released.own_exit if released is not None else False,
             reason=reason,
             category=told.category if told is not None else None,
+            silent_s=silent_s,
         )
     )
 

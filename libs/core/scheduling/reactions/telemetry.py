@@ -26,7 +26,7 @@ def node_lost(d: Decision, m: inbox.NodeLost) -> None:
             known_as = d.state.silent.get(m.node)
             if d.may(said) and (known_as is None or not known_as.kept):
                 d.emit(said)
-                _end_leases(d, m.node, _ALL, reason)
+                _end_leases(d, m.node, _ALL, m.silent_s, reason)
             return
         vacate(d, m.node, Evidence.LEASE_ENDED, reason)
     d.emit(ledger.NodeLeft(node=m.node, incarnation=m.incarnation, reason=reason))
@@ -43,7 +43,7 @@ def node_silent(d: Decision, m: inbox.NodeSilent) -> None:
         release_holds_on(d, m.node)
     if m.ended_lease_s:
         reason = f"node {m.node} was silent for {m.silent_s:.1f} s: its lease has ended"
-        _end_leases(d, m.node, m.ended_lease_s, reason)
+        _end_leases(d, m.node, m.ended_lease_s, m.silent_s, reason)
 
 
 def node_heard(d: Decision, m: inbox.NodeHeardAgain) -> None:
@@ -80,14 +80,14 @@ def _kept(d: Decision, node: str) -> bool:
     return any(not d.state.jobs[job_id].lease_s for job_id in d.state.on_node.get(node, ()))
 
 
-def _end_leases(d: Decision, node: str, ended_lease_s: float, reason: str) -> None:
-    """The parts on `node` with leases of at most this length are over."""
+def _end_leases(d: Decision, node: str, ended_lease_s: float, silent_s: float, reason: str) -> None:
+    """The parts on `node` with leases of at most this length are over, after so long a silence."""
     for job_id in list(d.state.on_node.get(node, ())):
         job = d.state.jobs[job_id]
         if 0 < job.lease_s <= ended_lease_s:
             attempt = job.current
             assert attempt is not None
-            free(d, node, job, attempt, Evidence.LEASE_ENDED, reason)
+            free(d, node, job, attempt, Evidence.LEASE_ENDED, reason, silent_s=silent_s)
             after_loss(d, job, attempt, Cause.PART_LOST, reason)
 
 
