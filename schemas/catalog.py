@@ -199,7 +199,12 @@ CATALOG: tuple[Message, ...] = (
     _query("device", "list", queries.DeviceListQuery, "telemetry", queries.DeviceList),
     _query("bill", "get", billing.BillQuery, "quota_billing", billing.BillReply),
     _query(
-        "quota", "list", queries.PoolStatusQuery, "quota_billing", billing.QuotaSnapshot, "All teams' quotas and use."
+        "quota",
+        "list",
+        queries.PoolStatusQuery,
+        "quota_billing",
+        billing.QuotaSnapshot,
+        "A team's quota and use; the operator is told all teams'.",
     ),
     _query("log", "read", queries.LogQuery, "agent", queries.LogPiece, of_pool=False),
     Message(

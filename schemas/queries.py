@@ -128,7 +128,8 @@ class ExplainQuery(Strict):
 
 
 class Removed(Fact):
-    """How many devices one constraint takes out of consideration, in the order in which constraints are applied."""
+    """How many devices one constraint takes out of consideration, in the order in which constraints are applied. What other
+    jobs take out, in whatever way, is one number (`busy`) for a team."""
 
     constraint: str
     devices: int = Field(ge=0)
@@ -146,7 +147,9 @@ class Explanation(Fact):
         "times in a row, next when it fits; else its state"
     )
     text: str
-    ahead: int = Field(default=0, ge=0, description="jobs that are considered before it")
+    ahead: int = Field(
+        default=0, ge=0, description="jobs of its own team that are considered before it; told to the operator: of all"
+    )
     removed: tuple[Removed, ...] = ()
     suggestion: str = ""
     span: Span | None = Field(default=None, description="of a gang that runs: how close together it is")
@@ -180,9 +183,9 @@ class PlannedNode(Fact):
 
 
 class PlannedVictim(Fact):
-    """A running job that would give way. Of another team's job only its class and size are told."""
+    """A running job that would give way. Another team's is told to the operator alone."""
 
-    job_id: str = Field(default="", description="empty when it is another team's and the operator does not ask")
+    job_id: str = ""
     team: str = ""
     priority_class: str
     devices: int = Field(ge=0)
@@ -222,7 +225,9 @@ class PlanReply(Fact):
     start_s: float | None = Field(default=None, ge=0, description="guessed start, s from now; null: unknown")
     latest_s: float | None = Field(default=None, ge=0, description="start if all run to their time limits, s from now")
     start_basis: str = ""
-    ahead: int = Field(default=0, ge=0, description="waiting jobs that are considered before it")
+    ahead: int = Field(
+        default=0, ge=0, description="waiting jobs of its own team before it; told to the operator: of all"
+    )
     victims: tuple[PlannedVictim, ...] = ()
     cost: PlannedCost | None = None
     removed: tuple[Removed, ...] = ()
@@ -259,7 +264,7 @@ class QueueList(Fact):
     """The head of the queue. Sent by queries as the answer to `QueueListQuery`."""
 
     jobs: tuple[QueuedJob, ...]
-    total: int = Field(ge=0)
+    total: int = Field(ge=0, description="of what the asker may see, 5000 at the most")
     ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")
 
 
@@ -278,19 +283,24 @@ class Quantiles(Fact):
 
 
 class PoolStatus(Fact):
-    """How far the pool has come, what it holds, how fast it decides."""
+    """How far the pool has come, what it holds, how fast it decides.
+
+    The operator sees the pool. A team sees what the pool has, since it asks for that, and of jobs, of what is held and of waits
+    its own share alone.
+    """
 
     pool: Name
     ledger_seq: int
-    inbox_seq: int
-    jobs: dict[str, int] = Field(description="jobs per state")
+    inbox_seq: int = Field(description="told to a team: 0")
+    jobs: dict[str, int] = Field(description="jobs per state; told to a team: its own that have not ended")
     nodes_up: int
     devices: int = Field(description="of nodes that are up, and not in quarantine")
     devices_quarantined: int = Field(
         default=0, description="something that is no job uses them: nobody is granted them"
     )
     milli_used: int = Field(
-        description="of all devices that are up; an instance counts as one, see accelerators_used_milli"
+        description="of all devices that are up; an instance counts as one, see accelerators_used_milli. Told to a team: by "
+        "its own jobs"
     )
     milli_total: int
     accelerators_used_milli: int = Field(
@@ -299,11 +309,16 @@ class PoolStatus(Fact):
     accelerators_milli: int = 0
     processors_used_milli: int = Field(default=0, description="of the CPU devices that are up")
     processors_milli: int = 0
-    grants: int
-    preemptions: int
+    grants: int = Field(description="told to a team: of its jobs that have not ended")
+    preemptions: int = Field(description="told to a team: of its jobs that have not ended")
     scheduling_latency_ms: Quantiles = Field(description="inbox arrival of a job that fitted at once, to its grant")
     queue_wait_ms: Quantiles = Field(description="submit to first grant")
     busy: str = Field(default="", description="why the pool takes no submits now, which stream is full; empty: it does")
+    team: str = Field(default="", description="whose share the figures are; empty: all of the pool")
+    kinds: dict[str, int] = Field(default_factory=dict, description="devices that are up, per kind")
+    waiting_devices: int = Field(default=0, ge=0, description="that waiting jobs ask for")
+    limit_milli: int | None = Field(default=None, description="the team's quota; null: no such limit")
+    limits_by_type: dict[str, int] = Field(default_factory=dict, description="the team's quota per kind")
 
 
 class NodeListQuery(Strict):
@@ -311,7 +326,7 @@ class NodeListQuery(Strict):
 
 
 class NodeView(Fact):
-    """One node: what it offers, what of it is held, and how long ago it was last heard."""
+    """One node: what it offers, what of it is held (told to a team: by its own jobs), and how long ago it was last heard."""
 
     node: str
     status: str = Field(description="up, silent (it is not heard: nothing new is started there) or lost")
@@ -323,7 +338,9 @@ class NodeView(Fact):
     devices: int
     milli_used: int
     milli_total: int
-    utilization_pct: float | None = None
+    utilization_pct: float | None = Field(
+        default=None, description="mean of its devices; told to a team: of those that it alone holds"
+    )
     heartbeat_age_s: float | None = None
     cpus: int = 0
     memory_mib: int = 0
@@ -344,7 +361,8 @@ class DeviceListQuery(Strict):
 
 
 class DeviceView(Fact):
-    """One device: how much of it is held, by which jobs, and its newest sample."""
+    """One device: how much of it is held, by which jobs, and its newest sample. A team is told what its own jobs hold; the
+    sample where no other team's job is on the device."""
 
     device: DeviceId
     node: str
@@ -355,7 +373,9 @@ class DeviceView(Fact):
     memory_mib: int
     milli_used: int
     jobs: tuple[str, ...] = ()
-    quarantine: str = Field(default="", description="who uses it that is no job: nobody is granted it; empty: nobody")
+    quarantine: str = Field(
+        default="", description="who uses it that is no job (told to the operator): nobody is granted it; empty: nobody"
+    )
     utilization_pct: float | None = None
     memory_used_mib: int | None = None
     power_w: float | None = None

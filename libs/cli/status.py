@@ -1,4 +1,4 @@
-"""`baton status`: the pool at a glance."""
+"""`baton status`: the pool at a glance, and of what is held and waits, what the asker may see."""
 
 from libs.cli import units
 from libs.cli.options import Output, Pool, Team, Url
@@ -8,7 +8,7 @@ from schemas.queries import PoolStatus, Quantiles
 
 
 def command(pool: Pool = None, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
-    """How far the pool has come, what it holds, how fast it decides."""
+    """What the pool has, what of it your team's jobs hold and wait for; the operator sees all of it."""
     status = run(lambda baton: baton.status(), team, url, pool=pool)
     if output in (Format.JSON, Format.YAML):
         document(status, output)
@@ -17,14 +17,21 @@ def command(pool: Pool = None, team: Team = None, url: Url = None, output: Outpu
         [
             ("pool", status.pool),
             ("nodes", f"{status.nodes_up} up, {units.counted(status.devices, 'device')}{_quarantined(status)}"),
-            ("held", _held(status)),
+            ("types", ", ".join(f"{count} {kind}" for kind, count in sorted(status.kinds.items()))),
+            ("held by team " + status.team if status.team else "held", _held(status)),
+            *([("waited for", units.counted(status.waiting_devices, "device"))] if status.waiting_devices else []),
+            *(
+                [("quota", f"{units.devices(status.limit_milli)} accelerators")]
+                if status.limit_milli is not None
+                else []
+            ),
             ("jobs", ", ".join(f"{count} {state}" for state, count in sorted(status.jobs.items()) if count)),
             *([("submits", f"put off: {status.busy}")] if status.busy else []),
             ("grants", status.grants),
             ("preemptions", status.preemptions),
             ("scheduling latency", _quantiles(status.scheduling_latency_ms)),
             ("queue wait", _quantiles(status.queue_wait_ms)),
-            ("ledger", f"sequence {status.ledger_seq}, inbox {status.inbox_seq}"),
+            ("ledger", f"sequence {status.ledger_seq}" + (f", inbox {status.inbox_seq}" if not status.team else "")),
         ]
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from schemas.attempts import Category, KnownByAgent
 from services.agent.keeper.find import NoKeeper
+from services.agent.private import open_file
 from services.agent.variables import BadEnvironment
 
 TAIL_BYTES = 16_384
@@ -82,7 +83,7 @@ def why_failed(silent_devices: Sequence[str], oom_kills: int, log: Path) -> Know
 
 def _tail(log: Path) -> bytes:
     try:
-        with log.open("rb") as file:
+        with open(open_file(log.parent, log.name), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             return file.read(TAIL_BYTES)
     except OSError:

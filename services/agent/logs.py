@@ -1,6 +1,9 @@
 """The output of jobs: one file per rank, which the keeper writes (`keeper.sink`), read in pieces.
 
 A job's output is data of its team: it goes to the file byte for byte, and never into Baton's own log.
+
+A job's folder holds nothing that the agent relies on: its output, and whose it is, lie in a tree that only the agent's user may
+enter. What is read there is read without following a link.
 """
 
 import json
@@ -9,29 +12,53 @@ from pathlib import Path
 
 from schemas.queries import LogPiece, LogQuery
 from schemas.subjects import OPERATOR
+from services.agent.private import is_folder, open_file
 
 META = "attempt.json"
+_OWN = ".agent"
+"""Below the root, beside the jobs' folders: on the same disk."""
 
 
 class LogStore:
-    """Where attempts keep their files: `<root>/<job id>/<attempt>/`. Old ones are removed, newest `keep` stay."""
+    """Where attempts keep their files: the job's in `<root>/<job id>/<attempt>/`, the agent's in
+    `<root>/.agent/<job id>/<attempt>/`. Old ones are removed, newest `keep` stay."""
 
     def __init__(self, root: Path, keep: int) -> None:
         self._root, self._keep = root, keep
+        self._own = root / _OWN
         self._live: set[tuple[str, int, int]] = set()
+        self._teams: dict[tuple[str, int], str] = {}
+        """Of the attempts that this agent began or adopted: it need not ask a file whose they are."""
+        self._own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._own.chmod(0o700)
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """An agent of before kept its files in the jobs' folders. Who writes to an output that is open goes on."""
+        for meta in self._root.glob(f"job-*/*/{META}"):
+            job_id, attempt = meta.parts[-3:-1]
+            own = self._own / job_id / attempt
+            if own.exists() or not is_folder(self._root, (job_id, attempt, "logs")):
+                continue
+            with suppress(OSError):
+                own.mkdir(parents=True)
+                (meta.parent / "logs").rename(own / "logs")
+                meta.rename(own / META)
 
     def attempt(self, job_id: str, attempt: int) -> Path:
         return self._root / job_id / str(attempt)
 
     def begin(self, job_id: str, attempt: int, team: str) -> Path:
-        """Makes the attempt's folder and remembers whose it is. Raises OSError."""
-        folder = self.attempt(job_id, attempt)
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
-        (folder / META).write_text(json.dumps({"team": team}))
+        """Makes the attempt's folders and remembers whose it is. The job's folder is returned. Raises OSError."""
+        folder, own = self.attempt(job_id, attempt), self._own / job_id / str(attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        (own / "logs").mkdir(parents=True, exist_ok=True)
+        (own / META).write_text(json.dumps({"team": team}))
+        self._teams[job_id, attempt] = team
         return folder
 
     def log(self, job_id: str, attempt: int, rank: int) -> Path:
-        return self.attempt(job_id, attempt) / "logs" / f"rank-{rank}.log"
+        return self._own / job_id / str(attempt) / "logs" / f"rank-{rank}.log"
 
     def set_live(self, job_id: str, attempt: int, rank: int, live: bool) -> None:
         (self._live.add if live else self._live.discard)((job_id, attempt, rank))
@@ -40,24 +67,27 @@ class LogStore:
         """The folders of ended attempts beyond the newest `keep`, for removal by the caller (it may take long)."""
         busy = {(job_id, attempt) for job_id, attempt, _ in self._live}
         ended = []
-        for meta in self._root.glob(f"job-*/*/{META}"):
-            folder = meta.parent
-            if (folder.parent.name, int(folder.name)) not in busy:
+        for meta in self._own.glob(f"job-*/*/{META}"):
+            job_id, number = meta.parts[-3:-1]
+            if (job_id, int(number)) not in busy:
                 with suppress(OSError):
-                    ended.append((meta.stat().st_mtime_ns, folder))
-        return [folder for _, folder in sorted(ended, reverse=True)[self._keep :]]
+                    ended.append((meta.stat().st_mtime_ns, job_id, int(number)))
+        old = sorted(ended, reverse=True)[self._keep :]
+        for _, job_id, attempt in old:
+            self._teams.pop((job_id, attempt), None)
+        return [root / job_id / str(attempt) for _, job_id, attempt in old for root in (self._root, self._own)]
 
     def read(self, query: LogQuery, team: str) -> LogPiece | None:
         """The piece asked for, or None when this agent does not have it, or not for this team."""
         attempt = query.attempt or self._latest(query.job_id, query.rank)
         if not attempt:
             return None
-        path = self.log(query.job_id, attempt, query.rank)
         if team != OPERATOR and team != self._team(query.job_id, attempt):
             return None
         ended = (query.job_id, attempt, query.rank) not in self._live
         try:
-            with path.open("rb") as file:
+            path = self.log(query.job_id, attempt, query.rank)
+            with open(open_file(self._own, *path.relative_to(self._own).parts), "rb") as file:
                 file.seek(query.offset)
                 data = file.read(query.limit + 1)
         except OSError:
@@ -74,12 +104,15 @@ class LogStore:
         )
 
     def _latest(self, job_id: str, rank: int) -> int:
-        numbers = [int(path.parent.parent.name) for path in (self._root / job_id).glob(f"*/logs/rank-{rank}.log")]
+        numbers = [int(path.parent.parent.name) for path in (self._own / job_id).glob(f"*/logs/rank-{rank}.log")]
         return max(numbers, default=0)
 
     def _team(self, job_id: str, attempt: int) -> str:
+        if (known := self._teams.get((job_id, attempt))) is not None:
+            return known
         try:
-            return str(json.loads((self.attempt(job_id, attempt) / META).read_text())["team"])
+            with open(open_file(self._own, job_id, str(attempt), META), "rb") as file:
+                return str(json.loads(file.read(4096))["team"])
         except (OSError, ValueError, KeyError):
             return ""
 

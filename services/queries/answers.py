@@ -8,14 +8,15 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 from libs.bus.queries import NothingFound
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.explain.dry_run import DryRunInputs, dry_run, hide
+from libs.core.explain.dry_run import DryRunInputs, dry_run
 from libs.core.explain.waiting import explain, queue_view
 from libs.core.placement import Blocked
-from libs.core.projections.pool_status import status
+from libs.core.projections.pool_status import Glance
 from libs.core.scheduling import cycle
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
@@ -82,7 +83,7 @@ class Answers:
         self._inputs = inputs
         self._latencies = latencies
         self._now_us = now_us
-        self._status: CachedAnswer[PoolStatus] = CachedAnswer()
+        self._status: CachedAnswer[_Glances] = CachedAnswer()
         self._waiting: CachedAnswer[Mapping[QueueKey, Blocked]] = CachedAnswer()
         self._shape = _KeptShape()
 
@@ -90,10 +91,10 @@ class Answers:
     def policy(self) -> Policy:
         return self._inputs.policy
 
-    def pool_status(self, replica: Replica, seq: int, at_least: int = 0) -> PoolStatus:
-        """The pool at a glance; quick, and so often asked that it is kept for a moment."""
-        make = lambda: status(replica.state, self._pool, seq, self._latencies.scheduling, self._latencies.wait)  # noqa: E731
-        return self._status.get(seq, make, at_least)
+    def pool_status(self, replica: Replica, team: str, seq: int, at_least: int = 0) -> PoolStatus:
+        """The pool at a glance, as `team` may see it; quick, and so often asked that it is kept for a moment."""
+        make = lambda: _Glances(Glance(replica.state, self._pool, seq), self._latencies)  # noqa: E731
+        return self._status.get(seq, make, at_least).seen_by(team)
 
     def explain_job(self, replica: Replica, query: ExplainQuery, asked: AskedBy) -> Explanation:
         """Raises NothingFound for an unknown job, an ended one, and another team's."""
@@ -105,15 +106,15 @@ class Answers:
                 asked.seq,
             )
         plan = cycle.Plan(waiting=dict(self._why(state, asked.seq)))
-        return explain(state, job, plan, policy=self.policy).model_copy(update={"ledger_seq": asked.seq})
+        told = explain(state, job, plan, policy=self.policy, seen_by=asked.team)
+        return told.model_copy(update={"ledger_seq": asked.seq})
 
     def queue_list(self, replica: Replica, query: QueueListQuery, asked: AskedBy) -> QueueList:
         """A team sees its own waiting jobs, the operator all."""
         state = replica.state
         plan = cycle.Plan(waiting=dict(self._why(state, asked.seq)))
-        jobs = queue_view(state, plan, limit=_QUEUE_VIEW, policy=self.policy)
-        mine = [job for job in jobs if asked.team in (OPERATOR, job.team)]
-        return QueueList(jobs=tuple(mine[: query.limit]), total=len(mine), ledger_seq=asked.seq)
+        jobs = queue_view(state, plan, limit=_QUEUE_VIEW, policy=self.policy, seen_by=asked.team)
+        return QueueList(jobs=tuple(jobs[: query.limit]), total=len(jobs), ledger_seq=asked.seq)
 
     def plan(self, replica: Replica, query: PlanQuery, asked: AskedBy) -> PlanReply:
         """What would become of a job that is submitted now."""
@@ -127,12 +128,27 @@ class Answers:
         finally:
             gc.enable()
         took_ms = round((time.perf_counter() - began) * 1000, 3)
-        return hide(reply, asked.team).model_copy(update={"took_ms": took_ms, "ledger_seq": asked.seq})
+        return reply.model_copy(update={"took_ms": took_ms, "ledger_seq": asked.seq})
 
     def _why(self, state: State, seq: int) -> Mapping[QueueKey, Blocked]:
         """Why each queue waits: what placement's cycle found when it had committed this state."""
         whole = replace(self.policy, claims_per_cycle=max(1, len(state.fleet.up)))  # nothing of it goes into a record
         return self._waiting.get(seq, lambda: cycle.plan(state, state.t_us, whole).waiting)
+
+
+class _Glances:
+    """One look at the state, and what of it each team was told: made once for each that asks."""
+
+    def __init__(self, glance: Glance, latencies: Latencies) -> None:
+        self._glance, self._latencies = glance, latencies
+        self._told: dict[str, PoolStatus] = {}
+
+    def seen_by(self, team: str) -> PoolStatus:
+        if team not in self._told:
+            latency, wait = self._latencies.seen_by(team)
+            make = self._glance.of_all if team == OPERATOR else partial(self._glance.of_team, team)
+            self._told[team] = make(latency, wait)
+        return self._told[team]
 
 
 class _KeptShape:

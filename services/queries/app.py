@@ -109,7 +109,7 @@ class Queries:
 
     def pool_status(self, query: PoolStatusQuery, team: str) -> PoolStatus:
         follower = self._following()
-        status = self.answers.pool_status(follower.projection, follower.position, self._told_to)
+        status = self.answers.pool_status(follower.projection, team, follower.position, self._told_to)
         busy = self._room.lacks((), SUBMITS_END) if self._room is not None else ""
         return status.model_copy(update={"busy": busy}) if busy else status
 

@@ -122,11 +122,14 @@ class Telemetry:
 
     async def node_list(self, query: NodeListQuery, team: str) -> NodeList:
         nodes, devices = await self._rows()
-        return handlers.node_list(query, nodes, devices, self.readings.fresh(now()), self._age)
+        return handlers.node_list(query, nodes, devices, self.readings.fresh(now()), self._age, self._sight(team))
 
     async def device_list(self, query: DeviceListQuery, team: str) -> DeviceList:
         nodes, devices = await self._rows()
-        return handlers.device_list(query, team, nodes, devices, self.readings.fresh(now()))
+        return handlers.device_list(query, nodes, devices, self.readings.fresh(now()), self._sight(team))
+
+    def _sight(self, team: str) -> handlers.Sight:
+        return handlers.Sight(team, self.hot.jobs)
 
     def _age(self, node: str) -> float | None:
         return self.ages.of(node)

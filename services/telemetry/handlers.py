@@ -1,7 +1,13 @@
-"""Answers to questions about nodes and devices: rows of the projection, joined with readings and heartbeat ages."""
+"""Answers to questions about nodes and devices: rows of the projection, joined with readings and heartbeat ages.
+
+What there is, and whether it is up, every team may know: it asks for devices by type, label and place. What is held, and what
+a device does, is told to those whose jobs hold it: a sample of a device that two teams share would tell each of the other's
+work.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from libs.bus.queries import NothingFound
 from libs.core.projections.hot_state import Row
@@ -12,6 +18,9 @@ from schemas.subjects import OPERATOR
 
 Rows = Mapping[str, Row]
 
+NO_JOB = "something that is no job uses it"
+"""Told to teams of a quarantine: its users are somebody's processes."""
+
 
 def node_list(
     query: NodeListQuery,
@@ -19,31 +28,64 @@ def node_list(
     devices: Rows,
     readings: Mapping[str, DeviceSample],
     age: Callable[[str], float | None],
+    sight: "Sight",
 ) -> NodeList:
     """All nodes, by name."""
     return NodeList(
         nodes=tuple(
-            _node(name, row, [(d, devices[d]) for d in row["devices"] if d in devices], readings, age(name))
+            _node(name, row, [(d, devices[d]) for d in row["devices"] if d in devices], readings, age(name), sight)
             for name, row in sorted(nodes.items())
         )
     )
 
 
 def device_list(
-    query: DeviceListQuery, team: str, nodes: Rows, devices: Rows, readings: Mapping[str, DeviceSample]
+    query: DeviceListQuery, nodes: Rows, devices: Rows, readings: Mapping[str, DeviceSample], sight: "Sight"
 ) -> DeviceList:
-    """Devices by node and index; of the jobs on a device a team sees its own alone. Raises NothingFound for an unknown node."""
+    """Devices by node and index; of what is on a device a team sees its own alone. Raises NothingFound for an unknown node."""
     if query.node and query.node not in nodes:
         raise NothingFound(f"no node {query.node!r} in this pool; `baton get nodes` lists them")
     shown = [(name, row) for name, row in devices.items() if not query.node or row["node"] == query.node]
     shown.sort(key=lambda item: (item[1]["node"], item[1]["index"], item[0]))
-    return DeviceList(devices=tuple(_device(name, row, team, readings.get(name)) for name, row in shown))
+    return DeviceList(devices=tuple(_device(name, row, readings.get(name), sight) for name, row in shown))
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What `team` may see of devices. `jobs`: the rows of jobs, by id, which say how much of a device each holds."""
+
+    team: str = OPERATOR
+    jobs: Rows = field(default_factory=dict)
+
+    def whole(self, row: Row) -> bool:
+        """Whether the team may see all that is on the device."""
+        return self.team == OPERATOR or all(owner == self.team for owner in row["jobs"].values())
+
+    def mine(self, row: Row) -> tuple[str, ...]:
+        """The jobs on the device that the team may see."""
+        return tuple(sorted(job for job, owner in row["jobs"].items() if self.team in (owner, OPERATOR)))
+
+    def milli_used(self, name: str, row: Row) -> int:
+        """Of the device, by those jobs."""
+        if self.whole(row):
+            return int(row["milli_used"])
+        return sum(self.jobs[job]["claims"].get(name, (0,))[0] for job in self.mine(row) if job in self.jobs)
+
+    def sample(self, row: Row, sample: DeviceSample | None) -> DeviceSample | None:
+        """A team sees what a device does while its own jobs, and nobody else's, are on it."""
+        return sample if self.team == OPERATOR or (row["jobs"] and self.whole(row)) else None
 
 
 def _node(
-    name: str, row: Row, devices: list[tuple[str, Row]], readings: Mapping[str, DeviceSample], age: float | None
+    name: str,
+    row: Row,
+    devices: list[tuple[str, Row]],
+    readings: Mapping[str, DeviceSample],
+    age: float | None,
+    sight: Sight,
 ) -> NodeView:
-    seen = [readings[device].utilization_pct for device, _ in devices if device in readings]
+    samples = [sight.sample(device, readings.get(name)) for name, device in devices]
+    seen = [sample.utilization_pct for sample in samples if sample is not None]
     return NodeView(
         node=name,
         status=row["status"],
@@ -53,7 +95,7 @@ def _node(
         incarnation=row["incarnation"],
         models=_counted(device["model"] for _, device in devices),
         devices=len(devices),
-        milli_used=sum(device["milli_used"] for _, device in devices),
+        milli_used=sum(sight.milli_used(name, device) for name, device in devices),
         milli_total=len(devices) * WHOLE_MILLI,
         utilization_pct=round(sum(seen) / len(seen), 2) if seen else None,
         heartbeat_age_s=None if age is None else round(age, 3),
@@ -64,7 +106,8 @@ def _node(
     )
 
 
-def _device(name: str, row: Row, team: str, sample: DeviceSample | None) -> DeviceView:
+def _device(name: str, row: Row, sample: DeviceSample | None, sight: Sight) -> DeviceView:
+    sample, users = sight.sample(row, sample), row.get("quarantine", "")  # a projector of before writes none
     return DeviceView(
         device=name,
         node=row["node"],
@@ -73,9 +116,9 @@ def _device(name: str, row: Row, team: str, sample: DeviceSample | None) -> Devi
         model=row["model"],
         mig_profile=row["mig_profile"],
         memory_mib=row["memory_mib"],
-        milli_used=row["milli_used"],
-        quarantine=row.get("quarantine", ""),  # a projector of before writes none
-        jobs=tuple(sorted(job for job, owner in row["jobs"].items() if team in (owner, OPERATOR))),
+        milli_used=sight.milli_used(name, row),
+        quarantine=users if sight.team == OPERATOR or not users else NO_JOB,
+        jobs=sight.mine(row),
         utilization_pct=sample.utilization_pct if sample else None,
         memory_used_mib=sample.memory_used_mib if sample else None,
         power_w=sample.power_w if sample else None,

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import stat
 
 import pytest
 
 from schemas.ids import job_id
 from schemas.queries import LogQuery
+from services.agent.failures import why_failed
 from services.agent.keeper.sink import Sink
 from services.agent.launcher import prune
 from services.agent.logs import LogStore
@@ -82,7 +84,64 @@ def test_another_teams_output_is_as_if_it_did_not_exist(store):
 def test_old_attempts_are_removed_and_running_ones_stay(store, tmp_path):
     for attempt in range(1, 6):
         write(store, "x", attempt=attempt)
-        os.utime(tmp_path / JOB / str(attempt) / "attempt.json", ns=(attempt, attempt))
+        os.utime(tmp_path / ".agent" / JOB / str(attempt) / "attempt.json", ns=(attempt, attempt))
     store.set_live(JOB, 1, 0, True)
     prune(store.prune())
-    assert sorted(p.name for p in (tmp_path / JOB).iterdir()) == ["1", "4", "5"]
+    for root in (tmp_path, tmp_path / ".agent"):
+        assert sorted(p.name for p in (root / JOB).iterdir()) == ["1", "4", "5"]
+
+
+@pytest.mark.parametrize("trick", ["a link", "a link to a folder", "a second name", "a pipe", "a folder"])
+def test_a_log_that_is_made_another_file_is_not_read(store, tmp_path, trick):
+    """Whoever gets at a job's log could make it a name of another's file: then it is as if there were none."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "rank-0.log").write_text("of another team")
+    write(store, "own")
+    log = store.log(JOB, 1, 0)
+    log.unlink()
+    if trick == "a link":
+        log.symlink_to(secret / "rank-0.log")
+    elif trick == "a link to a folder":
+        log.parent.rmdir()
+        log.parent.symlink_to(secret)
+    elif trick == "a second name":
+        os.link(secret / "rank-0.log", log)
+    elif trick == "a pipe":
+        os.mkfifo(log)
+    else:
+        log.mkdir()
+    assert store.read(LogQuery(job_id=JOB, attempt=1), "blue") is None
+    assert store.read(LogQuery(job_id=JOB), "operator") is None
+    assert why_failed((), 0, log) is None, "and says nothing of why it failed"
+
+
+def test_what_is_another_users_is_not_read(store, tmp_path, monkeypatch):
+    write(store, "text")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert store.read(LogQuery(job_id=JOB), "operator") is None
+
+
+def test_a_job_cannot_say_whose_its_output_is(store, tmp_path):
+    """Its own folder holds nothing that the agent relies on, and the agent's lets nobody else in."""
+    write(store, "secret")
+    folder = store.attempt(JOB, 1)
+    assert sorted(path.name for path in folder.iterdir()) == []
+    (folder / "attempt.json").write_text('{"team": "green"}')
+    assert store.read(LogQuery(job_id=JOB), "green") is None
+    assert LogStore(tmp_path, keep=2).read(LogQuery(job_id=JOB), "green") is None, "nor after a restart"
+    assert LogStore(tmp_path, keep=2).read(LogQuery(job_id=JOB), "blue").text == "secret"
+    assert stat.S_IMODE((tmp_path / ".agent").stat().st_mode) == 0o700
+
+
+def test_the_output_of_an_agent_of_before_is_taken_over(tmp_path):
+    """It kept everything in the job's folder; a writer that has the file open goes on."""
+    old = tmp_path / JOB / "3"
+    (old / "logs").mkdir(parents=True)
+    (old / "attempt.json").write_text('{"team": "blue"}')
+    with (old / "logs" / "rank-0.log").open("w") as writer:
+        writer.write("before, ")
+        store = LogStore(tmp_path, keep=2)
+        writer.write("after")
+    assert store.read(LogQuery(job_id=JOB), "blue").text == "before, after"
+    assert store.read(LogQuery(job_id=JOB), "green") is None

@@ -10,7 +10,7 @@ from libs.adapters.devices.fleet import parse_fleet
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.pricing import Prices
 from libs.core.explain.diagnosis import text_of
-from libs.core.explain.dry_run import DryRunInputs, dry_run, hide
+from libs.core.explain.dry_run import DryRunInputs, dry_run
 from libs.core.explain.right_sizing import OfferedKind, kinds_of, suggest
 from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, BlockReason
@@ -65,9 +65,11 @@ def spec(devices: int = 1, *, klass: str = "experiment", time_limit_s: float = 0
     )
 
 
-def planned(world: World, asked: JobSpec, steps: float | None = None, team: str = "research") -> PlanReply:
+def planned(
+    world: World, asked: JobSpec, steps: float | None = None, team: str = "research", seen_by: str = "operator"
+) -> PlanReply:
     before = list(world.decider.dump())
-    reply = dry_run(world.decider.state, asked, team, world.now_us, inputs(), steps=steps)
+    reply = dry_run(world.decider.state, asked, team, world.now_us, inputs(), steps=steps, seen_by=seen_by)
     assert list(world.decider.dump()) == before, "a plan changed the state"
     return reply
 
@@ -204,12 +206,35 @@ def test_victims_are_those_that_preemption_takes() -> None:
     assert dear not in plan.victims
 
 
-def test_of_another_teams_victims_only_class_and_size_are_told() -> None:
-    world = World(node("n0"))
-    running(world, "theirs", team="blue")
-    reply = planned(world, spec(8, klass="serving"))
-    assert [(v.job_id, v.team, v.devices) for v in hide(reply, "research").victims] == [("", "", 8)]
-    assert hide(reply, "operator").victims[0].team == "blue"
+def test_another_teams_victims_are_told_to_the_operator_alone() -> None:
+    world = World(node("n0"), node("n1"))
+    theirs, own = running(world, "theirs", team="blue"), running(world, "own")
+    asked = spec(16, klass="serving")
+    told, all_of_it = planned(world, asked, seen_by="research"), planned(world, asked)
+    assert [v.job_id for v in told.victims] == [own]
+    assert {v.job_id for v in all_of_it.victims} == {own, theirs}
+    assert "2 jobs of lower classes" in all_of_it.start_basis
+    assert told.start_basis == all_of_it.start_basis.replace("2 jobs", "jobs")
+    assert told.start_s == all_of_it.start_s
+
+
+def test_a_team_is_told_no_number_of_others_jobs() -> None:
+    """How many run, wait ahead or never end: the answers are the same for one job of theirs and for many."""
+
+    def told(*sizes: int, endless: bool = False) -> list[PlanReply]:
+        world = World(node("n0"), node("n1", model="L40S"))
+        for size in sizes:
+            running(world, f"theirs-{size}-{endless}", size, team="blue", time_limit_s=0 if endless else 1000)
+        for waiting in sizes:
+            world.submit(job(f"w{waiting}", 9, team="blue", priority=200, types=("L40S",)))
+        return [planned(world, spec(8, types=("H100",)), seen_by="research")]
+
+    def few_and_many(first: list[PlanReply], second: list[PlanReply]) -> None:
+        times = {"start_s": 0, "latest_s": 0, "nodes": ()}
+        assert [r.model_copy(update=times) for r in first] == [r.model_copy(update=times) for r in second]
+
+    few_and_many(told(8), told(1, 2, 5))
+    few_and_many(told(8, endless=True), told(1, 7, endless=True))
 
 
 def test_a_refusal_is_admissions_with_field_value_and_fix() -> None:

@@ -119,7 +119,9 @@ def test_node_list_joins_rows_readings_and_ages() -> None:
     world.send(inbox.NodeLost(node="b", incarnation=1, silent_s=9))
     hot, readings = folded(world), Readings(60)
     readings.take(sampled("a", 50), 0.0)
-    answer = handlers.node_list(NodeListQuery(), hot.nodes, hot.devices, readings.fresh(0.0), {"a": 1.2345}.get)
+    answer = handlers.node_list(
+        NodeListQuery(), hot.nodes, hot.devices, readings.fresh(0.0), {"a": 1.2345}.get, handlers.Sight()
+    )
     a, b = answer.nodes
     assert (a.node, a.status, a.devices, a.milli_used, a.milli_total) == ("a", "up", 2, 2000, 2000)
     assert (a.models, a.utilization_pct, a.heartbeat_age_s, a.simulated) == ({"H100": 2}, 50.0, 1.234, True)
@@ -133,16 +135,53 @@ def test_a_team_sees_its_own_jobs_on_devices_and_no_others() -> None:
     hot = folded(world)
 
     def seen(team: str) -> tuple[str, ...]:
-        return handlers.device_list(DeviceListQuery(), team, hot.nodes, hot.devices, {}).devices[0].jobs
+        sight = handlers.Sight(team, hot.jobs)
+        return handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, {}, sight).devices[0].jobs
 
     assert seen("red") == (red,)
     assert seen("blue") == (blue,)
     assert seen("green") == ()
     assert set(seen("operator")) == {red, blue}
-    shown = handlers.device_list(DeviceListQuery(node="a"), "red", hot.nodes, hot.devices, {})
-    assert [(d.index, d.milli_used) for d in shown.devices] == [(0, 800), (1, 0)]
+    for team, used in (("red", 400), ("green", 0), ("operator", 800)):
+        sight = handlers.Sight(team, hot.jobs)
+        shown = handlers.device_list(DeviceListQuery(node="a"), hot.nodes, hot.devices, {}, sight)
+        assert [(d.index, d.milli_used) for d in shown.devices] == [(0, used), (1, 0)], team
+        (listed,) = handlers.node_list(NodeListQuery(), hot.nodes, hot.devices, {}, {}.get, sight).nodes
+        assert listed.milli_used == used, team
     with pytest.raises(NothingFound, match="no node 'z'"):
-        handlers.device_list(DeviceListQuery(node="z"), "red", hot.nodes, hot.devices, {})
+        handlers.device_list(DeviceListQuery(node="z"), hot.nodes, hot.devices, {}, handlers.Sight("red"))
+
+
+def test_what_a_device_does_is_told_to_those_who_have_it_alone() -> None:
+    """The sample of a shared device tells of the other's work, and of a device that others hold, of theirs."""
+    world = World(node("a", 3))
+    world.submit(job("alone", 1, team="red"))
+    world.submit(job("r", share_milli=400, team="red"))
+    world.submit(job("b", share_milli=400, team="blue"))
+    hot, readings = folded(world), Readings(60)
+    readings.take(sampled("a", 50, devices=3), 0.0)
+
+    def told(team: str) -> tuple[list[float | None], float | None]:
+        fresh, sight = readings.fresh(0.0), handlers.Sight(team, hot.jobs)
+        shown = handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, fresh, sight).devices
+        (listed,) = handlers.node_list(NodeListQuery(), hot.nodes, hot.devices, fresh, {}.get, sight).nodes
+        for device in shown:
+            more = (device.memory_used_mib, device.power_w, device.temperature_c)
+            assert (device.utilization_pct is None) == all(value is None for value in more)
+        return [device.utilization_pct for device in shown], listed.utilization_pct
+
+    assert told("operator") == ([50, 50, 50], 50)
+    assert told("red") == ([50, None, None], 50)
+    assert told("blue") == ([None, None, None], None)
+
+
+def test_who_keeps_a_device_from_the_pool_is_told_to_the_operator() -> None:
+    world = World(node("a", 1))
+    hot = folded(world)
+    hot.devices["a-gpu0"]["quarantine"] = "4711 (train.py of secret)"
+    for team, told in (("red", handlers.NO_JOB), ("operator", "4711 (train.py of secret)")):
+        shown = handlers.device_list(DeviceListQuery(), hot.nodes, hot.devices, {}, handlers.Sight(team))
+        assert shown.devices[0].quarantine == told
 
 
 def test_records_are_checked_before_they_are_folded() -> None:

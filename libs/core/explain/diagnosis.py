@@ -21,6 +21,7 @@ from libs.core.state.levels import beyond
 from libs.core.state.model import Job, Shape, State
 from libs.core.state.usable import MOST_PARTS
 from schemas.queries import Removed
+from schemas.subjects import OPERATOR
 
 TEXT = {
     BlockReason.NO_DEVICES: "the pool has {up} usable devices and the job needs {need} at once",
@@ -62,6 +63,13 @@ SOME = {
 }
 """Texts for a constraint that leaves some devices, but too few: what the devices are that it removes."""
 
+_OTHERS = (
+    BlockReason.BUSY, BlockReason.HELD, BlockReason.RESERVED, BlockReason.PARTS, BlockReason.CPU, BlockReason.HOST_MEMORY,
+    BlockReason.POWER,
+)  # fmt: skip
+"""What other jobs take, in whatever way. How it is divided is theirs: a team is told the sum, which follows from what the pool
+has and what is free for it."""
+
 _MOST = 4
 _TRIED = 6
 
@@ -80,25 +88,45 @@ class Diagnosis:
         return self.changes[0] if self.changes else ""
 
 
-def diagnose(state: State, job: Job, outcome: Blocked, view: View, context: Context, most: int = _MOST) -> Diagnosis:
-    """Why `job` got `outcome`. Changes are tried on `view`; `most` of them are offered."""
+def diagnose(
+    state: State,
+    job: Job,
+    outcome: Blocked,
+    view: View,
+    context: Context,
+    most: int = _MOST,
+    *,
+    seen_by: str = OPERATOR,
+) -> Diagnosis:
+    """Why `job` got `outcome`, as `seen_by` may know it. Changes are tried on `view`; `most` of them are offered."""
     changes = tuple(islice(_changes(state, job, outcome, view, context), most)) or _fallback(state, job, view)
+    removed = outcome.removed if seen_by == OPERATOR else _summed(outcome.removed)
     return Diagnosis(
         outcome.reason,
-        text_of(state, job, outcome),
-        tuple(Removed(constraint=reason.value, devices=n) for reason, n in outcome.removed),
+        text_of(state, job, outcome, seen_by=seen_by),
+        tuple(Removed(constraint=reason.value, devices=n) for reason, n in removed),
         changes,
     )
 
 
-def text_of(state: State, job: Job, outcome: Blocked) -> str:
-    """The dominant reason in a sentence."""
+def _summed(removed: tuple[tuple[BlockReason, int], ...]) -> tuple[tuple[BlockReason, int], ...]:
+    """What others take as one number, in the place of the first of them."""
+    sums: dict[BlockReason, int] = {}
+    for reason, gone in removed:
+        shown = BlockReason.BUSY if reason in _OTHERS else reason
+        sums[shown] = sums.get(shown, 0) + gone
+    return tuple(sums.items())
+
+
+def text_of(state: State, job: Job, outcome: Blocked, *, seen_by: str = OPERATOR) -> str:
+    """The dominant reason in a sentence, as `seen_by` may know it."""
     if outcome.reason is BlockReason.QUOTA and (reached := Tally(state).room(job).reached):
         return reached[0].text(job.team)
     shape = job.shape
     text, (before, gone) = TEXT[outcome.reason], _counts(outcome)
     if outcome.reason in SOME and gone < before:
-        text = f"{gone} of {before} devices are {SOME[outcome.reason]}; {{left}} are left and it needs {{need}} at once"
+        counted = f"{gone} of {before}" if seen_by == OPERATOR or outcome.reason not in _OTHERS else "some"
+        text = f"{counted} devices are {SOME[outcome.reason]}; {{left}} are left and it needs {{need}} at once"
     said = text.format(
         up=int(state.fleet.up.sum()),
         need=_devices(shape.least * shape.milli),

@@ -1,5 +1,8 @@
 """A dry run: whether, where, when and at what price a job would run if it were submitted now. Nothing is changed.
 
+It is made for the team that asks: of other teams' jobs it tells what is free beside them, and nothing else. The operator is
+told of all.
+
 Every answer comes from the code that decides in earnest: admission's `evaluate`, a scheduling cycle on the state with the
 job added to its queue, `preemption` for its victims, `find` for what would help, and the price book of the bill. So a
 reply is right for the state that it was made from. Others may submit before the job is submitted.
@@ -68,6 +71,7 @@ def dry_run(
     *,
     fleet: FleetShape | None = None,
     steps: float | None = None,
+    seen_by: str = "",
 ) -> PlanReply:
     """What would become of `spec` if `team` submitted it at `t_us`.
 
@@ -75,6 +79,7 @@ def dry_run(
         state: as of the last commit, after its cycle: what waits there does not fit.
         fleet: the shape of `state`'s fleet, if the caller has kept it (`FleetShape.of`).
         steps: training steps that the job has to do, for time and cost.
+        seen_by: who is told; the team itself without it.
     """
     admission = AdmissionContext(fleet or shape_of_fleet(state), limits.room, inputs.classes)
     judged = evaluate(SubmitJob(client_key=_ME, job=spec), team, admission)
@@ -102,7 +107,7 @@ def dry_run(
     def admits(changed: JobSpec) -> bool:
         return isinstance(evaluate(SubmitJob(client_key=_ME, job=changed), team, admission), Admitted)
 
-    answer = _answer(_with(state, job), job, t_us, inputs)
+    answer = _answer(_with(state, job), job, t_us, inputs, seen_by or team)
     return answer.model_copy(
         update={
             "memory_mib": job.shape.memory_mib,
@@ -118,14 +123,6 @@ def shape_of_fleet(state: State) -> FleetShape:
     return FleetShape.of((node.inventory for node in state.fleet.nodes.values()), state.quotas)
 
 
-def hide(reply: PlanReply, team: str) -> PlanReply:
-    """The reply as `team` may see it: of other teams' jobs neither the id nor the team."""
-    if team == OPERATOR:
-        return reply
-    victims = tuple(v if v.team == team else v.model_copy(update={"job_id": "", "team": ""}) for v in reply.victims)
-    return reply.model_copy(update={"victims": victims})
-
-
 def _job(spec: JobSpec, team: str, t_us: int, priority_class: PriorityClass) -> Job:
     return Job(
         id=_ME, team=team, spec=spec, spec_hash="", priority=priority_class.priority, preempts=priority_class.preempts,
@@ -139,8 +136,8 @@ def _with(state: State, job: Job) -> State:
     return replace(state, jobs={**state.jobs, job.id: job}, queues={**state.queues, job.queue: queue})
 
 
-def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> PlanReply:
-    ahead = jobs_ahead(state, job, t_us, inputs.policy)
+def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs, seen_by: str) -> PlanReply:
+    ahead = jobs_ahead(state, job, t_us, inputs.policy, seen_by=seen_by)
     placed, outcome, view = _now(state, job, t_us, inputs)
     if placed is not None:
         where = _where(state, placed)
@@ -151,7 +148,7 @@ def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> PlanRepl
         )  # fmt: skip
     assert outcome is not None
     context = context_of(state, job, t_us)
-    found = diagnose(state, job, outcome, view, context)
+    found = diagnose(state, job, outcome, view, context, seen_by=seen_by)
     reply = PlanReply(
         verdict=PlanVerdict.UNKNOWN,
         reason=outcome.reason.value,
@@ -163,8 +160,8 @@ def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> PlanRepl
     )
     choice = preemption.choice_for(state, job, t_us, inputs.policy)
     if choice is not None:
-        return reply.model_copy(update=_by_preemption(state, choice))
-    return reply.model_copy(update=_later(state, job, t_us, inputs))
+        return reply.model_copy(update=_by_preemption(state, choice, seen_by))
+    return reply.model_copy(update=_later(state, job, t_us, inputs, seen_by))
 
 
 def _now(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> tuple[Placed | None, Blocked | None, View]:
@@ -214,7 +211,7 @@ def _where(state: State, placed: Placed) -> tuple[PlannedNode, ...]:
     return tuple(PlannedNode(node=n, model=m, devices=tuple(d)) for (n, m), d in nodes.items())
 
 
-def _by_preemption(state: State, choice: preemption.VictimChoice) -> dict[str, object]:
+def _by_preemption(state: State, choice: preemption.VictimChoice, seen_by: str) -> dict[str, object]:
     """The plan when lower classes give way: it starts when the slowest of them has saved its work."""
     victims = tuple(
         PlannedVictim(
@@ -225,8 +222,10 @@ def _by_preemption(state: State, choice: preemption.VictimChoice) -> dict[str, o
             lost_device_s=round(cost, 3),
         )
         for v, cost in zip(choice.victims, choice.costs, strict=True)
+        if seen_by in (OPERATOR, v.team)
     )
     grace = max((grace_s(v) for v in choice.victims), default=0.0)
+    who = counted(len(victims), "job") if seen_by == OPERATOR else "jobs"
     return {
         "verdict": PlanVerdict.AFTER_PREEMPTION,
         "victims": victims,
@@ -235,13 +234,13 @@ def _by_preemption(state: State, choice: preemption.VictimChoice) -> dict[str, o
         "link_gb_s": choice.placed.link_gb_s,
         "start_s": grace,
         "latest_s": grace,
-        "start_basis": f"after {counted(len(victims), 'job')} of lower classes had up to {grace:g} s to save their work",
+        "start_basis": f"after {who} of lower classes had up to {grace:g} s to save their work",
     }
 
 
-def _later(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> dict[str, object]:
+def _later(state: State, job: Job, t_us: int, inputs: DryRunInputs, seen_by: str) -> dict[str, object]:
     """The reply when it has to wait for running jobs to end."""
-    found = estimate_start(state, job, t_us, inputs.policy)
+    found = estimate_start(state, job, t_us, inputs.policy, seen_by=seen_by)
     if found.placed is None:
         return {"verdict": found.verdict, "start_basis": found.basis}
     return {

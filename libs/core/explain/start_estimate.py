@@ -27,6 +27,7 @@ from libs.core.state.model import Job, State
 from schemas.jobs import JobState
 from schemas.queries import PlanVerdict
 from schemas.resources import WHOLE_MILLI, Claim
+from schemas.subjects import OPERATOR
 
 AHEAD = 12
 """Waiting jobs that are followed in the replay: each costs a few searches."""
@@ -56,8 +57,11 @@ class _End:
     latest_us: int
 
 
-def estimate_start(state: State, job: Job, t_us: int, policy: Policy) -> StartEstimate:
-    """When `job`, which waits in `state`, would start, and where."""
+def estimate_start(
+    state: State, job: Job, t_us: int, policy: Policy, *, seen_by: str = OPERATOR
+) -> StartEstimate:  # fmt: skip
+    """When `job`, which waits in `state`, would start, and where. A team is told no number of others' jobs."""
+    told = seen_by == OPERATOR
     running = [j for j in state.jobs.values() if j.current is not None]
     if not _fits_an_empty_pool(state, job, policy):
         return StartEstimate(PlanVerdict.NEVER, "it would not fit on the devices that are up even if all were free")
@@ -65,9 +69,10 @@ def estimate_start(state: State, job: Job, t_us: int, policy: Policy) -> StartEs
     ahead = [other for other in waiting if other.id not in state.holds]
     ends = [end for j in running if (end := _end_of(j, t_us)) is not None]
     endless = len(running) - len(ends)
-    but = f"; {counted(endless, 'running job')} without a time limit not counted" if endless else ""
+    but = f"; {counted(endless, 'running job')} without a time limit not counted" if endless and told else ""
     if len(ahead) > AHEAD:
-        return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: {len(ahead)} jobs wait ahead of it{but}")
+        many = f"{len(ahead)}" if told else "too many"
+        return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: {many} jobs wait ahead of it{but}")
     held = _HeldClaims(state, [end.job for end in ends])
 
     def start(ordered: list[tuple[int, Job]]) -> tuple[int, Placed, int] | None:
@@ -81,7 +86,9 @@ def estimate_start(state: State, job: Job, t_us: int, policy: Policy) -> StartEs
     at_us, placed, ended = guess
     return StartEstimate(
         PlanVerdict.LATER,
-        f"guess: after {counted(ended, 'running job')} of {len(running)} end and {counted(len(ahead), 'job')} ahead start{but}",
+        f"guess: after {counted(ended, 'running job')} of {len(running)} end and {counted(len(ahead), 'job')} ahead start{but}"
+        if told
+        else "guess: after running jobs end and those ahead of it start",
         placed,
         start_s=round(max(0, at_us - t_us) / 1e6, 3),
         latest_s=None if latest is None else round(max(0, latest[0] - t_us) / 1e6, 3),

@@ -1,6 +1,10 @@
-"""Why a job waits. The same code that places jobs says what keeps it out."""
+"""Why a job waits. The same code that places jobs says what keeps it out.
 
-from itertools import islice
+An answer is made for whoever asks (`seen_by`). A team is told what is free for it, and nothing of others' jobs: not how many
+wait ahead, not what they hold each, not what giving way costs them. The operator is told all.
+"""
+
+from itertools import islice, takewhile
 
 from libs.core.explain.diagnosis import diagnose
 from libs.core.placement import Blocked, View, find
@@ -16,13 +20,16 @@ from libs.core.state.model import Job, QueueKey, State
 from schemas.jobs import JobState
 from schemas.queries import Explanation, QueuedJob
 from schemas.resources import Span
+from schemas.subjects import OPERATOR
 
 BACKING_OFF = "backing-off"
 """The reason of a job that waits for a time, and for no device."""
 _LOSSES = tuple(category for category, rule in retry.POLICY.items() if rule.budget is retry.Budget.INFRASTRUCTURE)
 
 
-def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Explanation:
+def explain(
+    state: State, job: Job, plan: Plan, policy: Policy = Policy(), *, seen_by: str = OPERATOR
+) -> Explanation:  # fmt: skip
     """The explanation of a job that has not ended. `plan` is the last cycle's, `policy` that of all cycles."""
     if job.state is not JobState.QUEUED:
         return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=_running(job), span=_span(job))
@@ -31,7 +38,7 @@ def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Ex
     if job.id in state.holds:
         devices = len(state.holds[job.id])
         text = f"{devices} devices are being freed for it: lower classes are saving their work and giving way"
-        text += _cost(state, job)
+        text += _cost(state, job) if seen_by == OPERATOR else ""
         return Explanation(job_id=job.id, state=job.state, reason="preempting", text=text)
     outcome = plan.waiting.get(job.queue)
     view, context = open_view(state, policy.chooser), context_of(state, job, state.t_us)
@@ -39,11 +46,11 @@ def explain(state: State, job: Job, plan: Plan, policy: Policy = Policy()) -> Ex
     room = Tally(state).room(job)
     found = OVER_LIMIT if room.request is None else find(view, room.request, context=context)
     outcome = found if isinstance(found, Blocked) else outcome
-    ahead = jobs_ahead(state, job, state.t_us, policy)
+    ahead = jobs_ahead(state, job, state.t_us, policy, seen_by=seen_by)
     if outcome is None:
         text = "it fits now and is granted with the next decision"
         return Explanation(job_id=job.id, state=job.state, reason="next", text=text, ahead=ahead)
-    found_out = diagnose(state, job, outcome, view, context, most=1)
+    found_out = diagnose(state, job, outcome, view, context, most=1, seen_by=seen_by)
     return Explanation(
         job_id=job.id,
         state=job.state,
@@ -62,18 +69,24 @@ def open_view(state: State, chooser: Chooser | None) -> View:
     return view
 
 
-def jobs_ahead(state: State, job: Job, t_us: int, policy: Policy) -> int:
-    """How many waiting jobs a cycle at `t_us` would consider before this one if nothing were granted in between."""
-    return next(i for i, other in enumerate(in_order(state, t_us, policy)) if other.id == job.id)
+def jobs_ahead(state: State, job: Job, t_us: int, policy: Policy, *, seen_by: str = OPERATOR) -> int:
+    """How many waiting jobs a cycle at `t_us` would consider before this one if nothing were granted in between; a team's
+    own alone, unless the operator asks."""
+    before = takewhile(lambda other: other.id != job.id, in_order(state, t_us, policy))
+    return sum(seen_by in (OPERATOR, other.team) for other in before)
 
 
-def queue_view(state: State, plan: Plan, limit: int, policy: Policy = Policy()) -> list[QueuedJob]:
-    """The first `limit` waiting jobs in the order in which they are considered, each with the reason of its queue; then those
-    that are not considered yet, because they were lost several times in a row."""
+def queue_view(
+    state: State, plan: Plan, limit: int, policy: Policy = Policy(), *, seen_by: str = OPERATOR
+) -> list[QueuedJob]:
+    """The first `limit` waiting jobs that `seen_by` may see in the order in which they are considered, each with the reason of
+    its queue; then those that are not considered yet, because they were lost several times in a row."""
     reasons: dict[QueueKey, str] = {key: blocked.reason.value for key, blocked in plan.waiting.items()}
-    waiting = [_queued(job, reasons.get(job.queue, "")) for job in islice(in_order(state, state.t_us, policy), limit)]
-    later = sorted(state.backing_off, key=lambda job_id: (state.backing_off[job_id], job_id))
-    return waiting + [_queued(state.jobs[job_id], BACKING_OFF) for job_id in later[: limit - len(waiting)]]
+    shown = (job for job in in_order(state, state.t_us, policy) if seen_by in (OPERATOR, job.team))
+    waiting = [_queued(job, reasons.get(job.queue, "")) for job in islice(shown, limit)]
+    later = [state.jobs[job] for job in sorted(state.backing_off, key=lambda job: (state.backing_off[job], job))]
+    later = [job for job in later if seen_by in (OPERATOR, job.team)]
+    return waiting + [_queued(job, BACKING_OFF) for job in later[: limit - len(waiting)]]
 
 
 def _backs_off(state: State, job: Job) -> str:

@@ -1,28 +1,92 @@
-"""A pool at a glance, from placement's state."""
+"""A pool at a glance, from placement's state: all of it for the operator, its own share for a team.
+
+What the pool *has* is told to every team, for they ask for it by type and number. What is *held*, by how many jobs, and how
+long those waited, is told to those whose jobs they are.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from libs.core.accelerators.kinds import accelerators_milli, is_cpu
 from libs.core.state.fleet import Fleet, Ints
+from libs.core.state.limits import Limits
 from libs.core.state.model import State
+from schemas.jobs import JobState
 from schemas.queries import PoolStatus, Quantiles
 from schemas.resources import WHOLE_MILLI, kind_of
 
 
-def status(state: State, pool: str, ledger_seq: int, latency: Quantiles, wait: Quantiles) -> PoolStatus:
-    """The figures of `state` at `ledger_seq`; the two distributions are what the service measured."""
+@dataclass(slots=True)
+class _Share:
+    """What one team has of the pool."""
+
+    jobs: Counter[str] = field(default_factory=Counter)
+    grants: int = 0
+    preemptions: int = 0
+    waiting_devices: int = 0
+
+
+class Glance:
+    """The figures of `state` at `ledger_seq`, all taken when it is made: one look at each job, for however many teams ask."""
+
+    def __init__(self, state: State, pool: str, ledger_seq: int) -> None:
+        self._shares: dict[str, _Share] = {}
+        self._used = {team: dict(used) for team, used in state.used.items()}
+        self._quotas = dict(state.quotas)
+        self._whole = _whole(state, pool, ledger_seq)
+        self._inbox_seq = state.inbox_seq
+        self._totals = (state.grants, state.preemptions, dict(state.finished_by_state))
+        for job in state.jobs.values():
+            share = self._shares.get(job.team)
+            if share is None:
+                share = self._shares[job.team] = _Share()
+            share.jobs[job.state.value] += 1
+            share.grants += job.attempts
+            share.preemptions += job.preemptions
+            if job.state is JobState.QUEUED:
+                share.waiting_devices += job.shape.devices
+
+    def of_all(self, latency: Quantiles, wait: Quantiles) -> PoolStatus:
+        """As the operator sees it; the two distributions are what the service measured."""
+        grants, preemptions, ended = self._totals
+        jobs = Counter(ended)
+        for share in self._shares.values():
+            jobs.update(share.jobs)
+        waiting = sum(share.waiting_devices for share in self._shares.values())
+        return self._whole.model_copy(
+            update={
+                "jobs": dict(jobs), "inbox_seq": self._inbox_seq, "grants": grants, "preemptions": preemptions,
+                "waiting_devices": waiting, "scheduling_latency_ms": latency, "queue_wait_ms": wait,
+            }
+        )  # fmt: skip
+
+    def of_team(self, team: str, latency: Quantiles, wait: Quantiles) -> PoolStatus:
+        """As `team` sees it; the two distributions are of its own jobs."""
+        share, used = self._shares.get(team, _Share()), self._used.get(team, {})
+        limits = self._quotas.get(team, Limits())
+        return self._whole.model_copy(
+            update={
+                "team": team, "jobs": dict(share.jobs), "grants": share.grants, "preemptions": share.preemptions,
+                "waiting_devices": share.waiting_devices, "milli_used": sum(used.values()),
+                "accelerators_used_milli": accelerators_milli(used), "processors_used_milli": _processors_milli(used),
+                "limit_milli": limits.total_milli, "limits_by_type": dict(limits.by_type),
+                "scheduling_latency_ms": latency, "queue_wait_ms": wait,
+            }
+        )  # fmt: skip
+
+
+def _whole(state: State, pool: str, ledger_seq: int) -> PoolStatus:
+    """What the pool has, and what of it is held; of jobs nothing yet."""
     up = state.fleet.up
     used, offered = _by_kind(state.fleet, WHOLE_MILLI - state.fleet.free_milli), _by_kind(state.fleet, WHOLE_MILLI)
-    jobs = Counter(job.state.value for job in state.jobs.values())
-    jobs.update(state.finished_by_state)
     return PoolStatus(
         pool=pool,
         ledger_seq=ledger_seq,
-        inbox_seq=state.inbox_seq,
-        jobs=dict(jobs),
+        inbox_seq=0,
+        jobs={},
         nodes_up=sum(node.up for node in state.fleet.nodes.values()),
         devices=int(np.count_nonzero(up)),
         devices_quarantined=sum(not known.lifted for known in state.quarantined.values()),
@@ -32,10 +96,11 @@ def status(state: State, pool: str, ledger_seq: int, latency: Quantiles, wait: Q
         accelerators_milli=accelerators_milli(offered),
         processors_used_milli=_processors_milli(used),
         processors_milli=_processors_milli(offered),
-        grants=state.grants,
-        preemptions=state.preemptions,
-        scheduling_latency_ms=latency,
-        queue_wait_ms=wait,
+        kinds={kind: milli // WHOLE_MILLI for kind, milli in offered.items()},
+        grants=0,
+        preemptions=0,
+        scheduling_latency_ms=Quantiles(count=0),
+        queue_wait_ms=Quantiles(count=0),
     )
 
 

@@ -1,0 +1,46 @@
+"""Reading files in folders that a job may have had its hands in: what is opened is a file of the agent's, and no other."""
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Not blocking: a pipe that nobody writes would hold up whoever opens it."""
+
+
+class NotOurs(OSError):
+    """What lies there is a link, no regular file, or another user's."""
+
+
+def open_file(root: Path, *parts: str) -> int:
+    """A descriptor of `root/parts[0]/...`, for reading. Below `root` no link is followed, in no place of the path, and the file
+    is this process's own and has one name only: a second name may be another's file. Raises OSError."""
+    at = os.open(root, _FOLDER & ~os.O_NOFOLLOW)
+    try:
+        for part in parts[:-1]:
+            below = os.open(part, _FOLDER, dir_fd=at)
+            os.close(at)
+            at = below
+        file = os.open(parts[-1], _FILE, dir_fd=at)
+    finally:
+        os.close(at)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+        os.close(file)
+        raise NotOurs(f"{'/'.join(parts)} is not a file of this agent")
+    return file
+
+
+def is_folder(root: Path, parts: Sequence[str]) -> bool:
+    """Whether `root/parts[0]/...` is a folder, reached by no link."""
+    at = root
+    for part in parts:
+        at /= part
+        try:
+            if not stat.S_ISDIR(at.lstat().st_mode):
+                return False
+        except OSError:
+            return False
+    return True
