@@ -117,6 +117,10 @@ class NodeObserved(Fact):
     observations: tuple[Observation, ...] = Field(max_length=4096)
 
 
+_EPOCH = "of the granter of leases that says so: after its successor nobody heeds it; 0: not told"
+_SINCE = "which silence this is about: when the node was heard last, as the ledger has it; null: one that it does not know yet"
+
+
 class NodeLost(Fact):
     """A node is gone and nothing runs there. Sent by leases once its lease has surely ended, that is after
     (lease + kill bound) x (1 + 2 x clock-rate error) + margin since the last renewal that was received; or, `planned`, by
@@ -126,15 +130,19 @@ class NodeLost(Fact):
     incarnation: int = Field(ge=1)
     silent_s: float = Field(ge=0, description="time since the last renewal, s")
     planned: bool = Field(default=False, description="it left in good order: its jobs do not count this as a loss")
+    epoch: int = Field(default=0, ge=0, description=_EPOCH)
+    since_us: Micros | None = Field(default=None, description=_SINCE)
 
 
 class NodeSilent(Fact):
-    """A node was not heard for a while. Sent by leases, and again as more of its leases have surely ended."""
+    """A node was not heard for a while. Sent by leases; once the ledger says so, again as more of its leases have ended."""
 
     node: NodeName
     incarnation: int = Field(ge=1)
     silent_s: float = Field(ge=0, description="time since the last renewal, s")
     ended_lease_s: float = Field(default=0, ge=0, description="leases of at most this length have surely ended, s")
+    epoch: int = Field(default=0, ge=0, description=_EPOCH)
+    since_us: Micros | None = Field(default=None, description=_SINCE)
 
 
 class NodeHeardAgain(Fact):
@@ -142,6 +150,7 @@ class NodeHeardAgain(Fact):
 
     node: NodeName
     incarnation: int = Field(ge=1)
+    epoch: int = Field(default=0, ge=0, description=_EPOCH)
 
 
 class NodeDead(Fact):

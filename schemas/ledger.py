@@ -332,7 +332,8 @@ class GranterNamed(Fact):
 
 
 class NodeSilence(Fact):
-    """A node is not heard. Nothing new is granted there until it is; what runs there goes on until its lease ends."""
+    """A node is not heard. Nothing new is granted there until it is; what runs there goes on until its lease ends. Told again,
+    with the same beginning, as more of its leases have ended."""
 
     kind: Literal["node.silent"] = "node.silent"
     node: NodeName
@@ -342,6 +343,7 @@ class NodeSilence(Fact):
         default=False,
         description="all leases have ended but of work that is kept: only the node, or an operator, can say that it is over",
     )
+    ended_lease_s: float = Field(default=0, ge=0, description="leases of at most this length have surely ended, s")
     skippable: Literal[True] = True
 
 

@@ -111,9 +111,10 @@ class Leases:
             *(js.publish(item.subject, item.payload, headers=item.headers, timeout=_PUBLISH_S) for item in items),
             return_exceptions=True,
         )
-        for outcome in outcomes:
+        for item, outcome in zip(items, outcomes, strict=True):
             if isinstance(outcome, asyncio.CancelledError):
                 raise outcome
+            self.grants.published(item, refused=isinstance(outcome, APIError) and not isinstance(outcome, _NO_ANSWER))
             if not isinstance(outcome, BaseException):
                 self.grants.stored_at = max(self.grants.stored_at, started)
                 self._ticks.labels("stored").inc()

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.core.projections.granter import Granter
 from libs.core.projections.node_health import Watch
-from libs.core.projections.node_lives import NodeLives, NodeNews
+from libs.core.projections.node_lives import NodeLives, NodeNews, Quiet
 from libs.ports.clock import boot_id
 from libs.service.bootclock import now, reading
 from schemas import ledger as led
@@ -26,6 +26,7 @@ log = logging.getLogger("baton.leases")
 MOST_AT_ONCE = 500
 """Reports about nodes sent with one tick: a partition silences thousands in the same second."""
 _WITNESSES = 3
+_SILENT = "io.baton.node.silent.v1"
 
 
 class Grants:
@@ -67,7 +68,7 @@ class Grants:
             self.watch.left(node, incarnation)
         for node, incarnation in lives.up.items():
             self.watch.joined(node, incarnation, at)
-            if node in lives.silent and lives.silent[node][1]:
+            if node in lives.silent and lives.silent[node].kept:
                 self.watch.kept(node, incarnation)
         self.granter.named(lives.right, at)
 
@@ -82,6 +83,7 @@ class Grants:
                 case led.NodeSilence():
                     if event.kept:
                         self.watch.kept(event.node, event.incarnation)
+                    self.watch.ended(event.node, event.ended_lease_s)
                 case led.NodeHeard():
                     self.watch.back(event.node)
                 case led.GranterNamed():
@@ -181,26 +183,47 @@ class Grants:
         yield self._tick()
         if not self.may_grant(at):
             return  # nobody answers our ticks: we may be deaf to the nodes as well
-        said = 0
+        said, epoch, silent = 0, self.granter.right.epoch, self.lives.silent
         for message in self.watch.overdue(at):
             if (message.node, message.incarnation) not in self._told_lost:
                 log.warning("node %s was silent for %.1f s: its lease has ended", message.node, message.silent_s)
                 self._lost.inc()
                 self._told_lost.add((message.node, message.incarnation))
             if (said := said + 1) <= MOST_AT_ONCE:
-                yield self._of_node(message, "lost", "io.baton.node.lost.v1", f"{message.incarnation}")
+                quiet = silent.get(message.node)
+                more = {"epoch": epoch, "since_us": quiet.since_us if quiet is not None else None}
+                lost = message.model_copy(update=more)
+                yield self._of_node(lost, "lost", "io.baton.node.lost.v1", f"{message.incarnation}:{epoch}")
         self._told_lost &= {(node, incarnation) for node, incarnation in self.lives.up.items()}
         for silence in self.watch.silences(at, self.settings.silent_s):
-            if (said := said + 1) <= MOST_AT_ONCE:
-                step = f"{silence.incarnation}:{silence.ended_lease_s:g}:{int(at - silence.silent_s)}"
-                yield self._of_node(silence, "silent", "io.baton.node.silent.v1", step)
-        for node, (seq, _) in self.lives.silent.items():
+            told = self._more_of(silence, silent.get(silence.node))
+            if told is not None and (said := said + 1) <= MOST_AT_ONCE:
+                if told.ended_lease_s:
+                    self.watch.tell_ended(told.node, told.ended_lease_s)
+                step = f"{told.incarnation}:{epoch}:{told.ended_lease_s:g}:{int(at - told.silent_s)}"
+                yield self._of_node(told, "silent", _SILENT, step)
+        for node, quiet in silent.items():
             incarnation = self.lives.up.get(node)
             if incarnation is not None and self.watch.is_heard(node, incarnation, at, self.settings.silent_s):
                 if (said := said + 1) > MOST_AT_ONCE:
                     return
-                heard = NodeHeardAgain(node=node, incarnation=incarnation)
-                yield self._of_node(heard, "heard", "io.baton.node.heard.v1", f"{incarnation}:{seq}")
+                heard = NodeHeardAgain(node=node, incarnation=incarnation, epoch=epoch)
+                yield self._of_node(heard, "heard", "io.baton.node.heard.v1", f"{incarnation}:{quiet.seq}:{epoch}")
+
+    def _more_of(self, silence: NodeSilent, known: Quiet | None) -> NodeSilent | None:
+        """What the ledger does not say yet: first that the node is silent, so that nothing new is granted there; then which of
+        its leases have ended."""
+        epoch = self.granter.right.epoch
+        if known is None:
+            return silence.model_copy(update={"epoch": epoch, "ended_lease_s": 0.0})
+        if known.kept or silence.ended_lease_s <= known.ended_lease_s:
+            return None
+        return silence.model_copy(update={"epoch": epoch, "since_us": known.since_us})
+
+    def published(self, item: Outgoing, *, refused: bool) -> None:
+        """What became of one of the reports: the broker refused it, or it is stored, or nobody knows."""
+        if item.headers.get("ce-type") == _SILENT:
+            self.watch.told_ended(subjects.sender_of(item.subject), refused)
 
     def claim(self, at: float) -> Outgoing | None:
         """The claim to be sent now, if any."""

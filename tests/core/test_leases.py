@@ -110,6 +110,45 @@ def test_work_that_is_kept_is_not_given_up_by_any_silence() -> None:
     assert world.checker.finish().violations == []
 
 
+@pytest.mark.parametrize("late", [
+    inbox.NodeSilent(node="a", incarnation=1, silent_s=40, ended_lease_s=30),
+    inbox.NodeLost(node="a", incarnation=1, silent_s=400),
+])  # fmt: skip
+def test_what_is_said_of_a_silence_that_is_over_ends_nothing_new(late: inbox.NodeSilent | inbox.NodeLost) -> None:
+    """It came late, by a slow way: the node was heard meanwhile, and runs what was granted since."""
+    world = World(node("a", 1))
+    world.send(silent("a"))
+    about = late.model_copy(update={"since_us": world.decider.state.silent["a"].since_us})
+    world.send(inbox.NodeHeardAgain(node="a", incarnation=1))
+    (new,) = running(world, leased("new", 30))
+    assert world.send(about) == []
+    world.send(silent("a"), after_us=60_000_000)
+    assert world.send(about) == [], "another silence, of which nothing of that kind is known"
+    assert world.state_of(new) == "running"
+    world.check()
+
+
+@pytest.mark.parametrize("late", [silent("a"), silent("a", 30), lost("a")])
+def test_what_a_granter_says_after_its_successor_counts_for_nothing(late: inbox.NodeSilent | inbox.NodeLost) -> None:
+    """It was frozen before it sent it. Its successor has renewed the node's lease."""
+    world = World(node("a", 1))
+    world.send(inbox.GranterClaimed(epoch=1, holder="frozen", term_s=5, max_lease_s=300))
+    world.send(inbox.GranterClaimed(epoch=2, holder="next", term_s=5, max_lease_s=300))
+    (new,) = running(world, leased("new", 30))
+    assert world.send(late.model_copy(update={"epoch": 1})) == []
+    assert world.state_of(new) == "running"
+    world.send(late.model_copy(update={"epoch": 2}))
+    assert (world.state_of(new) == "running") is (late == silent("a"))
+    world.check()
+
+
+def test_which_leases_have_ended_is_told_once_and_grows() -> None:
+    world = World(node("a", 1))
+    told = [world.send(silent("a", ended_s)) for ended_s in (0, 5, 5, 10, 5, 0)]
+    assert [[event.ended_lease_s for event in events] for events in told] == [[0], [5], [], [10], [], []]
+    world.check()
+
+
 def test_an_operator_may_declare_a_silent_node_dead_and_its_life_is_over_for_good() -> None:
     world = World(node("a", 1))
     (kept,) = running(world, leased("kept", 0))
@@ -285,6 +324,38 @@ def test_a_node_with_kept_work_is_renewed_again_after_it_was_given_up() -> None:
     assert [m.node for m in watch.overdue(1000)] == ["a"]
 
 
+def test_a_node_whose_shorter_leases_are_told_to_have_ended_is_renewed_when_the_ledger_says_so() -> None:
+    """A part of such a lease that it has not heard of yet would be started on that renewal, and freed by the message."""
+    watch = Watch(0.0, TERMS)
+    watch.joined("a", 1, 0.0)
+    watch.tell_ended("a", 20)
+    assert watch.heard([("a", 1)], 300, 1) == ()
+    watch.told_ended("a", refused=False)
+    watch.tell_ended("a", 30)
+    watch.told_ended("a", refused=True)
+    assert watch.heard([("a", 1)], 300, 2) == (), "the first message may be stored"
+    watch.ended("a", 20)
+    assert watch.heard([("a", 1)], 300, 3) == (), "the second one would free more"
+    watch.ended("a", 30)
+    assert watch.heard([("a", 1)], 300, 4) == ("a",)
+
+
+@pytest.mark.parametrize("over", [
+    lambda watch: watch.told_ended("a", refused=True),
+    lambda watch: watch.back("a"),
+    lambda watch: watch.joined("a", 2, 1.0),
+    lambda watch: watch.ended("a", 1e9),
+])  # fmt: skip
+def test_nothing_waits_for_a_message_that_was_refused_or_means_nothing_any_more(over: Any) -> None:
+    watch = Watch(0.0, TERMS)
+    watch.joined("a", 1, 0.0)
+    watch.tell_ended("a", 20)
+    over(watch)
+    assert watch.heard([("a", 2)], 300, 2) == ("a",)
+    watch.told_ended("a", refused=False)
+    assert watch.heard([("a", 2)], 300, 2) == ("a",), "its answer comes late"
+
+
 def test_node_lives_are_folded_and_come_back_from_a_snapshot() -> None:
     world = World(node("a", 1), node("b", 1), node("c", 1))
     world.send(inbox.GranterClaimed(epoch=1, holder="p1", term_s=10, max_lease_s=300))
@@ -294,7 +365,7 @@ def test_node_lives_are_folded_and_come_back_from_a_snapshot() -> None:
         lives.apply(one, seq)
         lives.skip(seq)
     assert (lives.up, lives.left) == ({"a": 1, "c": 1}, {"b": 1})
-    assert lives.silent == {"a": (len(world.records), False)}
+    assert lives.silent == {"a": (len(world.records), world.decider.state.silent["a"].since_us, False, 0)}
     assert lives.right == Right(1, "p1", 10, 300)
     again = NodeLives.load(iter(list(lives.dump())))
     assert list(again.dump()) == list(lives.dump())

@@ -505,7 +505,17 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a node is heard again in another life": (MUM, changed("node.heard", with_(incarnation=7)), "I8"),
     "a node is heard again that was not silent": (MUM, then("node.heard", lambda e: e), "I8"),
     "a silent node is granted": (MUM, left_out("node.heard"), "I8"),
-    "a lease ends of a node that is heard": (MUM, left_out("node.silent"), "I8"),
+    "a lease ends of a node that is heard": (MUM, both(left_out("node.silent"), left_out("node.silent", 1)), "I8"),
+    "a lease ends, and only shorter ones are told to have ended": (
+        MUM, changed("node.silent", with_(ended_lease_s=5), 2), "I8"
+    ),
+    "a lease is told to have ended that is longer than the silence": (
+        MUM, changed("node.silent", with_(ended_lease_s=100), 2), "I8"
+    ),
+    "a silence is told twice": (MUM, then("node.silent", lambda e: e, 2), "I8"),
+    "a silence ends fewer leases than before": (
+        MUM, then("node.silent", with_(ended_lease_s=5), 2), "I8"
+    ),
     "the right to grant leases is given twice": (MUM, then("lease.granter", lambda e: e), "I8"),
     "the right to grant leases goes back": (MUM, changed("lease.granter", with_(epoch=1), 1), "I8"),
     "an epoch of leases is left out": (MUM, left_out("lease.granter"), "I8"),

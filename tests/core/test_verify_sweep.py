@@ -33,6 +33,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "job.finished": f"of a job that was cancelled while it waited: {MAY_WAIT}",
         "attempt.running": "an attempt may end without having been seen running; a time limit relies on it, and finds it",
         "attempt.checkpointed": f"{NEVER_USED}: the job was not tried again, or had a later one by then",
+        "node.silent": "the first: that a node is silent, and which leases have ended, may be told in one",
         "board.recut-withdrawn": "the node may have answered late instead",
         "quota.set": f"{NEVER_USED}: nobody reached the limit",
         "lease.granter": "the last one: leases themselves are not in the ledger",

@@ -75,6 +75,9 @@ class Watch:
     The last rule makes a decision to give a node up final: a renewal that arrives after it is not answered, so the
     agent stops, registers a new life, and only that one is granted a lease. The exception is a node with work that is kept:
     once the ledger says so (`kept`), it may be renewed again and is not given up, however long it is silent.
+
+    The same holds for a node's shorter leases: once it is told that they have ended (`tell_ended`), the node is not renewed
+    until the ledger says so, too (`ended`). Else it could start, on a renewal, what a message on its way frees.
     """
 
     def __init__(self, started_at: float, terms: Terms) -> None:
@@ -86,19 +89,19 @@ class Watch:
         self._ended: dict[str, int] = {}
         self._given_up: dict[str, int] = {}
         self._kept: set[str] = set()
+        self._telling: dict[str, tuple[float, bool]] = {}
+        """Node -> leases of at most this length are told to have ended, s; whether that may be stored somewhere."""
 
     def joined(self, node: str, incarnation: int, now: float) -> None:
         """The ledger says that a life of a node began; earlier ones are over."""
         self.up[node] = (incarnation, now)
-        self._kept.discard(node)
-        self._given_up.pop(node, None)
+        self._begin(node)
         self._end(node, incarnation - 1)
 
     def left(self, node: str, incarnation: int) -> None:
         """The ledger says that this life of the node is over."""
         self.up.pop(node, None)
-        self._kept.discard(node)
-        self._given_up.pop(node, None)
+        self._begin(node)
         self._end(node, incarnation)
 
     def kept(self, node: str, incarnation: int) -> None:
@@ -110,6 +113,25 @@ class Watch:
     def back(self, node: str) -> None:
         """The ledger says that the node is heard again."""
         self._kept.discard(node)
+        self._telling.pop(node, None)
+
+    def tell_ended(self, node: str, ended_lease_s: float) -> None:
+        """Placement is about to be told that leases of at most this length have ended there."""
+        before_s, stored = self._telling.get(node, (0.0, False))
+        self._telling[node] = (max(before_s, ended_lease_s), stored)
+
+    def told_ended(self, node: str, refused: bool) -> None:
+        """What became of that message: one that was refused, and of which no copy got anywhere before, was not sent."""
+        ended_lease_s, stored = self._telling.get(node, (0.0, False))
+        if ended_lease_s and refused and not stored:
+            del self._telling[node]
+        elif ended_lease_s:
+            self._telling[node] = (ended_lease_s, stored or not refused)
+
+    def ended(self, node: str, ended_lease_s: float) -> None:
+        """The ledger says that leases of at most this length have ended there."""
+        if self._telling.get(node, (0.0, False))[0] <= ended_lease_s:
+            self._telling.pop(node, None)
 
     def heard(self, nodes: Iterable[tuple[str, int]], lease_s: float, now: float) -> tuple[str, ...]:
         """Nodes of a renewal that may go on: all but lives that have ended, and none when the lease is too long.
@@ -120,7 +142,7 @@ class Watch:
             return ()
         granted = []
         for node, incarnation in nodes:
-            if incarnation <= max(self._ended.get(node, 0), self._given_up.get(node, 0)):
+            if incarnation <= max(self._ended.get(node, 0), self._given_up.get(node, 0)) or node in self._telling:
                 continue
             before = self.last_seen.get(node)
             if before is not None and before.incarnation > incarnation:
@@ -166,6 +188,12 @@ class Watch:
         """Seconds since the node was last heard; None when it never was."""
         seen = self.last_seen.get(node)
         return None if seen is None else max(0.0, now - seen.at)
+
+    def _begin(self, node: str) -> None:
+        """What was known of the node's last life is of the past."""
+        self._kept.discard(node)
+        self._given_up.pop(node, None)
+        self._telling.pop(node, None)
 
     def _end(self, node: str, incarnation: int) -> None:
         self._ended[node] = max(incarnation, self._ended.get(node, 0))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from libs.core.state import parts
 from schemas import ledger as led
@@ -23,10 +23,22 @@ class Right:
     max_lease_s: float = 0.0
 
 
+class Quiet(NamedTuple):
+    """A silence, as the ledger has it. `seq`: the record that told it last."""
+
+    seq: int
+    since_us: int
+    """When the node was heard last: it names the silence."""
+    kept: bool
+    """It keeps work that no silence ends."""
+    ended_lease_s: float
+    """Leases of at most this length have ended."""
+
+
 class NodeLives:
     """Feed it every valid record; kinds of events that are not `handled` need not be understood."""
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     handled: ClassVar[frozenset[str]] = led.kinds_of(
         (led.NodeJoined, led.NodeLeft, led.NodeSilence, led.NodeHeard, led.GranterNamed)
     )
@@ -38,8 +50,8 @@ class NodeLives:
         """Node -> incarnation of its life."""
         self.left: dict[str, int] = {}
         """Node -> the last incarnation that is over."""
-        self.silent: dict[str, tuple[int, bool]] = {}
-        """Node -> (sequence of the record that says it is silent, whether it keeps work that no silence ends)."""
+        self.silent: dict[str, Quiet] = {}
+        """Nodes that are not heard."""
         self.right = Right()
 
     def apply(self, record: led.LedgerRecord, seq: int) -> tuple[NodeNews, ...]:
@@ -55,7 +67,9 @@ class NodeLives:
                     self.silent.pop(event.node, None)
                     self.left[event.node] = event.incarnation
                 case led.NodeSilence():
-                    self.silent[event.node] = (seq, event.kept)
+                    known = self.silent.get(event.node)
+                    since_us = record.t_us - int(event.silent_s * 1_000_000) if known is None else known.since_us
+                    self.silent[event.node] = Quiet(seq, max(0, since_us), event.kept, event.ended_lease_s)
                 case led.NodeHeard():
                     self.silent.pop(event.node, None)
                 case led.GranterNamed():
@@ -86,5 +100,5 @@ class NodeLives:
         made.right = Right(*about["right"])
         for table, rows in tables:
             into: Any = {"up": made.up, "left": made.left, "silent": made.silent}[table]
-            into.update((row[0], row[1] if len(row) == 2 else tuple(row[1:])) for row in rows)
+            into.update((row[0], row[1] if len(row) == 2 else Quiet(*row[1:])) for row in rows)
         return made

@@ -290,7 +290,7 @@ def _granter_named(state: State, e: led.GranterNamed, t_us: int) -> None:
 def _node_silent(state: State, e: led.NodeSilence, t_us: int) -> None:
     known = state.silent.get(e.node)
     since_us = known.since_us if known is not None else max(0, t_us - int(e.silent_s * 1_000_000))
-    state.silent[e.node] = Silence(since_us, e.kept)
+    state.silent[e.node] = Silence(since_us, e.kept, e.ended_lease_s)
     mark_silent(state)
 
 

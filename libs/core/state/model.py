@@ -215,6 +215,8 @@ class Silence(NamedTuple):
     """When it was heard last."""
     kept: bool
     """It keeps work that no silence ends."""
+    ended_lease_s: float = 0.0
+    """Leases of at most this length have ended."""
 
 
 class Quarantine(NamedTuple):

@@ -135,6 +135,18 @@ class NodeRow:
     """Of attempts, on this node."""
 
 
+@dataclass(frozen=True, slots=True)
+class SilentRow:
+    """A node's silence."""
+
+    since_us: int
+    """When it was heard last, us of ledger time."""
+    kept: bool
+    """Only kept work is left."""
+    ended_lease_s: float
+    """Leases of at most this length are told to have ended."""
+
+
 class Books:
     """All rows, the report, and where in the ledger we are."""
 
@@ -150,8 +162,8 @@ class Books:
         self.ended = EndedIds()
         self.devices: dict[str, DeviceRow] = {}
         self.nodes: dict[str, NodeRow] = {}
-        self.silent: dict[str, tuple[int, bool]] = {}
-        """Nodes that are not heard -> when they were heard last, us of ledger time; whether only kept work is left."""
+        self.silent: dict[str, SilentRow] = {}
+        """Nodes that are not heard."""
         self.holds: dict[str, tuple[str, ...]] = {}
         """Job -> devices that are held for it."""
 

@@ -3,7 +3,7 @@ begins a new life holds nothing."""
 
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Books, NodeRow, Promises, Subject
+from libs.core.projections.verify.books import Books, NodeRow, Promises, SilentRow, Subject
 from schemas import ledger as led
 from schemas.attempts import Evidence
 from schemas.resources import Inventory
@@ -88,10 +88,12 @@ class Nodes(Subject):
             job = self.books.jobs.get(e.job_id)
             if job is not None and not job.lease_s:
                 self.books.broken("I8", f"{e.job_id} is kept, and silence of node {e.node} ends it")
-            if e.node in self.books.silent:
+            silence = self.books.silent.get(e.node)
+            if silence is not None and job is not None:
+                told = self.books.format is None or silence.ended_lease_s >= job.lease_s
                 # What waited in the inbox is decided late and together: the ledger's own time then shows less than there was.
-                shown_s = (self.books.t_us - self.books.silent[e.node][0]) / 1e6
-                if job is not None and (e.silent_s if e.silent_s is not None else shown_s) >= job.lease_s:
+                shown_s = (self.books.t_us - silence.since_us) / 1e6
+                if told and (e.silent_s if e.silent_s is not None else shown_s) >= job.lease_s:
                     return  # its own lease was shorter than the node's
         if e.evidence in _LEAVES:
             self._leaves.make(e.node)
@@ -112,12 +114,13 @@ class Nodes(Subject):
     def silence(self, e: led.NodeSilence) -> None:
         self._same_life(e.node, e.incarnation, "silent")
         known = self.books.silent.get(e.node)
-        if known is not None and (known[1] or not e.kept):
+        if known is not None and (known.kept or not (e.kept or e.ended_lease_s > known.ended_lease_s)):
             self.books.broken("I8", f"node {e.node} falls silent, and was silent already")
-        self.books.silent[e.node] = (
-            known[0] if known is not None else self.books.t_us - int(e.silent_s * 1_000_000),
-            e.kept,
-        )
+        since_us = known.since_us if known is not None else self.books.t_us - int(e.silent_s * 1_000_000)
+        if not e.kept and e.ended_lease_s > e.silent_s:
+            what = f"leases of {e.ended_lease_s:g} s have ended there"
+            self.books.broken("I8", f"node {e.node} is silent for {e.silent_s:g} s, and {what}")
+        self.books.silent[e.node] = SilentRow(since_us, e.kept, e.ended_lease_s)
 
     def heard(self, e: led.NodeHeard) -> None:
         self._same_life(e.node, e.incarnation, "heard again")

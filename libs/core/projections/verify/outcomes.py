@@ -118,7 +118,7 @@ class Outcomes(Subject):
         if attempt.done and attempt.cause is None:
             attempt.bad = e.category
             silent = self.books.silent.get(e.node)
-            attempt.ended_us = silent[0] if silent is not None else self.books.t_us
+            attempt.ended_us = silent.since_us if silent is not None else self.books.t_us
         attempt.done = False
         attempt.evidence.add("failed" if e.own_exit else e.evidence.value)
 

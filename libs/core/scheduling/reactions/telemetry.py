@@ -7,14 +7,28 @@ from libs.core.state.lifecycle import UNDECIDED
 from schemas import inbox, ledger
 from schemas.attempts import Cause, Evidence
 
-_ALL = float("inf")
+_LONGEST_S = 1e9
 """Longer than any lease: no part has a longer one than its node."""
+
+
+def _old(d: Decision, m: inbox.NodeLost | inbox.NodeSilent | inbox.NodeHeardAgain) -> bool:
+    """Whether what leases says is of the past: of a life that is over, by a granter that has a successor, or of a silence that
+    has ended. A message may be late by any time: its sender was frozen, or it went round by a broker that was. What has been
+    granted since is not meant."""
+    known = d.state.fleet.nodes.get(m.node)
+    if known is None or not known.up or known.incarnation != m.incarnation:
+        return True
+    if m.epoch and m.epoch < d.state.granter_epoch:
+        return True
+    if isinstance(m, inbox.NodeHeardAgain) or m.since_us is None:
+        return False
+    silence = d.state.silent.get(m.node)
+    return silence is None or silence.since_us != m.since_us
 
 
 def node_lost(d: Decision, m: inbox.NodeLost) -> None:
     """All leases of the node have ended, or it left. Work that is kept is not given up by silence: then the node stays."""
-    known = d.state.fleet.nodes.get(m.node)
-    if known is None or not known.up or known.incarnation != m.incarnation:
+    if _old(d, m):
         return
     if m.planned:
         reason = f"node {m.node} left: its agent was stopped"
@@ -22,24 +36,30 @@ def node_lost(d: Decision, m: inbox.NodeLost) -> None:
     else:
         reason = f"node {m.node} was silent for {m.silent_s:.1f} s: its lease has ended"
         if _kept(d, m.node):
-            said = ledger.NodeSilence(node=m.node, incarnation=m.incarnation, silent_s=m.silent_s, kept=True)
+            said = ledger.NodeSilence(
+                node=m.node, incarnation=m.incarnation, silent_s=m.silent_s, kept=True, ended_lease_s=_LONGEST_S
+            )
             known_as = d.state.silent.get(m.node)
             if d.may(said) and (known_as is None or not known_as.kept):
                 d.emit(said)
-                _end_leases(d, m.node, _ALL, m.silent_s, reason)
+                _end_leases(d, m.node, _LONGEST_S, m.silent_s, reason)
             return
         vacate(d, m.node, Evidence.LEASE_ENDED, reason)
     d.emit(ledger.NodeLeft(node=m.node, incarnation=m.incarnation, reason=reason))
 
 
 def node_silent(d: Decision, m: inbox.NodeSilent) -> None:
-    """Nothing new is granted there, and work whose lease has surely ended is over."""
-    known = d.state.fleet.nodes.get(m.node)
-    said = ledger.NodeSilence(node=m.node, incarnation=m.incarnation, silent_s=m.silent_s)
-    if known is None or not known.up or known.incarnation != m.incarnation or not d.may(said):
+    """Nothing new is granted there, and work whose lease has surely ended is over. Each is told, also when no work is: who
+    grants leases waits for it before it renews any of that node (`libs.core.projections.node_health`)."""
+    said = ledger.NodeSilence(
+        node=m.node, incarnation=m.incarnation, silent_s=m.silent_s, ended_lease_s=m.ended_lease_s
+    )
+    if _old(d, m) or not d.may(said):
         return
-    if m.node not in d.state.silent:
+    known = d.state.silent.get(m.node)
+    if known is None or (not known.kept and m.ended_lease_s > known.ended_lease_s):
         d.emit(said)
+    if known is None:
         release_holds_on(d, m.node)
     if m.ended_lease_s:
         reason = f"node {m.node} was silent for {m.silent_s:.1f} s: its lease has ended"
@@ -47,8 +67,7 @@ def node_silent(d: Decision, m: inbox.NodeSilent) -> None:
 
 
 def node_heard(d: Decision, m: inbox.NodeHeardAgain) -> None:
-    known = d.state.fleet.nodes.get(m.node)
-    if known is not None and known.up and known.incarnation == m.incarnation and m.node in d.state.silent:
+    if m.node in d.state.silent and not _old(d, m):
         d.emit(ledger.NodeHeard(node=m.node, incarnation=m.incarnation))
 
 
