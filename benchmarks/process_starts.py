@@ -1,42 +1,52 @@
 """CPU time that agent and keeper need to start and end the processes of an attempt.
 
     python -m benchmarks.process_starts --containment namespace --attempts 200 --ranks 1
+    python -m benchmarks.process_starts --against ../baton-before
 
-Each attempt runs `/bin/true`, one after the other, through a keeper of its own. The agent is this process with the keeper's
-client alone; the keeper's time is the kernel's (`/proc/<pid>/schedstat`); shims and programs are the keeper's children.
+Each attempt runs `/bin/true`, one after the other, through a keeper of its own. The agent is the measuring process with the
+keeper's client alone; the keeper's time, its zygote's with it, is the kernel's (`/proc/<pid>/schedstat`); shims and programs
+are the keeper's children. With `--against` the code of another checkout is measured in turn with this one: on a machine that
+does other work as well, only the ratio says anything.
 """
 
 import argparse
 import asyncio
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
-from services.agent.keeper import contain
+from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 
 _WARM_UP = 10
 _TICK_MS = 10
 """Of the times in /proc/<pid>/stat."""
+_HERE = Path(__file__).resolve().parents[1]
+
+Times = list[float]
+"""Of agent, keeper, shims and programs: CPU ms per process."""
 
 
-async def measure(containment: str, attempts: int, ranks: int) -> None:
+async def measure(containment: str, attempts: int, ranks: int) -> Times:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "pids").mkdir()
+        (folder / "pids").mkdir()  # for keepers before the zygote
         keeper = KeeperClient(folder, containment, "", _nothing)
         keeper.life("n0", 1, None)
         await keeper.ensure()
         for number in range(_WARM_UP):
             await _one(keeper, folder, f"warm-{number}", ranks)
-        before = _keeper_ms(keeper.pid), _children_ms(keeper.pid), time.process_time() * 1000
+        before = time.process_time() * 1000, _keeper_ms(keeper.pid), _children_ms(keeper.pid)
         for number in range(attempts):
             await _one(keeper, folder, str(number), ranks)
-        after = _keeper_ms(keeper.pid), _children_ms(keeper.pid), time.process_time() * 1000
-        own, children, agent = ((b - a) / (attempts * ranks) for a, b in zip(before, after, strict=True))
-        print(f"{keeper.containment}, {ranks} processes an attempt, CPU ms per process:")
-        print(f"agent {agent:.2f}, keeper {own:.2f}, shims and programs {children:.2f}")
+        after = time.process_time() * 1000, _keeper_ms(keeper.pid), _children_ms(keeper.pid)
         await keeper.close()
+        return [(b - a) / (attempts * ranks) for a, b in zip(before, after, strict=True)]
 
 
 async def _nothing() -> None:
@@ -61,7 +71,8 @@ async def _one(keeper: KeeperClient, folder: Path, name: str, ranks: int) -> Non
 
 
 def _keeper_ms(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
+    """Between two attempts the keeper's only child is its zygote, where it has one."""
+    return sum(int(proc.read_text(f"/proc/{one}/schedstat").split()[0]) / 1e6 for one in (pid, *proc.children(pid)))
 
 
 def _children_ms(pid: int) -> float:
@@ -69,10 +80,42 @@ def _children_ms(pid: int) -> float:
     return (int(fields[13]) + int(fields[14])) * _TICK_MS
 
 
+def compare(given: argparse.Namespace) -> None:
+    """Every tree in turn, each time in a fresh process that imports Baton from there."""
+    trees = [tree.resolve() for tree in (_HERE, given.against) if tree is not None]
+    found: dict[Path, list[Times]] = {tree: [] for tree in trees}
+    options = ["--containment", given.containment, "--attempts", str(given.attempts), "--ranks", str(given.ranks)]
+    for _ in range(given.rounds):
+        for tree in trees:
+            out = subprocess.run(
+                [sys.executable, __file__, "--one", *options],
+                env=os.environ | {"PYTHONPATH": str(tree)},
+                stdout=subprocess.PIPE,
+                check=True,
+            )
+            found[tree].append(json.loads(out.stdout))
+    print(f"{given.containment}, {given.ranks} processes an attempt, CPU ms per process, median of {given.rounds}:")
+    for tree, rounds in found.items():
+        agent, keeper, children = map(median, zip(*rounds, strict=True))
+        both = median(agent + keeper for agent, keeper, _ in rounds)
+        print(
+            f"agent {agent:.2f}, keeper {keeper:.2f}, both {both:.2f}; shims and programs {children:.2f}  ({tree.name})"
+        )
+    if given.against is not None:
+        ratios = [sum(a[:2]) / sum(b[:2]) for a, b in zip(*found.values(), strict=True)]
+        print(f"both, against {given.against.name}: {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--containment", choices=("auto", *contain.KINDS), default="auto")
     parser.add_argument("--attempts", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=1)
-    given = parser.parse_args()
-    asyncio.run(measure(given.containment, given.attempts, given.ranks))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--against", type=Path, help="another checkout of Baton")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(asyncio.run(measure(arguments.containment, arguments.attempts, arguments.ranks))))
+    else:
+        compare(arguments)

@@ -1,11 +1,10 @@
-"""What an agent keeps on disk between its lives: the incarnation of each node. Its keeper notes its shims here, too."""
+"""What an agent keeps on disk between its lives: the incarnation of each node."""
 
 import fcntl
 import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,7 +30,6 @@ class AgentState:
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / "agent"
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "pids").mkdir(exist_ok=True)
         self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,16 +70,11 @@ class AgentState:
         new.replace(path)
         return fresh
 
-    def _forget(self, pids: Iterable[int]) -> None:
-        for pid in pids:
-            with suppress(OSError):
-                (self.path / "pids" / str(pid)).unlink()
-
     def kill_leftovers(self, marker_roots: Iterable[str], group_base: Path | None) -> int:
         """Kills whatever an earlier life of these nodes left, and returns how many processes that were.
 
-        Three ways lead to them: their cgroup, the marker in their environment, the shims that their keeper noted. Blocks
-        until none is left. Raises NotEmpty naming the processes that do not die.
+        Three ways lead to them: their cgroup, the marker in their environment, the name of their shims. Blocks until none
+        is left. Raises NotEmpty naming the processes that do not die.
         """
         roots, killed = list(marker_roots), set[int]()
         for _ in range(_SWEEPS):
@@ -91,26 +84,14 @@ class AgentState:
                     found |= proc.kill_group(str(group))
                     proc.remove_group(str(group))
                 found |= proc.kill_all(tree.marked(root + "/"))
-            leaders = {pid for pid in self._recorded() if self._same(pid)}
-            found |= proc.kill_all(leaders | (tree.marked(None, leaders) if leaders else set()))
+            found |= proc.kill_all(tree.named(proc.shim_name(str(self.path))))
             killed |= found
             if not found:
-                self._forget(self._recorded())
                 return len(killed)
             time.sleep(_SWEEP_S)
         raise NotEmpty(
             f"processes {sorted(found)} of an earlier life do not die; restart the machine to free its devices"
         )
-
-    def _recorded(self) -> list[int]:
-        return [int(path.name) for path in (self.path / "pids").iterdir() if path.name.isdigit()]
-
-    def _same(self, pid: int) -> bool:
-        stat = proc.read_stat(pid)
-        try:
-            return stat is not None and (self.path / "pids" / str(pid)).read_text() == str(stat.started)
-        except OSError:
-            return False
 
 
 def group_name(marker_root: str) -> str:

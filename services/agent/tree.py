@@ -1,12 +1,12 @@
 """Finding what an earlier agent and its keeper left, when both are gone.
 
-Three ways lead to it: the cgroup of a life of a node, the shims that the keeper noted, and the marker
+Three ways lead to it: the cgroup of a life of a node, the name of the keeper's shims (`proc.shim_name`), and the marker
 `BATON_PART=<node>@<agent>/<incarnation>/<attempt id>` in the environment that a job's processes began with. The last is
-for machines without the first two: a program that clears its environment *and* detaches can shed it.
+for machines without the first, where a shim was killed: a program that clears its environment *and* detaches can shed it.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -47,11 +47,19 @@ def _may_make_groups(base: Path) -> bool:
     return True
 
 
-def marked(prefix: str | None, sessions: Iterable[int] = ()) -> set[int]:
-    """Live processes whose initial environment has the marker with this prefix, or whose session is one of `sessions`,
-    and all descendants of these. A prefix that ends in a NUL is the whole value; None looks at sessions alone."""
-    wanted = None if prefix is None else f"{MARKER}={prefix}".encode()
-    leaders = set(sessions)
+def marked(prefix: str) -> set[int]:
+    """Live processes whose initial environment has the marker with this prefix, and all descendants of these. A prefix that
+    ends in a NUL is the whole value."""
+    wanted = f"{MARKER}={prefix}".encode()
+    return _found(lambda pid, stat: _has(pid, wanted))
+
+
+def named(name: str) -> set[int]:
+    """Live processes of this name, and all their descendants."""
+    return _found(lambda pid, stat: stat.name == name)
+
+
+def _found(is_one: Callable[[int, proc.Stat], bool]) -> set[int]:
     children: dict[int, list[int]] = {}
     found: set[int] = set()
     own = os.getpid()
@@ -60,7 +68,7 @@ def marked(prefix: str | None, sessions: Iterable[int] = ()) -> set[int]:
         if stat is None or stat.state in "ZX":
             continue
         children.setdefault(stat.parent, []).append(pid)
-        if pid != own and (stat.session in leaders or (wanted is not None and _has(pid, wanted))):
+        if pid != own and is_one(pid, stat):
             found.add(pid)
     waiting = list(found)
     while waiting:

@@ -105,7 +105,7 @@ class Place:
 
 async def keeper_in(folder: Path, containment: str, group: Path | None = None) -> KeeperClient:
     """A keeper of its own, with one life of one node that no lease ends."""
-    (folder / "pids").mkdir(parents=True)
+    folder.mkdir(parents=True)
 
     async def clear() -> None:
         """Nothing is left by a keeper that contains what it starts."""

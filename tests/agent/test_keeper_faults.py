@@ -30,6 +30,7 @@ from tests.agent.build import but, part, rank, spec
 from tests.agent.conftest import until
 from tests.agent.test_processes import FOREVER, STUBBORN_DAEMON
 from tests.agent.world import World
+from tests.kit.held import held, zygotes
 
 pytestmark = pytest.mark.faults
 
@@ -95,8 +96,7 @@ class Node:
 
     def processes(self) -> set[int]:
         """Shims, and all that runs below them."""
-        keeper = self.keeper()
-        return proc.descendants([keeper]) if keeper else set()
+        return held(self.keeper())
 
     def jobs(self) -> set[int]:
         """The processes of jobs, without the shims."""
@@ -299,6 +299,25 @@ async def test_a_frozen_keeper_does_not_outlive_the_lease(make_node, world):
     await world.joined("n0", lives=2)
 
 
+@pytest.mark.parametrize("containment", [contain.NAMESPACE, contain.SUBREAPER])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_zygote_that_is_killed_or_frozen_costs_no_attempt(make_node, world, number, containment):
+    node = make_node(LONG_S, containment)
+    pids, first = await run_job(world, node)
+    (zygote,) = zygotes(node.keeper())
+    os.kill(zygote, number)
+    second = part(spec(JOB), rank("n0-gpu1"))
+    await world.want("n0", first, second)
+    await world.sees(second, Started)
+    assert zygotes(node.keeper()).isdisjoint([zygote]), "another took its place"
+    assert not none_of(pids)
+    assert len(world.lives["n0"]) == 1
+    await world.want("n0", but(first, Action.STOP), but(second, Action.STOP))
+    await world.sees(first, Released)
+    await world.sees(second, Released)
+    assert node.jobs() == set()
+
+
 async def test_what_is_started_while_a_dead_keeper_is_cleared_away_is_lost_and_has_not_failed(make_node, world):
     """The next keeper would start it, and clearing away what the dead one left would kill it: no exit of its own."""
     node = make_node()
@@ -329,7 +348,7 @@ async def test_what_is_left_when_the_shim_is_killed_too_is_gone_before_the_node_
     await world.want("n0", part(spec(job), rank("n0-gpu0")))
     await until(lambda: len(node.jobs()) == 2)
     pids, keeper = node.jobs(), node.keeper()
-    shims = proc.children(keeper)
+    shims = proc.children(keeper)  # and the zygote
     for pid in (keeper, *shims):
         os.kill(pid, signal.SIGSTOP)
     node.signal(signal.SIGKILL)
@@ -346,6 +365,24 @@ async def test_what_is_left_when_the_shim_is_killed_too_is_gone_before_the_node_
     await world.joined("n0", lives=2)
     await until(lambda: alive_at_registration)
     assert alive_at_registration[0] == []
+
+
+async def test_a_shim_that_is_frozen_when_its_keeper_dies_is_found_by_its_name(make_node, world):
+    """Its job has an empty environment and a session of its own: nothing else tells whose it is."""
+    node = make_node(LONG_S, contain.SUBREAPER)
+    await world.joined("n0")
+    await world.want("n0", part(spec(ESCAPEE + FOREVER), rank("n0-gpu0")))
+    await until(lambda: len(node.jobs()) == 2)
+    await until(lambda: any(b"BATON_PART" not in Path(f"/proc/{pid}/environ").read_bytes() for pid in node.jobs()))
+    pids, keeper = node.processes(), node.keeper()
+    for pid in proc.children(keeper):
+        os.kill(pid, signal.SIGSTOP)
+    node.kill()
+    find.kill(node.state)
+    assert not none_of(pids)
+    node.start()
+    await world.joined("n0", lives=2)
+    assert none_of(pids)
 
 
 async def test_a_node_that_was_frozen_whole_runs_nothing_when_it_wakes(make_node, world):

@@ -8,7 +8,8 @@ from libs.cli.launch import REAL, LaunchOptions, LocalStack
 from libs.client import connect
 from schemas.jobs import JobSpec, JobState
 from schemas.resources import Resources
-from services.agent.keeper import find, proc
+from services.agent.keeper import find
+from tests.kit.held import held
 from tests.kit.waiting import until
 
 pytestmark = pytest.mark.faults
@@ -24,8 +25,7 @@ async def test_a_job_runs_on_while_everything_else_is_stopped(tmp_path: Path) ->
     agent = tmp_path / "services" / REAL / "agent"
 
     def processes() -> set[int]:
-        keeper = find.running(agent)
-        return proc.descendants([keeper]) if keeper else set()
+        return held(find.running(agent))
 
     try:
         async with LocalStack(options) as first, await connect(first.team_url("a"), "a") as team:

@@ -5,8 +5,9 @@ to the keeper's socket, is shown the table of attempts, and goes on (*adopts*). 
 case: the lease of a node has ended. It is started once and forks from itself, so no job costs an interpreter start.
 
 - `server` is the keeper's loop, `table` what it knows (no I/O), `wire` the protocol, `contain` the kinds of containment.
-- `shim` is a fork of the keeper, one for each attempt. It starts the attempt's processes and holds all of them: as the
-  first process of a pid namespace, or as their subreaper, in a cgroup where there is one.
+- `zygote` is a fork of the keeper that forks the shims, with as few pages touched as can be.
+- `shim` holds one attempt. It starts the attempt's processes and holds all of them: as the first process of a pid namespace,
+  or as their subreaper, in a cgroup where there is one.
 - `client` and `find` are the agent's side.
 
 The keeper and its shims import nothing but a few modules of the standard library: a fork copies what they hold.

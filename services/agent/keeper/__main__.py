@@ -7,10 +7,10 @@ import signal
 import socket
 import sys
 
-from services.agent.keeper import contain
+from services.agent.keeper import contain, proc
 from services.agent.keeper.server import Keeper
 
-SOCKET, LOCK, PIDS = "keeper.sock", "keeper.lock", "pids"
+SOCKET, LOCK = "keeper.sock", "keeper.lock"
 
 
 def main(folder: str, asked: str, group: str) -> int:
@@ -34,7 +34,7 @@ def main(folder: str, asked: str, group: str) -> int:
     listener = _listen(folder)
     gc.collect()
     gc.freeze()  # a collection would touch, and so copy, what forks share
-    Keeper(listener, f"{folder}/{PIDS}", kind).run()
+    Keeper(listener, proc.shim_name(folder), kind).run()
     return 0
 
 

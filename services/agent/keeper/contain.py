@@ -20,10 +20,17 @@ NAMESPACE, CGROUP, SUBREAPER, NONE = "namespace", "cgroup", "subreaper", "none"
 KINDS = (NAMESPACE, CGROUP, SUBREAPER, NONE)
 """From the strongest to the weakest."""
 
-_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x0002_0000, 0x1000_0000, 0x2000_0000
+CLONE_NEWPID = 0x2000_0000
+_CLONE_PARENT, _CLONE_NEWNS, _CLONE_NEWUSER = 0x8000, 0x0002_0000, 0x1000_0000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x4_0000
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_SYS_CLONE = {"x86_64": 56, "ppc64le": 120}.get(os.uname().machine, 220)
+"""Of most machines, as the kernel numbers its calls."""
+_LIBC = ctypes.PyDLL(None, use_errno=True)
+_LIBC.syscall.restype = ctypes.c_long
+_BEFORE_FORK = ctypes.pythonapi.PyOS_BeforeFork
+_AFTER_FORK_PARENT, _AFTER_FORK_CHILD = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
+"""Looked up once: each child would read a part of the symbol table for them."""
 
 
 def _checked(result: int, what: str) -> None:
@@ -42,29 +49,30 @@ def become_subreaper() -> None:
     _checked(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def own_pid_namespace() -> int:
-    """A descriptor of the pid namespace that this process is in. Raises OSError."""
-    return os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+def name_process(name: str) -> None:
+    """What `ps` shows of this process, at most 15 bytes. Raises OSError."""
+    _checked(_LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0), "prctl(PR_SET_NAME)")
 
 
-def fork_into_namespace(own: int) -> int:
-    """As `os.fork`; the child is the first process of a new pid namespace. `own`: `own_pid_namespace()`. Raises OSError."""
-    _checked(_LIBC.unshare(_CLONE_NEWPID), "unshare(CLONE_NEWPID)")
-    try:
-        pid = os.fork()
-        if pid == 0:
-            return 0
-    finally:
-        # The next child, if it is no shim, belongs into the keeper's own namespace again.
-        if os.getpid() != 1:
-            _checked(_LIBC.setns(own, _CLONE_NEWPID), "setns(pid)")
+def fork_sibling(flags: int = 0) -> int:
+    """As `os.fork`, but the child is a child of this process's parent. `flags`: `CLONE_NEWPID` makes it the first process
+    of a new pid namespace. For processes with one thread. Raises OSError."""
+    _BEFORE_FORK()
+    pid = int(_LIBC.syscall(_SYS_CLONE, _CLONE_PARENT | flags | signal.SIGCHLD, 0, 0, 0, 0))
+    if pid == 0:
+        _AFTER_FORK_CHILD()
+        return 0
+    number = ctypes.get_errno()
+    _AFTER_FORK_PARENT()
+    if pid < 0:
+        raise OSError(number, os.strerror(number), "clone")
     return pid
 
 
 def own_user_and_pid_namespace() -> None:
     """The next child of this process is the first process of a pid namespace; for users without root. Raises OSError."""
     user, group = os.geteuid(), os.getegid()
-    _checked(_LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWPID), "unshare(CLONE_NEWUSER)")
+    _checked(_LIBC.unshare(_CLONE_NEWUSER | CLONE_NEWPID), "unshare(CLONE_NEWUSER)")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         proc.write_text(f"/proc/self/{name}", text)
 
@@ -95,7 +103,7 @@ def _try(kind: str) -> None:
         become_subreaper()
         return
     if os.geteuid() == 0:
-        _checked(_LIBC.unshare(_CLONE_NEWPID), "unshare")
+        _checked(_LIBC.unshare(CLONE_NEWPID), "unshare")
     else:
         own_user_and_pid_namespace()
     inner = os.fork()

@@ -3,15 +3,16 @@
 import os
 import signal
 from collections.abc import Iterable
+from zlib import crc32
 
 
 class Stat:
-    """Of /proc/<pid>/stat: state letter, parent, session, start time in clock ticks since boot."""
+    """Of /proc/<pid>/stat: name (15 bytes of it), state letter, parent, session, start time in clock ticks since boot."""
 
-    __slots__ = ("parent", "session", "started", "state")
+    __slots__ = ("name", "parent", "session", "started", "state")
 
-    def __init__(self, state: str, parent: int, session: int, started: int) -> None:
-        self.state, self.parent, self.session, self.started = state, parent, session, started
+    def __init__(self, name: str, state: str, parent: int, session: int, started: int) -> None:
+        self.name, self.state, self.parent, self.session, self.started = name, state, parent, session, started
 
 
 def read_text(path: str) -> str:
@@ -41,8 +42,15 @@ def read_stat(pid: int) -> Stat | None:
         text = read_text(f"/proc/{pid}/stat")
     except OSError:
         return None
-    parts = text[text.rindex(")") + 2 :].split()
-    return Stat(parts[0], int(parts[1]), int(parts[3]), int(parts[19]))
+    name, _, rest = text.partition("(")[2].rpartition(") ")
+    parts = rest.split()
+    return Stat(name, parts[0], int(parts[1]), int(parts[3]), int(parts[19]))
+
+
+def shim_name(folder: str) -> str:
+    """What the shims of the keeper that has this folder are called, as `ps` shows it. No other process of this machine is: it
+    is how those are found that a keeper left."""
+    return f"baton-{crc32(os.fsencode(os.path.realpath(folder))):08x}"
 
 
 def alive(pid: int) -> bool:

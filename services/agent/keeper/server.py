@@ -5,15 +5,15 @@ import os
 import select
 import signal
 import socket
-import sys
 from contextlib import suppress
 from typing import Any
 
-from services.agent.keeper import contain, proc, wire
+from services.agent.keeper import proc, wire
 from services.agent.keeper.clock import now
 from services.agent.keeper.link import AgentLink
-from services.agent.keeper.shim import LARGEST, Shim
+from services.agent.keeper.shim import LARGEST, SPEC
 from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
+from services.agent.keeper.zygote import Zygote
 
 LONGEST_WAIT_S = 1.0
 SWEEP_S = 0.05
@@ -27,11 +27,11 @@ _BACKLOG = 4 * wire.LARGEST
 
 
 class Keeper:
-    """Holds the attempts of one agent's nodes. `pids` is the folder where shims note themselves for whoever comes next."""
+    """Holds the attempts of one agent's nodes. `name` is what its shims are called, see `proc.shim_name`."""
 
-    def __init__(self, listener: socket.socket, pids: str, kind: str) -> None:
+    def __init__(self, listener: socket.socket, name: str, kind: str) -> None:
         self.table = Table()
-        self._listener, self._pids, self._kind = listener, pids, kind
+        self._listener, self._kind = listener, kind
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
         self._ends, ended = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -48,8 +48,7 @@ class Keeper:
         """Attempt -> when its shim is killed if it has not ended by then."""
         self._clean: set[str] = set()
         """Attempts whose shim has seen its last child end: it left no orphan."""
-        self._own_namespace = contain.own_pid_namespace() if kind == contain.NAMESPACE else -1
-        self._rootless = os.geteuid() != 0
+        self._zygote = Zygote(name, kind)
         self._ending = False
         self._lonely_from = now() + FIRST_CALL_S
 
@@ -231,64 +230,25 @@ class Keeper:
             return
         attempt.note = dict(told.get("note") or {})
         try:
-            self._fork(attempt, told)
+            self._spawn(attempt, {key: told.get(key) for key in SPEC})
         except OSError as e:
             attempt.state, attempt.failed = GONE, {"errno": e.errno, "error": e.strerror, "filename": e.filename or ""}
             self._say({"is": "failed", "id": attempt.id, **attempt.failed})
             self._say({"is": "gone", "id": attempt.id, "oom_kills": 0})
 
-    def _fork(self, attempt: HeldAttempt, told: wire.WireMessage) -> None:
+    def _spawn(self, attempt: HeldAttempt, spec: dict[str, Any]) -> None:
         """Raises OSError."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            namespace = self._kind == contain.NAMESPACE and not self._rootless
-            pid = contain.fork_into_namespace(self._own_namespace) if namespace else os.fork()
+            attempt.shim = self._zygote.spawn(spec, its)
         except OSError:
             mine.close()
-            its.close()
             raise
-        if pid == 0:
-            try:
-                self._become_shim(told, its)
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:
-                os._exit(1)
-        its.close()
-        attempt.shim = pid
+        finally:
+            its.close()
         self._shims[mine.fileno()] = (attempt, mine)
         self._sockets[attempt.id] = mine
         self._epoll.register(mine, select.EPOLLIN)
-
-    def _become_shim(self, told: wire.WireMessage, control: socket.socket) -> None:
-        signal.set_wakeup_fd(-1)
-        if self._kind == contain.NAMESPACE:
-            contain.die_with_parent()  # and all with it; without a namespace it must live to end them
-        os.setsid()
-        self._note_shim()
-        kept = control.fileno()
-        os.closerange(3, kept)
-        os.closerange(kept + 1, 1 << 20)
-        if self._kind == contain.NAMESPACE and self._rootless:
-            contain.own_user_and_pid_namespace()
-            inner = os.fork()
-            if inner:
-                control.close()
-                os.waitpid(inner, 0)
-                os._exit(0)
-            contain.die_with_parent()
-        Shim(told, control, self._kind).run()
-
-    def _note_shim(self) -> None:
-        """The shim notes itself for whoever comes after a keeper that was killed: its process id outside, and its start time,
-        so that the number alone never condemns another process."""
-        pid = int(os.readlink("/proc/self"))
-        stat = proc.read_stat(pid)
-        if stat is not None:
-            with suppress(
-                OSError
-            ):  # a full disk must stop no job: what is not noted is found by its marker or its cgroup
-                proc.write_text(f"{self._pids}/{pid}", str(stat.started))
 
     def _tell(self, id: str, message: dict[str, Any]) -> None:
         """To the shim of an attempt. One that does not take it is killed when its patience is over, or is gone already."""
@@ -370,22 +330,15 @@ class Keeper:
             if pid == 0:
                 break
             if pid in by_pid:
-                self._forget(pid)
                 by_pid[pid].shim = 0
         return not self._clean.issuperset(self._dying)
 
     def _orphans(self) -> bool:
         """Whether a shim that was killed has left processes to the keeper; they are killed."""
-        shims = {a.shim for a in self.table.attempts.values() if a.state != GONE}
-        strangers = {pid for pid in proc.children(os.getpid()) if pid not in shims}
+        own = {self._zygote.pid, *(a.shim for a in self.table.attempts.values() if a.state != GONE)}
+        strangers = {pid for pid in proc.children(os.getpid()) if pid not in own}
         proc.kill_all(strangers | proc.descendants(strangers))
         return bool(strangers)
-
-    def _forget(self, pid: int) -> None:
-        try:
-            os.unlink(f"{self._pids}/{pid}")
-        except OSError:
-            return
 
     def _gone(self, attempt: HeldAttempt) -> None:
         del self._dying[attempt.id]

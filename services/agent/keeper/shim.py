@@ -20,14 +20,17 @@ from services.agent.keeper.sink import Sink
 
 LARGEST = 65_536
 """Bytes of one message between keeper and shim."""
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_DEFAULT = (*_IGNORED, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ)
+_DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ)
 """Signals that a job finds as a new program expects them."""
 _LONGEST_PAUSE_S = 0.05
 
 
+SPEC = ("group", "workdir", "command", "ranks", "log_limit")
+"""What a shim needs of the agent's start message."""
+
+
 class Shim:
-    """`spec` is the keeper's `start` message, `control` the socket to the keeper, `kind` how the attempt is contained."""
+    """`spec` has what `SPEC` names, `control` the socket to the keeper, `kind` how the attempt is contained."""
 
     def __init__(self, spec: dict[str, Any], control: socket.socket, kind: str) -> None:
         self.spec, self.control, self.kind = spec, control, kind
@@ -58,11 +61,9 @@ class Shim:
         self._finish()
 
     def _hear_of_ends(self) -> None:
-        for number in _IGNORED:
-            signal.signal(number, signal.SIG_IGN)  # it ends last, whoever is asked to end
+        """The keeper's signal handlers are its own: it ends last, whoever is asked to end."""
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self.ends = read
         self.poll.register(read, select.POLLIN)
         self.poll.register(self.control, select.POLLIN)
