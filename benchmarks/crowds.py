@@ -3,7 +3,8 @@
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from benchmarks import machine
 from libs.cli.launch import ROOT, LaunchOptions, LocalStack
 from libs.client import Baton, connect
 from libs.ledger.reader import LedgerReader
+from libs.ledger.tail import Tail
+from schemas import subjects
 from schemas.jobs import JobSpec, Simulation
 from schemas.ledger import JobGranted, JobQueued
 from schemas.resources import Resources
@@ -27,6 +30,7 @@ class Granted:
     """A job: its team, when its request was stored, and from then to its grant's record, by the broker's clock."""
 
     team: str
+    job_id: str
     submitted_us: int
     wait_ms: float
 
@@ -64,6 +68,72 @@ async def submit_at(clients: Mapping[str, Baton], rates: Mapping[str, float], se
     return dict(zip(rates, await asyncio.gather(*(one(t, r) for t, r in rates.items())), strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A request of an open loop: its job, and when it was to be sent, by this machine's clock."""
+
+    team: str
+    job_id: str
+    due_us: int
+
+
+async def submit_open(clients: Mapping[str, Baton], rates: Mapping[str, float], until: Callable[[], bool]) -> list[Due]:
+    """Each team submits at its rate (jobs/s) until `until` says so. Nothing waits for an answer, so nothing that stalls delays
+    what is due after it."""
+    sent: list[Due] = []
+
+    async def some(team: str, specs: list[tuple[str, JobSpec]], due_us: Sequence[int]) -> None:
+        stored = await clients[team].submit_many(specs, give_up_s=600)
+        sent.extend(Due(team, one.job_id, at) for one, at in zip(stored, due_us, strict=True))
+
+    async def one(team: str, rate: float) -> None:
+        began, began_us, count = time.monotonic(), time.time_ns() // 1000, 0
+        under_way: set[asyncio.Task[None]] = set()
+        while not until():
+            if (due := int((time.monotonic() - began) * rate) - count) > 0:
+                at = [began_us + int((count + n) * 1e6 / rate) for n in range(1, due + 1)]
+                under_way = {task for task in under_way if not task.done()}
+                under_way.add(asyncio.create_task(some(team, [(uuid.uuid4().hex, noop()) for _ in at], at)))
+                count += due
+            await asyncio.sleep(_STEP_S)
+        await asyncio.gather(*under_way)
+
+    await asyncio.gather(*(one(team, rate) for team, rate in rates.items()))
+    return sent
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """When a job's request was stored, what follows from it was, and its grant: the broker's clock, us."""
+
+    team: str
+    stored_us: int
+    admitted_us: int
+    granted_us: int
+
+
+async def stages(operator: Baton, after: int, inbox_after: int) -> dict[str, Stages]:
+    """Of the jobs that were first granted in the records after sequence `after`, by id; `inbox_after`: the inbox's last message
+    then."""
+    js, pool = operator.nats.jetstream(), operator.place.pool
+    admitted: dict[str, int] = {}
+    tail = Tail(js, subjects.inbox_stream(pool), inbox_after, may_expire=True)
+    last = (await js.stream_info(subjects.inbox_stream(pool))).state.last_seq
+    while tail.position < last and (batch := await tail.messages(1000, 2.0)):
+        for message in batch:
+            if message.subject == subjects.inbox("job", "admitted", pool):
+                start = message.payload.find(b'"job-') + 1
+                admitted[message.payload[start : start + 36].decode()] = message.time_us
+    await tail.close(tail.position)
+    found = await granted(operator, after)
+    return {
+        job.job_id: Stages(
+            job.team, job.submitted_us, admitted.get(job.job_id, 0), int(job.submitted_us + job.wait_ms * 1000)
+        )
+        for job in found
+    }
+
+
 async def ended(operator: Baton) -> int:
     jobs = (await operator.status()).jobs
     return sum(jobs.get(state, 0) for state in ENDED)
@@ -93,7 +163,7 @@ async def granted(operator: Baton, after: int) -> list[Granted]:
                     asked[event.job_id] = (event.team, event.submitted_us)
                 elif isinstance(event, JobGranted) and event.job_id in asked:
                     team, at_us = asked.pop(event.job_id)
-                    found.append(Granted(team, at_us, (entry.time_us - at_us) / 1000))
+                    found.append(Granted(team, event.job_id, at_us, (entry.time_us - at_us) / 1000))
     await reader.close()
     return found
 

@@ -1,37 +1,57 @@
 """`python -m benchmarks.overload`: ten times the sustainable rate for a minute, nine tenths of it from one team.
 
-Three phases on one stack, in one run:
+Phases on one stack, in one run:
 
 1. a burst; half of its rate is called sustainable;
-2. *base*: the other teams alone, at the rate that they will have under overload: submit-to-granted of each;
-3. *overload*: the same, and the loud team at nine times the sustainable rate.
+2. *base*: the other teams alone, at the rate that they will have under overload;
+3. *overload*: the same, and the loud team at nine times the sustainable rate, from a process of its own
+   (`benchmarks.crowd`): `raw` publishes without waiting for the broker, as an attacker would; `client` uses our client;
+4. *aftermath*: the loud team is silent, the others go on until all that was stored has come to its end;
+5. *control*, with `--control`: base once more, while the same crowd publishes to another broker that nobody reads. What the
+   others lose there is what the machine lacks (processor, disk), whoever handles the crowd.
 
-Reported: the other teams' p99 in both phases and their ratio (aim: at most 2), whether every job that was stored came to an
-end, memory of each service before, at the most and after, and how long after the last submit the other teams' jobs waited as
-little as before (recovery).
+A wait is counted from when a request was due (an open loop), so it has the way to the broker in it. Reported: the others' p99
+in each phase and its ratio to base (aim: at most 2), the same by stage, whether every request that was stored came to an end,
+memory and processor of each service, and recovery: how long after the crowd's end a request of the others was last due that
+waited longer than twice the p99 of base.
 """
 
 import argparse
 import asyncio
+import sys
 import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+from nats.js.api import StreamConfig
 
 from benchmarks import crowds, machine
+from benchmarks.crowd import CONTROL
+from libs.bus.connect import close, connect
 from libs.client import Baton
+from libs.embedded import ServerOptions, Servers
+from libs.embedded.servers import NATS
+from schemas import subjects
 
 LOUD = "loud"
 OTHERS = ("quiet-1", "quiet-2", "quiet-3")
+_OF_LOUD = subjects.anyone(subjects.COMMAND, entity="job", what="submit", team=LOUD)
 _PROBE_S = 0.5
+_AFTER_S = 600.0
+"""So long the others go on at most when the crowd is silent."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="length of base and overload, s")
     parser.add_argument("--jobs", type=int, default=2000, help="of the burst that finds the sustainable rate")
+    parser.add_argument("--rate", type=float, help="the sustainable rate, where it is known, jobs/s")
     parser.add_argument("--times", type=float, default=10.0, help="load, in sustainable rates")
+    parser.add_argument("--crowd", choices=("raw", "client"), default="raw")
+    parser.add_argument("--control", action="store_true", help="the crowd once more, on a broker that nobody reads")
     parser.add_argument("--short", action="store_true", help="a few seconds, to see that it works; not for figures")
     parser.add_argument("--state-dir", type=Path, default=Path(".baton/bench-overload"))
     options = parser.parse_args()
@@ -42,61 +62,150 @@ def main() -> None:
 
 async def _bench(options: argparse.Namespace) -> None:
     about = machine.describe()
-    async with crowds.stack(options.state_dir, (LOUD, *OTHERS)) as (_, clients, operator):
-        rate = await crowds.sustainable({LOUD: clients[LOUD]}, operator, options.jobs)
-        total = rate * options.times
-        others = {team: total / 10 / len(OTHERS) for team in OTHERS}
-        print(f"sustainable: {rate:.0f} jobs/s; others together {total / 10:.0f}, the loud team {total * 0.9:.0f}")
-        base = await _phase(clients, operator, others, options.seconds)
-        over = await _phase(clients, operator, {**others, LOUD: total * 0.9}, options.seconds)
-    ratio = over["others"]["p99_ms"] / max(base["others"]["p99_ms"], 0.001)
-    result = {
-        "machine": about,
-        "sustainable_jobs_per_s": round(rate, 1),
-        "base": base,
-        "overload": over,
-        "p99_ratio_of_others": round(ratio, 2),
-        "aim_ratio": 2,
-    }
-    print(
-        f"others: p99 {base['others']['p99_ms']} ms at base, {over['others']['p99_ms']} ms under overload: x{ratio:.2f}"
-    )
-    print(
-        f"lost: {over['lost']}; recovered after {over['recovery_s']} s; at the end of all after {over['drained_s']} s"
-    )
+    async with crowds.stack(options.state_dir, (LOUD, *OTHERS)) as (cluster, clients, operator):
+        run = _Run(clients, operator, options.seconds)
+        rate = options.rate or await crowds.sustainable({LOUD: clients[LOUD]}, operator, options.jobs)
+        loud = rate * options.times * 0.9
+        run.rates = {team: rate * options.times / 10 / len(OTHERS) for team in OTHERS}
+        print(
+            f"sustainable: {rate:.0f} jobs/s; others together {rate * options.times / 10:.0f}, the loud team {loud:.0f}"
+        )
+        result: dict[str, Any] = {"machine": about, "sustainable_jobs_per_s": round(rate, 1), "crowd": options.crowd}
+        result["base"] = base = await run.phase("base")
+        if options.control:
+            async with _unread(options.state_dir / "control") as url:
+                result["control"] = await run.phase("control", (url, "control", loud))
+        result["overload"] = await run.phase("overload", (cluster.team_url(LOUD), options.crowd, loud))
+    for name in ("control", "overload"):
+        if name in result:
+            ratio = result[name]["others"]["p99_ms"] / max(base["others"]["p99_ms"], 0.001)
+            result[name]["p99_ratio"] = round(ratio, 2)
+            print(f"{name}: p99 of the others {result[name]['others']['p99_ms']} ms, x{ratio:.2f} of base")
+    result["aim_ratio"] = 2
+    over = result["overload"]
+    print(f"lost: {over['lost']}; recovered after {over['recovery_s']} s; all at its end after {over['drained_s']} s")
     print(f"written to {machine.write('overload', result)}" if not options.short else "short: nothing is written")
-    if base["lost"] or over["lost"]:
-        raise SystemExit("jobs that were stored came to no end")
+    if any(result[name]["lost"] for name in ("base", "control", "overload") if name in result):
+        raise SystemExit("requests that were stored came to no end")
 
 
-async def _phase(clients: dict[str, Baton], operator: Baton, rates: dict[str, float], seconds: float) -> dict[str, Any]:
-    after, before, memory = (await operator.status()).ledger_seq, await crowds.ended(operator), _memory()
-    used = machine.cpu_by_process()
-    most = dict(memory)
-    watching = asyncio.create_task(_watch(most))
-    sent = await crowds.submit_at(clients, rates, seconds)
-    stopped_us, stopped = time.time_ns() // 1000, time.monotonic()
-    cpu = {name: round((at - used.get(name, 0.0)) / seconds, 3) for name, at in machine.cpu_by_process().items()}
-    ended_meanwhile = await crowds.ended(operator) - before
-    ends = await crowds.rest(operator, before + sum(sent.values()))
-    drained_s = time.monotonic() - stopped
-    watching.cancel()
-    found = await crowds.granted(operator, after)
-    of_others = [job for job in found if job.team != LOUD]
-    waits = [job.wait_ms for job in of_others]
-    slow = machine.quantile(waits, 0.5) * 2
-    late = [job.submitted_us + job.wait_ms * 1000 for job in of_others if job.wait_ms > slow]
-    return {
-        "offered": {team: round(count / seconds, 1) for team, count in sent.items()},
-        "others": crowds.spread(waits),
-        "loud": crowds.spread([job.wait_ms for job in found if job.team == LOUD]),
-        "ended_per_s": round(ended_meanwhile / seconds, 1),
-        "cores": cpu,
-        "lost": before + sum(sent.values()) - ends,
-        "drained_s": round(drained_s, 1),
-        "recovery_s": round(max(0.0, (max(late, default=0) - stopped_us) / 1e6), 1),
-        "memory_mib": {name: [memory.get(name), most.get(name), now] for name, now in _memory().items()},
-    }
+class _Run:
+    """What the phases share."""
+
+    def __init__(self, clients: dict[str, Baton], operator: Baton, seconds: float) -> None:
+        self.clients, self.operator, self.seconds = clients, operator, seconds
+        self.js = operator.nats.jetstream()
+        self.rates: dict[str, float] = {}
+        self.slow_ms = 0.0
+        """Twice the p99 of base."""
+
+    async def phase(self, name: str, crowd: tuple[str, str, float] | None = None) -> dict[str, Any]:
+        """`crowd`: where, how and at which rate it publishes meanwhile."""
+        status = await self.operator.status()
+        after, inbox = status.ledger_seq, await self._last(subjects.inbox_stream(status.pool))
+        before, loud_before = await crowds.ended(self.operator), await self._of_loud()
+        memory, used = _memory(), machine.cpu_by_process()
+        most = dict(memory)
+        watching = asyncio.create_task(_watch(most))
+        process = await _crowd(*crowd, self.seconds) if crowd else None
+        began = time.monotonic()
+        stopped = began + self.seconds
+        calm = asyncio.Event() if process is not None else None
+
+        def over() -> bool:
+            now = time.monotonic()
+            return now > stopped + _AFTER_S or (now > stopped and (calm is None or calm.is_set()))
+
+        submitting = asyncio.create_task(crowds.submit_open(self.clients, self.rates, over))
+        await asyncio.sleep(self.seconds)
+        cpu = {n: round((at - used.get(n, 0.0)) / self.seconds, 3) for n, at in machine.cpu_by_process().items()}
+        ended = await crowds.ended(self.operator) - before
+        stopped_us, offered = time.time_ns() // 1000, 0
+        if process is not None and calm is not None:
+            out, _ = await process.communicate()
+            offered = int(out)
+            stopped, stopped_us = time.monotonic(), time.time_ns() // 1000
+            await self._drained(before, loud_before, calm)
+        drained_s = time.monotonic() - stopped
+        sent = await submitting
+        loud = await self._of_loud() - loud_before
+        ends = await crowds.rest(self.operator, before + len(sent) + loud)
+        watching.cancel()
+        found = await crowds.stages(self.operator, after, inbox)
+        return self._summary(name, sent, found, stopped_us) | {
+            "loud": crowds.spread([(s.granted_us - s.stored_us) / 1000 for s in found.values() if s.team == LOUD]),
+            "loud_sent_per_s": round(offered / self.seconds, 1),
+            "loud_stored_per_s": round(loud / self.seconds, 1),
+            "ended_per_s": round(ended / self.seconds, 1),
+            "cores": cpu,
+            "lost": before + len(sent) + loud - ends,
+            "drained_s": round(drained_s, 1),
+            "memory_mib": {n: [memory.get(n), most.get(n), now] for n, now in _memory().items()},
+        }
+
+    def _summary(
+        self, name: str, sent: Sequence[crowds.Due], found: dict[str, crowds.Stages], stopped_us: int
+    ) -> dict[str, Any]:
+        pairs = [(due, found[due.job_id]) for due in sent if due.job_id in found]
+        during = [(due, at) for due, at in pairs if due.due_us < stopped_us]
+
+        def spread(begin: str, end: str, some: Sequence[tuple[crowds.Due, crowds.Stages]] = during) -> dict[str, float]:
+            times = [(_time(due, at, begin), _time(due, at, end)) for due, at in some]
+            return crowds.spread([(late - early) / 1000 for early, late in times])
+
+        others = spread("due", "granted")
+        if name == "base":
+            self.slow_ms = 2 * others["p99_ms"]
+        slow = [due.due_us for due, at in pairs if (at.granted_us - due.due_us) / 1000 > self.slow_ms]
+        return {
+            "others": others,
+            "stages": {
+                "due -> request stored (client, broker)": spread("due", "stored"),
+                "request stored -> admitted stored (admission)": spread("stored", "admitted"),
+                "admitted stored -> grant stored (placement)": spread("admitted", "granted"),
+            },
+            "others_afterwards": spread("due", "granted", [p for p in pairs if p[0].due_us >= stopped_us]),
+            "offered_by_others_per_s": round(len(during) / self.seconds, 1),
+            "recovery_s": round(max(0.0, (max(slow, default=0) - stopped_us) / 1e6), 1),
+        }
+
+    async def _drained(self, before: int, loud_before: int, calm: asyncio.Event) -> None:
+        """Waits until about as much has ended as the crowd had stored: the others go on meanwhile."""
+        deadline = time.monotonic() + _AFTER_S
+        while time.monotonic() < deadline:
+            waiting = (await self.js.consumer_info(subjects.REQUESTS, "admission")).num_pending
+            if not waiting and await crowds.ended(self.operator) - before >= await self._of_loud() - loud_before:
+                break
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(2.0)
+        calm.set()
+
+    async def _of_loud(self) -> int:
+        """Requests of the loud team that are in the stream, answered or not."""
+        info = await self.js.stream_info(subjects.REQUESTS, subjects_filter=_OF_LOUD)
+        return sum((info.state.subjects or {}).values())
+
+    async def _last(self, stream: str) -> int:
+        return (await self.js.stream_info(stream)).state.last_seq
+
+
+def _time(due: crowds.Due, at: crowds.Stages, what: str) -> int:
+    return due.due_us if what == "due" else int(getattr(at, f"{what}_us"))
+
+
+async def _crowd(url: str, mode: str, rate: float, seconds: float) -> asyncio.subprocess.Process:
+    line = ["-m", "benchmarks.crowd", url, LOUD, "--mode", mode, "--rate", str(rate), "--seconds", str(seconds)]
+    return await asyncio.create_subprocess_exec(sys.executable, *line, stdout=asyncio.subprocess.PIPE)
+
+
+@asynccontextmanager
+async def _unread(state_dir: Path) -> AsyncIterator[str]:
+    """The URL of a broker of the same settings, with a stream for the control's crowd."""
+    async with Servers(state_dir, ServerOptions(run=(NATS,))) as servers:
+        connection = await connect(servers.nats_url, name="benchmark-control")
+        await connection.jetstream().add_stream(StreamConfig(name="CONTROL", subjects=[CONTROL]))
+        await close(connection)
+        yield servers.nats_url
 
 
 async def _watch(most: dict[str, int]) -> None:

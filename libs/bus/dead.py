@@ -32,6 +32,8 @@ LEFT_OUT = "Baton-Dead-Headers-Left-Out"
 """Set to how many of the original's headers were left out, when there were too many to be kept: `4060 of 5060`."""
 
 _ORIGINAL = "Baton-Orig-"
+BATCH_PREFIX = "Nats-Batch-"
+"""Of headers that say how a message was sent (`libs.bus.batches`): whoever sends it again leaves them out."""
 _REASON_CHARACTERS = 2_000
 _STACK_CHARACTERS = 6_000
 _PAYLOAD_BYTES = 900_000
@@ -95,6 +97,7 @@ def replayed(headers: Mapping[str, str], payload: bytes, *, attempt: str) -> Out
     if TRUNCATED in headers:
         raise ValueError(f"the payload was cut from {headers[TRUNCATED]} bytes: send the original again")
     original = {unquote(name[len(_ORIGINAL) :]): value for name, value in headers.items() if name.startswith(_ORIGINAL)}
+    original = {name: value for name, value in original.items() if not name.startswith(BATCH_PREFIX)}
     original[MSG_ID] = event_id(original.get(MSG_ID, f"{headers[STREAM]}:{headers[SEQ]}"), "replay", attempt)
     return Outgoing(headers[SUBJECT], payload, original)
 

@@ -4,27 +4,21 @@ What is guaranteed: `publish_many` returns when the broker has acknowledged ever
 not acknowledged in time is sent again with the same `Nats-Msg-Id`, so within the stream's duplicate window it is
 stored once. What is not: an order across a retry (a message may be stored after a later one), and anything after an
 exception (some may be stored: send all again, their ids are the same).
-
-nats-py's `publish_async` is not used: a refusal by the broker never reaches its future (`APIError.from_error` raises
-where a value is expected), and messages lost in a reconnect keep their permits for ever.
 """
 
 import asyncio
-import itertools
-import json
 from collections.abc import Sequence
-from typing import ClassVar
-from weakref import WeakKeyDictionary
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, OutboundBufferLimitError
 from nats.js import JetStreamContext
 from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
+from libs.bus.batches import Batches
 from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.metrics import PUBLISHED, RETRIED
+from libs.bus.replies import Replies
 
 MAX_PAYLOAD_BYTES = 1_000_000
 """Just under 1 MiB, what a server takes unless it is told otherwise, headers included; a larger message would cost the
@@ -64,8 +58,13 @@ class TooLarge(ValueError):
 class Outbox:
     """Acknowledged, retrying, de-duplicated publish. Cheap to make; calls may overlap."""
 
-    def __init__(self, js: JetStreamContext, *, ack_timeout_s: float = 2.0, give_up_s: float = 60.0) -> None:
+    def __init__(
+        self, js: JetStreamContext, *, ack_timeout_s: float = 2.0, give_up_s: float = 60.0, batches: bool = False
+    ) -> None:
+        """`batches`: many messages of a stream that allows it go as one (`libs.bus.batches`). For services: it takes the
+        right to ask what a stream allows."""
         self.js = js
+        self._batches = Batches(js, ack_timeout_s) if batches else None
         self._nats: Client = js._nc
         self._ack_timeout_s = ack_timeout_s
         self._give_up_s = give_up_s
@@ -99,7 +98,10 @@ class Outbox:
             if self._nats.is_closed:
                 raise ConnectionClosedError
             if self._nats.is_connected:
-                todo = await self._attempt(items, todo, acks)
+                unheard: list[int] = []
+                if self._batches is not None:
+                    todo, unheard = await self._batches.send(items, todo, acks)
+                todo = sorted(await self._attempt(items, todo, acks) + unheard) if todo else unheard
             if not todo:
                 PUBLISHED.inc(len(positions))
                 return
@@ -116,7 +118,7 @@ class Outbox:
 
     async def _attempt(self, items: Sequence[Outgoing], todo: Sequence[int], acks: dict[int, PubAck]) -> list[int]:
         """Sends `todo` once; returns those without an acknowledgement. Raises what the broker refused for good."""
-        replies = await _Replies.of(self._nats)
+        replies = await Replies.of(self._nats)
         waiting: dict[int, asyncio.Future[PubAck]] = {}
         try:
             async with asyncio.timeout(self._ack_timeout_s):
@@ -138,50 +140,6 @@ def _check_size(item: Outgoing) -> None:
         raise TooLarge(f"{item.subject}: {len(item.payload)} bytes; at most {MAX_PAYLOAD_BYTES} can be sent")
     if (size := header_bytes(item.headers)) > MAX_HEADER_BYTES:
         raise TooLarge(f"{item.subject}: its headers take {size} bytes; at most {MAX_HEADER_BYTES} are stored")
-
-
-class _Replies:
-    """Where the acknowledgements of one connection arrive: a subject of its own and a future per message."""
-
-    _all: ClassVar["WeakKeyDictionary[Client, _Replies]"] = WeakKeyDictionary()
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._numbers = itertools.count()
-        self._waiting: dict[str, asyncio.Future[PubAck]] = {}
-
-    @classmethod
-    async def of(cls, connection: Client) -> "_Replies":
-        replies = cls._all.get(connection)
-        if replies is None:
-            cls._all[connection] = replies = cls(connection.new_inbox())
-            await connection.subscribe(f"{replies._prefix}.*", cb=replies._arrived)
-        return replies
-
-    def expect(self) -> "tuple[asyncio.Future[PubAck], str]":
-        """A future for one acknowledgement, and the subject to name in the message."""
-        reply_to = f"{self._prefix}.{next(self._numbers)}"
-        future: asyncio.Future[PubAck] = asyncio.get_running_loop().create_future()
-        self._waiting[reply_to] = future
-        future.add_done_callback(lambda _: self._waiting.pop(reply_to, None))
-        return future, reply_to
-
-    async def _arrived(self, msg: Msg) -> None:
-        future = self._waiting.get(msg.subject)
-        if future is None or future.done():
-            return
-        if msg.headers and msg.headers.get("Status") == "503":
-            future.set_exception(NoStreamResponseError())
-            return
-        try:
-            answer = json.loads(msg.data)
-            if "error" in answer:
-                APIError.from_error(answer["error"])  # raises
-            future.set_result(
-                PubAck(answer["stream"], answer["seq"], domain=answer.get("domain"), duplicate=answer.get("duplicate"))
-            )
-        except Exception as e:
-            future.set_exception(e)
 
 
 def _collect(waiting: "dict[int, asyncio.Future[PubAck]]", todo: Sequence[int], acks: dict[int, PubAck]) -> list[int]:

@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
-from libs.bus.table import FORMER, Durable, consumer_config, durables, reserved_bytes, streams
+from libs.bus.table import Durable, consumer_config, durables, former, reserved_bytes, streams
 from schemas import subjects
 
 
@@ -135,7 +135,7 @@ async def _missing(js: JetStreamContext, configs: Sequence[StreamConfig], wanted
 
 _SAME = (
     "subjects", "retention", "storage", "discard", "max_msgs", "max_msgs_per_subject", "duplicate_window",
-    "deny_delete", "deny_purge", "allow_direct", "allow_rollup_hdrs",
+    "deny_delete", "deny_purge", "allow_direct", "allow_rollup_hdrs", "allow_atomic",
 )  # fmt: skip
 """What must be equal."""
 _LIMITS = ("max_bytes", "max_age", "num_replicas")
@@ -166,15 +166,15 @@ def _differences(wanted: StreamConfig, existing: StreamConfig | None) -> Iterato
 
 def _is_former(stream: str, name: str, have: Any) -> bool:
     """Whether this setting is one that the table had before."""
-    former = FORMER.get(stream, {})
-    return name in former and _normal(former[name]) == have
+    before = former(stream)
+    return name in before and _normal(before[name]) == have
 
 
 def _grown(wanted: StreamConfig, existing: StreamConfig) -> dict[str, Any]:
     """What is to be changed: limits that are smaller than the table's, and settings that it had before."""
     pairs = {name: (getattr(wanted, name) or 0, getattr(existing, name) or 0) for name in _LIMITS}
     changes = {name: want for name, (want, have) in pairs.items() if want > have}
-    for name in FORMER.get(str(wanted.name), {}):
+    for name in former(str(wanted.name)):
         if _normal(getattr(wanted, name)) != _normal(getattr(existing, name)):
             changes[name] = getattr(wanted, name)
     return changes

@@ -9,6 +9,7 @@ wait. The ledger never expires and can be neither deleted from nor purged.
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from nats.js.api import (
@@ -47,14 +48,15 @@ DEAD_OF_A_SENDER: Final = 500
 """Letters that are kept of one sender and one service; then its own oldest go. Of the largest size, 450 MB."""
 
 FORMER: Final[dict[str, dict[str, object]]] = {
-    EVENTS: {"discard": DiscardPolicy.NEW},
+    EVENTS: {"discard": DiscardPolicy.NEW, "allow_atomic": False},
+    subjects.INBOX: {"allow_atomic": False},
     DEAD: {
         "discard": DiscardPolicy.NEW,
         "subjects": [subjects.anyone(subjects.DEAD_LETTER)],
         "max_msgs_per_subject": -1,
     },
 }
-"""What stood in this table before, and is changed where it is found."""
+"""What stood in this table before, by stream, and is changed where it is found."""
 
 _MIB = 1024 * 1024
 _SEGMENTS = 8
@@ -90,7 +92,9 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
     """The whole table. `scale` multiplies every size limit (tests and small machines use less than 1)."""
     table = [
         _stream(REQUESTS, _kept(REQUESTS), SIZES_MIB[REQUESTS], max_age=3 * _DAY_S),
-        _stream(EVENTS, _kept(EVENTS), SIZES_MIB[EVENTS], max_age=7 * _DAY_S, discard=DiscardPolicy.OLD),
+        _stream(EVENTS, _kept(EVENTS), SIZES_MIB[EVENTS], max_age=7 * _DAY_S, discard=DiscardPolicy.OLD).evolve(
+            allow_atomic=True
+        ),
         # On disk as well: one broker forgets a stream in memory when it restarts, and no service could bind any more.
         _stream(TELEMETRY, _kept(TELEMETRY), SIZES_MIB[TELEMETRY], max_age=_HOUR_S, discard=DiscardPolicy.OLD),
         _stream(DEAD, DEAD_SUBJECTS, SIZES_MIB[DEAD], max_age=30 * _DAY_S, discard=DiscardPolicy.OLD).evolve(
@@ -102,7 +106,8 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
     ]
     for pool in pools:
         inbox = _kept(subjects.INBOX, pool=pool)
-        table.append(_stream(subjects.inbox_stream(pool), inbox, SIZES_MIB[subjects.INBOX], max_age=7 * _DAY_S))
+        name, size = subjects.inbox_stream(pool), SIZES_MIB[subjects.INBOX]
+        table.append(_stream(name, inbox, size, max_age=7 * _DAY_S).evolve(allow_atomic=True))
         table.append(
             _stream(
                 subjects.ledger_stream(pool),
@@ -136,6 +141,29 @@ def _kept(stream: str, **keys: str) -> list[str]:
 
 _ONE_KIND = (TELEMETRY, subjects.LEDGER)
 """Streams of one message only: another signal of a node is not kept, and nothing but records is in a ledger."""
+
+
+@lru_cache(maxsize=4096)
+def atomic_stream_of(subject: str) -> str:
+    """The stream that keeps `subject`, when it is one that takes batches; "" else. Batches wait on the broker's disk beside the
+    stream's size, so only streams that services alone write to take them."""
+    for pattern in _ATOMIC_INPUTS:
+        with suppress(ValueError):
+            return subjects.inbox_stream(subjects.read(pattern, subject)["pool"])
+    with suppress(ValueError):
+        return EVENTS if subjects.read(subjects.EVENT, subject) else ""
+    return ""
+
+
+_ATOMIC_INPUTS = (subjects.INPUT, subjects.NODE_INPUT)
+
+
+def former(stream: str) -> dict[str, object]:
+    """What stood in this table before of the stream of that name."""
+    with suppress(ValueError):
+        subjects.read(subjects.INBOX, stream)
+        return FORMER[subjects.INBOX]
+    return FORMER.get(stream, {})
 
 
 def consumer_config(durable: Durable, *, replicas: int = 1) -> ConsumerConfig:

@@ -133,7 +133,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             settings.undecided,
             settings.undecided_alone,
         )
-        outbox = PacedOutbox(js)
+        outbox = PacedOutbox(js, batches=True)
         outbox.pace = pace
         outboxes[:] = [outbox]
         overtaking[:] = [Overtaking(js, decide, outbox, pace)]

@@ -40,7 +40,7 @@ class FeedLoop:
         self.follower = Follower(js, pool, Feed, name=NAME, snapshot_every=snapshot_records)
         self._pool = pool
         self._source = f"/baton/{pool}/history"
-        self._outbox = Outbox(js)
+        self._outbox = Outbox(js, batches=True)
         self._cursors = Cursors(js)
         self._cursor: dict[str, Any] = {}
         self._cannot = ""

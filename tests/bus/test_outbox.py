@@ -5,9 +5,11 @@ import asyncio
 import pytest
 from nats.js.errors import APIError
 
+from libs.bus.batches import BATCH_ID
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.messages import Outgoing, outgoing
-from libs.bus.outbox import MAX_PAYLOAD_BYTES, NotStored, Outbox, TooLarge, _Replies
+from libs.bus.outbox import MAX_PAYLOAD_BYTES, NotStored, Outbox, TooLarge
+from libs.bus.replies import Replies
 from libs.bus.streams import provision
 from schemas.inbox import Tick
 from schemas.subjects import inbox
@@ -79,7 +81,7 @@ async def test_each_is_stored_once_through_kills_of_the_server(own_server: Serve
 
 def _waiting(connection: BusConnection) -> int:
     """Acknowledgements that are still expected: none may be left behind by a call that has ended."""
-    return len(_Replies._all[connection]._waiting)
+    return len(Replies._all[connection]._waiting)
 
 
 async def _stored_at_least(connection: BusConnection, count: int) -> bool:
@@ -129,9 +131,53 @@ async def test_a_cancelled_publisher_gives_everything_back(own_server: ServerInB
     publishing = asyncio.create_task(
         Outbox(js, ack_timeout_s=30).publish_many([Outgoing("baton.in.clock.v1.tick.p", b"{}", {})])
     )
-    await until(lambda: connection in _Replies._all and _waiting(connection))
+    await until(lambda: connection in Replies._all and _waiting(connection))
     publishing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await publishing
     assert not _waiting(connection)
+    await close(connection)
+
+
+async def test_batches_are_stored_together_and_acknowledged_each(nats: BusConnection, pool: str) -> None:
+    items = ticks(pool, range(600))
+    acks = await Outbox(nats.jetstream(), batches=True).publish_many(items)
+    assert [a.seq for a in acks] == list(range(1, 601))
+    messages = await stored(nats.jetstream(), f"INBOX-{pool}", inbox("clock", "tick", pool))
+    assert [m.headers["Nats-Msg-Id"] for m in messages] == [i.headers["Nats-Msg-Id"] for i in items]
+    assert len({m.headers[BATCH_ID] for m in messages}) == 3, "of 256 messages, or what is left"
+    assert not _waiting(nats)
+
+
+async def test_what_is_refused_as_a_batch_goes_one_by_one(nats: BusConnection, pool: str) -> None:
+    """Some of it is stored already; and a stream that allows no batches, as one of an earlier version."""
+    outbox = Outbox(nats.jetstream(), batches=True)
+    first = await outbox.publish_many(ticks(pool, range(20)))
+    both = await outbox.publish_many(ticks(pool, range(10, 40)))
+    assert [a.seq for a in both[:10]] == [a.seq for a in first[10:]]
+    assert [bool(a.duplicate) for a in both] == [True] * 10 + [False] * 20
+    js = nats.jetstream()
+    config = (await js.stream_info(f"INBOX-{pool}")).config
+    await js.update_stream(config.evolve(allow_atomic=False))
+    for begin, each in ((100, outbox), (200, Outbox(js, batches=True))):  # one thinks it is allowed, the other asks
+        acks = await each.publish_many(ticks(pool, range(begin, begin + 20)))
+        assert len({a.seq for a in acks}) == 20
+    await provision(js, [pool], scale=0.01)
+    assert (await js.stream_info(f"INBOX-{pool}")).config.allow_atomic, "what stood in the table before is changed"
+
+
+@pytest.mark.faults
+async def test_a_batch_is_whole_or_not_there_after_a_kill(own_server: ServerInBackground) -> None:
+    connection = await connect(own_server.url, name="test")
+    js = connection.jetstream()
+    await provision(js, ["p"], scale=0.01)
+    outbox = Outbox(js, ack_timeout_s=1.0, batches=True)
+    producing = asyncio.create_task(outbox.publish_many(ticks("p", range(4_000))))
+    await until(lambda: _stored_at_least(connection, 500))
+    pid = await asyncio.to_thread(own_server.kill)
+    await asyncio.to_thread(own_server.wait_replaced, pid)
+    acks = await producing
+    ids = [m.headers["Nats-Msg-Id"] for m in await stored(js, "INBOX-p", inbox("clock", "tick", "p"))]
+    assert sorted(ids) == sorted(i.headers["Nats-Msg-Id"] for i in ticks("p", range(4_000)))
+    assert len({a.seq for a in acks}) == 4_000
     await close(connection)

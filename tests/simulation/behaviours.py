@@ -11,6 +11,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, DiscardPolicy,
 from nats.js.errors import APIError, KeyNotFoundError, NoStreamResponseError, NotFoundError, ObjectNotFoundError
 
 from libs.bus.cursors import Cursors
+from libs.bus.messages import Outgoing
+from libs.bus.outbox import Outbox
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import GENESIS
 from libs.ledger.reader import LedgerReader
@@ -62,6 +64,21 @@ async def an_id_is_stored_once(net: Any, pool: str) -> None:
     again = await js.publish(f"baton.in.clock.v1.tick.{pool}", b"1", headers={"Nats-Msg-Id": f"{pool}-1"})
     assert (first.seq, bool(first.duplicate)) == (1, False)
     assert (again.seq, bool(again.duplicate)) == (1, True)
+
+
+@behaviour
+async def a_batch_is_stored_whole_or_refused(net: Any, pool: str) -> None:
+    js = net.jetstream()
+    items = [Outgoing(f"baton.in.clock.v1.tick.{pool}", b"%d" % n, {"Nats-Msg-Id": f"{pool}-b{n}"}) for n in range(20)]
+    outbox = Outbox(js, batches=True)
+    first = await outbox.publish_many(items[:10])
+    assert [ack.seq for ack in first] == list(range(1, 11))
+    assert "Nats-Batch-Id" in (await js.get_msg(f"INBOX-{pool}", 10)).headers
+    both = await outbox.publish_many(items)  # refused as one, because ten are there; so one by one
+    assert [(ack.seq, bool(ack.duplicate)) for ack in both] == [(n, n <= 10) for n in range(1, 21)]
+    await net.publish(items[0].subject, b"half", headers={"Nats-Batch-Id": "half", "Nats-Batch-Sequence": "1"})
+    assert (await outbox.publish(items[0])).duplicate, "asked last: the half was heard before"
+    assert (await js.stream_info(f"INBOX-{pool}")).state.messages == 20
 
 
 @behaviour

@@ -30,6 +30,9 @@ class SimBrokerServer:
         self.process = process
         self.disk = disk
         self.routes = Routes()
+        self.batches: dict[tuple[str, str], list[tuple[str, dict[str, str], bytes]]] = {}
+        """Atomic batches that are not committed, by stream and id: in memory, where nats-server keeps them in files that it
+        forgets at a restart."""
         self.api = Api(self)
         for stream in disk.streams.values():
             for consumer in list(disk.consumers[stream.name].values()):
@@ -115,6 +118,9 @@ class SimBrokerServer:
     # --------------------------------------------------------------------------------------------------------- streams
 
     def _store(self, stream: Stream, subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
+        if headers is not None and "Nats-Batch-Id" in headers and stream.config.get("allow_atomic"):
+            self._batched(stream, subject, reply, data, headers)
+            return
         if self.disk.full:
             self._acked(reply, {"error": {"code": 503, "err_code": 10077, "description": "maximum bytes exceeded"}})
             return
@@ -131,6 +137,43 @@ class SimBrokerServer:
             self.after(self.disk.slow_s, self._stored, stream, outcome, reply)
         else:
             self._stored(stream, outcome, reply)
+
+    def _batched(self, stream: Stream, subject: str, reply: str, data: bytes, headers: dict[str, str]) -> None:
+        """One message of an atomic batch: with the last one all are stored, or none."""
+        key = (stream.name, headers["Nats-Batch-Id"])
+        batch = self.batches.setdefault(key, [])
+        if int(headers["Nats-Batch-Sequence"]) == len(batch) + 1:
+            batch.append((subject, headers, data))
+        if "Nats-Batch-Commit" not in headers:
+            return
+        del self.batches[key]
+        problem = self._refusal(stream, batch, int(headers["Nats-Batch-Sequence"]))
+        if problem is not None:
+            code, err_code, text = problem
+            self._acked(reply, {"error": {"code": code, "err_code": err_code, "description": text}})
+            return
+        for number, (of, held, payload) in enumerate(batch, 1):
+            outcome = stream.store(of, held, payload, self.wall_us())
+            assert isinstance(outcome, Kept), "it was looked at before"
+            self.world.stored(stream.name, outcome)
+            answer = reply if number == len(batch) else ""
+            if self.disk.slow_s:
+                self.after(self.disk.slow_s, self._stored, stream, outcome, answer)
+            else:
+                self._stored(stream, outcome, answer)
+
+    def _refusal(
+        self, stream: Stream, batch: list[tuple[str, dict[str, str], bytes]], count: int
+    ) -> tuple[int, int, str] | None:
+        """Why a whole batch is not stored."""
+        if len(batch) != count:
+            return 400, 10176, "batch publish is incomplete"
+        if any(stream.knows(held.get("Nats-Msg-Id"), self.wall_us()) for _, held, _ in batch):
+            return 400, 10201, "batch publish contains duplicate message id"
+        size = sum(len(data) + len(subject) + 64 for subject, _, data in batch)
+        if self.disk.full or not stream.has_room(size):
+            return 503, 10077, "maximum bytes exceeded"
+        return None
 
     def _stored(self, stream: Stream, kept: Kept, reply: str) -> None:
         self._acked(reply, {"stream": stream.name, "seq": kept.seq})

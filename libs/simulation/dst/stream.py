@@ -91,6 +91,16 @@ class Stream:
                 self._drop([self.first_seq])
         return kept
 
+    def knows(self, id_: str | None, time_us: int) -> bool:
+        """Whether a message of that id was stored within the window."""
+        seen = self.ids.get(id_ or "")
+        return seen is not None and time_us - seen[1] < self.config["duplicate_window"] // 1000
+
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes more are taken."""
+        limit = self.config.get("max_bytes", -1)
+        return self.config.get("discard") == "old" or limit <= 0 or self.size + size <= limit
+
     def expire(self, now_us: int) -> None:
         """Drops what is older than the stream's age, and ids beyond the window."""
         age = (self.config.get("max_age") or 0) // 1000

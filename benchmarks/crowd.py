@@ -1,0 +1,65 @@
+"""`python -m benchmarks.crowd URL TEAM`: one team's crowd, in a process of its own, so that it does not hold up who measures.
+
+    raw      plain JSON, encoded before, published without waiting for any acknowledgement: an attacker, as cheap as can be
+    client   `libs.client.submit_many`, which waits until what it sent is stored: a team with a large batch
+    control  as raw, to a stream of that broker that nobody reads
+
+It keeps its rate whatever becomes of the requests. The last line of what it prints is how many were sent.
+"""
+
+import argparse
+import asyncio
+import json
+import time
+import uuid
+
+from benchmarks.crowds import noop
+from libs.bus.connect import connect as connect_bus
+from libs.client import connect
+from schemas import subjects
+
+_STEP_S = 0.01
+CONTROL = "benchmarks.control"
+"""Where the control's messages go, beside Baton's subjects."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url")
+    parser.add_argument("team")
+    parser.add_argument("--mode", choices=("raw", "client", "control"), default="raw")
+    parser.add_argument("--rate", type=float, required=True, help="requests/s")
+    parser.add_argument("--seconds", type=float, required=True)
+    options = parser.parse_args()
+    print(asyncio.run(_client(options) if options.mode == "client" else _raw(options)))
+
+
+async def _raw(options: argparse.Namespace) -> int:
+    body = json.dumps({"client_key": "KEY", "job": noop().model_dump(mode="json", exclude_defaults=True)}).encode()
+    before, after = body.split(b"KEY")
+    subject = subjects.submit(options.team, "crowd") if options.mode == "raw" else CONTROL
+    name = uuid.uuid4().hex
+    nats = await connect_bus(options.url, name="benchmark-crowd")
+    began, sent = time.monotonic(), 0
+    while (elapsed := time.monotonic() - began) < options.seconds:
+        for number in range(sent, int(elapsed * options.rate)):
+            await nats.publish(subject, b"%s%s-%d%s" % (before, name.encode(), number, after))
+            sent += 1
+        await asyncio.sleep(_STEP_S)
+    await nats.drain()
+    return sent
+
+
+async def _client(options: argparse.Namespace) -> int:
+    async with await connect(options.url, options.team) as client:
+        began, sent = time.monotonic(), 0
+        while (elapsed := time.monotonic() - began) < options.seconds:
+            if (due := int(elapsed * options.rate) - sent) > 0:
+                await client.submit_many([noop()] * due, give_up_s=600)
+                sent += due
+            await asyncio.sleep(_STEP_S)
+    return sent
+
+
+if __name__ == "__main__":
+    main()
