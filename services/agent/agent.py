@@ -35,6 +35,7 @@ log = logging.getLogger("baton.agent")
 WATCH_S = 0.1
 _BARE_S = 0.5
 _PRUNE_S = 60.0
+_DISK_S = 1.0
 _HEARTBEAT = BY_TYPE["io.baton.node.heartbeat.v1"]
 _SAMPLE = BY_TYPE["io.baton.node.sample.v1"]
 
@@ -54,6 +55,8 @@ class Agent:
         self._draining = False
         self._kept: set[str] = set()
         """Nodes whose work runs on when this agent has ended."""
+        self._between: set[str] = set()
+        """Nodes whose last life is being ended, and whose next one has not begun."""
         self._beats = 0
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
@@ -123,18 +126,37 @@ class Agent:
 
     async def new_lives(self, nodes: Sequence[NodeRunner], reason: str, above: Mapping[str, int] | None = None) -> None:
         """Ends all work of these nodes and lets them begin anew, in this order; those named in `above` with an incarnation
-        above that one, which the pool has seen."""
+        above that one, which the pool has seen. Nodes that are between two lives already are left to who began that."""
+        nodes = [node for node in nodes if node.name not in self._between]
+        self._between.update(node.name for node in nodes)
+        try:
+            await self._new_lives(nodes, reason, above or {})
+        finally:
+            self._between.difference_update(node.name for node in nodes)
+
+    async def _new_lives(self, nodes: Sequence[NodeRunner], reason: str, above: Mapping[str, int]) -> None:
+        if not nodes:
+            return
         names = ", ".join(node.name for node in nodes[:10])
         log.warning(
             "ending the work of %d nodes (%s%s): %s", len(nodes), names, ", ..." if len(nodes) > 10 else "", reason
         )
         await asyncio.gather(*(node.die() for node in nodes))
         failpoint("agent.killed-all")
-        fresh = self.launcher.state.next_incarnations([node.name for node in nodes], above or {})
+        fresh = await self._incarnations([node.name for node in nodes], above)
         for node in nodes:
             self.launcher.leave(node)
             node.begin(fresh[node.name])
             self.launcher.rewatch(node)
+
+    async def _incarnations(self, names: Sequence[str], above: Mapping[str, int]) -> dict[str, int]:
+        """Waits for as long as the disk does not take them: two lives of one number would be taken for one."""
+        while True:
+            try:
+                return self.launcher.state.next_incarnations(names, above)
+            except OSError as e:
+                log.error("no life can begin on %s until this is mended: %s", ", ".join(names), e)
+                await asyncio.sleep(_DISK_S)
 
     def keeper_dies(self) -> None:
         """What it holds dies with it, and none of that is an end of its own."""

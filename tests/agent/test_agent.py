@@ -315,6 +315,25 @@ async def test_a_gang_over_two_nodes_of_one_agent_meets_on_loopback(world, start
         assert [line[2:] for line in lines] == [["0", "0"], ["1", "1"]]
 
 
+async def test_a_full_disk_delays_the_next_life_and_ends_nothing_else(world, start, tmp_path):
+    async with start(nodes=2) as agent:
+        node, other = agent.nodes["n0"], agent.nodes["n1"]
+        in_the_way = tmp_path / "agent" / "incarnations.new"
+        in_the_way.mkdir()  # as good as a full disk: it cannot be opened for writing
+        before = node.incarnation
+        waits = asyncio.create_task(agent.new_lives([node], "a test"))
+        await until(lambda: node.dying)
+        await agent.new_lives([node], "somebody else's reason")
+        assert node.incarnation == before, "a second reason begins no second life"
+        wanted = part(simulated(0.01), rank("n1-gpu0"), nodes=("n1",))
+        await world.want("n1", wanted)
+        await world.sees(wanted, Released)
+        assert not waits.done()
+        in_the_way.rmdir()
+        await waits
+        assert (node.incarnation, node.dying, other.incarnation) == (before + 1, False, before)
+
+
 def test_incarnations_grow_over_restarts_and_over_the_loss_of_the_state(tmp_path):
     first = AgentState(tmp_path / "a")
     (one,) = first.next_incarnations(["n0"]).values()

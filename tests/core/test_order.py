@@ -14,7 +14,7 @@ from libs.core.explain.waiting import explain, jobs_ahead, open_view, queue_view
 from libs.core.placement import Placed, find
 from libs.core.placement.context import context_of
 from libs.core.scheduling import cycle, preemption
-from libs.core.scheduling.order import Order, Share, share_of
+from libs.core.scheduling.order import Order, Share, front, share_of
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
@@ -111,6 +111,22 @@ def test_nobody_is_evicted_for_a_job_that_the_cycle_would_not_take_next():
     younger = w.submit(job("younger", 8, team="fresh", submitted_us=3, **urgent))
     (plan,) = preemption.plans(w.decider.state, w.now_us, 1)
     assert plan.beneficiary == queue_view(w.decider.state, w.decider.plan, 1)[0].job_id == younger
+
+
+def test_a_job_whose_devices_are_held_does_not_wait_behind_one_that_came_back_to_its_queue():
+    """The older one wants the very devices that are held for the younger: both waited for ever (seed 7839)."""
+    w = World(node("n0", 8), node("n1", 8))
+    urgent = {"priority": 100, "preempts": True}
+    w.started(older := w.submit(job("older", 8, submitted_us=1, **urgent)))
+    w.started(victim := w.submit(job("victim", 8)))
+    younger = w.submit(job("younger", 8, submitted_us=3, **urgent))
+    w.send(*preemption.plans(w.decider.state, w.now_us, 1))
+    assert younger in w.decider.state.holds
+    w.send(inbox.NodeLost(node=w.nodes_of(older)[0], incarnation=1, silent_s=9.0))
+    assert [one.id for one in front(w.decider.state, w.decider.state.jobs[older].queue)] == [younger, older]
+    w.released(victim, exit_code=143, own_exit=False)
+    assert (w.state_of(younger), w.state_of(older)) == ("granted", "queued")
+    w.check()
 
 
 def asking(name: str, team: str, submitted_us: int = 1, **resources: Any) -> inbox.JobAdmitted:

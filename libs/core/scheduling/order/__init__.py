@@ -5,7 +5,7 @@ reservation is due, the oldest first; then the queue of the team that holds the 
 lower id. What a team holds is compared in whole accelerators (`share.py`): a slice is its part of a board, and a processor
 counts only between teams that hold as much of them. A queue holds the waiting jobs of one priority, team and shape in order
 of age (those that may preempt apart from the others), and only its front job is considered: what does not fit blocks its own
-queue and no other. A job for which devices are held waits for those, so it is passed by.
+queue and no other. Jobs for which devices are held come first in their queue, and are passed by: they wait for those.
 
 All of it is pure. `Order` reads one state and changes nothing. It is told what was granted, because shares change within a
 cycle. `in_order` lists the waiting jobs as if nothing were granted in between.

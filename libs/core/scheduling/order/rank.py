@@ -35,10 +35,22 @@ def due_us(job: Job, policy: Policy) -> int:
     return job.queued_us + policy.reserve_after_us
 
 
+def in_turn(state: State, key: QueueKey) -> Iterator[str]:
+    """The ids of a queue's jobs as they are considered: first those for which devices are held, then the others, each by age.
+
+    A job that devices are held for may stand behind one that came back to the queue, and that one may wait for just these
+    devices."""
+    queue = state.queues.get(key, {})
+    if state.holds and (held := [job_id for job_id in state.holds if job_id in queue]):
+        yield from sorted(held, key=lambda job_id: (queue[job_id], job_id))
+        yield from (job_id for job_id in queue if job_id not in state.holds)
+    else:
+        yield from queue
+
+
 def front(state: State, key: QueueKey) -> Iterator[Job]:
-    """The jobs of a queue that are considered while none of it is granted: the first, and if devices are held for it,
-    the next."""
-    for job_id in state.queues.get(key, ()):
+    """The jobs of a queue that are considered while none of it is granted: those for which devices are held, and the next."""
+    for job_id in in_turn(state, key):
         yield state.jobs[job_id]
         if job_id not in state.holds:
             return

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
-from libs.core.scheduling.order.rank import JobRank, rank
+from libs.core.scheduling.order.rank import JobRank, in_turn, rank
 from libs.core.scheduling.order.share import Share, share_of
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State
@@ -58,7 +58,7 @@ class Order:
             if key not in self._rest and key in self._state.queues:
                 if key.team not in self.used:
                     self.used[key.team] = share_of(self._state.committed(key.team))
-                self._rest[key] = iter(self._state.queues[key])
+                self._rest[key] = in_turn(self._state, key)
                 self._advance(key)
 
     def restart(self) -> None:
