@@ -27,6 +27,7 @@ from nats.js import JetStreamContext
 
 from libs.bus.patience import patiently
 from libs.core.state.formats import NEWEST
+from libs.ledger import tail
 from libs.ledger.chain import GENESIS, ChainEntry, Head
 from libs.ledger.projection import LedgerProjection
 from libs.ledger.reader import LedgerReader
@@ -36,6 +37,8 @@ from libs.ledger.snapshots import Restored, SnapshotStore
 from libs.ports.host import failpoint
 
 log = logging.getLogger("baton.ledger")
+
+_ASK_AGAIN_S = 0.25
 
 P = TypeVar("P", bound=LedgerProjection)
 A = TypeVar("A")
@@ -150,6 +153,16 @@ class Follower(Generic[P]):
         """The last sequence in the ledger now; a broker that is away is waited for."""
         reader = self._reader if self._reader is not None else LedgerReader(self._js, self.pool)
         return await self._patiently(reader.last_seq)
+
+    async def reaches(self, seq: int) -> bool:
+        """Whether the ledger goes as far as `seq`. A broker that says it does not may answer from the past: it is asked again
+        (`libs.ledger.tail`)."""
+        end = asyncio.get_running_loop().time() + tail.DOUBT_S
+        while await self.last_seq() < seq:
+            if asyncio.get_running_loop().time() >= end:
+                return False
+            await asyncio.sleep(_ASK_AGAIN_S)
+        return True
 
     @asynccontextmanager
     async def still(self) -> AsyncIterator[None]:

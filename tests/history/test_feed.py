@@ -15,6 +15,7 @@ from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.projections.history import Feed
 from libs.core.scheduling import limits
+from libs.ledger import tail
 from libs.ledger.chain import LedgerRewound
 from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, Reason
@@ -139,8 +140,9 @@ async def test_a_submit_that_admission_refused_as_well_is_told_once(
     "cursor", [{"seq": 3, "hash": "f" * 64, "position": 3}, {"seq": 1, "hash": "", "position": 9**9}]
 )
 async def test_another_ledger_than_the_one_told_stops_the_service(
-    nats: Client, pool: str, written: Written, team: str, cursor: dict
+    nats: Client, pool: str, written: Written, team: str, cursor: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tail, "DOUBT_S", 0.2)
     await written.write(busy_world(team).records[:10])
     await Cursors(nats.jetstream()).save(f"{NAME}-{pool}", cursor)
     with pytest.raises(LedgerRewound):

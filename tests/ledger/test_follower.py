@@ -12,6 +12,7 @@ import pytest
 from nats.js.api import ObjectMeta
 from nats.js.errors import APIError
 
+from libs.ledger import tail
 from libs.ledger.chain import GENESIS, Head, LedgerGap, LedgerRewound, UnknownRecord
 from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ledger.snapshots import BUCKET, Restored, SnapshotStore
@@ -203,7 +204,8 @@ async def test_a_broker_that_is_away_at_the_start_is_waited_for(world: World) ->
         assert made.resumed_at == 2, "the snapshot was given up because the broker was away"
 
 
-async def test_a_ledger_that_lost_its_tail_ends_it(world: World) -> None:
+async def test_a_ledger_that_lost_its_tail_ends_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "DOUBT_S", 0.2)
     head = await grow(world, 5)
 
     async def place() -> Restored[Tally]:
