@@ -4,13 +4,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.kv import KeyValue
 from prometheus_client import CollectorRegistry
 
 from libs.bus.cursors import Cursors
 from libs.bus.dead import Received
+from libs.bus.streams import provision
+from libs.bus.table import CURSORS_BUCKET
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.projections.history import Feed
@@ -24,6 +30,7 @@ from services.history.events import EventLog
 from services.history.feed import NAME, FeedLoop
 from tests.core.builders import World, job, node
 from tests.history.written import Written, busy_world, until
+from tests.ledger.broker import Broker
 
 
 @pytest.fixture
@@ -109,6 +116,48 @@ async def test_a_crash_before_the_cursor_is_saved_repeats_the_same_ids(
     async with running(nats, pool, snapshot_records=1000) as loop:
         await complete(loop, written)
     assert [event for _, _, event in await heard(nats, team)] == expected(world, team, pool)
+
+
+class Dying:
+    """A JetStream context whose broker is killed when the cursors are asked for first."""
+
+    def __init__(self, js: JetStreamContext, broker: Broker) -> None:
+        self._js, self._broker, self._killed = js, broker, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._js, name)
+
+    async def key_value(self, bucket: str) -> KeyValue:
+        if bucket == CURSORS_BUCKET and not self._killed:
+            self._killed = True
+            await self._broker.kill()
+        return await self._js.key_value(bucket)
+
+
+async def test_a_broker_that_goes_away_before_the_cursor_is_read_is_waited_for(tmp_path: Path, team: str) -> None:
+    """History ended there, and with it everything that it does."""
+    broker = Broker(tmp_path)
+    await broker.start()
+    client = await broker.connect()
+    js = client.jetstream(timeout=0.5)
+    await provision(js, ["main"], scale=0.01)
+    written, world = Written(js, "main"), busy_world(team)
+    await written.write(world.records)
+    loop = FeedLoop(Dying(js, broker), "main", CollectorRegistry())  # type: ignore[arg-type]
+    task = asyncio.create_task(loop.run())
+
+    async def noticed() -> bool:
+        assert not task.done(), task.exception()
+        return loop.problem.startswith("cannot read its cursor")
+
+    await until(noticed, "the problem is named")
+    await broker.start()
+    await complete(loop, written)
+    assert [event for _, _, event in await heard(client, team)] == expected(world, team, "main")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await client.close()
+    await broker.kill()
 
 
 async def test_a_submit_that_admission_refused_as_well_is_told_once(
