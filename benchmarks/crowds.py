@@ -42,8 +42,8 @@ async def stack(state_dir: Path, teams: Sequence[str]) -> AsyncIterator[tuple[Lo
     async with AsyncExitStack() as held:
         options = LaunchOptions(state_dir=state_dir, teams=teams, fleet=FLEET, real_node="none")
         cluster = await held.enter_async_context(LocalStack(options))
-        clients = {team: await held.enter_async_context(await connect(cluster.team_url(team), team)) for team in teams}
-        operator = await held.enter_async_context(await connect(cluster.operator_url, operator=True))
+        clients = {team: await held.enter_async_context(await connect(cluster.address(team), team)) for team in teams}
+        operator = await held.enter_async_context(await connect(cluster.address("operator"), operator=True))
         while (await operator.status()).nodes_up < 64:
             await asyncio.sleep(0.1)
         yield cluster, clients, operator

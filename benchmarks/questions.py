@@ -43,7 +43,7 @@ async def _bench(options: argparse.Namespace) -> None:
         held = await clients[ASKER].submit(WAITS.model_copy(update={"simulation": Simulation(duration_s=3600)}))
         waits = await clients[ASKER].submit(WAITS)
         await crowds.rest(operator, await crowds.ended(operator))
-        async with await connect(cluster.team_url(ASKER), ASKER) as asker:
+        async with await connect(cluster.address(ASKER), ASKER) as asker:
             idle = await _ask(asker, waits.job_id, options.ask, options.seconds)
             asking = asyncio.create_task(_ask(asker, waits.job_id, options.ask, options.seconds))
             sent = await crowds.submit_at({TEAM: clients[TEAM]}, {TEAM: rate * options.times}, options.seconds)

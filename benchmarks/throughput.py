@@ -55,8 +55,8 @@ async def _bench(options: argparse.Namespace) -> None:
     about = machine.describe()
     shutil.rmtree(options.state_dir, ignore_errors=True)
     launch = LaunchOptions(state_dir=options.state_dir, teams=(TEAM,), fleet=FLEET, real_node="none")
-    async with LocalStack(launch) as cluster, await connect(cluster.operator_url, operator=True) as operator:
-        client = await connect(cluster.team_url(TEAM), TEAM)
+    async with LocalStack(launch) as cluster, await connect(cluster.address("operator"), operator=True) as operator:
+        client = await connect(cluster.address(TEAM), TEAM)
         await _until(operator, lambda s: s.nodes_up == 64)
         print("warming up")
         await _burst(client, operator, _noop("warm"), 500)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from faststream.nats import NatsBroker
 
 from libs.bus.connect import connect
+from libs.bus.creds import Address, at
 from libs.ports.host import present_host
 
 if TYPE_CHECKING:
@@ -27,13 +28,13 @@ GRACEFUL_S = 10.0
 class Broker(NatsBroker):
     """A NatsBroker whose connection is made by `libs.bus.connect`: one set of options for all of Baton."""
 
-    def __init__(self, url: str, name: str, *, die_on_close: bool = True, wait_s: float = 30) -> None:
-        super().__init__(url, logger=None, graceful_timeout=GRACEFUL_S)
-        self._baton = {"url": url, "name": name, "die_on_close": die_on_close, "wait_s": wait_s}
+    def __init__(self, address: Address | str, name: str, *, die_on_close: bool = True, wait_s: float = 30) -> None:
+        super().__init__(at(address).url, logger=None, graceful_timeout=GRACEFUL_S)
+        self._baton = {"address": address, "name": name, "die_on_close": die_on_close, "wait_s": wait_s}
 
     async def _connect(self) -> "Client":
         options: dict[str, Any] = dict(self._baton)
-        connection = await connect(options.pop("url"), **options)
+        connection = await connect(options.pop("address"), **options)
         self.config.connect(connection)
         return connection
 
@@ -46,7 +47,7 @@ class Broker(NatsBroker):
             await connection.flush()
 
 
-def make_broker(url: str, name: str, *, die_on_close: bool = True) -> Broker:
+def make_broker(address: Address | str, name: str, *, die_on_close: bool = True) -> Broker:
     """A broker that is not connected yet; `await broker.connect()` gives the client, `broker.start()` starts handlers.
 
     With `die_on_close` a connection that is closed for good ends the process with status 70: FastStream's pull loop
@@ -54,4 +55,4 @@ def make_broker(url: str, name: str, *, die_on_close: bool = True) -> Broker:
     """
     if (host := present_host()) is not None:
         return host.broker(name)
-    return Broker(url, name, die_on_close=die_on_close)
+    return Broker(address, name, die_on_close=die_on_close)

@@ -12,6 +12,7 @@
 import asyncio
 import logging
 import os
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 import nats
 from nats.aio.client import Client
 
+from libs.bus.creds import Address, BadCredential, at
 from libs.bus.metrics import ERRORS
 from libs.ports.host import present_host
 
@@ -27,6 +29,9 @@ logger = logging.getLogger("baton.bus")
 
 EXIT_CONNECTION_LOST = 70
 PENDING_BYTES = 64 * 1024 * 1024
+
+
+__all__ = ["Address", "BadCredential", "BusConnection", "BusUnavailable", "close", "connect", "without_password"]
 
 
 class BusUnavailable(ConnectionError):
@@ -53,26 +58,28 @@ class BusConnection(Client):
 
 
 async def connect(
-    url: str,
+    address: Address | str,
     *,
     name: str,
     inbox_prefix: str | None = None,
     wait_s: float = 30,
     die_on_close: bool = False,
 ) -> BusConnection:
-    """A connection to `url` (comma-separated URLs of one cluster), named `name` at the server.
+    """A connection to `address` (a bare URL, or comma-separated ones of one cluster, will do), named `name` at the server.
 
     `inbox_prefix` is where replies arrive; a credential allows only its own (`schemas.subjects`). The first connection is
-    tried for `wait_s` seconds. Raises BusUnavailable after that, and at once when the credential is refused.
+    tried for `wait_s` seconds. Raises BusUnavailable after that, and at once when the credential is refused; BadCredential
+    when it is none.
     """
     if (host := present_host()) is not None:
         return await host.connect(name, inbox_prefix, wait_s)
     connection = BusConnection()
     problems = _Problems(name)
-    servers = [part.strip() for part in url.split(",")]
+    where = at(address)
+    servers = [part.strip() for part in where.url.split(",")]
     options: dict[str, Any] = {
         "servers": servers,
-        **_credential(servers),
+        **(where.options() or _credential(servers)),
         "name": name,
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": 0.25,
@@ -102,7 +109,7 @@ async def connect(
             attempt.cancel()
             await asyncio.gather(attempt, return_exceptions=True)
     await connection.close()
-    raise BusUnavailable(_unreachable(url, problems, wait_s))
+    raise BusUnavailable(_unreachable(where, problems, wait_s))
 
 
 def _credential(servers: Sequence[str]) -> dict[str, str]:
@@ -143,7 +150,7 @@ class _Problems:
         text = str(error) or type(error).__name__
         self.last = text
         ERRORS.labels(type(error).__name__).inc()
-        if not self.connected and "authorization" in text.lower():
+        if not self.connected and _REFUSAL.search(text):
             self.refused.set()
         now = time.monotonic()
         if now - self._logged.get(text, -10.0) >= 10.0:
@@ -153,10 +160,18 @@ class _Problems:
             logger.warning("NATS connection %s: %s", self.name, text)
 
 
-def _unreachable(url: str, problems: _Problems, wait_s: float) -> str:
-    shown = without_password(url)
+_REFUSAL = re.compile(r"authorization|authentication|revoked", re.IGNORECASE)
+
+
+def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
+    shown = without_password(where.url)
     if problems.refused.is_set():
-        return f"NATS at {shown} refused the credential ({problems.last}): check user and password in the URL"
+        fix = (
+            "check user and password in the URL, or set BATON_NATS_CREDS"
+            if where.creds is None
+            else "it may have been revoked or rotated; ask your operator for a new one (`baton team rotate`)"
+        )
+        return f"NATS at {shown} refused the credential ({problems.last}): {fix}"
     why = f" ({problems.last})" if problems.last else ""
     return (
         f"no NATS server answered at {shown} within {wait_s:g} s{why}: "

@@ -1,4 +1,4 @@
-"""`baton credentials`: users and permissions for a NATS server that Baton did not start."""
+"""`baton credentials`: accounts and credentials for a NATS server that Baton did not start."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,8 @@ import typer
 
 from libs.cli.exits import UsageFault
 from libs.cli.output import hint, say
-from libs.cli.users import nats_users
 from libs.client.where import state_dir
-from libs.embedded.servers import user_entry
+from libs.walls.keyring import Keyring, check_teams, check_users
 
 
 def command(
@@ -18,24 +17,30 @@ def command(
     users: Annotated[str, typer.Option("--users", help="Users, each as TEAM.USER, separated by commas.")] = "",
     nodes: Annotated[str, typer.Option("--nodes", help="Nodes, each as POOL/NODE, separated by commas.")] = "",
     pools: Annotated[str, typer.Option("--pools", help="Pools that get one for agents of all their nodes.")] = "",
+    accounts: Annotated[
+        str, typer.Option("--accounts", help="The folder where the server keeps accounts that it is told of later.")
+    ] = "/data/accounts",
     folder: Annotated[
-        Path | None, typer.Option("--state-dir", help="Where the passwords are kept (BATON_STATE_DIR).")
+        Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
     ] = None,
 ) -> None:
-    """Print an `authorization` block for nats.conf: services, the operator, and each of these with its own subjects only.
+    """Print what makes a nats.conf believe in these accounts, and write a credential for each into the state directory.
 
-    Passwords are made once and kept in the state directory: the same command prints the same block.
+    Keys are made once and kept: what was handed out stays good. `baton team` adds, rotates and revokes at run time.
     """
-    here = folder or state_dir()
+    named, ring = _listed(teams), Keyring(folder or state_dir())
     try:
-        known = nats_users(
-            here, _listed(teams), _listed(users), _listed(pools), [_node(text) for text in _listed(nodes)]
-        )
+        check_teams(named)
+        check_users(_listed(users), named)
+        made = [ring.operator(), ring.service()]
+        made += [ring.team(name) for name in (*named, *_listed(users))]
+        made += [ring.nodes(pool) for pool in _listed(pools)]
+        made += [ring.node(*_node(text)) for text in _listed(nodes)]
     except ValueError as e:
         raise UsageFault(str(e)) from None
     # NATS reads JSON as it reads its own form.
-    say("authorization: " + json.dumps({"users": [user_entry(user) for user in known]}, indent=2))
-    hint("it holds passwords: write it into a file that only the server reads, and include it in nats.conf")
+    say("\n".join(f"{key}: {json.dumps(value, indent=2)}" for key, value in ring.trust().config(accounts).items()))
+    hint(f"{len(made)} credentials are in {ring.creds}; {ring.folder / 'keys.json'} can make any: keep it to yourself")
 
 
 def _listed(text: str) -> list[str]:

@@ -17,19 +17,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from libs.bus.connect import connect
+from libs.bus.connect import Address, connect
 from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
 from libs.cli.health import Checks, NotReady, readiness
-from libs.cli.users import SERVICES as SERVICES_USER
-from libs.cli.users import check_teams, check_users, nats_users, node_name
 from libs.client.where import CLIENT_FILE
 from libs.embedded import NatsOptions, ProcessEvent, ProcessRecord, ProcessSpec, ServerOptions, Servers, Supervisor
 from libs.embedded.ports import LOOPBACK, PortLease, lease_port
 from libs.embedded.probes import http_ok
 from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
+from libs.walls.accounts import SERVICES as ALL_SERVICES
+from libs.walls.keyring import Keyring, check_teams, check_users
+from libs.walls.resolver import tell
 from schemas.subjects import OPERATOR, token
 
 log = logging.getLogger("baton.launch")
@@ -126,6 +127,7 @@ class LocalStack:
         self.options = options or LaunchOptions()
         self._on_event = on_event
         self.state_dir = self.options.state_dir.absolute()
+        self.keyring = Keyring(self.state_dir)
         self.http: dict[str, str] = {}
         self._servers: Servers | None = None
         self._resources = contextlib.AsyncExitStack()
@@ -144,13 +146,33 @@ class LocalStack:
 
     @property
     def nats_url(self) -> str:
-        """For services: may do everything."""
-        return self.options.external.nats_url if self.options.external else self._running().nats_url_of(SERVICES_USER)
+        """Of the broker; of a cluster all, separated by commas. It names nobody: see `address`."""
+        return self.options.external.nats_url if self.options.external else self._running().nats_url
 
-    @property
-    def operator_url(self) -> str:
-        """For operators: every team's commands and questions, streams, dead letters; not the ledger."""
-        return self.options.external.nats_url if self.options.external else self._running().nats_url_of(OPERATOR)
+    def address(self, who: str = ALL_SERVICES) -> Address:
+        """The broker, and the credential of `who`: a team or a user `<team>.<user>` of the options, `operator` (every team's
+        commands and questions, streams, dead letters; not the ledger), or by default the services'.
+
+        Raises KeyError when it is none of these.
+        """
+        known = (*self.options.teams, *self.options.users, OPERATOR, ALL_SERVICES)
+        if who not in known:
+            raise KeyError(f"no credential of {who!r}; there are: {', '.join(known)}")
+        return self._with(lambda ring: self._credential(ring, who))
+
+    def nodes_address(self, pool: str) -> Address:
+        """The same for agents: every node of the pool, and nothing else."""
+        return self._with(lambda ring: ring.nodes(pool))
+
+    def _with(self, credential: Callable[[Keyring], Path]) -> Address:
+        walled = self.options.external is None or self.keyring.exists
+        return Address(self.nats_url, credential(self.keyring) if walled else None)
+
+    @staticmethod
+    def _credential(ring: Keyring, who: str) -> Path:
+        if who in (OPERATOR, ALL_SERVICES):
+            return ring.operator() if who == OPERATOR else ring.service()
+        return ring.team(who)
 
     @property
     def redis_url(self) -> str:
@@ -159,23 +181,6 @@ class LocalStack:
     @property
     def mongo_url(self) -> str:
         return self.options.external.mongo_url if self.options.external else self._running().mongo_url
-
-    def team_url(self, team: str) -> str:
-        """For a team: its own subjects. Raises KeyError when it is none of the options' teams."""
-        if team not in self.options.teams:
-            raise KeyError(f"no team {team!r}; there are: {', '.join(self.options.teams)}")
-        return self.options.external.nats_url if self.options.external else self._running().nats_url_of(team)
-
-    def user_url(self, user: str) -> str:
-        """For one user, `<team>.<user>`: its own subjects. Raises KeyError when it is none of the options' users."""
-        if user not in self.options.users:
-            raise KeyError(f"no user {user!r}; there are: {', '.join(self.options.users) or 'none'}")
-        return self.options.external.nats_url if self.options.external else self._running().nats_url_of(user)
-
-    def agents_url(self, pool: str) -> str:
-        """For agents: every node of the pool, and nothing else."""
-        external = self.options.external
-        return external.nats_url if external else self._running().nats_url_of(node_name(pool))
 
     def processes(self) -> dict[str, ProcessRecord]:
         """Every process that runs here, servers among them, by name."""
@@ -212,10 +217,13 @@ class LocalStack:
         Raises what `Servers.start` raises, StartFailed (a process ended before it answered), NotReady.
         """
         options = self.options
+        self._make_credentials()
         self._servers = Servers(self.state_dir, self._server_options(), on_event=self._on_event)
         async with contextlib.AsyncExitStack() as undo:
             await self._servers.start()
             undo.push_async_callback(self._servers.stop)
+            if options.external and self.keyring.exists:
+                await tell(self.nats_url, self.keyring, self.keyring.teams)
             await self._provision()
             specs = self._specs(undo)
             self._write_client_file()
@@ -247,11 +255,10 @@ class LocalStack:
     def _server_options(self) -> ServerOptions:
         if self.options.external:
             return ServerOptions(run=())  # still takes the state directory, so that two instances never share one
-        users = nats_users(self.state_dir, self.options.teams, self.options.users, self.options.pools)
         nats = NatsOptions(
             port=self.options.nats_port,
             servers=self.options.brokers,
-            users=users,
+            trust=self.keyring.trust(),
             sync_always=self.options.sync_always,
         )
         needed = 2 * reserved_bytes(
@@ -260,8 +267,15 @@ class LocalStack:
         nats = replace(nats, max_file_store_bytes=max(nats.max_file_store_bytes, needed))
         return ServerOptions(run=(NATS, VALKEY, MONGO), nats=nats)
 
+    def _make_credentials(self) -> None:
+        """Those of the options; teams that were added at run time keep theirs."""
+        if self.options.external and not self.keyring.exists:
+            return
+        for who in (*self.options.teams, *self.options.users, OPERATOR):
+            self._credential(self.keyring, who)
+
     async def _provision(self) -> None:
-        client = await connect(self.nats_url, name="provision")
+        client = await connect(self.address(), name="provision")
         js, options = client.jetstream(), self.options
 
         async def make() -> None:
@@ -301,6 +315,7 @@ class LocalStack:
     ) -> ProcessSpec:
         options = self.options
         pool = pool or options.pool
+        address = self.nodes_address(pool) if service == "agent" else self.address()
         lease: PortLease = lease_port()
         undo.callback(lease.release)
         self.http[name] = f"http://{LOOPBACK}:{lease.port}"
@@ -318,7 +333,7 @@ class LocalStack:
             env={
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
-                "BATON_NATS_URL": self.agents_url(pool) if service == "agent" else self.nats_url,
+                **address.environ(),
                 "BATON_REDIS_URL": self.redis_url,
                 "BATON_MONGO_URL": self.mongo_url,
                 "BATON_POOL": pool,
@@ -344,13 +359,12 @@ class LocalStack:
 
     def _write_client_file(self) -> None:
         document = {
-            "version": 1,
+            "version": 2,
             "pid": os.getpid(),
             "pool": self.options.pool,
             "pools": self.options.pools,
-            "teams": {team: self.team_url(team) for team in self.options.teams},
-            "users": {user: self.user_url(user) for user in self.options.users},
-            "operator": self.operator_url,
+            "url": self.nats_url,
+            "creds": str(self.keyring.creds),
             "http": self.http,
         }
         write_private(self.state_dir / CLIENT_FILE, json.dumps(document, indent=1) + "\n")

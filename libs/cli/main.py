@@ -43,7 +43,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "dead": CommandEntry("dead", "Messages that could not be processed (operators)"),
     "quota": CommandEntry("quota", "Set a team's quota (operators)"),
     "node": CommandEntry("node", "Declare a silent node dead (operators)"),
-    "credentials": CommandEntry("credentials", "Print users and permissions for a NATS server of your own (operators)"),
+    "team": CommandEntry("team", "Add teams and users, rotate and revoke their credentials (operators)"),
+    "credentials": CommandEntry("credentials", "Accounts and credentials for a NATS server of your own (operators)"),
     "provision": CommandEntry("provision", "Create streams and consumers on a NATS server (operators)"),
 }
 
@@ -52,8 +53,8 @@ _HELP = """Baton gives the accelerators of many machines to the jobs of many tea
 Start with `baton demo`, or `baton up` and, in another terminal, `baton submit --gpus 1 -- python train.py`.
 
 Where Baton is: --url or BATON_NATS_URL, else the instance of `baton up` under BATON_STATE_DIR or ./.baton.
-Who you are: --team or BATON_TEAM, else the name in the URL, else the instance's only team; and of the team the user
---user or BATON_USER, else the one in the URL, else this session's.
+Who you are: the credential of BATON_NATS_CREDS, else the instance's: of --team or BATON_TEAM, else of its only team, and of
+the team's user --user or BATON_USER, else this session's.
 
 Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied or rejected, 5 conflict, 6 nobody answers."""
 

@@ -115,8 +115,8 @@ async def _replay(
     teams = tuple(sorted({job.team for job in jobs}))
     console.print(f"starting Baton with {fleet.name} and {len(teams)} team(s)")
     options = LaunchOptions(state_dir=state_dir, teams=teams, fleet=fleet, real_node="none")
-    async with LocalStack(options) as cluster, await connect(cluster.operator_url, operator=True) as operator:
-        clients = {team: await connect(cluster.team_url(team), team) for team in teams}
+    async with LocalStack(options) as cluster, await connect(cluster.address("operator"), operator=True) as operator:
+        clients = {team: await connect(cluster.address(team), team) for team in teams}
         rejected = await _count_rejections(operator, outcome)
         began = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

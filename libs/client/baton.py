@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 from nats.aio.client import Client
 from pydantic import BaseModel
 
-from libs.bus.connect import BusUnavailable
+from libs.bus.connect import Address, BusUnavailable
 from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
 from libs.client import following, logs
@@ -66,7 +66,7 @@ class Submitted:
 
 
 async def connect(
-    url: str | None = None,
+    address: Address | str | None = None,
     team: str | None = None,
     *,
     user: str | None = None,
@@ -80,10 +80,10 @@ async def connect(
         Unreachable: nobody answers there within `wait_s`, or the credential is refused.
         Invalid: the team is unknown or ambiguous.
     """
-    place = find(url, team, user=user, pool=pool, operator=operator)
+    place = find(address, team, user=user, pool=pool, operator=operator)
     replies = subjects.reply_prefix(place.team, place.user)
     try:
-        nats = await connect_bus(place.url, name="baton-client", inbox_prefix=replies, wait_s=wait_s)
+        nats = await connect_bus(place.address, name="baton-client", inbox_prefix=replies, wait_s=wait_s)
     except BusUnavailable as e:
         raise Unreachable("Baton cannot be reached", str(e)) from None
     return Baton(nats, place)

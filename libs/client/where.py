@@ -1,8 +1,8 @@
 """Where Baton is and who we are: arguments, then the environment, then the instance that runs on this machine.
 
-`baton up` writes `<state dir>/client.json` (mode 0600), which holds a URL for each team, for each user that it was
-started with, and one for the operator. The name in a URL says whose credential it is: `research` is the whole team's,
-`research.ana` one user's.
+`baton up` writes `<state dir>/client.json` (mode 0600), which says where the broker is and in which folder the credentials
+are: `research.creds` is the whole team's, `research.ana.creds` one user's, `operator.creds` that of who sees every team. On
+another machine BATON_NATS_URL and BATON_NATS_CREDS say the same; whose credential it is stands in it.
 """
 
 import getpass
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from libs.bus.creds import Address, BadCredential, at, speaker
 from libs.client.errors import Invalid, Unreachable
 from schemas.subjects import OPERATOR, token
 
@@ -28,7 +29,7 @@ class Place:
     """An address, and who speaks there: a team (`operator` sees every team) and its user. `pool` is asked when none is
     named."""
 
-    url: str = field(repr=False)
+    address: Address = field(repr=False)
     team: str
     pool: str = "main"
     user: str = "default"
@@ -40,7 +41,7 @@ def state_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def find(
-    url: str | None = None,
+    address: Address | str | None = None,
     team: str | None = None,
     *,
     user: str | None = None,
@@ -51,8 +52,8 @@ def find(
     """Where to connect, and as whom.
 
     Args:
-        url: overrides BATON_NATS_URL and the running instance.
-        team: overrides BATON_TEAM; without either, the user in the URL, or the instance's only team.
+        address: overrides the running instance, its URL BATON_NATS_URL and its credential BATON_NATS_CREDS.
+        team: overrides BATON_TEAM; without either, the team of the credential, or the instance's only team.
         user: overrides BATON_USER; without either, the user of the credential, or of this machine's session.
         pool: overrides BATON_POOL; without either, the instance's first pool, or "main".
         operator: when no team is named, speak as the operator instead of asking which team.
@@ -68,23 +69,34 @@ def find(
             ("team", team, "BATON_TEAM"), ("user", user, "BATON_USER"), ("pool", pool, "BATON_POOL"),
         )
     )  # fmt: skip
-    if address := url or env.get("BATON_NATS_URL"):
-        owner, _, person = (urlsplit(address).username or "").partition(".")
+    given = at(address) if address is not None else Address("")
+    creds = given.creds or _path(env.get("BATON_NATS_CREDS"))
+    if url := given.url or env.get("BATON_NATS_URL"):
+        owner, _, person = _speaks(url, creds).partition(".")
         asking = user or _checked("user", person or None) or session_user(env)
-        return Place(address, team or _team_in(owner, operator), pool or "main", asking)
+        return Place(Address(url, creds), team or _team_in(owner, operator), pool or "main", asking)
     instance = read_instance(state_dir(env))
-    urls = {**instance.get("teams", {}), OPERATOR: instance.get("operator", "")}
-    name = team or _only_team(instance, operator)
-    if name not in urls:
-        known = ", ".join(sorted(urls))
-        raise Invalid(
-            f"the instance in {state_dir(env)} has no team {name!r}",
-            f"it was started for: {known}",
-            "name one of them, or restart it with `baton up --teams`",
-        )
+    url, folder, pool = str(instance.get("url")), Path(str(instance.get("creds"))), pool or instance.get("pool", "main")
+    if creds is not None:
+        owner, _, person = _speaks(url, creds).partition(".")
+        asking = user or _checked("user", person or None) or session_user(env)
+        return Place(Address(url, creds), team or _team_in(owner, operator), pool, asking)
+    name = team or _only_team(folder, operator)
     asking = user or session_user(env)
-    address = instance.get("users", {}).get(f"{name}.{asking}") or urls[name]
-    return Place(address, name, pool or instance.get("pool", "main"), asking)
+    for who in (f"{name}.{asking}", name):
+        if (path := folder / f"{who}.creds").is_file():
+            return Place(Address(url, path), name, pool, asking)
+    raise Invalid(
+        f"the instance in {state_dir(env)} has no team {name!r}",
+        f"there are credentials for: {', '.join((*teams_in(folder), OPERATOR))}",
+        "name one of them, or add it with `baton team add`",
+    )
+
+
+def teams_in(folder: Path) -> list[str]:
+    """The teams whose whole credential lies in `folder`."""
+    names = (path.stem for path in folder.glob("*.creds"))
+    return sorted(name for name in names if name != OPERATOR and "." not in name)
 
 
 def session_user(environ: Mapping[str, str] | None = None) -> str:
@@ -126,21 +138,35 @@ def _checked(what: str, name: str | None) -> str | None:
         ) from None
 
 
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+def _speaks(url: str, creds: Path | str | None) -> str:
+    """Who speaks: it stands in the credential, or else in the URL."""
+    try:
+        return urlsplit(url).username or "" if creds is None else speaker(creds)
+    except BadCredential as e:
+        raise Invalid("the credential is not valid", str(e), "correct BATON_NATS_CREDS") from None
+
+
 def _team_in(owner: str, operator: bool) -> str:
-    """The team of a URL's user name."""
+    """The team of who speaks."""
     if owner == SERVICES_USER or (not owner and operator):
         return OPERATOR
     if not owner:
-        raise Invalid("no team is named", "the URL has no user name", "set BATON_TEAM, or use --team")
+        raise Invalid(
+            "no team is named", "there is no credential that says it", "set BATON_NATS_CREDS, BATON_TEAM, or use --team"
+        )
     team = _checked("team", owner)
     assert team is not None
     return team
 
 
-def _only_team(instance: Mapping[str, Any], operator: bool) -> str:
-    teams = list(instance.get("teams", {}))
+def _only_team(folder: Path, operator: bool) -> str:
+    teams = teams_in(folder)
     if len(teams) == 1:
-        return str(teams[0])
+        return teams[0]
     if operator:
         return OPERATOR
     raise Invalid("no team is named", f"this instance serves {', '.join(teams)}", "set BATON_TEAM, or use --team")

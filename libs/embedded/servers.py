@@ -42,6 +42,30 @@ class NatsUser:
             )
 
 
+@dataclass(frozen=True)
+class Trust:
+    """Operator mode: nobody has a password, and the server believes what the operator has signed.
+
+    The operator's claim, the public key of the system account, and the claims of accounts by their public keys.
+    """
+
+    operator: str = field(repr=False)
+    system: str
+    accounts: Mapping[str, str] = field(repr=False)
+    heir: str = ""
+    """The account (its public key) that takes over what a single server without accounts has stored."""
+
+    def config(self, folder: Path | str) -> dict[str, Any]:
+        """As nats-server's configuration has it. `folder` is where it keeps what it is told later; of a claim there and one
+        that is given here, the newer wins."""
+        return {
+            "operator": self.operator,
+            "system_account": self.system,
+            "resolver": {"type": "full", "dir": str(folder), "allow_delete": False, "interval": "2m"},
+            "resolver_preload": dict(self.accounts),
+        }
+
+
 @dataclass(frozen=True, kw_only=True)
 class NatsOptions:
     """`sync_always` waits for the disk before each acknowledgement: what is acknowledged survives a power failure.
@@ -57,6 +81,8 @@ class NatsOptions:
     """Servers of a cluster tell clients of each other; our URLs name them all anyway."""
     sync_always: bool = True
     users: Sequence[NatsUser] = ()  # none: one user "baton" with a random password
+    trust: Trust | None = None
+    """In place of users: credentials are signed claims, and URLs have no password."""
     max_payload_bytes: int = 4 * _MIB
     """A grant of a whole TPU pod is one record: 9,216 claims take 1.2 MiB, and 3 MiB with the longest names."""
     max_file_store_bytes: int = 64 * 1024 * _MIB
@@ -66,6 +92,8 @@ class NatsOptions:
         names = [user.name for user in self.users]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"NATS users named twice: {', '.join(sorted(repeated))}")
+        if self.users and self.trust is not None:
+            raise ValueError("users and trust exclude each other: a server in operator mode knows no passwords")
         if self.servers not in (1, 3, 5):
             raise ValueError(f"servers is {self.servers}: use 1, 3 or 5; an even number bears no more losses")
 
@@ -154,7 +182,11 @@ def _one_nats(
             "max_memory_store": options.max_memory_store_bytes,
             **({"sync_interval": "always"} if options.sync_always else {}),
         },
-        "authorization": {"users": [user_entry(user) for user in users]},
+        **(
+            {"authorization": {"users": [user_entry(user) for user in users]}}
+            if options.trust is None
+            else options.trust.config(state_dir / f"{name}-accounts")
+        ),
     }
     health, patience_s = "/healthz", 30.0  # ok only once JetStream has recovered its streams
     if options.servers > 1:
@@ -173,7 +205,7 @@ def _one_nats(
             ready_timeout_s=patience_s,
             port=ports.client,
         ),
-        url=nats_url(users[0], ports.client),
+        url=nats_url(users[0] if options.trust is None else None, ports.client),
         data_dir=data_dir,
         config_path=config_path,
         config=json.dumps(config, indent=1),  # nats-server's own format takes JSON, which saves us its quoting rules
@@ -248,9 +280,9 @@ def describe_mongo(options: MongoOptions, state_dir: Path, port: int) -> Server:
     )
 
 
-def nats_url(user: NatsUser, port: int) -> str:
-    """The URL with which a user connects."""
-    return f"nats://{user.name}:{user.password}@{LOOPBACK}:{port}"
+def nats_url(user: NatsUser | None, port: int) -> str:
+    """The URL with which a user connects; None: whoever has a credential."""
+    return f"nats://{user.name}:{user.password}@{LOOPBACK}:{port}" if user else f"nats://{LOOPBACK}:{port}"
 
 
 def user_entry(user: NatsUser) -> dict[str, Any]:

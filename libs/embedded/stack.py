@@ -128,8 +128,10 @@ class Servers:
                 self.state_dir / _MEMORY_FILE,
                 json.dumps({"ports": {**memory.get("ports", {}), **self._ports}, "passwords": passwords}),
             )
-            for server in self._servers.values():
+            for name, server in self._servers.items():
                 server.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if name in self.options.nats.names and self.options.nats.trust is not None:
+                    _inherit(server.data_dir, self.options.nats.trust.heir, alone=self.options.nats.servers == 1)
                 if server.config_path is not None:
                     write_private(server.config_path, server.config)
             undo.push_async_callback(self.supervisor.stop)
@@ -201,6 +203,19 @@ class Servers:
         if name not in self._servers:
             raise RuntimeError(f"{name} does not run: start the servers first, with {name} among options.run")
         return self._servers[name].url
+
+
+def _inherit(data_dir: Path, heir: str, *, alone: bool) -> None:
+    """Streams lie in a folder that is called after their account; without accounts that is `$G`."""
+    old, new = (data_dir / "jetstream" / account for account in ("$G", heir))
+    if not heir or not old.is_dir() or new.exists():
+        return
+    if not alone:
+        raise RuntimeError(
+            f"{old} was written by a cluster without accounts, which cannot take its streams along: export the ledger with "
+            "the version that wrote it (`baton ledger export`), and start in a new state directory"
+        )
+    old.rename(new)
 
 
 def _monitor(name: str) -> str:

@@ -14,7 +14,7 @@ async def connected(settings: ServiceSettings, name: str) -> AsyncIterator[BusCo
 
     Raises BusUnavailable and StreamsMissing, and whatever the block raises. One that closes by itself ends the process.
     """
-    nats = await connect(settings.nats_url, name=name, die_on_close=True)
+    nats = await connect(settings.bus, name=name, die_on_close=True)
     try:
         await bind(nats.jetstream(), [settings.pool])
         yield nats

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from libs.bus.creds import Address
 from schemas.base import Name
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -19,6 +20,9 @@ class ServiceSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="BATON_", populate_by_name=True, env_ignore_empty=True)
 
     nats_url: str = Field(default="nats://127.0.0.1:4222", validation_alias="BATON_NATS_URL")
+    nats_creds: Path | None = Field(
+        default=None, validation_alias="BATON_NATS_CREDS", description="the file of this process's credential"
+    )
     redis_url: str = Field(default="redis://127.0.0.1:6379/0", validation_alias="BATON_REDIS_URL")
     mongo_url: str = Field(default="mongodb://127.0.0.1:27017", validation_alias="BATON_MONGO_URL")
     pool: Name = Field(default="main", validation_alias="BATON_POOL")
@@ -43,6 +47,11 @@ class ServiceSettings(BaseSettings):
         validation_alias="BATON_TRIM_KEEP_S",
         description="requests and inputs that were dealt with are kept for so long, s; less when their stream is half full",
     )
+
+    @property
+    def bus(self) -> Address:
+        """Where the broker is, and the credential to show there."""
+        return Address(self.nats_url, self.nats_creds)
 
 
 class OrderSettings(ServiceSettings):

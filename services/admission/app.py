@@ -70,7 +70,7 @@ class Metrics:
 def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     """The service as an ASGI application. It takes requests once it has read every pool's ledger and inbox to the end."""
     registry = CollectorRegistry()
-    broker = make_broker(settings.nats_url, "admission")
+    broker = make_broker(settings.bus, "admission")
     classes = settings.priority_classes()
     followers: list[Follower[FleetShape]] = []  # made once the event loop runs, as the outbox is
     outboxes: list[Outbox] = []
@@ -113,7 +113,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.nats_url, name="admission-ledger", die_on_close=True)
+        nats = await connect(settings.bus, name="admission-ledger", die_on_close=True)
         try:
             js = nats.jetstream(publish_async_max_pending=4096)
             await bind(js, settings.all_pools)

@@ -153,7 +153,7 @@ def _launcher(settings: AgentSettings, host: PreparedHost, names: frozenset[str]
 def make_app(settings: AgentSettings) -> AsgiFastStream:
     """The service as an ASGI application. Raises what `hosted` raises: a wrong fleet file ends the start."""
     registry = CollectorRegistry()
-    broker = make_broker(settings.nats_url, "agent")
+    broker = make_broker(settings.bus, "agent")
     metrics = AgentMetrics(registry)
     tasks = Tasks()
     found = hosted(settings)
@@ -170,7 +170,7 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
         host = await asyncio.to_thread(prepare, settings, found)
         first = found[0].inventory.node
         replies = subjects.node_reply_prefix(settings.pool, first)
-        nats = await connect(settings.nats_url, name=f"agent-{first}", inbox_prefix=replies, die_on_close=True)
+        nats = await connect(settings.bus, name=f"agent-{first}", inbox_prefix=replies, die_on_close=True)
         await bind(nats.jetstream(), [settings.pool])
         agent = metrics.agent = await build(settings, nats, host, metrics.counts)
         await agent.subscribe()

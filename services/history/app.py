@@ -41,7 +41,7 @@ class History:
 def make_app(settings: HistorySettings) -> AsgiFastStream:
     """The service as an ASGI application."""
     registry = CollectorRegistry()
-    broker = make_broker(settings.nats_url, "history")
+    broker = make_broker(settings.bus, "history")
     history = History()
     show(registry, history.followers)
     tasks = Tasks()

@@ -130,7 +130,7 @@ class Leases:
 def make_app(settings: LeaseSettings) -> AsgiFastStream:
     """The service as an ASGI application."""
     registry = CollectorRegistry()
-    broker = make_broker(settings.nats_url, "leases")
+    broker = make_broker(settings.bus, "leases")
     leases = Leases(settings, registry)
     tasks = Tasks()
 

@@ -174,7 +174,7 @@ def policy_of(settings: PlacementSettings) -> Policy:
 def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
     """The service as an ASGI application. `writer_id` names this process in the records that it writes."""
     registry = CollectorRegistry()
-    broker = make_broker(settings.nats_url, "placement")
+    broker = make_broker(settings.bus, "placement")
     placement = Placement(settings, writer_id, registry)
     projector = Projector(settings.pool, settings.redis_url)
     tasks = Tasks()
@@ -182,7 +182,7 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.nats_url, name="placement-writer", die_on_close=True)
+        nats = await connect(settings.bus, name="placement-writer", die_on_close=True)
         await placement.open(nats)
         assert placement.writer is not None
         assert placement.gate is not None

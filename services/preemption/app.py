@@ -95,7 +95,7 @@ class Preemption:
 def make_app(settings: PreemptionSettings) -> AsgiFastStream:
     """The service as an ASGI application."""
     registry = CollectorRegistry()
-    broker = make_broker(settings.nats_url, "preemption")
+    broker = make_broker(settings.bus, "preemption")
     preemption = Preemption(settings, registry)
     tasks = Tasks()
 

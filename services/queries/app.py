@@ -147,7 +147,7 @@ class Queries:
 def make_app(settings: QueriesSettings) -> AsgiFastStream:
     """The service as an ASGI application. Raises BadFile. It answers once it has read the ledger to its end."""
     registry = CollectorRegistry()
-    broker = make_broker(settings.nats_url, "queries")
+    broker = make_broker(settings.bus, "queries")
     queries = Queries(settings, registry)
     tasks = Tasks()
     ask = partial(serve, broker, pool=settings.pool, queue="queries", seen=queries.seen, workers=_WORKERS)

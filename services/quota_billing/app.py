@@ -52,7 +52,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     """The service as an ASGI application. Raises BadFile when the price book or the teams' file cannot be used."""
     prices, wanted = load_prices(settings.prices), load_quotas(settings.teams)
     registry = CollectorRegistry()
-    broker = make_broker(settings.nats_url, "quota_billing")
+    broker = make_broker(settings.bus, "quota_billing")
     billing = QuotaBilling()
     registry.register(BillingMetrics(lambda: billing.meter if billing.follower else None, prices))
     show(registry, lambda: [billing.follower])

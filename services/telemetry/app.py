@@ -147,7 +147,7 @@ class Telemetry:
 def make_app(settings: TelemetrySettings) -> AsgiFastStream:
     """The service as an ASGI application."""
     registry = CollectorRegistry()
-    broker = make_broker(settings.nats_url, "telemetry")
+    broker = make_broker(settings.bus, "telemetry")
     telemetry = Telemetry(settings, registry)
     tasks = Tasks()
     pool = settings.pool

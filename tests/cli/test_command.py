@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import os
-import stat
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from libs.bus.creds import Address, at
 from libs.cli.main import main
 from libs.client import Baton
 from schemas.jobs import JobSpec
@@ -32,10 +32,10 @@ class Result:
     err: str
 
 
-async def baton(*arguments: str, url: str = "", stdin: bytes = b"", cwd: Path = ROOT, **env: str) -> Result:
+async def baton(*arguments: str, url: Address | str = "", stdin: bytes = b"", cwd: Path = ROOT, **env: str) -> Result:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
     if url:
-        clean["BATON_NATS_URL"] = url
+        clean |= at(url).environ()
     process = await asyncio.create_subprocess_exec(
         *BATON,
         *arguments,
@@ -174,26 +174,26 @@ async def test_no_baton_is_unreachable(tmp_path: Path) -> None:
     assert "secret" not in broken.err
 
 
-async def test_a_silent_service_is_unreachable(urls: dict[str, str]) -> None:
+async def test_a_silent_service_is_unreachable(urls: dict[str, Address]) -> None:
     result = await baton("status", url=urls["blue"])
     assert result.code == 6
     assert "queries" in result.err
 
 
-async def test_submit_prints_the_id_and_nothing_else(urls: dict[str, str], fakes: Fakes, key: str) -> None:
+async def test_submit_prints_the_id_and_nothing_else(urls: dict[str, Address], fakes: Fakes, key: str) -> None:
     result = await baton("submit", "--key", key, "--", "true", url=urls["blue"])
     assert result.code == 0
     assert result.out.strip() in fakes.jobs
     assert await baton("submit", "--key", key, "--", "true", url=urls["blue"]) == result
 
 
-async def test_submit_from_stdin(urls: dict[str, str], fakes: Fakes, key: str) -> None:
+async def test_submit_from_stdin(urls: dict[str, Address], fakes: Fakes, key: str) -> None:
     text = f"key: {key}-1\ncommand: [a]\n---\nkey: {key}-2\ncommand: [b]\n"
     result = await baton("submit", "-f", "-", url=urls["blue"], stdin=text.encode())
     assert [fakes.jobs[line].client_key for line in result.out.split()] == [f"{key}-1", f"{key}-2"]
 
 
-async def test_refusals_have_codes_of_their_own(urls: dict[str, str], fakes: Fakes, key: str) -> None:
+async def test_refusals_have_codes_of_their_own(urls: dict[str, Address], fakes: Fakes, key: str) -> None:
     refused = await baton("submit", "--name", "refuse", "--", "true", url=urls["blue"])
     assert refused.code == 4
     assert "no such device" in refused.err
@@ -203,7 +203,9 @@ async def test_refusals_have_codes_of_their_own(urls: dict[str, str], fakes: Fak
     assert (await baton("quota", "set", "blue", "4", url=urls["blue"])).code == 4
 
 
-async def test_ids_may_be_short_when_they_are_unique(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+async def test_ids_may_be_short_when_they_are_unique(
+    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
+) -> None:
     job = (await blue.submit(JobSpec(command=("x",)), key)).job_id
     for text in (job, job[:16], job[4:20]):
         result = await baton("get", "jobs", text, "-o", "name", url=urls["blue"])
@@ -215,7 +217,7 @@ async def test_ids_may_be_short_when_they_are_unique(urls: dict[str, str], fakes
     assert (await baton("describe", "job", "../etc", url=urls["blue"])).code == 2
 
 
-async def test_tables_in_pipes_are_tab_separated(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+async def test_tables_in_pipes_are_tab_separated(urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str) -> None:
     job = (await blue.submit(JobSpec(command=("x",), name="a job"), key)).job_id
     result = await baton("get", "jobs", job, url=urls["blue"])
     header, row = (line.split("\t") for line in result.out.splitlines())
@@ -229,7 +231,7 @@ async def test_tables_in_pipes_are_tab_separated(urls: dict[str, str], fakes: Fa
 
 
 async def test_waiting_makes_the_outcome_the_exit_code(
-    urls: dict[str, str], fakes: Fakes, blue: Baton, key: str
+    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
 ) -> None:
     good, bad, open_ = [(await blue.submit(JobSpec(command=("x",)), f"{key}-{i}")).job_id for i in range(3)]
     await fakes.happens(good, "succeeded")
@@ -239,7 +241,9 @@ async def test_waiting_makes_the_outcome_the_exit_code(
     assert (await baton("wait", open_, "--timeout", "0.5s", url=urls["blue"])).code == 6
 
 
-async def test_cancelling_what_is_over_is_a_conflict(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+async def test_cancelling_what_is_over_is_a_conflict(
+    urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str
+) -> None:
     job = (await blue.submit(JobSpec(command=("x",)), key)).job_id
     assert (await baton("cancel", job, url=urls["blue"])).code == 0
     await blue.wait(job, 20)
@@ -248,21 +252,21 @@ async def test_cancelling_what_is_over_is_a_conflict(urls: dict[str, str], fakes
     assert "it is cancelled already" in result.err
 
 
-async def test_watching_a_job_ends_with_it(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+async def test_watching_a_job_ends_with_it(urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str) -> None:
     job = (await blue.submit(JobSpec(command=("x",)), key)).job_id
     await fakes.happens(job, "succeeded")
     result = await baton("watch", job, "-o", "json", url=urls["blue"])
     assert [json.loads(line)["what"] for line in result.out.splitlines()] == ["queued", "succeeded"]
 
 
-async def test_logs_are_passed_on_as_they_are(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+async def test_logs_are_passed_on_as_they_are(urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str) -> None:
     job = (await blue.submit(JobSpec(command=("x",)), key)).job_id
     assert (await baton("logs", job, url=urls["blue"])).code == 3
     await fakes.starts(job, 1, "step 1\n\x1b[31mred\n")
     assert (await baton("logs", job, url=urls["blue"])).out == "step 1\n\x1b[31mred\n"
 
 
-async def test_dead_letters_are_shown_and_sent_again(urls: dict[str, str], services, key: str) -> None:
+async def test_dead_letters_are_shown_and_sent_again(urls: dict[str, Address], services, key: str) -> None:
     from libs.bus.dead import Received, dead_letter
 
     subject = "baton.cmd.job.v1.submit.blue.ana"
@@ -281,13 +285,13 @@ async def test_dead_letters_are_shown_and_sent_again(urls: dict[str, str], servi
     assert (await services.jetstream().stream_info(DEAD)).state.messages >= 1
 
 
-async def test_an_empty_ledger_holds_every_invariant(urls: dict[str, str]) -> None:
+async def test_an_empty_ledger_holds_every_invariant(urls: dict[str, Address]) -> None:
     result = await baton("ledger", "verify", "--pool", "main", url=urls["operator"])
     assert result.code == 0
     assert "0\tviolations" in result.out
 
 
-async def test_a_ledger_is_exported_and_verified_offline(urls: dict[str, str], tmp_path: Path) -> None:
+async def test_a_ledger_is_exported_and_verified_offline(urls: dict[str, Address], tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     assert (await baton("ledger", "export", str(path), "--pool", "main", url=urls["operator"])).code == 0
     result = await baton("ledger", "verify", "--file", str(path), url="nats://127.0.0.1:1")
@@ -299,35 +303,25 @@ async def test_a_ledger_is_exported_and_verified_offline(urls: dict[str, str], t
     assert (await baton("ledger", "verify", "--file", str(path), "--bill")).code == 2
 
 
-async def test_provision_may_be_repeated(urls: dict[str, str]) -> None:
+async def test_provision_may_be_repeated(urls: dict[str, Address]) -> None:
     result = await baton("provision", "--scale", "0.01", url=urls["operator"])
     assert (result.code, result.out) == (0, "main\tready\n")
     other = await baton("provision", "--scale", "0.01", "--pool", "second", url=urls["operator"])
     assert (other.code, other.out) == (0, "second\tready\n")
 
 
-async def test_provision_makes_all_pools_that_admission_serves(urls: dict[str, str]) -> None:
+async def test_provision_makes_all_pools_that_admission_serves(urls: dict[str, Address]) -> None:
     result = await baton("provision", "--scale", "0.01", url=urls["operator"], BATON_POOLS="main, second")
     assert (result.code, result.out) == (0, "main\tready\nsecond\tready\n")
 
 
-async def test_a_closed_pipe_is_no_error(urls: dict[str, str], fakes: Fakes, blue: Baton, key: str) -> None:
+async def test_a_closed_pipe_is_no_error(urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str) -> None:
     for i in range(3):
         await blue.submit(JobSpec(command=("x",)), f"{key}-{i}")
     script = f"{sys.executable} -m libs.cli get jobs | true"
-    env = {**os.environ, "BATON_NATS_URL": urls["blue"], "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **urls["blue"].environ(), "PYTHONPATH": str(ROOT)}
     process = await asyncio.create_subprocess_exec(
         "bash", "-c", script, env=env, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE
     )
     _, err = await process.communicate()
     assert err == b""
-
-
-def test_the_credentials_file_is_private(tmp_path: Path) -> None:
-    from libs.cli.users import nats_users
-
-    first = {user.name: user.password for user in nats_users(tmp_path, ["blue"])}
-    again = {user.name: user.password for user in nats_users(tmp_path, ["blue", "green"])}
-    assert first.items() <= again.items()
-    assert len(set(again.values())) == len(again)
-    assert stat.S_IMODE((tmp_path / "credentials.json").stat().st_mode) == 0o600

@@ -35,18 +35,18 @@ async def test_servers_streams_and_credentials(tmp_path: Path) -> None:
         assert set(cluster.processes()) == {"nats", "valkey", "mongo"}
         assert stat.S_IMODE((tmp_path / CLIENT_FILE).stat().st_mode) == 0o600
         place = find(team="red", environ={"BATON_STATE_DIR": str(tmp_path)})
-        assert (place.url, place.team, place.pool) == (cluster.team_url("red"), "red", "main")
+        assert (place.address, place.team, place.pool) == (cluster.address("red"), "red", "main")
         operator = find(operator=True, environ={"BATON_STATE_DIR": str(tmp_path)})
-        assert (operator.url, operator.team) == (cluster.operator_url, "operator")
-        async with await connect(place.url) as red:
+        assert (operator.address, operator.team) == (cluster.address("operator"), "operator")
+        async with await connect(place.address) as red:
             await red.submit(JobSpec(command=("x",)), wait_admitted=False)
         with pytest.raises(KeyError, match="red, blue"):
-            cluster.team_url("green")
-        url = cluster.team_url("red")
+            cluster.address("green")
+        url = cluster.address("red")
     with pytest.raises(Unreachable):
         find(environ={"BATON_STATE_DIR": str(tmp_path)})
     async with LocalStack(options) as cluster:
-        assert cluster.team_url("red") == url
+        assert cluster.address("red") == url
 
 
 async def test_up_runs_until_it_is_interrupted_and_leaves_nothing(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
         ready = await cluster.readiness()
         assert set(ready) == {*SERVICES, "agent-sim"}
         assert all(checks.ready for checks in ready.values())
-        async with await connect(cluster.team_url("red")) as red:
+        async with await connect(cluster.address("red")) as red:
             spec = JobSpec(simulation=Simulation(duration_s=0.1), resources=Resources(devices=8))
             job = (await red.submit(spec)).job_id
             assert (await red.wait(job, 60)).state is JobState.SUCCEEDED
@@ -115,7 +115,8 @@ async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
             assert events[0] == "queued"
             assert events[-1] == "succeeded"
         verify = await asyncio.create_subprocess_exec(
-            *(*BATON, "ledger", "verify", "--bill", "-o", "json", "--url", cluster.operator_url),
+            *(*BATON, "ledger", "verify", "--bill", "-o", "json"),
+            env={**os.environ, **cluster.address("operator").environ()},
             cwd=ROOT,
             stdout=subprocess.PIPE,
         )
@@ -145,8 +146,8 @@ async def test_two_pools_are_one_instance_for_its_users(tmp_path: Path) -> None:
         assert {"placement", "placement.west", "agent-sim.west", "admission"} <= set(cluster.http)
         assert "admission.west" not in cluster.http
         place = find(team="red", user="ana", environ={"BATON_STATE_DIR": str(tmp_path / "state")})
-        assert (place.url, place.user) == (cluster.user_url("red.ana"), "ana")
-        async with await connect(place.url) as ana:
+        assert (place.address, place.user) == (cluster.address("red.ana"), "ana")
+        async with await connect(place.address) as ana:
             assert (ana.team, ana.place.user) == ("red", "ana")
             ran = await ana.submit(JobSpec(resources=Resources(types=("L4",)), simulation=Simulation(duration_s=0.1)))
             assert (await ana.wait(ran.job_id, 60)).state is JobState.SUCCEEDED
@@ -161,6 +162,6 @@ async def test_two_pools_are_one_instance_for_its_users(tmp_path: Path) -> None:
             assert (await ana.wait(first, 60)).state is JobState.CANCELLED
             with pytest.raises(Rejected, match="use one of: main, west"):
                 await ana.submit(JobSpec(pool="north", simulation=Simulation(duration_s=1)))
-        async with await connect(cluster.user_url("red.ana"), pool="west") as ana:
+        async with await connect(cluster.address("red.ana"), pool="west") as ana:
             assert [view.node for view in (await ana.nodes()).nodes] == ["west-0"]
             assert (await ana.status()).pool == "west"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from libs.bus.connect import BusConnection
+from libs.bus.connect import Address, BusConnection
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.readers import Declared, Readers
@@ -27,7 +27,7 @@ async def last_input(services: BusConnection) -> InboxItem:
 
 
 async def test_a_node_is_declared_dead_in_the_name_of_who_says_so(
-    urls: dict[str, str], services: BusConnection
+    urls: dict[str, Address], services: BusConnection
 ) -> None:
     words = ("node", "declare-dead", "n1", "--fenced-by", "BMC power off", "--user", "olga", "--pool", "main")
     result = await baton(*words, "--incarnation", "7", url=urls["operator"])
@@ -39,7 +39,7 @@ async def test_a_node_is_declared_dead_in_the_name_of_who_says_so(
     assert (await last_input(services)).message == NodeDead(node="n1", fenced_by="BMC power off", user="olga")
 
 
-async def test_a_quarantine_is_lifted_with_a_reason(urls: dict[str, str], services: BusConnection) -> None:
+async def test_a_quarantine_is_lifted_with_a_reason(urls: dict[str, Address], services: BusConnection) -> None:
     words = ("node", "release", "n1", "GPU-7", "--reason", "the site's monitor", "--user", "olga", "--pool", "main")
     result = await baton(*words, url=urls["operator"])
     assert (result.code, result.out) == (0, "GPU-7\n"), result.err
@@ -54,7 +54,9 @@ async def test_a_quarantine_is_lifted_with_a_reason(urls: dict[str, str], servic
         ("release", "n1", "GPU-7", "--reason", "I need it"),
     ],
 )
-async def test_a_team_may_say_neither(words: tuple[str, ...], urls: dict[str, str], services: BusConnection) -> None:
+async def test_a_team_may_say_neither(
+    words: tuple[str, ...], urls: dict[str, Address], services: BusConnection
+) -> None:
     before = (await services.jetstream().stream_info(inbox_stream("main"))).state.last_seq
     result = await baton("node", *words, "--pool", "main", url=urls["blue"])
     assert result.code == 4, "denied"
@@ -62,14 +64,14 @@ async def test_a_team_may_say_neither(words: tuple[str, ...], urls: dict[str, st
 
 
 @pytest.mark.parametrize("words", [("declare-dead", "n1"), ("release", "n1", "GPU-7")])
-async def test_both_ask_for_the_reason(words: tuple[str, ...], urls: dict[str, str]) -> None:
+async def test_both_ask_for_the_reason(words: tuple[str, ...], urls: dict[str, Address]) -> None:
     result = await baton("node", *words, url=urls["operator"])
     assert result.code == 2
     assert "Missing option" in result.err
 
 
 async def test_readers_are_shown_and_forgotten_and_an_older_one_holds_the_upgrade(
-    urls: dict[str, str], services: BusConnection
+    urls: dict[str, Address], services: BusConnection
 ) -> None:
     known, operator = Readers(services.jetstream()), {"url": urls["operator"]}
     for one in (OLD, NEW):
@@ -92,7 +94,7 @@ async def test_readers_are_shown_and_forgotten_and_an_older_one_holds_the_upgrad
 
 
 async def test_an_operator_may_upgrade_although_an_older_reader_lives(
-    urls: dict[str, str], services: BusConnection
+    urls: dict[str, Address], services: BusConnection
 ) -> None:
     known = Readers(services.jetstream())
     await known.raise_format("main", FIRST, "a test")

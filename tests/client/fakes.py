@@ -8,7 +8,7 @@ from typing import Self
 from nats.aio.msg import Msg
 
 from libs.bus.broker import make_broker
-from libs.bus.connect import connect
+from libs.bus.connect import Address, connect
 from libs.bus.messages import Malformed, decode_bare, outgoing
 from libs.bus.queries import NothingFound, serve
 from schemas import subjects
@@ -33,7 +33,7 @@ STATES = {"granted": "granted", "running": "running", "preempting": "preempting"
 class Fakes:
     """A job called `refuse` is rejected; any other is queued, and goes on when a test says so (`happens`)."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: Address) -> None:
         self._url = url
         self.submits: list[tuple[str, dict[str, str], SubmitJob]] = []
         self.jobs: dict[str, JobDocument] = {}

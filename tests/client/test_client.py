@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 import pytest
 
+from libs.bus.connect import Address
 from libs.client import Baton, Conflict, Denied, Invalid, NotFound, Rejected, TimedOut, Unreachable, connect
+from libs.walls.keyring import Keyring
 from schemas import subjects
 from schemas.ids import job_id as job_id_of
 from schemas.jobs import JobSpec, JobState
@@ -189,18 +192,19 @@ async def test_nobody_there_is_said_without_the_password() -> None:
     assert "secret" not in str(e.value)
 
 
-async def test_a_wrong_password_is_refused_at_once(urls: dict[str, str]) -> None:
+async def test_a_foreign_credential_is_refused_at_once(urls: dict[str, Address], tmp_path: Path) -> None:
+    """One that another operator has signed."""
     with pytest.raises(Unreachable, match="credential"):
-        await connect(urls["blue"].replace("blue:", "blue:x"), wait_s=60)
+        await connect(Address(urls["blue"].url, Keyring(tmp_path).team("blue")), wait_s=60)
 
 
 @pytest.mark.parametrize(
     "work",
     [
         lambda baton: baton.set_quota("blue", None, give_up_s=20),
-        lambda baton: Baton(baton.nats, type(baton.place)(baton.place.url, "green")).submit(TRAIN),
-        lambda baton: Baton(baton.nats, type(baton.place)(baton.place.url, "green")).get("job-" + "0" * 32),
-        lambda baton: Baton(baton.nats, type(baton.place)(baton.place.url, subjects.OPERATOR)).status(),
+        lambda baton: Baton(baton.nats, type(baton.place)(baton.place.address, "green")).submit(TRAIN),
+        lambda baton: Baton(baton.nats, type(baton.place)(baton.place.address, "green")).get("job-" + "0" * 32),
+        lambda baton: Baton(baton.nats, type(baton.place)(baton.place.address, subjects.OPERATOR)).status(),
     ],
     ids=["quota", "submit as another team", "ask as another team", "ask as the operator"],
 )

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from libs.bus.connect import Address
 from schemas.ids import job_id as job_id_of
 from tests.client.fakes import Fakes, until
 
@@ -14,24 +15,24 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 BARE, IDENTITY, EVENTS, CLOUDEVENTS = SNIPPETS
 
 
-async def start(snippet: str, url: str) -> asyncio.subprocess.Process:
+async def start(snippet: str, at: Address) -> asyncio.subprocess.Process:
     assert "libs" not in snippet.replace("libs.client", "")
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-c", snippet),
-        env={**os.environ, "BATON_NATS_URL": url, "BATON_TEAM": "blue", "BATON_USER": "ana"},
+        env={**os.environ, **at.environ(), "BATON_TEAM": "blue", "BATON_USER": "ana"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
 
 
-async def run(snippet: str, url: str) -> str:
-    process = await start(snippet, url)
+async def run(snippet: str, at: Address) -> str:
+    process = await start(snippet, at)
     out, error = await process.communicate()
     assert process.returncode == 0, error.decode()
     return out.decode()
 
 
-async def test_bare_json_is_a_job(urls: dict[str, str], fakes: Fakes) -> None:
+async def test_bare_json_is_a_job(urls: dict[str, Address], fakes: Fakes) -> None:
     out = await run(BARE, urls["blue"])
     assert "REQUESTS" in out
     job = job_id_of("blue", "nightly-42")
@@ -39,21 +40,21 @@ async def test_bare_json_is_a_job(urls: dict[str, str], fakes: Fakes) -> None:
     assert fakes.jobs[job].spec.resources.types == ("H100", "A100")
 
 
-async def test_a_users_own_credential_is_enough(urls: dict[str, str], fakes: Fakes) -> None:
+async def test_a_users_own_credential_is_enough(urls: dict[str, Address], fakes: Fakes) -> None:
     assert "REQUESTS" in await run(BARE, urls["blue.ana"])
     await until(lambda: job_id_of("blue", "nightly-42") in fakes.jobs)
 
 
-async def test_a_jobs_id_can_be_computed_anywhere(urls: dict[str, str]) -> None:
+async def test_a_jobs_id_can_be_computed_anywhere(urls: dict[str, Address]) -> None:
     assert (await run(IDENTITY, urls["blue"])).strip() == job_id_of("blue", "nightly-42")
 
 
-async def test_cloudevents_headers_are_read(urls: dict[str, str], fakes: Fakes) -> None:
+async def test_cloudevents_headers_are_read(urls: dict[str, Address], fakes: Fakes) -> None:
     await run(CLOUDEVENTS, urls["blue"])
     await until(lambda: job_id_of("blue", "nightly-43") in fakes.jobs)
 
 
-async def test_events_can_be_read(urls: dict[str, str], fakes: Fakes) -> None:
+async def test_events_can_be_read(urls: dict[str, Address], fakes: Fakes) -> None:
     reader = await start(EVENTS, urls["blue"])
     assert reader.stdout is not None
     assert await reader.stdout.readline() == b"listening\n"

@@ -5,7 +5,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from libs.cli.users import node_name
+from libs.bus.connect import Address
 from schemas import subjects
 from tests.client.fakes import until
 
@@ -94,24 +94,25 @@ class Team:
         self.client, self.refused = client, refused
 
 
-async def connected(url: str, prefix: str) -> Team:
+async def connected(address: Address, prefix: str) -> Team:
     refused: list[str] = []
 
     async def note(error: Exception) -> None:
         refused.append(str(error))
 
-    return Team(await nats.connect(url, inbox_prefix=prefix, error_cb=note), refused)
+    made = await nats.connect(address.url, inbox_prefix=prefix, error_cb=note, **address.options())
+    return Team(made, refused)
 
 
 @pytest.fixture
-async def team(urls: dict[str, str]):
+async def team(urls: dict[str, Address]):
     made = await connected(urls["blue"], "_INBOX_blue")
     yield made
     await made.client.close()
 
 
 @pytest.fixture
-async def ana(urls: dict[str, str]):
+async def ana(urls: dict[str, Address]):
     """A user's own credential."""
     made = await connected(urls["blue.ana"], subjects.reply_prefix("blue", "ana"))
     yield made
@@ -119,9 +120,9 @@ async def ana(urls: dict[str, str]):
 
 
 @pytest.fixture
-async def n1(urls: dict[str, str]):
+async def n1(urls: dict[str, Address]):
     """A node's own credential."""
-    made = await connected(urls[node_name("main", "n1")], subjects.node_reply_prefix("main", "n1"))
+    made = await connected(urls["main.n1"], subjects.node_reply_prefix("main", "n1"))
     yield made
     await made.client.close()
 
@@ -221,13 +222,14 @@ async def test_a_submit_is_acknowledged_on_the_teams_own_inbox(team: Team) -> No
     assert team.refused == []
 
 
-async def test_the_operator_cannot_write_the_ledger(urls: dict[str, str]) -> None:
+async def test_the_operator_cannot_write_the_ledger(urls: dict[str, Address]) -> None:
     refused: list[str] = []
 
     async def note(error: Exception) -> None:
         refused.append(str(error))
 
-    client = await nats.connect(urls["operator"], inbox_prefix="_INBOX_operator", error_cb=note)
+    made = urls["operator"]
+    client = await nats.connect(made.url, inbox_prefix="_INBOX_operator", error_cb=note, **made.options())
     await client.publish(subjects.ledger("main"), b"{}")
     await client.flush()
     await until(lambda: any("led.pool" in text for text in refused))

@@ -265,7 +265,7 @@ class Auditor:
 @asynccontextmanager
 async def auditor(cluster: LocalStack) -> AsyncIterator[Auditor]:
     """An auditor with the services' credential."""
-    nats = await connect(cluster.nats_url, name="auditor")
+    nats = await connect(cluster.address(), name="auditor")
     audit = Auditor(cluster, nats)
     try:
         yield audit

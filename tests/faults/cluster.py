@@ -66,8 +66,8 @@ async def clients(cluster: LocalStack) -> AsyncIterator[dict[str, Baton]]:
     async with AsyncExitStack() as stack:
         found = {}
         for team in cluster.options.teams:
-            found[team] = await stack.enter_async_context(await connect(cluster.team_url(team), team))
-        found[OPERATOR] = await stack.enter_async_context(await connect(cluster.operator_url, OPERATOR))
+            found[team] = await stack.enter_async_context(await connect(cluster.address(team), team))
+        found[OPERATOR] = await stack.enter_async_context(await connect(cluster.address("operator"), OPERATOR))
         yield found
 
 

@@ -241,6 +241,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         "a credential revoked, or stolen",
         (
+            "walls/test_attacks::test_an_answer_goes_nowhere_else",
+            "walls/test_attacks::test_a_forged_credential_is_refused",
             "embedded/test_servers::test_nats_users_are_held_to_their_subjects",
             "embedded/test_revoked::test_a_revoked_credential_is_cut_off_and_kept_out",
             "chaos: credential revoked",

@@ -28,14 +28,14 @@ async def test_a_job_runs_on_while_everything_else_is_stopped(tmp_path: Path) ->
         return held(find.running(agent))
 
     try:
-        async with LocalStack(options) as first, await connect(first.team_url("a"), "a") as team:
+        async with LocalStack(options) as first, await connect(first.address("a"), "a") as team:
             spec = JobSpec(command=("python3", "-c", JOB), resources=Resources(types=("CPU",)))
             job_id = (await team.submit(spec, "stays")).job_id
             await until(lambda: len(processes()) == 2, 60)  # the shim, and the job
             running = processes()
         assert processes() == running
         assert find.running(agent)
-        async with LocalStack(options) as second, await connect(second.team_url("a"), "a") as team:
+        async with LocalStack(options) as second, await connect(second.address("a"), "a") as team:
             assert processes() == running
             next((agent.parent / "jobs" / job_id).glob("1/home")).joinpath("end").touch()
             assert (await team.wait(job_id, timeout_s=60)).state is JobState.SUCCEEDED

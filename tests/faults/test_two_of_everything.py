@@ -101,7 +101,7 @@ async def flow(teams: dict[str, object], job: Planned) -> None:
 
 
 async def newest(cluster: LocalStack) -> int:
-    nats = await connect(cluster.nats_url, name="test")
+    nats = await connect(cluster.address(), name="test")
     try:
         return await LedgerReader(nats.jetstream(), cluster.options.pool).last_seq()
     finally:
@@ -110,7 +110,7 @@ async def newest(cluster: LocalStack) -> int:
 
 async def longest_without_grants(cluster: LocalStack, after: int, jobs: set[str]) -> float:
     """The longest time between two records that grant one of `jobs`, from the last before `after` on, s by the broker."""
-    nats = await connect(cluster.nats_url, name="test")
+    nats = await connect(cluster.address(), name="test")
     reader = LedgerReader(nats.jetstream(), cluster.options.pool)
     times: list[int] = []
     try:

@@ -148,8 +148,8 @@ class Demo:
     async def _connected(self, launch: LocalStack) -> AsyncIterator[GrowingLedger]:
         async with contextlib.AsyncExitStack() as stack:
             for team in TEAMS:
-                self._clients[team] = await stack.enter_async_context(await connect(launch.team_url(team), team))
-            operator = await stack.enter_async_context(await connect(launch.operator_url, OPERATOR))
+                self._clients[team] = await stack.enter_async_context(await connect(launch.address(team), team))
+            operator = await stack.enter_async_context(await connect(launch.address("operator"), OPERATOR))
             self._clients[OPERATOR] = operator
             yield await stack.enter_async_context(GrowingLedger(operator, self.state_dir / "logs"))
 

@@ -30,7 +30,7 @@ def brokers(cluster: LocalStack) -> tuple[str, ...]:
 @asynccontextmanager
 async def jetstream(cluster: LocalStack) -> AsyncIterator[JetStreamContext]:
     """With the services' credential."""
-    nats = await connect(cluster.nats_url, name="chaos")
+    nats = await connect(cluster.address(), name="chaos")
     try:
         yield nats.jetstream(timeout=10)
     finally:

@@ -5,7 +5,6 @@ One broker at a time: with two of three away nothing is promised but to wait. `F
 """
 
 import asyncio
-import json
 import os
 import shutil
 import signal
@@ -18,10 +17,10 @@ from redis.asyncio import Redis
 
 from libs.bus.patience import AWAY
 from libs.cli.launch import REAL, SERVICES, SIMULATED
-from libs.cli.users import node_name
-from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, VALKEY
 from libs.ledger.segments import Segment, readable
+from libs.walls.accounts import CORE
+from libs.walls.resolver import tell
 from schemas import subjects
 from tests.faults.chaos import disks
 from tests.faults.chaos.brokers import ask_to_roll, away, brokers, frozen, jetstream, leader_of, settled, whole, wipe
@@ -191,23 +190,15 @@ async def _(world: World) -> str:
 @_fault("credential revoked")
 async def _(world: World) -> str:
     """The agents': each is cut off, and its keeper goes on; the lease of one ends meanwhile."""
-    cluster, user = world.cluster, node_name(world.cluster.options.pool)
+    cluster = world.cluster
+    pool, ring = cluster.options.pool, cluster.keyring
     world.excused |= {SIMULATED, REAL, *(node.name for node in world.nodes)}
-    files = {name: cluster.state_dir / "config" / f"{name}.json" for name in brokers(cluster)}
-    before = {name: file.read_text() for name, file in files.items()}
-    try:
-        for name, file in files.items():
-            config = json.loads(before[name])
-            config["authorization"]["users"] = [u for u in config["authorization"]["users"] if u["user"] != user]
-            write_private(file, json.dumps(config))
-            os.kill(cluster.supervisor.pid(name), signal.SIGHUP)
-        await asyncio.sleep(world.chance.uniform(3.0, 12.0))
-    finally:
-        for name, file in files.items():
-            write_private(file, before[name])
-            os.kill(cluster.supervisor.pid(name), signal.SIGHUP)
+    ring.revoke_nodes(pool)
+    await tell(cluster.nats_url, ring, [CORE])
+    await asyncio.sleep(world.chance.uniform(3.0, 12.0))
+    ring.nodes(pool)  # a new one in the file's place, which agents read when they connect again
     await world.back(SIMULATED, REAL, *(node.name for node in world.nodes))
-    return user
+    return f"nodes of {pool}"
 
 
 # ------------------------------------------------------------------------------------------------------------- services

@@ -38,7 +38,7 @@ class Node:
                 log_path=self.cluster.state_dir / "logs" / f"{self.name}.log",
                 env={
                     "PYTHONPATH": str(ROOT),
-                    "BATON_NATS_URL": self.cluster.agents_url(self.cluster.options.pool),
+                    **self.cluster.nodes_address(self.cluster.options.pool).environ(),
                     "BATON_POOL": self.cluster.options.pool,
                     "BATON_STATE_DIR": str(self.home),
                     "BATON_AGENT_FLEET": str(self.home / "fleet.yaml"),

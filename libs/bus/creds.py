@@ -1,0 +1,62 @@
+"""Credentials as NATS clients keep them: `.creds` files with a signed claim of who it is, and the key that proves it."""
+
+import base64
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nats.aio.client import RawCredentials
+
+CREDS_FOLDER = "creds"
+_CLAIM, _SEED = "-----BEGIN NATS USER JWT-----", "-----BEGIN USER NKEY SEED-----"
+
+
+class BadCredential(ValueError):
+    """A file that is no credential, or cannot be read; the text names it and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the bus is (URLs of one cluster, separated by commas), and the credential to show there: a file, or its text."""
+
+    url: str = field(repr=False)
+    creds: Path | str | None = field(default=None, repr=False)
+
+    def options(self) -> dict[str, Any]:
+        """For nats-py, which reads a file again at each reconnection: a rotated credential is taken up.
+
+        Raises BadCredential: nats-py itself would look for the claim in an empty file for ever.
+        """
+        if self.creds is None:
+            return {}
+        speaker(self.creds)
+        return {"user_credentials": RawCredentials(self.creds) if isinstance(self.creds, str) else str(self.creds)}
+
+    def environ(self) -> dict[str, str]:
+        """The same as the environment of a process has it. Raises TypeError for a credential that is no file."""
+        if isinstance(self.creds, str):
+            raise TypeError("a credential that is no file cannot be named to another process")
+        return {"BATON_NATS_URL": self.url, "BATON_NATS_CREDS": "" if self.creds is None else str(self.creds)}
+
+
+def at(address: "Address | str") -> Address:
+    """A bare URL as an address."""
+    return Address(address) if isinstance(address, str) else address
+
+
+def speaker(creds: Path | str) -> str:
+    """Whose credential it is: `<team>`, `<team>.<user>`, `operator`, ... Raises BadCredential."""
+    try:
+        text = creds if isinstance(creds, str) else creds.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise BadCredential(f"the credential {creds} cannot be read ({e}): correct BATON_NATS_CREDS") from None
+    shown = "the credential" if isinstance(creds, str) else f"{creds}"
+    lines = text.splitlines()
+    try:
+        if not lines[lines.index(_SEED) + 1].startswith("SU"):
+            raise ValueError("no seed")
+        _, body, _ = lines[lines.index(_CLAIM) + 1].split(".")
+        return str(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["name"])
+    except (ValueError, LookupError, TypeError):
+        raise BadCredential(f"{shown} is no NATS credential: it needs the claim of a user and a seed") from None

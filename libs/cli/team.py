@@ -1,0 +1,112 @@
+"""`baton team add|rotate|revoke|list|push`: who may speak at the bus, changed while it runs."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.cli.exits import UsageFault
+from libs.cli.options import NoHeader, Output, Url
+from libs.cli.output import Column, Format, hint, say, show
+from libs.client import Unreachable
+from libs.client.where import read_instance, state_dir
+from libs.walls.keyring import Keyring
+from libs.walls.resolver import NotTold, tell
+
+app = typer.Typer(help="Teams and their credentials (operators).", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(help="A team, or one of its users as TEAM.USER.", metavar="TEAM[.USER]")]
+Folder = Annotated[
+    Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
+]
+
+_COLUMNS = [
+    Column("TEAM", lambda row: row["team"]),
+    Column("CREDENTIAL", lambda row: row["credential"]),
+    Column("FILE", lambda row: row["file"]),
+]
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command()
+def add(name: Name, folder: Folder = None, url: Url = None) -> None:
+    """Make an account for a team, or a credential for a user of it, and print where the credential is. May be repeated."""
+    ring = _ring(folder)
+    path = _checked(ring, name)
+    _tell(ring, [name.partition(".")[0]], folder, url)
+    say(str(path))
+
+
+@app.command()
+def rotate(name: Name, folder: Folder = None, url: Url = None) -> None:
+    """Make a new credential in the old one's place; whoever still uses the old one is cut off. Other users keep theirs."""
+    ring = _ring(folder)
+    path = ring.rotate(name)
+    _tell(ring, [name.partition(".")[0]], folder, url)
+    say(str(path))
+
+
+@app.command()
+def revoke(name: Name, folder: Folder = None, url: Url = None) -> None:
+    """Cut a user off, or a team with all its users. Jobs go on, and `baton team add` lets them in again."""
+    ring = _ring(folder)
+    ring.revoke(name)
+    _tell(ring, [name.partition(".")[0]], folder, url)
+    say(name)
+
+
+@app.command("list")
+def list_(folder: Folder = None, output: Output = Format.TABLE, no_header: NoHeader = False) -> None:
+    """Every credential that is good. A team without any was revoked."""
+    ring = _ring(folder)
+    rows = [
+        {"team": team, "credential": name, "file": str(ring.creds / f"{name}.creds") if name else ""}
+        for team in ring.teams
+        for name in ring.users(team) or [""]
+    ]
+    show(rows, _COLUMNS, output, header=not no_header)
+
+
+@app.command()
+def push(folder: Folder = None, url: Url = None) -> None:
+    """Tell the broker of every team again: after it was away, or lost what it keeps."""
+    ring = _ring(folder)
+    _tell(ring, ring.teams, folder, url)
+    say("\n".join(ring.teams))
+
+
+def _ring(folder: Path | None) -> Keyring:
+    ring = Keyring(folder or state_dir())
+    if not ring.exists:
+        raise UsageFault(
+            f"there are no keys in {ring.folder}: run this where `baton up` or `baton credentials` did, or use --state-dir"
+        )
+    return ring
+
+
+def _checked(ring: Keyring, name: str) -> Path:
+    try:
+        return ring.team(name)
+    except ValueError as e:
+        raise UsageFault(str(e)) from None
+
+
+def _tell(ring: Keyring, teams: list[str], folder: Path | None, url: str | None) -> None:
+    """The running broker, if one runs: otherwise it is told when it is started."""
+    try:
+        address = url or os.environ.get("BATON_NATS_URL") or str(read_instance(folder or state_dir())["url"])
+    except Unreachable:
+        hint("Baton does not run here; it takes effect when it is started (`baton team push` for a server of your own)")
+        return
+    try:
+        asyncio.run(tell(address, ring, teams))
+    except ConnectionError as e:
+        raise NotTold(
+            f"{e}\nThe change is written in {ring.folder}; run `baton team push` once the broker is there"
+        ) from e

@@ -1,0 +1,272 @@
+"""The keys and credentials of one instance, in a folder that only its owner may read.
+
+    keys.json               the seeds of the operator, of every account and of its roles; who was given a credential
+    creds/                  one file for each credential, as NATS clients read it (`user_credentials`, `nats --creds`)
+        operator.creds      a person who sees all teams
+        <team>.creds, <team>.<user>.creds
+        services/<service>.creds
+        nodes/<pool>.creds, nodes/<pool>.<node>.creds
+
+Whoever has `keys.json` can make any credential: it belongs on the host that administers, and nowhere else. A credential that
+was handed out stays good until it is rotated or revoked; what its role may do follows Baton's version.
+"""
+
+import fcntl
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from libs.bus.creds import CREDS_FOLDER
+from libs.embedded.records import write_private
+from libs.embedded.servers import Trust
+from libs.walls import accounts, claims
+from libs.walls.accounts import CORE, NODE, NODES, SERVICES, SYSTEM, TEAM, USER
+from libs.walls.claims import Key, Kind
+from schemas.subjects import OPERATOR, token
+
+KEYS_FILE = "keys.json"
+_MINUTE = 60
+
+
+class NoCredential(LookupError):
+    """There is no team or credential of that name; the text says which there are."""
+
+
+class AccountKeys(BaseModel):
+    """Of one account: its seed, one for each role, the credentials in use, and which are void."""
+
+    seed: str = Field(repr=False)
+    roles: dict[str, str] = Field(default_factory=dict, repr=False)
+    users: dict[str, str] = {}
+    """Of each credential its public key."""
+    revoked: dict[str, int] = {}
+    """Public key, or `*` -> what was issued until then is void, s."""
+    issued_s: int = 0
+    """When the newest claim was signed: the broker keeps the newest, so that time never stands still here."""
+
+    def role(self, name: str) -> Key:
+        if name not in self.roles:
+            self.roles[name] = _new(Kind.ACCOUNT).seed
+        return Key(self.roles[name])
+
+    def public_roles(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: self.role(name).public for name in names}
+
+    @property
+    def public(self) -> str:
+        return Key(self.seed).public
+
+
+class Keys(BaseModel):
+    """The whole file."""
+
+    version: int = 1
+    operator: str = Field(repr=False)
+    system: AccountKeys
+    core: AccountKeys
+    teams: dict[str, AccountKeys] = {}
+
+
+def check_teams(teams: Sequence[str]) -> None:
+    """Raises ValueError when a team's name is taken, stands twice, or cannot be a subject token."""
+    for team in teams:
+        if token(team) in accounts.RESERVED:
+            raise ValueError(f"a team cannot be called {team!r}: that name is Baton's own; choose another")
+    if twice := {team for team in teams if list(teams).count(team) > 1}:
+        raise ValueError(f"teams named twice: {', '.join(sorted(twice))}")
+
+
+def check_users(users: Sequence[str], teams: Sequence[str]) -> None:
+    """Raises ValueError for a user that is not `<team>.<user>` of one of `teams`."""
+    for name in users:
+        team, dot, user = name.partition(".")
+        if not dot or team not in teams:
+            raise ValueError(f"{name!r} is no user of a team: write <team>.<user>, the team one of {', '.join(teams)}")
+        token(user)
+
+
+class Keyring:
+    """See above. Every change is made under a lock and written before the method returns: several processes may work on one
+    folder. `now` gives seconds since 1970."""
+
+    def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
+        self.folder, self._now = folder, now
+        self._file, self.creds = folder / KEYS_FILE, folder / CREDS_FOLDER
+
+    @property
+    def exists(self) -> bool:
+        return self._file.is_file()
+
+    def keys(self) -> Keys:
+        """What is written now. Raises FileNotFoundError when nothing is; ValueError when it cannot be read."""
+        return Keys.model_validate_json(self._file.read_text())
+
+    @property
+    def teams(self) -> list[str]:
+        return sorted(self.keys().teams) if self.exists else []
+
+    def users(self, team: str) -> list[str]:
+        """Who of `team` has a credential: itself, and `<team>.<user>`. Raises NoCredential when there is no such team."""
+        return sorted(_team(self.keys(), team).users)
+
+    # -------------------------------------------------------------------------------------------------------- credentials
+
+    def operator(self) -> Path:
+        return self._credential(CORE, OPERATOR, OPERATOR, self.creds / f"{OPERATOR}.creds")
+
+    def service(self, name: str = SERVICES) -> Path:
+        return self._credential(CORE, name, f"service {name}", self.creds / SERVICES / f"{name}.creds", called=name)
+
+    def nodes(self, pool: str) -> Path:
+        """Of agents that stand for every node of a pool: a simulated fleet."""
+        return self._credential(
+            CORE, NODES, f"nodes {pool}", self.creds / "nodes" / f"{token(pool)}.creds", called=pool
+        )
+
+    def node(self, pool: str, node: str) -> Path:
+        """Of one node, which speaks for itself only."""
+        name = f"{token(pool)}.{token(node)}"
+        return self._credential(CORE, NODE, f"node {name}", self.creds / "nodes" / f"{name}.creds", called=name)
+
+    def team(self, name: str) -> Path:
+        """Of a whole team, or of a user `<team>.<user>`; a new team gets an account.
+
+        Raises ValueError as `check_teams`, and for a name that cannot be a subject token.
+        """
+        team, dot, user = name.partition(".")
+        check_teams([team])
+        if dot:
+            token(user)
+        return self._credential(team, USER if dot else TEAM, name, self.creds / f"{name}.creds")
+
+    def _credential(self, account: str, role: str, known_as: str, path: Path, called: str = "") -> Path:
+        """The file of a credential; made when it is not there, or is void."""
+        with self._changing() as keys:
+            owner = _account(keys, account, make=True)
+            if known_as not in owner.users or not path.is_file():
+                self._issue(owner, role, known_as, path, called or known_as)
+        return path
+
+    def _issue(self, owner: AccountKeys, role: str, known_as: str, path: Path, called: str) -> None:
+        key = _new(Kind.USER)
+        issued_s = self._tick(owner)
+        said = claims.user(owner.role(role), owner.public, key.public, called, issued_s=issued_s)
+        owner.users[known_as] = key.public
+        self._private(path.parent)
+        write_private(path, claims.credentials(said, key))
+
+    def rotate(self, name: str) -> Path:
+        """A new credential for a team, or a user of one, in its file's place; the old one is void once the broker is told.
+
+        Raises NoCredential when there is none of that name.
+        """
+        with self._changing() as keys:
+            owner = _team(keys, name.partition(".")[0])
+            self._void(owner, name)
+            path = self.creds / f"{name}.creds"
+            self._issue(owner, USER if "." in name else TEAM, name, path, name)
+        return path
+
+    def revoke(self, name: str) -> None:
+        """The credential of a user, or all of a team, are void once the broker is told. Raises NoCredential as `rotate`."""
+        with self._changing() as keys:
+            owner = _team(keys, name.partition(".")[0])
+            gone = [name] if "." in name else sorted(owner.users)
+            if "." in name:
+                self._void(owner, name)
+            else:
+                owner.users, owner.revoked = {}, {"*": self._tick(owner)}
+            for each in gone:
+                (self.creds / f"{each}.creds").unlink(missing_ok=True)
+
+    def revoke_nodes(self, pool: str, node: str = "") -> None:
+        """The credential of a node, or without one that of the agents of a whole pool; as `revoke`."""
+        name = f"node {pool}.{node}" if node else f"nodes {pool}"
+        with self._changing() as keys:
+            self._void(keys.core, name)
+
+    def _void(self, owner: AccountKeys, name: str) -> None:
+        if name not in owner.users:
+            raise NoCredential(f"{name!r} has no credential; there are: {', '.join(sorted(owner.users)) or 'none'}")
+        owner.revoked[owner.users.pop(name)] = self._tick(owner)
+
+    # ---------------------------------------------------------------------------------------------- what the broker is told
+
+    def account(self, name: str) -> tuple[str, str]:
+        """(public key, signed claim) of `SYS`, `baton` or a team, newer than any before. Raises NoCredential."""
+        with self._changing() as keys:
+            owner, core = _account(keys, name), keys.core.public
+            if name == SYSTEM:
+                said = accounts.system_account(owner.public_roles(list(accounts.system_roles())))
+            elif name == CORE:
+                said = accounts.core_account(owner.public_roles(list(accounts.core_roles())), owner.revoked)
+            else:
+                public = owner.public_roles(list(accounts.team_roles(name)))
+                said = accounts.team_account(name, public, core, owner.revoked)
+            signed = claims.claim(Key(keys.operator), owner.public, name, said, issued_s=self._tick(owner))
+            return owner.public, signed
+
+    def trust(self) -> Trust:
+        """What a broker is started with."""
+        with self._changing() as keys:
+            operator, system, core = Key(keys.operator), keys.system.public, keys.core.public
+        said = {"type": "operator", "system_account": system}
+        signed = claims.claim(operator, operator.public, "baton", said, issued_s=int(self._now()))
+        return Trust(signed, system, dict(self.account(name) for name in (SYSTEM, CORE, *self.teams)), core)
+
+    def claims_credential(self) -> str:
+        """The text of a credential that may tell the broker of accounts, for a minute."""
+        with self._changing() as keys:
+            key, owner, now = _new(Kind.USER), keys.system, int(self._now())
+            signer = owner.role(accounts.CLAIMS)
+            said = claims.user(signer, owner.public, key.public, "baton team", issued_s=now, expires_s=now + _MINUTE)
+        return claims.credentials(said, key)
+
+    # ---------------------------------------------------------------------------------------------------------- internals
+
+    def _tick(self, owner: AccountKeys) -> int:
+        owner.issued_s = max(int(self._now()), owner.issued_s + 1)
+        return owner.issued_s
+
+    @contextmanager
+    def _changing(self) -> Iterator[Keys]:
+        """The keys, for a change: written at the end unless the block failed; made when there are none."""
+        self._private(self.folder)
+        with open(self.folder / f"{KEYS_FILE}.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            keys = self.keys() if self.exists else _new_keys()
+            before = keys.model_dump() if self.exists else None
+            yield keys
+            if (after := keys.model_dump()) != before:
+                write_private(self._file, json.dumps(after, indent=1) + "\n")
+
+    def _private(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _new(kind: Kind) -> Key:
+    return Key.of(kind, secrets.token_bytes(claims.SEED_BYTES))
+
+
+def _new_keys() -> Keys:
+    account = lambda: AccountKeys(seed=_new(Kind.ACCOUNT).seed)  # noqa: E731
+    return Keys(operator=_new(Kind.OPERATOR).seed, system=account(), core=account())
+
+
+def _account(keys: Keys, name: str, make: bool = False) -> AccountKeys:
+    if name in (SYSTEM, CORE):
+        return keys.system if name == SYSTEM else keys.core
+    if make and name not in keys.teams:
+        keys.teams[name] = AccountKeys(seed=_new(Kind.ACCOUNT).seed)
+    return _team(keys, name)
+
+
+def _team(keys: Keys, name: str) -> AccountKeys:
+    if name not in keys.teams:
+        raise NoCredential(f"no team {name!r}; there are: {', '.join(sorted(keys.teams)) or 'none'}")
+    return keys.teams[name]

@@ -1,0 +1,34 @@
+"""Telling a running broker what an account may do, and who is out: it takes effect at once, without a reload."""
+
+import json
+from collections.abc import Sequence
+
+from nats.errors import Error as NatsError
+
+from libs.bus.connect import Address, close, connect
+from libs.walls.keyring import Keyring
+
+_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
+_ANSWER_S = 5.0
+
+
+class NotTold(RuntimeError):
+    """The broker has not taken the change; the text says why. Telling it again does no harm."""
+
+
+async def tell(url: str, keyring: Keyring, accounts: Sequence[str], *, wait_s: float = 10.0) -> None:
+    """Returns when a broker at `url` has stored the present claims of `accounts` (names); servers of a cluster pass it on.
+
+    Users that are revoked now are disconnected by it. Raises BusUnavailable, and NotTold.
+    """
+    nats = await connect(Address(url, keyring.claims_credential()), name="baton-team", wait_s=wait_s)
+    try:
+        for account in accounts:
+            _, claim = keyring.account(account)
+            answer = json.loads((await nats.request(_UPDATE, claim.encode(), timeout=_ANSWER_S)).data)
+            if "error" in answer:
+                raise NotTold(f"the broker refused the account {account!r}: {answer['error']}")
+    except NatsError as e:
+        raise NotTold(f"the broker did not answer: {e!r}; run the same command again") from e
+    finally:
+        await close(nats)

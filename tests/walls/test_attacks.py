@@ -1,0 +1,297 @@
+"""A hostile team at the bus: whatever it says, and wherever it asks answers to go, it reaches nothing but its own.
+
+Each attack is made twice: with a team's ordinary credential, and with one of the same account whose user has no permissions
+of its own, so that the account alone holds. What the attacks did before there were accounts is `test_without_accounts`.
+"""
+
+import asyncio
+import base64
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.msg import Msg
+
+from libs.bus.connect import Address, BusUnavailable, connect
+from libs.bus.streams import provision
+from libs.embedded import NatsOptions, NatsUser, ServerOptions, Servers
+from libs.walls import claims
+from libs.walls.claims import Key, Kind
+from libs.walls.keyring import Keyring
+from schemas import subjects
+from tests.kit.waiting import until
+from tests.walls.world import World, broker, fill, unrestricted
+
+LEDGER = subjects.ledger("main")
+SUBMIT = subjects.submit("blue", "mallory")
+QUESTION = fill("job", "get")
+
+TARGETS = [
+    LEDGER,
+    "baton.led.pool.v1.restoring.main.1",
+    "baton.in.job.v1.admitted.main",
+    "baton.in.node.v1.observed.main.n1",
+    "baton.in.operator.v1.node-dead.main.operator.eve",
+    "baton.cmd.job.v1.submit.green.eve",
+    "baton.cmd.job.v1.cancel.green.eve",
+    "baton.cmd.quota.v1.set.main.operator.eve",
+    "baton.cmd.node.v1.desired.main.n1",
+    "baton.evt.job.v1.succeeded.green",
+    "baton.evt.job.v1.succeeded.blue",
+    "baton.qry.job.v1.list.green.eve",
+    "baton.tel.node.v1.sample.main.n1",
+    "baton.dead.admission.green",
+    "$KV.baton-cursors.ledger-format.main",
+    "$KV.baton-readers.x",
+    "$O.baton-snapshots.C.x",
+    "$JS.API.STREAM.PURGE.REQUESTS",
+    "$JS.API.STREAM.DELETE.LEDGER-main",
+    "$JS.API.STREAM.CREATE.MINE",
+    "$JS.ACK.REQUESTS.admission.1.1.1.1.1",
+    "$SYS.REQ.CLAIMS.UPDATE",
+    "$SYS.REQ.SERVER.PING",
+    "_INBOX_green.eve.x",
+    "_INBOX_operator.eve.x",
+    "_NODE_main.n1.x",
+    "_R_.aaaaaa.bbbbbb",
+]
+HEADERS = [
+    {"Nats-Msg-Id": "1"},
+    {"Nats-Expected-Stream": "LEDGER-main"},
+    {"Nats-Expected-Last-Sequence": "0"},
+    {"Nats-Expected-Last-Subject-Sequence": "0"},
+    {"Nats-Rollup": "all"},
+    {"Nats-Rollup": "sub"},
+    {"Nats-TTL": "1s"},
+    {"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": LEDGER},
+    {"Nats-Trace-Dest": LEDGER},
+    {"Nats-Trace-Dest": "baton.evt.job.v1.succeeded.green", "Nats-Trace-Only": "1"},
+    {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+    {"Nats-Request-Info": '{"acc": "green", "user": "operator"}'},
+    {"Nats-Subject": LEDGER, "Nats-Stream": "LEDGER-main", "Nats-Sequence": "1"},
+    {"KV-Operation": "PURGE"},
+    {"Status": "503"},
+]
+LISTENING = [
+    ">",
+    "baton.>",
+    "*.cmd.>",
+    "_R_.>",
+    "$JS.>",
+    "$SYS.>",
+    "$KV.>",
+    "_INBOX_green.>",
+    "_INBOX.>",
+    "baton.evt.*.v1.*.green",
+    "baton.evt.*.v1.*.*",
+    "baton.qry.*.v1.get.green.*",
+    "baton.cmd.job.v1.*.*.*",
+]
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Keyring]]:
+    with broker(tmp_path_factory.mktemp("walls")) as made:
+        yield made
+
+
+@pytest.fixture(params=["ordinary", "unrestricted"])
+async def world(request: pytest.FixtureRequest, bus: tuple[str, Keyring]) -> AsyncIterator[World]:
+    url, ring = bus
+    attacker = ring.team("blue") if request.param == "ordinary" else unrestricted(ring, "blue")
+    async with World(url, ring, attacker) as made:
+        yield made
+
+
+async def test_an_answer_goes_nowhere_else(world: World) -> None:
+    """Neither a service's answer, nor JetStream's acknowledgement, good or bad."""
+    for target in TARGETS:
+        for subject in (SUBMIT, QUESTION, subjects.cancel("blue", "mallory")):
+            await world.blue.publish(subject, b"{}", reply=target)
+    await world.nothing_happened()
+
+
+@pytest.mark.parametrize("headers", HEADERS, ids=lambda headers: next(iter(headers.items())))
+async def test_no_header_helps(world: World, headers: dict[str, str]) -> None:
+    for subject in (SUBMIT, QUESTION):
+        await world.blue.publish(subject, b"{}", headers=headers)
+        await world.blue.publish(subject, b"{}", headers=headers, reply=LEDGER)
+    await world.nothing_happened()
+
+
+async def test_what_is_not_its_own_is_not_there(world: World) -> None:
+    for target in TARGETS:
+        await world.blue.publish(target, b"{}", reply=LEDGER)
+    await world.nothing_happened()
+
+
+async def test_it_hears_nobody_else(world: World) -> None:
+    """With and without the services' queue groups, while green works and a service talks to the ledger."""
+    heard: list[str] = []
+
+    async def hears(message: Msg) -> None:
+        if message.data == b"not yours":
+            heard.append(message.subject)
+
+    for subject in LISTENING:
+        for queue in ("", "queries", "admission", "history"):
+            await world.blue.subscribe(subject, queue=queue, cb=hears)
+    for _ in range(2):
+        await world.blue.flush()
+    ack = await world.green.request(subjects.submit("green", "eve"), b"not yours", timeout=10)
+    assert json.loads(ack.data)["stream"] == "REQUESTS"
+    told = await world.green.request(fill("job", "get", "green", "eve"), b"not yours", timeout=10)
+    assert told.data == b"forged answer", "the service answered, and nobody in its place"
+    await world.js.publish(subjects.event("queued", "green"), b"not yours")
+    await world.core.publish(subjects.desired("main", "n1"), b"not yours")
+    await world.core.publish("_INBOX_operator.eve.x", b"not yours")
+    await world.settle()
+    await world.core.publish(subjects.event("queued", "blue"), b"yours")
+    await world.core.flush()
+    await world.blue.flush()
+    assert heard == []
+
+
+async def test_it_cannot_answer_for_a_service(world: World) -> None:
+    """It takes part in the queue group, and sees its own questions at the most."""
+
+    async def lie(message: Msg) -> None:
+        await message.respond(b"a lie")
+
+    for subject in ("baton.qry.>", "baton.qry.job.v1.get.green.*", "baton.qry.*.v1.get.*.*"):
+        await world.blue.subscribe(subject, queue="queries", cb=lie)
+    for _ in range(2):
+        await world.blue.flush()
+    for _ in range(10):
+        told = await world.green.request(fill("job", "get", "green", "eve"), b"{}", timeout=10)
+        assert told.data == b"forged answer"
+
+
+async def test_it_has_no_streams_of_its_own(world: World) -> None:
+    for verb, body in (
+        ("STREAM.CREATE.MINE", {"name": "MINE", "subjects": ["baton.>"]}),
+        ("STREAM.CREATE.COPY", {"name": "COPY", "sources": [{"name": "LEDGER-main"}]}),
+        ("STREAM.NAMES", {}),
+        ("INFO", {}),
+        ("STREAM.MSG.GET.LEDGER-main", {"seq": 1}),
+        ("DIRECT.GET.LEDGER-main", {"seq": 1}),
+        ("CONSUMER.CREATE.EVENTS", {"config": {"deliver_subject": "x"}}),
+    ):
+        with suppress(nats.errors.Error):
+            answer = await world.blue.request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout=0.3)
+            assert "error" in json.loads(answer.data), f"{verb} was answered: {answer.data!r}"
+    await world.nothing_happened()
+
+
+async def test_it_cannot_tell_the_broker_who_it_is(world: World) -> None:
+    """Its account's claim, with the imports of green, told to the broker by blue and by services."""
+    keys = world.ring.keys()
+    core = keys.core.public
+    said = {"type": "account", "imports": [{"name": "x", "subject": "baton.>", "account": core, "type": "stream"}]}
+    for signer in (keys.teams["blue"].seed, keys.operator):
+        forged = claims.claim(Key(signer), keys.teams["blue"].public, "blue", said, issued_s=int(time.time()))
+        for speaker in (world.blue, world.core):
+            await speaker.publish("$SYS.REQ.CLAIMS.UPDATE", forged.encode())
+            await speaker.publish(f"$SYS.REQ.ACCOUNT.{keys.teams['blue'].public}.CLAIMS.UPDATE", forged.encode())
+            await speaker.flush()
+    world.core_heard.clear()  # the services' own words come back to them, and to nobody else
+    heard = await world.blue.subscribe("baton.in.>")
+    await world.settle()
+    await world.core.publish("baton.in.clock.v1.tick.nowhere", b"not yours")
+    await world.settle()
+    assert heard.pending_msgs == 0
+
+
+def _forged(ring: Keyring, way: str) -> str:
+    keys, mine = ring.keys(), Key.of(Kind.USER, secrets.token_bytes(32))
+    blue, green, now = keys.teams["blue"], keys.teams["green"], int(time.time())
+    everything = {"type": "user", "subs": -1, "data": -1, "payload": -1}
+    if way == "signed by itself":
+        return claims.credentials(claims.claim(mine, mine.public, "green", everything, issued_s=now), mine)
+    if way == "signed by its own account for another":
+        said = {**everything, "issuer_account": green.public}
+        return claims.credentials(claims.claim(Key(blue.seed), mine.public, "green", said, issued_s=now), mine)
+    if way == "permissions of its own beside the role's":
+        said = {**everything, "issuer_account": blue.public, "pub": {"allow": [">"]}}
+        return claims.credentials(claims.claim(blue.role("team"), mine.public, "blue", said, issued_s=now), mine)
+    if way == "expired":
+        token = claims.user(blue.role("team"), blue.public, mine.public, "blue", issued_s=now - 9, expires_s=now - 5)
+        return claims.credentials(token, mine)
+    if way == "another operator's":
+        return unrestricted(ring, "blue", Key.of(Kind.ACCOUNT, secrets.token_bytes(32)).seed)
+    token = unrestricted(ring, "blue").splitlines()[1]
+    if way == "somebody else's claim":
+        return claims.credentials(token, mine)
+    assert way == "no signature"
+    header = base64.urlsafe_b64encode(b'{"typ":"JWT","alg":"none"}').rstrip(b"=").decode()
+    return claims.credentials(f"{header}.{token.split('.')[1]}.", mine)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "signed by itself",
+        "signed by its own account for another",
+        "permissions of its own beside the role's",
+        "expired",
+        "another operator's",
+        "somebody else's claim",
+        "no signature",
+    ],
+)
+async def test_a_forged_credential_is_refused(bus: tuple[str, Keyring], way: str) -> None:
+    url, ring = bus
+    with pytest.raises(BusUnavailable, match="refused the credential"):
+        await connect(Address(url, _forged(ring, way)), name="mallory", wait_s=30)
+
+
+@pytest.mark.parametrize("url", ["nats://{}", "nats://services:services@{}", "nats://blue:@{}", "nats://token@{}"])
+async def test_without_a_credential_nobody_comes_in(bus: tuple[str, Keyring], url: str) -> None:
+    with pytest.raises(BusUnavailable, match="refused the credential"):
+        await connect(url.format(bus[0].removeprefix("nats://")), name="mallory", wait_s=30)
+
+
+async def test_a_team_has_so_many_connections_and_no_more(bus: tuple[str, Keyring], monkeypatch) -> None:
+    """An account's claim bounds them; here a team of two."""
+    from libs.walls import accounts
+    from libs.walls.resolver import tell
+
+    url, ring = bus
+    monkeypatch.setattr(accounts, "TEAM_CONNECTIONS", 2)
+    creds = ring.team("small")
+    await tell(url, ring, ["small"])
+    first = [await connect(Address(url, creds), name="small") for _ in range(2)]
+    with pytest.raises(BusUnavailable):
+        await connect(Address(url, creds), name="small", wait_s=1)
+    for connection in first:
+        await connection.close()
+
+
+async def test_without_accounts_an_answer_went_into_the_ledger(tmp_path: Path) -> None:
+    """The same permissions as passwords had them: why there are accounts, and that the attack is one."""
+    publish, subscribe = subjects.user_may("blue")
+    users = [NatsUser("services", "secret"), NatsUser("blue", "secret", publish, subscribe)]
+    async with Servers(tmp_path, ServerOptions(run=("nats",), nats=NatsOptions(users=users, sync_always=False))) as one:
+        core = await connect(one.nats_url_of("services"), name="core")
+        await provision(core.jetstream(), ["main"], scale=0.01)
+        blue = await connect(one.nats_url_of("blue"), name="mallory")
+
+        async def answer(message: Msg) -> None:
+            await message.respond(b"forged answer")
+
+        await core.subscribe(subjects.anyone(subjects.QUESTION), cb=answer)
+        for _ in range(2):
+            await core.flush()
+        for subject in (SUBMIT, QUESTION):
+            await blue.publish(subject, b"{}", reply=LEDGER)
+
+        async def written() -> bool:
+            return (await core.jetstream().stream_info(subjects.ledger_stream("main"))).state.messages == 2
+
+        await until(written)
+        await asyncio.gather(blue.close(), core.close())

@@ -1,0 +1,112 @@
+"""Keys, claims and the keyring, without a broker."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from libs.bus.creds import Address, BadCredential, speaker
+from libs.walls import accounts, claims
+from libs.walls.accounts import CORE, SYSTEM
+from libs.walls.claims import Key, Kind
+from libs.walls.keyring import Keyring, NoCredential
+from schemas import subjects
+
+SEED = bytes(range(32))
+
+
+def test_a_key_is_what_nats_makes_of_the_same_bytes() -> None:
+    """Prefixes say whose it is; the same seed is the same key."""
+    made = {kind: Key.of(kind, SEED) for kind in Kind}
+    assert [key.public[0] for key in made.values()] == ["O", "A", "U"]
+    assert [key.seed[:2] for key in made.values()] == ["SO", "SA", "SU"]
+    assert all(len(key.public) == 56 and Key(key.seed).public == key.public for key in made.values())
+    with pytest.raises(ValueError, match="no seed"):
+        Key("SUhello")
+
+
+def test_a_claim_says_what_was_put_in() -> None:
+    operator, account = Key.of(Kind.OPERATOR, SEED), Key.of(Kind.ACCOUNT, SEED)
+    said = claims.read(claims.claim(operator, account.public, "blue", {"type": "account"}, issued_s=7, exp=9))
+    assert (said["iss"], said["sub"], said["name"], said["iat"], said["exp"]) == (
+        operator.public, account.public, "blue", 7, 9,
+    )  # fmt: skip
+    assert said["nats"] == {"type": "account", "version": 2}
+    with pytest.raises(ValueError, match="no signed claim"):
+        claims.read("a.b")
+
+
+def test_a_team_imports_its_own_subjects_and_no_others() -> None:
+    """Every import is one of the core's exports with the team's name in it."""
+    asked, told = accounts.shared("blue")
+    exported = [set(patterns) for patterns in accounts.shared("*")]
+    for patterns, of_all in ((asked, exported[0]), (told, exported[1])):
+        assert {pattern.replace(".blue", ".*") for pattern in patterns} == of_all
+        assert all(".blue" in pattern for pattern in patterns)
+    publish, subscribe = subjects.user_may("blue")
+    assert (asked, told) == (publish, [pattern for pattern in subscribe if pattern.startswith("baton.")])
+
+
+def test_a_role_names_the_credential_and_nobody_else() -> None:
+    user = accounts.team_roles("blue")["user"]
+    assert all("{{name()}}" in pattern for pattern in user.publish or ())
+    assert f"_INBOX_{accounts.NAME}.>" in (user.subscribe or ())
+    node = accounts.core_roles()["node"]
+    own = [pattern for pattern in node.publish or () if pattern.startswith("baton.")]
+    assert own
+    assert all(pattern.endswith(accounts.NAME) for pattern in own)
+
+
+def test_what_is_written_is_its_owners_only(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "state")
+    path = ring.team("blue.ana")
+    for private in (path, ring.folder / "keys.json"):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert "SO" not in repr(ring.keys()), "a key that is shown by mistake is not shown"
+
+
+def test_credentials_stay_the_same_until_they_are_changed(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path)
+    first = ring.team("blue").read_text()
+    assert Keyring(tmp_path).team("blue").read_text() == first
+    assert ring.rotate("blue").read_text() != first
+    ring.revoke("blue")
+    assert not (ring.creds / "blue.creds").exists()
+    assert ring.users("blue") == []
+    with pytest.raises(NoCredential, match="green"):
+        ring.rotate("green.eve")
+    with pytest.raises(NoCredential, match=r"blue\.ana"):
+        ring.revoke("blue.ana")
+
+
+def test_every_claim_of_an_account_is_newer_than_the_last(tmp_path: Path) -> None:
+    """Brokers keep the newest; two in one second, or a clock that was set back, must not lose one."""
+    ring = Keyring(tmp_path, now=lambda: 1_000.0)
+    ring.team("blue")
+    issued = [claims.read(ring.account("blue")[1])["iat"] for _ in range(3)]
+    assert issued == sorted(set(issued))
+    assert Keyring(tmp_path, now=lambda: 500.0).account("blue")[1] > ""
+    assert claims.read(ring.account("blue")[1])["iat"] > issued[-1] + 1
+
+
+@pytest.mark.parametrize("name", [SYSTEM, CORE, "operator", "services", "a b", "", "..", "a.b.c", "a.*", ">"])
+def test_no_team_has_a_name_that_means_something_else(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError):
+        Keyring(tmp_path).team(name)
+
+
+@pytest.mark.parametrize("text", ["", "-----BEGIN NATS USER JWT-----", "-----BEGIN NATS USER JWT-----\na.b\n"])
+def test_a_file_that_is_no_credential_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.creds"
+    path.write_text(text)
+    with pytest.raises(BadCredential, match=r"x\.creds"):
+        Address("nats://127.0.0.1:1", path).options()
+    with pytest.raises(BadCredential, match="BATON_NATS_CREDS"):
+        speaker(tmp_path / "none.creds")
+
+
+def test_a_credential_says_whose_it_is(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path)
+    assert [speaker(ring.team(name)) for name in ("blue", "blue.ana")] == ["blue", "blue.ana"]
+    assert (speaker(ring.operator()), speaker(ring.node("main", "n1"))) == ("operator", "main.n1")

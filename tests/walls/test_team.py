@@ -1,0 +1,109 @@
+"""`baton team` against a running broker: who is added is in, who is revoked is out, at once and after a restart."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from libs.bus.connect import Address, BusConnection, BusUnavailable, close, connect
+from libs.cli.launch import LaunchOptions, LocalStack
+from libs.client import connect as connect_client
+from libs.client.where import find
+from libs.embedded.servers import NATS
+from libs.walls.keyring import Keyring
+from schemas import subjects
+from schemas.jobs import JobSpec
+from tests.cli.test_command import Result, baton
+from tests.kit.waiting import until
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalStack]:
+    options = LaunchOptions(state_dir=tmp_path / "state", teams=("red",), services=(), sync_always=False, scale=0.01)
+    async with LocalStack(options) as made:
+        yield made
+
+
+async def team(cluster: LocalStack, *words: str) -> Result:
+    return await baton("team", *words, BATON_STATE_DIR=str(cluster.state_dir))
+
+
+async def submits(address: Address, name: str) -> BusConnection:
+    """A connection with which one has submitted."""
+    connection = await connect(address, name=name, inbox_prefix=subjects.reply_prefix(name, "ci"))
+    ack = await connection.request(subjects.submit(name, "ci"), b"{}", timeout=10)
+    assert json.loads(ack.data)["stream"] == "REQUESTS"
+    return connection
+
+
+async def test_a_team_comes_changes_its_credential_and_goes(cluster: LocalStack) -> None:
+    added = await team(cluster, "add", "vision")
+    assert (added.code, added.err) == (0, "")
+    address = Address(cluster.nats_url, Path(added.out.strip()))
+    first = await submits(address, "vision")
+    place = find(team="vision", environ={"BATON_STATE_DIR": str(cluster.state_dir)})
+    async with await connect_client(place.address) as vision:
+        await vision.submit(JobSpec(command=("x",)), wait_admitted=False)
+    stolen = cluster.state_dir / "stolen.creds"
+    stolen.write_text(Path(added.out.strip()).read_text())
+
+    rotated = await team(cluster, "rotate", "vision")
+    assert (rotated.code, rotated.out) == (0, added.out)
+    await until(lambda: not first.is_connected)
+    await close(first)
+    with pytest.raises(BusUnavailable, match="revoked or rotated"):
+        await connect(Address(cluster.nats_url, stolen), name="thief")
+
+    first = await submits(address, "vision")
+    revoked = await team(cluster, "revoke", "vision")
+    assert (revoked.code, revoked.out) == (0, "vision\n")
+    await until(lambda: not first.is_connected)
+    await close(first)
+    listed = json.loads((await team(cluster, "list", "-o", "json")).out)
+    assert [(row["team"], row["credential"]) for row in listed] == [("red", "red"), ("vision", "")]
+    assert (await team(cluster, "rotate", "vision")).code == 3
+    assert (await team(cluster, "add", "operator")).code == 2
+    await close(await submits(cluster.address("red"), "red"))
+
+    again = await team(cluster, "add", "vision")
+    await close(await submits(Address(cluster.nats_url, Path(again.out.strip())), "vision"))
+
+
+async def test_a_user_goes_and_the_others_of_the_team_stay(cluster: LocalStack) -> None:
+    for name in ("red.ana", "red.ben"):
+        assert (await team(cluster, "add", name)).code == 0
+    ana, ben = [
+        await connect(Address(cluster.nats_url, cluster.keyring.creds / f"red.{user}.creds"), name=user)
+        for user in ("ana", "ben")
+    ]
+    assert (await team(cluster, "revoke", "red.ana")).code == 0
+    await until(lambda: not ana.is_connected)
+    assert ben.is_connected
+    for connection in (ana, ben):
+        await close(connection)
+
+
+async def test_who_was_revoked_stays_out_when_the_broker_starts_with_what_it_was_given_first(
+    cluster: LocalStack,
+) -> None:
+    """Its configuration file still has the team's first claim; what it was told later is newer."""
+    creds = cluster.keyring.team("red")
+    stolen = cluster.state_dir / "stolen.creds"
+    stolen.write_text(creds.read_text())
+    assert (await team(cluster, "rotate", "red")).code == 0
+    await cluster.supervisor.restart(NATS)
+    await close(await submits(cluster.address("red"), "red"))
+    with pytest.raises(BusUnavailable, match="revoked or rotated"):
+        await connect(Address(cluster.nats_url, stolen), name="thief")
+
+
+async def test_a_change_without_a_broker_is_kept_for_its_start(tmp_path: Path) -> None:
+    Keyring(tmp_path).team("red")
+    added = await baton("team", "add", "vision", BATON_STATE_DIR=str(tmp_path))
+    assert (added.code, "takes effect when it is started" in added.err) == (0, True)
+    away = await baton("team", "add", "blue", "--url", "nats://127.0.0.1:9", BATON_STATE_DIR=str(tmp_path))
+    assert (away.code, "baton team push" in away.err) == (6, True)
+    assert Keyring(tmp_path).teams == ["blue", "red", "vision"]
+    nowhere = await baton("team", "list", BATON_STATE_DIR=str(tmp_path / "none"))
+    assert (nowhere.code, "there are no keys" in nowhere.err) == (2, True)

@@ -1,0 +1,142 @@
+"""One broker with walls for a whole module of attacks: teams blue and green, a pool, a service that answers, and spies."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from libs.bus.connect import Address
+from libs.bus.streams import provision
+from libs.embedded import NatsOptions, ServerOptions, Servers
+from libs.walls import claims
+from libs.walls.claims import Key, Kind
+from libs.walls.keyring import Keyring
+from schemas import subjects
+from tests.client.loop import LoopInBackground
+
+ANSWERED = (subjects.anyone(subjects.QUESTION), subjects.anyone(subjects.POOL_QUESTION))
+OWN = ("baton.cmd.job.v1.", "baton.qry.")
+
+
+@contextmanager
+def broker(folder: Path) -> Iterator[tuple[str, Keyring]]:
+    """(URL, keyring) of a broker in operator mode with the streams of the pool `main`."""
+    ring = Keyring(folder)
+    for team in ("blue", "green", "blue.ana"):
+        ring.team(team)
+    ring.service(), ring.operator(), ring.nodes("main"), ring.node("main", "n1")
+
+    async def start() -> Servers:
+        servers = Servers(folder, ServerOptions(run=("nats",), nats=NatsOptions(trust=ring.trust(), sync_always=False)))
+        await servers.start()
+        core = await nats.connect(servers.nats_url, **Address("", ring.service()).options())
+        await provision(core.jetstream(), ["main"], scale=0.01)
+        await core.close()
+        return servers
+
+    with LoopInBackground() as loop:
+        servers = loop.run(start())
+        try:
+            yield servers.nats_url, ring
+        finally:
+            loop.run(servers.stop())
+
+
+def unrestricted(ring: Keyring, team: str, seed: str = "") -> str:
+    """The text of a credential of `team` without any permissions of its own: what is kept apart then, the account keeps."""
+    keys = ring.keys()
+    owner = keys.core if team == "baton" else keys.teams[team]
+    key = Key.of(Kind.USER, secrets.token_bytes(32))
+    said = {"type": "user", "subs": -1, "data": -1, "payload": -1}
+    signer = Key(seed or owner.seed)
+    token = claims.claim(signer, key.public, team, {**said, "issuer_account": owner.public}, issued_s=int(time.time()))
+    return claims.credentials(token, key)
+
+
+class World:
+    """An attacker of team blue, the services' side, and who listens everywhere. `async with World(...)`."""
+
+    def __init__(self, url: str, ring: Keyring, attacker: Path | str) -> None:
+        self.url, self.ring, self._attacker = url, ring, attacker
+        self.core_heard: list[Msg] = []
+        self.green_heard: list[str] = []
+        self.blue_heard: list[Msg] = []
+        self.errors: list[str] = []
+        self._connections: list[Client] = []
+
+    async def connect(self, creds: Path | str, **options: Any) -> Client:
+        async def note(error: Exception) -> None:
+            self.errors.append(str(error))
+
+        made = await nats.connect(self.url, error_cb=note, **Address("", creds).options(), **options)
+        self._connections.append(made)
+        return made
+
+    async def __aenter__(self) -> "World":
+        self.core = await self.connect(self.ring.service())
+        self.js = self.core.jetstream()
+        green = await self.connect(unrestricted(self.ring, "green"))
+        self.green = await self.connect(self.ring.team("green"), inbox_prefix="_INBOX_green.eve")
+        self.blue = await self.connect(self._attacker, inbox_prefix="_INBOX_blue.mallory")
+
+        async def core_hears(message: Msg) -> None:
+            self.core_heard.append(message)
+
+        async def green_hears(message: Msg) -> None:
+            self.green_heard.append(message.subject)
+
+        async def answer(message: Msg) -> None:
+            await message.respond(b"forged answer")
+
+        await self.core.subscribe(">", cb=core_hears)
+        for pattern in ANSWERED:
+            await self.core.subscribe(pattern, queue="queries", cb=answer)
+        await green.subscribe(">", cb=green_hears)
+        for connection in self._connections:
+            for _ in range(2):  # nats-py writes a flush's PING ahead of what is buffered
+                await connection.flush()
+        self.before = await self.stored()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._connections:
+            await connection.close()
+
+    async def stored(self) -> Mapping[str, int]:
+        """How many messages each stream has, but that of requests."""
+        infos = await self.js.streams_info()
+        return {info.config.name: info.state.last_seq for info in infos if info.config.name != "REQUESTS"}
+
+    async def settle(self) -> None:
+        """Until all that blue has said so far is dealt with: its own request is stored and its own question answered after
+        it, over the connections and in the order of the attack."""
+        await self.blue.flush()
+        await self.blue.request(subjects.submit("blue", "mallory"), b"{}", timeout=10)
+        await self.blue.request(fill("job", "get"), b"{}", timeout=10)
+        await asyncio.sleep(0)
+        await self.core.flush()
+
+    async def nothing_happened(self) -> None:
+        """Nothing but blue's own commands and questions reached anybody, and no stream but REQUESTS has anything new."""
+        await self.settle()
+        assert await self.stored() == self.before
+        assert self.green_heard == []
+        assert any(message.subject == fill("job", "get") for message in self.core_heard), "the spy hears"
+        foreign = [
+            message.subject
+            for message in self.core_heard
+            if not (message.subject.startswith(OWN) and ".blue." in message.subject)
+            and not message.subject.startswith(("_R_.", "$JS.EVENT.", "_INBOX.", "$JS.API.STREAM.LIST"))
+        ]
+        assert foreign == []
+
+
+def fill(entity: str, what: str, team: str = "blue", user: str = "mallory") -> str:
+    return subjects.fill(subjects.QUESTION, entity=entity, what=what, team=team, user=user)
