@@ -57,6 +57,8 @@ class Agent:
         """Nodes whose work runs on when this agent has ended."""
         self._between: set[str] = set()
         """Nodes whose last life is being ended, and whose next one has not begun."""
+        self._numberless: set[str] = set()
+        """Those of them whose next life waits for its number: the disk does not take it."""
         self._beats = 0
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
@@ -88,6 +90,8 @@ class Agent:
 
     async def _heartbeat(self, node: NodeRunner, timeout_s: float) -> str:
         """Renews one lease, and says why it could not. It counts from `sent`, taken before the message is even made."""
+        if node.name in self._numberless:  # nothing can run here: whoever waits for this node is to hear of it
+            return f"{node.name} has no life"
         sent, incarnation = now(), node.incarnation
         message = outgoing(
             Heartbeat(nodes=((node.name, incarnation),), lease_s=self.settings.lease_s, reading=reading()),
@@ -107,22 +111,28 @@ class Agent:
         return ""
 
     async def run_watch_leases(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_S)
-            at = now()
-            ended = [node for node in self.nodes.values() if node.lease.check(at)]
-            over = [node for node in ended if not node.keeps()]
-            for node in ended:
-                if node.keeps():
-                    log.warning("%s: its lease has ended; what is kept goes on, everything else ends", node.name)
-                    node.lapse()
-            for node in self.nodes.values():
-                if node not in ended:
-                    node.end_leases()
-                if node.lease.endangered(at) and node not in over:
-                    node.save_early()
-            if over:
-                await self.new_lives(over, "the lease has ended")
+        """A node that waits for its next life keeps nobody from looking at the others."""
+        async with asyncio.TaskGroup() as lives:
+            while True:
+                await asyncio.sleep(WATCH_S)
+                if over := self._look_at_leases(now()):
+                    lives.create_task(self.new_lives(over, "the lease has ended"))
+
+    def _look_at_leases(self, at: float) -> list[NodeRunner]:
+        """Ends what a lease no longer covers; returns the nodes whose life is over."""
+        living = [node for node in self.nodes.values() if node.name not in self._between]
+        ended = [node for node in living if node.lease.check(at)]
+        over = [node for node in ended if not node.keeps()]
+        for node in ended:
+            if node.keeps():
+                log.warning("%s: its lease has ended; what is kept goes on, everything else ends", node.name)
+                node.lapse()
+        for node in living:
+            if node not in ended:
+                node.end_leases()
+            if node.lease.endangered(at) and node not in over:
+                node.save_early()
+        return over
 
     async def new_lives(self, nodes: Sequence[NodeRunner], reason: str, above: Mapping[str, int] | None = None) -> None:
         """Ends all work of these nodes and lets them begin anew, in this order; those named in `above` with an incarnation
@@ -151,12 +161,16 @@ class Agent:
 
     async def _incarnations(self, names: Sequence[str], above: Mapping[str, int]) -> dict[str, int]:
         """Waits for as long as the disk does not take them: two lives of one number would be taken for one."""
-        while True:
-            try:
-                return self.launcher.state.next_incarnations(names, above)
-            except OSError as e:
-                log.error("no life can begin on %s until this is mended: %s", ", ".join(names), e)
-                await asyncio.sleep(_DISK_S)
+        try:
+            while True:
+                try:
+                    return self.launcher.state.next_incarnations(names, above)
+                except OSError as e:
+                    log.error("no life can begin on %s until this is mended: %s", ", ".join(names), e)
+                    self._numberless.update(names)
+                    await asyncio.sleep(_DISK_S)
+        finally:
+            self._numberless.difference_update(names)
 
     def keeper_dies(self) -> None:
         """What it holds dies with it, and none of that is an end of its own."""

@@ -8,6 +8,7 @@ from schemas import inbox
 from schemas.ids import job_id
 from schemas.resources import Level
 from tests.core.builders import World, job, node
+from tests.core.lives import begins_anew
 
 SERVING = {"priority": 100, "preempts": True}
 
@@ -132,6 +133,38 @@ def test_held_devices_go_to_nobody_else_while_victims_save_their_work():
     other = w.submit(job("other", 1, priority=60))
     w.released(plan.victims[0], exit_code=143, own_exit=False)
     assert w.state_of(other) == "queued"
+    w.check()
+
+
+def test_a_job_gets_what_is_held_for_it_though_an_older_one_of_its_queue_came_back():
+    """The older one ran when devices were held, and was lost. It stood before the younger in their queue and could not have
+    these devices; the younger was not looked at: both waited for ever (the simulation, seed 7839)."""
+    w = World(node("n0", 4), node("n1", 4), node("n2", 4))
+    older = w.submit(job("older", 9, **SERVING))
+    low = [w.submit(job(f"low{i}", 1)) for i in range(3)]
+    for one in (older, *low):
+        w.started(one)
+    younger = w.submit(job("younger", 9, **SERVING).model_copy(update={"submitted_us": w.now_us}))
+    shared = w.nodes_of(low[0])[0]
+    lost, left = (name for name in w.nodes_of(older) if name != shared)
+    begins_anew(w, lost)
+    w.released(older, exit_code=143, own_exit=False, nodes=[left])
+    (plan,) = plans(w)
+    assert plan.beneficiary == younger
+    w.send(plan)
+    w.released(older, exit_code=143, own_exit=False, nodes=[shared])
+    assert w.state_of(older) == "queued"
+    w.released(plan.victims[0], exit_code=143, own_exit=False)
+    assert w.state_of(younger) == "granted"
+    w.started(younger)
+    w.released(younger)
+    for one in low:
+        if w.state_of(one) == "granted":
+            w.started(one)
+    w.send(*plans(w))
+    for victim in [one for one in low if w.state_of(one) == "preempting"]:
+        w.released(victim, exit_code=143, own_exit=False)
+    assert w.state_of(older) == "granted"
     w.check()
 
 

@@ -1,6 +1,7 @@
 """What the simulation has found, each alone: the shortest story that shows it."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ from libs.core.billing.metering import Meter
 from libs.core.state.limits import Limits
 from libs.ledger.tail import Tail
 from libs.simulation.dst.process import Process
+from libs.simulation.dst.run import alone
+from libs.simulation.dst.scenario import Scenario, populate
 from libs.simulation.dst.world import World
 from schemas.ids import job_id
 from schemas.inbox import PreemptionPlanned, Started
@@ -146,3 +149,28 @@ def test_a_machine_that_is_cut_off_twice_is_reached_again_both_ways() -> None:
 
     world.loop.run(main())
     world.close()
+
+
+def test_a_nodes_next_life_waits_for_room_on_its_disk() -> None:
+    """Its keeper died while the disk was full: the life was over and no other began, and as the agent renewed its lease all
+    the same, what was granted there waited for ever (seed 7092)."""
+    world = World(1)
+    populate(world, Scenario(nodes=1, placements=1, admissions=1))
+    machine = world.machines["n0"]
+
+    async def main() -> None:
+        await asyncio.sleep(8)
+        first = machine.incarnation
+        machine.disk_full = True
+        machine.keeper_dies()
+        await asyncio.sleep(12)
+        states = world.redis.hashes["baton:{main}:nodes"]
+        assert json.loads(states["n0"])["status"] != "up"
+        machine.disk_full = False
+        await asyncio.sleep(8)
+        assert machine.incarnation > first
+        assert json.loads(states["n0"])["incarnation"] == machine.incarnation
+
+    with alone(world):
+        world.loop.run(main())
+    assert world.violations == []

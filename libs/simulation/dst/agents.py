@@ -23,6 +23,7 @@ from services.agent.settings import AgentSettings
 
 if TYPE_CHECKING:
     from libs.simulation.dst.machine import Machine, SimProcess
+    from libs.simulation.dst.process import Process
 
 STOP_S = 0.15
 """SIGTERM to the end of a simulated process, at the most."""
@@ -61,7 +62,15 @@ class SimKeeper:
 
     def _lost(self) -> None:
         if self.on_loss is not None:
-            self._machine.world.loop.create_task(self.on_loss())
+            self._machine.world.loop.create_task(self._say(self.on_loss, self._machine.agent))
+
+    async def _say(self, on_loss: Callable[[], Any], agent: "Process | None") -> None:
+        """Nobody awaits it on a real node either: what it raises is lost with the task."""
+        try:
+            await on_loss()
+        except Exception as error:
+            if agent is not None:
+                self._machine.world.raised(agent, error)
 
     def connected(self) -> bool:
         return True

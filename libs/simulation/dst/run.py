@@ -6,6 +6,8 @@ import logging
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from libs.bus.connect import connect
@@ -43,15 +45,21 @@ class SeedResult:
 
 def run(seed: int, *, keep_notes: bool = False, calm: bool = False, to_first: bool = False) -> SeedResult:
     """One seed. `calm` leaves the faults out; with `to_first` it ends at the first violation."""
+    with alone(World(seed, keep_notes=keep_notes, to_first=to_first)) as world:
+        return _run(world, calm)
+
+
+@contextmanager
+def alone(world: World) -> Iterator[World]:
+    """While the block runs, nothing of the interpreter's own gets into the world, which is closed then."""
     cheap.install()
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     collecting, unraisable = gc.isenabled(), sys.unraisablehook
     gc.disable()
     sys.unraisablehook = lambda _: None  # coroutines of killed processes are closed wherever they stand
-    world = World(seed, keep_notes=keep_notes, to_first=to_first)
     try:
-        return _run(world, calm)
+        yield world
     finally:
         world.close()
         cheap.forget()
