@@ -31,11 +31,24 @@ EXIT_CONNECTION_LOST = 70
 PENDING_BYTES = 64 * 1024 * 1024
 
 
-__all__ = ["Address", "BadCredential", "BusConnection", "BusUnavailable", "close", "connect", "without_password"]
+__all__ = [
+    "Address",
+    "AnonymousBroker",
+    "BadCredential",
+    "BusConnection",
+    "BusUnavailable",
+    "close",
+    "connect",
+    "without_password",
+]
 
 
 class BusUnavailable(ConnectionError):
     """No NATS server could be reached; the text names the URL (without its password) and the fix."""
+
+
+class AnonymousBroker(BusUnavailable):
+    """The broker lets anybody in, so that nobody is kept from anything; the text names it and the fix."""
 
 
 class BusConnection(Client):
@@ -69,7 +82,7 @@ async def connect(
 
     `inbox_prefix` is where replies arrive; a credential allows only its own (`schemas.subjects`). The first connection is
     tried for `wait_s` seconds. Raises BusUnavailable after that, and at once when the credential is refused; BadCredential
-    when it is none.
+    when it is none; AnonymousBroker when anybody may connect there and `address` does not allow that.
     """
     if (host := present_host()) is not None:
         return await host.connect(name, inbox_prefix, wait_s)
@@ -100,7 +113,12 @@ async def connect(
         if attempt.done():
             attempt.result()
             problems.connected = True
+            if not where.anonymous and not connection._server_info.get("auth_required"):
+                raise AnonymousBroker(_ANYBODY.format(without_password(where.url)))
             return connection
+    except AnonymousBroker:
+        await connection.close()
+        raise
     except (nats.errors.Error, OSError, ValueError) as e:
         problems.last = problems.last or str(e)
     finally:
@@ -160,6 +178,10 @@ class _Problems:
             logger.warning("NATS connection %s: %s", self.name, text)
 
 
+_ANYBODY = (
+    "NATS at {} lets anybody in: whoever reaches it may write the ledger. Give it accounts (`baton credentials` prints them, "
+    "see docs/security.md), or say that this is meant: --insecure, or BATON_INSECURE=1"
+)
 _REFUSAL = re.compile(r"authorization|authentication|revoked", re.IGNORECASE)
 
 

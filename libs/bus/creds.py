@@ -22,6 +22,8 @@ class Address:
 
     url: str = field(repr=False)
     creds: Path | str | None = field(default=None, repr=False)
+    anonymous: bool = True
+    """Whether a broker will do that lets anybody in."""
 
     def options(self) -> dict[str, Any]:
         """For nats-py, which reads a file again at each reconnection: a rotated credential is taken up.

@@ -9,10 +9,12 @@ import typer
 from libs.cli.exits import UsageFault
 from libs.cli.output import hint, say
 from libs.client.where import state_dir
+from libs.walls.accounts import EACH_SERVICE, PROVISION
 from libs.walls.keyring import Keyring, check_teams, check_users
 
 
 def command(
+    *,
     teams: Annotated[str, typer.Option("--teams", help="Teams, separated by commas.")],
     users: Annotated[str, typer.Option("--users", help="Users, each as TEAM.USER, separated by commas.")] = "",
     nodes: Annotated[str, typer.Option("--nodes", help="Nodes, each as POOL/NODE, separated by commas.")] = "",
@@ -20,6 +22,10 @@ def command(
     accounts: Annotated[
         str, typer.Option("--accounts", help="The folder where the server keeps accounts that it is told of later.")
     ] = "/data/accounts",
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", help="Write it into this file, which the server may read, and print nothing."),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
     ] = None,
@@ -32,14 +38,19 @@ def command(
     try:
         check_teams(named)
         check_users(_listed(users), named)
-        made = [ring.operator(), ring.service()]
+        made = [ring.operator(), *(ring.service(name) for name in (*EACH_SERVICE, PROVISION))]
         made += [ring.team(name) for name in (*named, *_listed(users))]
         made += [ring.nodes(pool) for pool in _listed(pools)]
         made += [ring.node(*_node(text)) for text in _listed(nodes)]
     except ValueError as e:
         raise UsageFault(str(e)) from None
     # NATS reads JSON as it reads its own form.
-    say("\n".join(f"{key}: {json.dumps(value, indent=2)}" for key, value in ring.trust().config(accounts).items()))
+    text = "\n".join(f"{key}: {json.dumps(value, indent=2)}" for key, value in ring.trust().config(accounts).items())
+    if write is None:
+        say(text)
+    else:
+        write.parent.mkdir(parents=True, exist_ok=True)
+        write.write_text(text + "\n")
     hint(f"{len(made)} credentials are in {ring.creds}; {ring.folder / 'keys.json'} can make any: keep it to yourself")
 
 

@@ -28,14 +28,15 @@ from libs.embedded.ports import LOOPBACK, PortLease, lease_port
 from libs.embedded.probes import http_ok
 from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
-from libs.walls.accounts import SERVICES as ALL_SERVICES
+from libs.walls.accounts import EACH_SERVICE
+from libs.walls.accounts import SERVICES as ADMIN
 from libs.walls.keyring import Keyring, check_teams, check_users
 from libs.walls.resolver import tell
 from schemas.subjects import OPERATOR, token
 
 log = logging.getLogger("baton.launch")
 
-SERVICES = ("placement", "admission", "history", "quota_billing", "telemetry", "leases", "preemption", "queries")
+SERVICES = EACH_SERVICE
 FOR_ALL_POOLS = "admission"
 """The one service that serves every pool; each pool has the others for itself."""
 SIMULATED, REAL = "agent-sim", "agent"
@@ -68,7 +69,8 @@ class LaunchOptions:
     several times, in every pool, `copies` those that it names (they are called `placement`, `placement-2`,
     `placement.west-2`). `keep_jobs`: what runs on this machine runs on when all of this is stopped, until it is started
     again. `brokers` is how many NATS servers there are (1, 3 or 5), each with a copy of every stream. `scale` multiplies the
-    storage limits of the streams, `sync_always` waits for the disk before each acknowledgement.
+    storage limits of the streams, `insecure` lets `external` be a broker that anybody may use, `sync_always` waits for the
+    disk before each acknowledgement.
     """
 
     state_dir: Path = Path(".baton")
@@ -89,6 +91,7 @@ class LaunchOptions:
     brokers: int = 1
     sync_always: bool = True
     keep_jobs: bool = False
+    insecure: bool = False
     scale: float = 1.0
     log_level: str = "INFO"
     ready_timeout_s: float = 90.0
@@ -149,13 +152,13 @@ class LocalStack:
         """Of the broker; of a cluster all, separated by commas. It names nobody: see `address`."""
         return self.options.external.nats_url if self.options.external else self._running().nats_url
 
-    def address(self, who: str = ALL_SERVICES) -> Address:
+    def address(self, who: str = ADMIN) -> Address:
         """The broker, and the credential of `who`: a team or a user `<team>.<user>` of the options, `operator` (every team's
-        commands and questions, streams, dead letters; not the ledger), or by default the services'.
+        commands and questions, streams, dead letters; not the ledger), a service, or by default who may do everything.
 
         Raises KeyError when it is none of these.
         """
-        known = (*self.options.teams, *self.options.users, OPERATOR, ALL_SERVICES)
+        known = (*self.options.teams, *self.options.users, *SERVICES, OPERATOR, ADMIN)
         if who not in known:
             raise KeyError(f"no credential of {who!r}; there are: {', '.join(known)}")
         return self._with(lambda ring: self._credential(ring, who))
@@ -166,13 +169,14 @@ class LocalStack:
 
     def _with(self, credential: Callable[[Keyring], Path]) -> Address:
         walled = self.options.external is None or self.keyring.exists
-        return Address(self.nats_url, credential(self.keyring) if walled else None)
+        creds = credential(self.keyring) if walled else None
+        return Address(self.nats_url, creds, anonymous=self.options.insecure)
 
     @staticmethod
     def _credential(ring: Keyring, who: str) -> Path:
-        if who in (OPERATOR, ALL_SERVICES):
-            return ring.operator() if who == OPERATOR else ring.service()
-        return ring.team(who)
+        if who == OPERATOR:
+            return ring.operator()
+        return ring.service(who) if who in (*SERVICES, ADMIN) else ring.team(who)
 
     @property
     def redis_url(self) -> str:
@@ -275,7 +279,7 @@ class LocalStack:
             self._credential(self.keyring, who)
 
     async def _provision(self) -> None:
-        client = await connect(self.address(), name="provision")
+        client = await connect(self.address(OPERATOR), name="provision", inbox_prefix=f"_INBOX_{OPERATOR}")
         js, options = client.jetstream(), self.options
 
         async def make() -> None:
@@ -315,7 +319,7 @@ class LocalStack:
     ) -> ProcessSpec:
         options = self.options
         pool = pool or options.pool
-        address = self.nodes_address(pool) if service == "agent" else self.address()
+        address = self.nodes_address(pool) if service == "agent" else self.address(service)
         lease: PortLease = lease_port()
         undo.callback(lease.release)
         self.http[name] = f"http://{LOOPBACK}:{lease.port}"
@@ -334,6 +338,7 @@ class LocalStack:
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
                 **address.environ(),
+                "BATON_INSECURE": str(int(options.insecure)),
                 "BATON_REDIS_URL": self.redis_url,
                 "BATON_MONGO_URL": self.mongo_url,
                 "BATON_POOL": pool,

@@ -61,6 +61,12 @@ def command(
     external: Annotated[
         bool, typer.Option("--external", help="Use the servers of BATON_NATS_URL, BATON_REDIS_URL, BATON_MONGO_URL.")
     ] = False,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="With --external: use a broker that lets anybody in, without walls between teams."
+        ),
+    ] = False,
     servers_only: Annotated[bool, typer.Option("--servers-only", help="Start no services and no agents.")] = False,
     keep_jobs: Annotated[
         bool,
@@ -95,6 +101,7 @@ def command(
             external=_external() if external else None,
             nats_port=port,
             keep_jobs=keep_jobs,
+            insecure=insecure or os.environ.get("BATON_INSECURE", "") in ("1", "true"),
             sync_always=not fast,
         )
         launch = LocalStack(options, report)

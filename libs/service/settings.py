@@ -23,6 +23,9 @@ class ServiceSettings(BaseSettings):
     nats_creds: Path | None = Field(
         default=None, validation_alias="BATON_NATS_CREDS", description="the file of this process's credential"
     )
+    insecure: bool = Field(
+        default=False, validation_alias="BATON_INSECURE", description="a broker will do that lets anybody in"
+    )
     redis_url: str = Field(default="redis://127.0.0.1:6379/0", validation_alias="BATON_REDIS_URL")
     mongo_url: str = Field(default="mongodb://127.0.0.1:27017", validation_alias="BATON_MONGO_URL")
     pool: Name = Field(default="main", validation_alias="BATON_POOL")
@@ -51,7 +54,7 @@ class ServiceSettings(BaseSettings):
     @property
     def bus(self) -> Address:
         """Where the broker is, and the credential to show there."""
-        return Address(self.nats_url, self.nats_creds)
+        return Address(self.nats_url, self.nats_creds, anonymous=self.insecure)
 
 
 class OrderSettings(ServiceSettings):

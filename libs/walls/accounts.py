@@ -1,8 +1,8 @@
 """Who may say and hear what, as accounts of the bus. Pure.
 
     account   what is in it
-    SYS       the broker's own affairs; only `baton team` speaks there, to tell of changed accounts
-    baton     JetStream, services, agents, operators: the core
+    $SYS      the broker's own affairs; only `baton team` speaks there, to tell of changed accounts
+    $baton    JetStream, services, agents, operators: the core
     <team>    one for each team, with nothing but its own subjects of the core, imported
 
 What a team publishes on an imported subject reaches the core; the reply subject that it chose does not. The broker puts one
@@ -22,12 +22,17 @@ from libs.walls.claims import NO_LIMIT
 from schemas import subjects
 from schemas.subjects import OPERATOR
 
-SYSTEM, CORE = "SYS", "baton"
+SYSTEM, CORE = "$SYS", "$baton"
 SERVICES = "services"
+"""The role that may do everything in the core: of whoever administers it, of tests, and of no service."""
+EACH_SERVICE = (
+    "placement", "admission", "history", "quota_billing", "telemetry", "leases", "preemption", "queries",
+)  # fmt: skip
+PROVISION = "provision"
 TEAM, USER = "team", "user"
 NODE, NODES = "node", "nodes"
 CLAIMS = "claims"
-RESERVED = (SYSTEM, CORE, OPERATOR, SERVICES)
+RESERVED = (OPERATOR, SERVICES)
 """What no team may be called."""
 
 NAME = "{{name()}}"
@@ -58,10 +63,12 @@ class Role:
 
 
 def core_roles() -> dict[str, Role]:
-    """Of the account `baton`. A node's credential is called `<pool>.<node>`, that of a pool's simulated nodes `<pool>`."""
+    """Of the account `$baton`. A node's credential is called `<pool>.<node>`, that of a pool's simulated nodes `<pool>`."""
     node, nodes = subjects.node_may("POOL", "NODE"), subjects.node_may("POOL")
     return {
         SERVICES: Role(),
+        **{service: Role() for service in EACH_SERVICE},
+        PROVISION: Role(subjects.operator_may()),
         OPERATOR: Role(subjects.operator_may()),
         NODE: Role(_named(node[0], "POOL.NODE"), _named(node[1], "POOL.NODE"), responds=True),
         NODES: Role(_named(nodes[0], "POOL"), _named(nodes[1], "POOL"), responds=True),
@@ -87,7 +94,7 @@ def _named(patterns: Sequence[str], keys: str) -> list[str]:
 
 
 def core_account(keys: Mapping[str, str], revoked: Mapping[str, int]) -> dict[str, Any]:
-    """The claim of `baton`; `keys` has the public signing key of each role, `revoked` is as `team_account` has it."""
+    """The claim of `$baton`; `keys` has the public signing key of each role, `revoked` is as `team_account` has it."""
     unbounded = {"mem_storage": NO_LIMIT, "disk_storage": NO_LIMIT, "streams": NO_LIMIT, "consumer": NO_LIMIT}
     asked, told = shared("*")
     exports = [
@@ -120,7 +127,7 @@ HEADER_BYTES = 64 * 1024
 
 
 def system_account(keys: Mapping[str, str]) -> dict[str, Any]:
-    """The claim of `SYS`."""
+    """The claim of `$SYS`."""
     return _account(
         system_roles(), keys, limits=_limits(connections=NO_LIMIT, subscriptions=NO_LIMIT, payload=NO_LIMIT)
     )

@@ -4,8 +4,8 @@
     creds/                  one file for each credential, as NATS clients read it (`user_credentials`, `nats --creds`)
         operator.creds      a person who sees all teams
         <team>.creds, <team>.<user>.creds
-        services/<service>.creds
-        nodes/<pool>.creds, nodes/<pool>.<node>.creds
+        services/<service>/nats.creds
+        nodes/<pool>/nats.creds, nodes/<pool>.<node>/nats.creds
 
 Whoever has `keys.json` can make any credential: it belongs on the host that administers, and nowhere else. A credential that
 was handed out stays good until it is rotated or revoked; what its role may do follows Baton's version.
@@ -31,6 +31,8 @@ from schemas.subjects import OPERATOR, token
 
 KEYS_FILE = "keys.json"
 _MINUTE = 60
+_ONE = "nats.creds"
+"""Of a process: alone in its folder, which can be given to it."""
 
 
 class NoCredential(LookupError):
@@ -120,18 +122,18 @@ class Keyring:
         return self._credential(CORE, OPERATOR, OPERATOR, self.creds / f"{OPERATOR}.creds")
 
     def service(self, name: str = SERVICES) -> Path:
-        return self._credential(CORE, name, f"service {name}", self.creds / SERVICES / f"{name}.creds", called=name)
+        """Of a service; by default that of who may do everything. Each has a folder, which can be given to it alone."""
+        path = self.creds / SERVICES / name / _ONE
+        return self._credential(CORE, name, f"service {name}", path, called=name)
 
     def nodes(self, pool: str) -> Path:
         """Of agents that stand for every node of a pool: a simulated fleet."""
-        return self._credential(
-            CORE, NODES, f"nodes {pool}", self.creds / "nodes" / f"{token(pool)}.creds", called=pool
-        )
+        return self._credential(CORE, NODES, f"nodes {pool}", self.creds / "nodes" / token(pool) / _ONE, called=pool)
 
     def node(self, pool: str, node: str) -> Path:
         """Of one node, which speaks for itself only."""
         name = f"{token(pool)}.{token(node)}"
-        return self._credential(CORE, NODE, f"node {name}", self.creds / "nodes" / f"{name}.creds", called=name)
+        return self._credential(CORE, NODE, f"node {name}", self.creds / "nodes" / name / _ONE, called=name)
 
     def team(self, name: str) -> Path:
         """Of a whole team, or of a user `<team>.<user>`; a new team gets an account.
@@ -198,7 +200,7 @@ class Keyring:
     # ---------------------------------------------------------------------------------------------- what the broker is told
 
     def account(self, name: str) -> tuple[str, str]:
-        """(public key, signed claim) of `SYS`, `baton` or a team, newer than any before. Raises NoCredential."""
+        """(public key, signed claim) of `$SYS`, `$baton` or a team, newer than any before. Raises NoCredential."""
         with self._changing() as keys:
             owner, core = _account(keys, name), keys.core.public
             if name == SYSTEM:

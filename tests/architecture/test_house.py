@@ -75,5 +75,6 @@ def test_compose_runs_every_service() -> None:
     assert [name for name in names if f"-m services.{name}" not in commands] == []
     waits = {target for service in services.values() for target in service.get("depends_on", {})}
     assert waits <= services.keys()
-    mounts = [mount.split(":")[0] for service in services.values() for mount in service.get("volumes", [])]
+    every = [mount for service in services.values() for mount in service.get("volumes", [])]
+    mounts = [mount.split(":")[0] for mount in every if isinstance(mount, str)]
     assert [mount for mount in mounts if mount.startswith("./") and not (ROOT / mount).exists()] == []

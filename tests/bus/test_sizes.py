@@ -1,5 +1,6 @@
 """What the streams reserve, and what the broker's configuration files allow, agree; too little is said in one line."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from libs.bus.connect import close, connect
+from libs.bus.connect import Address, close, connect
 from libs.bus.streams import CannotProvision, bind, provision
 from libs.bus.table import SEGMENT_BYTES, SIZES_MIB, reserved_bytes, streams
 from libs.embedded import NatsOptions
@@ -25,9 +26,10 @@ def store_of(config: Path) -> int:
     return int(found[1]) * _GIB
 
 
-def baton(*args: str) -> subprocess.CompletedProcess[str]:
+def baton(*args: str, creds: Path | None = None) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **({"BATON_NATS_CREDS": str(creds)} if creds else {})}
     return subprocess.run(
-        [sys.executable, "-m", "libs.cli", *args], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "libs.cli", *args], cwd=ROOT, capture_output=True, text=True, timeout=60, env=env
     )
 
 
@@ -43,10 +45,16 @@ def test_the_sizes_of_all_streams_stand_in_one_table_and_fit_into_what_is_allowe
 async def test_a_server_with_composes_own_file_takes_all_streams(tmp_path: Path) -> None:
     text = COMPOSE_CONF.read_text()
     assert text.count("store_dir: /data\n") == 1
+    made = baton(
+        *("credentials", "--teams", "research", "--pools", "main", "--state-dir", str(tmp_path / "keys")),
+        *("--accounts", str(tmp_path / "told"), "--write", str(tmp_path / "accounts" / "accounts.conf")),
+    )
+    assert (made.returncode, made.stdout) == (0, ""), made.stderr
+    services = tmp_path / "keys" / "creds" / "services"
     with nats_process(text.replace("/data", "{folder}"), tmp_path) as url:
-        done = baton("provision", "--url", url)
+        done = baton("provision", "--url", url, creds=services / "provision" / "nats.creds")
         assert (done.returncode, done.stdout, done.stderr) == (0, "main\tready\n", "")
-        nats = await connect(url, name="test")
+        nats = await connect(Address(url, services / "placement" / "nats.creds"), name="test")
         await bind(nats.jetstream(), ["main"], wait_s=0)
         await close(nats)
 
