@@ -24,6 +24,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
+from libs.bus.cancel import cancel
 from libs.bus.table import CURSORS_BUCKET
 from libs.ports.host import present_host
 
@@ -98,9 +99,7 @@ class Leadership:
                 if task.done():
                     return task.result()
             finally:
-                if not task.done():
-                    task.cancel()
-                    await asyncio.gather(task, return_exceptions=True)
+                await cancel(task)
             log.warning("role %s is lost: another leads, or the broker is away", self.name)
             if not self.held:
                 self._gained.clear()

@@ -1,7 +1,6 @@
 """`baton up`: servers, services and agents on this machine, until Ctrl-C."""
 
 import asyncio
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from libs.bus.cancel import cancel
 from libs.cli.exits import UsageFault
 from libs.cli.launch import MOST_REPLICAS, REAL, SERVICES, SIMULATED, External, LaunchOptions, LocalStack
 from libs.cli.output import Column, fields, hint, say, show
@@ -126,10 +126,7 @@ async def _serve(launch: LocalStack) -> None:
         await stopping
         hint("stopping ...")
     finally:
-        stopping.cancel()
-        starting.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await starting
+        await cancel(stopping, starting)
         await launch.stop()
 
 

@@ -62,7 +62,8 @@ class Live:
     async def next(self, timeout_s: float) -> JobEvent | None:
         """The next event, or None when there was none for `timeout_s`."""
         try:
-            return await asyncio.wait_for(self._queue.get(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await self._queue.get()
         except TimeoutError:
             return None
 

@@ -25,9 +25,9 @@ from typing import Any, Generic, TypeVar
 
 from nats.js import JetStreamContext
 
+from libs.bus.cancel import cancel
 from libs.bus.patience import patiently
 from libs.core.state.formats import NEWEST
-from libs.ledger import tail
 from libs.ledger.chain import GENESIS, ChainEntry, Head
 from libs.ledger.projection import LedgerProjection
 from libs.ledger.reader import LedgerReader
@@ -37,8 +37,6 @@ from libs.ledger.snapshots import Restored, SnapshotStore
 from libs.ports.host import failpoint
 
 log = logging.getLogger("baton.ledger")
-
-_ASK_AGAIN_S = 0.25
 
 P = TypeVar("P", bound=LedgerProjection)
 A = TypeVar("A")
@@ -154,16 +152,6 @@ class Follower(Generic[P]):
         reader = self._reader if self._reader is not None else LedgerReader(self._js, self.pool)
         return await self._patiently(reader.last_seq)
 
-    async def reaches(self, seq: int) -> bool:
-        """Whether the ledger goes as far as `seq`. A broker that says it does not may answer from the past: it is asked again
-        (`libs.ledger.tail`)."""
-        end = asyncio.get_running_loop().time() + tail.DOUBT_S
-        while await self.last_seq() < seq:
-            if asyncio.get_running_loop().time() >= end:
-                return False
-            await asyncio.sleep(_ASK_AGAIN_S)
-        return True
-
     @asynccontextmanager
     async def still(self) -> AsyncIterator[None]:
         """While the block runs nothing is applied, so that the projection may be read in a thread, or across an await."""
@@ -200,7 +188,7 @@ class Follower(Generic[P]):
             raise error from error.__cause__
         finally:
             if declaring is not None:
-                declaring.cancel()
+                await cancel(declaring)
                 await declarer.leave()
             await self._stop()
 

@@ -17,6 +17,7 @@ from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
+from libs.bus.cancel import cancel
 from libs.ledger.chain import Head
 from libs.ledger.snapshots import Restored, SnapshotStore, pack
 
@@ -132,8 +133,7 @@ class SnapshotSaver:
         """A snapshot that is half stored is dropped: the other slot is whole."""
         saving, self._saving = self._saving, None
         if saving is not None:
-            saving.cancel()
-            await asyncio.gather(saving, return_exceptions=True)
+            await cancel(saving)
 
     def _begin(self, position: int) -> float:
         self._position = position

@@ -7,10 +7,6 @@ callback that only appends to a queue, and pull requests that keep a bounded num
 numbers what it delivers, so a lost delivery shows as a gap in *its* numbers, and the consumer is made anew; a gap in
 the *stream's* numbers alone means that the messages are gone. At the bound (`ahead` messages or 8 MiB per request)
 nothing more is asked for until the caller has taken some.
-
-Two answers of a broker are not believed at once. That the stream ends before what was read: a leader that was frozen, or has
-lost its peers, answers from the past until it notices. And that there is nothing new, which is all that a consumer's heartbeats
-say: the stream itself is asked now and then, and a consumer that keeps messages back is made anew.
 """
 
 import asyncio
@@ -44,9 +40,6 @@ _MAX_BYTES = 8 * 1024 * 1024
 _FORGET_S = 30.0  # the broker drops a consumer that nobody asks for so long
 _API_S = 5.0
 _REQUEST_ENDED = ("Batch Completed", "Message Size Exceeds MaxBytes")  # one request is over; the consumer lives
-DOUBT_S = 10.0
-"""For so long a broker is asked again that says that the stream ends before what was read."""
-_LOOK_S = 5.0  # without a message, the stream is asked so often whether there is none
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -75,8 +68,6 @@ class _Consumer:
     delivered: int = 0  # the consumer sequence of the last message
     heard: float = 0.0
     looked: float = 0.0
-    moved: float = 0.0  # when the last message came, or the stream was asked last
-    owed: int = 0  # the stream's last message at that time
     broken: str = ""
 
 
@@ -112,7 +103,6 @@ class Tail:
         self._ahead = ahead
         self._known_last = position
         self._consumer: _Consumer | None = None
-        self._behind_since: float | None = None
 
     @property
     def lag(self) -> int:
@@ -124,7 +114,7 @@ class Tail:
         within `wait_s`. A broker that is away is waited for as long; `problem` then says what is wrong.
 
         Raises:
-            LedgerRewound: the stream ends before what was already read, and did so for `DOUBT_S`.
+            LedgerRewound: the stream ends before what was already read.
             LedgerGap: messages are missing for good.
             ConnectionClosedError: the client was closed.
         """
@@ -152,9 +142,6 @@ class Tail:
             if consumer.queue:
                 await self._explain_gap(consumer)
                 continue
-            if loop.time() - consumer.moved > _LOOK_S:
-                await self._look(consumer)
-                continue
             left = end - loop.time()
             if left <= 0:
                 await asyncio.sleep(0)  # a caller that polls without waiting must not keep the messages from coming in
@@ -179,8 +166,7 @@ class Tail:
             if self._where is not None:
                 self.stream = await self._where()
             info = await self._js.stream_info(self.stream)
-            if not self._examine(info):
-                return False
+            self._examine(info)
             if self._check is not None:
                 await self._check()
             self._consumer = await self._open()
@@ -193,24 +179,16 @@ class Tail:
         self.opened += 1
         return True
 
-    def _examine(self, info: StreamInfo) -> bool:
-        """Whether the stream can be read on. Raises LedgerRewound when it has ended too early for long, LedgerGap."""
+    def _examine(self, info: StreamInfo) -> None:
         first, last = info.state.first_seq, info.state.last_seq
         self._known_last = max(last, self.position)
         if last < self.position:
-            now = asyncio.get_running_loop().time()
-            self._behind_since = now if self._behind_since is None else self._behind_since
-            behind = f"stream {self.stream} ends at {last}, but {self.position} was already read"
-            if now - self._behind_since >= DOUBT_S:
-                raise LedgerRewound(
-                    f"{behind}: the broker lost its tail. Stop, restore the stream from its copy, then start again"
-                )
-            self._say(f"{behind}: the broker is asked again")
-            return False
-        self._behind_since = None
+            raise LedgerRewound(
+                f"stream {self.stream} ends at {last}, but {self.position} was already read: the broker lost its tail. "
+                "Stop, restore the stream from its copy, then start again"
+            )
         if first > self.position + 1:
             self._lost(self.position + 1, first - 1)
-        return True
 
     def _lost(self, start: int, end: int) -> None:
         if not self._may_expire:
@@ -236,13 +214,12 @@ class Tail:
         created = await self._js.add_consumer(self.stream, config, timeout=_API_S)
         consumer = _Consumer(created.name, reconnects, inbox=self._nc.new_inbox())
         loop = asyncio.get_running_loop()
-        consumer.heard = consumer.moved = loop.time()
+        consumer.heard = loop.time()
 
         async def heard(message: Msg) -> None:
             consumer.heard = loop.time()
             if message.reply.startswith("$JS.ACK."):
                 consumer.asked -= 1
-                consumer.moved, consumer.owed = consumer.heard, 0
                 consumer.queue.append(message)
                 consumer.news.set()
             else:
@@ -280,17 +257,6 @@ class Tail:
         if now - consumer.heard > _SILENCE_S:
             return f"neither message nor heartbeat for {_SILENCE_S:g} s"
         return ""
-
-    async def _look(self, consumer: _Consumer) -> None:
-        """No message came for a while, only heartbeats. What the stream had at the last look already should be here by now."""
-        owed, consumer.moved = consumer.owed, asyncio.get_running_loop().time()
-        if owed > self.position:
-            consumer.broken = consumer.broken or f"{owed} is stored, and nothing behind {self.position} is delivered"
-            return
-        try:
-            consumer.owed = (await self._js.stream_info(self.stream)).state.last_seq
-        except (NatsError, TimeoutError, OSError) as error:
-            log.debug("stream %s could not be asked: %r", self.stream, error)
 
     async def _drop(self, reason: str) -> None:
         consumer, self._consumer = self._consumer, None

@@ -22,6 +22,7 @@ from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from libs.bus.cancel import cancel
 from libs.core.state.formats import FIRST, NEWEST, may_emit
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import Head
@@ -186,7 +187,7 @@ class LedgerWriter(Generic[D]):
                 await self._lead()
         finally:
             self.role = "stopped"
-            declaring.cancel()
+            await cancel(declaring)
             await self._declarer.leave()
             if self._inbox is not None:
                 await self._inbox.close()

@@ -1,6 +1,6 @@
-"""A service's own connection to its pool, beside FastStream's: made, checked and closed in one way."""
+"""A service's own connection to its pools, beside FastStream's: made, checked and closed in one way."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from libs.bus.connect import BusConnection, close, connect
@@ -9,16 +9,17 @@ from libs.service.settings import ServiceSettings
 
 
 @asynccontextmanager
-async def connected(settings: ServiceSettings, name: str) -> AsyncIterator[BusConnection]:
-    """A connection named `name`, once the pool's streams and consumers are there; closed at the end, and after an error.
+async def connected(
+    settings: ServiceSettings, name: str, *, pools: Sequence[str] = (), inbox_prefix: str | None = None
+) -> AsyncIterator[BusConnection]:
+    """A connection named `name`, once the streams and consumers of these pools are there (by default of the service's own);
+    closed at the end, however the block is left.
 
     Raises BusUnavailable and StreamsMissing, and whatever the block raises. One that closes by itself ends the process.
     """
-    nats = await connect(settings.bus, name=name, die_on_close=True)
+    nats = await connect(settings.bus, name=name, inbox_prefix=inbox_prefix, die_on_close=True)
     try:
-        await bind(nats.jetstream(), [settings.pool])
+        await bind(nats.jetstream(), pools or [settings.pool])
         yield nats
-    except Exception:
+    finally:
         await close(nats)
-        raise
-    await close(nats)

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from libs.bus.cancel import cancel
 from libs.ports.host import present_host
 
 log = logging.getLogger("baton.service")
 
 FAILED_EXIT_CODE = 71
-_CANCEL_AGAIN_S = 1.0
 
 
 def end_process(why: str, error: BaseException | None = None) -> None:
@@ -49,11 +49,7 @@ class Tasks:
             yield
         finally:
             self._stopping = True
-            pending = set(self._tasks)
-            while pending:  # Python 3.11's wait_for drops a cancellation that comes together with its result
-                for task in pending:
-                    task.cancel()
-                _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
+            await cancel(*self._tasks)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

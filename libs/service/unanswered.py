@@ -4,7 +4,7 @@ A stored request is a promise to answer. It is broken by silence: whoever should
 the stream drops it for its age. Those who read cannot count that, for they may be the ones that are down; so telemetry does.
 
 What will expire before the look after next is noted by its sequence. If it is not acknowledged at the last look before its
-time, it counts: within a look of it nobody will have answered. (A request that was answered out of its turn, and whose line
+time, it counts: within a look of it nobody will have answered. (A request that was answered out of its turn, and whose queue
 stood for three days after that, counts as well.)
 """
 
@@ -62,9 +62,8 @@ class Unanswered:
         if not consumer.num_pending and not consumer.num_ack_pending:
             floor = stream.state.last_seq
         now, noted = clock.wall_us() / 1e6, self._noted[durable.name]
-        self._noted_to[durable.name] = min(
-            self._noted_to[durable.name], stream.state.last_seq
-        )  # it may be another stream
+        # The stream may be another one than before.
+        self._noted_to[durable.name] = min(self._noted_to[durable.name], stream.state.last_seq)
         for seq, expires in list(noted.items()):
             if expires <= now:
                 self._expired.labels(durable.name).inc()
@@ -86,9 +85,8 @@ class Unanswered:
                 oldest = oldest or max(0.0, now - stored)
                 if not max_age_s or stored + max_age_s > now + 2 * self._look_s:
                     return oldest
-                if (
-                    request.stream_seq > self._noted_to[durable.name]
-                ):  # the broker may drop it a moment after we counted it
+                # What was counted before may still be there: the broker drops it a moment later.
+                if request.stream_seq > self._noted_to[durable.name]:
                     noted[request.stream_seq] = stored + max_age_s
                     self._noted_to[durable.name] = request.stream_seq
                 first = request.stream_seq + 1

@@ -13,12 +13,10 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.bus.broker import make_broker
-from libs.bus.connect import connect
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.room import CANCELS_END, SUBMITS_END, StreamRoom
 from libs.bus.settle import NoRoom, Received, consume
-from libs.bus.streams import bind
 from libs.bus.trim import trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
@@ -28,6 +26,7 @@ from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.room import room_of
 from libs.ports import clock
 from libs.service.app import Tasks, make_asgi
+from libs.service.connection import connected
 from libs.service.following import readiness, show
 from schemas.subjects import REQUESTS
 from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent, busy_answer, handle
@@ -113,49 +112,43 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.bus, name="admission-ledger", die_on_close=True)
-        try:
+        async with connected(settings, "admission-ledger", pools=settings.all_pools) as nats:
             js = nats.jetstream(publish_async_max_pending=4096)
-            await bind(js, settings.all_pools)
             await check(nats, settings.all_pools)
             await answer(nats, settings.all_pools)
-        except BaseException:
-            await nats.close()
-            raise
-        await asyncio.to_thread(warm)
-        followers[:] = [
-            Follower(js, pool, FleetShape, name=FOLLOWER, snapshot_every=settings.snapshot_records)
-            for pool in settings.all_pools
-        ]
-        decided = {known.pool: known for known in followers}
-        pace = Pace(
-            lambda pool: decided[pool].projection.inbox_seq if pool in decided else 0,
-            settings.undecided,
-            settings.undecided_alone,
-        )
-        outbox = PacedOutbox(js, batches=True)
-        outbox.pace = pace
-        outboxes[:] = [outbox]
-        overtaking[:] = [Overtaking(js, decide, outbox, pace)]
+            await asyncio.to_thread(warm)
+            followers[:] = [
+                Follower(js, pool, FleetShape, name=FOLLOWER, snapshot_every=settings.snapshot_records)
+                for pool in settings.all_pools
+            ]
+            decided = {known.pool: known for known in followers}
+            pace = Pace(
+                lambda pool: decided[pool].projection.inbox_seq if pool in decided else 0,
+                settings.undecided,
+                settings.undecided_alone,
+            )
+            outbox = PacedOutbox(js, batches=True)
+            outbox.pace = pace
+            outboxes[:] = [outbox]
+            overtaking[:] = [Overtaking(js, decide, outbox, pace)]
 
-        async def moved(_: Sequence[FollowedEntry]) -> None:
-            pace.moved()
+            async def moved(_: Sequence[FollowedEntry]) -> None:
+                pace.moved()
 
-        for known in followers:
-            tasks.start(f"knowledge of {known.pool}", known.run(moved))
-            room = rooms[known.pool] = room_of(js, known.pool)
-            tasks.start(f"room of {known.pool}", room.run())
-        tasks.start("pools of other admission processes", watch(nats, settings.all_pools))
-        tasks.start("trim of requests", trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s).run())
-        async with tasks.until_stopped():
             for known in followers:
-                await known.caught_up.wait()
-                await rooms[known.pool].known.wait()
-                for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
-                    recent.add(job_id, known.pool)
-            tasks.start("requests out of their turn", overtaking[0].run())
-            yield
-        await nats.close()
+                tasks.start(f"knowledge of {known.pool}", known.run(moved))
+                room = rooms[known.pool] = room_of(js, known.pool)
+                tasks.start(f"room of {known.pool}", room.run())
+            tasks.start("pools of other admission processes", watch(nats, settings.all_pools))
+            tasks.start("trim of requests", trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s).run())
+            async with tasks.until_stopped():
+                for known in followers:
+                    await known.caught_up.wait()
+                    await rooms[known.pool].known.wait()
+                    for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
+                        recent.add(job_id, known.pool)
+                tasks.start("requests out of their turn", overtaking[0].run())
+                yield
 
     def ready() -> dict[str, str]:
         if len(followers) < 2:

@@ -192,9 +192,8 @@ class Agent:
     # ------------------------------------------------------------------------------------------- desired state
 
     async def run_ask(self) -> None:
-        async with asyncio.TaskGroup() as both:
-            both.create_task(self.asker.run())
-            both.create_task(self._repeat())
+        # No TaskGroup: it passes one cancellation on, and a request may drop it (`libs.bus.cancel`).
+        await asyncio.gather(self.asker.run(), self._repeat())
 
     async def _repeat(self) -> None:
         """What placement's state does not show is reported again."""

@@ -14,13 +14,12 @@ from nats.aio.client import Client
 from prometheus_client import CollectorRegistry
 
 from libs.bus.broker import make_broker
-from libs.bus.connect import close, connect
 from libs.bus.outbox import Outbox
 from libs.bus.queries import serve
-from libs.bus.streams import bind
 from libs.ports import clock
 from libs.ports.clock import boot_s as now
 from libs.service.app import Tasks, make_asgi
+from libs.service.connection import connected
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.queries import LogPiece, LogQuery
@@ -170,22 +169,20 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
         host = await asyncio.to_thread(prepare, settings, found)
         first = found[0].inventory.node
         replies = subjects.node_reply_prefix(settings.pool, first)
-        nats = await connect(settings.bus, name=f"agent-{first}", inbox_prefix=replies, die_on_close=True)
-        await bind(nats.jetstream(), [settings.pool])
-        agent = metrics.agent = await build(settings, nats, host, metrics.counts)
-        await agent.subscribe()
-        async with tasks.until_stopped():
-            tasks.start("reports", agent.reports.run())
-            tasks.start("heartbeats", agent.run_heartbeats())
-            tasks.start("leases", agent.run_watch_leases())
-            tasks.start("desired state", agent.run_ask())
-            tasks.start("samples", agent.run_samples())
-            tasks.start("quarantine", agent.run_quarantine())
-            tasks.start("prune", agent.run_prune())
-            yield
-            await agent.drain(DRAIN_S)
-        await agent.close()
-        await close(nats)
+        async with connected(settings, f"agent-{first}", inbox_prefix=replies) as nats:
+            agent = metrics.agent = await build(settings, nats, host, metrics.counts)
+            await agent.subscribe()
+            async with tasks.until_stopped():
+                tasks.start("reports", agent.reports.run())
+                tasks.start("heartbeats", agent.run_heartbeats())
+                tasks.start("leases", agent.run_watch_leases())
+                tasks.start("desired state", agent.run_ask())
+                tasks.start("samples", agent.run_samples())
+                tasks.start("quarantine", agent.run_quarantine())
+                tasks.start("prune", agent.run_prune())
+                yield
+                await agent.drain(DRAIN_S)
+            await agent.close()
 
     def ready() -> dict[str, str]:
         return _ready(metrics.agent)

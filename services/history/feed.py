@@ -61,7 +61,7 @@ class FeedLoop:
     async def _begin(self) -> None:
         found = await self._surely("read its cursor", partial(self._cursors.load, f"{NAME}-{self._pool}"))
         cursor = found or {"seq": 0, "hash": "", "position": 0}
-        if not await self.follower.reaches(cursor["position"]):
+        if self.follower.began_at < cursor["position"]:
             raise LedgerRewound(f"the ledger of pool {self._pool} ends before {cursor['position']}, which was told")
         self._cursor = cursor
         self.position = max(int(cursor["position"]), self.follower.resumed_at)

@@ -12,10 +12,8 @@ from nats.js import JetStreamContext
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.bus.broker import make_broker
-from libs.bus.connect import connect
 from libs.bus.messages import Outgoing
 from libs.bus.queries import serve
-from libs.bus.streams import bind
 from libs.bus.trim import Trimmer
 from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
@@ -26,6 +24,7 @@ from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
 from libs.ports import clock
 from libs.service.app import Tasks, make_asgi
+from libs.service.connection import connected
 from libs.service.cycle import dry_run_inputs
 from libs.service.following import show
 from schemas import subjects
@@ -70,9 +69,8 @@ class Placement:
         self._queued = Gauge("baton_jobs_waiting", "jobs in the queue", registry=registry)
 
     async def open(self, nats: Client) -> None:
-        """Prepares the writer. Raises when the pool's streams do not exist."""
+        """Prepares the writer. The pool's streams are there."""
         js = nats.jetstream()
-        await bind(js, [self.pool])
         await asyncio.to_thread(warm)
         self.gate = gate = FormatGate(js, self.pool, hold_s=self.settings.readers_hold_s)
         await gate.poll()
@@ -182,19 +180,18 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        nats = await connect(settings.bus, name="placement-writer", die_on_close=True)
-        await placement.open(nats)
-        assert placement.writer is not None
-        assert placement.gate is not None
-        tasks.start("ledger format", placement.gate.run())
-        assert placement.teller is not None
-        tasks.start("ledger writer", placement.writer.run())
-        tasks.start("teller", placement.teller.run())
-        tasks.start("redis projection", projector.run(nats.jetstream()))
-        tasks.start("trim of the inbox", placement.inbox_trimmer(nats.jetstream()).run())
-        async with tasks.until_stopped():
-            yield
-        await nats.close()
+        async with connected(settings, "placement-writer") as nats:
+            await placement.open(nats)
+            assert placement.writer is not None
+            assert placement.gate is not None
+            tasks.start("ledger format", placement.gate.run())
+            assert placement.teller is not None
+            tasks.start("ledger writer", placement.writer.run())
+            tasks.start("teller", placement.teller.run())
+            tasks.start("redis projection", projector.run(nats.jetstream()))
+            tasks.start("trim of the inbox", placement.inbox_trimmer(nats.jetstream()).run())
+            async with tasks.until_stopped():
+                yield
 
     show(
         registry,

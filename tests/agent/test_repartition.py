@@ -15,6 +15,7 @@ from libs.adapters.devices import RepartitionFailed
 from libs.adapters.devices.fleet import FleetError, parse_fleet, read_fleet
 from libs.adapters.devices.nvml import NvmlLayer
 from libs.adapters.devices.simulated import SimulatedLayer
+from libs.bus.cancel import cancel
 from libs.bus.connect import close, connect
 from libs.core.accelerators.mig_boards import GEOMETRIES
 from schemas.inbox import Started
@@ -148,9 +149,7 @@ def start(world, nats_url, tmp_path):
             await until(lambda: all(n.known and n.lease.valid(n.now()) for n in agent.nodes.values()))
             yield agent, layer
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
             await agent.close()
             await close(own)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from libs.bus.cancel import cancel
 from libs.ledger.inputs import MAX_INPUT_BYTES, read_input
 from libs.ledger.tail import Stored
 from schemas.ids import job_id
@@ -31,7 +32,7 @@ async def published(*entries, max_payload=1024 * 1024):
         reports.add("n0", 1, seen)
     task = asyncio.create_task(reports.run())
     await until(lambda: not reports.backlog() and stored)
-    task.cancel()
+    await cancel(task)
     items = [read_input(Stored(n, m.subject, m.headers, m.payload, 1), "main") for n, m in enumerate(stored, 1)]
     assert all(len(m.payload) < min(MAX_INPUT_BYTES, max_payload) for m in stored)
     assert [item.error for item in items] == [""] * len(items)

@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 from nats.js.errors import KeyWrongLastSequenceError
 
+from libs.bus.cancel import cancel
 from libs.bus.connect import BusConnection
 from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.leader import Leadership
+from tests.kit.tasks import beside
 from tests.kit.waiting import until
 
 TTL_S = 0.6
@@ -18,13 +20,8 @@ TTL_S = 0.6
 
 @asynccontextmanager
 async def running(leadership: Leadership) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(leadership.run())
-    try:
+    async with beside(leadership.run()) as (task,):
         yield task
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def taken(by: Leadership, of: Leadership) -> bool:
@@ -47,7 +44,7 @@ async def test_one_leads_and_the_other_takes_over_when_it_is_gone(nats: BusConne
             assert b.stands_by
             assert not b.held
             a._revision = 0  # as if it were killed: it gives nothing back
-            leading.cancel()
+            await cancel(leading)
             await until(lambda: b.held)
             assert b.leader == "b"
 
@@ -79,9 +76,7 @@ async def test_work_stops_with_the_role_and_begins_again_with_it(nats: BusConnec
             await until(lambda: at_work == ["b"])
             await until(lambda: taken(a, b))  # by force: b must notice at its next turn
             await until(lambda: at_work == ["a"])
-        for task in led:
-            task.cancel()
-        await asyncio.gather(*led, return_exceptions=True)
+        await cancel(*led)
 
 
 async def test_a_leader_without_a_broker_leads_no_longer_than_the_others_wait(nats: BusConnection, pool: str) -> None:
@@ -112,3 +107,24 @@ async def test_a_cursor_that_another_process_moved_is_not_moved_back(nats: BusCo
     assert await early.load(f"c-{pool}") == {"seq": 9}
     await early.move(f"c-{pool}", {"seq": 10})
     assert await late.load(f"c-{pool}") == {"seq": 10}
+
+
+async def test_work_that_drops_its_cancellation_stops_with_the_role_too(nats: BusConnection, pool: str) -> None:
+    """As a request of nats-py does in Python 3.11. It went on, and its process waited for it for ever."""
+    leader = contender(nats, f"r-{pool}", "a")
+    at_work: list[str] = []
+
+    async def deaf() -> None:
+        at_work.append("a")
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            at_work.clear()
+
+    async with running(leader):
+        await until(lambda: leader.held)
+        async with beside(leader.lead(deaf)):
+            await until(lambda: at_work)
+        assert at_work == []

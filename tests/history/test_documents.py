@@ -21,6 +21,7 @@ from services.history.events import EventLog
 from tests.core.builders import World
 from tests.history.written import Written, busy_world, until
 from tests.kit.background import ServerInBackground
+from tests.kit.tasks import beside
 
 
 @pytest.fixture
@@ -39,12 +40,8 @@ def written(nats: Client, pool: str) -> Written:
 @asynccontextmanager
 async def running(nats: Client, pool: str, store: JobStore, **options: float) -> AsyncIterator[Documents]:
     loop = Documents(nats.jetstream(), pool, store, CollectorRegistry(), window_s=0.02, **options)
-    task = asyncio.create_task(loop.run())
-    try:
+    async with beside(loop.run()):
         yield loop
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def complete(loop: Documents, written: Written) -> None:

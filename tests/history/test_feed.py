@@ -1,27 +1,19 @@
 """Teams are told everything once, in order, through restarts; and can read it back from the stream."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 from nats.aio.client import Client
-from nats.js import JetStreamContext
-from nats.js.kv import KeyValue
 from prometheus_client import CollectorRegistry
 
 from libs.bus.cursors import Cursors
 from libs.bus.dead import Received
-from libs.bus.streams import provision
-from libs.bus.table import CURSORS_BUCKET
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.projections.history import Feed
 from libs.core.scheduling import limits
-from libs.ledger import tail
 from libs.ledger.chain import LedgerRewound
 from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, Reason
@@ -30,7 +22,7 @@ from services.history.events import EventLog
 from services.history.feed import NAME, FeedLoop
 from tests.core.builders import World, job, node
 from tests.history.written import Written, busy_world, until
-from tests.ledger.broker import Broker
+from tests.kit.tasks import beside
 
 
 @pytest.fixture
@@ -41,12 +33,8 @@ def written(nats: Client, pool: str) -> Written:
 @asynccontextmanager
 async def running(nats: Client, pool: str, *, snapshot_records: int = 7) -> AsyncIterator[FeedLoop]:
     loop = FeedLoop(nats.jetstream(), pool, CollectorRegistry(), snapshot_records=snapshot_records)
-    task = asyncio.create_task(loop.run())
-    try:
+    async with beside(loop.run()):
         yield loop
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def complete(loop: FeedLoop, written: Written) -> None:
@@ -118,48 +106,6 @@ async def test_a_crash_before_the_cursor_is_saved_repeats_the_same_ids(
     assert [event for _, _, event in await heard(nats, team)] == expected(world, team, pool)
 
 
-class Dying:
-    """A JetStream context whose broker is killed when the cursors are asked for first."""
-
-    def __init__(self, js: JetStreamContext, broker: Broker) -> None:
-        self._js, self._broker, self._killed = js, broker, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._js, name)
-
-    async def key_value(self, bucket: str) -> KeyValue:
-        if bucket == CURSORS_BUCKET and not self._killed:
-            self._killed = True
-            await self._broker.kill()
-        return await self._js.key_value(bucket)
-
-
-async def test_a_broker_that_goes_away_before_the_cursor_is_read_is_waited_for(tmp_path: Path, team: str) -> None:
-    """History ended there, and with it everything that it does."""
-    broker = Broker(tmp_path)
-    await broker.start()
-    client = await broker.connect()
-    js = client.jetstream(timeout=0.5)
-    await provision(js, ["main"], scale=0.01)
-    written, world = Written(js, "main"), busy_world(team)
-    await written.write(world.records)
-    loop = FeedLoop(Dying(js, broker), "main", CollectorRegistry())  # type: ignore[arg-type]
-    task = asyncio.create_task(loop.run())
-
-    async def noticed() -> bool:
-        assert not task.done(), task.exception()
-        return loop.problem.startswith("cannot read its cursor")
-
-    await until(noticed, "the problem is named")
-    await broker.start()
-    await complete(loop, written)
-    assert [event for _, _, event in await heard(client, team)] == expected(world, team, "main")
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await client.close()
-    await broker.kill()
-
-
 async def test_a_submit_that_admission_refused_as_well_is_told_once(
     nats: Client, pool: str, written: Written, team: str
 ) -> None:
@@ -189,9 +135,8 @@ async def test_a_submit_that_admission_refused_as_well_is_told_once(
     "cursor", [{"seq": 3, "hash": "f" * 64, "position": 3}, {"seq": 1, "hash": "", "position": 9**9}]
 )
 async def test_another_ledger_than_the_one_told_stops_the_service(
-    nats: Client, pool: str, written: Written, team: str, cursor: dict, monkeypatch: pytest.MonkeyPatch
+    nats: Client, pool: str, written: Written, team: str, cursor: dict
 ) -> None:
-    monkeypatch.setattr(tail, "DOUBT_S", 0.2)
     await written.write(busy_world(team).records[:10])
     await Cursors(nats.jetstream()).save(f"{NAME}-{pool}", cursor)
     with pytest.raises(LedgerRewound):

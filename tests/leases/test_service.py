@@ -28,6 +28,7 @@ from services.leases.settings import LeaseSettings
 from tests.admission.running import get, running
 from tests.core.builders import node
 from tests.kit.inputs import input_subject
+from tests.kit.tasks import beside
 from tests.kit.waiting import stored, until
 
 QUICK = {
@@ -74,20 +75,14 @@ class Bench:
 
     @asynccontextmanager
     async def renewing(self, *names: str) -> AsyncIterator[None]:
-        stopped = False
-
-        async def go_on() -> None:  # not cancelled: a request of nats-py may lose a cancellation in Python 3.11
-            while not stopped:
+        async def go_on() -> None:
+            while True:
                 for name in names:
                     await self.beat(name, (name, 1))
                 await asyncio.sleep(0.05)
 
-        task = asyncio.create_task(go_on())
-        try:
+        async with beside(go_on()):
             yield
-        finally:
-            stopped = True
-            await task
 
     @property
     def epoch(self) -> int:
@@ -104,11 +99,9 @@ class Bench:
 async def bench(nats: Client, pool: str, nats_url: str) -> AsyncIterator[Bench]:
     made = Bench(nats, pool, nats_url)
     await Readers(made.js).raise_format(pool, NEWEST, "the test")
-    task = asyncio.create_task(made.writer.run())
-    await asyncio.wait_for(made.writer.ready.wait(), 30)
-    yield made
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with beside(made.writer.run()):
+        await asyncio.wait_for(made.writer.ready.wait(), 30)
+        yield made
 
 
 async def granter(app: Any) -> bool:

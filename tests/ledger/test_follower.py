@@ -1,7 +1,6 @@
 """A projection is the fold of the ledger, whatever becomes of its snapshots, the broker or the process."""
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,11 +11,11 @@ import pytest
 from nats.js.api import ObjectMeta
 from nats.js.errors import APIError
 
-from libs.ledger import tail
 from libs.ledger.chain import GENESIS, Head, LedgerGap, LedgerRewound, UnknownRecord
 from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ledger.snapshots import BUCKET, Restored, SnapshotStore
 from schemas.subjects import ledger, ledger_stream
+from tests.kit.tasks import beside
 from tests.ledger.tally import Tally
 from tests.ledger.world import POOL, World
 
@@ -42,13 +41,8 @@ def follower(world: World, kind: type[Tally] = Tally, **options: Any) -> Followe
 @asynccontextmanager
 async def running(made: Follower[Tally], *args: Any, **kwargs: Any) -> AsyncIterator[Follower[Tally]]:
     """The follower in a task; what it raises, the block raises."""
-    task = asyncio.create_task(made.run(*args, **kwargs))
-    try:
+    async with beside(made.run(*args, **kwargs)):
         yield made
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def until(true: Callable[[], Any]) -> None:
@@ -204,8 +198,7 @@ async def test_a_broker_that_is_away_at_the_start_is_waited_for(world: World) ->
         assert made.resumed_at == 2, "the snapshot was given up because the broker was away"
 
 
-async def test_a_ledger_that_lost_its_tail_ends_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "DOUBT_S", 0.2)
+async def test_a_ledger_that_lost_its_tail_ends_it(world: World) -> None:
     head = await grow(world, 5)
 
     async def place() -> Restored[Tally]:

@@ -1,7 +1,6 @@
 """A decision in several records: whatever happens between two of them, the rest follows, and nothing twice."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from libs.bus.cancel import cancel
 from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.core.state import fold, snapshot
@@ -120,9 +120,7 @@ async def test_a_writer_that_dies_between_two_records_of_one_input_is_followed_b
     dying = asyncio.create_task(first.run())
     await asyncio.wait_for(torn.wait(), 30)
     assert not first.settled, "questions are answered from what is not in the ledger"
-    dying.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await dying
+    await cancel(dying)
     assert (await world.entries())[-1].record.inbox_seq == world.inputs - 1
 
     second: LedgerWriter[Decider] = LedgerWriter(world.js, POOL, Deciders(), writer_id="w2")

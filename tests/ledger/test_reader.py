@@ -1,20 +1,16 @@
 """Readers: each record once and in order, through kills of the broker; a stream that is not the same stops them."""
 
 import asyncio
-import json
 import shutil
-from typing import Any
 
 import pytest
-from nats.js import JetStreamContext
 
-from libs.ledger import tail
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerGap, LedgerRewound, UnknownRecord
 from libs.ledger.reader import LedgerReader
 from libs.ledger.tail import Tail
 from libs.ledger.verify import verify
 from schemas.inbox import Tick
-from schemas.subjects import inbox_stream, ledger, ledger_stream
+from schemas.subjects import inbox_stream, ledger
 from tests.ledger.world import POOL, World
 
 
@@ -44,60 +40,6 @@ async def test_void_records_move_the_position_and_not_the_head(world: World) -> 
     resumed = LedgerReader(world.js, POOL, reader.head, reader.position)
     await world.append(head)
     assert [e.valid for e in await take(resumed, 1)] == [True]
-
-
-class Past:
-    """A broker that answers from the past: what it says of a stream is what it said before."""
-
-    def __init__(self, js: JetStreamContext) -> None:
-        self._js, self._said, self.asked = js, dict[str, Any](), 0
-        self.thawed = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._js, name)
-
-    async def stream_info(self, name: str) -> Any:
-        self.asked += 1
-        if self.thawed or name not in self._said:
-            self._said[name] = await self._js.stream_info(name)
-        return self._said[name]
-
-
-async def test_a_leader_that_answers_from_the_past_is_asked_again(world: World) -> None:
-    """It was frozen, and a follower leads by now. It took the ledger for rewound, and the service ended."""
-    head = await world.chain(2)
-    past = Past(world.js)
-    await past.stream_info(ledger_stream(POOL))
-    head = await world.append(await world.append(head))
-    reader = LedgerReader(past, POOL, head)  # type: ignore[arg-type]
-    while past.asked < 4:
-        assert await reader.next(wait_s=0.05) == []
-    assert (
-        reader.problem == f"stream {ledger_stream(POOL)} ends at 2, but 4 was already read: the broker is asked again"
-    )
-    past.thawed = True
-    await world.append(head)
-    assert [e.valid for e in await take(reader, 1)] == [True]
-    assert reader.problem == ""
-
-
-async def test_a_consumer_that_sends_heartbeats_alone_is_made_anew(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Paused, it is as one whose broker has lost sight of the stream. Its reader waited for ever."""
-    monkeypatch.setattr(tail, "_LOOK_S", 0.2)
-    reader = LedgerReader(world.js, POOL)
-    head = await world.chain(1)
-    assert len(await take(reader, 1)) == 1
-    assert await reader.next(wait_s=1.5) == [], "several looks, and nothing is missed"
-    assert reader._tail.opened == 1
-    (consumer,) = await world.js.consumers_info(ledger_stream(POOL))
-    for_ever = json.dumps({"pause_until": "2999-01-01T00:00:00Z"}).encode()
-    await world.js._nc.request(f"$JS.API.CONSUMER.PAUSE.{consumer.stream_name}.{consumer.name}", for_ever)
-    await world.append(head)
-    async with asyncio.timeout(60):
-        assert [e.valid for e in await take(reader, 1)] == [True]
-    assert reader._tail.opened == 2
 
 
 async def test_without_news_it_gives_an_empty_list(world: World) -> None:
@@ -142,7 +84,7 @@ async def test_a_reader_waits_for_a_broker_that_is_away(world: World) -> None:
 
 
 @pytest.mark.faults
-async def test_a_lost_tail_stops_the_reader(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lost_tail_stops_the_reader(world: World) -> None:
     head = await world.chain(3)
     reader = LedgerReader(world.js, POOL)
     assert len(await take(reader, 3)) == 3
@@ -156,7 +98,6 @@ async def test_a_lost_tail_stops_the_reader(world: World, monkeypatch: pytest.Mo
     shutil.rmtree(world.broker.folder / "store")
     shutil.move(world.broker.folder / "backup", world.broker.folder / "store")
     await world.broker.start()
-    monkeypatch.setattr(tail, "DOUBT_S", 0.2)
     with pytest.raises(LedgerRewound, match="ends at 3, but 4"):
         async for _ in reader.follow(idle_s=0.2):
             pass

@@ -4,8 +4,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from schemas import inbox
 from schemas.clock import BootReading
 from schemas.ledger import EVENT_KINDS
 from tests.core import builders
+from tests.kit.tasks import beside
 from tests.ledger.tally import Tally
 from tests.ledger.test_versions import old_code
 from tests.ledger.toy import admitted
@@ -36,18 +36,6 @@ async def until(true: Callable[[], Any], what: str = "") -> None:
     async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.02)
-
-
-@asynccontextmanager
-async def running(*work: Any) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            assert result is None or isinstance(result, asyncio.CancelledError), result
 
 
 # ------------------------------------------------------------------------------------------------------------ the rule
@@ -88,7 +76,7 @@ async def test_a_follower_and_a_writer_declare_themselves_and_leave(
     writer = world.writer("w1", batch=1, snapshot_every=2)
     task = world.start(writer)
     follower = Follower(world.js, POOL, Tally, name="tally", snapshot_every=2, idle_s=0.1)
-    async with running(follower.run()):
+    async with beside(follower.run()):
         for n in range(4):
             await world.put(admitted(n))
             await world.decided(writer)
@@ -116,7 +104,7 @@ async def test_the_format_is_raised_when_nobody_older_was_seen_for_a_while(world
     await known.declare(OLD)
     gate = FormatGate(world.js, POOL, hold_s=0.3)
     await gate.poll()
-    async with running(gate.run()):
+    async with beside(gate.run()):
         await asyncio.sleep(0.6)
         assert gate.allowed == FIRST
         assert "telemetry (h-1, 0.1.0)" in gate.holding
@@ -145,7 +133,7 @@ async def test_a_broker_without_the_buckets_holds_the_format_and_ends_nobody(wor
     await gate.poll()
     assert (gate.allowed, bool(gate.holding)) == (FIRST, True)
     follower = Follower(world.js, POOL, Tally, name="tally", idle_s=0.1)
-    async with running(follower.run()):
+    async with beside(follower.run()):
         await asyncio.wait_for(follower.caught_up.wait(), 30)
 
 
@@ -190,7 +178,7 @@ async def test_0_1_0_reads_on_beside_the_present_writer_until_it_is_gone(world: 
         await world.put(unfit, job)
         await world.decided(writer)  # type: ignore[arg-type]
 
-    async with running(gate.run(), writer.run()):
+    async with beside(gate.run(), writer.run()):
         await happen()
         await until(lambda: said[-1] == str(writer.position))
         kinds = {event.kind for entry in await world.entries() for event in entry.record.events}

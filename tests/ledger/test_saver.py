@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from nats.js.errors import APIError
 
+from libs.bus.cancel import cancel
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.metering import Meter
 from libs.core.projections.history import Feed
@@ -44,17 +45,14 @@ async def test_every_reader_starts_beside_a_snapshot_of_another_version(world: W
     await asyncio.wait_for(asyncio.gather(*(one.caught_up.wait() for one in followers)), 60)
     assert [one.counters.folded_anew for one in followers] == [1] * len(READERS)
     assert not any(task.done() for task in tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await cancel(*tasks)
 
     await store.save("placement", Deciders.version + 1, head, 3, [b"of a later placement"])
     writer = LedgerWriter(world.js, POOL, Deciders(), writer_id="w", snapshots=store)
     task = asyncio.create_task(writer.run())
     await asyncio.wait_for(writer.ready.wait(), 60)
     assert writer.position == 3
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await cancel(task)
 
 
 async def test_without_a_store_the_ledger_is_folded_and_saves_fail_and_nothing_ends(world: World) -> None:

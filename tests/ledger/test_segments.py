@@ -8,6 +8,7 @@ import pytest
 from nats.js.api import StreamConfig
 from nats.js.errors import APIError, NoStreamResponseError
 
+from libs.bus.cancel import cancel
 from libs.bus.streams import bind, provision
 from libs.ledger import rolling
 from libs.ledger.chain import GENESIS, Head
@@ -93,7 +94,7 @@ async def test_a_full_segment_is_followed_by_another_and_readers_see_one_ledger(
     assert [(s.first - 1, s.name) for s in found[1:]] == [(seq, seal.next) for seq, seal in seals]
     assert len((await small.folded()).seen) == 360
     await until(lambda: follower.position == found[-1].last)
-    following.cancel()
+    await cancel(following)
 
     await broker.restart()
     await submit(small, writer, 9_999)
@@ -180,7 +181,7 @@ async def test_whoever_comes_next_finishes_a_roll(small: World, step: str, monke
     assert set((await small.folded()).seen) == set((await small.folded()).seen)
     assert len((await small.folded()).seen) == 4
     await until(lambda: follower.position == read[-1].seq)
-    following.cancel()
+    await cancel(following)
 
 
 async def test_a_reader_waits_at_a_seal_and_reads_nothing_behind_it(small: World) -> None:

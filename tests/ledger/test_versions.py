@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from libs.bus.cancel import cancel
 from libs.core.billing.metering import Meter
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.verify import Checker
@@ -171,8 +172,7 @@ async def test_a_follower_goes_on_over_a_skippable_kind_and_counts_it(world: Wor
     follower = Follower(world.js, POOL, Tally, name="tally")
     task = asyncio.create_task(follower.run())
     await follower.caught_up.wait()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await cancel(task)
     assert follower.projection.seen == [(1, 10**9), (2, 10**9)]
     assert follower.counters.unknown_events == 2
 

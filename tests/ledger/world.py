@@ -1,13 +1,13 @@
 """What the ledger's tests do: put inputs in, run writers, read everything back."""
 
 import asyncio
-import contextlib
 from typing import Any
 
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from pydantic import BaseModel
 
+from libs.bus.cancel import cancel
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.streams import provision
@@ -93,9 +93,9 @@ class World:
         return task
 
     async def stop(self, task: asyncio.Task[None]) -> None:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await cancel(task)
+        if not task.cancelled():
+            task.result()
 
     async def decided(self, *writers: LedgerWriter[Toy]) -> None:
         """Wait until one of the writers has decided all inputs; a writer that dies fails the test at once."""

@@ -21,6 +21,7 @@ from libs.ledger.snapshots import SnapshotStore
 from schemas.ledger import DevicesFreed
 from services.placement.projector import FOLLOWER, Projector
 from tests.core.builders import World, job, node
+from tests.kit.tasks import beside
 from tests.redis.ledgers import Stored, chain, store, tables
 from tests.redis.test_projection import held
 
@@ -76,10 +77,8 @@ class Bench:
     @asynccontextmanager
     async def running(self, **options: Any) -> AsyncIterator[Projector]:
         projector = Projector(self.pool, self.redis_url, **options)
-        task = asyncio.create_task(projector.run(self.js))
-        yield projector
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with beside(projector.run(self.js)):
+            yield projector
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
+from libs.bus.cancel import cancel
 from libs.bus.queries import QueryError, ask, ask_all
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.ledger.snapshots import Restored, SnapshotStore
@@ -238,7 +239,7 @@ async def test_no_agent_hears_of_a_grant_that_is_not_committed(world: Pool, sett
                 assert part.job_id == granted.job_id
                 assert state.ledger_seq > 0
     finally:
-        task.cancel()
+        await cancel(task)
 
 
 async def test_a_question_that_waited_for_a_commit_hears_what_it_changed(
@@ -267,7 +268,7 @@ async def test_a_question_that_waited_for_a_commit_hears_what_it_changed(
         assert told.up
         assert not told.unchanged
     finally:
-        task.cancel()
+        await cancel(task)
 
 
 def _desired(placing: Placement, decider: Decider) -> DesiredReply:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from libs.adapters.devices.simulated import SimulatedLayer
+from libs.bus.cancel import cancel
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.outbox import Outbox
 from libs.bus.queries import QueryError, ask
@@ -28,6 +29,7 @@ from services.placement.app import make_app
 from services.placement.settings import PlacementSettings
 from tests.admission.running import running
 from tests.core.builders import job, node
+from tests.kit.tasks import beside
 from tests.kit.waiting import until
 from tests.ledger.broker import Broker
 from tests.services.pool import Pool
@@ -75,9 +77,7 @@ async def agent(world: Pool, folder: Path, devices: int = 8) -> AsyncIterator[Ag
         yield one
         assert not [task for task in tasks if task.done()], "it has ended"
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
         await one.close()
         await close(nats)
 
@@ -124,9 +124,8 @@ async def test_a_start_behind_hostile_acknowledgements_reaches_the_ledger(world:
             saved = Checkpoint(step=step, reference="\x01" * 4096)
             reports.add("n1", 1, CheckpointTaken(job_id=granted.job_id, attempt=1, checkpoint=saved))
         reports.add("n1", 1, Started(job_id=granted.job_id, attempt=1))
-        telling = asyncio.create_task(reports.run())
-        await world.event(AttemptRunning)
-        telling.cancel()
+        async with beside(reports.run()):
+            await world.event(AttemptRunning)
 
 
 async def test_a_node_whose_life_was_over_before_its_agent_heard_of_it_begins_another(

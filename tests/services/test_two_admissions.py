@@ -22,6 +22,7 @@ from services.history.feed import FeedLoop
 from services.placement.app import make_app as make_placement
 from services.placement.settings import PlacementSettings
 from tests.admission.running import running
+from tests.kit.tasks import beside
 from tests.kit.waiting import stored, until
 from tests.services.pool import Pool
 
@@ -50,10 +51,9 @@ async def _serving(nats: BusConnection, world: Pool, team: str, nats_url: str, r
         running(make_admission(settings)),
         running(make_admission(settings)),
         running(make_placement(placing, writer_id="w1")),
+        beside(feed.run()),
     ):
-        telling = asyncio.create_task(feed.run())
         yield publish
-        telling.cancel()
 
 
 def submit(key: str, word: str = "x") -> tuple[str, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Telemetry as it runs: metrics, answers, how long ago nodes were heard."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,6 +24,7 @@ from services.telemetry.figures import PoolFigures
 from services.telemetry.settings import TelemetrySettings
 from tests.admission.running import get, running
 from tests.core.builders import World, job, node
+from tests.kit.tasks import beside
 from tests.kit.waiting import until
 from tests.redis.ledgers import Stored, chain, store
 
@@ -64,13 +64,8 @@ class Bench:
                 await self.renew(*nodes)
                 await asyncio.sleep(0.1)
 
-        task = asyncio.create_task(go_on())
-        try:
+        async with beside(go_on()):
             yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
     async def ask(self, message: Message, team: str, query: BaseModel) -> Any:
         return await ask(self.nats, message, query, pool=self.pool, team=team, user="ana")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from libs.bus.cancel import cancel
 from libs.client import Baton
 from libs.ledger.reader import LedgerReader
 from libs.report.facts import Facts
@@ -34,8 +35,7 @@ class GrowingLedger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
         await self._reader.close()
 
     async def until(self, seen: Callable[[Facts], bool], what: str, *, within_s: float, blame: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from libs.bus.cancel import cancel
 from libs.cli.demo import checks, load
 from libs.cli.demo.follow import GrowingLedger, Stuck
 from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, DemoJob
@@ -213,9 +214,7 @@ async def _ended_together(tasks: Sequence["asyncio.Task[list[str]]"]) -> AsyncIt
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*tasks)
 
 
 def _granted(facts: Facts, job: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from libs.bus.cancel import cancel
 from libs.client import ClientError, Unreachable
 from schemas.jobs import JobSpec
 from schemas.resources import Resources
@@ -89,10 +90,7 @@ async def play(world: World, seed: int, names: Sequence[str], say: Callable[[str
         outcome.wrong.append(f"{type(error).__name__}: {error}")
     finally:
         over.set()
-        for task in (watching, sending):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+        await cancel(watching, sending)
     outcome.wrong += observer.seen
     outcome.largest_mib = max(observer.largest.values(), default=0)
     outcome.wrong += [
