@@ -14,11 +14,11 @@ from collections.abc import Iterable
 class Ahead:
     """`reached` is how far the queue has come (a stream sequence). `most`: how many requests may be done ahead of it."""
 
-    def __init__(self, most: int = 50_000) -> None:
+    def __init__(self, most: int = 500_000) -> None:
         self.reached = 0
         self._most = most
         self._done: set[int] = set()
-        self._read: dict[str, int] = {}  # team -> the last of its requests that was read, or taken
+        self._read: dict[str, int] = {}  # team -> the last of its requests that was taken
         self._held: dict[str, int] = {}  # team -> one of its requests that must wait its turn, and so all behind it
         self._next = ""
 
@@ -51,13 +51,6 @@ class Ahead:
         """The sequence behind which the team's next requests lie."""
         return max(self.reached, self._read.get(team, 0))
 
-    def read(self, team: str, seq: int) -> bool:
-        """The team's requests up to `seq` are at hand, to be taken in this order; False when they must wait for the queue."""
-        if team in self._held:
-            return False
-        self._read[team] = max(seq, self._read.get(team, 0))
-        return True
-
     def took(self, team: str, seq: int) -> None:
         """The team's request at `seq` was decided, and what follows from it is stored."""
         self._read[team] = max(seq, self._read.get(team, 0))
@@ -66,7 +59,7 @@ class Ahead:
 
     def hold(self, team: str, seq: int) -> None:
         """The team's request at `seq` could not be decided out of its turn: nothing of the team is taken before the queue has
-        come there, and what was read behind it is read again."""
+        come there."""
         self._held[team] = seq
         self._read.pop(team, None)
 

@@ -133,7 +133,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             overtaking[:] = [Overtaking(js, decide, outbox, pace)]
 
             async def moved(_: Sequence[FollowedEntry]) -> None:
-                pace.moved()
+                overtaking[0].moved()
 
             for known in followers:
                 tasks.start(f"knowledge of {known.pool}", known.run(moved))
@@ -147,7 +147,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                     await rooms[known.pool].known.wait()
                     for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
                         recent.add(job_id, known.pool)
-                tasks.start("requests out of their turn", overtaking[0].run())
+                tasks.start("lanes of teams", overtaking[0].run())
+                tasks.start("requests out of their turn", overtaking[0].pass_on())
                 yield
 
     def ready() -> dict[str, str]:

@@ -1,74 +1,83 @@
 """Takes requests of every team out of their turn while the queue is long (see `services/admission/ahead.py`).
 
-    run      reads ahead: a few requests of every team that has some, into memory
-    portion  asked before each part of the queue is decided: waits for room in the inboxes, gives every other team that has
-             been read an equal share of it, and the queue what these leave
+    run      finds the teams that send something, and keeps a lane for each of them (`services/admission/lane.py`)
+    pass_on  decides what lies in the lanes: of each team so many as it may have undecided, in turns
+    portion  asked before each part of the queue is decided: waits for room in the inboxes
 
-So a team with few requests waits for one portion and not for the crowd, and nothing is left unused. Reading is apart, because
-a broker that stores a crowd answers slowly, and the queue should not wait for that.
+So a team with few requests waits neither for the crowd nor for its portion, and nothing is left unused: what the lanes do not
+take is the queue's. Of a long or costly request less goes at a time (`_cost`).
 """
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from libs.bus import direct
 from libs.bus.dead import Received
-from libs.bus.messages import Outgoing, header_bytes
-from libs.bus.outbox import Outbox
+from libs.bus.messages import Outgoing
 from schemas import subjects
 from schemas.subjects import REQUESTS
 from services.admission.ahead import Ahead
-from services.admission.pace import Pace
+from services.admission.lane import Lane
+from services.admission.pace import Pace, PacedOutbox
 
 log = logging.getLogger("baton.admission")
 
-_LOOK_S = 0.04
-_IDLE_S = 0.1
-_ALL_S = 0.5
-"""So often it is looked which teams the stream has messages of."""
-_ABOUT_S = 5.0
-"""A team that sent something in so many seconds is read in each turn, the others when they were looked at."""
+_LOOK_S = 0.1
+"""So often it is looked which teams have sent something, and how the lanes are."""
+_IDLE_S = 5.0
+"""A lane is closed when nothing has come for so long."""
 _TEAMS = 32
-"""Teams of which requests are held in memory at the most: another is begun when all that is held of one was decided."""
-_EACH = 32
-"""Requests of one team that are read in one go, when at most half as many are left of it."""
-_PAGE_BYTES = 1024 * 1024
-_BYTES = 32 * 1024 * 1024
-"""Of requests that are held, of all teams: nothing more is read from there on. A page has at least one request, so for each
-team one more may come, of the size that the broker takes."""
+"""Lanes at the most."""
+_FULL_S = 0.3
+"""As `_IDLE_S`, while others wait for a lane."""
+_EACH = 64
+"""Requests of one lane in memory, and on their way to it, at the most."""
+_PAGE_BYTES = 512 * 1024
+"""Of requests that a lane asks for, and only while it holds less: 32 MiB in all lanes. A larger request stops its lane, and is
+decided when the queue comes to it."""
+_HEAVY_BYTES = 16 * 1024
+_HEADER_BYTES = 16
+"""A request counts once more for every so many bytes, and a header for at least so many: it takes longer to read."""
+_LEAST = 16
+"""So many a team may always have undecided: few enough that a crowd of lanes is no crowd in the inbox."""
+_PATIENCE_S = 1.0
+"""After so long some are decided whatever is undecided: refusals must not wait for placement."""
 
 Decide = Callable[[Received], list[Outgoing]]
 
 
 class Overtaking:
-    """`run` is a task; `ahead` knows what the queue finds done already."""
+    """`run` and `pass_on` are tasks; `ahead` knows what the queue finds done already."""
 
-    def __init__(self, js: JetStreamContext, decide: Decide, outbox: Outbox, pace: Pace) -> None:
+    def __init__(self, js: JetStreamContext, decide: Decide, outbox: PacedOutbox, pace: Pace) -> None:
         self.ahead = Ahead()
+        self.lanes: dict[str, Lane] = {}  # in the order of their turns
         self._js = js
         self._decide = decide
         self._outbox = outbox
         self._pace = pace
         self._crowded = asyncio.Event()
-        self._held: dict[str, deque[Received]] = {}  # team -> its next requests, read and not decided: at most _TEAMS
-        self._few: set[str] = set()  # teams of which all has been read
+        self._news = asyncio.Event()
         self._head = ""  # the team whose turn the queue is
-        self._storing: asyncio.Task[None] | None = None
-        self._teams: set[str] = set()
-        self._about: dict[str, float] = {}  # team -> when a request of it was read last
-        self._look_at = 0.0
+        self._counts: dict[str, int] = {}  # team -> its requests in the stream, as they were counted last
+        self._wanted: set[str] = set()  # teams that have sent something and have no lane
+        self._turned_s = 0.0
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes of the requests that are in memory, read and not decided, by team."""
-        return {team: sum(map(_size, held)) for team, held in self._held.items()}
+        """Bytes of the requests in memory, by team."""
+        return {team: lane.bytes for team, lane in self.lanes.items() if lane.held}
+
+    def moved(self) -> None:
+        """A ledger was read on, so more may go in."""
+        self._pace.moved()
+        self._news.set()
 
     # ------------------------------------------------------------------------------------------------------ the queue
 
@@ -77,145 +86,165 @@ class Overtaking:
         if (first := _first_new(left)) is not None:
             self.ahead.came_to(first - 1)
         count = len(left)
-        if left[-1].metadata.num_pending + len(left) <= self._pace.shared:
+        if left[-1].metadata.num_pending + len(left) <= self._pace.few:
             self._crowded.clear()
         else:
-            self._crowded.set()
-            await self._stored()
-            room = await self._pace.room()
+            if not self._crowded.is_set():
+                self._pace.share()  # until it is known that there are only crowds
+                self._crowded.set()
             head = next((m for m in left if not self.ahead.is_done(m.metadata.sequence.stream)), left[-1])
             self._head = _team_of(head.subject)
-            count = self._first_of(left, max(1, room - self._round(room)))
+            count = self._first_of(left, await self._pace.room())
         if (last := _first_new(left[count - 1 :: -1])) is not None:
             self.ahead.came_to(last)
         return count
 
     def _first_of(self, left: Sequence[Msg], most: int) -> int:
-        """How many of the first messages hold `most` that are not done yet."""
+        """How many of the first messages are together no more than `most`, done ones not counted; at least one."""
         for index, message in enumerate(left):
-            most -= not self.ahead.is_done(message.metadata.sequence.stream)
-            if most < 0:
-                return index
+            if not self.ahead.is_done(message.metadata.sequence.stream):
+                most -= _cost(message.data, message.headers)
+                if most < 0:
+                    return max(1, index)
         return len(left)
 
-    # ----------------------------------------------------------------------------------------------------- the round
+    # ----------------------------------------------------------------------------------------------------- the lanes
 
-    def _round(self, room: int) -> int:
-        """Decides an equal share of `room` of each team but the queue's; how many that were. What follows from them is stored
-        beside the queue."""
-        self._pass_by()
-        turns = [team for team in self._held if team != self._head][:room]
-        share = max(1, room // (len(turns) + 1))
+    async def pass_on(self) -> None:
+        """For ever: decides what lies in the lanes. Raises ConnectionClosedError."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self._news.wait()
+            self._news.clear()
+            await self.turn()
+
+    async def turn(self) -> int:
+        """Decides of each lane what its team may have undecided, and stores what follows; how many that were."""
         out: list[Outgoing] = []
+        lanes: list[str] = []
         decided: list[tuple[str, int]] = []
-        for team in turns:
-            held = self._held.pop(team)  # the next round begins with another
-            for received in [held.popleft() for _ in range(min(share, len(held)))]:
+        share = max(_LEAST, self._pace.most // (len(self.lanes) + 1))
+        now = asyncio.get_running_loop().time()
+        patient = now - self._turned_s < _PATIENCE_S
+        for team in [team for team in self.lanes if team != self._head and self.ahead.may_go_on(team)]:
+            lane = self.lanes.pop(team)
+            self.lanes[team] = lane  # the next turn begins with another
+            limit = max(share, _EACH) if len(lane.held) + lane.more <= _EACH else share
+            taken = self._taken(lane, limit - self._pace.undecided(team) if patient else limit)
+            for received in taken:
                 try:
-                    out += self._decide(received)
+                    new = self._decide(received)
                 except Exception as error:  # the queue knows what to do with it: to try again, to lay it aside
                     log.debug("a request of team %s waits for the queue: %r", team, error)
-                    self.ahead.hold(team, received.stream_seq)
-                    held.clear()
+                    self._hold(team, received.stream_seq)
                     break
+                out += new
+                lanes += [team] * len(new)
                 decided.append((team, received.stream_seq))
-            if held:
-                self._held[team] = held
-            elif team in self._few:
+            if taken and not lane.held and not lane.more:
                 self._pace.share()
+            await lane.ask()
         if decided:
-            self._storing = asyncio.create_task(self._store(out, decided), name="requests out of their turn")
+            self._turned_s = now
+            await self._store(out, lanes, decided)
         return len(decided)
 
-    def _pass_by(self) -> None:
-        """Forgets what the queue has come to meanwhile."""
-        for team, held in list(self._held.items()):
-            while held and held[0].stream_seq <= self.ahead.reached:
-                held.popleft()
-            if not held:
-                del self._held[team]
+    def _taken(self, lane: Lane, room: int) -> list[Received]:
+        """The next of a lane that cost no more than `room` together, or the first alone when there is any room."""
+        taken: list[Received] = []
+        while lane.held and room > 0:
+            received = lane.held.popleft()
+            if received.stream_seq > self.ahead.reached:  # else the queue has come to it meanwhile
+                taken.append(received)
+                room -= _cost(received.payload, received.headers)
+        return taken
 
-    async def _store(self, out: Sequence[Outgoing], decided: Sequence[tuple[str, int]]) -> None:
+    async def _store(self, out: Sequence[Outgoing], lanes: Sequence[str], decided: Sequence[tuple[str, int]]) -> None:
         """What cannot be stored is stored again, or by the queue, with the same ids."""
         try:
-            await self._outbox.publish_many(out)
+            await self._outbox.publish_many(out, lanes)
+        except ConnectionClosedError:
+            raise
         except (NatsError, TimeoutError, OSError, ValueError) as error:
             log.warning("requests out of their turn wait for the queue: %r", error)
             for team, seq in reversed(decided):
-                self.ahead.hold(team, seq)
-                self._held.pop(team, None)
+                self._hold(team, seq)
             return
         for team, seq in decided:
             self.ahead.took(team, seq)
 
-    async def _stored(self) -> None:
-        storing, self._storing = self._storing, None
-        if storing is not None:
-            await storing
+    def _hold(self, team: str, seq: int) -> None:
+        """Nothing more of the team is taken before the queue has come there."""
+        self.ahead.hold(team, seq)
+        if (lane := self.lanes.get(team)) is not None:
+            lane.held.clear()
+            lane.broken = "a request of it waits for the queue"
 
-    # ------------------------------------------------------------------------------------------------- reading ahead
+    # ------------------------------------------------------------------------------------------------- keeping lanes
 
     async def run(self) -> None:
         """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
         while True:
+            if not self._crowded.is_set() and self.lanes:
+                await self._close(list(self.lanes))
             await self._crowded.wait()
             try:
-                await self.read()
+                await self.look()
             except ConnectionClosedError:
                 raise
             except (NatsError, TimeoutError, OSError) as error:
                 log.warning("no request is read out of its turn: %r", error)
-            await asyncio.sleep(_LOOK_S if self._about else _IDLE_S)
+            await asyncio.sleep(_LOOK_S)
 
-    async def read(self) -> None:
-        """Reads on where a team has fewer requests in memory than it may, and begins others while fewer than `_TEAMS` have
-        some. Raises nats errors."""
+    async def look(self) -> None:
+        """Finds who has sent something, opens lanes for them where there is room, and closes those that are over. Raises nats
+        errors."""
         now = asyncio.get_running_loop().time()
-        await self._look(now)
-        self._about = {team: at for team, at in self._about.items() if at > now - _ABOUT_S}
-        self._pass_by()
-        turns = self._turns()
-        room = _BYTES - sum(self.held.values())
-        if not turns or room <= 0:
-            return
-        page = min(_PAGE_BYTES, room // len(turns))
-        pieces = await asyncio.gather(*(self._next(team, after, page) for team, after in turns))
-        for (team, _), piece in zip(turns, pieces, strict=True):
-            found = [direct.received_of(message) for message in piece.messages]
-            if found:
-                self._about[team] = now
-            if found and self.ahead.read(team, found[-1].stream_seq):
-                self._held.setdefault(team, deque()).extend(found)
-            if piece.more:
-                self._few.discard(team)
-                self._teams.add(team)
-            else:
-                self._few.add(team)
-                self._teams.discard(team)
+        await self._find(now)
+        waiting = self._wanted - {self._head}
+        idle = _FULL_S if waiting and len(self.lanes) >= _TEAMS else _IDLE_S
+        for lane in self.lanes.values():
+            lane.check(now)
+        await self._close([team for team, lane in self.lanes.items() if _is_over(lane, now, idle)])
+        for team, after in self.ahead.turns(self._wanted - {self._head}, _TEAMS - len(self.lanes)):
+            lane = Lane(self._js, team, after, most=_EACH, page=_PAGE_BYTES, news=self._news.set)
+            await lane.open()
+            self._wanted.discard(team)
+            self.lanes[team] = lane
+        for lane in list(self.lanes.values()):
+            if lane.team != self._head:
+                await lane.ask()
 
-    def _turns(self) -> list[tuple[str, int]]:
-        """Whose requests are read now, and after which sequence: of those that are held already, and then of new ones."""
-        known = {*self._teams, *self._about} - {self._head}
-        few = [t for t in known & self._held.keys() if len(self._held[t]) <= _EACH // 2 and self.ahead.may_go_on(t)]
-        new = self.ahead.turns(known - self._held.keys(), max(0, _TEAMS - len(self._held)))
-        return [(team, self.ahead.after(team)) for team in few] + new
-
-    async def _next(self, team: str, after: int, max_bytes: int) -> direct.MessagePage:
-        pattern = subjects.anyone(subjects.COMMAND, entity="job", team=team)
-        return await direct.get(self._js, REQUESTS, pattern, {"seq": after + 1}, _EACH, max_bytes=max_bytes)
-
-    async def _look(self, now: float) -> None:
-        """Finds the teams that have messages in the stream."""
-        if now < self._look_at:
-            return
-        self._look_at = now + _ALL_S
+    async def _find(self, now: float) -> None:
+        """Whoever has another number of requests in the stream than before has sent something, or been trimmed."""
         pattern = subjects.anyone(subjects.COMMAND, entity="job")
         found = (await self._js.stream_info(REQUESTS, subjects_filter=pattern)).state.subjects or {}
-        self._teams |= {team for subject in found if (team := _team_of(subject))}
+        counts: dict[str, int] = {}
+        for subject, count in found.items():
+            if team := _team_of(subject):
+                counts[team] = counts.get(team, 0) + count
+        changed = {team for team, count in counts.items() if self._counts.get(team) != count}
+        for team in changed & self.lanes.keys():
+            self.lanes[team].heard_s = now
+        self._wanted = (self._wanted | changed) - self.lanes.keys()
+        self._counts = counts
+
+    async def _close(self, teams: Sequence[str]) -> None:
+        for team in teams:
+            lane = self.lanes.pop(team)
+            if lane.broken:
+                self._wanted.add(team)
+            await lane.close()
 
 
-def _size(received: Received) -> int:
-    return len(received.payload) + header_bytes(received.headers)
+def _is_over(lane: Lane, now: float, idle_s: float) -> bool:
+    return bool(lane.broken) or (not lane.held and not lane.more and now - lane.heard_s >= idle_s)
+
+
+def _cost(payload: bytes, headers: Mapping[str, str] | None) -> int:
+    """Of a request, in those of usual size."""
+    return 1 + (len(payload) + _HEADER_BYTES * len(headers or ())) // _HEAVY_BYTES
 
 
 def _first_new(messages: Sequence[Msg]) -> int | None:

@@ -3,7 +3,9 @@
 An inbox is one queue, too. What lies in it cannot be overtaken, so a crowd waits in REQUESTS, where it can
 (`services/admission/ahead.py`). How much goes into the inboxes at once is a trade: large portions cost less, because much
 is done once per record of the ledger; small ones let the next team in sooner. So a crowd that is alone moves in large
-portions (`alone`), and in small ones (`shared`) while a team is about whose few requests should not wait for it.
+portions (`alone`). While a team is about whose few requests should not wait for it, the portion is what the machine takes
+without a queue: it grows while jobs are decided about as soon as the quickest were lately, and shrinks when they take twice as
+long. A fixed number is too small for a slow disk, where each round takes long, and too large for a quick one.
 """
 
 import asyncio
@@ -20,30 +22,78 @@ from schemas import subjects
 _PATIENCE_S = 1.0
 """A portion goes in after so long whatever is undecided: answers to requests that are refused must not wait for placement."""
 _SHARED_S = 5.0
+_LEAST = 16
+_QUICK, _SLOW = 1.5, 2.0
+"""Times the quickest round: below the first a portion grows by an eighth, above the second it shrinks by a quarter."""
+_QUICK_S, _SLOW_S = 0.025, 0.04
+"""Rounds as short as this are quick, whatever the quickest was."""
+_REMEMBERED_S = 300.0
+"""The quickest round of the last so many seconds, up to twice as many. Not much shorter: with the machine always full, the
+quickest would be forgotten, and what is slow would pass for quick."""
+
+
+class Rounds:
+    """How many jobs may be under way so that none waits long, from how long rounds take: from storing a job to its decision."""
+
+    def __init__(self, first: int, most: int) -> None:
+        self.window = float(first)
+        self._least = min(first, _LEAST)
+        self._most = most
+        self._quickest = [float("inf"), float("inf")]  # of the present and of the last stretch of time
+        self._turn_s = 0.0
+        self._changed_s = 0.0
+
+    def took(self, seconds: float, now: float) -> None:
+        """A round ended at `now` (seconds of one clock). The window changes once a round."""
+        if now - self._turn_s > _REMEMBERED_S:
+            self._quickest = [float("inf"), self._quickest[0]]
+            self._turn_s = now
+        self._quickest[0] = min(self._quickest[0], seconds)
+        quickest = min(self._quickest)
+        if now - self._changed_s < seconds:
+            return
+        if seconds > max(_SLOW_S, _SLOW * quickest):
+            self.window = max(self._least, self.window * 0.75)
+            self._changed_s = now
+        elif seconds < max(_QUICK_S, _QUICK * quickest):
+            self.window = min(self._most, self.window + max(1.0, self.window / 8))
+            self._changed_s = now
 
 
 class Pace:
     """`decided` gives the inbox sequence of a pool up to which its ledger has decided."""
 
     def __init__(self, decided: Callable[[str], int], shared: int, alone: int) -> None:
-        self.shared = shared
         self._alone = max(shared, alone)
+        self.few = shared
+        """So many requests that wait are no crowd."""
+        self.rounds = Rounds(shared, self._alone)
         self._decided = decided
-        self._put: dict[str, deque[int]] = {}
+        self._put: dict[str, deque[tuple[int, str, float]]] = {}  # pool -> (sequence, lane, when)
+        self._count: dict[str, int] = {}
         self._moved = asyncio.Event()
         self._shared_until = 0.0
 
-    def stored(self, pool: str, seq: int) -> None:
-        """A job was stored in the pool's inbox at `seq`."""
-        self._put.setdefault(pool, deque()).append(seq)
+    def stored(self, pool: str, seq: int, lane: str = "") -> None:
+        """A job was stored in the pool's inbox at `seq`. `lane`: the team's whose it is, when it was taken out of its turn."""
+        self._put.setdefault(pool, deque()).append((seq, lane, asyncio.get_running_loop().time()))
+        self._count[lane] = self._count.get(lane, 0) + 1
 
-    def undecided(self) -> int:
-        """Jobs that were stored and are not decided, of all pools."""
+    def undecided(self, lane: str | None = None) -> int:
+        """Jobs that were stored and are not decided, of all pools; of one lane, or of all."""
         for pool, put in self._put.items():
-            decided = self._decided(pool)
-            while put and put[0] <= decided:
-                put.popleft()
-        return sum(len(put) for put in self._put.values())
+            decided, longest, now = self._decided(pool), 0.0, 0.0
+            while put and put[0][0] <= decided:
+                _, name, at = put.popleft()
+                now = now or asyncio.get_running_loop().time()
+                longest = max(longest, now - at)
+                if left := self._count[name] - 1:
+                    self._count[name] = left
+                else:
+                    del self._count[name]
+            if now:
+                self.rounds.took(longest, now)
+        return sum(self._count.values()) if lane is None else self._count.get(lane, 0)
 
     def share(self) -> None:
         """A team with few requests is about: for some seconds portions are small."""
@@ -51,19 +101,26 @@ class Pace:
 
     def moved(self) -> None:
         """A ledger was read on."""
+        self.undecided()
         self._moved.set()
 
+    @property
+    def most(self) -> int:
+        """How many may be undecided now."""
+        shared = asyncio.get_running_loop().time() < self._shared_until
+        return int(self.rounds.window) if shared else self._alone
+
     async def room(self) -> int:
-        """How many jobs may go in now. Returns once half of what may be undecided is free, or after a second."""
+        """How many jobs of the queue may go in now. Returns once half of what may be undecided is free, or after a second."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
                 while True:
-                    most = self.shared if asyncio.get_running_loop().time() < self._shared_until else self._alone
-                    if (left := most - self.undecided()) >= max(1, most // 2):
+                    most = self.most
+                    if (left := most - self.undecided("")) >= max(1, most // 2):
                         return left
                     self._moved.clear()
                     await self._moved.wait()
-        return self.shared
+        return self.few
 
 
 class PacedOutbox(Outbox):
@@ -71,11 +128,12 @@ class PacedOutbox(Outbox):
 
     pace: Pace | None = None
 
-    async def publish_many(self, items: Sequence[Outgoing]) -> list[PubAck]:
+    async def publish_many(self, items: Sequence[Outgoing], lanes: Sequence[str] = ()) -> list[PubAck]:
+        """`lanes`: of each item, the team whose it is, when it was taken out of its turn."""
         acks = await super().publish_many(items)
-        for item, ack in zip(items, acks, strict=True):
+        for number, (item, ack) in enumerate(zip(items, acks, strict=True)):
             if self.pace is not None and (pool := _admitted_to(item)):
-                self.pace.stored(pool, ack.seq)
+                self.pace.stored(pool, ack.seq, lanes[number] if lanes else "")
         return acks
 
 

@@ -27,10 +27,10 @@ class AdmissionSettings(ServiceSettings):
     )
     batch: int = Field(default=256, ge=1, le=1000, description="requests fetched together at the most")
     undecided: int = Field(
-        default=64,
+        default=32,
         ge=1,
-        description="when more requests wait: how many admitted jobs may lie undecided in the inboxes, while a team with few "
-        "requests sends some",
+        description="when more requests wait: how many admitted jobs of the queue may lie undecided in the inboxes at first, "
+        "while a team with few requests sends some; from then on as many as are decided without waiting",
     )
     undecided_alone: int = Field(
         default=512, ge=1, description="the same while there are only crowds: larger portions cost less"

@@ -1,7 +1,8 @@
 """What is read ahead of the queue stays within its bounds, however many teams wait; on a real stream."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 from nats.aio.client import Client
@@ -11,8 +12,9 @@ from libs.bus.messages import Outgoing
 from schemas.subjects import REQUESTS
 from services.admission import overtaking
 from services.admission.overtaking import Overtaking
-from services.admission.pace import Pace, PacedOutbox
+from services.admission.pace import Pace, PacedOutbox, Rounds
 from tests.admission.test_handlers import GOOD
+from tests.kit.waiting import until
 
 CROWD = 40
 
@@ -21,6 +23,7 @@ CROWD = 40
 async def reader(nats: Client, pool: str) -> AsyncIterator["Reader"]:
     made = Reader(nats)
     yield made
+    await made.overtaking._close(list(made.overtaking.lanes))
     await made.purge()
 
 
@@ -31,18 +34,21 @@ class Reader:
         self.js = nats.jetstream()
         self.decided: list[str] = []
         self.teams: Sequence[str] = ()
-        pace = Pace(lambda pool: 0, shared=1_000, alone=1_000)
+        self.fails = ""
+        pace = Pace(lambda pool: 0, shared=1, alone=1)
         self.overtaking = Overtaking(self.js, self.decide, PacedOutbox(self.js), pace)
 
     def decide(self, received: Received) -> list[Outgoing]:
+        if self.fails and self.fails in received.subject:
+            raise RuntimeError("it cannot be decided now")
         self.decided.append(received.subject.split(".")[-2])
         return []
 
-    async def submit(self, teams: Sequence[str], each: int = 1) -> None:
-        self.teams = teams
+    async def submit(self, teams: Sequence[str], each: int = 1, padding: int = 0) -> None:
+        self.teams = [*self.teams, *teams]
         for team in teams:
             for number in range(each):
-                body = json.dumps(GOOD | {"client_key": f"k{number}"}).encode()
+                body = json.dumps(GOOD | {"client_key": f"k{number}", "padding": "x" * padding}).encode()
                 await self.js.publish(f"baton.cmd.job.v1.submit.{team}.ana", body)
 
     async def purge(self) -> None:
@@ -50,32 +56,87 @@ class Reader:
         for team in self.teams:
             await self.js.purge_stream(REQUESTS, subject=f"baton.cmd.job.v1.*.{team}.*")
 
-    async def read(self, times: int) -> None:
-        for _ in range(times):
-            self.overtaking._look_at = 0.0  # which teams there are is looked up each time
-            await self.overtaking.read()
+    async def read(self, enough: Callable[[], bool]) -> None:
+        """Looks until it is enough. The bounds hold at every moment."""
+
+        async def looked() -> bool:
+            await self.overtaking.look()
+            assert len(self.overtaking.lanes) <= overtaking._TEAMS
+            return enough()
+
+        await until(looked)
 
 
-async def test_requests_of_so_many_teams_are_held_and_the_next_begin_when_those_are_decided(
-    reader: Reader, team: str
-) -> None:
+async def test_so_many_teams_have_lanes_and_the_next_begin_when_those_are_idle(reader: Reader, team: str) -> None:
     teams = [f"{team}-{number}" for number in range(CROWD)]
     await reader.submit(teams)
-    await reader.read(4)
-    assert len(reader.overtaking.held) == overtaking._TEAMS
-    while not set(teams) <= set(reader.decided):  # teams of other tests are on the same stream
-        await reader.read(1)
-        assert len(reader.overtaking.held) <= overtaking._TEAMS
-        assert reader.overtaking._round(1_000)
-        await reader.overtaking._stored()
+    await reader.read(lambda: len(reader.overtaking.held) == overtaking._TEAMS)
+
+    async def all_decided() -> bool:
+        await reader.overtaking.look()
+        assert len(reader.overtaking.lanes) <= overtaking._TEAMS
+        await reader.overtaking.turn()
+        return set(teams) <= set(reader.decided)  # teams of other tests are on the same stream
+
+    await until(all_decided)
+    assert all(reader.decided.count(one) == 1 for one in teams)
 
 
-async def test_bytes_of_what_is_held_are_bounded(reader: Reader, team: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    teams = [f"{team}-{number}" for number in range(8)]
-    await reader.submit(teams, each=20)
+async def test_what_a_lane_holds_is_bounded_in_requests_and_bytes(
+    reader: Reader, team: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overtaking, "_PAGE_BYTES", 4_000)
+    many, large = f"{team}-many", f"{team}-large"
+    await reader.submit([many], each=100, padding=0)
+    await reader.submit([large], each=20, padding=1_500)
+    await reader.read(lambda: {many, large} <= reader.overtaking.held.keys())
+    for _ in range(5):  # asks for no more, however often it is looked
+        await reader.read(lambda: True)
+        assert all(size < 2 * 4_000 for size in reader.overtaking.held.values())
+        assert all(len(lane.held) <= overtaking._EACH for lane in reader.overtaking.lanes.values())
 
-    monkeypatch.setattr(overtaking, "_BYTES", 4_000)
-    await reader.read(6)
-    held = reader.overtaking.held
-    largest = 1_000  # of one request here, its headers included
-    assert 0 < sum(held.values()) <= 4_000 + len(held) * largest
+
+async def test_a_turn_takes_of_a_crowd_its_share_and_of_costly_requests_fewer(reader: Reader, team: str) -> None:
+    """A lane with more than fits into it is a crowd: it gets the share of one, and 32 KiB count as three requests."""
+    crowd, costly = f"{team}-crowd", f"{team}-costly"
+    await reader.submit([crowd], each=overtaking._EACH + 40)
+    await reader.submit([costly], each=overtaking._EACH + 40, padding=32 * 1024)
+    await reader.read(
+        lambda: {crowd, costly} <= reader.overtaking.held.keys() and len(reader.overtaking.lanes[crowd].held) > 20
+    )
+    reader.overtaking._turned_s = asyncio.get_running_loop().time()
+    await reader.overtaking.turn()
+    least = overtaking._LEAST
+    assert (reader.decided.count(crowd), reader.decided.count(costly)) == (least, -(-least // 3))
+
+
+async def test_behind_a_request_that_fails_its_team_waits_for_the_queue(reader: Reader, team: str) -> None:
+    sound, ill = f"{team}-sound", f"{team}-ill"
+    await reader.submit([ill, sound], each=3)
+    reader.fails = ill
+    await reader.read(lambda: {sound, ill} <= reader.overtaking.held.keys())
+
+    async def decided() -> bool:
+        await reader.overtaking.turn()
+        return reader.decided.count(sound) == 3
+
+    await until(decided)
+    for _ in range(3):
+        await reader.overtaking.look()
+        await reader.overtaking.turn()
+    assert ill not in reader.overtaking.lanes
+    assert not reader.decided.count(ill)
+
+
+def test_the_window_follows_how_long_rounds_take() -> None:
+    rounds, now = Rounds(32, 512), 0.0
+    for _ in range(40):
+        rounds.took(0.01, now := now + 0.1)
+    assert rounds.window == 512, "decided at once: it grows up to its bound"
+    for _ in range(40):
+        rounds.took(0.5, now := now + 1)
+    assert rounds.window == 16, "slow: it shrinks, and never to nothing"
+    before = rounds.window
+    rounds.took(0.03, now := now + 1)
+    assert rounds.window == before, "between the two it stays"
+    assert Rounds(4, 100).window == 4
