@@ -34,15 +34,20 @@ class NotReady(RuntimeError):
         self.waiting = dict(waiting)
 
 
-async def readiness(url: str) -> Checks:
-    """The answer of `<url>/readyz`; not ready when nobody answers."""
+async def readiness(url: str, token: str) -> Checks:
+    """The answer of `<url>/readyz` to whoever has the `token`; not ready when nobody answers."""
     parts = urlsplit(url)
     try:
         async with asyncio.timeout(_ANSWER_S):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
             try:
-                request = f"GET /readyz HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
-                writer.write(request.encode())
+                lines = [
+                    "GET /readyz HTTP/1.1",
+                    f"Host: {parts.netloc}",
+                    f"Authorization: Bearer {token}",
+                    "Connection: close",
+                ]
+                writer.write("".join(f"{line}\r\n" for line in [*lines, ""]).encode())
                 answer = await reader.read(_LONGEST)
                 while len(answer) < _LONGEST and (more := await reader.read(_LONGEST)):
                     answer += more

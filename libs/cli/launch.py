@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +23,18 @@ from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
 from libs.cli.health import Checks, NotReady, readiness
+from libs.cli.stores import MONGO_SERVICE, REDIS_RIGHTS, redis_user, redis_users
 from libs.client.where import CLIENT_FILE
-from libs.embedded import NatsOptions, ProcessEvent, ProcessRecord, ProcessSpec, ServerOptions, Servers, Supervisor
+from libs.embedded import (
+    NatsOptions,
+    ProcessEvent,
+    ProcessRecord,
+    ProcessSpec,
+    ServerOptions,
+    Servers,
+    Supervisor,
+    ValkeyOptions,
+)
 from libs.embedded.ports import LOOPBACK, PortLease, lease_port
 from libs.embedded.probes import http_ok
 from libs.embedded.records import write_private
@@ -132,6 +143,8 @@ class LocalStack:
         self.state_dir = self.options.state_dir.absolute()
         self.keyring = Keyring(self.state_dir)
         self.http: dict[str, str] = {}
+        self.http_tokens: dict[str, str] = {}
+        """By process: whoever asks one for its state or metrics must show its own."""
         self._servers: Servers | None = None
         self._resources = contextlib.AsyncExitStack()
 
@@ -193,7 +206,7 @@ class LocalStack:
     async def readiness(self) -> dict[str, Checks]:
         """What each service says about itself: check -> "ok" or the problem."""
         names = list(self.http)
-        answers = await asyncio.gather(*(readiness(self.http[name]) for name in names))
+        answers = await asyncio.gather(*(readiness(self.http[name], self.http_tokens[name]) for name in names))
         return dict(zip(names, answers, strict=True))
 
     async def wait_ready(self, *names: str, timeout_s: float | None = None) -> None:
@@ -205,7 +218,7 @@ class LocalStack:
         deadline = asyncio.get_running_loop().time() + limit_s
         wanted = names or tuple(self.http)
         while True:
-            answers = await asyncio.gather(*(readiness(self.http[name]) for name in wanted))
+            answers = await asyncio.gather(*(readiness(self.http[name], self.http_tokens[name]) for name in wanted))
             waiting = {name: checks for name, checks in zip(wanted, answers, strict=True) if not checks.ready}
             if not waiting:
                 return
@@ -269,7 +282,8 @@ class LocalStack:
             self.options.pools, scale=self.options.scale
         )  # twice: limits grow, and never shrink
         nats = replace(nats, max_file_store_bytes=max(nats.max_file_store_bytes, needed))
-        return ServerOptions(run=(NATS, VALKEY, MONGO), nats=nats)
+        valkey = ValkeyOptions(users=redis_users(self.options.pools))
+        return ServerOptions(run=(NATS, VALKEY, MONGO), nats=nats, valkey=valkey)
 
     def _make_credentials(self) -> None:
         """Those of the options; teams that were added at run time keep theirs."""
@@ -323,6 +337,7 @@ class LocalStack:
         lease: PortLease = lease_port()
         undo.callback(lease.release)
         self.http[name] = f"http://{LOOPBACK}:{lease.port}"
+        self.http_tokens[name] = secrets.token_hex(16)
         home = self.state_dir / "services" / name
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         own = {
@@ -339,8 +354,8 @@ class LocalStack:
                 "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
                 **address.environ(),
                 "BATON_INSECURE": str(int(options.insecure)),
-                "BATON_REDIS_URL": self.redis_url,
-                "BATON_MONGO_URL": self.mongo_url,
+                **self._stores(service, pool),
+                "BATON_HTTP_TOKEN": self.http_tokens[name],
                 "BATON_POOL": pool,
                 "BATON_POOLS": ",".join(options.pools),
                 "BATON_STATE_DIR": str(home),
@@ -362,6 +377,17 @@ class LocalStack:
             port=lease.port,
         )
 
+    def _stores(self, service: str, pool: str) -> dict[str, str]:
+        """The URLs of the stores that the service uses, of its own user where the servers are ours. An agent, which runs jobs,
+        has none of them."""
+        external, found = self.options.external, {}
+        if service in REDIS_RIGHTS:
+            own = external.redis_url if external else self._running().redis_url_of(redis_user(service, pool))
+            found["BATON_REDIS_URL"] = own
+        if service == MONGO_SERVICE:
+            found["BATON_MONGO_URL"] = self.mongo_url
+        return found
+
     def _write_client_file(self) -> None:
         document = {
             "version": 2,
@@ -371,6 +397,7 @@ class LocalStack:
             "url": self.nats_url,
             "creds": str(self.keyring.creds),
             "http": self.http,
+            "http_tokens": self.http_tokens,
         }
         write_private(self.state_dir / CLIENT_FILE, json.dumps(document, indent=1) + "\n")
 

@@ -9,6 +9,6 @@ from libs.embedded.events import EventKind, ProcessEvent, ServerState
 from libs.embedded.ports import PortInUse
 from libs.embedded.process import Probe, ProcessSpec, StartFailed
 from libs.embedded.records import ProcessRecord, read_processes
-from libs.embedded.servers import MongoOptions, NatsOptions, NatsUser, ServerOptions, ValkeyOptions
+from libs.embedded.servers import NatsOptions, NatsUser, ServerOptions, ValkeyOptions, ValkeyUser
 from libs.embedded.stack import Connection, Servers, StateDirLocked, read_connection
 from libs.embedded.supervisor import Supervisor

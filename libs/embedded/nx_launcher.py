@@ -1,4 +1,7 @@
-"""Runs NX-27017 with three of its habits changed. Started by path as a script; imported by nobody.
+"""Runs NX-27017 with four of its habits changed. Started by path as a script; imported by nobody.
+
+It listens on a TCP port, and knows no users: whoever reaches the port may read and write all. Here it listens on the Unix
+socket that `--socket` names, which only its own user may connect to.
 
 Its command line offers INFO or DEBUG only, and INFO writes every command, documents included, to its log. `basicConfig`
 does nothing when the root logger is set up already, so the level that is set first wins. And it refuses to start when
@@ -9,18 +12,37 @@ open connection, of which none means anything.
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main() -> None:
     """Remove the stale pid file, set the log level, and hand over to nx_27017."""
     Path(sys.argv[sys.argv.index("--pid-file") + 1]).unlink(missing_ok=True)
+    at = sys.argv.index("--socket")
+    _listen_on(Path(sys.argv[at + 1]))
+    del sys.argv[at : at + 2]
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("asyncio").addFilter(_is_no_cancellation)
     from nx_27017.nx_27017 import main as run
 
     run()
+
+
+def _listen_on(path: Path) -> None:
+    """Whatever asks for a TCP server gets one on this socket: NX-27017 asks for one, by `asyncio.start_server`."""
+    path.unlink(missing_ok=True)  # one that was killed leaves its own behind
+
+    async def start(serve: Any, *_: Any, **__: Any) -> asyncio.Server:
+        before = os.umask(0o177)
+        try:
+            return await asyncio.start_unix_server(serve, path=path)
+        finally:
+            os.umask(before)
+
+    asyncio.start_server = start  # type: ignore[assignment]
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:

@@ -6,7 +6,8 @@ Written on plain sockets so that starting a server imports no client library.
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 
 from libs.embedded.ports import LOOPBACK
 from libs.embedded.process import Probe
@@ -35,26 +36,26 @@ def http_ok(port: int, path: str = "/") -> Probe:
     return probe
 
 
-def valkey_pong(port: int, password: str) -> Probe:
+def valkey_pong(port: int, user: str, password: str) -> Probe:
     """Ready when PING answers PONG: before that, Valkey answers LOADING while it replays its append-only file."""
 
     async def probe() -> bool:
         async with _connection(port) as (reader, writer):
-            writer.write(f"AUTH {password}\r\nPING\r\n".encode())
+            writer.write(f"AUTH {user} {password}\r\nPING\r\n".encode())
             await reader.readline()
             return await reader.readline() == b"+PONG\r\n"
 
     return probe
 
 
-def mongo_pong(port: int) -> Probe:
-    """Ready when the `ping` command is answered with ok, spoken in the MongoDB wire protocol."""
+def mongo_pong(socket: Path) -> Probe:
+    """Ready when the `ping` command is answered with ok, spoken in the MongoDB wire protocol on a Unix socket."""
     elements = b"\x10ping\x00" + struct.pack("<i", 1) + b"\x02$db\x00" + struct.pack("<i", 6) + b"admin\x00"
     body = struct.pack("<iB", 0, 0) + struct.pack("<i", len(elements) + 5) + elements + b"\x00"
     request = struct.pack("<iiii", 16 + len(body), 1, 0, _OP_MSG) + body
 
     async def probe() -> bool:
-        async with _connection(port) as (reader, writer):
+        async with _opened(asyncio.open_unix_connection(socket)) as (reader, writer):
             writer.write(request)
             (length,) = struct.unpack("<i", await reader.readexactly(4))
             reply = await reader.readexactly(length - 4)
@@ -63,9 +64,16 @@ def mongo_pong(port: int) -> Probe:
     return probe
 
 
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def _connection(port: int) -> contextlib.AbstractAsyncContextManager[_Streams]:
+    return _opened(asyncio.open_connection(LOOPBACK, port))
+
+
 @contextlib.asynccontextmanager
-async def _connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+async def _opened(opening: Awaitable[_Streams]) -> AsyncIterator[_Streams]:
+    reader, writer = await opening
     try:
         yield reader, writer
     finally:

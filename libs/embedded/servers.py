@@ -3,17 +3,21 @@
 Secrets go into files that only their owner can read, never onto a command line, which every local user can see.
 """
 
+import hmac
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from libs.embedded import binaries
 from libs.embedded.ports import LOOPBACK
 from libs.embedded.probes import http_ok, mongo_pong, valkey_pong
 from libs.embedded.process import ProcessSpec
+from libs.embedded.sockets import private_socket
 
 NATS, VALKEY, MONGO = "nats", "valkey", "mongo"
 _MIB = 1024 * 1024
@@ -103,23 +107,31 @@ class NatsOptions:
         return (NATS, *(f"{NATS}-{number}" for number in range(2, self.servers + 1)))
 
 
+@dataclass(frozen=True)
+class ValkeyUser:
+    """A Valkey user beside the one that may do everything. `rules` are ACL rules: keys (`~`, `%R~`) and commands (`+`)."""
+
+    name: str
+    rules: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if not _URL_SAFE.fullmatch(self.name) or self.name in (DEFAULT_USER, "default"):
+            raise ValueError(f"{self.name!r} cannot be the name of a Valkey user here: choose another")
+        if wrong := [rule for rule in self.rules if not rule or set(rule) & set(" \n\r\"'")]:
+            raise ValueError(f"{wrong[0]!r} is no ACL rule of Valkey user {self.name!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ValkeyOptions:
-    """Valkey's port and how often its append-only file reaches the disk: "everysec" or "always"."""
+    """Valkey's port, how often its append-only file reaches the disk ("everysec" or "always"), and its users."""
 
     port: int | None = None
     append_fsync: str = "everysec"
+    users: Sequence[ValkeyUser] = ()
 
     def __post_init__(self) -> None:
         if self.append_fsync not in ("everysec", "always"):
             raise ValueError(f"append_fsync is {self.append_fsync!r}: use 'everysec' or 'always'")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MongoOptions:
-    """The MongoDB-wire server's port."""
-
-    port: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +141,6 @@ class ServerOptions:
     run: Sequence[str] = (NATS, VALKEY, MONGO)
     nats: NatsOptions = NatsOptions()
     valkey: ValkeyOptions = ValkeyOptions()
-    mongo: MongoOptions = MongoOptions()
 
     def __post_init__(self) -> None:
         if unknown := set(self.run) - {NATS, VALKEY, MONGO}:
@@ -141,10 +152,15 @@ class Server:
     """A server ready to be run: make `data_dir`, write `config` to `config_path` (mode 0600), start `spec`."""
 
     spec: ProcessSpec
-    url: str
+    url: str = field(repr=False)
     data_dir: Path
     config_path: Path | None = None
     config: str = field(default="", repr=False)
+    more_urls: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of a Valkey user by its name; of a NATS server's monitoring page, by `MONITOR`."""
+
+
+MONITOR = "monitor"
 
 
 @dataclass(frozen=True)
@@ -170,11 +186,13 @@ def _one_nats(
     name: str, options: NatsOptions, state_dir: Path, all_ports: Mapping[str, NatsPorts], password: str
 ) -> Server:
     users, ports = list(options.users) or [NatsUser(DEFAULT_USER, password)], all_ports[name]
+    monitor = f"/{derived(password, MONITOR)}"  # it knows no users: who does not know the path finds nothing
     data_dir, config_path = state_dir / name, state_dir / "config" / f"{name}.json"
     config = {
         "server_name": "baton-embedded" if options.servers == 1 else name,
         "listen": f"{LOOPBACK}:{ports.client}",
         "http": f"{LOOPBACK}:{ports.monitor}",
+        "http_base_path": monitor,
         "max_payload": options.max_payload_bytes,
         "jetstream": {
             "store_dir": str(data_dir),
@@ -201,7 +219,7 @@ def _one_nats(
             name=name,
             argv=[str(binaries.nats_server()), "-c", str(config_path)],
             log_path=state_dir / "logs" / f"{name}.log",
-            ready=http_ok(ports.monitor, health),
+            ready=http_ok(ports.monitor, monitor + health),
             ready_timeout_s=patience_s,
             port=ports.client,
         ),
@@ -209,6 +227,7 @@ def _one_nats(
         data_dir=data_dir,
         config_path=config_path,
         config=json.dumps(config, indent=1),  # nats-server's own format takes JSON, which saves us its quoting rules
+        more_urls={MONITOR: f"http://{LOOPBACK}:{ports.monitor}{monitor}"},
     )
 
 
@@ -223,17 +242,22 @@ def _routes(own: int, everyone: Sequence[int], password: str) -> dict[str, Any]:
 
 
 def describe_valkey(options: ValkeyOptions, state_dir: Path, port: int, password: str) -> Server:
-    """valkey-server with an append-only file.
+    """valkey-server with an append-only file. Whoever names no user may do nothing; `DEFAULT_USER` may do everything, with
+    `password`, and each of the options' users what its rules say, with a password that is derived from it.
 
     Raises:
         MissingBinary: valkey-server is not installed.
     """
     data_dir, config_path = state_dir / VALKEY, state_dir / "config" / "valkey.conf"
+    passwords = {DEFAULT_USER: password, **{user.name: derived(password, user.name) for user in options.users}}
+    urls = {name: f"redis://{name}:{known}@{LOOPBACK}:{port}/0" for name, known in passwords.items()}
     config = "\n".join(
         [
             f"bind {LOOPBACK}",
             f"port {port}",
-            f"requirepass {password}",
+            "user default off -@all",
+            f"user {DEFAULT_USER} on #{_digest(password)} ~* &* +@all",
+            *(f"user {user.name} on #{_digest(passwords[user.name])} {' '.join(user.rules)}" for user in options.users),
             f"dir {json.dumps(str(data_dir))}",
             'save ""',
             "appendonly yes",
@@ -247,24 +271,38 @@ def describe_valkey(options: ValkeyOptions, state_dir: Path, port: int, password
             name=VALKEY,
             argv=[str(binaries.valkey_server()), str(config_path)],
             log_path=state_dir / "logs" / "valkey.log",
-            ready=valkey_pong(port, password),
+            ready=valkey_pong(port, DEFAULT_USER, password),
             port=port,
         ),
-        url=f"redis://:{password}@{LOOPBACK}:{port}/0",
+        url=urls[DEFAULT_USER],
         data_dir=data_dir,
         config_path=config_path,
         config=config,
+        more_urls=urls,
     )
 
 
-def describe_mongo(options: MongoOptions, state_dir: Path, port: int) -> Server:
-    """NX-27017: the MongoDB wire protocol over SQLite, one file per database. It has no authentication.
+def derived(password: str, name: str) -> str:
+    """A password of `name` that follows from `password` and does not betray it."""
+    return hmac.new(password.encode(), name.encode(), sha256).hexdigest()[:32]
+
+
+def _digest(password: str) -> str:
+    """As ACL rules name a password."""
+    return sha256(password.encode()).hexdigest()
+
+
+def describe_mongo(state_dir: Path) -> Server:
+    """NX-27017: the MongoDB wire protocol over SQLite, one file per database. It knows no users, so it listens on a Unix
+    socket alone, in a folder that only our user may enter.
 
     Raises:
         MissingBinary: nx-27017 is not installed.
+        SocketTaken: the folder for its socket cannot be ours alone.
     """
     data_dir = state_dir / MONGO
-    arguments = ["--data-dir", str(data_dir), "--host", LOOPBACK, "--port", str(port)]
+    socket = private_socket(state_dir, MONGO)
+    arguments = ["--data-dir", str(data_dir), "--socket", str(socket)]
     # Both have defaults in /tmp that clash. The log file would only repeat what goes to stderr, which is our log.
     files = ["--pid-file", str(state_dir / "mongo.pid"), "--log-file", "/dev/null"]
     return Server(
@@ -272,10 +310,9 @@ def describe_mongo(options: MongoOptions, state_dir: Path, port: int) -> Server:
             name=MONGO,
             argv=[*binaries.nx_27017(), *arguments, *files],
             log_path=state_dir / "logs" / "mongo.log",
-            ready=mongo_pong(port),
-            port=port,
+            ready=mongo_pong(socket),
         ),
-        url=f"mongodb://{LOOPBACK}:{port}",
+        url=f"mongodb://{quote(str(socket), safe='')}",
         data_dir=data_dir,
     )
 

@@ -16,9 +16,9 @@ from typing import IO, Any, Self
 
 from libs.embedded import servers
 from libs.embedded.events import ProcessEvent
-from libs.embedded.ports import LOOPBACK, lease_port
+from libs.embedded.ports import lease_port
 from libs.embedded.records import kill_leftovers, start_ticks, write_private
-from libs.embedded.servers import MONGO, NATS, VALKEY, NatsPorts, NatsUser, Server, ServerOptions
+from libs.embedded.servers import MONGO, MONITOR, NATS, VALKEY, NatsPorts, NatsUser, Server, ServerOptions
 from libs.embedded.supervisor import Supervisor
 
 _MEMORY_FILE = "stack.json"
@@ -82,12 +82,17 @@ class Servers:
     def nats_monitor_url_of(self, name: str) -> str:
         """The same of one server of a cluster, `nats`, `nats-2`, ..."""
         self._url(name)
-        return f"http://{LOOPBACK}:{self._ports[_monitor(name)]}"
+        return self._servers[name].more_urls[MONITOR]
 
     @property
     def redis_url(self) -> str:
-        """Valkey's URL with its password. RuntimeError if valkey is not among those that run."""
+        """Valkey's URL, of the user that may do everything. RuntimeError if valkey is not among those that run."""
         return self._url(VALKEY)
+
+    def redis_url_of(self, user_name: str) -> str:
+        """The URL of one of the Valkey users given in the options. Raises KeyError when there is no such user."""
+        self._url(VALKEY)
+        return self._servers[VALKEY].more_urls[user_name]
 
     @property
     def mongo_url(self) -> str:
@@ -165,8 +170,6 @@ class Servers:
             requests |= {_route(name): None for name in names if len(names) > 1}
         if VALKEY in options.run:
             requests |= {VALKEY: options.valkey.port}
-        if MONGO in options.run:
-            requests |= {MONGO: options.mongo.port}
         ports = {}
         for name, request in requests.items():
             lease = lease_port(request, preferred=remembered.get(name))
@@ -185,7 +188,7 @@ class Servers:
         if VALKEY in options.run:
             chosen[VALKEY] = servers.describe_valkey(options.valkey, here, ports[VALKEY], passwords[VALKEY])
         if MONGO in options.run:
-            chosen[MONGO] = servers.describe_mongo(options.mongo, here, ports[MONGO])
+            chosen[MONGO] = servers.describe_mongo(here)
         return chosen
 
     def _connection(self) -> Connection:

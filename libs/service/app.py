@@ -27,6 +27,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from libs.bus import metrics as bus_metrics
 from libs.ports.host import present_host
+from libs.service.guard import guarded
 from libs.service.logs import log_json
 from libs.service.settings import ServiceSettings
 from libs.service.tasks import FAILED_EXIT_CODE, Tasks, end_process
@@ -57,7 +58,8 @@ def make_asgi(
     ready: Ready,
 ) -> AsgiFastStream:
     """The application: `/livez` (the event loop turns), `/readyz` (JSON of checks; 503 when one is not "ok"),
-    `/metrics` (Prometheus text of `registry`, of the bus and of the process).
+    `/metrics` (Prometheus text of `registry`, of the bus and of the process). The latter two ask for the settings' token,
+    because metrics name teams: on a node, every job can reach a port of loopback.
 
     `ready` gives check name -> "ok" or the problem; the broker's connection is checked besides.
     """
@@ -80,6 +82,8 @@ def make_asgi(
         body = json.dumps({"service": name, "pool": settings.pool, "ready": good, "checks": checks}).encode()
         return AsgiResponse(body, 200 if good else 503, {"content-type": "application/json"})
 
+    token = settings.http_token.get_secret_value()
+
     @asynccontextmanager
     async def whole(*_: Any, **__: Any) -> AsyncIterator[None]:
         beat = asyncio.create_task(pulse.beat())
@@ -99,7 +103,11 @@ def make_asgi(
     return AsgiFastStream(
         broker,
         lifespan=whole,
-        asgi_routes=[("/livez", livez), ("/readyz", readyz), ("/metrics", make_asgi_app(registry))],
+        asgi_routes=[
+            ("/livez", livez),
+            ("/readyz", guarded(readyz, token)),
+            ("/metrics", guarded(make_asgi_app(registry), token)),
+        ],
         logger=None,
     )
 

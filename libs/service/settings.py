@@ -1,14 +1,16 @@
 """The settings that all services share; each service adds its own with the prefix `BATON_<SERVICE>_`."""
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from libs.bus.creds import Address
 from schemas.base import Name
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class ServiceSettings(BaseSettings):
@@ -33,6 +35,12 @@ class ServiceSettings(BaseSettings):
     http_port: int = Field(
         default=0, ge=0, le=65_535, validation_alias="BATON_HTTP_PORT", description="0: a free one, see state_dir"
     )
+    http_token: SecretStr = Field(
+        default=SecretStr(""),
+        validation_alias="BATON_HTTP_TOKEN",
+        description="who asks for /readyz or /metrics must send it (`Authorization: Bearer`); needed where http_host is not "
+        "loopback",
+    )
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", validation_alias="BATON_LOG_LEVEL")
     state_dir: Path | None = Field(
         default=None, validation_alias="BATON_STATE_DIR", description="where <service>.http tells the chosen HTTP port"
@@ -55,6 +63,14 @@ class ServiceSettings(BaseSettings):
     def bus(self) -> Address:
         """Where the broker is, and the credential to show there."""
         return Address(self.nats_url, self.nats_creds, anonymous=self.insecure)
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if self.http_host not in _LOOPBACK and not self.http_token.get_secret_value():
+            raise ValueError(
+                f"BATON_HTTP_HOST is {self.http_host}, so others can ask for metrics: set BATON_HTTP_TOKEN, or use 127.0.0.1"
+            )
+        return self
 
 
 class OrderSettings(ServiceSettings):

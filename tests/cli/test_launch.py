@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from libs.cli.health import readiness
 from libs.cli.launch import ROOT, SERVICES, LaunchOptions, LocalStack
 from libs.client import Rejected, Unreachable, connect
 from libs.client.where import CLIENT_FILE, find
@@ -99,6 +100,21 @@ def test_a_missing_fleet_file_is_told(tmp_path: Path) -> None:
         LaunchOptions(fleet=tmp_path / "none.yaml")
 
 
+async def each_service_has_its_own_stores_alone(cluster: LocalStack) -> None:
+    """And tells its state to those who have its own token: an agent's is readable by jobs that run as its user."""
+    for name in cluster.http:
+        pid = cluster.processes()[name].pid
+        lines = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+        environ = dict(line.split("=", 1) for line in lines if line)
+        users = {"placement": "placement.main", "telemetry": "telemetry.main"}
+        user = environ.get("BATON_REDIS_URL", "").removeprefix("redis://").split(":")[0]
+        assert user == users.get(name, ""), name
+        assert ("BATON_MONGO_URL" in environ) == (name == "history"), name
+        other = next(token for other, token in cluster.http_tokens.items() if other != name)
+        for token, ready in ((environ["BATON_HTTP_TOKEN"], True), (other, False), ("", False)):
+            assert (await readiness(cluster.http[name], token)).ready == ready, name
+
+
 @pytest.mark.demo
 async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
     fleet = ROOT / "deploy/fleets/demo-16x8-h100.yaml"
@@ -107,6 +123,7 @@ async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
         ready = await cluster.readiness()
         assert set(ready) == {*SERVICES, "agent-sim"}
         assert all(checks.ready for checks in ready.values())
+        await each_service_has_its_own_stores_alone(cluster)
         async with await connect(cluster.address("red")) as red:
             spec = JobSpec(simulation=Simulation(duration_s=0.1), resources=Resources(devices=8))
             job = (await red.submit(spec)).job_id

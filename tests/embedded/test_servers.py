@@ -1,6 +1,13 @@
 """The three real servers: they start, keep their data, come back after a kill, and leave nothing behind."""
 
+import asyncio
+import re
+import shutil
 import stat
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +18,7 @@ import pytest
 import redis.asyncio as redis
 from motor.motor_asyncio import AsyncIOMotorClient
 from nats.errors import Error as NatsError
+from redis.exceptions import NoPermissionError, RedisError
 
 from libs.embedded import (
     NatsOptions,
@@ -18,9 +26,12 @@ from libs.embedded import (
     ServerOptions,
     Servers,
     StateDirLocked,
+    ValkeyOptions,
+    ValkeyUser,
     read_connection,
     read_processes,
 )
+from libs.embedded.sockets import SocketTaken, private_socket
 
 Until = Callable[..., Awaitable[Any]]
 
@@ -115,13 +126,88 @@ async def test_servers_want_the_password_and_listen_on_loopback_only(state_dir: 
         with pytest.raises(NatsError):
             await client.connect(servers.nats_url.replace("baton:", "baton:x"), allow_reconnect=False)
         await client.close()  # nats-py leaves the socket of a refused connection open
-        with pytest.raises(redis.AuthenticationError):
-            await ping(servers.redis_url.replace("redis://:", "redis://:x"))
-        for record in servers.supervisor.processes().values():
+        for wrong in (servers.redis_url.replace("baton:", "baton:x"), re.sub("//.*@", "//", servers.redis_url)):
+            with pytest.raises(RedisError, match=r"invalid username|authenticated"):
+                await ping(wrong)
+        for name, record in servers.supervisor.processes().items():
             listening = [c for c in psutil.Process(record.pid).net_connections() if c.status == psutil.CONN_LISTEN]
-            assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
+            assert {c.laddr.ip for c in listening} == (set() if name == "mongo" else {"127.0.0.1"})
             command = " ".join(psutil.Process(record.pid).cmdline())
             assert not [word for word in secrets_of(servers) if word in command]
+
+
+async def test_a_valkey_user_may_do_what_its_rules_say(state_dir: Path) -> None:
+    users = (ValkeyUser("reader", ("%R~open:*", "+get")), ValkeyUser("writer", ("~open:*", "+get", "+set")))
+    options = ServerOptions(run=["valkey"], valkey=ValkeyOptions(users=users))
+    async with Servers(state_dir, options) as servers:
+        url = servers.redis_url_of("reader")
+        async with redis.from_url(servers.redis_url_of("writer")) as writer, redis.from_url(url) as reader:
+            await writer.set("open:a", "1")
+            assert await reader.get("open:a") == b"1"
+            for refused in (
+                writer.set("other", "1"),
+                writer.delete("open:a"),
+                writer.execute_command("CONFIG", "GET", "*"),
+            ):
+                with pytest.raises(NoPermissionError):
+                    await refused
+            for refused in (reader.set("open:a", "2"), reader.get("other"), reader.flushall(), reader.ping()):
+                with pytest.raises(NoPermissionError):
+                    await refused
+        with pytest.raises(KeyError):
+            servers.redis_url_of("nobody")
+    async with Servers(state_dir, options) as servers:
+        assert servers.redis_url_of("reader") == url, "passwords stay"
+    for name, rules in (("baton", ("+@all",)), ("a b", ()), ("reader", ("~x\nuser evil on nopass",))):
+        with pytest.raises(ValueError, match="Valkey user"):
+            ValkeyUser(name, rules)
+
+
+async def test_the_monitoring_page_is_found_by_those_who_know_its_path(state_dir: Path) -> None:
+    async with Servers(state_dir, ServerOptions(run=["nats"])) as servers:
+
+        def status(url: str) -> int:
+            try:
+                with urllib.request.urlopen(url, timeout=30) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        pages = ("/varz", "/connz", "/jsz", "/healthz")
+        open_page = re.sub(r"(:\d+).*", r"\1", servers.nats_monitor_url)
+        for base, told in ((servers.nats_monitor_url, 200), (open_page, 404)):
+            assert {await asyncio.to_thread(status, base + page) for page in pages} == {told}, base
+        assert await asyncio.to_thread(status, open_page) == 404
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["in the state directory", "elsewhere, when that has a long path"])
+async def test_the_document_store_is_reached_by_our_own_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path.parent))
+    state_dir = tmp_path / ("x" * 120) / "state" if long else Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        async with Servers(state_dir, ServerOptions(run=["mongo"])) as servers:
+            socket = Path(urllib.parse.unquote(servers.mongo_url.removeprefix("mongodb://")))
+            assert socket.is_relative_to(state_dir) != long
+            assert stat.S_ISSOCK(socket.stat().st_mode)
+            assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+            assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
+            client: AsyncIOMotorClient[dict[str, Any]] = AsyncIOMotorClient(f"{servers.mongo_url}/one")
+            database = client.get_default_database()
+            await database["words"].replace_one({"_id": "a"}, {"_id": "a", "value": 1}, upsert=True)
+            assert (await database["words"].find_one({"_id": "a"}) or {})["value"] == 1
+            client.close()
+    finally:
+        shutil.rmtree(state_dir, ignore_errors=True)
+
+
+def test_a_folder_of_sockets_that_is_somebody_elses_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "sockets").symlink_to(tmp_path / "theirs")
+    with pytest.raises(SocketTaken, match="not a folder of this user"):
+        private_socket(tmp_path / "state", "mongo")
 
 
 async def test_files_with_passwords_are_private(state_dir: Path) -> None:
@@ -131,7 +217,7 @@ async def test_files_with_passwords_are_private(state_dir: Path) -> None:
             for path in state_dir.rglob("*")
             if path.is_file() and any(word.encode() in path.read_bytes() for word in secrets_of(servers))
         ]
-        assert {path.name for path in holding} == {"nats.json", "valkey.conf", "stack.json", "connection.json"}
+        assert {path.name for path in holding} == {"nats.json", "stack.json", "connection.json"}
         assert {stat.S_IMODE(path.stat().st_mode) for path in holding} == {0o600}
 
 
@@ -202,4 +288,5 @@ async def publish(url: str, *subjects: str) -> None:
 
 
 def secrets_of(servers: Servers) -> list[str]:
-    return [servers.nats_url.split("@")[0].rsplit(":", 1)[1], servers.redis_url.split("@")[0].rsplit(":", 1)[1]]
+    monitor = servers.nats_monitor_url.rsplit("/", 1)[1]
+    return [*(url.split("@")[0].rsplit(":", 1)[1] for url in (servers.nats_url, servers.redis_url)), monitor]
