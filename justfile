@@ -21,6 +21,7 @@ demo *args: _house
 # Start everything in containers: NATS, Redis, MongoDB, the services, Prometheus, Grafana
 [group("run")]
 compose *args:
+    @python3 deploy/passwords.py
     docker compose up --build "$@"
 
 # Jobs per second and latency through the whole real stack

@@ -1,0 +1,224 @@
+"""What compose.yaml and the image promise about rights: held here, because nobody notices when one is lost."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import redis
+import yaml
+from redis.exceptions import NoPermissionError, RedisError
+
+from libs.cli.stores import MONGO_SERVICE, REDIS_RIGHTS, rules
+from libs.embedded import binaries
+from libs.embedded.ports import lease_port
+from libs.service.probe import ready
+from tests.kit.waiting import until
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, Any] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if service["image"] == "baton:local"}
+
+
+def environ(name: str) -> dict[str, str]:
+    return dict(SERVICES[name].get("environment") or {})
+
+
+def networks(name: str) -> set[str]:
+    return set(SERVICES[name].get("networks", ()))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_container_is_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True, "its root is read-only; what it writes goes to volumes and /tmp"
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "pid", "ipc", "devices"} & service.keys()
+    assert networks(name) or service["network_mode"] == "none", "no container is in the default network"
+    assert "healthcheck" in service
+    for port in service.get("ports", []):
+        assert port.startswith("127.0.0.1:"), f"{port} is open to other hosts"
+    for mount in filter(lambda mount: isinstance(mount, str), service.get("volumes", [])):
+        assert "docker.sock" not in mount
+        assert not mount.startswith("./") or mount.endswith(":ro"), f"{mount}: of this folder nothing is written"
+
+
+def test_the_image_runs_as_nobody_in_particular() -> None:
+    lines = (ROOT / "deploy/Dockerfile").read_text().splitlines()
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users == ["baton"], "and not root"
+    assert any("useradd" in line and "--uid 10001" in line for line in lines)
+    assert lines.index("USER baton") < lines.index('ENTRYPOINT ["baton"]')
+    assert any(line.startswith("HEALTHCHECK") for line in lines)
+    installs = [line for line in lines if re.search(r"pip install", line) and "/tmp/wheels" not in line]
+    assert installs
+    assert all("--require-hashes" in line for line in installs), "what is installed is pinned by hash"
+    assert not any(re.search(r"^(ADD|COPY) .*(\.env|\.baton)", line) for line in lines)
+    assert ".env" not in (ROOT / ".dockerignore").read_text(), "everything is left out but what is named"
+    assert (ROOT / ".dockerignore").read_text().startswith("*\n")
+
+
+def test_who_runs_jobs_reaches_no_store_and_no_metrics() -> None:
+    assert networks("agent") == {"bus", "jobs"}
+    for name in ("redis", "mongo", "prometheus", "grafana"):
+        assert not networks(name) & networks("agent"), name
+    for name in ("bus", "watch", "stores"):
+        assert COMPOSE["networks"][name] == {"internal": True}
+    assert networks("redis") == networks("mongo") == {"stores"}
+    assert {name for name in OURS if "stores" in networks(name)} == {*REDIS_RIGHTS, MONGO_SERVICE}
+
+
+def test_each_service_has_the_passwords_that_it_needs() -> None:
+    own = {
+        "placement": {"REDIS_PLACEMENT_PASSWORD"},
+        "telemetry": {"REDIS_TELEMETRY_PASSWORD"},
+        "history": {"MONGO_HISTORY_PASSWORD"},
+    }
+    for name in OURS:
+        found = environ(name)
+        assert ("BATON_REDIS_URL" in found) == (name in REDIS_RIGHTS), name
+        assert ("BATON_MONGO_URL" in found) == (name == MONGO_SERVICE), name
+        assert set(re.findall(r"\w+_PASSWORD", json.dumps(found))) == own.get(name, set()), name
+        if "BATON_HTTP_PORT" not in found:
+            continue
+        token = "BATON_AGENT_HTTP_TOKEN" if name == "agent" else "BATON_HTTP_TOKEN"
+        assert found["BATON_HTTP_TOKEN"].startswith(f"${{{token}:?"), "jobs can read the agent's"
+    words = re.sub(r"\$\{[^}]*\}", "", (ROOT / "compose.yaml").read_text())
+    assert not re.search(r"://[^@\s\"]*:[^@/\s\"]+@", words.replace(":@", "@")), "a password is written out"
+
+
+def test_passwords_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    script = tmp_path / "deploy/passwords.py"
+    script.write_text((ROOT / "deploy/passwords.py").read_text())
+    file = tmp_path / ".env"
+    file.write_text("MONGO_ROOT_PASSWORD=mine")
+    for _ in range(2):
+        subprocess.run([sys.executable, str(script)], check=True, capture_output=True)
+    known = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    assert known["MONGO_ROOT_PASSWORD"] == "mine"
+    assert len({value for name, value in known.items()}) == len(known)
+    assert all(re.fullmatch(r"[0-9a-f]{48}", value) for name, value in known.items() if name != "MONGO_ROOT_PASSWORD")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    asked = set(re.findall(r"(?<!\$)\$\{(\w+):\?", (ROOT / "compose.yaml").read_text()))
+    assert asked == known.keys(), "compose asks for these, and for no other"
+    assert "deploy/passwords.py" in (ROOT / "justfile").read_text()
+    assert ".env" in (ROOT / ".gitignore").read_text().split()
+
+
+@dataclass(frozen=True)
+class ComposesRedis:
+    """Compose's own command on a real server: only the image's program and its folder are exchanged."""
+
+    port: int
+    folder: Path
+    script: str
+
+    def user(self, name: str, password: str) -> Any:
+        return redis.Redis(port=self.port, username=name, password=password)
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.user("health", "none").ping())
+        except RedisError:
+            return False
+
+
+@pytest.fixture
+def composes_redis(tmp_path: Path) -> Iterator[ComposesRedis]:
+    lease = lease_port()
+    program = f"{binaries.valkey_server()} --port {lease.port} --bind 127.0.0.1 --dir {tmp_path}"
+    (tmp_path / "redis-server").write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+    (tmp_path / "redis-server").chmod(0o700)
+    (script,) = SERVICES["redis"]["command"]
+    script = script.replace("$$", "$").replace("/run/redis", str(tmp_path))
+    server = subprocess.Popen(
+        [*SERVICES["redis"]["entrypoint"], script],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "BATON_POOL": "main",
+            "REDIS_PLACEMENT_PASSWORD": "p" * 48,
+            "REDIS_TELEMETRY_PASSWORD": "t" * 48,
+        },
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield ComposesRedis(lease.port, tmp_path, script)
+    finally:
+        server.kill()
+        server.wait()
+        lease.release()
+
+
+async def test_composes_redis_has_the_users_that_services_need(composes_redis: ComposesRedis) -> None:
+    await until(composes_redis.answers)
+    user = composes_redis.user
+    placement, telemetry, health = user("placement", "p" * 48), user("telemetry", "t" * 48), user("health", "none")
+    placement.hset("baton:{main}:meta", "seq", "1")
+    assert telemetry.hmget("baton:{main}:meta", ["seq"]) == [b"1"]
+    for refused in (
+        lambda: telemetry.hset("baton:{main}:meta", "seq", "2"),
+        lambda: placement.hset("baton:{west}:meta", "seq", "2"),
+        lambda: placement.flushall(),
+        lambda: health.keys("*"),
+    ):
+        with pytest.raises(NoPermissionError):
+            refused()
+    for wrong in (redis.Redis(port=composes_redis.port), user("placement", "x"), user("default", "")):
+        with pytest.raises(RedisError):
+            wrong.get("baton:{main}:meta")
+    lines = [line.split() for line in composes_redis.script.splitlines()]
+    for name in REDIS_RIGHTS:
+        (words,) = [words[4:] for words in lines if words[:2] == ["user", name]]
+        assert set(words) == {*(rule.replace("main", "$BATON_POOL") for rule in rules(name, "main")), "-@all"}
+    assert stat.S_IMODE((composes_redis.folder / "users.acl").stat().st_mode) == 0o600
+
+
+def test_prometheus_shows_the_token_that_services_ask_for() -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yaml").read_text())
+    (script,) = SERVICES["prometheus"]["command"]
+    for job in config["scrape_configs"]:
+        file = job["authorization"]["credentials_file"]
+        assert f'printf %s "$$BATON_HTTP_TOKEN" > {file}' in script
+        asked = {name for group in job["dns_sd_configs"] for name in group["names"]}
+        assert asked == set(OURS) - {"provision", "agent", "keys", "admin"}
+
+
+def test_the_brokers_monitor_is_for_its_own_container() -> None:
+    assert "http: 127.0.0.1:8222" in (ROOT / "deploy/nats.conf").read_text()
+    assert not [port for port in SERVICES["nats"]["ports"] if "8222" in port]
+
+
+def test_a_containers_health_is_asked_with_its_token() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            good = self.path == "/readyz" and self.headers["Authorization"] == "Bearer right"
+            self.send_response(200 if good else 401)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Tests are quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        port = {"BATON_HTTP_PORT": str(server.server_port)}
+        assert ready(port | {"BATON_HTTP_TOKEN": "right"})
+        assert not ready(port | {"BATON_HTTP_TOKEN": "wrong"})
+        assert not ready(port)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert not ready(port | {"BATON_HTTP_TOKEN": "right"}), "nobody is there"
+    assert ready({}), "the image runs the command line"
