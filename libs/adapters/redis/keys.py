@@ -12,8 +12,8 @@
                                   devices, attempt, submitted_us, queued_us, granted_us, claims {device: [milli, MiB]}
 
 A rebuild fills `baton:{main}:next:<token>:<table>`, a token for each, and puts all of them into place in one step: readers
-never see half a view, and two rebuilds at once do not mix. All are written by `functions.lua` alone. What a user must be allowed
-for that, and for reading, stands in `libs/cli/stores.py` (a function runs with its caller's rights).
+never see half a view, and two rebuilds at once do not mix. All are written by `functions.lua` alone. What a user must be
+allowed for that, and for reading, stands in `libs/cli/stores.py` (a function runs with its caller's rights).
 """
 
 from libs.core.projections.hot_state import TABLES
