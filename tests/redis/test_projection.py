@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from libs.adapters.redis import NeedRebuild, Projection, keys
+from libs.cli.stores import rules
 from libs.core.projections.hot_state import HotState, encode
 from tests.core.builders import World, job, node
 from tests.core.histories import drive, steps
@@ -133,14 +134,10 @@ async def test_a_lost_function_library_is_loaded_again(projection: Projection, r
     assert await projection.apply(entries[1:], entries[0][1]) == entries[-1][0]
 
 
-async def test_a_user_with_the_documented_rights_is_enough_and_may_do_no_more(
-    projection: Projection, raw: Redis, redis_url: str
-) -> None:
-    granted = (keys.__doc__ or "").split("ACL SETUSER projection on >... ")[1].split("\n\n")[0].split()
+async def test_placements_user_is_enough_and_may_do_no_more(projection: Projection, raw: Redis, redis_url: str) -> None:
     user = f"u{uuid.uuid4().hex[:6]}"
-    await raw.execute_command("ACL", "SETUSER", user, "on", ">secret", *granted)
-    limited = Projection(redis_url.replace("://:", f"://{user}:").replace(redis_url.split(":")[2].split("@")[0], "secret"),
-                         projection.pool)  # fmt: skip
+    await raw.execute_command("ACL", "SETUSER", user, "on", ">secret", *rules("placement", projection.pool))
+    limited = Projection(f"redis://{user}:secret@{redis_url.split('@')[1]}", projection.pool)
     entries = batches(chain(projection.pool, world().records), HotState())
     await limited.apply(entries, "")
     await limited.rebuild(9, "h", HotState().rows())
