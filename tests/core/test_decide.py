@@ -131,6 +131,13 @@ def test_a_device_of_another_node_is_refused(world):
     assert "already belongs to node n0" in event.reason
 
 
+def test_an_inventory_that_names_a_device_twice_is_refused(world):
+    """The node would count it twice, and offer it twice."""
+    twice = node("n9").model_copy(update={"devices": (*node("n9").devices, node("n9").devices[3])})
+    (event,) = world.send(inbox.NodeRegistered(incarnation=1, inventory=twice, lease_s=10))
+    assert event.reason == "node n9: its inventory names device n9-gpu3 twice; device ids are unique"
+
+
 def test_cancel_of_a_waiting_job_ends_it_and_of_a_running_one_stops_it_first(world):
     running = world.submit(job("running", 32))
     waiting = world.submit(job("waiting"))

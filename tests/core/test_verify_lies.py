@@ -227,6 +227,10 @@ LIES: dict[str, tuple[str, Lie, str]] = {
         ON_A_CLOCK, both(left_out("clock.jumped"), left_out("lease.granter")), "I10"
     ),
     "a record tells what its format cannot say": (MUM, formats(lambda n: 1), "I10"),
+    "a record shows another wall clock": (ON_A_CLOCK, record(9, wall_us=lambda us: us + 3600 * S), "I10"),
+    "a record shows a wall clock that was set too early": (
+        ON_A_CLOCK, record(SET_BACK - 2, wall_us=lambda us: us + 3600 * S), "I10"
+    ),
     "a seal is left out": (ROLLED, left_out("segment.sealed"), "I10"),
     "a segment is sealed twice": (ROLLED, then("segment.sealed", lambda e: e), "I10"),
     "a segment is sealed that is not open": (ROLLED, changed("segment.sealed", with_(first_seq=3)), "I10"),
@@ -311,6 +315,14 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a cancelled job succeeded": (
         END, changed("attempt.closed", with_(outcome=Outcome.SUCCEEDED), of="unwanted-too"), "I5"
     ),
+    "a kind of end is left out": (END, changed("attempt.closed", with_(category=None), of="failing"), "I5"),
+    "a failure is of another kind": (
+        END, changed("attempt.closed", with_(category=Category.OUT_OF_MEMORY), of="failing"), "I5"
+    ),
+    "a loss is of another kind": (END, changed("attempt.closed", with_(category=Category.HARDWARE), of="gang"), "I5"),
+    "a refusal hides what the agent knew": (
+        END, changed("devices.freed", with_(category=Category.INPUT_MISSING), of="refused"), "I5"
+    ),
     "a kind of end that is not the outcome's": (
         END, changed("attempt.closed", with_(category=Category.HARDWARE), of="failing"), "I5"
     ),
@@ -324,6 +336,11 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a job over its time was cancelled": (END, changed("job.finished", with_(state=JobState.CANCELLED), of="slow"), "I3"),
     "a job ends as running": (END, changed("job.finished", with_(state=JobState.RUNNING), of="half0"), "I3"),
     "a job ends with another exit code": (END, changed("job.finished", with_(exit_code=0), of="failing"), "I3"),
+    "a job ends, and its exit code is left out": (END, changed("job.finished", with_(exit_code=None), of="failing"), "I3"),
+    "a job that never ran has an exit code": (END, changed("job.finished", with_(exit_code=0), of="unwanted"), "I3"),
+    "a job runs on over its limit": (
+        ON_A_CLOCK, changed("job.queued", spec(lambda s: s.model_copy(update={"time_limit_s": 1})), of="gang"), "I5"
+    ),
     "a job ends before its attempts are used up": (
         END, changed("job.requeued", lambda e: led.JobFinished(job_id=e.job_id, state="failed"), of="failing"), "I3"
     ),
@@ -428,6 +445,10 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a timer on a machine": (OWN, lambda records: [r.model_copy(update={"events": tuple(
         with_(inventory=e.inventory.model_copy(update={"simulated": False}))(e) if e.kind == "node.joined" else e
         for e in r.events)}) for r in records], "I2"),
+    "a gang is told to be nearer than it is": (END, changed("job.granted", lambda e: with_(
+        span=e.span.model_copy(update={"level": "node"}))(e), of="gang"), "I2"),
+    "a gang is told to be on an island that there is not": (END, changed("job.granted", lambda e: with_(
+        span=e.span.model_copy(update={"level": "nvlink"}))(e), of="gang"), "I2"),
     # -------------------------------------------------------------------------------------- processors and power (I1)
     "a node has fewer processors": (OWN, changed("node.joined", lambda e: with_(
         inventory=e.inventory.model_copy(update={"cpus": 1}))(e)), "I1"),
@@ -453,6 +474,9 @@ LIES: dict[str, tuple[str, Lie, str]] = {
         PRE, changed("devices.held", lambda e: with_(devices=tuple(_other(d) for d in e.devices))(e)), "I11"
     ),
     "an unknown device is held": (PRE, changed("devices.held", with_(devices=("ghost",))), "I11"),
+    "what is held is of another plan": (PRE, changed("devices.held", with_(plan_id="another")), "I11"),
+    "others give way by another plan": (PRE, changed("attempt.preempting", with_(plan_id="another")), "I11"),
+    "less is held than is needed": (PRE, changed("devices.held", lambda e: with_(devices=e.devices[1:])(e)), "I11"),
     "a hold outlives its grant": (PRE, left_out("hold.released"), "I11"),
     "a hold outlives its job": (PRE, left_out("hold.released", 1), "I11"),
     "a hold is released for nothing": (PRE, left_out("job.finished", of="urgent2"), "I11"),
@@ -460,6 +484,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     # ------------------------------------------------------------------------------------------------ quarantine (I8)
     "a device in quarantine is granted": (USED, left_out("device.returned"), "I8"),
     "a device is returned that is in no quarantine": (USED, left_out("device.quarantined"), "I8"),
+    "a device is returned by another node": (USED, changed("device.returned", with_(node="n1")), "I8"),
     "a device is returned twice": (USED, then("device.returned", lambda e: e), "I8"),
     "a device is returned from another quarantine": (USED, changed("device.returned", with_(since_us=1)), "I8"),
     "a device is put in quarantine twice": (USED, then("device.quarantined", lambda e: e), "I8"),
@@ -471,6 +496,11 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a good run counts for nothing": (LOST, changed("job.requeued", with_(losses=2), 0, of="lucky"), "I3"),
     "a job ends before it was lost too often": (LOST, changed("job.requeued", _fails, 5, of="unlucky"), "I3"),
     "a job outlives too many losses": (LOST, changed("job.finished", _again, of="unlucky"), "I3"),
+    "a job is submitted in a time to come": (END, changed("job.queued", with_(submitted_us=10**12)), "I3"),
+    "a job that runs is told to be unknown": (
+        END, changed("input.rejected", lambda e: with_(request=e.request.model_copy(
+            update={"job_id": job_id("research", "half0")}))(e)), "I3"
+    ),
     "a job waits a second less": (LOST, changed("job.requeued", _waiting(lambda us: us - S), 3), "I3"),
     "a job waits a second more": (LOST, changed("job.requeued", _waiting(lambda us: us + S), 3), "I3"),
     "a job waits as after one loss fewer": (LOST, changed("job.requeued", _waiting(lambda us: us - 5 * S), 3), "I3"),
@@ -495,6 +525,8 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a node leaves in another life": (END, changed("node.left", with_(incarnation=7)), "I8"),
     "a node leaves twice": (END, then("node.left", lambda e: e), "I8"),
     "a node joins in an old life": (END, changed("node.joined", with_(incarnation=1), 3), "I8"),
+    "a node offers a device twice": (END, changed("node.joined", lambda e: with_(inventory=e.inventory.model_copy(
+        update={"devices": (*e.inventory.devices, e.inventory.devices[0])}))(e)), "I8"),
     "a node joins twice": (END, then("node.joined", lambda e: e), "I8"),
     "a lease ends before it is over": (MUM, changed("job.queued", with_(lease_s=60)), "I8"),
     "silence ends what is kept": (MUM, changed("job.queued", with_(lease_s=0)), "I8"),
@@ -512,6 +544,10 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a lease is told to have ended that is longer than the silence": (
         MUM, changed("node.silent", with_(ended_lease_s=100), 2), "I8"
     ),
+    "a lease is told to have ended, and its part goes on": (
+        MUM, both(changed("job.queued", with_(lease_s=9)), changed("node.silent", with_(silent_s=9, ended_lease_s=9))), "I8"
+    ),
+    "a node is told to keep work that is not kept": (MUM, changed("node.silent", with_(kept=True)), "I8"),
     "a silence is told twice": (MUM, then("node.silent", lambda e: e, 2), "I8"),
     "a silence ends fewer leases than before": (
         MUM, then("node.silent", with_(ended_lease_s=5), 2), "I8"

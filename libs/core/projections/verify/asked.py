@@ -14,6 +14,8 @@ from libs.core.projections.verify.books import Books, DeviceRow, JobRow, NodeRow
 from schemas import ledger as led
 from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Claim, Level, Resources, Role, Runtime, Spread, TopologyPolicy
 
+_LEVELS = frozenset(level.value for level in Level)
+
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
@@ -54,6 +56,8 @@ class AsAsked(Subject):
             self._kind(e.job_id, job, one, row, node)
         if len(rows) > 1:
             self._together(e.job_id, asked, rows)
+            if e.span is not None and self.books.format is not None:
+                self._spans(e.job_id, e.span.level, rows)
         if asked.spread is not None:
             self._apart(job, asked.spread, {claim.node for claim in e.claims})
 
@@ -67,10 +71,8 @@ class AsAsked(Subject):
 
     def _size(self, e: led.JobGranted, job: JobRow, asked: Resources) -> None:
         count = len({claim.device for claim in e.claims})
-        fewest = asked.min_devices or asked.devices
-        if asked.roles:
-            fewest = sum((role.min_count or role.count) * role.devices for role in asked.roles)
-        if len(e.claims) != count or not fewest <= count <= asked.devices:
+        fewest, most = sizes(asked)
+        if len(e.claims) != count or not fewest <= count <= most:
             self._not_as(e.job_id, f"{asked.devices} devices", f"{len(e.claims)} claims")
         model = job.spec.model
         if asked.min_devices and model is not None and count < asked.devices and count % model.devices_per_replica:
@@ -136,6 +138,15 @@ class AsAsked(Subject):
         if len(groups) > 1 or topology.level in (Level.NVLINK, Level.DEVICE):
             self._not_as(job_id, f"devices within one {topology.level.value}", f"{len(rows)} of {len(groups)} groups")
 
+    def _spans(self, job_id: str, told: str, rows: list[tuple[DeviceRow, NodeRow]]) -> None:
+        """What is told of how near the devices are to each other; it may be less near than they are."""
+        islands = {_island(row) for row, _ in rows}
+        together = len(islands) == 1 and "" not in islands
+        if told in _LEVELS and told not in (Level.NVLINK, Level.DEVICE):
+            together = together or len({_group(Level(told), node) for _, node in rows}) == 1
+        if not together:
+            self.books.broken("I2", f"{job_id} is told to be within one {told}, and its devices are not")
+
     def _apart(self, job: JobRow, spread: Spread, nodes: set[str]) -> None:
         peers = self._peers.setdefault((job.team, spread.key), {})
         for other_id, other in peers.items():
@@ -153,6 +164,13 @@ class AsAsked(Subject):
 
     def _not_as(self, job_id: str, asked: str, got: str) -> None:
         self.books.broken("I2", f"{job_id} asked for {asked} and is granted {got}")
+
+
+def sizes(asked: Resources) -> tuple[int, int]:
+    """The fewest and the most devices that a request can be granted."""
+    if asked.roles:
+        return sum((role.min_count or role.count) * role.devices for role in asked.roles), asked.devices
+    return asked.min_devices or asked.devices, asked.devices
 
 
 def _of_role(role: Role, asked: Resources) -> _Wanted:

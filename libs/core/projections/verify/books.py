@@ -56,6 +56,8 @@ class AttemptRow:
     """Every part that is free so far ended by itself with exit code 0."""
     bad: KnownByAgent | None = None
     """What the agent said of the first part that ended otherwise, if nothing had been decided before."""
+    bad_code: int | None = None
+    """Its exit code, if it ended by itself."""
     evidence: set[str] = field(default_factory=set)
     """Of the parts that ended otherwise: `failed` (by themselves), or the evidence that they are gone."""
     exits: dict[str, int | None] = field(default_factory=dict)

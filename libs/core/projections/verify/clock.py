@@ -22,6 +22,8 @@ LONGEST_IDLE_STEP_US = 7 * DAY_US
 """The longest steps without marks: with work that runs, and is billed, a day; else a week. More is a clock that was set."""
 PER_INPUT_US = 10_000_000
 """What one input may add to time beyond what clocks say. Twice what placement allows: this is no place for its constants."""
+_MOST_STRAYED = 1000
+"""Looked at between two ticks: a report names no more."""
 RATE = 500
 """One part in so many, by which two clocks may run apart."""
 
@@ -40,6 +42,10 @@ class LedgerTime(Subject):
         """The record is of a later format than the first; one that declares none: a kind of such a format was seen."""
         self._step: _Step | None = None
         """From the last mark to this record's."""
+        self._inputs = 0
+        """The inbox's offset at the last mark."""
+        self._strayed: list[_Strayed] = []
+        """Records since the last mark whose wall time is another than what that mark says."""
 
     def begin(self, record: led.LedgerRecord) -> None:
         books, before, mark = self.books, self._mark, record.clock
@@ -55,6 +61,8 @@ class LedgerTime(Subject):
                 self._by_marks(before, mark, record)
             elif step_us > LONGEST_STEP_US:
                 self._long_step(step_us)
+        if mark is not None and before is not None and record.wall_us is not None:
+            self._by_wall(before, mark, record)
         self._began, self._mark = True, mark if mark is not None else before
         self._inbox_seq = max(self._inbox_seq, record.inbox_seq)
         books.t_us = max(record.t_us, books.t_us)
@@ -75,6 +83,24 @@ class LedgerTime(Subject):
                 "I10", f"time went on by {by:g} s between two ticks, and by {clocks:g} s on a clock that cannot be set"
             )
         self._step = _Step(on_us, mark.wall_us - before.wall_us, allowed_us, ran_us is None)
+
+    def _by_wall(self, before: ClockMark, mark: ClockMark, record: led.LedgerRecord) -> None:
+        """Calendars are made of what records say that the wall clock showed. Between two ticks that clock may have been set
+        once: so each record agrees with the one or the other."""
+        if mark != before:
+            for one in self._strayed:
+                if one.off(mark) > one.allowed_us:
+                    nearest_s = min(one.nearest_us, one.off(mark)) / 1e6
+                    self.books.broken(
+                        "I10", f"record {one.seq} shows a wall clock that is {nearest_s:g} s from what ticks say"
+                    )
+            self._strayed.clear()
+            self._inputs = self._inbox_seq
+        allowed_us = (2 + max(0, record.inbox_seq - self._inputs)) * PER_INPUT_US
+        shown = _Strayed(self.books.seq, record.t_us, record.wall_us or 0, allowed_us)
+        shown.nearest_us = min(shown.off(before), shown.off(mark))
+        if shown.nearest_us > allowed_us and len(self._strayed) < _MOST_STRAYED:
+            self._strayed.append(shown)
 
     def _long_step(self, step_us: int) -> None:
         running = sum(job.open is not None for job in self.books.jobs.values())
@@ -123,6 +149,21 @@ class _Step:
     told_us: int = 0
     told_shift_us: int = 0
     estimated: bool = False
+
+
+@dataclass(slots=True)
+class _Strayed:
+    """What a record shows of time and of the wall clock, and how far they may go apart between two ticks."""
+
+    seq: int
+    t_us: int
+    wall_us: int
+    allowed_us: int
+    nearest_us: int = 0
+    """How far it was from the ticks that were known then."""
+
+    def off(self, mark: ClockMark) -> int:
+        return abs((self.wall_us - self.t_us) - (mark.wall_us - mark.t_us))
 
 
 def _ran(before: tuple[BootReading, ...], after: tuple[BootReading, ...]) -> int | None:

@@ -23,6 +23,8 @@ class Devices(Subject):
 
     def joined(self, e: led.NodeJoined | led.BoardCutDone) -> None:
         """What is held stays held where a board was repartitioned; a node that begins a new life holds nothing (`nodes`)."""
+        if self.books.format is not None and len({d.id for d in e.inventory.devices}) < len(e.inventory.devices):
+            self.books.broken("I8", f"node {e.inventory.node} offers a device twice")
         known = self.books.nodes.get(e.inventory.node)
         if known is not None:
             for gone in known.offered.difference(device.id for device in e.inventory.devices):
@@ -53,6 +55,8 @@ class Devices(Subject):
         row = self.books.devices.get(e.device)
         if row is None or row.quarantine != e.since_us:
             self.books.broken("I8", f"{e.device} is returned from a quarantine that it is not in")
+        elif row.node != e.node:
+            self.books.broken("I8", f"{e.device} is returned by node {e.node}, it is of {row.node}")
         if row is not None:
             row.quarantine = None
 

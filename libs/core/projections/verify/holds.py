@@ -3,6 +3,7 @@ for one is granted to nobody else; and a plan that makes somebody give way keeps
 
 from typing import ClassVar
 
+from libs.core.projections.verify.asked import sizes
 from libs.core.projections.verify.books import Books, Promises, Subject, Where
 from schemas import ledger as led
 from schemas.ids import split_attempt_id
@@ -27,6 +28,8 @@ class Holds(Subject):
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._will_hold = Promises(books, "somebody gives way to {}, and nothing is held for it")
+        self._plans: dict[str, set[str]] = {}
+        """Whom others give way to -> the plans that say so, in this decision."""
         self._let_go = Promises(books, "what is held for {} is released, and it neither starts nor ends")
         self._silent: set[str] = set()
         """Nodes that are not heard: what is held there is let go."""
@@ -38,6 +41,7 @@ class Holds(Subject):
         books.report.preemptions += 1
         victim, winner = books.jobs.get(e.job_id), books.jobs.get(e.beneficiary)
         self._will_hold.make(e.beneficiary)
+        self._plans.setdefault(e.beneficiary, set()).add(e.plan_id)
         if winner is None or winner.where is not Where.WAITING:
             books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, which does not wait")
         elif not winner.preempts:
@@ -49,12 +53,21 @@ class Holds(Subject):
     def held(self, e: led.DevicesHeld) -> None:
         books = self.books
         self._will_hold.keep(e.job_id)
+        plans = self._plans.get(e.job_id, set())
+        if books.format is not None and plans - {e.plan_id}:
+            books.broken(
+                "I11", f"others give way to {e.job_id} by plan {', '.join(plans)}, what is held is by {e.plan_id}"
+            )
         if e.job_id in books.holds:
             books.broken("I11", f"devices are held for {e.job_id} a second time")
             self._forget(e.job_id)
         job = books.jobs.get(e.job_id)
         if job is not None and not job.preempts:
             books.broken("I11", f"devices are held for {e.job_id}, whose class may not preempt")
+        if job is not None and books.format is not None:
+            fewest, most = sizes(job.spec.resources)
+            if not fewest <= len(e.devices) <= most:
+                books.broken("I11", f"{len(e.devices)} devices are held for {e.job_id}, it runs on {fewest} to {most}")
         books.holds[e.job_id] = e.devices
         if len(set(e.devices)) != len(e.devices):
             books.broken("I11", f"a device is held twice for {e.job_id}")
@@ -131,6 +144,8 @@ class Holds(Subject):
     def end(self) -> None:
         if self._will_hold:
             self._will_hold.check("I11")
+        if self._plans and not self.books.more:
+            self._plans.clear()
         if self._was_on:
             self._let_go.check("I11")
             self._was_on = {job: nodes for job, nodes in self._was_on.items() if job in self._let_go}

@@ -41,6 +41,8 @@ class Lives(Subject):
         books = self.books
         if e.job_id != job_id(e.team, e.client_key):
             books.broken("I3", f"{e.job_id} is not the id of {e.client_key!r} of team {e.team}")
+        if books.format is not None and e.submitted_us > books.t_us:
+            books.broken("I3", f"{e.job_id} is submitted at {e.submitted_us} us, which is to come")
         if e.job_id in books.jobs or books.ended.has(e.job_id, books.t_us):
             books.broken("I3", f"{e.job_id} is queued a second time")
             return

@@ -1,11 +1,13 @@
 """Nodes and leases (I8): a node's lives follow each other, a lease ends only when the node leaves, and a node that leaves or
 begins a new life holds nothing."""
 
+from collections.abc import Iterator
 from typing import ClassVar
 
-from libs.core.projections.verify.books import Books, NodeRow, Promises, SilentRow, Subject
+from libs.core.projections.verify.books import Books, JobRow, NodeRow, Promises, SilentRow, Subject
 from schemas import ledger as led
 from schemas.attempts import Evidence
+from schemas.ids import split_attempt_id
 from schemas.resources import Inventory
 
 _LEAVES = frozenset({Evidence.LEASE_ENDED, Evidence.NODE_LEFT})
@@ -32,6 +34,8 @@ class Nodes(Subject):
         self._anew = Promises(books, "a part on node {} ended with its life, and the node does not begin a new one")
         self._dead: set[str] = set()
         """Nodes that an operator declared dead, and that have not left yet."""
+        self._told_ended: set[str] = set()
+        """Nodes of which this decision tells silence."""
         self._epoch = 0
 
     def joined(self, e: led.NodeJoined) -> None:
@@ -120,6 +124,9 @@ class Nodes(Subject):
         if not e.kept and e.ended_lease_s > e.silent_s:
             what = f"leases of {e.ended_lease_s:g} s have ended there"
             self.books.broken("I8", f"node {e.node} is silent for {e.silent_s:g} s, and {what}")
+        if e.kept and all(job.lease_s for job in self._jobs_on(e.node)):
+            self.books.broken("I8", f"node {e.node} is told to keep work, and has none that is kept")
+        self._told_ended.add(e.node)
         self.books.silent[e.node] = SilentRow(since_us, e.kept, e.ended_lease_s)
 
     def heard(self, e: led.NodeHeard) -> None:
@@ -145,7 +152,30 @@ class Nodes(Subject):
         if row is None or not row.up or row.incarnation != incarnation:
             self.books.broken("I8", f"node {node} is {what} in life {incarnation}, which it does not live")
 
+    def _jobs_on(self, node: str) -> Iterator[JobRow]:
+        """Jobs that hold something there."""
+        row = self.books.nodes.get(node)
+        for device in row.offered if row is not None else ():
+            for name in self.books.devices[device].claims:
+                job = self.books.jobs.get(split_attempt_id(name)[0])
+                if job is not None:
+                    yield job
+
+    def _all_ended(self) -> None:
+        """Parts whose leases are told to have ended are free by the same decision."""
+        for node in self._told_ended:
+            silence = self.books.silent.get(node)
+            if silence is None:
+                continue
+            for job in self._jobs_on(node):
+                if 0 < job.lease_s <= silence.ended_lease_s or (silence.kept and job.lease_s):
+                    lease = f"its lease of {job.lease_s:g} s has ended there"
+                    self.books.broken("I8", f"{job.id} holds devices of node {node}, and {lease}")
+        self._told_ended.clear()
+
     def end(self) -> None:
+        if self._told_ended and not self.books.more:
+            self._all_ended()
         if self._leaves or self._anew:
             self._leaves.check("I8")
             self._anew.check("I8")

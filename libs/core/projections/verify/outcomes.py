@@ -12,23 +12,12 @@ first format, or none.
 
 from typing import ClassVar
 
-from libs.core.projections.verify.books import AttemptRow, JobRow, Subject
+from libs.core.projections.verify.books import AttemptRow, Books, JobRow, Subject, Where
 from libs.core.state.formats import BACK_OFF
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome
 from schemas.jobs import JobState
 
-_DECIDED: dict[Cause, Outcome] = {
-    Cause.CANCELLED: Outcome.CANCELLED,
-    Cause.TIME_LIMIT: Outcome.TIME_LIMIT,
-    Cause.PREEMPTED: Outcome.PREEMPTED,
-    Cause.NODE_LEFT: Outcome.DRAINED,
-}
-_SHOWN: dict[Cause, Outcome] = {
-    Cause.PART_FAILED: Outcome.FAILED,
-    Cause.PART_LOST: Outcome.LOST,
-    Cause.PART_REFUSED: Outcome.REFUSED,
-}
 _BOOKED_AS: dict[Category, Outcome] = {
     Category.SUCCESS: Outcome.SUCCEEDED,
     Category.CANCELLED: Outcome.CANCELLED,
@@ -42,6 +31,17 @@ _BOOKED_AS: dict[Category, Outcome] = {
     Category.OUT_OF_MEMORY: Outcome.FAILED,
     Category.USER_ERROR: Outcome.FAILED,
 }
+_DECIDED: dict[Cause, Category] = {
+    Cause.CANCELLED: Category.CANCELLED,
+    Cause.TIME_LIMIT: Category.TIME_LIMIT,
+    Cause.PREEMPTED: Category.PREEMPTED,
+    Cause.NODE_LEFT: Category.DRAINED,
+}
+_SHOWN: dict[Cause, Category] = {
+    Cause.PART_LOST: Category.NODE_LOST,
+    Cause.PART_REFUSED: Category.REFUSED,
+}
+_CODES: dict[int | None, Category] = {127: Category.INPUT_MISSING, 137: Category.OUT_OF_MEMORY}
 _PROOF: dict[Cause, frozenset[str]] = {
     Cause.PART_FAILED: frozenset({"failed"}),
     Cause.PART_LOST: frozenset({Evidence.RELEASED, Evidence.LEASE_ENDED, Evidence.NEW_INCARNATION}),
@@ -59,11 +59,17 @@ _WAITS_S = (5, 10, 20, 40, 80, 160, 300)
 """What a job waits after its second loss in a row, its third, ...; after further ones as after the last."""
 
 
+_LATE_US = 5_000_000
+"""So long after its limit a tick has stopped an attempt, for sure."""
+_LOOK_US = 10_000_000
+
+
 class Outcomes(Subject):
     """Follows what is decided and shown of an attempt's end, and compares it with what is booked."""
 
     handlers: ClassVar = {
         led.JobGranted: "granted",
+        led.AttemptRunning: "running",
         led.AttemptPreempting: "preempting",
         led.AttemptStopping: "stopping",
         led.DevicesFreed: "freed",
@@ -72,11 +78,39 @@ class Outcomes(Subject):
         led.JobFinished: "finished",
     }
 
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._limits: dict[str, int] = {}
+        """Jobs that run and have a limit -> when that is."""
+        self._tick_us = 0
+        """What the last tick said, us of ledger time."""
+        self._looked_us = 0
+
+    def begin(self, record: led.LedgerRecord) -> None:
+        self._tick_us = record.clock.t_us if record.clock is not None else 0
+
     def granted(self, e: led.JobGranted) -> None:
         job = self.books.jobs.get(e.job_id)
         if job is not None and self.books.t_us < job.not_before_us:
             early_s = (job.not_before_us - self.books.t_us) / 1e6
             self.books.broken("I3", f"{e.job_id} is granted {early_s:g} s before it may run again")
+
+    def running(self, e: led.AttemptRunning) -> None:
+        found = self.books.attempt(e.job_id, e.attempt)
+        if found is not None and found[0].spec.time_limit_s:
+            self._limits[e.job_id] = self.books.t_us + int(found[0].spec.time_limit_s * 1_000_000)
+
+    def end(self) -> None:
+        if self._limits and self._tick_us - self._looked_us >= _LOOK_US and not self.books.more:
+            self._looked_us = self._tick_us
+            for job_id, end_us in list(self._limits.items()):
+                job = self.books.jobs.get(job_id)
+                if job is None or job.where is not Where.RUNNING:
+                    del self._limits[job_id]
+                elif self._tick_us >= end_us + _LATE_US:
+                    over = f"{(self._tick_us - end_us) / 1e6:g} s over its limit of {job.spec.time_limit_s:g} s"
+                    self.books.broken("I5", f"{job_id} runs on, {over}")
+                    del self._limits[job_id]
 
     def preempting(self, e: led.AttemptPreempting) -> None:
         found = self.books.attempt(e.job_id, e.attempt)
@@ -116,7 +150,7 @@ class Outcomes(Subject):
         if e.own_exit and e.exit_code == 0 and e.evidence is Evidence.RELEASED:
             return
         if attempt.done and attempt.cause is None:
-            attempt.bad = e.category
+            attempt.bad, attempt.bad_code = e.category, e.exit_code if e.own_exit else None
             silent = self.books.silent.get(e.node)
             attempt.ended_us = silent.since_us if silent is not None else self.books.t_us
         attempt.done = False
@@ -124,6 +158,7 @@ class Outcomes(Subject):
 
     def closed(self, e: led.AttemptClosed) -> None:
         job = self.books.jobs.get(e.job_id)
+        self._limits.pop(e.job_id, None)
         if job is None or job.closed is None or job.closed.number != e.attempt:
             return
         should = _outcome(job.closed)
@@ -135,6 +170,9 @@ class Outcomes(Subject):
             self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as {e.outcome.value}, it was {should.value}")
         if e.category is not None and _BOOKED_AS[e.category] is not e.outcome:
             self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as {e.outcome.value} of kind {e.category.value}")
+        elif should is not None and self.books.format is not None and e.category is not (kind := _category(job.closed)):
+            told = e.category.value if e.category is not None else "nothing"
+            self.books.broken("I5", f"{e.job_id}.{e.attempt} is closed as of kind {told}, it was {kind.value}")
         lost = e.outcome in _LOST
         ran_us = job.closed.ended_us - job.closed.running_us if job.closed.running_us else 0
         job.failures += e.outcome is Outcome.FAILED
@@ -183,6 +221,8 @@ class Outcomes(Subject):
         if attempt is None:
             if e.state is not JobState.CANCELLED and job.open is None:
                 self.books.broken("I3", f"{e.job_id} ends as {e.state.value} while it waits: it can only be cancelled")
+            if e.exit_code is not None:
+                self.books.broken("I3", f"{e.job_id} ends with exit code {e.exit_code} while it waits")
             return
         job.closed = None
         self._end_of(job, attempt, e)
@@ -206,7 +246,7 @@ class Outcomes(Subject):
             self.books.broken("I3", f"{job.id} ends after an attempt that was {outcome}, and has attempts left")
         codes = [attempt.exits.get(node) for node in attempt.nodes]
         code = next((code for code in codes if code), 0 if attempt.own_exits else None)
-        if e.exit_code is not None and e.exit_code != code:
+        if e.exit_code != code and (e.exit_code is not None or self.books.format is not None):
             self.books.broken("I3", f"{job.id} ends with exit code {e.exit_code}, its last attempt ended with {code}")
 
 
@@ -215,12 +255,19 @@ def wait_s(losses: int) -> int:
     return _WAITS_S[min(losses - 2, len(_WAITS_S) - 1)] if losses > 1 else 0
 
 
-def _outcome(attempt: AttemptRow) -> Outcome | None:
-    """How an attempt of which nothing is left must be booked; None: nothing says why it ended."""
-    if attempt.done and attempt.cause in (None, Cause.PREEMPTED):
-        return Outcome.SUCCEEDED
-    if attempt.cause is None:
-        return None
+def _category(attempt: AttemptRow) -> Category:
+    """What kind of end an attempt came to that `_outcome` knows the outcome of."""
+    if attempt.cause is None or (attempt.done and attempt.cause is Cause.PREEMPTED):
+        return Category.SUCCESS
     if attempt.cause in _DECIDED:
         return _DECIDED[attempt.cause]
-    return _BOOKED_AS[attempt.bad] if attempt.bad is not None else _SHOWN[attempt.cause]
+    if attempt.bad is not None:
+        return Category(attempt.bad)
+    return _SHOWN.get(attempt.cause) or _CODES.get(attempt.bad_code, Category.USER_ERROR)
+
+
+def _outcome(attempt: AttemptRow) -> Outcome | None:
+    """How an attempt of which nothing is left must be booked; None: nothing says why it ended."""
+    if attempt.cause is None and not attempt.done:
+        return None
+    return _BOOKED_AS[_category(attempt)]

@@ -63,6 +63,8 @@ class Records(Subject):
                 "I10", f"rejects inbox message {e.inbox_seq}, which is not among those after {after} to {to}"
             )
         self._rejected = max(self._rejected, e.inbox_seq)
+        if e.request is not None and not e.request.known and e.request.job_id in self.books.jobs:
+            self.books.broken("I3", f"{e.request.job_id} is told to be unknown, and it waits or runs")
 
     def sealed(self, e: led.SegmentSealed) -> None:
         broken, begins = self.books.broken, self.books.seq + 1

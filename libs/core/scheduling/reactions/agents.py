@@ -1,5 +1,6 @@
 """What a node's agent says: its life begins, what became of the parts it runs, a board that it has repartitioned."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -110,8 +111,12 @@ def board_cut(d: Decision, m: inbox.BoardCut) -> None:
 
 
 def _refuse_foreign(d: Decision, inventory: Inventory) -> None:
-    """Raises InputRefused when a device already belongs to another node that is up."""
+    """Raises InputRefused when a device is named twice, or belongs to another node that is up."""
     fleet = d.state.fleet
+    ids = {device.id for device in inventory.devices}
+    if len(ids) < len(inventory.devices):
+        twice = next(id_ for id_, count in Counter(device.id for device in inventory.devices).items() if count > 1)
+        raise InputRefused(f"node {inventory.node}: its inventory names device {twice} twice; device ids are unique")
     for device in inventory.devices:
         row = fleet.devices.find(device.id)
         if row >= 0 and fleet.up[row] and (owner := fleet.node_names.names[int(fleet.node[row])]) != inventory.node:
