@@ -87,6 +87,26 @@ lock *args: _house
             --no-annotate --no-header --no-emit-index-url "$@" -o "requirements/$name.txt" "requirements/$name.in"
     done
 
+# What is published: the wheel, what it consists of (an SBOM, CycloneDX), and their hashes, in dist/
+[group("change")]
+release: _house
+    rm -rf dist
+    python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+    python deploy/sbom.py "dist/$(basename dist/*.whl .whl).cdx.json"
+    cd dist && python -c 'import hashlib, pathlib; [print(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}") for p in sorted(pathlib.Path(".").iterdir())]' >../SHA256SUMS && mv ../SHA256SUMS .
+    @ls -l dist
+
+# Known vulnerabilities of what is pinned (asks a public database, so CI does not run it)
+[group("test")]
+[no-exit-message]
+audit *args: _house
+    #!/bin/sh
+    set -eu
+    [ -x .venv/audit/bin/pip-audit ] || { python -m venv .venv/audit && .venv/audit/bin/pip install --quiet pip-audit; }
+    for name in base build dev; do
+        .venv/audit/bin/pip-audit --require-hashes --disable-pip --requirement "requirements/$name.txt" "$@"
+    done
+
 # Remove caches and demo output; keeps .venv and the state in .baton
 [group("change")]
 clean:
