@@ -100,6 +100,7 @@ def team_of(requests: list[JobRequest], team: str | None) -> str | None:
 async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool, output: Format) -> None:
     done: list[Submitted] = []
     for request in requests:
+        _warn(request)
         submitted = await baton.submit(request.spec, request.key or None, wait_admitted=wait_admitted)
         done.append(submitted)
         if output in (Format.TABLE, Format.WIDE, Format.NAME):
@@ -109,6 +110,18 @@ async def _submit(baton: Baton, requests: list[JobRequest], wait_admitted: bool,
                 hint(f"{request.spec.name} is {state}; follow it with `baton watch {short(submitted.job_id)}`")
     if output in (Format.JSON, Format.YAML):
         document([{"job_id": s.job_id, "client_key": s.client_key, "team": s.team} for s in done], output)
+
+
+def _warn(request: JobRequest) -> None:
+    """A spec cannot be unsaid: it stays in the ledger."""
+    from libs.core.admission.looks_secret import suspects
+
+    if found := suspects(request.spec.env, request.spec.command):
+        looks = "looks like a secret" if len(found) == 1 else "look like secrets"
+        hint(
+            f"warning: {request.spec.name}: {', '.join(found)} {looks}: your whole team and the operators can read it, and it "
+            "stays in the ledger; put it into a file that only the job can read, and name the file"
+        )
 
 
 def from_file(file: str, flags: list[str]) -> list[JobRequest]:

@@ -187,6 +187,17 @@ async def test_submit_prints_the_id_and_nothing_else(urls: dict[str, Address], f
     assert await baton("submit", "--key", key, "--", "true", url=urls["blue"]) == result
 
 
+async def test_a_secret_is_taken_and_warned_about(urls: dict[str, Address], fakes: Fakes, key: str) -> None:
+    secret = "hunter2hunter2"
+    options = ("--key", key, "--env", f"DB_PASSWORD={secret}", "--env", "SEED=1")
+    result = await baton("submit", *options, "--", "true", url=urls["blue"])
+    assert result.code == 0
+    assert result.out.strip() in fakes.jobs
+    assert "env.DB_PASSWORD looks like a secret" in result.err
+    assert "SEED" not in result.err
+    assert secret not in result.err
+
+
 async def test_submit_from_stdin(urls: dict[str, Address], fakes: Fakes, key: str) -> None:
     text = f"key: {key}-1\ncommand: [a]\n---\nkey: {key}-2\ncommand: [b]\n"
     result = await baton("submit", "-f", "-", url=urls["blue"], stdin=text.encode())
