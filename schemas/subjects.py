@@ -277,22 +277,16 @@ def user_may(team: str, user: str = "*") -> tuple[list[str], list[str]]:
 def node_may(pool: str, node: str = "*") -> tuple[list[str], list[str]]:
     """(publish, subscribe) patterns of a node's credential: what it saw, its lease, its samples, its desired state.
 
-    It hears the teams' questions for logs and may answer what it hears (the broker's `allow_responses`). With the node
-    `*` it is the credential of an agent that stands for every node of the pool: a simulated fleet.
+    With the node `*` it is the credential of an agent that stands for every node of the pool: a simulated fleet.
     """
     own = {"pool": token(pool), "node": node}
     return (
-        [
-            anyone(NODE_INPUT, **own),
-            anyone(NODE_SIGNAL, **own),
-            anyone(NODE_QUESTION, **own),
-            "$JS.API.STREAM.INFO.*",  # an agent waits until the pool's streams are there
-            "$JS.API.STREAM.NAMES",  # and the ledger's may have another name by now
-            "$JS.API.CONSUMER.INFO.*.*",
-        ],
-        [
-            anyone(NODE_COMMAND, **own),
-            anyone(QUESTION, entity="log", what="read"),
-            f"_NODE_{pool}.>" if node == "*" else f"{node_reply_prefix(pool, node)}.>",
-        ],
+        [anyone(NODE_INPUT, **own), anyone(NODE_SIGNAL, **own), anyone(NODE_QUESTION, **own)],
+        [anyone(NODE_COMMAND, **own), f"_NODE_{pool}.>" if node == "*" else f"{node_reply_prefix(pool, node)}.>"],
     )
+
+
+def log_readers_may() -> tuple[list[str], list[str]]:
+    """(publish, subscribe) patterns of the second credential of an agent: it hears the teams' questions for logs, and may
+    answer what it hears (the broker's `allow_responses`); nothing else."""
+    return [], [anyone(QUESTION, entity="log", what="read")]

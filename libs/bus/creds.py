@@ -9,6 +9,8 @@ from typing import Any
 from nats.aio.client import RawCredentials
 
 CREDS_FOLDER = "creds"
+LOGS_CREDS = "logs.creds"
+"""Of an agent, beside its own: with it the agent hears and answers questions for logs, which are the teams'."""
 _CLAIM, _SEED = "-----BEGIN NATS USER JWT-----", "-----BEGIN USER NKEY SEED-----"
 
 
@@ -22,7 +24,7 @@ class Address:
 
     url: str = field(repr=False)
     creds: Path | str | None = field(default=None, repr=False)
-    anonymous: bool = True
+    anonymous: bool = field(default=True, compare=False)
     """Whether a broker will do that lets anybody in."""
 
     def options(self) -> dict[str, Any]:

@@ -240,7 +240,7 @@ class LocalStack:
             await self._servers.start()
             undo.push_async_callback(self._servers.stop)
             if options.external and self.keyring.exists:
-                await tell(self.nats_url, self.keyring, self.keyring.teams)
+                await tell(self.nats_url, self.keyring, self.keyring.accounts)
             await self._provision()
             specs = self._specs(undo)
             self._write_client_file()
@@ -291,6 +291,8 @@ class LocalStack:
             return
         for who in (*self.options.teams, *self.options.users, OPERATOR):
             self._credential(self.keyring, who)
+        for pool in self.options.pools:
+            self.keyring.nodes(pool)
 
     async def _provision(self) -> None:
         client = await connect(self.address(OPERATOR), name="provision", inbox_prefix=f"_INBOX_{OPERATOR}")

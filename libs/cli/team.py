@@ -75,9 +75,9 @@ def list_(folder: Folder = None, output: Output = Format.TABLE, no_header: NoHea
 
 @app.command()
 def push(folder: Folder = None, url: Url = None) -> None:
-    """Tell the broker of every team again: after it was away, or lost what it keeps."""
+    """Tell the broker of every account again: after it was away, or lost what it keeps, or `baton credentials` made more."""
     ring = _ring(folder)
-    _tell(ring, ring.teams, folder, url)
+    _tell(ring, ring.accounts, folder, url)
     say("\n".join(ring.teams))
 
 

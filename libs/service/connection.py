@@ -17,9 +17,18 @@ async def connected(
 
     Raises BusUnavailable and StreamsMissing, and whatever the block raises. One that closes by itself ends the process.
     """
+    async with at_the_bus(settings, name, inbox_prefix=inbox_prefix) as nats:
+        await bind(nats.jetstream(), pools or [settings.pool])
+        yield nats
+
+
+@asynccontextmanager
+async def at_the_bus(
+    settings: ServiceSettings, name: str, *, inbox_prefix: str | None = None
+) -> AsyncIterator[BusConnection]:
+    """The same without looking whether the streams are there: for agents, to whose account they do not belong."""
     nats = await connect(settings.bus, name=name, inbox_prefix=inbox_prefix, die_on_close=True)
     try:
-        await bind(nats.jetstream(), pools or [settings.pool])
         yield nats
     finally:
         await close(nats)

@@ -1,13 +1,14 @@
 """Who may say and hear what, as accounts of the bus. Pure.
 
-    account   what is in it
-    $SYS      the broker's own affairs; only `baton team` speaks there, to tell of changed accounts
-    $baton    JetStream, services, agents, operators: the core
-    <team>    one for each team, with nothing but its own subjects of the core, imported
+    account                     what is in it
+    $SYS                        the broker's own affairs; only `baton team` speaks there, to tell of changed accounts
+    $baton                      JetStream, services, operators: the core
+    <team>                      one for each team, with nothing but its own subjects of the core, imported
+    @<pool>.<node>, @<pool>     the same for each node, or for an agent that stands for all nodes of a pool
 
-What a team publishes on an imported subject reaches the core; the reply subject that it chose does not. The broker puts one
-of its own in its place and brings the first answer back, so a reply, and JetStream's acknowledgement, can only arrive inside
-the team's account. A subject that a team does not import is not there for it, whatever its users' permissions say.
+What a team or a node publishes on an imported subject reaches the core; the reply subject that it chose does not. The broker
+puts one of its own in its place and brings the answer back, so a reply, and JetStream's acknowledgement, can only arrive inside
+the account of who asked. A subject that an account does not import is not there for it, whatever its users' permissions say.
 
 Within an account each credential has a *role*, a scoped signing key (`libs.walls.claims`): what the role may do stands in
 the account's claim. `NAME` in a role's subjects is the credential's own name.
@@ -30,7 +31,7 @@ EACH_SERVICE = (
 )  # fmt: skip
 PROVISION = "provision"
 TEAM, USER = "team", "user"
-NODE, NODES = "node", "nodes"
+NODE, LOGS = "node", "logs"
 CLAIMS = "claims"
 RESERVED = (OPERATOR, SERVICES)
 """What no team may be called."""
@@ -40,6 +41,8 @@ NAME = "{{name()}}"
 TEAM_CONNECTIONS = 512
 TEAM_SUBSCRIPTIONS = 20_000
 """Of all connections of a team together."""
+NODE_CONNECTIONS = 64
+"""An agent has one; a new one may come before the broker has noticed that the old one is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +66,19 @@ class Role:
 
 
 def core_roles() -> dict[str, Role]:
-    """Of the account `$baton`. A node's credential is called `<pool>.<node>`, that of a pool's simulated nodes `<pool>`."""
-    node, nodes = subjects.node_may("POOL", "NODE"), subjects.node_may("POOL")
+    """Of the account `$baton`."""
     return {
         SERVICES: Role(),
         **{service: Role() for service in EACH_SERVICE},
         PROVISION: Role(subjects.operator_may()),
         OPERATOR: Role(subjects.operator_may()),
-        NODE: Role(_named(node[0], "POOL.NODE"), _named(node[1], "POOL.NODE"), responds=True),
-        NODES: Role(_named(nodes[0], "POOL"), _named(nodes[1], "POOL"), responds=True),
+        LOGS: Role(*subjects.log_readers_may(), responds=True),
     }
+
+
+def node_roles(pool: str, node: str = "*") -> dict[str, Role]:
+    """Of a node's account."""
+    return {NODE: Role(*subjects.node_may(pool, node))}
 
 
 def team_roles(team: str) -> dict[str, Role]:
@@ -96,14 +102,20 @@ def _named(patterns: Sequence[str], keys: str) -> list[str]:
 def core_account(keys: Mapping[str, str], revoked: Mapping[str, int]) -> dict[str, Any]:
     """The claim of `$baton`; `keys` has the public signing key of each role, `revoked` is as `team_account` has it."""
     unbounded = {"mem_storage": NO_LIMIT, "disk_storage": NO_LIMIT, "streams": NO_LIMIT, "consumer": NO_LIMIT}
-    asked, told = shared("*")
-    exports = [
-        *({"name": subject, "subject": subject, "type": "service"} for subject in asked),
-        *({"name": subject, "subject": subject, "type": "stream"} for subject in told),
-    ]
+    exports: list[dict[str, Any]] = []
+    for asked, told in (shared(subjects.user_may(_ANY)), shared(subjects.node_may(_ANY))):
+        exports += [_export(subject) for subject in asked]
+        exports += [{"name": subject, "subject": subject, "type": "stream"} for subject in told]
     limits = {**_limits(connections=NO_LIMIT, subscriptions=NO_LIMIT, payload=NO_LIMIT), **unbounded}
     limits |= {"exports": NO_LIMIT, "wildcards": True}
     return _account(core_roles(), keys, exports=exports, limits=limits, revocations=dict(revoked))
+
+
+def _export(subject: str) -> dict[str, Any]:
+    """A node's question may be answered by several messages (`libs.bus.asking.ask_all`), all others by one."""
+    several = subject == subjects.anyone(subjects.NODE_QUESTION)
+    made = {"name": subject, "subject": subject, "type": "service"}
+    return {**made, "response_type": "Stream"} if several else made
 
 
 def team_account(team: str, keys: Mapping[str, str], core: str, revoked: Mapping[str, int]) -> dict[str, Any]:
@@ -111,15 +123,32 @@ def team_account(team: str, keys: Mapping[str, str], core: str, revoked: Mapping
 
     `revoked`: public key of a user, or `*` for all -> what it was issued with until then is void, s.
     """
-    asked, told = shared(team)
-    imports = [
-        *({"name": subject, "subject": subject, "type": "service", "account": core} for subject in asked),
-        *({"name": subject, "subject": subject, "type": "stream", "account": core} for subject in told),
-    ]
     limits = _limits(connections=TEAM_CONNECTIONS, subscriptions=TEAM_SUBSCRIPTIONS, payload=MAX_BYTES + HEADER_BYTES)
-    return _account(
-        team_roles(team), keys, imports=imports, limits={**limits, "imports": len(imports)}, revocations=dict(revoked)
-    )
+    return _guest(team_roles(team), keys, shared(subjects.user_may(team)), core, revoked, limits)
+
+
+def node_account(
+    pool: str, node: str, keys: Mapping[str, str], core: str, revoked: Mapping[str, int]
+) -> dict[str, Any]:
+    """The same for a node, or with the node `*` for all nodes of a pool."""
+    limits = _limits(connections=NODE_CONNECTIONS, subscriptions=TEAM_SUBSCRIPTIONS, payload=NO_LIMIT)
+    return _guest(node_roles(pool, node), keys, shared(subjects.node_may(pool, node)), core, revoked, limits)
+
+
+def _guest(
+    roles: Mapping[str, Role],
+    keys: Mapping[str, str],
+    own: tuple[list[str], list[str]],
+    core: str,
+    revoked: Mapping[str, int],
+    limits: dict[str, Any],
+) -> dict[str, Any]:
+    imports = [
+        {"name": subject, "subject": subject, "type": type_, "account": core}
+        for subjects_, type_ in zip(own, ("service", "stream"), strict=True)
+        for subject in subjects_
+    ]
+    return _account(roles, keys, imports=imports, limits={**limits, "imports": len(imports)}, revocations=dict(revoked))
 
 
 HEADER_BYTES = 64 * 1024
@@ -133,18 +162,19 @@ def system_account(keys: Mapping[str, str]) -> dict[str, Any]:
     )
 
 
-def shared(team: str) -> tuple[list[str], list[str]]:
-    """(asked, told): what `team` imports from the core, to publish on and to hear; with `*`, what the core exports.
-
-    It follows from what a team may do at all: every subject but its own reply inbox.
-    """
-    asked, heard = subjects.user_may("T")
-    told = [subject for subject in heard if subject.startswith("baton.")]
-    return _of(team, asked), _of(team, told)
+_ANY = "ANYONE"
+"""Stands for every team and pool where the core exports."""
 
 
-def _of(team: str, patterns: Sequence[str]) -> list[str]:
-    return [".".join(team if part == "T" else part for part in pattern.split(".")) for pattern in patterns]
+def shared(may: tuple[list[str], list[str]]) -> tuple[list[str], list[str]]:
+    """(asked, told): what is imported from the core, to publish on and to hear. It follows from what somebody may do at all:
+    every subject but the own replies."""
+    asked, told = ([_everybody(s) for s in patterns if s.startswith("baton.")] for patterns in may)
+    return asked, told
+
+
+def _everybody(subject: str) -> str:
+    return ".".join("*" if part == _ANY else part for part in subject.split("."))
 
 
 def _limits(*, connections: int, subscriptions: int, payload: int) -> dict[str, Any]:

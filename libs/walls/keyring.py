@@ -5,7 +5,7 @@
         operator.creds      a person who sees all teams
         <team>.creds, <team>.<user>.creds
         services/<service>/nats.creds
-        nodes/<pool>/nats.creds, nodes/<pool>.<node>/nats.creds
+        nodes/<pool>/, nodes/<pool>.<node>/    of an agent: nats.creds, and logs.creds to answer for logs
 
 Whoever has `keys.json` can make any credential: it belongs on the host that administers, and nowhere else. A credential that
 was handed out stays good until it is rotated or revoked; what its role may do follows Baton's version.
@@ -21,11 +21,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from libs.bus.creds import CREDS_FOLDER
+from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
 from libs.embedded.records import write_private
 from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
-from libs.walls.accounts import CORE, NODE, NODES, SERVICES, SYSTEM, TEAM, USER
+from libs.walls.accounts import CORE, LOGS, NODE, SERVICES, SYSTEM, TEAM, USER
 from libs.walls.claims import Key, Kind
 from schemas.subjects import OPERATOR, token
 
@@ -33,6 +33,8 @@ KEYS_FILE = "keys.json"
 _MINUTE = 60
 _ONE = "nats.creds"
 """Of a process: alone in its folder, which can be given to it."""
+_NODE = "@"
+"""Before the name of a node's account: no team's name begins so."""
 
 
 class NoCredential(LookupError):
@@ -72,6 +74,8 @@ class Keys(BaseModel):
     system: AccountKeys
     core: AccountKeys
     teams: dict[str, AccountKeys] = {}
+    nodes: dict[str, AccountKeys] = {}
+    """By `<pool>.<node>`, or `<pool>` for all nodes of a pool."""
 
 
 def check_teams(teams: Sequence[str]) -> None:
@@ -112,6 +116,12 @@ class Keyring:
     def teams(self) -> list[str]:
         return sorted(self.keys().teams) if self.exists else []
 
+    @property
+    def accounts(self) -> list[str]:
+        """All that a broker is told of at run time: the core, nodes, teams."""
+        keys = self.keys()
+        return [CORE, *(f"{_NODE}{name}" for name in sorted(keys.nodes)), *sorted(keys.teams)]
+
     def users(self, team: str) -> list[str]:
         """Who of `team` has a credential: itself, and `<team>.<user>`. Raises NoCredential when there is no such team."""
         return sorted(_team(self.keys(), team).users)
@@ -128,12 +138,16 @@ class Keyring:
 
     def nodes(self, pool: str) -> Path:
         """Of agents that stand for every node of a pool: a simulated fleet."""
-        return self._credential(CORE, NODES, f"nodes {pool}", self.creds / "nodes" / token(pool) / _ONE, called=pool)
+        return self._agent(token(pool))
 
     def node(self, pool: str, node: str) -> Path:
         """Of one node, which speaks for itself only."""
-        name = f"{token(pool)}.{token(node)}"
-        return self._credential(CORE, NODE, f"node {name}", self.creds / "nodes" / name / _ONE, called=name)
+        return self._agent(f"{token(pool)}.{token(node)}")
+
+    def _agent(self, name: str) -> Path:
+        folder = self.creds / "nodes" / name
+        self._credential(CORE, LOGS, f"logs {name}", folder / LOGS_CREDS, called=name)
+        return self._credential(f"{_NODE}{name}", NODE, name, folder / _ONE)
 
     def team(self, name: str) -> Path:
         """Of a whole team, or of a user `<team>.<user>`; a new team gets an account.
@@ -186,11 +200,14 @@ class Keyring:
             for each in gone:
                 (self.creds / f"{each}.creds").unlink(missing_ok=True)
 
-    def revoke_nodes(self, pool: str, node: str = "") -> None:
-        """The credential of a node, or without one that of the agents of a whole pool; as `revoke`."""
-        name = f"node {pool}.{node}" if node else f"nodes {pool}"
+    def revoke_node(self, pool: str, node: str = "") -> list[str]:
+        """The credentials of a node, or without one those of the agents of a whole pool; the accounts that are to be told.
+        Raises NoCredential."""
+        name = f"{pool}.{node}" if node else pool
         with self._changing() as keys:
-            self._void(keys.core, name)
+            self._void(_account(keys, f"{_NODE}{name}"), name)
+            self._void(keys.core, f"logs {name}")
+        return [f"{_NODE}{name}", CORE]
 
     def _void(self, owner: AccountKeys, name: str) -> None:
         if name not in owner.users:
@@ -207,6 +224,10 @@ class Keyring:
                 said = accounts.system_account(owner.public_roles(list(accounts.system_roles())))
             elif name == CORE:
                 said = accounts.core_account(owner.public_roles(list(accounts.core_roles())), owner.revoked)
+            elif name.startswith(_NODE):
+                pool, _, node = name.removeprefix(_NODE).partition(".")
+                public = owner.public_roles(list(accounts.node_roles(pool)))
+                said = accounts.node_account(pool, node or "*", public, core, owner.revoked)
             else:
                 public = owner.public_roles(list(accounts.team_roles(name)))
                 said = accounts.team_account(name, public, core, owner.revoked)
@@ -219,7 +240,7 @@ class Keyring:
             operator, system, core = Key(keys.operator), keys.system.public, keys.core.public
         said = {"type": "operator", "system_account": system}
         signed = claims.claim(operator, operator.public, "baton", said, issued_s=int(self._now()))
-        return Trust(signed, system, dict(self.account(name) for name in (SYSTEM, CORE, *self.teams)), core)
+        return Trust(signed, system, dict(self.account(name) for name in (SYSTEM, *self.accounts)), core)
 
     def claims_credential(self) -> str:
         """The text of a credential that may tell the broker of accounts, for a minute."""
@@ -263,9 +284,12 @@ def _new_keys() -> Keys:
 def _account(keys: Keys, name: str, make: bool = False) -> AccountKeys:
     if name in (SYSTEM, CORE):
         return keys.system if name == SYSTEM else keys.core
-    if make and name not in keys.teams:
-        keys.teams[name] = AccountKeys(seed=_new(Kind.ACCOUNT).seed)
-    return _team(keys, name)
+    known, plain = (keys.nodes, name.removeprefix(_NODE)) if name.startswith(_NODE) else (keys.teams, name)
+    if make and plain not in known:
+        known[plain] = AccountKeys(seed=_new(Kind.ACCOUNT).seed)
+    if plain not in known:
+        raise NoCredential(f"nobody is called {plain!r}; there are: {', '.join(sorted(known)) or 'none'}")
+    return known[plain]
 
 
 def _team(keys: Keys, name: str) -> AccountKeys:

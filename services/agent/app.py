@@ -19,7 +19,7 @@ from libs.bus.queries import serve
 from libs.ports import clock
 from libs.ports.clock import boot_s as now
 from libs.service.app import Tasks, make_asgi
-from libs.service.connection import connected
+from libs.service.connection import at_the_bus
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.queries import LogPiece, LogQuery
@@ -152,7 +152,7 @@ def _launcher(settings: AgentSettings, host: PreparedHost, names: frozenset[str]
 def make_app(settings: AgentSettings) -> AsgiFastStream:
     """The service as an ASGI application. Raises what `hosted` raises: a wrong fleet file ends the start."""
     registry = CollectorRegistry()
-    broker = make_broker(settings.bus, "agent")
+    broker = make_broker(settings.log_bus, "agent")
     metrics = AgentMetrics(registry)
     tasks = Tasks()
     found = hosted(settings)
@@ -169,7 +169,7 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
         host = await asyncio.to_thread(prepare, settings, found)
         first = found[0].inventory.node
         replies = subjects.node_reply_prefix(settings.pool, first)
-        async with connected(settings, f"agent-{first}", inbox_prefix=replies) as nats:
+        async with at_the_bus(settings, f"agent-{first}", inbox_prefix=replies) as nats:
             agent = metrics.agent = await build(settings, nats, host, metrics.counts)
             await agent.subscribe()
             async with tasks.until_stopped():

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from libs.bus.creds import LOGS_CREDS, Address
 from libs.service.settings import ServiceSettings
 from schemas.base import Name, NodeName
 from services.agent.keeper import contain
@@ -106,6 +108,12 @@ class AgentSettings(ServiceSettings):
         default="", description="the one team whose processes are run where nothing can hold them together"
     )
     cgroups: bool = Field(default=True, description="put jobs into cgroups of their own where that is possible")
+
+    @property
+    def log_bus(self) -> Address:
+        """Where questions for logs are heard: with `logs.creds` beside the agent's own credential, if that is there."""
+        logs = self.nats_creds and self.nats_creds.with_name(LOGS_CREDS)
+        return replace(self.bus, creds=logs) if logs and logs.is_file() else self.bus
 
     def state_path(self) -> Path:
         """Where incarnations and pid files are: it must survive restarts of the agent."""

@@ -1,11 +1,15 @@
 """What the credential of a team, a user or a node may do is decided by the broker, whatever the client asks for."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from libs.bus.connect import Address
+from libs.bus.creds import LOGS_CREDS
 from schemas import subjects
 from tests.client.fakes import until
 
@@ -186,15 +190,20 @@ async def test_a_node_cannot_read(n1: Team, subject: str) -> None:
     await refuses(n1, "subscription")
 
 
-async def test_a_node_speaks_and_is_spoken_to_on_its_own_subjects(n1: Team, services, team: Team) -> None:
+async def test_a_node_speaks_and_is_spoken_to_on_its_own_subjects(
+    n1: Team, services, team: Team, urls: dict[str, Address]
+) -> None:
     told = await n1.client.subscribe(subjects.desired("main", "n1"))
 
     async def answer(message: Msg) -> None:
         await message.respond(b"a log")
 
-    await n1.client.subscribe("baton.qry.log.v1.read.*.*", cb=answer)
-    await n1.client.flush()
-    await n1.client.flush()
+    own = urls["main.n1"]
+    logs = await connected(replace(own, creds=Path(str(own.creds)).with_name(LOGS_CREDS)), "_INBOX")
+    await logs.client.subscribe("baton.qry.log.v1.read.*.*", cb=answer)
+    for connection in (n1.client, logs.client):
+        for _ in range(2):
+            await connection.flush()
     stored = await n1.client.request(subjects.node_inbox("observed", "main", "n1"), b"{}", timeout=10)
     assert b'"stream":"INBOX-main"' in stored.data
     await services.publish(subjects.desired("main", "n1"), b"state")
@@ -202,7 +211,12 @@ async def test_a_node_speaks_and_is_spoken_to_on_its_own_subjects(n1: Team, serv
     assert (await told.next_msg(timeout=10)).data == b"state"
     log = await team.client.request("baton.qry.log.v1.read.blue.ana", b"{}", timeout=10)
     assert log.data == b"a log"
-    assert n1.refused == []
+    assert n1.refused == logs.refused == []
+    for subject in ("baton.in.node.v1.observed.main.n1", "baton.led.pool.v1.record.main", "_INBOX_blue.ana.x"):
+        logs.refused.clear()
+        await logs.client.publish(subject, b"{}")
+        await refuses(logs, "publish")
+    await logs.client.close()
 
 
 async def test_a_team_reads_its_own_events_and_no_others(team: Team, services) -> None:

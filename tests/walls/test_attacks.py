@@ -1,7 +1,8 @@
-"""A hostile team at the bus: whatever it says, and wherever it asks answers to go, it reaches nothing but its own.
+"""A hostile team, or a node that was taken over, at the bus: whatever it says, and wherever it asks answers to go, it reaches
+nothing but its own.
 
-Each attack is made twice: with a team's ordinary credential, and with one of the same account whose user has no permissions
-of its own, so that the account alone holds. What the attacks did before there were accounts is `test_without_accounts`.
+Each attack is made with an ordinary credential, and with one of the same account whose user has no permissions of its own,
+so that the account alone holds. What the attacks did before there were accounts is `test_without_accounts`.
 """
 
 import asyncio
@@ -25,14 +26,14 @@ from libs.walls.claims import Key, Kind
 from libs.walls.keyring import Keyring
 from schemas import subjects
 from tests.kit.waiting import until
-from tests.walls.world import World, broker, fill, unrestricted
+from tests.walls.world import NODE, TEAM, World, broker, fill, unrestricted
 
 LEDGER = subjects.ledger("main")
-SUBMIT = subjects.submit("blue", "mallory")
-QUESTION = fill("job", "get")
 
 TARGETS = [
     LEDGER,
+    "baton.in.node.v1.observed.main.n2",
+    "baton.cmd.node.v1.changed.main.n2",
     "baton.led.pool.v1.restoring.main.1",
     "baton.in.job.v1.admitted.main",
     "baton.in.node.v1.observed.main.n1",
@@ -75,6 +76,8 @@ HEADERS = [
     {"Nats-Request-Info": '{"acc": "green", "user": "operator"}'},
     {"Nats-Subject": LEDGER, "Nats-Stream": "LEDGER-main", "Nats-Sequence": "1"},
     {"KV-Operation": "PURGE"},
+    {"Nats-Batch-Id": "mine", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"},
+    {"Nats-Batch-Id": "open", "Nats-Batch-Sequence": "1"},
     {"Status": "503"},
 ]
 LISTENING = [
@@ -90,6 +93,8 @@ LISTENING = [
     "baton.evt.*.v1.*.green",
     "baton.evt.*.v1.*.*",
     "baton.qry.*.v1.get.green.*",
+    "baton.qry.log.v1.read.*.*",
+    "baton.cmd.node.v1.*.main.n2",
     "baton.cmd.job.v1.*.*.*",
 ]
 
@@ -100,33 +105,36 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Keyring
         yield made
 
 
-@pytest.fixture(params=["ordinary", "unrestricted"])
+@pytest.fixture(params=["team", "team without permissions", "node", "node without permissions"])
 async def world(request: pytest.FixtureRequest, bus: tuple[str, Keyring]) -> AsyncIterator[World]:
     url, ring = bus
-    attacker = ring.team("blue") if request.param == "ordinary" else unrestricted(ring, "blue")
-    async with World(url, ring, attacker) as made:
+    who = TEAM if request.param.startswith("team") else NODE
+    ordinary = ring.team("blue") if who is TEAM else ring.node("main", "n1")
+    creds = unrestricted(ring, who.account) if "without" in request.param else ordinary
+    async with World(url, ring, who, creds) as made:
         yield made
 
 
 async def test_an_answer_goes_nowhere_else(world: World) -> None:
     """Neither a service's answer, nor JetStream's acknowledgement, good or bad."""
     for target in TARGETS:
-        for subject in (SUBMIT, QUESTION, subjects.cancel("blue", "mallory")):
-            await world.blue.publish(subject, b"{}", reply=target)
+        for subject in world.who.says:
+            await world.bad.publish(subject, b"{}", reply=target)
     await world.nothing_happened()
 
 
 @pytest.mark.parametrize("headers", HEADERS, ids=lambda headers: next(iter(headers.items())))
 async def test_no_header_helps(world: World, headers: dict[str, str]) -> None:
-    for subject in (SUBMIT, QUESTION):
-        await world.blue.publish(subject, b"{}", headers=headers)
-        await world.blue.publish(subject, b"{}", headers=headers, reply=LEDGER)
+    for subject in world.who.says:
+        await world.bad.publish(subject, b"{}", headers=headers)
+        await world.bad.publish(subject, b"{}", headers=headers, reply=LEDGER)
     await world.nothing_happened()
 
 
 async def test_what_is_not_its_own_is_not_there(world: World) -> None:
     for target in TARGETS:
-        await world.blue.publish(target, b"{}", reply=LEDGER)
+        if target not in world.who.says:
+            await world.bad.publish(target, b"{}", reply=LEDGER)
     await world.nothing_happened()
 
 
@@ -140,20 +148,18 @@ async def test_it_hears_nobody_else(world: World) -> None:
 
     for subject in LISTENING:
         for queue in ("", "queries", "admission", "history"):
-            await world.blue.subscribe(subject, queue=queue, cb=hears)
+            await world.bad.subscribe(subject, queue=queue, cb=hears)
     for _ in range(2):
-        await world.blue.flush()
+        await world.bad.flush()
     ack = await world.green.request(subjects.submit("green", "eve"), b"not yours", timeout=10)
     assert json.loads(ack.data)["stream"] == "REQUESTS"
     told = await world.green.request(fill("job", "get", "green", "eve"), b"not yours", timeout=10)
     assert told.data == b"forged answer", "the service answered, and nobody in its place"
     await world.js.publish(subjects.event("queued", "green"), b"not yours")
-    await world.core.publish(subjects.desired("main", "n1"), b"not yours")
+    for node in ("n2", *(["n1"] if world.who is TEAM else [])):
+        await world.core.publish(subjects.desired("main", node), b"not yours")
     await world.core.publish("_INBOX_operator.eve.x", b"not yours")
     await world.settle()
-    await world.core.publish(subjects.event("queued", "blue"), b"yours")
-    await world.core.flush()
-    await world.blue.flush()
     assert heard == []
 
 
@@ -164,9 +170,9 @@ async def test_it_cannot_answer_for_a_service(world: World) -> None:
         await message.respond(b"a lie")
 
     for subject in ("baton.qry.>", "baton.qry.job.v1.get.green.*", "baton.qry.*.v1.get.*.*"):
-        await world.blue.subscribe(subject, queue="queries", cb=lie)
+        await world.bad.subscribe(subject, queue="queries", cb=lie)
     for _ in range(2):
-        await world.blue.flush()
+        await world.bad.flush()
     for _ in range(10):
         told = await world.green.request(fill("job", "get", "green", "eve"), b"{}", timeout=10)
         assert told.data == b"forged answer"
@@ -183,24 +189,24 @@ async def test_it_has_no_streams_of_its_own(world: World) -> None:
         ("CONSUMER.CREATE.EVENTS", {"config": {"deliver_subject": "x"}}),
     ):
         with suppress(nats.errors.Error):
-            answer = await world.blue.request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout=0.3)
+            answer = await world.bad.request(f"$JS.API.{verb}", json.dumps(body).encode(), timeout=0.3)
             assert "error" in json.loads(answer.data), f"{verb} was answered: {answer.data!r}"
     await world.nothing_happened()
 
 
 async def test_it_cannot_tell_the_broker_who_it_is(world: World) -> None:
-    """Its account's claim, with the imports of green, told to the broker by blue and by services."""
+    """Its account's claim, with all there is imported, told to the broker by itself and by services."""
     keys = world.ring.keys()
-    core = keys.core.public
+    core, mine = keys.core.public, keys.teams["blue"] if world.who is TEAM else keys.nodes["main.n1"]
     said = {"type": "account", "imports": [{"name": "x", "subject": "baton.>", "account": core, "type": "stream"}]}
-    for signer in (keys.teams["blue"].seed, keys.operator):
-        forged = claims.claim(Key(signer), keys.teams["blue"].public, "blue", said, issued_s=int(time.time()))
-        for speaker in (world.blue, world.core):
+    for signer in (mine.seed, keys.operator):
+        forged = claims.claim(Key(signer), mine.public, "blue", said, issued_s=int(time.time()))
+        for speaker in (world.bad, world.core):
             await speaker.publish("$SYS.REQ.CLAIMS.UPDATE", forged.encode())
-            await speaker.publish(f"$SYS.REQ.ACCOUNT.{keys.teams['blue'].public}.CLAIMS.UPDATE", forged.encode())
+            await speaker.publish(f"$SYS.REQ.ACCOUNT.{mine.public}.CLAIMS.UPDATE", forged.encode())
             await speaker.flush()
     world.core_heard.clear()  # the services' own words come back to them, and to nobody else
-    heard = await world.blue.subscribe("baton.in.>")
+    heard = await world.bad.subscribe("baton.in.clock.>")
     await world.settle()
     await world.core.publish("baton.in.clock.v1.tick.nowhere", b"not yours")
     await world.settle()
@@ -287,7 +293,7 @@ async def test_without_accounts_an_answer_went_into_the_ledger(tmp_path: Path) -
         await core.subscribe(subjects.anyone(subjects.QUESTION), cb=answer)
         for _ in range(2):
             await core.flush()
-        for subject in (SUBMIT, QUESTION):
+        for subject in (TEAM.stored, TEAM.question):
             await blue.publish(subject, b"{}", reply=LEDGER)
 
         async def written() -> bool:

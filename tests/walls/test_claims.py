@@ -2,6 +2,7 @@
 
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,25 +37,31 @@ def test_a_claim_says_what_was_put_in() -> None:
         claims.read("a.b")
 
 
-def test_a_team_imports_its_own_subjects_and_no_others() -> None:
-    """Every import is one of the core's exports with the team's name in it."""
-    asked, told = accounts.shared("blue")
-    exported = [set(patterns) for patterns in accounts.shared("*")]
-    for patterns, of_all in ((asked, exported[0]), (told, exported[1])):
-        assert {pattern.replace(".blue", ".*") for pattern in patterns} == of_all
-        assert all(".blue" in pattern for pattern in patterns)
-    publish, subscribe = subjects.user_may("blue")
-    assert (asked, told) == (publish, [pattern for pattern in subscribe if pattern.startswith("baton.")])
+@pytest.mark.parametrize(
+    ("everybody", "own", "name"),
+    [
+        (subjects.user_may("ANYONE"), subjects.user_may("blue"), ".blue"),
+        (subjects.node_may("ANYONE"), subjects.node_may("west"), ".west"),
+        (subjects.node_may("ANYONE"), subjects.node_may("west", "n1"), ".west.n1"),
+    ],
+)
+def test_what_is_imported_is_exported_with_a_name_in_it(everybody: Any, own: Any, name: str) -> None:
+    for exported, imported in zip(accounts.shared(everybody), accounts.shared(own), strict=True):
+        stars = ".*" * name.count(".")
+        assert {pattern.replace(name, stars) for pattern in imported} == set(exported)
+        assert all(name in pattern for pattern in imported)
+        assert all(_ANYONE not in pattern for pattern in exported)
+
+
+_ANYONE = "ANYONE"
 
 
 def test_a_role_names_the_credential_and_nobody_else() -> None:
     user = accounts.team_roles("blue")["user"]
     assert all("{{name()}}" in pattern for pattern in user.publish or ())
     assert f"_INBOX_{accounts.NAME}.>" in (user.subscribe or ())
-    node = accounts.core_roles()["node"]
-    own = [pattern for pattern in node.publish or () if pattern.startswith("baton.")]
-    assert own
-    assert all(pattern.endswith(accounts.NAME) for pattern in own)
+    node = accounts.node_roles("main", "n1")["node"]
+    assert all(pattern.endswith("main.n1") for pattern in node.publish or ())
 
 
 def test_what_is_written_is_its_owners_only(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,40 @@ from schemas import subjects
 from tests.client.loop import LoopInBackground
 
 ANSWERED = (subjects.anyone(subjects.QUESTION), subjects.anyone(subjects.POOL_QUESTION))
-OWN = ("baton.cmd.job.v1.", "baton.qry.")
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """Who attacks: its account, what it may say, where its answers come, which streams take what it says."""
+
+    account: str
+    stored: str
+    question: str
+    others: tuple[str, ...]
+    replies: str
+    streams: tuple[str, ...]
+
+    @property
+    def says(self) -> tuple[str, ...]:
+        return (self.stored, self.question, *self.others)
+
+
+TEAM = Attacker(
+    "blue",
+    subjects.submit("blue", "mallory"),
+    "baton.qry.job.v1.get.blue.mallory",
+    (subjects.cancel("blue", "mallory"), "baton.qry.pool.v1.status.main.blue.mallory"),
+    "_INBOX_blue.mallory",
+    ("REQUESTS",),
+)
+NODE = Attacker(
+    "@main.n1",
+    "baton.in.node.v1.observed.main.n1",
+    "baton.qry.node.v1.desired.main.n1",
+    ("baton.tel.node.v1.heartbeat.main.n1", "baton.tel.node.v1.sample.main.n1"),
+    "_NODE_main.n1",
+    ("INBOX-main", "TELEMETRY"),
+)
 
 
 @contextmanager
@@ -31,7 +65,7 @@ def broker(folder: Path) -> Iterator[tuple[str, Keyring]]:
     ring = Keyring(folder)
     for team in ("blue", "green", "blue.ana"):
         ring.team(team)
-    ring.service(), ring.operator(), ring.nodes("main"), ring.node("main", "n1")
+    ring.service(), ring.operator(), ring.nodes("main"), ring.node("main", "n1"), ring.node("main", "n2")
 
     async def start() -> Servers:
         servers = Servers(folder, ServerOptions(run=("nats",), nats=NatsOptions(trust=ring.trust(), sync_always=False)))
@@ -52,7 +86,7 @@ def broker(folder: Path) -> Iterator[tuple[str, Keyring]]:
 def unrestricted(ring: Keyring, team: str, seed: str = "") -> str:
     """The text of a credential of `team` without any permissions of its own: what is kept apart then, the account keeps."""
     keys = ring.keys()
-    owner = keys.core if team == "baton" else keys.teams[team]
+    owner = keys.nodes[team[1:]] if team.startswith("@") else keys.teams[team]
     key = Key.of(Kind.USER, secrets.token_bytes(32))
     said = {"type": "user", "subs": -1, "data": -1, "payload": -1}
     signer = Key(seed or owner.seed)
@@ -61,10 +95,10 @@ def unrestricted(ring: Keyring, team: str, seed: str = "") -> str:
 
 
 class World:
-    """An attacker of team blue, the services' side, and who listens everywhere. `async with World(...)`."""
+    """An attacker, the services' side, and who listens everywhere. `async with World(...)`."""
 
-    def __init__(self, url: str, ring: Keyring, attacker: Path | str) -> None:
-        self.url, self.ring, self._attacker = url, ring, attacker
+    def __init__(self, url: str, ring: Keyring, who: Attacker, creds: Path | str) -> None:
+        self.url, self.ring, self.who, self._creds = url, ring, who, creds
         self.core_heard: list[Msg] = []
         self.green_heard: list[str] = []
         self.blue_heard: list[Msg] = []
@@ -84,7 +118,7 @@ class World:
         self.js = self.core.jetstream()
         green = await self.connect(unrestricted(self.ring, "green"))
         self.green = await self.connect(self.ring.team("green"), inbox_prefix="_INBOX_green.eve")
-        self.blue = await self.connect(self._attacker, inbox_prefix="_INBOX_blue.mallory")
+        self.bad = await self.connect(self._creds, inbox_prefix=self.who.replies)
 
         async def core_hears(message: Msg) -> None:
             self.core_heard.append(message)
@@ -110,29 +144,29 @@ class World:
             await connection.close()
 
     async def stored(self) -> Mapping[str, int]:
-        """How many messages each stream has, but that of requests."""
+        """How many messages each stream has, but those that take what the attacker says."""
         infos = await self.js.streams_info()
-        return {info.config.name: info.state.last_seq for info in infos if info.config.name != "REQUESTS"}
+        return {i.config.name: i.state.last_seq for i in infos if i.config.name not in self.who.streams}
 
     async def settle(self) -> None:
-        """Until all that blue has said so far is dealt with: its own request is stored and its own question answered after
-        it, over the connections and in the order of the attack."""
-        await self.blue.flush()
-        await self.blue.request(subjects.submit("blue", "mallory"), b"{}", timeout=10)
-        await self.blue.request(fill("job", "get"), b"{}", timeout=10)
+        """Until all that was said so far is dealt with: the attacker's own message is stored and its own question answered
+        after it, over the connection and in the order of the attack."""
+        await self.bad.flush()
+        await self.bad.request(self.who.stored, b"{}", timeout=10)
+        await self.bad.request(self.who.question, b"{}", timeout=10)
         await asyncio.sleep(0)
         await self.core.flush()
 
     async def nothing_happened(self) -> None:
-        """Nothing but blue's own commands and questions reached anybody, and no stream but REQUESTS has anything new."""
+        """Nothing but the attacker's own words reached anybody, and no stream but those for them has anything new."""
         await self.settle()
         assert await self.stored() == self.before
         assert self.green_heard == []
-        assert any(message.subject == fill("job", "get") for message in self.core_heard), "the spy hears"
+        assert any(message.subject == self.who.question for message in self.core_heard), "the spy hears"
         foreign = [
             message.subject
             for message in self.core_heard
-            if not (message.subject.startswith(OWN) and ".blue." in message.subject)
+            if message.subject not in self.who.says
             and not message.subject.startswith(("_R_.", "$JS.EVENT.", "_INBOX.", "$JS.API.STREAM.LIST"))
         ]
         assert foreign == []

@@ -19,7 +19,6 @@ from libs.bus.patience import AWAY
 from libs.cli.launch import REAL, SERVICES, SIMULATED
 from libs.embedded.servers import MONGO, VALKEY
 from libs.ledger.segments import Segment, readable
-from libs.walls.accounts import CORE
 from libs.walls.resolver import tell
 from schemas import subjects
 from tests.faults.chaos import disks
@@ -193,10 +192,9 @@ async def _(world: World) -> str:
     cluster = world.cluster
     pool, ring = cluster.options.pool, cluster.keyring
     world.excused |= {SIMULATED, REAL, *(node.name for node in world.nodes)}
-    ring.revoke_nodes(pool)
-    await tell(cluster.nats_url, ring, [CORE])
+    await tell(cluster.nats_url, ring, ring.revoke_node(pool))
     await asyncio.sleep(world.chance.uniform(3.0, 12.0))
-    ring.nodes(pool)  # a new one in the file's place, which agents read when they connect again
+    ring.nodes(pool)  # new ones in the files' places, which agents read when they are started again
     await world.back(SIMULATED, REAL, *(node.name for node in world.nodes))
     return f"nodes of {pool}"
 
