@@ -9,7 +9,8 @@ import typer
 from libs.cli.exits import UsageFault
 from libs.cli.output import hint, say
 from libs.client.where import state_dir
-from libs.walls.accounts import EACH_SERVICE, PROVISION
+from libs.walls import roles
+from libs.walls.accounts import PROVISION
 from libs.walls.keyring import Keyring, check_teams, check_users
 
 
@@ -38,7 +39,7 @@ def command(
     try:
         check_teams(named)
         check_users(_listed(users), named)
-        made = [ring.operator(), *(ring.service(name) for name in (*EACH_SERVICE, PROVISION))]
+        made = [ring.operator(), *(ring.service(name) for name in (*roles.SERVICES, PROVISION))]
         made += [ring.team(name) for name in (*named, *_listed(users))]
         made += [ring.nodes(pool) for pool in _listed(pools)]
         made += [ring.node(*_node(text)) for text in _listed(nodes)]

@@ -39,7 +39,7 @@ from libs.embedded.ports import LOOPBACK, PortLease, lease_port
 from libs.embedded.probes import http_ok
 from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
-from libs.walls.accounts import EACH_SERVICE
+from libs.walls import roles
 from libs.walls.accounts import SERVICES as ADMIN
 from libs.walls.keyring import Keyring, check_teams, check_users
 from libs.walls.resolver import tell
@@ -47,7 +47,7 @@ from schemas.subjects import OPERATOR, token
 
 log = logging.getLogger("baton.launch")
 
-SERVICES = EACH_SERVICE
+SERVICES = roles.SERVICES
 FOR_ALL_POOLS = "admission"
 """The one service that serves every pool; each pool has the others for itself."""
 SIMULATED, REAL = "agent-sim", "agent"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libs.bus.json_checks import MAX_BYTES
+from libs.walls import roles
 from libs.walls.claims import NO_LIMIT
 from schemas import subjects
 from schemas.subjects import OPERATOR
@@ -26,9 +27,6 @@ from schemas.subjects import OPERATOR
 SYSTEM, CORE = "$SYS", "$baton"
 SERVICES = "services"
 """The role that may do everything in the core: of whoever administers it, of tests, and of no service."""
-EACH_SERVICE = (
-    "placement", "admission", "history", "quota_billing", "telemetry", "leases", "preemption", "queries",
-)  # fmt: skip
 PROVISION = "provision"
 TEAM, USER = "team", "user"
 NODE, LOGS = "node", "logs"
@@ -69,7 +67,7 @@ def core_roles() -> dict[str, Role]:
     """Of the account `$baton`."""
     return {
         SERVICES: Role(),
-        **{service: Role() for service in EACH_SERVICE},
+        **{service: Role(roles.service_may(service)) for service in roles.SERVICES},
         PROVISION: Role(subjects.operator_may()),
         OPERATOR: Role(subjects.operator_may()),
         LOGS: Role(*subjects.log_readers_may(), responds=True),
@@ -136,7 +134,7 @@ def node_account(
 
 
 def _guest(
-    roles: Mapping[str, Role],
+    own_roles: Mapping[str, Role],
     keys: Mapping[str, str],
     own: tuple[list[str], list[str]],
     core: str,
@@ -148,7 +146,9 @@ def _guest(
         for subjects_, type_ in zip(own, ("service", "stream"), strict=True)
         for subject in subjects_
     ]
-    return _account(roles, keys, imports=imports, limits={**limits, "imports": len(imports)}, revocations=dict(revoked))
+    return _account(
+        own_roles, keys, imports=imports, limits={**limits, "imports": len(imports)}, revocations=dict(revoked)
+    )
 
 
 HEADER_BYTES = 64 * 1024
@@ -192,9 +192,9 @@ def _limits(*, connections: int, subscriptions: int, payload: int) -> dict[str, 
     }
 
 
-def _account(roles: Mapping[str, Role], keys: Mapping[str, str], **claims: Any) -> dict[str, Any]:
+def _account(named: Mapping[str, Role], keys: Mapping[str, str], **claims: Any) -> dict[str, Any]:
     scopes = [
         {"kind": "user_scope", "key": keys[name], "role": name, "template": role.template()}
-        for name, role in roles.items()
+        for name, role in named.items()
     ]
     return {"type": "account", "signing_keys": scopes, **claims}

@@ -115,6 +115,12 @@ async def each_service_has_its_own_stores_alone(cluster: LocalStack) -> None:
             assert (await readiness(cluster.http[name], token)).ready == ready, name
 
 
+def refusals(state_dir: Path) -> list[str]:
+    """What the broker refused to processes of this instance, by their logs."""
+    logs = (state_dir / "logs").glob("*.log")
+    return [line for log in logs for line in log.read_text().splitlines() if "permissions violation" in line.lower()]
+
+
 @pytest.mark.demo
 async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
     fleet = ROOT / "deploy/fleets/demo-16x8-h100.yaml"
@@ -128,6 +134,7 @@ async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
             spec = JobSpec(simulation=Simulation(duration_s=0.1), resources=Resources(devices=8))
             job = (await red.submit(spec)).job_id
             assert (await red.wait(job, 60)).state is JobState.SUCCEEDED
+            assert not refusals(tmp_path), "every service has the rights that it needs"
             events = [event.what async for event in red.watch(job)]
             assert events[0] == "queued"
             assert events[-1] == "succeeded"

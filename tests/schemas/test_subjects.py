@@ -107,11 +107,13 @@ def test_a_team_cannot_set_quotas_nor_tell_events(team: str, user: str) -> None:
 @given(teams, tokens, teams, tokens)
 def test_a_node_speaks_for_itself_only(pool: str, node: str, other_pool: str, other: str) -> None:
     publish, subscribe = subjects.node_may(pool, node)
+    says, hears_of_logs = subjects.log_readers_may()
+    assert says == []
     for m in CATALOG:
+        asked_for_logs = m.type == "io.baton.log.read.query.v1"
+        assert allowed(hears_of_logs, filled(m.subject, pool=pool, team=node)) == asked_for_logs, m.type
         if "{node}" not in m.subject:
-            asked_for_logs = m.type == "io.baton.log.read.query.v1"
-            assert not allowed(publish, filled(m.subject, pool=pool, node=node)), m.type
-            assert allowed(subscribe, filled(m.subject, pool=pool, team=node)) == asked_for_logs, m.type
+            assert not allowed(publish + subscribe, filled(m.subject, pool=pool, node=node)), m.type
             continue
         mine = filled(m.subject, pool=pool, node=node)
         assert allowed(publish if m.producer == "agent" or "agent" not in m.consumers else subscribe, mine), m.type
