@@ -1,20 +1,24 @@
-"""`python -m benchmarks.crowd URL TEAM`: one team's crowd, in a process of its own, so that it does not hold up who measures.
+"""`python -m benchmarks.crowd TEAM`: one team's crowd, in a process of its own, so that it does not hold up who measures.
 
     raw      plain JSON, encoded before, published without waiting for any acknowledgement: an attacker, as cheap as can be
     client   `libs.client.submit_many`, which waits until what it sent is stored: a team with a large batch
     control  as raw, to a stream of that broker that nobody reads
 
-It keeps its rate whatever becomes of the requests. The last line of what it prints is how many were sent.
+Where the broker is, and the credential, are in the environment (BATON_NATS_URL, BATON_NATS_CREDS). The crowd keeps its rate
+whatever becomes of the requests. The last line of what it prints is how many were sent.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import time
 import uuid
+from pathlib import Path
 
 from benchmarks.crowds import noop
 from libs.bus.connect import connect as connect_bus
+from libs.bus.creds import Address
 from libs.client import connect
 from schemas import subjects
 
@@ -25,7 +29,6 @@ CONTROL = "benchmarks.control"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
     parser.add_argument("team")
     parser.add_argument("--mode", choices=("raw", "client", "control"), default="raw")
     parser.add_argument("--rate", type=float, required=True, help="requests/s")
@@ -34,12 +37,17 @@ def main() -> None:
     print(asyncio.run(_client(options) if options.mode == "client" else _raw(options)))
 
 
+def _address() -> Address:
+    creds = os.environ.get("BATON_NATS_CREDS", "")
+    return Address(os.environ["BATON_NATS_URL"], Path(creds) if creds else None)
+
+
 async def _raw(options: argparse.Namespace) -> int:
     body = json.dumps({"client_key": "KEY", "job": noop().model_dump(mode="json", exclude_defaults=True)}).encode()
     before, after = body.split(b"KEY")
     subject = subjects.submit(options.team, "crowd") if options.mode == "raw" else CONTROL
     name = uuid.uuid4().hex
-    nats = await connect_bus(options.url, name="benchmark-crowd")
+    nats = await connect_bus(_address(), name="benchmark-crowd")
     began, sent = time.monotonic(), 0
     while (elapsed := time.monotonic() - began) < options.seconds:
         for number in range(sent, int(elapsed * options.rate)):
@@ -51,7 +59,7 @@ async def _raw(options: argparse.Namespace) -> int:
 
 
 async def _client(options: argparse.Namespace) -> int:
-    async with await connect(options.url, options.team) as client:
+    async with await connect(_address(), options.team) as client:
         began, sent = time.monotonic(), 0
         while (elapsed := time.monotonic() - began) < options.seconds:
             if (due := int(elapsed * options.rate) - sent) > 0:

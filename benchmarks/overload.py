@@ -18,6 +18,7 @@ waited longer than twice the p99 of base.
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -31,6 +32,7 @@ from nats.js.api import StreamConfig
 from benchmarks import crowds, machine
 from benchmarks.crowd import CONTROL
 from libs.bus.connect import close, connect
+from libs.bus.creds import Address
 from libs.client import Baton
 from libs.embedded import ServerOptions, Servers
 from libs.embedded.servers import NATS
@@ -73,9 +75,9 @@ async def _bench(options: argparse.Namespace) -> None:
         result: dict[str, Any] = {"machine": about, "sustainable_jobs_per_s": round(rate, 1), "crowd": options.crowd}
         result["base"] = base = await run.phase("base")
         if options.control:
-            async with _unread(options.state_dir / "control") as url:
-                result["control"] = await run.phase("control", (url, "control", loud))
-        result["overload"] = await run.phase("overload", (cluster.team_url(LOUD), options.crowd, loud))
+            async with _unread(options.state_dir / "control") as where:
+                result["control"] = await run.phase("control", (where, "control", loud))
+        result["overload"] = await run.phase("overload", (cluster.address(LOUD), options.crowd, loud))
     for name in ("control", "overload"):
         if name in result:
             ratio = result[name]["others"]["p99_ms"] / max(base["others"]["p99_ms"], 0.001)
@@ -99,7 +101,7 @@ class _Run:
         self.slow_ms = 0.0
         """Twice the p99 of base."""
 
-    async def phase(self, name: str, crowd: tuple[str, str, float] | None = None) -> dict[str, Any]:
+    async def phase(self, name: str, crowd: tuple[Address, str, float] | None = None) -> dict[str, Any]:
         """`crowd`: where, how and at which rate it publishes meanwhile."""
         status = await self.operator.status()
         after, inbox = status.ledger_seq, await self._last(subjects.inbox_stream(status.pool))
@@ -193,19 +195,21 @@ def _time(due: crowds.Due, at: crowds.Stages, what: str) -> int:
     return due.due_us if what == "due" else int(getattr(at, f"{what}_us"))
 
 
-async def _crowd(url: str, mode: str, rate: float, seconds: float) -> asyncio.subprocess.Process:
-    line = ["-m", "benchmarks.crowd", url, LOUD, "--mode", mode, "--rate", str(rate), "--seconds", str(seconds)]
-    return await asyncio.create_subprocess_exec(sys.executable, *line, stdout=asyncio.subprocess.PIPE)
+async def _crowd(where: Address, mode: str, rate: float, seconds: float) -> asyncio.subprocess.Process:
+    line = ["-m", "benchmarks.crowd", LOUD, "--mode", mode, "--rate", str(rate), "--seconds", str(seconds)]
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *line, stdout=asyncio.subprocess.PIPE, env=os.environ | where.environ()
+    )
 
 
 @asynccontextmanager
-async def _unread(state_dir: Path) -> AsyncIterator[str]:
-    """The URL of a broker of the same settings, with a stream for the control's crowd."""
+async def _unread(state_dir: Path) -> AsyncIterator[Address]:
+    """A broker of the same settings, with a stream for the control's crowd."""
     async with Servers(state_dir, ServerOptions(run=(NATS,))) as servers:
         connection = await connect(servers.nats_url, name="benchmark-control")
         await connection.jetstream().add_stream(StreamConfig(name="CONTROL", subjects=[CONTROL]))
         await close(connection)
-        yield servers.nats_url
+        yield Address(servers.nats_url)
 
 
 async def _watch(most: dict[str, int]) -> None:
