@@ -345,6 +345,7 @@ class LocalStack:
         own = {
             "BATON_QUOTA_BILLING_PRICES": options.prices,
             "BATON_QUOTA_BILLING_TEAMS": options.quotas,
+            "BATON_ADMISSION_TEAMS": options.quotas,
             "BATON_PLACEMENT_PRICES": options.prices,
         }
         return ProcessSpec(

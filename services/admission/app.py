@@ -20,6 +20,7 @@ from libs.bus.settle import NoRoom, Received, consume
 from libs.bus.trim import trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.intake import Intake
 from libs.core.placement.find import warm
 from libs.core.scheduling import limits
 from libs.ledger.follower import FollowedEntry, Follower
@@ -78,6 +79,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     show(registry, lambda: followers)
     tasks = Tasks()
     recent = Recent()
+    intake = Intake(settings.intake_limits())
     rooms: dict[str, StreamRoom] = {}
 
     async def portion(left: Sequence[Msg]) -> int:
@@ -88,7 +90,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
     def decide(received: Received) -> list[Outgoing]:
         pools = {known.pool: AdmissionContext(known.projection, limits.room, classes) for known in followers}
-        handled = handle(received, pools, recent)
+        handled = handle(received, pools, recent, intake)
         if lack := _lacks_room(handled, rooms):
             pool, why = lack
             metrics.requests.labels(AdmissionResult.BUSY.value).inc()

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from libs.bus.messages import Malformed, Outgoing, decode_bare, outgoing
 from libs.bus.settle import Received, dead_letter
 from libs.core.admission.evaluate import Admitted, NotAdmitted
+from libs.core.admission.intake import LEAST_WAIT_S, Intake, OverLimit
 from libs.core.admission.refusal import Why
 from libs.core.admission.routing import Pools, home_of, oldest_us, route
 from schemas import ids, subjects
@@ -32,8 +33,7 @@ from schemas.inbox import CancelRequested, JobAdmitted
 from schemas.jobs import CancelJob, JobRejected, Reason, SubmitJob
 
 ORIGIN = "admission"
-RETRY_AFTER_S = 150.0
-"""Longer than the broker remembers message ids (two minutes): a repeat before that would be dropped as one."""
+RETRY_AFTER_S = LEAST_WAIT_S
 
 _REASONS = 32
 _REJECTED = "io.baton.job.rejected.v1"
@@ -52,6 +52,7 @@ class AdmissionResult(StrEnum):
     CANCELLED = "cancel-forwarded"
     DEAD = "dead-letter"
     BUSY = "busy"
+    LIMITED = "limited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class _Asked:
     user: str
     pools: Pools
     recent: Recent
+    intake: Intake
 
     @property
     def first_pool(self) -> str:
@@ -107,9 +109,11 @@ class _Asked:
         return self.received.cause
 
 
-def handle(received: Received, pools: Pools, recent: Recent | None = None) -> Handled:
-    """A message of `baton.cmd.job.v1.*.<team>.<user>`. `pools` are those of the settings, in their order; `recent` is
-    what the caller keeps from one request to the next."""
+def handle(
+    received: Received, pools: Pools, recent: Recent | None = None, intake: Intake | None = None
+) -> Handled:  # fmt: skip
+    """A message of `baton.cmd.job.v1.*.<team>.<user>`. `pools` are those of the settings, in their order; `recent` and
+    `intake` are what the caller keeps from one request to the next."""
     try:
         keys = subjects.read(_SUBJECT, received.subject)
     except ValueError as e:
@@ -121,7 +125,7 @@ def handle(received: Received, pools: Pools, recent: Recent | None = None) -> Ha
         reason = f"{team!r} is not a team's name: use lower-case letters, digits and hyphens"
         return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, reason)], (Why.MALFORMED,))
     recent = Recent() if recent is None else recent
-    asked = _Asked(received, keys["what"], team, keys["user"], pools, recent)
+    asked = _Asked(received, keys["what"], team, keys["user"], pools, recent, intake or Intake())
     try:
         return _cancel(asked) if asked.what == "cancel" else _submit(asked)
     except Malformed as e:
@@ -131,6 +135,11 @@ def handle(received: Received, pools: Pools, recent: Recent | None = None) -> Ha
 def _submit(asked: _Asked) -> Handled:
     received = asked.received
     envelope, request = decode_bare(SubmitJob, received.subject, received.headers, received.payload)
+    if home_of(ids.job_id(asked.team, request.client_key), asked.pools, asked.recent) is None:
+        open_jobs = sum(pool.fleet.open_jobs(asked.team) for pool in asked.pools.values())
+        over = asked.intake.submit(asked.team, len(received.payload), open_jobs, received.time_us)
+        if over is not None:
+            return _limited(asked, over, request.client_key)
     routed = route(request, asked.team, asked.pools, asked.recent, received.time_us)
     outcome = routed.verdict
     if isinstance(outcome, NotAdmitted):
@@ -171,7 +180,11 @@ def _submit(asked: _Asked) -> Handled:
 def _cancel(asked: _Asked) -> Handled:
     received = asked.received
     envelope, request = decode_bare(CancelJob, received.subject, received.headers, received.payload)
-    pool = home_of(request.job_id, asked.pools, asked.recent) or asked.first_pool
+    job_id = request.job_id
+    is_open = job_id in asked.recent or any(pool.fleet.is_open(job_id) for pool in asked.pools.values())
+    if (over := asked.intake.cancel(asked.team, job_id, is_open, received.time_us)) is not None:
+        return _limited(asked, over)
+    pool = home_of(job_id, asked.pools, asked.recent) or asked.first_pool
     # Named by the request: a cancel that came before its job must not hide the one that comes after it.
     message = outgoing(
         CancelRequested(
@@ -189,6 +202,15 @@ def _cancel(asked: _Asked) -> Handled:
         traceparent=envelope.traceparent,
     )
     return Handled(AdmissionResult.CANCELLED, [message])
+
+
+def _limited(asked: _Asked, over: OverLimit, client_key: str = "") -> Handled:
+    """Told to whoever sent it. It names the job only when it is its end: a request that may come again names none."""
+    again = "" if over.wait_s is None else f"; send it again in {over.wait_s:.0f} s, with the same key"
+    reason = Reason(field=over.field, value=over.value[:200], problem=over.limit, fix=f"{over.fix}{again}")
+    job_id = _unless_taken(ids.job_id(asked.team, client_key), asked) if client_key and over.wait_s is None else ""
+    rejected = _rejected(asked, job_id, client_key, (reason,), retry_after_s=over.wait_s)
+    return Handled(AdmissionResult.LIMITED, [rejected], (Why.LIMIT,))
 
 
 def _malformed(asked: _Asked, error: Malformed) -> Handled:
@@ -215,6 +237,8 @@ def _rejected(
     reasons: Sequence[Reason],
     pool: str = "",
     envelope: Envelope | None = None,
+    *,
+    retry_after_s: float | None = None,
 ) -> Outgoing:
     received = asked.received
     shown = tuple(reasons[:_REASONS])
@@ -231,6 +255,7 @@ def _rejected(
             reasons=shown,
             at_us=at_us,
             stored_us=at_us,
+            retry_after_s=retry_after_s,
         ),
         subject=subjects.event("rejected", asked.team),
         type=_REJECTED,

@@ -8,7 +8,9 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
+from libs.core.admission.intake import IntakeLimits
 from libs.service.settings import ServiceSettings
+from libs.service.teams_file import load_intake
 from schemas.base import Name
 
 
@@ -24,6 +26,10 @@ class AdmissionSettings(ServiceSettings):
     )
     classes: Path | None = Field(
         default=None, description="priority classes, a file like deploy/classes.yaml; without it the three shipped ones"
+    )
+    teams: Path | None = Field(
+        default=None,
+        description="how much teams may ask for, the teams' file (deploy/teams.yaml); without it no limits",
     )
     batch: int = Field(default=256, ge=1, le=1000, description="requests fetched together at the most")
     undecided: int = Field(
@@ -57,6 +63,17 @@ class AdmissionSettings(ServiceSettings):
         if path is not None:
             read_classes(path)
         return path
+
+    @field_validator("teams")
+    @classmethod
+    def _usable(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            load_intake(path, "BATON_ADMISSION_TEAMS")
+        return path
+
+    def intake_limits(self) -> dict[str, IntakeLimits]:
+        """What each team may ask for."""
+        return load_intake(self.teams, "BATON_ADMISSION_TEAMS") if self.teams else {}
 
     def priority_classes(self) -> dict[str, PriorityClass]:
         """Classes by name."""

@@ -1,50 +1,16 @@
 """The two files that people write: the price book and the teams' quotas. What is wrong in them is said at start."""
 
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, Field
-
-from libs.core.accelerators.kinds import problem_with
 from libs.core.billing.pricing import Prices
 from libs.core.state.limits import Limits
 from libs.service.files import BadFile, read, read_prices
-from schemas.base import Name, Strict
-from schemas.resources import WHOLE_MILLI, LimitKey
+from libs.service.teams_file import TeamEntry, TeamsFile
+from schemas.resources import WHOLE_MILLI
 
 __all__ = ["BadFile", "TeamEntry", "TeamsFile", "load_prices", "load_quotas", "quota_changes"]
 
 _SETTINGS = "BATON_QUOTA_BILLING_*"
-
-
-def _thousandths(devices: float) -> float:
-    if abs(devices * 1000 - round(devices * 1000)) > 1e-6:
-        raise ValueError("quotas are counted in thousandths of a device: give at most three decimals")
-    return devices
-
-
-DeviceCount = Annotated[float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
-
-
-def _known(types: dict[str, float]) -> dict[str, float]:
-    for key in types:
-        if problem := problem_with(key):
-            raise ValueError(f"{key}: {problem}")
-    return types
-
-
-class TeamEntry(Strict):
-    """What a team may hold at once. `devices`: accelerators of any type, null: no limit on them; `types`: besides, by device
-    type (`H100`) or device type and MIG profile (`H100:1g.10gb`)."""
-
-    devices: DeviceCount | None
-    types: Annotated[dict[LimitKey, DeviceCount], AfterValidator(_known)] = Field(default_factory=dict)
-
-
-class TeamsFile(Strict):
-    """`deploy/teams.yaml`."""
-
-    teams: dict[Name, TeamEntry] = Field(default_factory=dict)
 
 
 def load_prices(path: Path) -> Prices:

@@ -8,6 +8,7 @@ import pytest
 from libs.bus.settle import Received
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.intake import IDLE_CANCELS, Intake, IntakeLimits
 from libs.core.admission.refusal import Why
 from libs.core.scheduling import limits
 from schemas import ids, subjects
@@ -175,3 +176,32 @@ def test_level_names_reach_the_reasons() -> None:
     handled = judged(body)
     assert handled.whys == (Why.TOPOLOGY,)
     assert Level.LEAF.value in rejection(handled).reasons[0].problem
+
+
+def test_a_reached_limit_is_named_and_ends_no_job() -> None:
+    """Nothing is wrong with the request: the same one may come again. One that is too large never will do, and is told so."""
+    intake = Intake({"research": IntakeLimits(submits_per_s=0.001, burst=1, request_bytes=2_000)})
+
+    def judged_by(body: Any, **kw: Any) -> Handled:
+        return handle(received(body, **kw), {"main": CONTEXT}, None, intake)
+
+    assert judged_by(GOOD).result is AdmissionResult.ADMITTED
+    second = judged_by(GOOD | {"client_key": "run-2"})
+    assert (second.result, second.whys) == (AdmissionResult.LIMITED, (Why.LIMIT,))
+    told = rejection(second)
+    assert (told.job_id, told.client_key) == ("", "run-2")
+    assert "submits_per_s" in told.reasons[0].problem
+    assert told.retry_after_s is not None
+    assert told.retry_after_s > 900, "as long as it takes"
+    large = rejection(judged_by({"client_key": "run-3", "job": {"command": ["x" * 3_000]}}))
+    assert (large.job_id, large.retry_after_s) == (ids.job_id("research", "run-3"), None)
+    assert "request_bytes" in large.reasons[0].problem
+    assert judged_by(GOOD | {"client_key": "run-2"}, team="other").result is AdmissionResult.ADMITTED
+
+
+def test_cancels_that_change_nothing_are_told_when_they_are_too_many() -> None:
+    intake, unknown = Intake(), {"job_id": ids.job_id("research", "never")}
+    results = [handle(received(unknown, what="cancel"), {"main": CONTEXT}, None, intake) for _ in range(150)]
+    assert [each.result for each in results].count(AdmissionResult.CANCELLED) == IDLE_CANCELS
+    assert results[-1].result is AdmissionResult.LIMITED
+    assert rejection(results[-1]).retry_after_s is not None

@@ -6,9 +6,12 @@ import pytest
 
 from libs.core.accelerators.catalog import catalog, models
 from libs.core.accelerators.mig_boards import GEOMETRIES
+from libs.core.admission.intake import IntakeLimits
 from libs.core.state.limits import Limits
 from libs.service.files import read
+from libs.service.teams_file import load_intake
 from schemas.billing import PriceBook
+from services.admission.settings import AdmissionSettings
 from services.quota_billing.files import BadFile, load_prices, load_quotas, quota_changes
 from services.quota_billing.settings import QuotaBillingSettings
 
@@ -135,3 +138,16 @@ def test_only_what_is_new_or_changed_in_the_file_is_told() -> None:
     told = {"new": Limits(1000), "changed": Limits(3000), "typed": by_type, "lifted": None}
     assert quota_changes(file, applied, ledger) == told
     assert quota_changes(file, file, {}) == {}
+
+
+def test_what_a_team_may_ask_for_stands_in_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "teams.yaml"
+    path.write_text("teams:\n  a: {devices: 1, intake: {open_jobs: 5, submits_per_s: 0.5}}\n  b: {devices: null}\n")
+    assert load_intake(path, "X") == {"a": IntakeLimits(open_jobs=5, submits_per_s=0.5), "b": IntakeLimits()}
+    assert set(load_quotas(path)) == {"a", "b"}
+    path.write_text("teams:\n  a: {devices: 1, intake: {open_jobs: 0}}\n")
+    with pytest.raises(ValueError, match=r"teams.a.intake.open_jobs.*greater than or equal to 1"):
+        AdmissionSettings(teams=path)
+    path.write_text("teams:\n  a: {devices: 1, intake: {queue: 5}}\n")
+    with pytest.raises(BadFile, match=r"teams.a.intake.queue"):
+        load_intake(path, "X")

@@ -6,6 +6,7 @@ placer itself with every device free. Job ids are kept while the job lives, and 
 keeps them (`libs.core.state.ended`).
 """
 
+import sys
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +40,7 @@ _UNJUDGED = _Unjudged()
 class FleetShape:
     """Feed it every valid record."""
 
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
@@ -61,8 +62,10 @@ class FleetShape:
         self.inbox_seq = 0
         """The last message of the pool's inbox that the ledger has decided."""
         self.ended = EndedJobs()
-        self._jobs: dict[str, str] = {}
-        """Jobs that have not ended: id -> spec hash."""
+        self._jobs: dict[str, tuple[str, str]] = {}
+        """Jobs that have not ended: id -> (spec hash, team)."""
+        self._open: dict[str, int] = {}
+        """Team -> how many those are."""
         self._cache: dict[Need, Capacity] = {}
         self._verdicts: dict[Shape, Blocked | None] = {}
         self._view: View | None = None
@@ -89,11 +92,28 @@ class FleetShape:
         """A void record: it changes nothing."""
 
     def _job_queued(self, event: led.JobQueued, t_us: int) -> None:
-        self._jobs[event.job_id] = event.spec_hash
+        self._add_job(event.job_id, event.spec_hash, event.team)
+
+    def _add_job(self, job_id: str, spec_hash: str, team: str) -> None:
+        self._jobs[job_id] = (spec_hash, sys.intern(team))
+        self._open[team] = self._open.get(team, 0) + 1
 
     def _job_finished(self, event: led.JobFinished, t_us: int) -> None:
-        if (spec_hash := self._jobs.pop(event.job_id, None)) is not None:
+        if (known := self._jobs.pop(event.job_id, None)) is not None:
+            spec_hash, team = known
             self.ended.add(event.job_id, spec_hash, t_us)
+            if left := self._open[team] - 1:
+                self._open[team] = left
+            else:
+                del self._open[team]
+
+    def open_jobs(self, team: str) -> int:
+        """How many jobs of the team wait or run."""
+        return self._open.get(team, 0)
+
+    def is_open(self, job_id: str) -> bool:
+        """Whether the job waits or runs."""
+        return job_id in self._jobs
 
     def _offered(self, event: led.NodeJoined | led.BoardCutDone, t_us: int) -> None:
         self.join(event.inventory)
@@ -107,7 +127,7 @@ class FleetShape:
     def same(self, job_id: str, spec_hash: str) -> bool | None:
         """Whether the job of that id has this body; None while the id is free."""
         if (known := self._jobs.get(job_id)) is not None:
-            return known == spec_hash
+            return known[0] == spec_hash
         return self.ended.same(job_id, spec_hash, self.t_us)
 
     def taken(self, job_id: str) -> bool:
@@ -211,7 +231,7 @@ class FleetShape:
             },
             {
                 "nodes": (b64encode(node.packed).decode() for node in self.fleet.nodes.values()),
-                "jobs": self._jobs.items(),
+                "jobs": ((job_id, *about) for job_id, about in self._jobs.items()),
                 "ended": self.ended.rows(),
             },
             largest={"ended": 1},
@@ -230,7 +250,8 @@ class FleetShape:
                 for packed in rows:
                     shape._join(Inventory.model_validate_json(zlib.decompress(b64decode(packed))))
             elif table == "jobs":
-                shape._jobs.update(rows)
+                for job_id, spec_hash, team in rows:
+                    shape._add_job(job_id, spec_hash, team)
             else:
                 ended += rows
         shape.ended = EndedJobs.of_rows(ended)

@@ -30,6 +30,7 @@ class Why(StrEnum):
     TOPOLOGY = "topology"
     CAPACITY = "capacity"
     QUOTA = "quota"
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True)

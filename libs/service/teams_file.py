@@ -1,0 +1,48 @@
+"""The teams' file, `deploy/teams.yaml`: what each may hold (quota_billing tells placement) and ask for (admission)."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from libs.core.accelerators.kinds import problem_with
+from libs.core.admission.intake import IntakeLimits
+from libs.service.files import read
+from schemas.base import Name, Strict
+from schemas.resources import LimitKey
+
+
+def _thousandths(devices: float) -> float:
+    if abs(devices * 1000 - round(devices * 1000)) > 1e-6:
+        raise ValueError("quotas are counted in thousandths of a device: give at most three decimals")
+    return devices
+
+
+DeviceCount = Annotated[float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
+
+
+def _known(types: dict[str, float]) -> dict[str, float]:
+    for key in types:
+        if problem := problem_with(key):
+            raise ValueError(f"{key}: {problem}")
+    return types
+
+
+class TeamEntry(Strict):
+    """What a team may hold at once. `devices`: accelerators of any type, null: no limit on them; `types`: besides, by device
+    type (`H100`) or device type and MIG profile (`H100:1g.10gb`). `intake`: how much it may ask for, of admission."""
+
+    devices: DeviceCount | None
+    types: Annotated[dict[LimitKey, DeviceCount], AfterValidator(_known)] = Field(default_factory=dict)
+    intake: IntakeLimits = IntakeLimits()
+
+
+class TeamsFile(Strict):
+    """`deploy/teams.yaml`."""
+
+    teams: dict[Name, TeamEntry] = Field(default_factory=dict)
+
+
+def load_intake(path: Path, setting: str) -> dict[str, IntakeLimits]:
+    """Team -> what it may ask for. Raises BadFile; `setting` is the variable that names another file."""
+    return {team: entry.intake for team, entry in read(path, TeamsFile, setting).teams.items()}

@@ -1,0 +1,76 @@
+"""What a team may ask for: each limit by its name, with when to come again; nobody else is touched."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.intake import IDLE_CANCELS, LEAST_WAIT_S, Bucket, Intake, IntakeLimits
+from schemas import ledger as led
+from tests.core.builders import World, job, node
+
+S = 1_000_000
+
+
+def test_a_team_without_limits_may_submit() -> None:
+    intake = Intake({"other": IntakeLimits(open_jobs=1)})
+    assert all(intake.submit("mine", 10**9, 10**9, n) is None for n in range(1_000))
+
+
+def test_open_jobs_and_bytes_are_named_with_their_values() -> None:
+    intake = Intake({"a": IntakeLimits(open_jobs=3, request_bytes=1_000)})
+    assert intake.submit("a", 1_000, 2, 0) is None
+    full = intake.submit("a", 1_000, 3, 0)
+    assert full is not None
+    assert "open_jobs" in full.limit
+    assert "3 jobs" in full.limit
+    assert full.wait_s is not None
+    assert full.wait_s >= LEAST_WAIT_S
+    large = intake.submit("a", 1_001, 0, 0)
+    assert large is not None
+    assert "request_bytes" in large.limit
+    assert large.wait_s is None, "it never will do"
+
+
+def test_a_burst_and_then_its_rate() -> None:
+    intake = Intake({"a": IntakeLimits(submits_per_s=2, burst=5)})
+    assert [intake.submit("a", 1, 0, 0) is None for _ in range(7)] == [True] * 5 + [False] * 2
+    assert [intake.submit("a", 1, 0, 2 * S) is None for _ in range(6)] == [True] * 4 + [False] * 2
+    assert intake.submit("b", 1, 0, 0) is None
+    assert intake.submit("a", 1, 0, 0) is not None, "a clock that goes back gives nothing"
+
+
+@given(st.lists(st.integers(-S, 3 * S), max_size=200), st.integers(1, 20), st.floats(0.1, 50))
+def test_no_more_than_burst_and_rate_allow(steps: list[int], most: int, per_s: float) -> None:
+    bucket, now, latest, taken = Bucket(most, 0), 0, 0, 0
+    for step in steps:
+        now = max(0, now + step)
+        latest = max(latest, now)
+        taken += not bucket.take(most, per_s, now)
+        assert taken <= most + latest / S * per_s + 1e-6
+
+
+def test_cancels_that_change_nothing_are_few_and_others_free() -> None:
+    intake = Intake()
+    unknown = [intake.cancel("a", f"job-{n}", False, 0) for n in range(IDLE_CANCELS + 50)]
+    assert [over is None for over in unknown] == [True] * IDLE_CANCELS + [False] * 50
+    assert all(intake.cancel("a", f"open-{n}", True, 0) is None for n in range(6_000)), "all of a team's jobs at once"
+    again = intake.cancel("a", "open-0", True, 0)
+    assert again is not None, "it was asked to end already"
+    assert "asked to end" in again.limit
+    assert intake.cancel("b", "job-0", False, 0) is None
+
+
+def test_open_jobs_are_counted_from_the_ledger_and_kept_in_snapshots() -> None:
+    world = World(node("a", 8))
+    jobs = [world.submit(job(f"k{number}", 8, team="ai" if number else "other")) for number in range(4)]
+    world.started(jobs[0])
+    world.released(jobs[0])
+    shape = FleetShape()
+    for seq, record in enumerate(world.records, 1):
+        shape.apply(record, seq)
+    queued = [e for r in world.records for e in r.events if isinstance(e, led.JobQueued)]
+    ended = {e.job_id for r in world.records for e in r.events if isinstance(e, led.JobFinished)}
+    wanted = {team: sum(e.team == team and e.job_id not in ended for e in queued) for team in ("ai", "other")}
+    for each in (shape, FleetShape.load(shape.dump())):
+        assert {team: each.open_jobs(team) for team in wanted} == wanted
+        assert all(each.is_open(e.job_id) == (e.job_id not in ended) for e in queued)
