@@ -145,6 +145,16 @@ class ProcessPart:
 
     async def _live(self) -> None:
         try:
+            await self._run()
+        except Exception as e:
+            log.exception("attempt %d of %s cannot go on", self.part.attempt, self.part.job_id)
+            await self._vanish()
+            await self.launch.settle(GRACE_S)
+            self.phase = Phase.ENDED
+            self._report_released(COULD_NOT_START, f"its agent could not go on with it: {e!r}", False, None)
+
+    async def _run(self) -> None:
+        try:
             await self._begin()
         except (OSError, ValueError, NoKeeper, failures.NotServed) as e:
             await self._could_not_start(e)
@@ -218,7 +228,7 @@ class ProcessPart:
         self._codes[rank] = code if code >= 0 else 128 - code
         if code and not self._failed:
             self._failed, self._failed_rank = self._codes[rank], rank
-            how = f"ended with exit code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+            how = f"ended with exit code {code}" if code > 0 else f"was ended by {_signal_name(-code)}"
             self._reason = f"rank {rank} {how}"
 
     def _alive(self) -> list[int]:
@@ -338,3 +348,11 @@ class ProcessPart:
                 category=category,
             )
         )
+
+
+def _signal_name(number: int) -> str:
+    """Most real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -22,7 +22,7 @@ from schemas.inbox import Released, Started
 from schemas.nodes import Action
 from schemas.queries import LogQuery
 from services.agent import tree
-from services.agent.keeper import contain, find, proc
+from services.agent.keeper import client, contain, find, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.keeper.clock import now
 from services.agent.state import group_name
@@ -318,6 +318,66 @@ async def test_a_zygote_that_is_killed_or_frozen_costs_no_attempt(make_node, wor
     assert node.jobs() == set()
 
 
+async def test_a_keeper_that_replaces_another_is_not_taken_for_a_silent_one(tmp_path, monkeypatch):
+    """Who counts the unanswered pings of the old one slept while it was replaced."""
+
+    async def nothing() -> None: ...
+
+    monkeypatch.setattr(client, "PING_S", 0.02)
+    keeper = KeeperClient(tmp_path, contain.SUBREAPER, "", nothing)
+    keeper.life("n0", 1, None)
+    await keeper.ensure()
+    await until(lambda: keeper._pong > 2 * client.SILENT_PINGS)
+    monkeypatch.setattr(client, "PING_S", 2.0)
+    pong = keeper._pong
+    await until(lambda: keeper._pong > pong)  # from here on it sleeps for long
+    first = keeper.pid
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: not keeper.connected())
+    await until(lambda: not proc.alive(first))
+    monkeypatch.setattr(client, "PING_S", 0.1)
+    await keeper.ensure()
+    second = keeper.pid
+    over = now() + 2.5
+    await until(lambda: now() > over)
+    assert proc.alive(second)
+    assert keeper.pid == second
+    await keeper.close()
+
+
+STRANGLER = """
+import ctypes, os
+held = os.pidfd_open(SHIM)
+libc = ctypes.CDLL(None, use_errno=True)
+lies = (b'{"is": "exited", "codes": {"0": -1000}}', b"nonsense", b"[]", b'{"is": "exited", "codes": 3}', b'{"is": "gone"}')
+for number in range(3, 64):
+    fd = libc.syscall(438, held, number, 0)  # pidfd_getfd
+    if fd >= 0:
+        for said in lies:
+            try:
+                os.write(fd, said)
+            except OSError:
+                pass
+print("said", flush=True)
+import time
+time.sleep(600)
+"""
+
+
+async def test_a_job_that_speaks_in_its_shims_name_ends_its_own_attempt_alone(make_node, world):
+    """It runs as the user of the shim, whose descriptors it may take."""
+    node = make_node()
+    _, other = await run_job(world, node)
+    keeper, pids = node.keeper(), node.jobs()
+    inside = "1" if contain.works(contain.NAMESPACE) else "os.getppid()"
+    liar = part(spec(STRANGLER.replace("SHIM", inside)), rank("n0-gpu1"))
+    await world.want("n0", other, liar)
+    await world.sees(liar, Released)
+    assert node.keeper() == keeper
+    assert not any(not proc.alive(pid) for pid in pids), "another job was ended"
+    assert len(world.lives["n0"]) == 1
+
+
 async def test_what_is_started_while_a_dead_keeper_is_cleared_away_is_lost_and_has_not_failed(make_node, world):
     """The next keeper would start it, and clearing away what the dead one left would kill it: no exit of its own."""
     node = make_node()
@@ -482,11 +542,11 @@ def test_what_is_said_to_a_keeper_that_has_just_ended_does_not_end_the_agent(tmp
     async def say() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         _, writer = await asyncio.open_unix_connection(sock=ours)
-        client = KeeperClient(tmp_path, "auto", "", nothing)
-        client._writer = writer
+        keeper = KeeperClient(tmp_path, "auto", "", nothing)
+        keeper._writer = writer
         theirs.close()
         writer.transport.abort()
         await asyncio.sleep(0.05)
-        client.send({"do": "ping", "n": 1})
+        keeper.send({"do": "ping", "n": 1})
 
     uvloop.run(say())

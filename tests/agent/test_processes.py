@@ -2,9 +2,13 @@
 
 import json
 import os
+from dataclasses import replace
+
+import pytest
 
 from schemas.inbox import CheckpointTaken, Released, Started
 from schemas.jobs import CheckpointPolicy
+from services.agent.processes import ProcessPart
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
 
@@ -212,3 +216,28 @@ async def test_jobs_inherit_no_descriptor_of_the_agent(place, tmp_path):
     await place.released()
     os.close(secret)
     assert place.log(wanted).startswith("[0, 1, 2, 3]")  # 3 is the listing itself
+
+
+async def test_a_part_that_its_agent_cannot_go_on_with_is_released(place):
+    """An agent of another version has noted of its job what this one does not understand. Its devices stayed held for ever."""
+    wanted = part(spec(FOREVER, checkpoint=CheckpointPolicy()))
+    began = place.start(wanted)
+    await place.says(wanted, "up")
+    await began.leave()
+    adopted = ProcessPart(wanted, replace(began.launch, adopted={"seen": [None] * 3}), place.seen.append)
+    place.parts.append(adopted)
+    adopted.start()
+    released = await place.released()
+    assert not released.own_exit
+    assert "agent" in released.reason
+    assert not place.processes(wanted)
+
+
+@pytest.mark.parametrize("number", [9, 40])
+async def test_a_process_that_a_signal_ends_is_reported_with_it(place, number):
+    """Real-time signals have no name of their own. Asking for one ended the agent's hearing of all its jobs."""
+    wanted = part(spec(f"import os; os.kill(os.getpid(), {number})"))
+    place.start(wanted)
+    released = await place.released()
+    assert released.exit_code == 128 + number
+    assert {9: "SIGKILL", 40: "signal 40"}[number] in released.reason

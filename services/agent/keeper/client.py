@@ -141,7 +141,7 @@ class KeeperClient:
         reader, self._writer = await asyncio.open_unix_connection(sock=found.sock)
         self._process, self._pong = found.process, 0
         self.containment, self.pid = found.welcome["containment"], found.welcome["pid"]
-        for task in (self._hear(reader, found.reader), self._watch()):
+        for task in (self._hear(reader, found.reader), self._watch(self._writer)):
             running = asyncio.create_task(task)
             self._tasks.add(running)
             running.add_done_callback(self._tasks.discard)
@@ -249,12 +249,15 @@ class KeeperClient:
                 log.error("the keeper says: %s", news.get("error"))
             case _:
                 if (attempt := self.attempts.get(news.get("id", ""))) is not None:
-                    attempt.take(news)
+                    try:
+                        attempt.take(news)
+                    except Exception:  # it must not keep the agent from hearing of the others
+                        log.exception("what is said of attempt %s cannot be taken in: %s", attempt.id, news)
 
-    async def _watch(self) -> None:
+    async def _watch(self, writer: asyncio.StreamWriter) -> None:
         """A keeper that answers none of several pings is frozen: it is killed, which ends what it holds."""
         sent = 0
-        while self._writer is not None:
+        while self._writer is writer:
             if sent - self._pong >= SILENT_PINGS:
                 log.error("the keeper has not answered %d pings: killing it", sent - self._pong)
                 await asyncio.to_thread(find.kill, self.folder)

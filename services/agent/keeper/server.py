@@ -270,23 +270,33 @@ class Keeper:
             del self._shims[fd], self._sockets[attempt.id]
             self._dying.setdefault(attempt.id, now())  # a shim that says nothing is dead, or as good as dead
             return
-        told = json.loads(data)
-        match told.pop("is"):
+        try:
+            self._take(attempt, json.loads(data))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+            # Its job spoke for it: a job of the same user may take the shim's descriptors.
+            self._say({"is": "error", "error": f"attempt {attempt.id} is killed: its shim said {e!r}"[:1024]})
+            proc.kill_all([attempt.shim])
+
+    def _take(self, attempt: HeldAttempt, told: dict[str, Any]) -> None:
+        match told["is"]:
             case "started":
                 attempt.state = RUNNING
                 self._say({"is": "started", "id": attempt.id, "shim": attempt.shim})
             case "failed":
-                attempt.failed = told
-                self._say({"is": "failed", "id": attempt.id, **told})
+                attempt.failed = {key: told[key] for key in ("errno", "error", "filename")}
+                self._say({"is": "failed", "id": attempt.id, **attempt.failed})
             case "exited":
                 self._ended(attempt, told["codes"])
             case "gone":
                 self._ended(attempt, told["codes"])
                 self._clean.add(attempt.id)
 
-    def _ended(self, attempt: HeldAttempt, codes: dict[str, int]) -> None:
+    def _ended(self, attempt: HeldAttempt, told: dict[str, int]) -> None:
+        codes = {int(rank): int(code) for rank, code in told.items()}
+        if any(not -signal.NSIG < code < 256 for code in codes.values()):
+            raise ValueError(f"exit codes {codes}")
         if codes:
-            attempt.codes |= {int(rank): code for rank, code in codes.items()}
+            attempt.codes |= codes
             self._say({"is": "exited", "id": attempt.id, "codes": codes})
 
     # ------------------------------------------------------------------------------------------------- the end
