@@ -55,13 +55,14 @@ class AgentState:
     ) -> dict[str, int]:
         """A new incarnation for each node, larger than all before and than the one in `above`, on disk before it is returned.
 
-        A node without a record counts on from the Unix time in seconds: after the loss of the state directory that is
-        above any earlier number, because a life lasts longer than a second.
+        No number is below the Unix time in seconds. So after the loss of the state directory, or when it came back from an
+        old copy, it is above any earlier one, because a life lasts longer than a second; one that the pool knows must not come
+        a second time. Where the clock was set back, the pool's answer names what to be above.
         """
         path = self.path / "incarnations.json"
         known = self.incarnations()
         now_s = int(time.time())
-        fresh = {node: max(known[node] + 1 if node in known else now_s, above.get(node, 0) + 1) for node in nodes}
+        fresh = {node: max(known.get(node, 0) + 1, now_s, above.get(node, 0) + 1) for node in nodes}
         new = path.with_suffix(".new")
         with new.open("w") as file:
             json.dump(known | fresh, file)

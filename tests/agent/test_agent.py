@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -331,7 +332,8 @@ async def test_a_full_disk_delays_the_next_life_and_ends_nothing_else(world, sta
         assert not waits.done()
         in_the_way.rmdir()
         await waits
-        assert (node.incarnation, node.dying, other.incarnation) == (before + 1, False, before)
+        assert node.incarnation > before == other.incarnation
+        assert not node.dying
 
 
 def test_incarnations_grow_over_restarts_and_over_the_loss_of_the_state(tmp_path):
@@ -339,11 +341,21 @@ def test_incarnations_grow_over_restarts_and_over_the_loss_of_the_state(tmp_path
     (one,) = first.next_incarnations(["n0"]).values()
     first.close()
     again = AgentState(tmp_path / "a")
-    assert again.next_incarnations(["n0"]) == {"n0": one + 1}
+    assert again.next_incarnations(["n0"])["n0"] > one
     again.close()
     lost = AgentState(tmp_path / "b")
     assert lost.next_incarnations(["n0"])["n0"] >= one
     lost.close()
+
+
+def test_a_state_that_came_back_from_an_old_copy_gives_no_number_a_second_time(tmp_path):
+    """The pool took the node's next life for the one that it knew, and what had run in that was started again (the
+    simulation, with disks that come back)."""
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "incarnations.json").write_text('{"n0": 1700000000}')
+    state = AgentState(tmp_path)
+    assert state.next_incarnations(["n0"])["n0"] >= int(time.time()) - 5
+    state.close()
 
 
 def test_two_agents_may_not_share_a_state_directory(tmp_path):

@@ -285,6 +285,16 @@ def test_a_standby_claims_when_the_granter_is_not_heard_and_once_at_a_time() -> 
     assert two.claim(7.1) == 5
 
 
+def test_who_lost_the_right_gives_its_successor_the_time_to_be_heard() -> None:
+    """It claimed with its next tick, as it had heard no other granter before: two that both lived took the right from each
+    other each second or two, and nobody was ever reported lost (the simulation, with messages lost all the time)."""
+    one = granter("p1")
+    one.named(Right(1, "p1", 10, 300), 100)
+    one.named(Right(2, "p2", 10, 300), 200)
+    assert one.claim(201) == 0
+    assert one.claim(203) == 3
+
+
 def test_a_successor_reports_nobody_lost_before_its_predecessors_leases_have_surely_ended() -> None:
     """Everybody is silent from the start. The predecessor may grant for one more term; the longest lease follows."""
     two = granter("p2")

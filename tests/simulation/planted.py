@@ -28,7 +28,7 @@ from libs.core.scheduling.reactions import _REACTIONS, agents, attempts, request
 from libs.core.state import fold
 from libs.core.state.clock import LedgerClock
 from libs.core.state.early_cancels import EarlyCancels
-from libs.ledger import chain, follower, snapshots, tail, writer
+from libs.ledger import chain, follower, reader, snapshots, tail, writer
 from libs.ledger.append import AppendOutcome
 from libs.ledger.readers import FormatGate
 from libs.ledger.snapshots import SnapshotStore
@@ -48,6 +48,7 @@ from services.agent.wanted import Wanted
 from services.history import documents, feed
 from services.leases.grants import Grants
 from services.placement import projector
+from services.preemption import app as preemption
 from services.quota_billing import quotas
 
 FOUND = Path(__file__).with_name("found.json")
@@ -494,6 +495,48 @@ def bad_snapshot_ends_reader(stack: ExitStack) -> None:
             raise Unread(str(error)) from error
 
     _set(stack, snapshots, "_read", read)
+
+
+@bug("a snapshot that another process replaced while it was looked at is taken for the one before")
+def snapshot_replaced(stack: ExitStack) -> None:
+    real = snapshots._read
+
+    async def read(store: Any, slot: Any) -> bytes:
+        described = (await store.get_info(slot.object)).description or ""
+        return await real(store, replace(slot, described=described))
+
+    _set(stack, snapshots, "_read", read)
+
+
+@bug("a reader of some kinds of events does not notice where a segment ends")
+def seal_unnoticed(stack: ExitStack) -> None:
+    def seals(self: Any, entry: Any, payload: bytes) -> bool:
+        return any(isinstance(event, ledger.SegmentSealed) for event in entry.record.events)
+
+    _set(stack, reader.LedgerReader, "_seals", seals)
+
+
+@bug("a plan of preemption that cannot be stored ends its service")
+def plan_unstored_ends(stack: ExitStack) -> None:
+    _set(stack, preemption, "AWAY", ())
+
+
+@bug("an agent that comes back forgets what it finds running")
+def adopted_parts_forgotten(stack: ExitStack) -> None:
+    real = agent_node.NodeRunner.adopt
+    _set(stack, agent_node.NodeRunner, "adopt", lambda self, life: real(self, replace(life, parts=())))
+
+
+@bug("who lost the right to grant leases claims it again at once")
+def right_back_and_forth(stack: ExitStack) -> None:
+    real = Granter.named
+
+    def named(self: Granter, right: Any, now: float) -> None:
+        heard = self.other_heard_at
+        real(self, right, now)
+        self.other_heard_at = heard
+
+    _set(stack, Granter, "named", named)
 
 
 @bug("quotas of a file do not wait for a broker that is away")

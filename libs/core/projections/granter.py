@@ -47,8 +47,12 @@ class Granter:
         return bool(self.right.epoch) and self.right.holder == self.name
 
     def named(self, right: Right, now: float) -> None:
-        """The ledger names a granter, seen at `now`. A successor begins to wait."""
+        """The ledger names a granter, seen at `now`. A successor begins to wait; its predecessor counts it as heard."""
         before, self.right = self.right, right
+        if (
+            right.holder != self.name
+        ):  # its first tick is to come: who claimed at once would take the right back and forth
+            self.other_heard_at = max(self.other_heard_at, now)
         if right.holder == self.name and right != before:
             # Without a predecessor in the ledger there may be one of release 0.1.0, with a shorter lease than ours.
             term_s = before.term_s if before.epoch else self.term_s

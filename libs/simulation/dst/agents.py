@@ -43,7 +43,8 @@ class SimState:
         machine = self._machine
         if machine.disk_full:
             raise OSError(28, "No space left on device")
-        machine.incarnation = max(machine.incarnation, above.get(machine.name, 0)) + 1
+        now_s = machine.kernel.wall_ns() // 1_000_000_000
+        machine.incarnation = max(machine.incarnation + 1, above.get(machine.name, 0) + 1, now_s)
         return dict.fromkeys(nodes, machine.incarnation)
 
     def close(self) -> None:
@@ -86,6 +87,7 @@ class SimKeeper:
 
     def until(self, node: str, until: float | None) -> None:
         if until is not None:
+            self._machine.world.truth.renewed(self._machine, until)
             self._machine.until(until)
 
     def node_note(self, node: str, note: Mapping[str, Any]) -> None:
@@ -223,6 +225,14 @@ class SimPart:
         )
 
 
+class SimAgent(Agent):
+    """Its machine knows when it sends heartbeats."""
+
+    async def _heartbeat(self, node: NodeRunner, timeout_s: float) -> str:
+        self.launcher.machine.beat_at = now()  # type: ignore[attr-defined]
+        return await super()._heartbeat(node, timeout_s)
+
+
 class AgentService:
     """Runs the agent on `machine`, as `services.agent.app` does on a real one."""
 
@@ -232,6 +242,7 @@ class AgentService:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         settings, machine = self._settings, self._machine
+        machine.lease_s = settings.lease_s
         inventory = machine.found(self._inventory)
         tasks = Tasks()
         before = machine.may_go_on()
@@ -266,13 +277,14 @@ def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: In
         counts=NodeCounts(),
         remember=launcher.remember,
     )
-    agent = Agent(settings, nats, [node], launcher, reports)
+    agent = SimAgent(settings, nats, [node], launcher, reports)
     if before and machine.life is not None:
         life = machine.life
         parts = [(process.part, {"process": process}) for process in machine.table.values()]
         node.adopt(EarlierLife(life.incarnation, life.until, life.note, parts))
         machine.world.sometimes("an agent went on with an earlier one's work" if parts else "an agent went on")
     else:
+        machine.world.truth.begun_anew(machine)
         node.begin(launcher.state.next_incarnations([node.name])[node.name])
         launcher.rewatch(node)
     return agent

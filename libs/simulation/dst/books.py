@@ -4,7 +4,7 @@ import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from libs.core.projections.history import JobStory, advance, job_events
+from libs.core.projections.history import Feed, JobStory, advance, job_events
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.verify import Checker
 from libs.ledger.chain import GENESIS, Head, judge
@@ -26,6 +26,7 @@ class SimBooks:
     world: World
     checker: Checker = field(default_factory=Checker)
     hot: HotState = field(default_factory=HotState)
+    feed: Feed = field(default_factory=Feed)
     stories: dict[str, JobStory] = field(default_factory=dict)
     ended: dict[str, JobState] = field(default_factory=dict)
     billed: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
@@ -33,11 +34,15 @@ class SimBooks:
     position: int = 0
     voids: int = 0
     _open: dict[str, tuple[str, int, dict[str, int]]] = field(default_factory=dict)
+    _nodes: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     _rejected: dict[str, JobRejected] = field(default_factory=dict)
     _stream: str = ledger_stream(POOL)
     _sealed: bool = False
     _events_to: int = 0
-    _told: Counter[str] = field(default_factory=Counter)
+    _due: dict[bytes, str] = field(default_factory=dict)
+    """What teams are to be told by the ledger: event -> its subject."""
+    _events: Counter[tuple[str, bytes]] = field(default_factory=Counter)
+    """What they were told, and how often."""
 
     def catch_up(self) -> None:
         """Reads what is new in the broker's streams."""
@@ -54,12 +59,11 @@ class SimBooks:
         events = self.world.disk.streams[EVENTS]
         for kept in events.after(self._events_to, ()):
             self._events_to = kept.seq
-            what = kept.subject.split(".")[4]
+            what = subjects.what_of(kept.subject)
+            self._events[kept.subject, kept.data] += 1
             if what == "rejected":
                 rejected = JobRejected.model_validate_json(kept.data)
                 self._rejected[rejected.job_id] = rejected
-            elif what in ("succeeded", "failed", "cancelled"):
-                self._told[json.loads(kept.data)["job_id"]] += 1
 
     def _next(self) -> Kept | None:
         """The message behind `position`. Behind a seal it is in the next segment, once that takes records."""
@@ -74,11 +78,15 @@ class SimBooks:
 
     def _fold(self, record: led.LedgerRecord, seq: int) -> None:
         self.hot.apply(record, seq)
+        for told in self.feed.apply(record, seq):
+            if not isinstance(told, JobRejected):
+                self._due[told.model_dump_json().encode()] = subjects.event(told.what, told.team)
         for job, events in job_events(record).items():
             self.stories[job] = advance(self.stories.get(job), events, record.t_us, seq, record.pool)
         for event in record.events:
             match event:
                 case led.JobGranted():
+                    self._nodes[event.job_id, event.attempt] = {claim.node for claim in event.claims}
                     milli = {c.device: c.milli for c in event.claims}
                     self._open[event.job_id] = (attempt_id(event.job_id, event.attempt), record.t_us, milli)
                 case led.DevicesFreed():
@@ -104,6 +112,12 @@ class SimBooks:
                 out.append(f"{job.id} ({job.key}, {where})")
             elif not job.stored:
                 out.append(f"{job.key} was not stored")
+        for name, machine in self.world.machines.items():
+            row = self.hot.nodes.get(name)
+            if row is None or row["status"] != "up" or row["incarnation"] != machine.incarnation:
+                out.append(
+                    f"node {name} is not up in life {machine.incarnation}: {row and (row['status'], row['incarnation'])}"
+                )
         out += [f"{name} is held" for name, row in self.hot.devices.items() if row["milli_used"] or row["jobs"]]
         out += [
             f"{process.key} runs on {m.name}" for m in self.world.machines.values() for process in m.running.values()
@@ -128,8 +142,9 @@ class SimBooks:
             if found is None or found["document"] != story.document.model_dump_json():
                 out.append(f"MongoDB: the document of {job} is not the fold")
                 break
-        if set(self._told) != set(self.ended):
-            out.append(f"{len(set(self.ended) ^ set(self._told))} ends were not told")
+        untold = [payload for payload, subject in self._due.items() if (subject, payload) not in self._events]
+        if untold:
+            out.append(f"{len(untold)} events were not told, the first: {untold[0].decode()[:200]}")
         return out
 
     def settle(self, jobs: list[Asked]) -> None:
@@ -141,13 +156,24 @@ class SimBooks:
         for job in jobs:
             if job.id in self.ended and job.id in self._rejected:
                 world.violated("I4", f"{job.id} is both in the ledger and refused")
-        for job_id, times in self._told.items():
+        for (subject, payload), times in self._events.items():
             if times != 1:
-                world.violated("told", f"the end of {job_id} was told {times} times")
+                world.violated("told", f"{times} times: {subject} {payload.decode()[:200]}")
+            elif subjects.what_of(subject) != "rejected" and payload not in self._due:
+                world.violated("told", f"what the ledger does not say: {subject} {payload.decode()[:200]}")
         for state, job in ((self.ended.get(job.id), job) for job in jobs):
             if state is not None and not _plausible(job, state):
                 world.violated("end", f"{job.id} ({job.spec.name}) ended as {state.value}")
+            elif state is JobState.SUCCEEDED and (unfinished := self._unfinished_parts(job.id)):
+                world.violated("end", f"{job.id} has succeeded, and its parts ended elsewhere with {unfinished}")
         self._letters()
+
+    def _unfinished_parts(self, job: str) -> dict[str, int | None]:
+        """Of its last attempt: the nodes on which its processes did not end by themselves and well, with their exit codes."""
+        attempts = self.stories[job].document.attempts
+        last = attempts[-1]
+        codes = {node: self.world.truth.ended.get((job, last.attempt, node)) for node in self._nodes[job, last.attempt]}
+        return {node: code for node, code in codes.items() if code != 0}
 
     def _letters(self) -> None:
         for kept in self.world.disk.streams[DEAD].messages.values():

@@ -154,6 +154,7 @@ class SimClient:
         """Its process died."""
         self.is_closed = True
         if self.link is not None:
+            self.link.left = self._net.world.random.random() < 0.5
             self.link.reset()
 
     async def flush(self, timeout: float = 10) -> None:

@@ -14,7 +14,7 @@ from libs.simulation.dst.scenario import POOL
 from libs.simulation.dst.world import World
 from schemas import subjects
 from schemas.envelope import MSG_ID
-from schemas.subjects import inbox_stream
+from schemas.subjects import DEAD, EVENTS, inbox_stream
 
 HEAL_S = 25.0
 """No fault lasts longer."""
@@ -116,7 +116,10 @@ def _keeper(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
 
 
 def _partition(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    """Of nodes more often than of a service: what runs there must be right without anybody."""
     machine = chance.choice(sorted({slot.machine for slot in world.services.values()}))
+    if chance.random() < 0.4:
+        machine = chance.choice(sorted(world.machines))
     ways = chance.choice(({"up"}, {"down"}, {"up", "down"}))
     lasts_s = chance.choice((0.5, 3.0, 8.0, 18.0)) * chance.uniform(0.6, 1.2)
 
@@ -178,7 +181,8 @@ def _messages(world: World, chance: random.Random) -> tuple[float, Do, Do | None
 
 
 def _calm(world: World) -> None:
-    world.net.lose = world.net.repeat = world.net.late = 0.0
+    """What the network loses always, it goes on to lose."""
+    world.net.lose, world.net.repeat, world.net.late = world.net.always_lose, 0.0, 0.0
 
 
 def _clock(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
@@ -212,6 +216,48 @@ def _full_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | Non
         world.sometimes("the broker's disk was full")
 
     return chance.uniform(0.5, 8.0), begin, lambda: setattr(world.disk, "full", False)
+
+
+def _full_stream(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    """One stream takes nothing more: the inbox, mostly, and then requests are decided that cannot be handed on."""
+    name = chance.choice((inbox_stream(POOL), inbox_stream(POOL), EVENTS, DEAD))
+
+    def begin() -> None:
+        world.disk.streams[name].full = True
+        world.note(f"{name} is full")
+        world.sometimes("a stream was full")
+
+    return chance.uniform(2.0, 14.0), begin, lambda: setattr(world.disk.streams[name], "full", False)
+
+
+def _no_leases(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    """Nobody grants leases for a while, though everything else goes on."""
+    both = [_frozen(world, name, 0.0) for name in world.services if name.startswith("leases")]
+
+    def begin() -> None:
+        for _, freeze, _ in both:
+            freeze()
+
+    def end() -> None:
+        for _, _, thaw in both:
+            assert thaw is not None
+            thaw()
+
+    return chance.uniform(1.0, 9.0), begin, end
+
+
+def _old_node(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+    """A node is switched off, and its disk comes back from an old copy. Its clock may have stood still meanwhile."""
+    machine = world.machines[chance.choice(sorted(world.machines))]
+    back_s = chance.choice((0.0, 0.0, 86_400.0))
+
+    def begin() -> None:
+        machine.incarnation = 0
+        world.offsets[machine.name] = world.offset_of(machine.name) - back_s
+        machine.power_off()
+        world.sometimes("a node's disk was restored")
+
+    return 0.0, begin, None
 
 
 def _node_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
@@ -301,14 +347,15 @@ def _snapshots(world: World, chance: random.Random) -> tuple[float, Do, Do | Non
             elif what == "another version" and about:
                 stream.messages[seq] = replace(kept, data=kept.data.replace(b'\\"version\\": ', b'\\"version\\": 9'))
 
-    return 0.0, begin, None
+    victim = _service(world, chance) if chance.random() < 0.6 else ""
+    return chance.uniform(0.05, 2.0), begin, (lambda: _die(world, victim)) if victim else None
 
 
 DRAWS: dict[str, tuple[float, Draw]] = {
     "kill": (4, _kill),
     "freeze": (4, _freeze),
-    "kill agent": (3, _kill_agent),
-    "freeze agent": (3, _freeze_agent),
+    "kill agent": (4, _kill_agent),
+    "freeze agent": (4, _freeze_agent),
     "power off": (1.5, _power_off),
     "keeper": (1.5, _keeper),
     "partition": (4, _partition),
@@ -319,9 +366,12 @@ DRAWS: dict[str, tuple[float, Draw]] = {
     "clock": (2, _clock),
     "slow disk": (1.5, _slow_disk),
     "full disk": (1.5, _full_disk),
+    "full stream": (1.5, _full_stream),
+    "no leases": (1.5, _no_leases),
+    "old node": (1, _old_node),
     "node disk full": (0.7, _node_disk),
     "redis": (1.5, _redis),
-    "mongo": (1.5, _mongo),
+    "mongo": (2.5, _mongo),
     "old input": (3, _old_input),
     "snapshots": (2, _snapshots),
     "roll": (1.5, _roll),
@@ -331,6 +381,9 @@ DRAWS: dict[str, tuple[float, Draw]] = {
 
 def draw(world: World, chance: random.Random) -> list[Fault]:
     """The faults of a seed, in order of their beginning."""
+    if chance.random() < 0.08:
+        world.net.lose = world.net.always_lose = chance.choice((0.003, 0.01))
+        world.sometimes("messages were lost all the time")
     names, weights = list(DRAWS), [weight for weight, _ in DRAWS.values()]
     faults = []
     for name in chance.choices(names, weights, k=chance.choice((0, 1, 2, 3, 4, 5, 7))):
@@ -360,6 +413,8 @@ def heal(world: World) -> None:
     world.faults_on = False
     _calm(world)
     world.disk.full, world.disk.slow_s = False, 0.0
+    for stream in world.disk.streams.values():
+        stream.full = False
     world.redis.down = world.redis.frozen = world.mongo.down = False
     world.mongo.slow_s = 0.0
     if world.net.broker_process is None or not world.net.broker_process.alive:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from libs.simulation.dst.process import Process
     from libs.simulation.dst.world import World
 
+KILL_BOUND_S = 0.5
+"""Within so long after its deadline a keeper has killed what it holds: what the granter of leases is told of it."""
+_SLACK_S = 0.001
+
 Key = tuple[str, int]
 """(job id, attempt)."""
 
@@ -67,6 +71,10 @@ class Machine:
     agent: "Process | None" = None
     keeper_lost: "Callable[[], None] | None" = None
     keeper_frozen_until: float = 0.0
+    lease_s: float = 0.0
+    """What its agent asks for."""
+    beat_at: float = 0.0
+    """When the agent began to send its last heartbeat, on the machine's clock."""
     disk_full: bool = False
     _layer: SimulatedLayer | None = None
 
@@ -103,6 +111,7 @@ class Machine:
         """The processes of a part are gone; the keeper keeps how, and tells its agent."""
         if not process.alive:
             return
+        self.world.truth.overran(self, process)
         process.code = code
         if process.timer is not None:
             process.timer.cancel()
@@ -190,6 +199,8 @@ class Truth:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.starts_seen = 0
+        self.ended: dict[tuple[str, int, str], int] = {}
+        """(job, attempt, node) -> how its processes ended there."""
         self.ran: dict[Key, set[str]] = {}
 
     def starts(self, process: SimProcess, machines: Iterable[Machine]) -> None:
@@ -216,5 +227,37 @@ class Truth:
                 )
         self._world.note(f"{process.node} runs {job[:8]}.{attempt}")
 
+        life, now = machine.life, machine.kernel.boot_s()
+        early_s = max(0.0, machine.lease_s - process.part.lease_s) if process.part.lease_s else 0.0
+        if life is None or now > life.until - early_s + _SLACK_S:
+            self._world.violated("P3", f"{job}.{attempt} starts on {process.node} and has no lease")
+
+    def overran(self, machine: Machine, process: SimProcess) -> None:
+        """Work that is not kept is gone when its node's lease has ended, and the time to kill it. Unless keeper and agent were
+        frozen at once: that is the residue that is documented."""
+        life = machine.life
+        if (
+            life is None
+            or not process.part.lease_s
+            or self._world.loop.now < machine.keeper_frozen_until + KILL_BOUND_S
+        ):
+            return
+        over_s = machine.kernel.boot_s() - life.until
+        if over_s > KILL_BOUND_S:
+            self._world.violated("P3", f"{process.key} on {machine.name} ends {over_s:.1f} s after its node's lease")
+
+    def renewed(self, machine: Machine, until: float) -> None:
+        """A lease counts from when its renewal was sent."""
+        if until > machine.beat_at + machine.lease_s + _SLACK_S:
+            late_s = until - machine.beat_at - machine.lease_s
+            self._world.violated("P4", f"the lease of {machine.name} ends {late_s:.1f} s later than what was granted")
+
+    def begun_anew(self, machine: Machine) -> None:
+        """An agent has come back while the lease of its node holds, and begins a life instead of going on with the last."""
+        if machine.running and machine.may_go_on():
+            self._world.violated("P6", f"the agent of {machine.name} ends what it could have gone on with")
+
     def ends(self, process: SimProcess) -> None:
+        assert process.code is not None
+        self.ended[*process.key, process.node] = process.code
         self._world.note(f"{process.node} ended {process.key[0][:8]}.{process.key[1]}")

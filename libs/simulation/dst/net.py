@@ -26,6 +26,8 @@ class Link:
         self.net = net
         self.client = client
         self.open = True
+        self.left = False
+        """Its client is dead, and what it had sent arrives all the same: the kernel has it."""
         self.cut = {"up": False, "down": False}
         self._kept: dict[str, deque[tuple[Callable[..., Any], tuple[Any, ...]]]] = {"up": deque(), "down": deque()}
         self._last = {"up": 0.0, "down": 0.0}
@@ -46,7 +48,7 @@ class Link:
             to.call_at(at, self._arrive, call, args)
 
     def _arrive(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        if self.open:
+        if self.open or (self.left and call.__name__ == "publish"):
             call(*args)
 
     def partition(self, way: str, cut: bool) -> None:
@@ -80,6 +82,7 @@ class SimNet:
         self.broker: Any = None
         self.broker_process: Process | None = None
         self.cut_machines: dict[str, set[str]] = {}
+        self.always_lose = 0.0
         self.lose = 0.0
         self.repeat = 0.0
         self.late = 0.0

@@ -19,7 +19,7 @@ from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import NotStored, Outbox
 from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
 from libs.simulation.dst.agents import AgentService
-from libs.simulation.dst.machine import Machine
+from libs.simulation.dst.machine import KILL_BOUND_S, Machine
 from libs.simulation.dst.older import OlderReader
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.world import World
@@ -120,7 +120,7 @@ def draw(chance: random.Random) -> Scenario:
     scenario = Scenario(
         nodes=chance.randint(1, 3),
         placements=2 if chance.random() < 0.5 else 1,
-        admissions=2 if chance.random() < 0.25 else 1,
+        admissions=2 if chance.random() < 0.4 else 1,
         doubled=chance.choice(_TWICE) if chance.random() < 0.3 else "",
         leases=chance.choices(tuple(LEASES), (6, 3, 1))[0],
         saves=chance.choice((8, 20, 5000)),
@@ -133,7 +133,7 @@ def draw(chance: random.Random) -> Scenario:
         spec = _spec(chance, scenario)
         asked = Asked(chance.choice(TEAMS), f"job-{number}", spec, at=chance.uniform(0.5, ASKED_S))
         if chance.random() < 0.15:
-            asked.cancel_at = asked.at + chance.uniform(0.0, 6.0)
+            asked.cancel_at = asked.at + chance.uniform(0.0, chance.choice((0.01, 6.0)))
         scenario.jobs.append(asked)
     return scenario
 
@@ -245,7 +245,7 @@ def _settings(lengths: LeaseLengths, saves: int) -> dict[str, Any]:
         "leases": LeaseSettings(
             **common,
             max_lease_s=lengths.node_s,
-            kill_bound_s=0.5,
+            kill_bound_s=KILL_BOUND_S,
             margin_s=0.3,
             term_s=lengths.term_s,
             broker_s=0.5,

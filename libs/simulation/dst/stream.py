@@ -28,7 +28,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Stream:
-    """`config` is the stream's configuration as the API shows it; `frozen_until` a disk that does not answer."""
+    """`config` is the stream's configuration as the API shows it; its messages are kept by their numbers."""
 
     name: str
     config: dict[str, Any]
@@ -37,6 +37,8 @@ class Stream:
     first_seq: int = 1
     size: int = 0
     """Bytes of what is kept."""
+    full: bool = False
+    """It takes nothing more, however little it keeps."""
     ids: dict[str, tuple[int, int]] = field(default_factory=dict)
     by_subject: dict[str, list[int]] = field(default_factory=dict)
     _shown: tuple[Any, str] = (None, "")
@@ -70,6 +72,8 @@ class Stream:
         kept = Kept(self.last_seq + 1, subject, headers, data, time_us)
         per_subject = config.get("max_msgs_per_subject", -1)
         replaces = rollup == "sub" or per_subject > 0
+        if self.full:
+            return 503, 10077, "maximum bytes exceeded"
         if not replaces and config.get("discard") == "new":
             limit, most = config.get("max_bytes", -1), config.get("max_msgs", -1)
             if (0 < limit < self.size + kept.size) or (0 < most <= len(self.messages)):
