@@ -1,4 +1,4 @@
-"""`baton team add|rotate|revoke|list|push`: who may speak at the bus, changed while it runs."""
+"""`baton team add|rotate|revoke|list|push`: who may speak at the bus, changed while it runs; `export`: what a team has."""
 
 import asyncio
 import os
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from libs.cli import team_export
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, hint, say, show
@@ -27,6 +28,9 @@ _COLUMNS = [
     Column("CREDENTIAL", lambda row: row["credential"]),
     Column("FILE", lambda row: row["file"]),
 ]
+
+
+app.command("export")(team_export.command)
 
 
 @app.callback()

@@ -1,6 +1,7 @@
 """Starting Baton on this machine: what `baton up`, the demo, benchmarks and fault tests stand on."""
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -121,6 +122,36 @@ def refusals(state_dir: Path) -> list[str]:
     return [line for log in logs for line in log.read_text().splitlines() if "permissions violation" in line.lower()]
 
 
+async def a_team_takes_along_what_is_its_own(cluster: LocalStack, job: str, folder: Path) -> None:
+    """`baton team export`, and each file is what it says that it is."""
+    export = await asyncio.create_subprocess_exec(
+        *(*BATON, "team", "export", str(folder), "--team", "red"),
+        env={**os.environ, **cluster.address("red").environ()},
+        cwd=ROOT,
+    )
+    assert await export.wait() == 0
+    about = json.loads((folder / "about.json").read_text())
+    files = {name: (folder / name).read_bytes() for name in about["sha256"]}
+    assert {name: hashlib.sha256(data).hexdigest() for name, data in files.items()} == about["sha256"]
+    lines = {name: [json.loads(line) for line in data.splitlines()] for name, data in files.items()}
+    assert {name.removesuffix(".jsonl"): len(found) for name, found in lines.items()} == about["counts"]
+    assert [(found["job_id"], found["team"], found["state"]) for found in lines["jobs.jsonl"]] == [
+        (job, "red", "succeeded")
+    ]
+    assert [event["what"] for event in lines["events.jsonl"]][:: len(lines["events.jsonl"]) - 1] == [
+        "queued",
+        "succeeded",
+    ]
+    days, *each = lines["bills.jsonl"]
+    assert days["total_milli_us"] == sum(day["total_milli_us"] for day in each) > 0
+    assert [row["jobs"] for day in each for row in day["rows"]] == [1]
+    assert [team["team"] for team in lines["quotas.jsonl"][0]["teams"]] == ["red"]
+    again = await asyncio.create_subprocess_exec(
+        *(*BATON, "team", "export", str(folder), "--team", "red"), cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    assert await again.wait() == 2, "nothing is written over"
+
+
 @pytest.mark.demo
 async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
     fleet = ROOT / "deploy/fleets/demo-16x8-h100.yaml"
@@ -147,6 +178,7 @@ async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
         out, _ = await verify.communicate()
         report = json.loads(out)
         assert (verify.returncode, report["ok"], report["jobs"], report["bill_differences"]) == (0, True, 1, [])
+        await a_team_takes_along_what_is_its_own(cluster, job, tmp_path / "export")
 
 
 async def test_two_pools_are_one_instance_for_its_users(tmp_path: Path) -> None:

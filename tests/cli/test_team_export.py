@@ -1,0 +1,43 @@
+"""How an export reads lists that come in pieces."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from libs.cli.team_export import jobs
+from libs.client import Baton
+from libs.client.errors import Failed
+
+
+@dataclass(frozen=True)
+class Job:
+    job_id: str
+    submitted_us: int
+
+
+class Lister:
+    """Answers as history does: newest first, older than `before_us`, and as many as fit."""
+
+    def __init__(self, fits: int, *times: int) -> None:
+        self.fits = fits
+        self.jobs = sorted((Job(f"j{i}", at) for i, at in enumerate(times)), key=lambda job: -job.submitted_us)
+
+    async def list(self, limit: int, before_us: int | None = None) -> list[Job]:
+        return [job for job in self.jobs if before_us is None or job.submitted_us < before_us][: min(self.fits, limit)]
+
+
+async def read(lister: Lister) -> list[Any]:
+    return [one async for page in jobs(cast(Baton, lister)) for one in page]
+
+
+@pytest.mark.parametrize("times", [(), (1,), (1, 2, 3, 4, 5, 6, 7), (5, 5, 4, 4, 3, 3), (9, 5, 5, 1), (5, 5, 5)])
+async def test_every_job_is_read_once(times: tuple[int, ...]) -> None:
+    for fits in (3, 4, 100):
+        lister = Lister(fits, *times)
+        assert await read(lister) == lister.jobs
+
+
+async def test_more_of_one_moment_than_an_answer_holds_is_said() -> None:
+    with pytest.raises(Failed, match="cannot be read on"):
+        await read(Lister(3, 5, 5, 5, 5, 1))
