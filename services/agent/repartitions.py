@@ -1,7 +1,7 @@
 """MIG boards repartitioned on a node: whether that may be done now, and doing it. The node decides when, and reports it."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from libs.adapters.devices import DeviceLayer, NoDevices, RepartitionFailed
 from schemas.resources import Device, Inventory, Recut
@@ -38,16 +38,21 @@ def carry_out(layer: DeviceLayer, repartition: Recut, inventory: Inventory) -> t
         log.exception("repartitioning board %s failed", repartition.board)
         reason = f"{type(e).__name__}: {e}"
     try:
-        found = layer.discover()
-    except NoDevices:
-        found = ()
+        found, boards = _discovered(layer), layer.boards()
     except Exception as e:
         log.exception("looking for devices after repartitioning board %s failed", repartition.board)
         untouched = tuple(device for device in inventory.devices if device.id not in repartition.destroy)
         reason = f"{reason or 'repartitioned'}; what is there now cannot be read ({type(e).__name__}: {e})"
         return reason[:REASON_LENGTH], inventory.model_copy(update={"devices": untouched})
     devices = tuple(_as_measured(device, inventory) for device in found)
-    return reason[:REASON_LENGTH], inventory.model_copy(update={"devices": devices, "boards": layer.boards()})
+    return reason[:REASON_LENGTH], inventory.model_copy(update={"devices": devices, "boards": boards})
+
+
+def _discovered(layer: DeviceLayer) -> Sequence[Device]:
+    try:
+        return layer.discover()
+    except NoDevices:
+        return ()
 
 
 def _as_measured(device: Device, before: Inventory) -> Device:

@@ -106,6 +106,19 @@ def test_what_an_agent_refuses_before_it_asks_the_layer():
     assert "has no instance" in refusal(repartition(1, ("x",)), NODE, {})
 
 
+def test_a_driver_that_does_not_say_which_boards_there_are_is_told_of_and_ends_nothing() -> None:
+    """Nobody would have answered for the board before the node's next life."""
+
+    class Silent(SimulatedLayer):
+        def boards(self):
+            raise OSError("the driver is gone")
+
+    reason, after = carry_out(Silent(NODE.devices, NODE.boards), repartition(), NODE)
+    assert reason == "repartitioned; what is there now cannot be read (OSError: the driver is gone)"
+    assert not {device.id for device in after.devices} & set(UPPER)
+    assert after.boards == NODE.boards
+
+
 # -------------------------------------------------------------------------------------------------------- a whole agent
 
 

@@ -63,6 +63,20 @@ def _no_strace() -> str:
     return "" if shutil.which("strace") and os.geteuid() == 0 else "needs strace, and root"
 
 
+async def _kill(world: World, *names: str) -> None:
+    """All at once; each is back at the end."""
+    killed = {name: kill9(world.cluster, name) for name in names}
+    for name, pid in killed.items():
+        await back(world.cluster, name, pid)
+
+
+async def _freeze(world: World, name: str, least_s: float, most_s: float) -> str:
+    seconds = world.chance.uniform(least_s, most_s)
+    async with frozen(world.cluster, name):
+        await asyncio.sleep(seconds)
+    return f"{name} for {seconds:.0f} s"
+
+
 # ------------------------------------------------------------------------------------------------------------- brokers
 
 
@@ -77,18 +91,16 @@ async def _leader(world: World) -> str:
 @_fault("leader killed", spares=True)
 async def _(world: World) -> str:
     name = await _leader(world)
-    await back(world.cluster, name, kill9(world.cluster, name))
+    await _kill(world, name)
     await whole(world.cluster)
     return name
 
 
 @_fault("leader frozen", spares=True)
 async def _(world: World) -> str:
-    name, seconds = await _leader(world), world.chance.uniform(2.0, 15.0)
-    async with frozen(world.cluster, name):
-        await asyncio.sleep(seconds)
+    told = await _freeze(world, await _leader(world), 2.0, 15.0)
     await whole(world.cluster)
-    return f"{name} for {seconds:.0f} s"
+    return told
 
 
 @_fault("leader frozen while the ledger rolls", spares=True)
@@ -133,10 +145,7 @@ async def _(world: World) -> str:
 
 @_fault("all brokers killed", spares=True)
 async def _(world: World) -> str:
-    names = brokers(world.cluster)
-    killed = {name: kill9(world.cluster, name) for name in names}
-    for name, pid in killed.items():
-        await back(world.cluster, name, pid)
+    await _kill(world, *brokers(world.cluster))
     await whole(world.cluster)
     return "at once"
 
@@ -181,7 +190,7 @@ async def _(world: World) -> str:
     with no_room(world, name):
         await asyncio.sleep(world.chance.uniform(5.0, 10.0))
     # nats-server gives up JetStream when it cannot write, until it is started again.
-    await back(world.cluster, name, kill9(world.cluster, name))
+    await _kill(world, name)
     await whole(world.cluster)
     return name
 
@@ -191,11 +200,11 @@ async def _(world: World) -> str:
     """The agents': each is cut off, and its keeper goes on; the lease of one ends meanwhile."""
     cluster = world.cluster
     pool, ring = cluster.options.pool, cluster.keyring
-    world.excused |= {SIMULATED, REAL, *(node.name for node in world.nodes)}
+    world.excused |= {*_agents(world)}
     await tell(cluster.nats_url, ring, ring.revoke_node(pool))
     await asyncio.sleep(world.chance.uniform(3.0, 12.0))
     ring.nodes(pool)  # new ones in the files' places, which agents read when they are started again
-    await world.back(SIMULATED, REAL, *(node.name for node in world.nodes))
+    await world.back(*_agents(world))
     return f"nodes of {pool}"
 
 
@@ -213,25 +222,20 @@ def _a_service(world: World) -> str:
 async def _(world: World) -> str:
     name = _a_service(world)
     for _ in range(world.chance.randint(1, 2)):  # the second time while it starts
-        await back(world.cluster, name, kill9(world.cluster, name))
+        await _kill(world, name)
     return name
 
 
 @_fault("service frozen", spares=True)
 async def _(world: World) -> str:
-    name, seconds = _a_service(world), world.chance.uniform(1.0, 12.0)
-    async with frozen(world.cluster, name):
-        await asyncio.sleep(seconds)
-    return f"{name} for {seconds:.0f} s"
+    return await _freeze(world, _a_service(world), 1.0, 12.0)
 
 
 @_fault("one of each service killed", spares=True)
 async def _(world: World) -> str:
     number = world.chance.randint(1, world.cluster.options.replicas)
     names = [service if number == 1 else f"{service}-{number}" for service in SERVICES]
-    killed = {name: kill9(world.cluster, name) for name in names}
-    for name, pid in killed.items():
-        await back(world.cluster, name, pid)
+    await _kill(world, *names)
     return f"the {number}. of each"
 
 
@@ -251,16 +255,13 @@ async def _(world: World) -> str:
 @_fault("store killed", spares=True)
 async def _(world: World) -> str:
     name = world.chance.choice((VALKEY, MONGO))
-    await back(world.cluster, name, kill9(world.cluster, name))
+    await _kill(world, name)
     return name
 
 
 @_fault("store frozen", spares=True)
 async def _(world: World) -> str:
-    name, seconds = world.chance.choice((VALKEY, MONGO)), world.chance.uniform(2.0, 15.0)
-    async with frozen(world.cluster, name):
-        await asyncio.sleep(seconds)
-    return f"{name} for {seconds:.0f} s"
+    return await _freeze(world, world.chance.choice((VALKEY, MONGO)), 2.0, 15.0)
 
 
 @_fault("disk full under Redis", spares=True, cannot=disks.why_not)
@@ -273,20 +274,20 @@ async def _(world: World) -> str:
 # ---------------------------------------------------------------------------------------------------------------- nodes
 
 
+def _agents(world: World) -> list[str]:
+    return [REAL, SIMULATED, *(node.name for node in world.nodes)]
+
+
 @_fault("agent killed")
 async def _(world: World) -> str:
-    name = world.chance.choice([REAL, SIMULATED, *(node.name for node in world.nodes)])
-    await back(world.cluster, name, kill9(world.cluster, name))
+    name = world.chance.choice(_agents(world))
+    await _kill(world, name)
     return name
 
 
 @_fault("agent frozen")
 async def _(world: World) -> str:
-    name = world.chance.choice([REAL, SIMULATED, *(node.name for node in world.nodes)])
-    seconds = world.chance.uniform(2.0, 3 * SHORT_LEASE_S)
-    async with frozen(world.cluster, name):
-        await asyncio.sleep(seconds)
-    return f"{name} for {seconds:.0f} s"
+    return await _freeze(world, world.chance.choice(_agents(world)), 2.0, 3 * SHORT_LEASE_S)
 
 
 def _with_keeper(world: World) -> Node:
