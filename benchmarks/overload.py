@@ -72,7 +72,8 @@ async def _bench(options: argparse.Namespace) -> None:
         print(
             f"sustainable: {rate:.0f} jobs/s; others together {rate * options.times / 10:.0f}, the loud team {loud:.0f}"
         )
-        result: dict[str, Any] = {"machine": about, "sustainable_jobs_per_s": round(rate, 1), "crowd": options.crowd}
+        result: dict[str, Any] = {"machine": about, "seconds": options.seconds, "times": options.times}
+        result |= {"sustainable_jobs_per_s": round(rate, 1), "crowd": options.crowd}
         result["base"] = base = await run.phase("base")
         if options.control:
             async with _unread(options.state_dir / "control") as where:
@@ -122,15 +123,15 @@ class _Run:
         await asyncio.sleep(self.seconds)
         cpu = {n: round((at - used.get(n, 0.0)) / self.seconds, 3) for n, at in machine.cpu_by_process().items()}
         ended = await crowds.ended(self.operator) - before
-        stopped_us, offered = time.time_ns() // 1000, 0
+        stopped_us, offered, loud = time.time_ns() // 1000, 0, 0
         if process is not None and calm is not None:
             out, _ = await process.communicate()
             offered = int(out)
             stopped, stopped_us = time.monotonic(), time.time_ns() // 1000
-            await self._drained(before, loud_before, calm)
+            loud = await self._stored_of_loud() - loud_before
+            await self._drained(before + loud, calm)
         drained_s = time.monotonic() - stopped
         sent = await submitting
-        loud = await self._of_loud() - loud_before
         ends = await crowds.rest(self.operator, before + len(sent) + loud)
         watching.cancel()
         found = await crowds.stages(self.operator, after, inbox)
@@ -150,6 +151,9 @@ class _Run:
     ) -> dict[str, Any]:
         pairs = [(due, found[due.job_id]) for due in sent if due.job_id in found]
         during = [(due, at) for due, at in pairs if due.due_us < stopped_us]
+        seen = [
+            (due, at) for due, at in during if at.admitted_us
+        ]  # what was decided leaves the inbox after ten minutes
 
         def spread(begin: str, end: str, some: Sequence[tuple[crowds.Due, crowds.Stages]] = during) -> dict[str, float]:
             times = [(_time(due, at, begin), _time(due, at, end)) for due, at in some]
@@ -163,20 +167,28 @@ class _Run:
             "others": others,
             "stages": {
                 "due -> request stored (client, broker)": spread("due", "stored"),
-                "request stored -> admitted stored (admission)": spread("stored", "admitted"),
-                "admitted stored -> grant stored (placement)": spread("admitted", "granted"),
+                "request stored -> admitted stored (admission)": spread("stored", "admitted", seen),
+                "admitted stored -> grant stored (placement)": spread("admitted", "granted", seen),
             },
             "others_afterwards": spread("due", "granted", [p for p in pairs if p[0].due_us >= stopped_us]),
             "offered_by_others_per_s": round(len(during) / self.seconds, 1),
             "recovery_s": round(max(0.0, (max(slow, default=0) - stopped_us) / 1e6), 1),
         }
 
-    async def _drained(self, before: int, loud_before: int, calm: asyncio.Event) -> None:
-        """Waits until about as much has ended as the crowd had stored: the others go on meanwhile."""
+    async def _stored_of_loud(self) -> int:
+        """Of the loud team, once no more is being stored: later some of it will have been trimmed."""
+        counted = -1
+        while (now := await self._of_loud()) != counted:
+            counted = now
+            await asyncio.sleep(2.0)
+        return counted
+
+    async def _drained(self, ends: int, calm: asyncio.Event) -> None:
+        """Waits until the queue is empty and about as much has ended as the crowd had stored: the others go on meanwhile."""
         deadline = time.monotonic() + _AFTER_S
         while time.monotonic() < deadline:
             waiting = (await self.js.consumer_info(subjects.REQUESTS, "admission")).num_pending
-            if not waiting and await crowds.ended(self.operator) - before >= await self._of_loud() - loud_before:
+            if not waiting and await crowds.ended(self.operator) >= ends:
                 break
             await asyncio.sleep(0.5)
         await asyncio.sleep(2.0)
