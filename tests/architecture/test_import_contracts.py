@@ -23,7 +23,7 @@ ROOMS = [
     for floor in contract["layers"]
     for room in floor.split("|")
 ]
-LIBS = ("service", "ledger", "bus", "adapters", "core", "client", "cli", "embedded", "report", "simulation")
+LIBS = sorted(path.parent.name for path in (ROOT / "libs").glob("*/__init__.py"))
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
