@@ -209,6 +209,13 @@ async def test_a_job_that_was_forked_as_its_lease_ended_does_not_run(place):
     assert Started not in [type(s) for s in place.seen]
 
 
+async def test_jobs_gain_no_rights_by_the_programs_that_they_start(place):
+    wanted = part(spec("print([line for line in open('/proc/self/status') if line.startswith('NoNewPrivs')])"))
+    place.start(wanted)
+    await place.released()
+    assert place.log(wanted) == "['NoNewPrivs:\\t1\\n']\n"
+
+
 async def test_jobs_inherit_no_descriptor_of_the_agent(place, tmp_path):
     secret = os.open(tmp_path / "secret", os.O_CREAT | os.O_RDWR)
     wanted = part(spec("import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))"))

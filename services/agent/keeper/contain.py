@@ -23,7 +23,7 @@ KINDS = (NAMESPACE, CGROUP, SUBREAPER, NONE)
 CLONE_NEWPID = 0x2000_0000
 _CLONE_PARENT, _CLONE_NEWNS, _CLONE_NEWUSER = 0x8000, 0x0002_0000, 0x1000_0000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x4_0000
-_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 15, 36, 38
 _SYS_CLONE = {"x86_64": 56, "ppc64le": 120}.get(os.uname().machine, 220)
 """Of most machines, as the kernel numbers its calls."""
 _LIBC = ctypes.PyDLL(None, use_errno=True)
@@ -42,6 +42,11 @@ def _checked(result: int, what: str) -> None:
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """This process is sent the signal when its parent dies. Raises OSError."""
     _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def gain_no_rights() -> None:
+    """No program that is started from here gains rights by a set-user-id bit or file capabilities. Raises OSError."""
+    _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
 def become_subreaper() -> None:

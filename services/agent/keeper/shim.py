@@ -78,6 +78,7 @@ class Shim:
             contain.mount_own_proc()
         elif self.kind != contain.NONE:
             contain.become_subreaper()
+        contain.gain_no_rights()
         os.chdir(self.spec["workdir"])
         for rank in self.spec["ranks"]:
             self._start_rank(rank["rank"], self.spec["command"], rank["environment"], rank["log"])
