@@ -21,6 +21,7 @@ from libs.embedded import StateDirLocked
 from libs.embedded.records import read_processes
 from libs.report.document import Step
 from tests.cli.simulated import Ask, Run, busy
+from tests.kit.refusals import refusals
 
 ROOT = Path(__file__).parents[2]
 
@@ -170,6 +171,7 @@ async def test_the_demo_passes_its_own_checks(tmp_path: Path):
     assert result.report.preempted == 1
     assert json.loads(result.as_json.read_text())["ok"] is True
     assert result.as_html.stat().st_size < 3_000_000
+    assert not refusals(tmp_path / "state"), "every service has the rights that it needs"
 
 
 @pytest.mark.demo

@@ -19,6 +19,7 @@ from libs.client.where import CLIENT_FILE, find
 from libs.embedded import read_processes
 from schemas.jobs import JobSpec, JobState, Simulation
 from schemas.resources import Resources
+from tests.kit.refusals import refusals
 from tests.kit.waiting import until
 
 BATON = [sys.executable, "-m", "libs.cli"]
@@ -114,12 +115,6 @@ async def each_service_has_its_own_stores_alone(cluster: LocalStack) -> None:
         other = next(token for other, token in cluster.http_tokens.items() if other != name)
         for token, ready in ((environ["BATON_HTTP_TOKEN"], True), (other, False), ("", False)):
             assert (await readiness(cluster.http[name], token)).ready == ready, name
-
-
-def refusals(state_dir: Path) -> list[str]:
-    """What the broker refused to processes of this instance, by their logs."""
-    logs = (state_dir / "logs").glob("*.log")
-    return [line for log in logs for line in log.read_text().splitlines() if "permissions violation" in line.lower()]
 
 
 async def a_team_takes_along_what_is_its_own(cluster: LocalStack, job: str, folder: Path) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from libs.bus.connect import Address, BusConnection, BusUnavailable, close, connect
+from libs.bus.creds import LOGS_CREDS
 from libs.cli.launch import LaunchOptions, LocalStack
 from libs.client import connect as connect_client
 from libs.client.where import find
 from libs.embedded.servers import NATS
-from libs.walls.keyring import Keyring
+from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.resolver import tell
 from schemas import subjects
 from schemas.jobs import JobSpec
 from tests.cli.test_command import Result, baton
@@ -96,6 +98,21 @@ async def test_who_was_revoked_stays_out_when_the_broker_starts_with_what_it_was
     await close(await submits(cluster.address("red"), "red"))
     with pytest.raises(BusUnavailable, match="revoked or rotated"):
         await connect(Address(cluster.nats_url, stolen), name="thief")
+
+
+async def test_agents_are_cut_off_and_let_in_with_new_credentials(cluster: LocalStack) -> None:
+    ring, address = cluster.keyring, cluster.nodes_address("main")
+    logs = Address(address.url, Path(str(address.creds)).with_name(LOGS_CREDS))
+    before = [await connect(one, name="agent", inbox_prefix="_NODE_main.n1") for one in (address, logs)]
+    await tell(cluster.nats_url, ring, ring.revoke_node("main"))
+    await until(lambda: not any(connection.is_connected for connection in before))
+    for connection in before:
+        await close(connection)
+    assert cluster.nodes_address("main") == address, "new ones lie in the files' places"
+    for one in (address, logs):
+        await close(await connect(one, name="agent"))
+    with pytest.raises(NoCredential, match="west"):
+        ring.revoke_node("west")
 
 
 async def test_a_change_without_a_broker_is_kept_for_its_start(tmp_path: Path) -> None:
