@@ -527,18 +527,6 @@ def adopted_parts_forgotten(stack: ExitStack) -> None:
     _set(stack, agent_node.NodeRunner, "adopt", lambda self, life: real(self, replace(life, parts=())))
 
 
-@bug("who lost the right to grant leases claims it again at once")
-def right_back_and_forth(stack: ExitStack) -> None:
-    real = Granter.named
-
-    def named(self: Granter, right: Any, now: float) -> None:
-        heard = self.other_heard_at
-        real(self, right, now)
-        self.other_heard_at = heard
-
-    _set(stack, Granter, "named", named)
-
-
 @bug("quotas of a file do not wait for a broker that is away")
 def quotas_do_not_wait(stack: ExitStack) -> None:
     _set(stack, quotas, "patiently", lambda ask, away: ask())
