@@ -297,7 +297,10 @@ class LedgerWriter(Generic[D]):
         teams = {
             item.seq: getattr(item.message, "team", "") for item in items
         }  # whose requests they were, admission says
-        for message, reason, stack in self._culprits.rejected(stored, items, events, self.decider.faults):
+        rejected = self._culprits.rejected(stored, items, events, self.decider.faults)
+        if rejected and await self._moved():  # whoever wrote may have taken what an old state makes us reject
+            return AppendOutcome.REFUSED
+        for message, reason, stack in rejected:
             self.counters.rejected += 1
             await bury(self._js, inbox_stream(self.pool), message, reason, stack, teams.get(message.seq, ""))
         return await self._commit(first, rest, len(stored))
@@ -376,6 +379,10 @@ class LedgerWriter(Generic[D]):
         if now - self._confirmed < _ASK_S:
             return False
         self._confirmed = now
+        return await self._moved()
+
+    async def _moved(self) -> bool:
+        """Whether somebody else wrote since we read."""
         try:
             info = await self._js.stream_info(self._rolling.open)
         except (NatsError, TimeoutError, OSError):

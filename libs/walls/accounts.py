@@ -44,7 +44,7 @@ NODE_CONNECTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class AccountRole:
     """What the credentials of one kind may do; None allows all. `responds`: one answer to each request that they may hear,
     wherever it goes."""
 
@@ -63,30 +63,33 @@ class Role:
         return found
 
 
-def core_roles() -> dict[str, Role]:
+def core_roles() -> dict[str, AccountRole]:
     """Of the account `$baton`."""
     return {
-        SERVICES: Role(),
-        **{service: Role(roles.service_may(service)) for service in roles.SERVICES},
-        PROVISION: Role(subjects.operator_may()),
-        OPERATOR: Role(subjects.operator_may()),
-        LOGS: Role(*subjects.log_readers_may(), responds=True),
+        SERVICES: AccountRole(),
+        **{service: AccountRole(roles.service_may(service)) for service in roles.SERVICES},
+        PROVISION: AccountRole(subjects.operator_may()),
+        OPERATOR: AccountRole(subjects.operator_may()),
+        LOGS: AccountRole(*subjects.log_readers_may(), responds=True),
     }
 
 
-def node_roles(pool: str, node: str = "*") -> dict[str, Role]:
+def node_roles(pool: str, node: str = "*") -> dict[str, AccountRole]:
     """Of a node's account."""
-    return {NODE: Role(*subjects.node_may(pool, node))}
+    return {NODE: AccountRole(*subjects.node_may(pool, node))}
 
 
-def team_roles(team: str) -> dict[str, Role]:
+def team_roles(team: str) -> dict[str, AccountRole]:
     """Of a team's account: of the whole team, and of one user, whose credential is called `<team>.<user>`."""
     whole, user = subjects.user_may(team), subjects.user_may(team, "USER")
-    return {TEAM: Role(*whole), USER: Role(_named(user[0], f"{team}.USER"), _named(user[1], f"{team}.USER"))}
+    return {
+        TEAM: AccountRole(*whole),
+        USER: AccountRole(_named(user[0], f"{team}.USER"), _named(user[1], f"{team}.USER")),
+    }
 
 
-def system_roles() -> dict[str, Role]:
-    return {CLAIMS: Role(["$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.LOOKUP"], ["_INBOX.>"])}
+def system_roles() -> dict[str, AccountRole]:
+    return {CLAIMS: AccountRole(["$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.LOOKUP"], ["_INBOX.>"])}
 
 
 def _named(patterns: Sequence[str], keys: str) -> list[str]:
@@ -134,7 +137,7 @@ def node_account(
 
 
 def _guest(
-    own_roles: Mapping[str, Role],
+    own_roles: Mapping[str, AccountRole],
     keys: Mapping[str, str],
     own: tuple[list[str], list[str]],
     core: str,
@@ -192,7 +195,7 @@ def _limits(*, connections: int, subscriptions: int, payload: int) -> dict[str, 
     }
 
 
-def _account(named: Mapping[str, Role], keys: Mapping[str, str], **claims: Any) -> dict[str, Any]:
+def _account(named: Mapping[str, AccountRole], keys: Mapping[str, str], **claims: Any) -> dict[str, Any]:
     scopes = [
         {"kind": "user_scope", "key": keys[name], "role": name, "template": role.template()}
         for name, role in named.items()

@@ -24,7 +24,7 @@ class NoKeyLibrary(RuntimeError):
     """The package that makes keys is not installed."""
 
 
-class Kind(Enum):
+class KeyKind(Enum):
     """Whose key it is; its public form begins with O, A or U."""
 
     OPERATOR = 14 << 3
@@ -32,7 +32,7 @@ class Kind(Enum):
     USER = 20 << 3
 
 
-class Key:
+class KeyPair:
     """A key pair. `seed` is the secret, `public` the name by which the broker knows it."""
 
     def __init__(self, seed: str) -> None:
@@ -46,7 +46,7 @@ class Key:
         self.seed = seed
 
     @classmethod
-    def of(cls, kind: Kind, random: bytes) -> "Key":
+    def of(cls, kind: KeyKind, random: bytes) -> "KeyPair":
         """A new one, of `SEED_BYTES` random bytes."""
         return cls(bytes(_nkeys().encode_seed(random, kind.value)).decode())
 
@@ -65,7 +65,7 @@ def _nkeys() -> Any:
     return nkeys
 
 
-def claim(issuer: Key, subject: str, name: str, nats: Mapping[str, Any], *, issued_s: int, **more: Any) -> str:
+def claim(issuer: KeyPair, subject: str, name: str, nats: Mapping[str, Any], *, issued_s: int, **more: Any) -> str:
     """What `issuer` says of the public key `subject`, signed. `issued_s`: seconds since 1970; `more`: e.g. `exp`."""
     body: dict[str, Any] = {"iat": issued_s, "iss": issuer.public, "name": name, "sub": subject, **more}
     body["nats"] = {**nats, "version": 2}
@@ -86,7 +86,7 @@ def read(token: str) -> dict[str, Any]:
     return found
 
 
-def user(issuer: Key, account: str, subject: str, name: str, *, issued_s: int, expires_s: int | None = None) -> str:
+def user(issuer: KeyPair, account: str, subject: str, name: str, *, issued_s: int, expires_s: int | None = None) -> str:
     """A user of `account` (its public key), signed by a scoped key of it: permissions are the account's affair.
 
     The broker fills `name` into the scope's subjects, so it must consist of subject tokens.
@@ -95,7 +95,7 @@ def user(issuer: Key, account: str, subject: str, name: str, *, issued_s: int, e
     return claim(issuer, subject, name, {"type": "user", "issuer_account": account}, issued_s=issued_s, **more)
 
 
-def credentials(token: str, key: Key) -> str:
+def credentials(token: str, key: KeyPair) -> str:
     """The text of a `.creds` file: the claim of a user and the user's seed."""
     return (
         f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"

@@ -26,7 +26,7 @@ from libs.embedded.records import write_private
 from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
 from libs.walls.accounts import CORE, LOGS, NODE, SERVICES, SYSTEM, TEAM, USER
-from libs.walls.claims import Key, Kind
+from libs.walls.claims import KeyKind, KeyPair
 from schemas.subjects import OPERATOR, token
 
 KEYS_FILE = "keys.json"
@@ -53,17 +53,17 @@ class AccountKeys(BaseModel):
     issued_s: int = 0
     """When the newest claim was signed: the broker keeps the newest, so that time never stands still here."""
 
-    def role(self, name: str) -> Key:
+    def role(self, name: str) -> KeyPair:
         if name not in self.roles:
-            self.roles[name] = _new(Kind.ACCOUNT).seed
-        return Key(self.roles[name])
+            self.roles[name] = _new(KeyKind.ACCOUNT).seed
+        return KeyPair(self.roles[name])
 
     def public_roles(self, names: Sequence[str]) -> dict[str, str]:
         return {name: self.role(name).public for name in names}
 
     @property
     def public(self) -> str:
-        return Key(self.seed).public
+        return KeyPair(self.seed).public
 
 
 class Keys(BaseModel):
@@ -169,7 +169,7 @@ class Keyring:
         return path
 
     def _issue(self, owner: AccountKeys, role: str, known_as: str, path: Path, called: str) -> None:
-        key = _new(Kind.USER)
+        key = _new(KeyKind.USER)
         issued_s = self._tick(owner)
         said = claims.user(owner.role(role), owner.public, key.public, called, issued_s=issued_s)
         owner.users[known_as] = key.public
@@ -231,13 +231,13 @@ class Keyring:
             else:
                 public = owner.public_roles(list(accounts.team_roles(name)))
                 said = accounts.team_account(name, public, core, owner.revoked)
-            signed = claims.claim(Key(keys.operator), owner.public, name, said, issued_s=self._tick(owner))
+            signed = claims.claim(KeyPair(keys.operator), owner.public, name, said, issued_s=self._tick(owner))
             return owner.public, signed
 
     def trust(self) -> Trust:
         """What a broker is started with."""
         with self._changing() as keys:
-            operator, system, core = Key(keys.operator), keys.system.public, keys.core.public
+            operator, system, core = KeyPair(keys.operator), keys.system.public, keys.core.public
         said = {"type": "operator", "system_account": system}
         signed = claims.claim(operator, operator.public, "baton", said, issued_s=int(self._now()))
         return Trust(signed, system, dict(self.account(name) for name in (SYSTEM, *self.accounts)), core)
@@ -245,7 +245,7 @@ class Keyring:
     def claims_credential(self) -> str:
         """The text of a credential that may tell the broker of accounts, for a minute."""
         with self._changing() as keys:
-            key, owner, now = _new(Kind.USER), keys.system, int(self._now())
+            key, owner, now = _new(KeyKind.USER), keys.system, int(self._now())
             signer = owner.role(accounts.CLAIMS)
             said = claims.user(signer, owner.public, key.public, "baton team", issued_s=now, expires_s=now + _MINUTE)
         return claims.credentials(said, key)
@@ -272,13 +272,13 @@ class Keyring:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _new(kind: Kind) -> Key:
-    return Key.of(kind, secrets.token_bytes(claims.SEED_BYTES))
+def _new(kind: KeyKind) -> KeyPair:
+    return KeyPair.of(kind, secrets.token_bytes(claims.SEED_BYTES))
 
 
 def _new_keys() -> Keys:
-    account = lambda: AccountKeys(seed=_new(Kind.ACCOUNT).seed)  # noqa: E731
-    return Keys(operator=_new(Kind.OPERATOR).seed, system=account(), core=account())
+    account = lambda: AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)  # noqa: E731
+    return Keys(operator=_new(KeyKind.OPERATOR).seed, system=account(), core=account())
 
 
 def _account(keys: Keys, name: str, make: bool = False) -> AccountKeys:
@@ -286,7 +286,7 @@ def _account(keys: Keys, name: str, make: bool = False) -> AccountKeys:
         return keys.system if name == SYSTEM else keys.core
     known, plain = (keys.nodes, name.removeprefix(_NODE)) if name.startswith(_NODE) else (keys.teams, name)
     if make and plain not in known:
-        known[plain] = AccountKeys(seed=_new(Kind.ACCOUNT).seed)
+        known[plain] = AccountKeys(seed=_new(KeyKind.ACCOUNT).seed)
     if plain not in known:
         raise NoCredential(f"nobody is called {plain!r}; there are: {', '.join(sorted(known)) or 'none'}")
     return known[plain]

@@ -32,7 +32,7 @@ _ENDED = ("Batch Completed", "Message Size Exceeds MaxBytes")
 """One request for messages is over; the consumer lives."""
 
 
-class Lane:
+class TeamLane:
     """`held` are its requests that were read and not decided; `more`: how many the broker has behind them; `read`: the
     sequence of the last that was read. `news` is called when one has come."""
 

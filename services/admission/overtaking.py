@@ -23,7 +23,7 @@ from libs.bus.messages import Outgoing
 from schemas import subjects
 from schemas.subjects import REQUESTS
 from services.admission.ahead import Ahead
-from services.admission.lane import Lane
+from services.admission.lane import TeamLane
 from services.admission.pace import Pace, PacedOutbox
 
 log = logging.getLogger("baton.admission")
@@ -57,7 +57,7 @@ class Overtaking:
 
     def __init__(self, js: JetStreamContext, decide: Decide, outbox: PacedOutbox, pace: Pace) -> None:
         self.ahead = Ahead()
-        self.lanes: dict[str, Lane] = {}  # in the order of their turns
+        self.lanes: dict[str, TeamLane] = {}  # in the order of their turns
         self._js = js
         self._decide = decide
         self._outbox = outbox
@@ -150,7 +150,7 @@ class Overtaking:
             await self._store(out, lanes, decided)
         return len(decided)
 
-    def _taken(self, lane: Lane, room: int) -> list[Received]:
+    def _taken(self, lane: TeamLane, room: int) -> list[Received]:
         """The next of a lane that cost no more than `room` together, or the first alone when there is any room."""
         taken: list[Received] = []
         while lane.held and room > 0:
@@ -208,7 +208,7 @@ class Overtaking:
             lane.check(now)
         await self._close([team for team, lane in self.lanes.items() if _is_over(lane, now, idle)])
         for team, after in self.ahead.turns(self._wanted - {self._head}, _TEAMS - len(self.lanes)):
-            lane = Lane(self._js, team, after, most=_EACH, page=_PAGE_BYTES, news=self._news.set)
+            lane = TeamLane(self._js, team, after, most=_EACH, page=_PAGE_BYTES, news=self._news.set)
             await lane.open()
             self._wanted.discard(team)
             self.lanes[team] = lane
@@ -238,7 +238,7 @@ class Overtaking:
             await lane.close()
 
 
-def _is_over(lane: Lane, now: float, idle_s: float) -> bool:
+def _is_over(lane: TeamLane, now: float, idle_s: float) -> bool:
     return bool(lane.broken) or (not lane.held and not lane.more and now - lane.heard_s >= idle_s)
 
 

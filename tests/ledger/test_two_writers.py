@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from libs.ledger.append import AppendOutcome
+from libs.ledger.tail import Stored
 from schemas.inbox import Tick
-from schemas.subjects import ledger
+from schemas.subjects import DEAD, ledger
 from tests.ledger.test_writer import Interposed
 from tests.ledger.toy import admitted, cancelled, job
 from tests.ledger.world import POOL, World
@@ -32,6 +34,22 @@ async def test_two_writers_at_once_decide_everything_once(world: World, takeover
     assert toy.inbox_seq == world.inputs
     assert all(e.valid for e in await world.entries())
     assert sum(w.counters.refused for w in writers) > 0
+
+
+async def test_a_stale_writer_buries_nothing(world: World) -> None:
+    """What it rejects by an old state, whoever wrote since may have taken."""
+    stale = world.writer("stale")
+    task = world.start(stale)
+    await world.put(admitted(1))
+    await world.decided(stale)
+    await world.stop(task)
+    awake = world.writer("awake", await world.connect())
+    world.start(awake)
+    await world.put(admitted(2))
+    await world.decided(awake)
+    bad = Stored(seq=2, subject="baton.in.job.v1.unheard-of.main", payload=b"{}", headers={}, time_us=1)
+    assert await stale._decide([bad]) is AppendOutcome.REFUSED
+    assert (await world.js.stream_info(DEAD)).state.messages == 0
 
 
 async def test_a_stale_writer_is_refused_and_then_follows(world: World) -> None:

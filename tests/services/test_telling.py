@@ -50,7 +50,9 @@ async def world(tmp_path: Path) -> AsyncIterator[Pool]:
 
 
 def placing(world: Pool, redis_url: str, writer_id: str = "w1") -> AbstractAsyncContextManager[Any]:
-    settings = PlacementSettings(nats_url=world.nats.connected_url.geturl(), redis_url=redis_url, pool=world.name)
+    settings = PlacementSettings(
+        nats_url=world.nats.connected_url.geturl(), redis_url=redis_url, pool=world.name, insecure=True
+    )
     return running(make_app(settings, writer_id=writer_id))
 
 

@@ -22,7 +22,7 @@ from libs.bus.connect import Address, BusUnavailable, connect
 from libs.bus.streams import provision
 from libs.embedded import NatsOptions, NatsUser, ServerOptions, Servers
 from libs.walls import claims
-from libs.walls.claims import Key, Kind
+from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.keyring import Keyring
 from schemas import subjects
 from tests.kit.waiting import until
@@ -200,7 +200,7 @@ async def test_it_cannot_tell_the_broker_who_it_is(world: World) -> None:
     core, mine = keys.core.public, keys.teams["blue"] if world.who is TEAM else keys.nodes["main.n1"]
     said = {"type": "account", "imports": [{"name": "x", "subject": "baton.>", "account": core, "type": "stream"}]}
     for signer in (mine.seed, keys.operator):
-        forged = claims.claim(Key(signer), mine.public, "blue", said, issued_s=int(time.time()))
+        forged = claims.claim(KeyPair(signer), mine.public, "blue", said, issued_s=int(time.time()))
         for speaker in (world.bad, world.core):
             await speaker.publish("$SYS.REQ.CLAIMS.UPDATE", forged.encode())
             await speaker.publish(f"$SYS.REQ.ACCOUNT.{mine.public}.CLAIMS.UPDATE", forged.encode())
@@ -214,14 +214,14 @@ async def test_it_cannot_tell_the_broker_who_it_is(world: World) -> None:
 
 
 def _forged(ring: Keyring, way: str) -> str:
-    keys, mine = ring.keys(), Key.of(Kind.USER, secrets.token_bytes(32))
+    keys, mine = ring.keys(), KeyPair.of(KeyKind.USER, secrets.token_bytes(32))
     blue, green, now = keys.teams["blue"], keys.teams["green"], int(time.time())
     everything = {"type": "user", "subs": -1, "data": -1, "payload": -1}
     if way == "signed by itself":
         return claims.credentials(claims.claim(mine, mine.public, "green", everything, issued_s=now), mine)
     if way == "signed by its own account for another":
         said = {**everything, "issuer_account": green.public}
-        return claims.credentials(claims.claim(Key(blue.seed), mine.public, "green", said, issued_s=now), mine)
+        return claims.credentials(claims.claim(KeyPair(blue.seed), mine.public, "green", said, issued_s=now), mine)
     if way == "permissions of its own beside the role's":
         said = {**everything, "issuer_account": blue.public, "pub": {"allow": [">"]}}
         return claims.credentials(claims.claim(blue.role("team"), mine.public, "blue", said, issued_s=now), mine)
@@ -229,7 +229,7 @@ def _forged(ring: Keyring, way: str) -> str:
         token = claims.user(blue.role("team"), blue.public, mine.public, "blue", issued_s=now - 9, expires_s=now - 5)
         return claims.credentials(token, mine)
     if way == "another operator's":
-        return unrestricted(ring, "blue", Key.of(Kind.ACCOUNT, secrets.token_bytes(32)).seed)
+        return unrestricted(ring, "blue", KeyPair.of(KeyKind.ACCOUNT, secrets.token_bytes(32)).seed)
     token = unrestricted(ring, "blue").splitlines()[1]
     if way == "somebody else's claim":
         return claims.credentials(token, mine)

@@ -9,7 +9,7 @@ import pytest
 from libs.bus.creds import Address, BadCredential, speaker
 from libs.walls import accounts, claims
 from libs.walls.accounts import CORE, SYSTEM
-from libs.walls.claims import Key, Kind
+from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.keyring import Keyring, NoCredential
 from schemas import subjects
 
@@ -18,16 +18,16 @@ SEED = bytes(range(32))
 
 def test_a_key_is_what_nats_makes_of_the_same_bytes() -> None:
     """Prefixes say whose it is; the same seed is the same key."""
-    made = {kind: Key.of(kind, SEED) for kind in Kind}
+    made = {kind: KeyPair.of(kind, SEED) for kind in KeyKind}
     assert [key.public[0] for key in made.values()] == ["O", "A", "U"]
     assert [key.seed[:2] for key in made.values()] == ["SO", "SA", "SU"]
-    assert all(len(key.public) == 56 and Key(key.seed).public == key.public for key in made.values())
+    assert all(len(key.public) == 56 and KeyPair(key.seed).public == key.public for key in made.values())
     with pytest.raises(ValueError, match="no seed"):
-        Key("SUhello")
+        KeyPair("SUhello")
 
 
 def test_a_claim_says_what_was_put_in() -> None:
-    operator, account = Key.of(Kind.OPERATOR, SEED), Key.of(Kind.ACCOUNT, SEED)
+    operator, account = KeyPair.of(KeyKind.OPERATOR, SEED), KeyPair.of(KeyKind.ACCOUNT, SEED)
     said = claims.read(claims.claim(operator, account.public, "blue", {"type": "account"}, issued_s=7, exp=9))
     assert (said["iss"], said["sub"], said["name"], said["iat"], said["exp"]) == (
         operator.public, account.public, "blue", 7, 9,

@@ -17,7 +17,7 @@ from libs.bus.connect import Address
 from libs.bus.streams import provision
 from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.walls import claims
-from libs.walls.claims import Key, Kind
+from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.keyring import Keyring
 from schemas import subjects
 from tests.client.loop import LoopInBackground
@@ -87,9 +87,9 @@ def unrestricted(ring: Keyring, team: str, seed: str = "") -> str:
     """The text of a credential of `team` without any permissions of its own: what is kept apart then, the account keeps."""
     keys = ring.keys()
     owner = keys.nodes[team[1:]] if team.startswith("@") else keys.teams[team]
-    key = Key.of(Kind.USER, secrets.token_bytes(32))
+    key = KeyPair.of(KeyKind.USER, secrets.token_bytes(32))
     said = {"type": "user", "subs": -1, "data": -1, "payload": -1}
-    signer = Key(seed or owner.seed)
+    signer = KeyPair(seed or owner.seed)
     token = claims.claim(signer, key.public, team, {**said, "issuer_account": owner.public}, issued_s=int(time.time()))
     return claims.credentials(token, key)
 
