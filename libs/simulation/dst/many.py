@@ -1,6 +1,7 @@
 """Many seeds side by side, each in a process that is replaced now and then: what a seed leaves in memory does not add up."""
 
 import multiprocessing
+import sys
 import time
 from collections import Counter
 from functools import partial
@@ -12,15 +13,22 @@ _ENOUGH = 100
 """Among so many seeds every failpoint is reached, or the simulation has lost sight of it."""
 
 
+_TOLD_EVERY = 500
+
+
 def many(seeds: range, *, calm: bool, processes: int) -> int:
-    """Runs them all, prints each that is violated with the command that replays it; the exit status."""
-    bad = 0
+    """Runs them all, prints each that is violated with the command that replays it, and how far it is to stderr; the exit
+    status."""
+    bad = done = 0
     cpu_s = 0.0
     reached: Counter[str] = Counter()
     crashed: Counter[str] = Counter()
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=200) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, _ignore_unraisable, maxtasksperchild=200) as pool:
         for outcome, used_s in pool.imap_unordered(partial(one, calm=calm), seeds):
             cpu_s += used_s
+            done += 1
+            if done % _TOLD_EVERY == 0:
+                print(f"{done} of {len(seeds)} seeds", file=sys.stderr, flush=True)
             reached += outcome.failpoints
             crashed += outcome.crashes
             if outcome.violations:
@@ -32,6 +40,11 @@ def many(seeds: range, *, calm: bool, processes: int) -> int:
     crashes = f"{sum(crashed.values())} crashes at {len(crashed)} failpoints"
     print(f"{len(seeds)} seeds, {bad} with violations, {crashes}, {cpu_s / len(seeds):.3f} s of CPU each")
     return int(bool(bad or missed))
+
+
+def _ignore_unraisable() -> None:
+    """What a killed process was doing is closed wherever it stood, some of it only after its seed."""
+    sys.unraisablehook = lambda _: None
 
 
 def one(seed: int, calm: bool) -> tuple[SeedResult, float]:
