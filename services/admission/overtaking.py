@@ -90,7 +90,7 @@ class Overtaking:
             self._crowded.clear()
         else:
             if not self._crowded.is_set():
-                self._pace.share()  # until it is known that there are only crowds
+                self._pace.unsure = True
                 self._crowded.set()
             head = next((m for m in left if not self.ahead.is_done(m.metadata.sequence.stream)), left[-1])
             self._head = _team_of(head.subject)
@@ -215,6 +215,7 @@ class Overtaking:
         for lane in list(self.lanes.values()):
             if lane.team != self._head:
                 await lane.ask()
+        self._pace.unsure = False  # from here on a lane tells when its team's few requests should not wait
 
     async def _find(self, now: float) -> None:
         """Whoever has another number of requests in the stream than before has sent something, or been trimmed."""

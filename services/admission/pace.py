@@ -73,6 +73,8 @@ class Pace:
         self._count: dict[str, int] = {}
         self._moved = asyncio.Event()
         self._shared_until = 0.0
+        self.unsure = False
+        """There is a crowd, and it has not been looked yet who else sends something: portions are small for so long."""
 
     def stored(self, pool: str, seq: int, lane: str = "") -> None:
         """A job was stored in the pool's inbox at `seq`. `lane`: the team's whose it is, when it was taken out of its turn."""
@@ -107,7 +109,7 @@ class Pace:
     @property
     def most(self) -> int:
         """How many may be undecided now."""
-        shared = asyncio.get_running_loop().time() < self._shared_until
+        shared = self.unsure or asyncio.get_running_loop().time() < self._shared_until
         return int(self.rounds.window) if shared else self._alone
 
     async def room(self) -> int:
