@@ -39,6 +39,8 @@ class Cause(StrEnum):
     """A node was lost, or stopped its part without being asked."""
     PART_REFUSED = "part-refused"
     NODE_LEFT = "node-left"
+    SUSPENDED = "team-suspended"
+    """An operator suspended its team and asked what runs to save its work."""
 
 
 StopCause = Literal[
@@ -48,6 +50,7 @@ StopCause = Literal[
     Cause.PART_LOST,
     Cause.PART_REFUSED,
     Cause.NODE_LEFT,
+    Cause.SUSPENDED,
 ]
 """Every cause but preemption, which has an event of its own."""
 
@@ -75,7 +78,7 @@ class Category(StrEnum):
     PREEMPTED = "preempted"
     """It gave way to a job of a higher class."""
     DRAINED = "drained"
-    """Its node left in good order."""
+    """Its node left in good order, or its team was suspended: neither is a fault of anybody's."""
     NODE_LOST = "node-lost"
     """A node fell silent, began a new life, or stopped its part without being asked."""
     HARDWARE = "hardware"

@@ -63,9 +63,22 @@ def _inbox(entity: str, what: str, model: type[Fact], producer: str) -> Message:
     return Message(f"io.baton.{entity}.{what}.v1", model, subject, subjects.INBOX, producer, ("placement",))
 
 
+def _of_operator(what: str, model: type[Fact]) -> Message:
+    """What an operator says to a pool's placement: it is in the ledger, and no service has to hear it first."""
+    subject = subjects.fill(subjects.OPERATOR_INPUT, what=what)
+    return Message(f"io.baton.operator.{what}.v1", model, subject, subjects.INBOX, "operators", ("placement",))
+
+
 def _event(what: str, model: type[Fact], producer: str, note: str = "") -> Message:
     subject = subjects.fill(subjects.EVENT, entity="job", what=what)
     return Message(f"io.baton.job.{what}.v1", model, subject, subjects.EVENTS, producer, ("teams",), note=note)
+
+
+def _team_event(what: str, note: str) -> Message:
+    subject = subjects.fill(subjects.EVENT, entity="team", what=what)
+    return Message(
+        f"io.baton.team.{what}.v1", jobs.TeamEvent, subject, subjects.EVENTS, "history", ("teams",), note=note
+    )
 
 
 def _query(
@@ -102,6 +115,11 @@ _TOLD = {
     "cancelled": "The job was ended by its team; nothing follows.",
 }
 
+_OF_TEAMS = {
+    "suspended": "An operator paused the team: it submits nothing and is granted nothing until it is resumed.",
+    "resumed": "The team goes on; its waiting jobs have kept their age.",
+}
+
 CATALOG: tuple[Message, ...] = (
     _command("submit", jobs.SubmitJob),
     _command("cancel", jobs.CancelJob),
@@ -120,23 +138,11 @@ CATALOG: tuple[Message, ...] = (
     _inbox("node", "lost", inbox.NodeLost, "leases"),
     _inbox("node", "silent", inbox.NodeSilent, "leases"),
     _inbox("node", "heard", inbox.NodeHeardAgain, "leases"),
-    Message(
-        "io.baton.operator.node-dead.v1",
-        inbox.NodeDead,
-        subjects.fill(subjects.OPERATOR_INPUT, what="node-dead"),
-        subjects.INBOX,
-        "operators",
-        ("placement",),
-    ),
+    _of_operator("node-dead", inbox.NodeDead),
     _inbox("node", "quarantine", inbox.NodeQuarantine, "agent"),
-    Message(
-        "io.baton.operator.quarantine-lifted.v1",
-        inbox.QuarantineLifted,
-        subjects.fill(subjects.OPERATOR_INPUT, what="quarantine-lifted"),
-        subjects.INBOX,
-        "operators",
-        ("placement",),
-    ),
+    _of_operator("quarantine-lifted", inbox.QuarantineLifted),
+    _of_operator("team-suspended", inbox.SuspendTeam),
+    _of_operator("team-resumed", inbox.ResumeTeam),
     _inbox("lease", "granter", inbox.GranterClaimed, "leases"),
     _inbox("node", "board-cut", inbox.BoardCut, "agent"),
     _inbox("clock", "tick", inbox.Tick, "leases"),
@@ -185,6 +191,7 @@ CATALOG: tuple[Message, ...] = (
     ),
     _event("rejected", jobs.JobRejected, "admission"),
     *(_event(what, jobs.JobEvent, "history", _TOLD[what]) for what in JOB_EVENTS),
+    *(_team_event(what, note) for what, note in _OF_TEAMS.items()),
     _query("job", "get", queries.JobGet, "history", queries.JobDocument, of_pool=False),
     _query("job", "list", queries.JobListQuery, "history", queries.JobList, of_pool=False),
     _query("event", "list", queries.EventListQuery, "history", queries.EventList, of_pool=False),

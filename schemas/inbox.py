@@ -227,6 +227,24 @@ class QuotaChanged(Fact):
     user: User = Field(default="", description="the operator who set it; empty: the teams' file")
 
 
+class SuspendTeam(Fact):
+    """An operator pauses a team: nothing new of it is admitted or granted. Sent by `baton team suspend`. Said again it changes
+    the reason, or stops what runs."""
+
+    team: Name
+    reason: str = Field(min_length=1, max_length=1024, description="why, in the operator's words; the team is told")
+    stop: bool = Field(default=False, description="what runs saves its work and waits, too")
+    user: User = ""
+
+
+class ResumeTeam(Fact):
+    """An operator lets a suspended team go on. Sent by `baton team resume`."""
+
+    team: Name
+    reason: str = Field(default="", max_length=1024)
+    user: User = ""
+
+
 class PreemptionPlanned(Fact):
     """Who should give way to whom, and where the beneficiary would then run. Sent by preemption; placement checks it
     against the present and accepts it (`DevicesHeld`) or declines it (`PlanDeclined`): a stale plan is normal."""
@@ -260,5 +278,7 @@ InboxMessage = (
     | BoardCut
     | Tick
     | QuotaChanged
+    | SuspendTeam
+    | ResumeTeam
     | PreemptionPlanned
 )

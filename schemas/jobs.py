@@ -285,6 +285,19 @@ class JobEvent(Fact):
     )
 
 
+class TeamEvent(Fact):
+    """Something was decided about a team as a whole. Sent by history (from the ledger) to the team.
+
+    `what` is also the subject's and the type's last part: suspended, resumed.
+    """
+
+    team: Name
+    what: str
+    reason: str = ""
+    at_us: Micros
+    pool: str = Field(default="", description="which pool's ledger told it")
+
+
 def rejection_event(told: JobRejected) -> JobEvent | None:
     """A rejection in the form of the other events, so that following a job always ends with its terminal event; None
     when it is no job's end."""

@@ -52,6 +52,25 @@ class QuotaSet(Fact):
     user: User = Field(default="", description="the operator who set it; empty: the teams' file")
 
 
+class TeamSuspended(Fact):
+    """From here on the team submits nothing and none of its waiting jobs is granted anything, until it is resumed. What runs
+    goes on, unless it is stopped as well. A writer that does not know it would grant, so it must stop: never `skippable`."""
+
+    kind: Literal["team.suspended"] = "team.suspended"
+    team: Name
+    reason: str = Field(min_length=1, max_length=1024, description="in the operator's words")
+    user: User = Field(default="", description="the operator who said it")
+
+
+class TeamResumed(Fact):
+    """The team's suspension is over: its waiting jobs stand in their queues again, with their age."""
+
+    kind: Literal["team.resumed"] = "team.resumed"
+    team: Name
+    reason: str = Field(default="", max_length=1024)
+    user: User = Field(default="", description="the operator who said it")
+
+
 class JobQueued(Fact):
     """An admitted job entered the queue."""
 
@@ -413,6 +432,8 @@ LedgerEvent = Annotated[
     NodeJoined
     | NodeLeft
     | QuotaSet
+    | TeamSuspended
+    | TeamResumed
     | EventOfJob
     | BoardRecut
     | BoardCutDone

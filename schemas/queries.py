@@ -282,6 +282,15 @@ class Quantiles(Fact):
     max: float = 0
 
 
+class SuspendedTeam(Fact):
+    """A team that an operator has paused: it submits nothing and is granted nothing, and its questions are answered."""
+
+    team: Name
+    since_us: int
+    reason: str = ""
+    user: str = Field(default="", description="the operator who said it")
+
+
 class PoolStatus(Fact):
     """How far the pool has come, what it holds, how fast it decides.
 
@@ -319,6 +328,7 @@ class PoolStatus(Fact):
     waiting_devices: int = Field(default=0, ge=0, description="that waiting jobs ask for")
     limit_milli: int | None = Field(default=None, description="the team's quota; null: no such limit")
     limits_by_type: dict[str, int] = Field(default_factory=dict, description="the team's quota per kind")
+    suspended: tuple[SuspendedTeam, ...] = Field(default=(), description="told to a team: itself, if it is")
 
 
 class NodeListQuery(Strict):

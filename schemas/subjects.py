@@ -159,6 +159,16 @@ def lift_quarantine(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="quarantine-lifted", pool=pool, team=OPERATOR, user=user)
 
 
+def suspend_team(pool: str, user: str) -> str:
+    """Operators only: a team is paused in `pool`."""
+    return fill(OPERATOR_INPUT, what="team-suspended", pool=pool, team=OPERATOR, user=user)
+
+
+def resume_team(pool: str, user: str) -> str:
+    """Operators only: a paused team goes on."""
+    return fill(OPERATOR_INPUT, what="team-resumed", pool=pool, team=OPERATOR, user=user)
+
+
 def ledger(pool: str) -> str:
     """The subject of a pool's ledger, until it is rolled for the first time: `segment` has those of its later segments."""
     return fill(RECORD, pool=pool)
@@ -183,6 +193,11 @@ def segments(pool: str) -> str:
 def event(what: str, team: str = "*") -> str:
     """Where `team` reads what happened to its jobs, e.g. `baton.evt.job.v1.granted.research`."""
     return anyone(EVENT, entity="job", what=what, team=team)
+
+
+def team_event(what: str, team: str) -> str:
+    """Where `team` reads what was decided about it as a whole, e.g. `baton.evt.team.v1.suspended.research`."""
+    return fill(EVENT, entity="team", what=what, team=team)
 
 
 def events_of(team: str = "*") -> str:

@@ -1,4 +1,5 @@
-"""`baton team add|rotate|revoke|list|push`: who may speak at the bus, changed while it runs; `export`: what a team has."""
+"""`baton team add|rotate|revoke|list|push`: who may speak at the bus, changed while it runs; `export`: what a team has;
+`suspend|resume`: whether it may work."""
 
 import asyncio
 import os
@@ -7,14 +8,17 @@ from typing import Annotated
 
 import typer
 
-from libs.cli import team_export
+from libs.cli import team_export, team_pause, units
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, hint, say, show
+from libs.cli.session import run
 from libs.client import Unreachable
+from libs.client.errors import ClientError
 from libs.client.where import read_instance, state_dir
 from libs.walls.keyring import Keyring
 from libs.walls.resolver import NotTold, tell
+from schemas.subjects import OPERATOR
 
 app = typer.Typer(help="Teams and their credentials (operators).", no_args_is_help=True, rich_markup_mode=None)
 
@@ -27,10 +31,13 @@ _COLUMNS = [
     Column("TEAM", lambda row: row["team"]),
     Column("CREDENTIAL", lambda row: row["credential"]),
     Column("FILE", lambda row: row["file"]),
+    Column("SUSPENDED", lambda row: row["suspended"]),
 ]
 
 
 app.command("export")(team_export.command)
+app.command("suspend")(team_pause.suspend)
+app.command("resume")(team_pause.resume)
 
 
 @app.callback()
@@ -66,14 +73,19 @@ def revoke(name: Name, folder: Folder = None, url: Url = None) -> None:
 
 
 @app.command("list")
-def list_(folder: Folder = None, output: Output = Format.TABLE, no_header: NoHeader = False) -> None:
-    """Every credential that is good. A team without any was revoked."""
-    ring = _ring(folder)
+def list_(
+    folder: Folder = None, output: Output = Format.TABLE, no_header: NoHeader = False, url: Url = None
+) -> None:  # fmt: skip
+    """Every credential that is good. A team without any was revoked; one that is suspended says where, since when and why."""
+    ring, paused = _ring(folder), _suspended(url)
     rows = [
         {"team": team, "credential": name, "file": str(ring.creds / f"{name}.creds") if name else ""}
         for team in ring.teams
         for name in ring.users(team) or [""]
     ]
+    rows += [{"team": team, "credential": "", "file": ""} for team in paused if team not in ring.teams]
+    for row in rows:
+        row["suspended"] = paused.get(row["team"], "")
     show(rows, _COLUMNS, output, header=not no_header)
 
 
@@ -83,6 +95,20 @@ def push(folder: Folder = None, url: Url = None) -> None:
     ring = _ring(folder)
     _tell(ring, ring.accounts, folder, url)
     say("\n".join(ring.teams))
+
+
+def _suspended(url: str | None) -> dict[str, str]:
+    """Team -> in which pools it is suspended, since when and why, in words; without an answer nothing, and a hint."""
+    try:
+        found = run(team_pause.suspended, OPERATOR, url)
+    except ClientError as e:
+        hint(f"whether a team is suspended is not known: {e.what}")
+        return {}
+    told: dict[str, list[str]] = {}
+    for pool, teams in found.items():
+        for team, how in teams.items():
+            told.setdefault(team, []).append(f"{pool} since {units.moment(how.since_us)}: {how.reason}")
+    return {team: "; ".join(where) for team, where in sorted(told.items())}
 
 
 def _ring(folder: Path | None) -> Keyring:

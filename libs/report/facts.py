@@ -99,7 +99,7 @@ class Facts:
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
         "attempt.starting", "attempt.stopping", "devices.held", "hold.released", "board.recut",
-        "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed",
+        "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
     })  # fmt: skip
     """Steps on the way to what a report shows."""

@@ -15,6 +15,7 @@ from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, rejection_event
 
 _BATCH = 512
+_OF_TEAM = subjects.team_event("-", "-").split("-")[0]
 _LOOKED_AT = 5_000  # rejections, when one job's is asked for
 
 
@@ -99,7 +100,10 @@ def _pattern(team: str | None) -> str:
 
 
 def _event(message: Msg) -> JobEvent | None:
-    """None for a rejection that is no job's end."""
-    if subjects.what_of((message.headers or {})["Nats-Subject"]) == "rejected":
+    """None for a rejection that is no job's end, and for what is about the team as a whole."""
+    subject = (message.headers or {})["Nats-Subject"]
+    if subject.startswith(_OF_TEAM):
+        return None
+    if subjects.what_of(subject) == "rejected":
         return rejection_event(JobRejected.model_validate_json(message.data))
     return JobEvent.model_validate_json(message.data)

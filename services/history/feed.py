@@ -22,7 +22,7 @@ from libs.ledger.chain import LedgerRewound
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ports.host import failpoint
 from schemas import ids, subjects
-from schemas.jobs import JobRejected
+from schemas.jobs import JobRejected, TeamEvent
 
 log = logging.getLogger("baton.history")
 
@@ -86,19 +86,20 @@ class FeedLoop:
         for index, event in enumerate(step.told):
             what = "rejected" if isinstance(event, JobRejected) else event.what
             self._told.labels(what).inc()
-            kind = f"io.baton.job.{what}.v1"
+            of_team = isinstance(event, TeamEvent)
+            kind = f"io.baton.{'team' if of_team else 'job'}.{what}.v1"
             id_ = ""
             if isinstance(event, JobRejected) and event.stored_us:
                 id_ = ids.rejection_id(event.team, event.client_key, event.stored_us, kind)
             yield outgoing(
                 event,
-                subject=subjects.event(what, event.team),
+                subject=subjects.team_event(what, event.team) if of_team else subjects.event(what, event.team),
                 type=kind,
                 id=id_,
                 source=self._source,
                 cause=f"ledger:{self._pool}:{step.entry.seq}",
                 key=str(index),
-                correlation=event.job_id,
+                correlation="" if isinstance(event, TeamEvent) else event.job_id,
             )
 
     async def _surely(self, what: str, work: Callable[[], Awaitable[A]]) -> A:

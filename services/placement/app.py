@@ -152,7 +152,8 @@ class Placement:
         for latency_ms in handlers.granted_at_once_ms(record, decider, clock.wall_us()):
             self._latency_ms.observe(latency_ms)
         waiting = sum(len(jobs) for jobs in decider.state.queues.values())
-        self._queued.set(waiting + len(decider.state.backing_off))
+        parked = sum(len(jobs) for jobs in decider.state.parked.values())
+        self._queued.set(waiting + parked + len(decider.state.backing_off))
         for event in record.events:
             self._events.labels(event.kind).inc()
         decider.upkeep()

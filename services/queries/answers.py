@@ -170,7 +170,7 @@ class _KeptShape:
                     self._told[node.name] = node.packed
                     self._shape.join(node.inventory)
             self._version = fleet.version
-        self._shape.quotas = dict(state.quotas)
+        self._shape.quotas, self._shape.suspended = dict(state.quotas), dict(state.suspended)
         return self._shape
 
 

@@ -229,6 +229,34 @@ def quarantined() -> World:
     return w
 
 
+def suspended() -> World:
+    """A team is suspended while it has jobs that wait, run and are made room for; what runs saves its work; it goes on."""
+    w = World(node("n0"), node("n1"))
+    runs = [w.submit(job(f"runs{i}", 4)) for i in range(2)]
+    other = w.submit(job("other", 8, team="blue"))
+    for each in (*runs, other):
+        w.started(each)
+    urgent = w.submit(job("urgent", 8, priority=100, preempts=True))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
+    w.send(plan)
+    w.send(inbox.SuspendTeam(team="research", reason="unpaid", user="olga"))
+    w.send(inbox.SuspendTeam(team="research", reason="unpaid", stop=True, user="olga"))
+    for victim in plan.victims:
+        w.released(victim, exit_code=143, own_exit=False)
+    for each in runs:
+        if w.decider.state.jobs[each].current is not None:
+            w.checkpointed(each, 5)
+            w.released(each, exit_code=143, own_exit=False)
+    w.submit(job("late"))
+    w.submit(job("blue", 4, team="blue"))
+    w.send(inbox.ResumeTeam(team="research", reason="paid", user="olga"))
+    w.started(other)
+    w.released(other)
+    w.started(urgent)
+    w.released(urgent)
+    return w
+
+
 def begins_anew(w: World, name: str) -> None:
     known = w.decider.state.fleet.nodes[name]
     w.send(inbox.NodeRegistered(incarnation=known.incarnation + 1, inventory=known.inventory, lease_s=10))
@@ -242,6 +270,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "silent": silent,
     "lost again": lost_again,
     "quarantined": quarantined,
+    "suspended": suspended,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

@@ -42,7 +42,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "segment.sealed": "the last one: where the ledger lies now is seen by whoever reads on",
         "device.returned": f"the last one, or before a new life of its node: {NEVER_USED}",
     },
-    "doubled": {"quota.set": SAID_ALREADY, "plan.declined": SAID_ALREADY},
+    "doubled": {"quota.set": SAID_ALREADY, "team.suspended": SAID_ALREADY, "plan.declined": SAID_ALREADY},
     "swapped": {
         "lease.granter": APART,
         "node.joined": APART,
@@ -61,6 +61,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "job.granted": IN_TIME,
         "job.finished": "of a job that was cancelled while it waited: it waits a moment longer",
         "attempt.running": IN_TIME,
+        "attempt.stopping": "of a suspension: the operator may have asked for it a moment later",
         "attempt.checkpointed": IN_TIME,
         "plan.declined": SAID_ALREADY,
         "lease.granter": IN_TIME,

@@ -109,7 +109,11 @@ def test_every_query_is_asked_here() -> None:
 
 def test_a_team_may_hear_its_own_events_alone() -> None:
     told = [message for message in CATALOG if message.stream == EVENTS]
-    assert {name_of(message) for message in told} == {f"job.{what}" for what in (*JOB_EVENTS, "rejected")}
+    assert {name_of(message) for message in told} == {
+        *(f"job.{what}" for what in (*JOB_EVENTS, "rejected")),
+        "team.suspended",
+        "team.resumed",
+    }
     publish, subscribe = subjects.user_may("blue")
     for team, allowed in (("blue", True), ("red", False)):
         keys = {"team": team, "user": "ana", "pool": "main", "node": "n1", "service": "queries"}

@@ -127,6 +127,7 @@ class TwoTeams:
         world.send(self.job(self.red_team, "doomed-0", 1).model_copy(update={"spec_hash": SECRET}))
         busy = inbox.BusyDevice(device="c-gpu0", users=f"{SECRET} (pid {7 if self.few else 77})", since_us=5)
         world.send(inbox.NodeQuarantine(node="c", incarnation=1, devices=(busy,)))
+        world.send(inbox.SuspendTeam(team=self.red_team, reason=SECRET, user=SECRET))
         for target in (self.red["high-0"], job_id(self.red_team, "nothing")):
             world.send(inbox.CancelRequested(job_id=target, team=self.blue_team, reason="to harm", user="ana"))
         assert world.state_of(self.red["high-0"]) == "running"

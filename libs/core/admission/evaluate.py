@@ -148,6 +148,11 @@ def evaluate(
     same = context.fleet.same(job_of_key, spec_hash)
     if same:
         return Repeated(job_of_key)
+    if (suspended := context.fleet.suspended.get(team)) is not None:
+        why = refuse(
+            Why.SUSPENDED, "", team, suspended.text(team), "ask the operators of the pool; questions are answered"
+        )
+        return NotAdmitted(job_of_key, (why,))
     demand = demand_of(job)
     refusals = [
         *_age(submitted_us, context.fleet),

@@ -20,7 +20,7 @@ from libs.core.placement.view import Context, View
 from libs.core.state import parts as state_parts
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
-from libs.core.state.limits import Limits
+from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import NO_SPREAD, Shape
 from schemas import ledger as led
 from schemas.resources import Inventory
@@ -57,6 +57,7 @@ class FleetShape:
         self.fleet = Fleet()
         """Every node as it last told, with nothing taken; nodes that left stay."""
         self.quotas: dict[str, Limits] = {}
+        self.suspended: dict[str, Suspension] = {}
         self.t_us = 0
         """The ledger's time, microseconds."""
         self.inbox_seq = 0
@@ -123,6 +124,13 @@ class FleetShape:
             self.quotas.pop(event.team, None)
         else:
             self.quotas[event.team] = limits
+
+    def _team_suspended(self, event: led.TeamSuspended, t_us: int) -> None:
+        known = self.suspended.get(event.team)
+        self.suspended[event.team] = Suspension(known.since_us if known else t_us, event.reason, event.user)
+
+    def _team_resumed(self, event: led.TeamResumed, t_us: int) -> None:
+        self.suspended.pop(event.team, None)
 
     def same(self, job_id: str, spec_hash: str) -> bool | None:
         """Whether the job of that id has this body; None while the id is free."""
@@ -226,6 +234,7 @@ class FleetShape:
         return state_parts.write(
             {
                 "quotas": {team: limits.dump() for team, limits in self.quotas.items()},
+                "suspended": self.suspended,
                 "t_us": self.t_us,
                 "inbox_seq": self.inbox_seq,
             },
@@ -243,6 +252,7 @@ class FleetShape:
         about, tables = state_parts.read(parts)
         shape = cls()
         shape.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}
+        shape.suspended = {team: Suspension(*how) for team, how in about.get("suspended", {}).items()}
         shape.t_us, shape.inbox_seq = about["t_us"], about["inbox_seq"]
         ended: list[Any] = []
         for table, rows in tables:
@@ -282,5 +292,7 @@ _FOLD: dict[type, Callable[[FleetShape, Any, int], None]] = {
     led.NodeJoined: FleetShape._offered,
     led.BoardCutDone: FleetShape._offered,
     led.QuotaSet: FleetShape._quota_set,
+    led.TeamSuspended: FleetShape._team_suspended,
+    led.TeamResumed: FleetShape._team_resumed,
 }
 FleetShape.handled = led.kinds_of(_FOLD)

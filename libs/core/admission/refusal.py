@@ -31,6 +31,7 @@ class Why(StrEnum):
     CAPACITY = "capacity"
     QUOTA = "quota"
     LIMIT = "limit"
+    SUSPENDED = "suspended"
 
 
 @dataclass(frozen=True, slots=True)

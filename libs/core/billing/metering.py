@@ -87,6 +87,7 @@ class Meter:
         "node.left", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.preempting",
         "attempt.stopping", "attempt.closed", "job.requeued", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
+        "team.suspended", "team.resumed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
     })  # fmt: skip
     """Money runs from the grant to the freeing; what happens between costs nothing more, and a hold nothing."""

@@ -120,7 +120,9 @@ def dry_run(
 
 def shape_of_fleet(state: State) -> FleetShape:
     """What admission knows of the pool, made from placement's state."""
-    return FleetShape.of((node.inventory for node in state.fleet.nodes.values()), state.quotas)
+    shape = FleetShape.of((node.inventory for node in state.fleet.nodes.values()), state.quotas)
+    shape.suspended = dict(state.suspended)
+    return shape
 
 
 def _job(spec: JobSpec, team: str, t_us: int, priority_class: PriorityClass) -> Job:

@@ -24,6 +24,8 @@ from schemas.subjects import OPERATOR
 
 BACKING_OFF = "backing-off"
 """The reason of a job that waits for a time, and for no device."""
+SUSPENDED = "suspended"
+"""The reason of a job whose team an operator has paused: it keeps its age, and waits for no device."""
 _LOSSES = tuple(category for category, rule in retry.POLICY.items() if rule.budget is retry.Budget.INFRASTRUCTURE)
 
 
@@ -33,6 +35,9 @@ def explain(
     """The explanation of a job that has not ended. `plan` is the last cycle's, `policy` that of all cycles."""
     if job.state is not JobState.QUEUED:
         return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=_running(job), span=_span(job))
+    if job.team in state.suspended:
+        text = state.suspended[job.team].text(job.team)
+        return Explanation(job_id=job.id, state=job.state, reason=SUSPENDED, text=text)
     if job.id in state.backing_off:
         return Explanation(job_id=job.id, state=job.state, reason=BACKING_OFF, text=_backs_off(state, job))
     if job.id in state.holds:
@@ -80,13 +85,17 @@ def queue_view(
     state: State, plan: Plan, limit: int, policy: Policy = Policy(), *, seen_by: str = OPERATOR
 ) -> list[QueuedJob]:
     """The first `limit` waiting jobs that `seen_by` may see in the order in which they are considered, each with the reason of
-    its queue; then those that are not considered yet, because they were lost several times in a row."""
+    its queue; then those that are not considered yet, because they were lost several times in a row, or their
+    team is suspended."""
     reasons: dict[QueueKey, str] = {key: blocked.reason.value for key, blocked in plan.waiting.items()}
     shown = (job for job in in_order(state, state.t_us, policy) if seen_by in (OPERATOR, job.team))
     waiting = [_queued(job, reasons.get(job.queue, "")) for job in islice(shown, limit)]
     later = [state.jobs[job] for job in sorted(state.backing_off, key=lambda job: (state.backing_off[job], job))]
     later = [job for job in later if seen_by in (OPERATOR, job.team)]
-    return waiting + [_queued(job, BACKING_OFF) for job in later[: limit - len(waiting)]]
+    waiting += [_queued(job, BACKING_OFF) for job in later[: limit - len(waiting)]]
+    parked = (state.jobs[job_id] for queue in state.parked.values() for job_id in queue)
+    parked_seen = (job for job in parked if seen_by in (OPERATOR, job.team))
+    return waiting + [_queued(job, SUSPENDED) for job in islice(parked_seen, limit - len(waiting))]
 
 
 def _backs_off(state: State, job: Job) -> str:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, get_args
 
 from libs.core.state import lifecycle, parts
 from schemas import ledger as led
-from schemas.jobs import JobEvent, JobRejected, JobState, Reason
+from schemas.jobs import JobEvent, JobRejected, JobState, Reason, TeamEvent
 from schemas.queries import AttemptDocument, JobDocument
 
 KEEP_ATTEMPTS = 200
@@ -39,6 +39,7 @@ _HANDLED = led.kinds_of(get_args(JobLedgerEvent))
 _IGNORED = frozenset({
     "node.joined", "node.left", "quota.set", "devices.held", "hold.released", "board.recut", "board.cut",
     "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
+        "team.suspended", "team.resumed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
 })  # fmt: skip
 """They are about nodes, teams, boards and plans; no job's document says anything of them."""
@@ -53,6 +54,10 @@ _WHAT: dict[type, str] = {
     led.AttemptStopping: "stopping",
     led.JobRequeued: "requeued",
 }
+
+
+_OF_TEAMS = frozenset({"input.rejected", "team.suspended", "team.resumed"})
+"""They are news for a team, and change no job."""
 
 
 class UnknownJob(LookupError):
@@ -187,22 +192,26 @@ class Feed:
 
     version: ClassVar[int] = 2
     """Of the layout of `dump`."""
-    handled: ClassVar = _HANDLED | {"input.rejected"}
-    ignored: ClassVar = _IGNORED - {"input.rejected"}
+    handled: ClassVar = _HANDLED | _OF_TEAMS
+    ignored: ClassVar = _IGNORED - _OF_TEAMS
 
     def __init__(self) -> None:
         self._jobs: dict[str, _About] = {}
         self._numbers: dict[str, int] = {}
         """Team -> number of its last event."""
 
-    def apply(self, record: led.LedgerRecord, seq: int) -> list[JobEvent | JobRejected]:
+    def apply(self, record: led.LedgerRecord, seq: int) -> list[JobEvent | JobRejected | TeamEvent]:
         """What the valid record at `seq` tells teams, in its order: their jobs' events, and requests that placement refused.
         Raises UnknownJob when an earlier record is missing."""
-        out: list[JobEvent | JobRejected] = []
+        out: list[JobEvent | JobRejected | TeamEvent] = []
         for event in record.events:
             if isinstance(event, led.InputRejected):
                 if (refused := _refused(event, record.t_us)) is not None:
                     out.append(refused)
+            elif isinstance(event, led.TeamSuspended | led.TeamResumed):
+                what = "suspended" if isinstance(event, led.TeamSuspended) else "resumed"
+                at_us, pool = record.t_us, record.pool
+                out.append(TeamEvent(team=event.team, what=what, reason=event.reason, at_us=at_us, pool=pool))
             elif isinstance(event, JobLedgerEvent) and (told := self._one(event, record.t_us)) is not None:
                 out.append(self._numbered(told, record.pool))
         return out

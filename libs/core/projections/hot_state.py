@@ -35,7 +35,7 @@ class HotState:
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
         "attempt.checkpointed", "attempt.closed", "devices.held", "hold.released", "board.recut", "input.rejected",
-        "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed",
+        "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
         "lease.granter", "node.declared-dead",
     })  # fmt: skip
     """No column shows them."""

@@ -15,7 +15,7 @@ from libs.core.state.fleet import Fleet, Ints
 from libs.core.state.limits import Limits
 from libs.core.state.model import State
 from schemas.jobs import JobState
-from schemas.queries import PoolStatus, Quantiles
+from schemas.queries import PoolStatus, Quantiles, SuspendedTeam
 from schemas.resources import WHOLE_MILLI, kind_of
 
 
@@ -36,6 +36,10 @@ class Glance:
         self._shares: dict[str, _Share] = {}
         self._used = {team: dict(used) for team, used in state.used.items()}
         self._quotas = dict(state.quotas)
+        self._suspended = {
+            team: SuspendedTeam(team=team, since_us=how.since_us, reason=how.reason, user=how.user)
+            for team, how in sorted(state.suspended.items())
+        }
         self._whole = _whole(state, pool, ledger_seq)
         self._inbox_seq = state.inbox_seq
         self._totals = (state.grants, state.preemptions, dict(state.finished_by_state))
@@ -59,7 +63,8 @@ class Glance:
         return self._whole.model_copy(
             update={
                 "jobs": dict(jobs), "inbox_seq": self._inbox_seq, "grants": grants, "preemptions": preemptions,
-                "waiting_devices": waiting, "scheduling_latency_ms": latency, "queue_wait_ms": wait,
+                "suspended": tuple(self._suspended.values()), "waiting_devices": waiting,
+                "scheduling_latency_ms": latency, "queue_wait_ms": wait,
             }
         )  # fmt: skip
 
@@ -74,6 +79,7 @@ class Glance:
                 "accelerators_used_milli": accelerators_milli(used), "processors_used_milli": _processors_milli(used),
                 "limit_milli": limits.total_milli, "limits_by_type": dict(limits.by_type),
                 "scheduling_latency_ms": latency, "queue_wait_ms": wait,
+                "suspended": (self._suspended[team],) if team in self._suspended else (),
             }
         )  # fmt: skip
 

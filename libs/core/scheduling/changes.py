@@ -112,6 +112,8 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.NodeJoined: _devices_came,
     led.NodeLeft: _devices_went,
     led.QuotaSet: _limit_set,
+    led.TeamSuspended: _anything,
+    led.TeamResumed: _anything,
     led.JobQueued: _job_queued,
     led.JobGranted: _nothing,  # the cycle that granted it knows
     led.AttemptStarting: _nothing,

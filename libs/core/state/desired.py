@@ -12,6 +12,7 @@ from typing import Any
 
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.model import Job, State, grant_order
+from schemas.attempts import Cause
 from schemas.nodes import (
     PIECE_BYTES,
     Action,
@@ -159,7 +160,7 @@ def _about(job: Job, node: str) -> dict[str, Any]:
         "job_id": job.id,
         "attempt": attempt.number,
         "team": job.team,
-        "action": _ACTIONS.get(attempt.state, Action.RUN),
+        "action": Action.CHECKPOINT if attempt.cause is Cause.SUSPENDED else _ACTIONS.get(attempt.state, Action.RUN),
         "ranks": seating.ranks[node],
         "world_size": len(attempt.claims),
         "node_rank": seating.node_rank[node],

@@ -14,10 +14,10 @@ from typing import Any
 
 from libs.core.state import lifecycle
 from libs.core.state.early_cancels import EarlyCancel
-from libs.core.state.limits import Limits
+from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, shape_of
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent, reopen
-from libs.core.state.waiting import back_off, dequeue, enqueue, pass_time
+from libs.core.state.waiting import back_off, dequeue, enqueue, park, pass_time, unpark
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome, StopCause
 from schemas.jobs import JobState
@@ -132,6 +132,17 @@ def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
         state.quotas.pop(e.team, None)
     else:
         state.quotas[e.team] = limits
+
+
+def _team_suspended(state: State, e: led.TeamSuspended, t_us: int) -> None:
+    known = state.suspended.get(e.team)
+    state.suspended[e.team] = Suspension(known.since_us if known is not None else t_us, e.reason, e.user)
+    park(state, e.team)
+
+
+def _team_resumed(state: State, e: led.TeamResumed, t_us: int) -> None:
+    del state.suspended[e.team]
+    unpark(state, e.team)
 
 
 def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
@@ -366,6 +377,8 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.NodeJoined: _node_joined,
     led.NodeLeft: _node_left,
     led.QuotaSet: _quota_set,
+    led.TeamSuspended: _team_suspended,
+    led.TeamResumed: _team_resumed,
     led.JobQueued: _job_queued,
     led.JobGranted: _job_granted,
     led.AttemptStarting: _attempt_starting,

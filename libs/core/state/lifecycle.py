@@ -92,6 +92,8 @@ TABLE: Mapping[type, Rule] = {
     led.NodeJoined: _NOTHING,
     led.NodeLeft: _NOTHING,
     led.QuotaSet: _NOTHING,
+    led.TeamSuspended: _NOTHING,
+    led.TeamResumed: _NOTHING,
     led.BoardRecut: _NOTHING,
     led.BoardCutDone: _NOTHING,
     led.BoardRecutWithdrawn: _NOTHING,

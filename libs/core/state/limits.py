@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from schemas.resources import ANY_ACCELERATOR
@@ -41,6 +42,20 @@ class Limits:
         if self.total_milli is not None:
             yield ANY_ACCELERATOR, self.total_milli
         yield from self.by_type
+
+
+class Suspension(NamedTuple):
+    """An operator has paused a team: it submits nothing, and nothing of it that waits is granted."""
+
+    since_us: int
+    reason: str
+    user: str = ""
+
+    def text(self, team: str) -> str:
+        """For people: "team vision is suspended since 2026-11-22 21:40 UTC by olga: unpaid"."""
+        since = datetime.fromtimestamp(self.since_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        by = f" by {self.user}" if self.user else ""
+        return f"team {team} is suspended since {since}{by}: {self.reason}"
 
 
 class Cap(NamedTuple):

@@ -10,7 +10,7 @@ from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
-from libs.core.state.limits import Cap, Limits
+from libs.core.state.limits import Cap, Limits, Suspension
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
 from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency
@@ -315,6 +315,10 @@ class State:
     """Node -> ids of the jobs that hold devices there, in order of grant."""
     quotas: dict[str, Limits] = field(default_factory=dict)
     """Team -> its limits; a team without any is not in it."""
+    suspended: dict[str, Suspension] = field(default_factory=dict)
+    """Teams that an operator has paused."""
+    parked: dict[QueueKey, dict[str, int]] = field(default_factory=dict)
+    """The queues of these teams: in no cycle, no plan of preemption and no repartition until the team is resumed."""
     used: dict[str, dict[str, int]] = field(default_factory=dict)
     """Team -> kind of device -> thousandths of devices that its attempts hold. No entry is zero."""
     spread_peers: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.fold import mark_holds
 from libs.core.state.lifecycle import AttemptState
-from libs.core.state.limits import Limits
+from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, grant_order, shape_of
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off
@@ -64,6 +64,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "repartition_number": state.repartition_number,
         "repartition_us": state.repartition_us,
         "holds": [[beneficiary, list(devices)] for beneficiary, devices in state.holds.items()],
+        "suspended": dict(sorted(state.suspended.items())),
         "quotas": {team: limits.dump() for team, limits in state.quotas.items()},
         **{name: getattr(state, name) for name in _PLAIN},
     }
@@ -93,6 +94,7 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     body = json.loads(next(source, b"").removeprefix(b"H"))
     state = State(**{name: body[name] for name in _PLAIN})
     state.quotas = {team: Limits.load(limits) for team, limits in body["quotas"].items()}
+    state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
     nodes: list[Any] = []
     devices: list[Any] = []
     ended: list[tuple[list[int], bytes]] = []
@@ -135,7 +137,8 @@ def _index(state: State) -> None:
         if job.state is JobState.QUEUED and job.not_before_us > state.t_us:
             back_off(state, job)
         elif job.state is JobState.QUEUED:
-            state.queues.setdefault(job.queue, {})[job.id] = job.submitted_us
+            queues = state.parked if job.team in state.suspended else state.queues
+            queues.setdefault(job.queue, {})[job.id] = job.submitted_us
     state.on_node = {name: {} for name in state.fleet.nodes}
     for job in sorted(jobs, key=grant_order):
         if job.current and job.shape.spread[0]:

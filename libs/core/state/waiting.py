@@ -1,6 +1,7 @@
-"""Where a queued job waits: in its queue, or for a time in none, because it was lost several times in a row."""
+"""Where a queued job waits: in its queue; for a time in none, because it was lost several times in a row; or in one that no
+cycle sees, because its team is suspended."""
 
-from libs.core.state.model import Job, State
+from libs.core.state.model import Job, QueueKey, State
 
 
 def pass_time(state: State, t_us: int) -> list[Job]:
@@ -17,15 +18,16 @@ def pass_time(state: State, t_us: int) -> list[Job]:
 
 
 def enqueue(state: State, job: Job) -> None:
-    """The job stands in its queue, by its age."""
-    queue = state.queues.setdefault(job.queue, {})
+    """The job stands in its queue, by its age; if its team is suspended, in a queue that nobody looks at."""
+    queues = state.parked if job.team in state.suspended else state.queues
+    queue = queues.setdefault(job.queue, {})
     queue[job.id] = job.submitted_us
     if len(queue) > 1:
         newest_first = reversed(queue)
         next(newest_first)
         last = next(newest_first)
         if (queue[last], last) > (job.submitted_us, job.id):  # an older job came back: it keeps its age
-            state.queues[job.queue] = dict(sorted(queue.items(), key=lambda item: (item[1], item[0])))
+            queues[job.queue] = dict(sorted(queue.items(), key=lambda item: (item[1], item[0])))
 
 
 def back_off(state: State, job: Job) -> None:
@@ -38,7 +40,23 @@ def dequeue(state: State, job: Job) -> None:
     """The job does not wait any more."""
     if state.backing_off.pop(job.id, None) is not None:
         return
-    queue = state.queues[job.queue]
+    queues = state.parked if job.team in state.suspended else state.queues
+    queue = queues[job.queue]
     del queue[job.id]
     if not queue:
-        del state.queues[job.queue]
+        del queues[job.queue]
+
+
+def park(state: State, team: str) -> None:
+    """No cycle sees the queues of `team`, which is suspended, any more."""
+    _move(state.queues, state.parked, team)
+
+
+def unpark(state: State, team: str) -> None:
+    """The queues of `team`, which is suspended no longer, are as they were."""
+    _move(state.parked, state.queues, team)
+
+
+def _move(out_of: dict[QueueKey, dict[str, int]], into: dict[QueueKey, dict[str, int]], team: str) -> None:
+    for key in [key for key in out_of if key.team == team]:
+        into[key] = out_of.pop(key)

@@ -166,6 +166,8 @@ class Books:
         self.nodes: dict[str, NodeRow] = {}
         self.silent: dict[str, SilentRow] = {}
         """Nodes that are not heard."""
+        self.suspended: set[str] = set()
+        """Teams that an operator has paused."""
         self.holds: dict[str, tuple[str, ...]] = {}
         """Job -> devices that are held for it."""
 

@@ -19,6 +19,7 @@ class Holds(Subject):
         led.HoldReleased: "released",
         led.JobGranted: "granted",
         led.JobFinished: "finished",
+        led.TeamSuspended: "suspended",
         led.NodeSilence: "silent",
         led.NodeHeard: "heard",
         led.NodeLeft: "node_is_gone",
@@ -31,6 +32,7 @@ class Holds(Subject):
         self._plans: dict[str, set[str]] = {}
         """Whom others give way to -> the plans that say so, in this decision."""
         self._let_go = Promises(books, "what is held for {} is released, and it neither starts nor ends")
+        self._paused = Promises(books, "the team of {} is suspended, and devices stay held for it")
         self._silent: set[str] = set()
         """Nodes that are not heard: what is held there is let go."""
         self._was_on: dict[str, set[str]] = {}
@@ -104,7 +106,9 @@ class Holds(Subject):
         found = (self.books.devices.get(device) for device in self.books.holds.get(e.job_id, ()))
         rows = [row for row in found if row is not None]
         nodes = {row.node for row in rows}
-        if not nodes & self._silent and all(row.quarantine is None for row in rows):
+        job = self.books.jobs.get(e.job_id)
+        paused = job is not None and job.team in self.books.suspended
+        if not paused and not nodes & self._silent and all(row.quarantine is None for row in rows):
             self._was_on[e.job_id] = nodes
             self._let_go.make(e.job_id)
         self._forget(e.job_id)
@@ -141,7 +145,17 @@ class Holds(Subject):
             for job in [job for job, nodes in self._was_on.items() if node in nodes]:
                 self._explained(job)
 
+    def suspended(self, e: led.TeamSuspended) -> None:
+        for job_id in self.books.holds:
+            job = self.books.jobs.get(job_id)
+            if job is not None and job.team == e.team:
+                self._paused.make(job_id)
+
     def end(self) -> None:
+        if self._paused:
+            for job_id in [job_id for job_id in self._paused if job_id not in self.books.holds]:
+                self._paused.keep(job_id)
+            self._paused.check("I11")
         if self._will_hold:
             self._will_hold.check("I11")
         if self._plans and not self.books.more:

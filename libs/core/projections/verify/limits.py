@@ -1,4 +1,5 @@
-"""Limits of teams (I7): no grant and no hold lifts a team above one, in books of fractions of their own (`limit_books`)."""
+"""Limits of teams (I7): no grant and no hold lifts a team above one, in books of fractions of their own (`limit_books`).
+A team that is suspended gets no grant, no hold and no new job."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -14,6 +15,9 @@ class TeamLimits(Subject):
 
     handlers: ClassVar = {
         led.QuotaSet: "set",
+        led.TeamSuspended: "suspended",
+        led.TeamResumed: "resumed",
+        led.JobQueued: "queued",
         led.JobGranted: "granted",
         led.DevicesFreed: "freed",
         led.DevicesHeld: "held",
@@ -27,8 +31,25 @@ class TeamLimits(Subject):
     def set(self, e: led.QuotaSet) -> None:
         self._limits.set(e.team, e.limit_milli, e.by_type)
 
+    def suspended(self, e: led.TeamSuspended) -> None:
+        self.books.suspended.add(e.team)
+
+    def resumed(self, e: led.TeamResumed) -> None:
+        if e.team not in self.books.suspended:
+            self.books.broken("I7", f"team {e.team} is resumed, and was not suspended")
+        self.books.suspended.discard(e.team)
+
+    def queued(self, e: led.JobQueued) -> None:
+        self._while_suspended(e.team, f"{e.job_id} is queued")
+
+    def _while_suspended(self, team: str, what: str) -> None:
+        if team in self.books.suspended:
+            self.books.broken("I7", f"{what}, and its team {team} is suspended")
+
     def granted(self, e: led.JobGranted) -> None:
         job = self.books.jobs.get(e.job_id)
+        if job is not None:
+            self._while_suspended(job.team, f"{e.job_id} is granted devices")
         if job is not None and job.where is not Where.ENDED:
             self._told(self._limits.grant(job.team, e.job_id, self._kinds(e.claims)))
 
@@ -39,6 +60,8 @@ class TeamLimits(Subject):
 
     def held(self, e: led.DevicesHeld) -> None:
         job = self.books.jobs.get(e.job_id)
+        if job is not None:
+            self._while_suspended(job.team, f"devices are held for {e.job_id}")
         if job is not None and job.where is not Where.ENDED:
             milli = job.spec.resources.share_milli
             self._told(self._limits.hold(job.team, e.job_id, [(self._kind(device), milli) for device in e.devices]))

@@ -36,6 +36,7 @@ _DECIDED: dict[Cause, Category] = {
     Cause.TIME_LIMIT: Category.TIME_LIMIT,
     Cause.PREEMPTED: Category.PREEMPTED,
     Cause.NODE_LEFT: Category.DRAINED,
+    Cause.SUSPENDED: Category.DRAINED,
 }
 _SHOWN: dict[Cause, Category] = {
     Cause.PART_LOST: Category.NODE_LOST,
@@ -129,6 +130,8 @@ class Outcomes(Subject):
             self.books.broken(
                 "I5", f"{e.job_id}.{e.attempt} is stopped for {e.cause.value}, and no part of it showed that"
             )
+        if e.cause is Cause.SUSPENDED and job.team not in self.books.suspended:
+            self.books.broken("I5", f"{e.job_id}.{e.attempt} is stopped for the suspension of {job.team}, which is not")
         if e.cause is Cause.TIME_LIMIT:
             ran_us = self.books.t_us - attempt.running_us if attempt.running_us else -1
             if not job.spec.time_limit_s or ran_us < int(job.spec.time_limit_s * 1_000_000):
@@ -257,7 +260,7 @@ def wait_s(losses: int) -> int:
 
 def _category(attempt: AttemptRow) -> Category:
     """What kind of end an attempt came to that `_outcome` knows the outcome of."""
-    if attempt.cause is None or (attempt.done and attempt.cause is Cause.PREEMPTED):
+    if attempt.cause is None or (attempt.done and attempt.cause in (Cause.PREEMPTED, Cause.SUSPENDED)):
         return Category.SUCCESS
     if attempt.cause in _DECIDED:
         return _DECIDED[attempt.cause]

@@ -48,6 +48,8 @@ def check(state: State, plan: PreemptionPlanned, t_us: int) -> Accepted | Declin
     job = state.jobs.get(plan.beneficiary)
     if job is None or job.state is not JobState.QUEUED:
         return Declined(Reason.BENEFICIARY_GONE, f"{plan.beneficiary} is not waiting any more")
+    if job.team in state.suspended:
+        return Declined(Reason.BENEFICIARY_GONE, state.suspended[job.team].text(job.team))
     if job.id in state.holds:
         return Declined(Reason.ALREADY_HELD, f"devices are already held for {job.id}")
     if not job.preempts:

@@ -19,6 +19,8 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
         return
     if same is False:
         raise InputRefused(f"client key {m.client_key!r} already names {m.job_id} with another body; use a new key")
+    if (suspended := state.suspended.get(m.team)) is not None:
+        raise InputRefused(suspended.text(m.team))
     submitted_us = d.ledger_time(m.submitted_us)
     if submitted_us < state.finished.oldest_us(d.t_us):
         raise InputRefused(f"{m.job_id}: {too_old(submitted_us, d.t_us, state.finished)}; submit it again")

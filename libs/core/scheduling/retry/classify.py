@@ -34,7 +34,7 @@ def classify(ending: Ending) -> Category:
     give way and finished its work instead has succeeded. Then what the agent knows. Then the exit code, where the system
     gives one a meaning; a job that uses such a code otherwise is told a wrong kind of failure, of the same budget.
     """
-    if ending.done and ending.cause in (None, Cause.PREEMPTED):
+    if ending.done and ending.cause in (None, Cause.PREEMPTED, Cause.SUSPENDED):
         return Category.SUCCESS
     if ending.cause in _DECIDED:
         return _DECIDED[ending.cause]
@@ -50,6 +50,7 @@ _DECIDED: Mapping[Cause | None, Category] = {
     Cause.TIME_LIMIT: Category.TIME_LIMIT,
     Cause.PREEMPTED: Category.PREEMPTED,
     Cause.NODE_LEFT: Category.DRAINED,
+    Cause.SUSPENDED: Category.DRAINED,
 }
 _PLACES_FAULT: Mapping[Cause | None, Category] = {
     Cause.PART_LOST: Category.NODE_LOST,

@@ -1,0 +1,129 @@
+"""`baton team suspend|resume TEAM`: what an operator says to the pools, and what they then say of it."""
+
+import asyncio
+import os
+from typing import Annotated
+
+import typer
+
+from libs.cli.options import Pool, Url, UserOption
+from libs.cli.output import hint, say
+from libs.cli.session import run
+from libs.client import Baton
+from libs.client.asking import ask
+from libs.client.errors import Failed, TimedOut
+from schemas import subjects
+from schemas.catalog import TYPE_OF
+from schemas.inbox import ResumeTeam, SuspendTeam
+from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
+
+_GIVE_UP_S = 30.0
+_DECIDED_S = 15.0
+_LOOK_S = 0.1
+
+TeamName = Annotated[str, typer.Argument(help="A team. It need not have a credential any more.", metavar="TEAM")]
+
+
+def suspend(
+    team: TeamName,
+    reason: Annotated[str, typer.Option("--reason", help="Why: it is in the ledger, and the team is told.")],
+    *,
+    stop: Annotated[bool, typer.Option("--stop", help="What runs saves its work and waits, too.")] = False,
+    pool: Pool = None,
+    user: UserOption = None,
+    url: Url = None,
+) -> None:
+    """Pause a team in every pool (or one): nothing new is taken or started, questions are answered, bills go on."""
+
+    async def work(baton: Baton) -> list[str]:
+        return await pause(baton, team, reason, stop=stop, only=pool)
+
+    pools = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    say("\t".join([team, *pools]))
+    hint(
+        "what runs ends as it would" if not stop else "what runs saves its work: `baton get jobs` shows it waiting then"
+    )
+
+
+def resume(
+    team: TeamName,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for the ledger.")] = "",
+    *,
+    pool: Pool = None,
+    user: UserOption = None,
+    url: Url = None,
+) -> None:
+    """Let a suspended team go on: its waiting jobs have kept their age."""
+
+    async def work(baton: Baton) -> list[str]:
+        return await go_on(baton, team, reason, only=pool)
+
+    pools = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    say("\t".join([team, *pools]))
+
+
+async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> list[str]:
+    """Suspends `team`; the pools in which it is. Raises ClientError; TimedOut when a pool does not decide in time."""
+    who = baton.place.user or "operator"
+    pools = [only] if only else await pools_of(baton)
+    for pool in pools:
+        said = SuspendTeam(team=team, reason=reason, stop=stop, user=who)
+        await _say(baton, said, subjects.suspend_team(pool, who), team)
+    for pool in pools:
+        await _until(baton, pool, team, paused=True)
+    return pools
+
+
+async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> list[str]:
+    """Resumes `team` where it is suspended; the pools in which it was. Raises ClientError; Failed when it is nowhere."""
+    who = baton.place.user or "operator"
+    found = [pool for pool, there in (await suspended(baton, only)).items() if team in there]
+    if not found:
+        raise Failed(f"team {team} is not suspended", "no pool says so", "`baton team list` shows which teams are")
+    for pool in found:
+        await _say(baton, ResumeTeam(team=team, reason=reason, user=who), subjects.resume_team(pool, who), team)
+    for pool in found:
+        await _until(baton, pool, team, paused=False)
+    return found
+
+
+async def suspended(baton: Baton, only: str | None = None) -> dict[str, dict[str, SuspendedTeam]]:
+    """Pool -> the teams that are suspended there. Raises ClientError."""
+    out: dict[str, dict[str, SuspendedTeam]] = {}
+    for pool in [only] if only else await pools_of(baton):
+        status: PoolStatus = await ask(baton.nats, "pool.status", baton.place, PoolStatusQuery(), pool=pool)
+        out[pool] = {one.team: one for one in status.suspended}
+    return out
+
+
+async def pools_of(baton: Baton) -> list[str]:
+    """The pools that have an inbox: an operator sees streams."""
+    prefix = subjects.inbox_stream("x").removesuffix("x")
+    names: list[str] = []
+    while page := await baton.nats.jetstream().streams_info(offset=len(names)):
+        names += [info.config.name or "" for info in page]
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix)) or [baton.place.pool]
+
+
+async def _until(baton: Baton, pool: str, team: str, *, paused: bool) -> None:
+    """Waits until the pool has decided it."""
+    for _ in range(int(_DECIDED_S / _LOOK_S)):
+        if (team in (await suspended(baton, pool))[pool]) is paused:
+            return
+        await asyncio.sleep(_LOOK_S)
+    raise TimedOut(
+        f"pool {pool} has not decided it within {_DECIDED_S:g} s",
+        "its placement is away, slow, or has refused it",
+        "`baton dead list` says why it was refused; `baton status` whether it decides",
+    )
+
+
+async def _say(baton: Baton, said: SuspendTeam | ResumeTeam, subject: str, team: str) -> None:
+    """Each time it is said it is meant anew."""
+    from libs.bus.messages import outgoing
+    from libs.client.sending import deliver
+
+    item = outgoing(
+        said, subject=subject, type=TYPE_OF[type(said)], source="/baton/cli", cause=f"{team}:{os.urandom(8).hex()}"
+    )
+    await deliver(baton.nats, [item], give_up_s=_GIVE_UP_S)

@@ -1,0 +1,172 @@
+"""A team that an operator has paused: what waits keeps its place and is not granted, what runs goes on or saves its work."""
+
+import pytest
+
+from libs.core.admission.evaluate import AdmissionContext, NotAdmitted, evaluate
+from libs.core.admission.fleet_shape import FleetShape
+from libs.core.billing.metering import Meter
+from libs.core.explain.dry_run import shape_of_fleet
+from libs.core.explain.waiting import explain, queue_view
+from libs.core.projections.pool_status import Glance
+from libs.core.scheduling import cycle, limits, preemption
+from libs.core.scheduling.decider import Decider
+from libs.core.scheduling.reactions import Decision, InputRefused
+from libs.core.scheduling.reactions.teams import suspend_team
+from libs.core.state.desired import node_state
+from libs.core.state.formats import FIRST
+from schemas import inbox, ledger
+from schemas.jobs import JobSpec, JobState, SubmitJob
+from schemas.nodes import Action
+from schemas.queries import Quantiles
+from tests.core.builders import World, job, node
+
+PAUSE = inbox.SuspendTeam(team="research", reason="unpaid", user="olga")
+STOP = PAUSE.model_copy(update={"stop": True})
+GO_ON = inbox.ResumeTeam(team="research", reason="paid", user="olga")
+
+
+def state_of(w: World, job_id: str) -> JobState:
+    return w.decider.state.jobs[job_id].state
+
+
+def two_teams() -> tuple[World, str, str, str]:
+    """research runs on half of a node and waits for more, and so does blue."""
+    w = World(node("n0"))
+    runs = w.submit(job("runs", 4))
+    w.started(runs)
+    blue = w.submit(job("blue", 4, team="blue"))
+    w.started(blue)
+    return w, runs, w.submit(job("waits", 4)), blue
+
+
+def test_what_waits_is_not_granted_and_keeps_its_age() -> None:
+    w, runs, waits, blue = two_teams()
+    w.send(PAUSE)
+    w.released(blue)
+    assert (state_of(w, waits), state_of(w, runs)) == (JobState.QUEUED, JobState.RUNNING)
+    told = explain(w.decider.state, w.decider.state.jobs[waits], w.decider.plan, seen_by="research")
+    assert told.reason == "suspended"
+    assert told.text.startswith("team research is suspended since ")
+    assert told.text.endswith("by olga: unpaid")
+    assert [(one.job_id, one.reason) for one in queue_view(w.decider.state, w.decider.plan, 9)] == [
+        (waits, "suspended")
+    ]
+    assert cycle.plan(w.decider.state, w.now_us).grants == []
+    later = w.submit(job("later-blue", 4, team="blue"))
+    assert state_of(w, later) is JobState.GRANTED
+    w.released(later)
+    w.send(GO_ON)
+    assert state_of(w, waits) is JobState.GRANTED
+    w.check()
+
+
+def test_what_runs_saves_its_work_waits_and_pays_with_no_retry() -> None:
+    w, runs, _, _ = two_teams()
+    w.send(STOP)
+    (piece,) = node_state(w.decider.state, "n0", "test", 1)
+    assert {part.job_id: part.action for part in piece.parts}[runs] is Action.CHECKPOINT
+    w.checkpointed(runs, 7)
+    w.released(runs, exit_code=143, own_exit=False)
+    parked = w.decider.state.jobs[runs]
+    assert (parked.state, parked.losses, parked.not_before_us) == (JobState.QUEUED, 0, 0)
+    assert parked.resume is not None
+    w.send(GO_ON)
+    assert state_of(w, runs) is JobState.GRANTED
+    w.check()
+
+
+def test_a_job_that_ends_well_while_it_saves_has_ended_well() -> None:
+    w, runs, _, _ = two_teams()
+    w.send(STOP)
+    w.released(runs)
+    assert w.decider.state.finished_by_state == {"succeeded": 1}
+    w.check()
+
+
+def test_a_suspended_team_submits_nothing_also_when_admission_did_not_know_yet() -> None:
+    w, _, waits, _ = two_teams()
+    w.send(PAUSE)
+    request = SubmitJob(client_key="new", job=JobSpec(command=("true",)))
+    judged = evaluate(request, "research", AdmissionContext(shape_of_fleet(w.decider.state), limits.room))
+    assert isinstance(judged, NotAdmitted)
+    assert "team research is suspended since" in judged.refusals[0].reason.problem
+    late = w.submit(job("late"))
+    assert late not in w.decider.state.jobs
+    (rejected,) = [e for e in w.records[-1].events if isinstance(e, ledger.InputRejected)]
+    assert "suspended" in rejected.reason
+    w.send(inbox.CancelRequested(job_id=waits, team="research", reason="let us leave"))
+    assert waits not in w.decider.state.jobs
+    w.check()
+
+
+def test_nobody_gives_way_to_a_suspended_team() -> None:
+    w, _, _, _ = two_teams()
+    urgent = w.submit(job("urgent", 8, priority=100, preempts=True))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
+    w.send(PAUSE)
+    assert preemption.plans(w.decider.state, w.now_us, len(w.records)) == []
+    w.send(plan)
+    (declined,) = [e for e in w.records[-1].events if isinstance(e, ledger.PlanDeclined)]
+    assert (declined.reason, urgent in w.decider.state.holds) == (ledger.PlanDeclineReason.BENEFICIARY_GONE, False)
+    w.check()
+
+
+def test_it_survives_snapshots_in_every_fold_that_asks_for_it() -> None:
+    w, _, waits, _ = two_teams()
+    w.send(PAUSE)
+    again = Decider.load(list(w.decider.dump())).state
+    assert again.suspended == w.decider.state.suspended
+    assert {key.team for key in again.parked} == {"research"}
+    assert not again.queues
+    shape = FleetShape()
+    for seq, record in enumerate(w.records, 1):
+        shape.apply(record, seq)
+    assert FleetShape.load(iter(list(shape.dump()))).suspended == again.suspended
+    assert waits in again.jobs
+
+
+def test_said_again_it_keeps_its_beginning_and_of_nobody_else_is_it_told() -> None:
+    w, _, _, _ = two_teams()
+    w.send(PAUSE)
+    since = w.decider.state.suspended["research"].since_us
+    w.send(PAUSE, after_us=5_000_000)
+    assert w.records[-1].events == () or not any(e.kind == "team.suspended" for e in w.records[-1].events)
+    w.send(PAUSE.model_copy(update={"reason": "still unpaid"}))
+    assert w.decider.state.suspended["research"] == (since, "still unpaid", "olga")
+    none = Quantiles(count=0)
+    glance = Glance(w.decider.state, "test", 1)
+    assert [one.team for one in glance.of_all(none, none).suspended] == ["research"]
+    assert [one.team for one in glance.of_team("research", none, none).suspended] == ["research"]
+    assert glance.of_team("blue", none, none).suspended == ()
+
+
+def test_the_bill_of_what_runs_on_is_the_same_to_the_microsecond() -> None:
+    sums = []
+    for paused in (False, True):
+        w, runs, _, _ = two_teams()
+        w.send(PAUSE if paused else inbox.Tick())
+        w.send(inbox.Tick(), after_us=9_000_000)
+        w.released(runs)
+        meter = Meter()
+        for seq, record in enumerate(w.records, 1):
+            meter.apply(record, seq)
+        sums.append(w.checker.finish().by_team["research"])
+    assert sums[0] == sums[1] > 0
+
+
+def test_while_readers_of_an_older_format_live_nobody_is_suspended() -> None:
+    w, _, _, _ = two_teams()
+    decision = Decision(w.decider.state, w.now_us, allowed=FIRST)
+    with pytest.raises(InputRefused, match="cannot suspend teams"):
+        suspend_team(decision, PAUSE)
+    assert not decision.events
+
+
+def test_what_cannot_be_is_refused() -> None:
+    w, _, _, _ = two_teams()
+    w.send(inbox.SuspendTeam(team="operator", reason="x"))
+    w.send(GO_ON)
+    reasons = [e.reason for record in w.records for e in record.events if isinstance(e, ledger.InputRejected)]
+    assert "cannot be suspended" in reasons[0]
+    assert "is not suspended" in reasons[1]
+    assert not w.decider.state.suspended
