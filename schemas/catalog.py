@@ -7,7 +7,7 @@ each stream keeps.
 import re
 from dataclasses import dataclass
 
-from schemas import billing, inbox, jobs, ledger, nodes, queries, subjects
+from schemas import billing, inbox, jobs, ledger, nodes, queries, secrets, subjects
 from schemas.base import Fact, Strict
 
 Model = type[Fact] | type[Strict]
@@ -82,18 +82,26 @@ def _team_event(what: str, note: str) -> Message:
 
 
 def _query(
-    entity: str, what: str, model: Model, owner: str, reply: Reply, note: str = "", *, of_pool: bool = True
+    entity: str,
+    what: str,
+    model: Model,
+    owner: str,
+    reply: Reply,
+    note: str = "",
+    *,
+    of_pool: bool = True,
+    asker: str = "teams",
 ) -> Message:
     """A question of people. `of_pool`: another pool's owner would answer otherwise."""
     pattern = subjects.POOL_QUESTION if of_pool else subjects.QUESTION
     subject = subjects.fill(pattern, entity=entity, what=what)
-    return Message(f"io.baton.{entity}.{what}.query.v1", model, subject, "", "teams", (owner,), reply, note)
+    return Message(f"io.baton.{entity}.{what}.query.v1", model, subject, "", asker, (owner,), reply, note)
 
 
-def _of_node(what: str, model: Model, reply: Reply) -> Message:
+def _of_node(what: str, model: Model, reply: Reply, owner: str = "placement") -> Message:
     """A question of a node's agent about its node."""
     subject = subjects.fill(subjects.NODE_QUESTION, what=what)
-    return Message(f"io.baton.node.{what}.query.v1", model, subject, "", "agent", ("placement",), reply)
+    return Message(f"io.baton.node.{what}.query.v1", model, subject, "", "agent", (owner,), reply)
 
 
 JOB_EVENTS = (
@@ -154,7 +162,7 @@ CATALOG: tuple[Message, ...] = (
         subjects.RECORD,
         subjects.LEDGER,
         "placement",
-        ("admission", "preemption", "quota_billing", "telemetry", "leases", "history", "queries"),
+        ("admission", "preemption", "quota_billing", "telemetry", "leases", "history", "queries", "vault"),
     ),
     Message(
         "io.baton.node.desired.v1",
@@ -202,6 +210,11 @@ CATALOG: tuple[Message, ...] = (
     _of_node("desired", nodes.DesiredQuery, nodes.DesiredReply),
     _of_node("state", nodes.NodeStateQuery, nodes.NodeState),
     _of_node("specs", nodes.NodeSpecsQuery, nodes.NodeSpecs),
+    _of_node("secrets", secrets.NodeSecretsQuery, secrets.NodeSecrets, "vault"),
+    _query("secret", "set", secrets.SecretSet, "vault", secrets.SecretInfo, of_pool=False),
+    _query("secret", "list", secrets.SecretListQuery, "vault", secrets.SecretList, of_pool=False),
+    _query("secret", "remove", secrets.SecretRemove, "vault", secrets.SecretRemoved, of_pool=False),
+    _query("secret", "rekey", secrets.SecretRekey, "vault", secrets.SecretRekeyed, of_pool=False, asker="operators"),
     _query("node", "list", queries.NodeListQuery, "telemetry", queries.NodeList),
     _query("device", "list", queries.DeviceListQuery, "telemetry", queries.DeviceList),
     _query("bill", "get", billing.BillQuery, "quota_billing", billing.BillReply),

@@ -151,6 +151,29 @@ class Simulation(Strict):
     exit_code: int = Field(default=0, ge=0, le=255)
 
 
+SecretName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+"""What a team calls a secret; also a file's name."""
+MOST_SECRETS_OF_A_JOB = 16
+
+
+class SecretUse(Strict):
+    """A secret of the team, by name: its value reaches the job and nobody else (docs/security.md)."""
+
+    secret: SecretName = Field(description="its name, as in `baton secret set NAME`")
+    file: SecretName | None = Field(
+        default=None, description="name of the file in $BATON_SECRETS_DIR; without file and env: the secret's own name"
+    )
+    env: EnvName | None = Field(
+        default=None,
+        description="environment variable that gets the value; a file is safer: children do not inherit it",
+    )
+
+    @property
+    def file_name(self) -> str | None:
+        """The file that is written, None when it is in the environment only."""
+        return self.file or (None if self.env else self.secret)
+
+
 class JobSpec(Strict):
     """One job as its team describes it: what to run, on what, how important, and what to do when it is interrupted."""
 
@@ -160,6 +183,12 @@ class JobSpec(Strict):
     )
     env: dict[EnvName, Annotated[str, Field(max_length=4096)]] = Field(
         default_factory=dict, max_length=64, description="environment; names that Baton or the loader owns are refused"
+    )
+    secrets: tuple[SecretUse, ...] = Field(
+        default=(),
+        max_length=MOST_SECRETS_OF_A_JOB,
+        description="secrets of the team that the job needs, by name",
+        exclude_if=lambda secrets: not secrets,  # so a body without them is the body that it was before they came
     )
     workdir: str = Field(default="", max_length=1024, description="working directory on the node; empty: a fresh one")
     priority_class: Name = Field(default="experiment", description="serving, production, experiment or one of yours")

@@ -49,7 +49,7 @@ DEAD_LETTER = "baton.dead.{origin}"
 """What 0.1.0 writes."""
 DEAD_LETTER_OF = "baton.dead.{origin}.{sender}"
 
-_ASKED = ("get", "list", "read")
+_ASKED = ("get", "list", "read", "set", "remove")
 _ASKED_OF_POOL = ("get", "list", "explain", "plan", "status")
 """What a person may ask. `desired` is in neither: a node asks it, and a team may be called like a pool."""
 
@@ -252,15 +252,25 @@ def is_question(pattern: str) -> bool:
     return pattern.startswith("baton.qry.")
 
 
+NODE_SECRETS = fill(NODE_QUESTION, what="secrets")
+"""What a node asks and nobody else may: the answer is sealed to whoever asks."""
+
+
 def operator_may() -> list[str]:
-    """What an operator may publish: commands for any team, questions, dead letters again, the administration of streams.
-    Never the ledger: only placement writes it. Archived segments may be put back, which no subject of the ledger reaches."""
+    """What an operator may publish, but for `operator_may_not`: commands for any team, questions, dead letters again, the
+    administration of streams. Never the ledger: only placement writes it. Archived segments may be put back, which no subject
+    of the ledger reaches."""
     everything = ["baton.cmd.>", "baton.qry.>", "baton.in.>", anyone(fill(SEGMENT, what="restoring"))]
     kept = [
         "$KV.baton-cursors.ledger-format.*",
         "$KV.baton-readers.>",
     ]  # `baton ledger readers`, `baton ledger upgrade`
     return [*everything, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", *kept, f"_INBOX_{OPERATOR}.>"]
+
+
+def operator_may_not() -> list[str]:
+    """What is among that, and an operator may not publish: no operator reads a secret."""
+    return [anyone(NODE_SECRETS)]
 
 
 def reply_prefix(team: str, user: str) -> str:

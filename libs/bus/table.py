@@ -29,6 +29,8 @@ from schemas.subjects import DEAD, EVENTS, REQUESTS, TELEMETRY
 CURSORS_BUCKET = "baton-cursors"
 SNAPSHOTS_BUCKET = "baton-snapshots"
 READERS_BUCKET = "baton-readers"
+SECRETS_BUCKET = "baton-secrets"
+"""One entry for each team: names, and values that vault alone can open."""
 
 SIZES_MIB: Final = {
     REQUESTS: 1_024,  # trimmed behind what is answered (libs.bus.trim): what waits, and some minutes
@@ -37,6 +39,7 @@ SIZES_MIB: Final = {
     DEAD: 1_024,
     CURSORS_BUCKET: 64,
     READERS_BUCKET: 16,
+    SECRETS_BUCKET: 256,  # of 700 teams that use all that they may; of most some KiB
     SNAPSHOTS_BUCKET: 4_096,  # of each reader two; the state of 500,000 waiting jobs takes about 60 MiB
     subjects.INBOX: 1_024,  # trimmed behind what the ledger has decided
     subjects.LEDGER: 8_192,  # in segments of `SEGMENT_BYTES`
@@ -102,6 +105,7 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
         ),
         _key_value(CURSORS_BUCKET, SIZES_MIB[CURSORS_BUCKET]),
         _key_value(READERS_BUCKET, SIZES_MIB[READERS_BUCKET], max_age=_HOUR_S),
+        _key_value(SECRETS_BUCKET, SIZES_MIB[SECRETS_BUCKET]),
         _objects(SNAPSHOTS_BUCKET, SIZES_MIB[SNAPSHOTS_BUCKET]),
     ]
     for pool in pools:

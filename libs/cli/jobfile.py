@@ -2,6 +2,7 @@
 
     key: nightly-42            # your own name for the job: submitting the same file again is the same job
     team: research             # instead of --team
+    secret: hf-token           # short for secrets: [{secret: hf-token}]; in env: HF_TOKEN: {secret: hf-token}
     gpus: H100:4@40GiB         # short for resources.types, devices and memory_mib; also inside resources
     resources: {memory: 40GiB} # short for memory_mib
 
@@ -20,7 +21,7 @@ from libs.cli.grammar import parse_gpus, parse_memory
 from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, dotted, read
 from schemas.jobs import JobSpec
 
-SHORT_FORMS = {"key": "", "team": "", "gpus": "", "memory": "resources"}
+SHORT_FORMS = {"key": "", "team": "", "gpus": "", "memory": "resources", "secret": ""}
 _USUAL_NAMES = {
     "args": "command", "class": "priority_class", "cmd": "command", "cwd": "workdir", "entrypoint": "command",
     "environment": "env", "gpu": "gpus", "mem": "memory", "priority": "priority_class", "queue": "priority_class",
@@ -127,8 +128,25 @@ def _word(document: Document, data: dict[str, Any], name: str, limit: int) -> st
     return value
 
 
+def _secrets(data: dict[str, Any]) -> None:
+    """`secret: NAME`, a name alone in `secrets`, and `VARIABLE: {secret: NAME}` in `env`. Of what is none of these, the
+    schema says what is wrong."""
+    uses = data.get("secrets", [])
+    if not isinstance(uses, list):
+        return
+    found = [{"secret": use} if isinstance(use, str) else use for use in uses]
+    if isinstance(data.get("secret"), str):
+        found.append({"secret": data.pop("secret")})
+    if isinstance(env := data.get("env"), dict):
+        for name in [name for name, value in env.items() if isinstance(value, dict) and set(value) == {"secret"}]:
+            found.append({"secret": env.pop(name)["secret"], "env": name})
+    if found:
+        data["secrets"] = found
+
+
 def _short_forms(document: Document, data: dict[str, Any]) -> None:
-    """Replaces `gpus` and `memory` by the fields they stand for."""
+    """Replaces `gpus`, `memory` and what is short for `secrets` by the fields they stand for."""
+    _secrets(data)
     resources = data.get("resources", {})
     if not isinstance(resources, dict):
         data.pop("gpus", None)

@@ -50,8 +50,12 @@ only the fields of the tables below.
 | `gpus` | `[type:]count[@memory]`, e.g. `4`, `H100:4`, `gpu:a100:8`, `H100:2@40GiB`; here or inside `resources`. |
 | `resources.memory` | An amount with its unit, e.g. `40GiB` or `80GB` (10^9), rounded up to `memory_mib`. |
 
-A spec is no place for secrets: every user of the team and the operators can read it, and it stays in the ledger. `baton submit`
-warns of values that look like one, and refuses none.
+| `secret` | One name of a secret: short for `secrets: [{secret: NAME}]`. In `secrets` a name alone will do, too. |
+| `env.VARIABLE.secret` | `HF_TOKEN: {secret: hf-token}` is short for `secrets: [{secret: hf-token, env: HF_TOKEN}]`. |
+
+A spec is no place for the values of secrets: every user of the team and the operators can read it, and it stays in the ledger.
+`baton submit` warns of values that look like one, and refuses none. `baton secret set hf-token` gives the team a secret, and
+`secret: hf-token` lets a job read it from the file `$BATON_SECRETS_DIR/hf-token` ([security.md](security.md#secrets)).
 
 Arguments of `command`, values of `env` and of `resources.labels` are text as they are written: `0.10` stays `0.10`, `on` stays
 `on`. Elsewhere a number is decimal. Anchors, aliases, tags and repeated keys are refused; a file has at most 256 KiB.

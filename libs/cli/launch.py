@@ -347,6 +347,7 @@ class LocalStack:
             "BATON_QUOTA_BILLING_TEAMS": options.quotas,
             "BATON_ADMISSION_TEAMS": options.quotas,
             "BATON_PLACEMENT_PRICES": options.prices,
+            "BATON_VAULT_KEYS": self.state_dir / "vault" / "keys.json" if service == "vault" else None,
         }
         return ProcessSpec(
             name=name,

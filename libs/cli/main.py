@@ -42,6 +42,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "ledger": CommandEntry("ledger", "Audit the ledger"),
     "dead": CommandEntry("dead", "Messages that could not be processed (operators)"),
     "quota": CommandEntry("quota", "Set a team's quota (operators)"),
+    "secret": CommandEntry("secret", "What jobs need and nobody else may know: set, list, remove"),
     "node": CommandEntry("node", "Declare a silent node dead (operators)"),
     "team": CommandEntry("team", "Add teams and users, rotate and revoke their credentials (operators)"),
     "credentials": CommandEntry("credentials", "Accounts and credentials for a NATS server of your own (operators)"),

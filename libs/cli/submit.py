@@ -120,7 +120,7 @@ def _warn(request: JobRequest) -> None:
         looks = "looks like a secret" if len(found) == 1 else "look like secrets"
         hint(
             f"warning: {request.spec.name}: {', '.join(found)} {looks}: your whole team and the operators can read it, and it "
-            "stays in the ledger; put it into a file that only the job can read, and name the file"
+            "stays in the ledger; `baton secret set NAME`, and name the secret in the job (secrets)"
         )
 
 

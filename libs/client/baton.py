@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from libs.bus.connect import Address, BusUnavailable
 from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
-from libs.client import following, logs
+from libs.client import following, logs, secrets
 from libs.client.asking import ask
 from libs.client.errors import ClientError, Invalid, NotFound, TimedOut, Unreachable
 from libs.client.sending import command, deliver, valid
@@ -49,6 +49,7 @@ from schemas.queries import (
     QueueList,
     QueueListQuery,
 )
+from schemas.secrets import SecretInfo, SecretRekeyed
 
 _STARTS_WITHIN_S = 10.0
 _BULK = 500
@@ -131,10 +132,11 @@ class Baton:
         Raises:
             Rejected: admission refused it, with every reason; Conflict if the key names another job.
             TimedOut: it is stored, but admission has not answered yet.
-            Unreachable, Denied, Invalid, Failed: it is not stored for certain.
+            Unreachable, Denied, Invalid, Failed: it is not stored for certain. A secret that its team does not have is Invalid.
         """
         key = uuid.uuid4().hex if client_key is None else client_key
         submitted, message = self._request(spec, key)
+        await secrets.check_named(self.nats, self.place, [spec])
         if not wait_admitted:
             await deliver(self.nats, [message], give_up_s=give_up_s)
             return submitted
@@ -376,6 +378,24 @@ class Baton:
         """The pool's figures at a glance."""
         reply: PoolStatus = await ask(self.nats, "pool.status", self.place, PoolStatusQuery())
         return reply
+
+    # -------------------------------------------------------------------------------------------------------- secrets
+
+    async def set_secret(self, name: str, value: bytes) -> SecretInfo:
+        """Jobs that start from now on get this value where they name the secret. It leaves this process sealed."""
+        return await secrets.set_secret(self.nats, self.place, name, value)
+
+    async def secrets(self, team: str | None = None) -> tuple[SecretInfo, ...]:
+        """The team's secrets, without values; nobody can ask for these. `team`: operators only."""
+        return (await secrets.list_secrets(self.nats, self.place, team)).secrets
+
+    async def remove_secret(self, name: str | None, team: str | None = None) -> tuple[str, ...]:
+        """What is gone now. Operators name the team, and without a name all of its secrets go. Raises NotFound."""
+        return await secrets.remove_secrets(self.nats, self.place, name, team)
+
+    async def rekey_secrets(self) -> SecretRekeyed:
+        """Operators only: vault makes a new master key and stores every value anew under it."""
+        return await secrets.rekey(self.nats, self.place)
 
     # ------------------------------------------------------------------------------------------------------- internals
 

@@ -51,6 +51,8 @@ class AccountRole:
     publish: Sequence[str] | None = None
     subscribe: Sequence[str] | None = None
     responds: bool = False
+    never: Sequence[str] = ()
+    """Of what it may publish, this it may not."""
 
     def template(self) -> dict[str, Any]:
         """As a scoped signing key has it."""
@@ -58,6 +60,8 @@ class AccountRole:
         for verb, allowed in (("pub", self.publish), ("sub", self.subscribe)):
             if allowed is not None:  # an empty list would allow everything
                 found[verb] = {"allow": list(allowed)} if allowed else {"deny": [">"]}
+        if self.never:
+            found["pub"]["deny"] = list(self.never)
         if self.responds:
             found["resp"] = {"max": 1, "ttl": 0}
         return found
@@ -68,8 +72,8 @@ def core_roles() -> dict[str, AccountRole]:
     return {
         SERVICES: AccountRole(),
         **{service: AccountRole(roles.service_may(service)) for service in roles.SERVICES},
-        PROVISION: AccountRole(subjects.operator_may()),
-        OPERATOR: AccountRole(subjects.operator_may()),
+        PROVISION: AccountRole(subjects.operator_may(), never=subjects.operator_may_not()),
+        OPERATOR: AccountRole(subjects.operator_may(), never=subjects.operator_may_not()),
         LOGS: AccountRole(*subjects.log_readers_may(), responds=True),
     }
 

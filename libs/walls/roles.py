@@ -9,13 +9,13 @@ This is no wall against a service that was taken over: who may make a consumer o
 from collections.abc import Mapping
 from typing import Final
 
-from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SNAPSHOTS_BUCKET
+from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SECRETS_BUCKET, SNAPSHOTS_BUCKET
 from schemas import subjects
 from schemas.catalog import CATALOG
 from schemas.subjects import EVENTS, OPERATOR, REQUESTS
 
 SERVICES: Final = (
-    "placement", "admission", "history", "quota_billing", "telemetry", "leases", "preemption", "queries",
+    "placement", "admission", "history", "quota_billing", "telemetry", "leases", "preemption", "queries", "vault",
 )  # fmt: skip
 
 _READS: Final = (
@@ -52,6 +52,7 @@ _BESIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "admission": (f"$JS.API.STREAM.PURGE.{REQUESTS}",),
     "quota_billing": (f"$JS.API.STREAM.PURGE.{REQUESTS}",),
     "history": (f"$JS.API.STREAM.PURGE.{EVENTS}",),
+    "vault": (f"$KV.{SECRETS_BUCKET}.*", f"$JS.API.STREAM.PURGE.KV_{SECRETS_BUCKET}"),
 }
 
 

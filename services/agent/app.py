@@ -26,13 +26,14 @@ from schemas.queries import LogPiece, LogQuery
 from services.agent import tree
 from services.agent.agent import Agent
 from services.agent.keeper.client import KeeperClient
-from services.agent.launcher import Launcher
+from services.agent.launcher import Launcher, kept_id
 from services.agent.logs import LogStore
 from services.agent.metrics import AgentMetrics
 from services.agent.node import NodeCounts, NodeRunner
 from services.agent.nodes import Hosted, hosted
 from services.agent.quarantine import QuarantineFile
 from services.agent.reports import Reports
+from services.agent.secrets import SecretFolders, SecretSource
 from services.agent.settings import AgentSettings
 from services.agent.state import AgentState
 from services.agent.takeover import Predecessor, look, sweep
@@ -76,7 +77,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
         source=f"/baton/{settings.pool}/agent",
         max_payload=nats.max_payload,
     )
-    launcher = _launcher(settings, host, frozenset(names))
+    launcher = _launcher(settings, nats, host, frozenset(names))
     quarantine = QuarantineFile(host.state.path / "quarantine.json", clock.boot_id())
     nodes = [
         NodeRunner(
@@ -96,6 +97,9 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
     ]
     agent = Agent(settings, nats, nodes, launcher, reports)
     going_on = await _adopt(host.before, launcher, agent.nodes)
+    lives = host.before.lives if host.before is not None else {}
+    adopted = [kept_id(node, part) for node, life in lives.items() for part, _ in life.parts]
+    await asyncio.to_thread(launcher.secret_folders.sweep, adopted)
     fresh = host.state.next_incarnations([node.name for node in nodes if node.name not in going_on])
     for node in nodes:
         if node.name in fresh:
@@ -124,7 +128,7 @@ async def _adopt(before: Predecessor | None, launcher: Launcher, nodes: Mapping[
     return set(before.lives)
 
 
-def _launcher(settings: AgentSettings, host: PreparedHost, names: frozenset[str]) -> Launcher:
+def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: frozenset[str]) -> Launcher:
     state_dir = settings.state_path()
     workdir = settings.workdir or state_dir / "jobs"
     workdir.mkdir(parents=True, exist_ok=True)
@@ -145,6 +149,8 @@ def _launcher(settings: AgentSettings, host: PreparedHost, names: frozenset[str]
         log_limit=settings.log_limit_mib * _MIB,
         address_template=settings.address_template,
         local_nodes=names,
+        secrets=SecretSource(nats, settings.pool, settings.secrets_wait_s),
+        secret_folders=SecretFolders(state_dir, settings.secrets),
         trusted_team=settings.trusted_team,
     )
 

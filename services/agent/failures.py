@@ -12,6 +12,7 @@ from pathlib import Path
 from schemas.attempts import Category, KnownByAgent
 from services.agent.keeper.find import NoKeeper
 from services.agent.private import open_file
+from services.agent.secrets import SecretMissing, SecretsUnavailable
 from services.agent.variables import BadEnvironment
 
 TAIL_BYTES = 16_384
@@ -61,8 +62,10 @@ class NotServed(RuntimeError):
 
 def why_not_started(error: Exception) -> KnownByAgent:
     """Of a command that could not be executed."""
-    if isinstance(error, NotServed | NoKeeper):
+    if isinstance(error, NotServed | NoKeeper | SecretsUnavailable):
         return Category.HARDWARE
+    if isinstance(error, SecretMissing):
+        return Category.INPUT_MISSING
     if not isinstance(error, OSError):
         return Category.USER_ERROR
     if error.errno in _MISSING:

@@ -1,5 +1,6 @@
 """Turns a desired part into a running one: a timer for simulations, processes for everything else."""
 
+import asyncio
 import os
 import shutil
 import sys
@@ -19,8 +20,9 @@ from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
 from services.agent.logs import LogStore
 from services.agent.node import NodeRunner, RunningPart
-from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart
+from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
 from services.agent.quarantine import Since, still_busy
+from services.agent.secrets import Delivered, SecretFolders, SecretSource
 from services.agent.state import AgentState, group_name
 from services.agent.timers import TimerPart, Timers
 from services.agent.variables import BadEnvironment, Paths, addresses_of, slots, variables
@@ -47,6 +49,8 @@ class Launcher:
     log_limit: int
     address_template: str
     local_nodes: frozenset[str]
+    secrets: SecretSource
+    secret_folders: SecretFolders
     trusted_team: str = ""
     """The only team that is served where nothing holds the processes of a job together."""
     timed: dict[str, int] = field(default_factory=dict)
@@ -159,6 +163,8 @@ class Launcher:
         paths = Paths(str(home), str(workdir), str(saves), str(attempt / "acknowledge" / "rank-{rank}.json"))
         marker = f"{self.marker(node)}/{part.job_id}.{part.attempt}"
         addresses = addresses_of(part, self.local_nodes, self.address_template)
+        id, named = kept_id(node.name, part), bool(part.spec.secrets)
+        secrets = self.secret_folders.folder(id) if named else None
         commands = [
             ProcessCommand(
                 rank=slot.rank,
@@ -170,6 +176,7 @@ class Launcher:
                     search_path=SEARCH_PATH,
                     addresses=addresses,
                     marker=marker,
+                    secrets=secrets,
                 ),
                 log=self.logs.log(part.job_id, part.attempt, slot.rank),
                 acknowledgement=Path(paths.acknowledgement.format(rank=slot.rank)),
@@ -187,6 +194,14 @@ class Launcher:
         async def settle(grace_s: float) -> None:
             if node.accelerators(devices):
                 node.quarantine(await still_busy(node.layer, devices, since, self.ours(), grace_s))
+
+        async def deliver_secrets(wanted: Callable[[], bool]) -> Delivered:
+            values = await self.secrets.of(part, node.name, node.view.ledger_seq, wanted)
+            return await asyncio.to_thread(self.secret_folders.deliver, id, part, values)
+
+        def remove_secrets() -> None:
+            if named:
+                self.secret_folders.remove(id)
 
         def silent_devices() -> list[str]:
             """A device that is lost is missing from the readings; when the driver itself fails, all of them are."""
@@ -211,6 +226,9 @@ class Launcher:
             settle=settle,
             since=since,
             silent_devices=silent_devices,
+            secrets_folder=secrets,
+            deliver_secrets=deliver_secrets if named else no_secrets,
+            remove_secrets=remove_secrets,
         )
 
 

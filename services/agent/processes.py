@@ -18,6 +18,7 @@ from services.agent.keeper.client import KeptAttempt
 from services.agent.keeper.find import NoKeeper
 from services.agent.quarantine import GRACE_S, Since
 from services.agent.reconcile import Phase
+from services.agent.secrets import NOTHING, Delivered, NotWanted, SecretMissing, SecretsUnavailable
 
 log = logging.getLogger("baton.agent")
 
@@ -27,6 +28,7 @@ AFTER_FAILURE_S = 2.0
 """One process has failed: how long the others have to notice by themselves before they are stopped."""
 AFTER_SAVE_S = 2.0
 """SIGTERM to SIGKILL once the work is saved: nothing is left to lose."""
+_NO_SECRETS = (SecretMissing, SecretsUnavailable, NotWanted)
 COULD_NOT_START = 126
 NOT_FOUND = 127
 
@@ -43,6 +45,11 @@ class ProcessCommand:
 
 async def no_devices(grace_s: float) -> None:
     """There is nothing to look at."""
+
+
+async def no_secrets(wanted: Callable[[], bool]) -> Delivered:
+    """The job names none."""
+    return NOTHING
 
 
 @dataclass(slots=True)
@@ -71,6 +78,12 @@ class AttemptLaunch:
     """Looks at the part's devices, and returns when they are free, or in quarantine after so many seconds."""
     since: Since = field(default_factory=Since.now)
     """When it began."""
+    deliver_secrets: Callable[[Callable[[], bool]], Awaitable[Delivered]] = no_secrets
+    """Before the start: gets what the job names, as long as the part is wanted, and writes its files."""
+    remove_secrets: Callable[[], None] = lambda: None
+    """When nothing of it runs any more."""
+    secrets_folder: Path | None = None
+    """What the shim removes at the end, too."""
     silent_devices: Callable[[], Sequence[str]] = lambda: ()
     """The part's devices that no longer answer. May block for some milliseconds."""
 
@@ -156,7 +169,7 @@ class ProcessPart:
     async def _run(self) -> None:
         try:
             await self._begin()
-        except (OSError, ValueError, NoKeeper, failures.NotServed) as e:
+        except (OSError, ValueError, NoKeeper, failures.NotServed, *_NO_SECRETS) as e:
             await self._could_not_start(e)
             return
         self.report(Started(job_id=self.part.job_id, attempt=self.part.attempt))
@@ -190,13 +203,15 @@ class ProcessPart:
             await kept.keeper.ensure()
             if reason := self.launch.not_served():
                 raise failures.NotServed(reason)
-            await kept.keeper.start(kept, self._start_message())
+            delivered = await self.launch.deliver_secrets(lambda: self.phase is Phase.RUNNING)
+            await kept.keeper.start(kept, self._start_message(delivered))
         for command in self.launch.commands:
             self.launch.set_live(command.rank, True)
         if self.launch.adopted is None and not self.launch.may_run():
             raise OSError(None, "the node's lease ended while the job was being started")
 
-    def _start_message(self) -> dict[str, object]:
+    def _start_message(self, delivered: Delivered) -> dict[str, object]:
+        """What the keeper is told. It keeps `about` and passes the environments, secrets among them, on to the shim."""
         launch = self.launch
         return {
             "node": launch.node,
@@ -207,8 +222,13 @@ class ProcessPart:
             "workdir": str(launch.workdir),
             "group": str(launch.group or ""),
             "log_limit": launch.log_limit,
+            "remove": str(launch.secrets_folder or ""),
             "ranks": [
-                {"rank": command.rank, "environment": dict(command.environment), "log": str(command.log)}
+                {
+                    "rank": command.rank,
+                    "environment": {**command.environment, **delivered.environment},
+                    "log": str(command.log),
+                }
                 for command in launch.commands
             ],
         }
@@ -309,6 +329,7 @@ class ProcessPart:
     async def _vanish(self) -> None:
         """Kills what is left, daemons and all, until nothing is: however long, never freed by a timeout."""
         await self.launch.kept.kill()
+        self.launch.remove_secrets()
         for command in self.launch.commands:
             self.launch.set_live(command.rank, False)
 
@@ -330,6 +351,8 @@ class ProcessPart:
         missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         what = str(getattr(error, "filename", None) or self.part.spec.command[0])
         reason = f"could not start {what!r}: {getattr(error, 'strerror', None) or error}"
+        if isinstance(error, _NO_SECRETS):
+            reason = f"could not start: {error}"
         if missing and what == str(self.launch.workdir):
             reason = f"could not start: working directory {what!r} does not exist on this node"
         own_exit = self.launch.may_run()

@@ -107,6 +107,17 @@ class AgentSettings(ServiceSettings):
     trusted_team: Name | Literal[""] = Field(
         default="", description="the one team whose processes are run where nothing can hold them together"
     )
+    secrets: Path | None = Field(
+        default=None,
+        description="where files of secrets are made; by default in memory: $XDG_RUNTIME_DIR, /run or /dev/shm, else the "
+        "state directory",
+    )
+    secrets_wait_s: float = Field(
+        default=60.0,
+        ge=0,
+        le=3600,
+        description="how long vault may be away before a part that names secrets is given up, s",
+    )
     cgroups: bool = Field(default=True, description="put jobs into cgroups of their own where that is possible")
 
     @property

@@ -11,6 +11,7 @@ role by role, and each sees the devices of its own role only.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from zlib import crc32
 
 from libs.core.admission.environment import refused_names, variable_part
@@ -98,14 +99,16 @@ def variables(
     search_path: str,
     addresses: Mapping[str, str],
     marker: str,
+    secrets: Path | None = None,
 ) -> dict[str, str]:
     """The whole environment of one process. Raises BadEnvironment when the job sets names that Baton or a loader owns.
 
     Args:
         device: what makes the slot's devices visible.
         addresses: how each node of the gang is reached from here (`addresses_of`).
+        secrets: the folder of the attempt's secrets, when it names some. Their values are not here.
     """
-    if refused := refused_names(part.spec.env):
+    if refused := refused_names([*part.spec.env, *(use.env for use in part.spec.secrets if use.env)]):
         raise BadEnvironment(
             f"job.env sets {', '.join(refused)}: these belong to Baton or to the program loader; remove them"
         )
@@ -129,6 +132,8 @@ def variables(
         "BATON_CHECKPOINT_DIR": paths.checkpoints,
         "BATON_CHECKPOINT_FILE": paths.acknowledgement.format(rank=rank),
     }
+    if secrets is not None:
+        out["BATON_SECRETS_DIR"] = str(secrets)
     if slot.role is not None:
         out |= _of_roles(part, slot.role, addresses)
     if part.resume is not None:

@@ -7,6 +7,7 @@ from libs.core.billing.metering import Meter
 from libs.core.projections.history import Feed, JobChanges
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.node_lives import NodeLives
+from libs.core.projections.secret_users import SecretUsers
 from libs.core.projections.verify import Checker
 from libs.core.state import fold
 from libs.report.facts import Facts
@@ -19,7 +20,8 @@ from tests.core.builders import World, job, node
 PROJECTIONS = {
     "placement's state": (fold.HANDLED, fold.IGNORED),
     **{p.__name__: (p.handled, p.ignored) for p in (
-        FleetShape, HotState, NodeLives, Feed, JobChanges, Meter, PoolFigures, PreemptionPlanner, Replica, Checker, Facts
+        FleetShape, HotState, NodeLives, Feed, JobChanges, Meter, PoolFigures, PreemptionPlanner, Replica, Checker, Facts,
+        SecretUsers,
     )},
 }  # fmt: skip
 

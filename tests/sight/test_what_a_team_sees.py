@@ -18,6 +18,7 @@ import pytest
 from nats.aio.client import Client
 from pydantic import BaseModel
 
+from libs.bus.boxes import ForVault, close_box
 from libs.bus.broker import make_broker
 from libs.bus.queries import NoAnswer, QueryError, ask, serve
 from schemas import subjects
@@ -39,6 +40,7 @@ from schemas.queries import (
     QueueListQuery,
 )
 from schemas.resources import Resources
+from schemas.secrets import SecretListQuery, SecretRemove, SecretSet
 from schemas.subjects import EVENTS, OPERATOR
 from services.admission.app import make_app as make_admission
 from services.admission.settings import AdmissionSettings
@@ -51,6 +53,8 @@ from services.quota_billing.app import make_app as make_billing
 from services.quota_billing.settings import QuotaBillingSettings
 from services.telemetry.app import make_app as make_telemetry
 from services.telemetry.settings import TelemetrySettings
+from services.vault.app import make_app as make_vault
+from services.vault.settings import VaultSettings
 from tests.admission.running import running
 from tests.kit.patterns import matches
 from tests.kit.waiting import stored, until
@@ -94,6 +98,14 @@ def questions(two: TwoTeams) -> dict[str, list[BaseModel]]:
         ],
         "quota.list": [PoolStatusQuery()],
         "log.read": [LogQuery(job_id=one) for one in (own, theirs, nothing)],
+        "secret.list": [SecretListQuery(), SecretListQuery(team=two.red_team)],
+        "secret.set": [SecretSet(name="token", key="A" * 43 + "=", sealed="AAAA")],
+        "secret.remove": [
+            SecretRemove(name=SECRET),
+            SecretRemove(name=SECRET, team=two.red_team),
+            SecretRemove(name="none"),
+            SecretRemove(),
+        ],
     }  # fmt: skip
 
 
@@ -153,13 +165,22 @@ class Bench:
                 make_billing(QuotaBillingSettings(**bus)),
                 make_history(HistorySettings(**bus, mongo_url=f"{mongo_url}/{self.pool}", window_ms=0)),
                 make_admission(AdmissionSettings(**bus)),
+                make_vault(VaultSettings(**bus, keys=root / "vault" / "keys.json")),
             ):
                 await stack.enter_async_context(running(app))
             await agent.start()
             stack.push_async_callback(agent.stop)
+            await self._give_secret(self.two.blue_team, "token")
+            for n in range(1 if self.two.few else 3):
+                await self._give_secret(self.two.red_team, SECRET if not n else f"{SECRET}-{n}")
             for name, busy in (("a", 90 if self.two.few else 10), ("c", 80 if self.two.few else 20), ("b", 50)):
                 await self._sample(name, busy)
             yield
+
+    async def _give_secret(self, team: str, name: str) -> None:
+        key = (await self.answer("secret.list", SecretListQuery(), team)).key
+        sealed = close_box(key, ForVault(team=team, name=name, value="c2FpZA=="))
+        await self.answer("secret.set", SecretSet(name=name, key=key, sealed=sealed), team)
 
     async def _sample(self, name: str, busy: float) -> None:
         """What its devices do: on a and c, red's work."""
@@ -245,8 +266,11 @@ class Bench:
         for word, name in known.items():
             text = text.replace(word, name)
         text = re.sub(r"job-[0-9a-f]{32}", "<id>", text)
+        text = re.sub(r'"key":"[^"]+"', '"key":"<vault\'s>"', text)
         text = re.sub(r'"rows":\[(.*?)\]', lambda rows: "".join(sorted(rows[1])), text)  # by id, which differs
-        return re.sub(r'"(took_ms|heartbeat_age_s|stored_us|at_us|p50|p99|max)":[-+0-9.e]+', r'"\1":0', text)
+        return re.sub(
+            r'"(took_ms|heartbeat_age_s|stored_us|set_us|made_us|at_us|p50|p99|max)":[-+0-9.e]+', r'"\1":0', text
+        )
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,7 @@ def evaluate(
         *_client_key(request, job_of_key, same),
         *_class(job, context),
         *_environment(job),
+        *_secrets(job),
         *_role_names(job),
         *_command(job),
         *demand.refusals,
@@ -225,6 +226,28 @@ def _environment(job: JobSpec) -> Iterator[Refusal]:
             f"{name} belongs to Baton or to the program loader, and a job may not set it",
             "remove it; devices, ranks and rendezvous are set by Baton",
         )
+
+
+def _secrets(job: JobSpec) -> Iterator[Refusal]:
+    """Where they are delivered. Whether there are such secrets only the vault knows (the client asks it, and the node)."""
+    variables, files = dict.fromkeys(job.env, "job.env"), dict[str, str]()
+    for i, use in enumerate(job.secrets):
+        path = f"job.secrets.{i}"
+        if use.env is not None and refused_names([use.env]):
+            yield refuse(
+                Why.ENVIRONMENT, f"{path}.env", use.env,
+                f"{use.env} belongs to Baton or to the program loader, and a job may not set it",
+                "name another variable, or leave out env: the value is then a file in $BATON_SECRETS_DIR",
+            )  # fmt: skip
+        for what, name, taken in (("env", use.env, variables), ("file", use.file_name, files)):
+            if name is not None and (first := taken.setdefault(name, path)) != path:
+                yield refuse(
+                    Why.ENVIRONMENT,
+                    f"{path}.{what}",
+                    name,
+                    f"{first} has this name already",
+                    f"give {what} another name",
+                )
 
 
 def _role_names(job: JobSpec) -> Iterator[Refusal]:

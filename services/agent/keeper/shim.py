@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import time
@@ -25,7 +26,7 @@ _DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal
 _LONGEST_PAUSE_S = 0.05
 
 
-SPEC = ("group", "workdir", "command", "ranks", "log_limit")
+SPEC = ("group", "workdir", "command", "ranks", "log_limit", "remove")
 """What a shim needs of the agent's start message."""
 
 
@@ -180,6 +181,8 @@ class Shim:
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
         for sink in self.sinks.values():
             sink.close()
+        if folder := self.spec.get("remove"):  # secrets: also when there is no agent any more
+            shutil.rmtree(folder, ignore_errors=True)
         self._tell({"is": "gone", "codes": self.codes})
         os._exit(0)
 

@@ -1,0 +1,197 @@
+"""Secrets of attempts: asked of vault with the node's own credential, delivered to the processes, and removed at their end.
+
+The answer is sealed to a key that this agent made when it started and keeps in memory only. It names the attempt and repeats
+the question's nonce inside the seal, so an answer to another question, or one of before, is of no use.
+
+A value becomes a file in a folder of the attempt's own, in memory (tmpfs) where the machine has such a place, or a variable of
+the environment, if the job asked for that. The keeper passes the environment on and keeps none of it. Who ends the attempt
+removes the folder: its shim, even without an agent; and the agent, which also removes what a crash has left.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from pydantic import ValidationError
+
+from libs.bus.asking import NOT_FOUND, NoAnswer, QueryError, ask
+from libs.bus.boxes import BoxKey, CannotOpen, ForNode
+from libs.ports.clock import boot_s
+from schemas.catalog import BY_TYPE
+from schemas.nodes import DesiredPart
+from schemas.secrets import NodeSecrets, NodeSecretsQuery
+
+log = logging.getLogger("baton.agent")
+
+_QUESTION = BY_TYPE["io.baton.node.secrets.query.v1"]
+_ANSWER_S = 3.0
+_PAUSE_S = 0.5
+_IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+
+
+class SecretMissing(RuntimeError):
+    """The team has no such secret, or it cannot be delivered as the job asked: the job's fault; the text says what to do."""
+
+
+class SecretsUnavailable(RuntimeError):
+    """Vault did not answer for too long: nobody's fault but the pool's."""
+
+
+class NotWanted(RuntimeError):
+    """The attempt was asked to end while its secrets were waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What an attempt was given. `repr` shows no value."""
+
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+NOTHING = Delivered()
+
+
+class SecretSource:
+    """Asks vault. One for the agent; `wait_s`: how long vault may be away before an attempt is given up."""
+
+    def __init__(self, nats: Client, pool: str, wait_s: float) -> None:
+        self._nats, self._pool, self._wait_s = nats, pool, wait_s
+        self._key: BoxKey | None = None
+
+    async def of(self, part: DesiredPart, node: str, at_least: int, wanted: Callable[[], bool]) -> dict[str, bytes]:
+        """The values of the part's secrets, by name. `at_least`: the ledger record that the node was told of; `wanted`: whether
+        it is still to run. Raises SecretMissing, SecretsUnavailable, NotWanted."""
+        deadline, problem = boot_s() + self._wait_s, ""
+        while True:
+            try:
+                return await self._ask(part, node, at_least)
+            except (NoAnswer, QueryError, NatsError, CannotOpen, ValidationError) as e:
+                problem = str(e)[:300] or type(e).__name__
+                if isinstance(e, QueryError) and e.status == NOT_FOUND:
+                    log.warning("vault gives no secrets for attempt %d of %s: %s", part.attempt, part.job_id, problem)
+            if not wanted():
+                raise NotWanted("it was asked to end while its secrets were waited for")
+            if boot_s() >= deadline:
+                raise SecretsUnavailable(f"its secrets were not to be had within {self._wait_s:g} s: {problem}")
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _ask(self, part: DesiredPart, node: str, at_least: int) -> dict[str, bytes]:
+        key = self._key = self._key or BoxKey.new()
+        query = NodeSecretsQuery(job_id=part.job_id, attempt=part.attempt, key=key.public, nonce=secrets.token_hex(16))
+        answer: NodeSecrets = await ask(
+            self._nats, _QUESTION, query, timeout_s=_ANSWER_S, at_least=max(0, at_least), pool=self._pool, node=node
+        )
+        if answer.missing:
+            raise SecretMissing(
+                f"secret-missing: team {part.team} has no secret {', '.join(answer.missing)}; "
+                f"`baton secret set {answer.missing[0]}`, then submit the job again"
+            )
+        inside: ForNode = key.open_as(answer.sealed, ForNode)
+        about = (inside.pool, inside.node, inside.job_id, inside.attempt, inside.nonce)
+        if about != (self._pool, node, part.job_id, part.attempt, query.nonce):
+            raise CannotOpen("the answer is to another question")
+        return {name: secret.plain() for name, secret in inside.secrets.items()}
+
+
+class SecretFolders:
+    """A folder for each attempt with secrets below one of the agent's own. `root` is where that may be made."""
+
+    def __init__(self, state_dir: Path, root: Path | None = None) -> None:
+        """Nothing is made before the first secret is delivered."""
+        named = hashlib.sha256(str(state_dir).encode()).hexdigest()[:16]
+        parent = root or memory_folder()
+        if parent is None:
+            log.warning("this machine has no folder in memory (tmpfs): secrets of jobs lie on disk while they run")
+        self._root = state_dir / "secrets" if parent is None else parent / f"baton-secrets-{os.getuid()}-{named}"
+
+    def folder(self, kept: str) -> Path:
+        """Of the attempt that the keeper calls so."""
+        return self._root / hashlib.sha256(kept.encode()).hexdigest()[:32]
+
+    def deliver(self, kept: str, part: DesiredPart, values: Mapping[str, bytes]) -> Delivered:
+        """Writes the files and returns what goes into the environment. Raises SecretMissing, SecretsUnavailable. Blocks."""
+        environment: dict[str, str] = {}
+        files: dict[str, bytes] = {}
+        for use in part.spec.secrets:
+            value = values.get(use.secret)
+            if value is None:
+                raise SecretsUnavailable(f"vault's answer has no secret {use.secret}")
+            if use.env is not None:
+                if b"\0" in value:
+                    raise SecretMissing(
+                        f"secret {use.secret} has a NUL byte, which no environment variable can hold: leave out `env`"
+                    )
+                environment[use.env] = os.fsdecode(value)
+            if use.file_name is not None:
+                files[use.file_name] = value
+        try:
+            self._write(kept, files)
+        except OSError as e:
+            self.remove(kept)
+            raise SecretsUnavailable(
+                f"its secrets cannot be written to {e.filename or self._root}: {e.strerror}"
+            ) from e
+        return Delivered(environment)
+
+    def _write(self, kept: str, files: Mapping[str, bytes]) -> None:
+        _own_folder(self._root)
+        self.remove(kept)
+        folder = self.folder(kept)
+        folder.mkdir(mode=0o700)
+        for name, value in files.items():
+            with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "wb") as file:
+                file.write(value)
+
+    def remove(self, kept: str) -> None:
+        """The attempt is over. Nothing happens when there is nothing."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.folder(kept))
+
+    def sweep(self, kept: Collection[str]) -> int:
+        """Removes what was left by attempts other than these; returns how many folders. Raises OSError."""
+        if not self._root.is_dir():
+            return 0
+        _own_folder(self._root)
+        known = {self.folder(one).name for one in kept}
+        gone = [folder for folder in self._root.iterdir() if folder.name not in known]
+        for folder in gone:
+            shutil.rmtree(folder)
+        return len(gone)
+
+
+def memory_folder() -> Path | None:
+    """Where this user may make folders that are in memory only: $XDG_RUNTIME_DIR, /run, /dev/shm."""
+    places = [os.environ.get("XDG_RUNTIME_DIR", ""), "/run", "/dev/shm"]
+    return next((Path(p) for p in places if p and os.access(p, os.W_OK | os.X_OK) and _in_memory(Path(p))), None)
+
+
+def _in_memory(path: Path) -> bool:
+    """Whether the file system at `path` is in memory, by the mounts that this process sees."""
+    real, best = os.path.realpath(path), ("", "")
+    with suppress(OSError), open("/proc/self/mounts") as mounts:
+        for line in mounts:
+            _, at, kind, *_ = line.split(" ")
+            if (real == at or real.startswith(at.rstrip("/") + "/")) and len(at) >= len(best[0]):
+                best = (at, kind)
+    return best[1] in _IN_MEMORY
+
+
+def _own_folder(path: Path) -> None:
+    """Makes it, mode 0700. Raises PermissionError when somebody else has put something in its place."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(13, "it belongs to somebody else: remove it", str(path))
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        path.chmod(0o700)

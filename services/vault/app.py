@@ -1,0 +1,234 @@
+"""Wires vault: the narrow reader of the ledger, the store, and who is answered what."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+from faststream.asgi import AsgiFastStream
+from nats.js import JetStreamContext
+from prometheus_client import CollectorRegistry, Counter
+
+from libs.bus.boxes import CannotOpen, ForNode, ForVault, close_box, decoded
+from libs.bus.broker import make_broker
+from libs.bus.queries import AskAgain, InvalidQuestion, NothingFound, serve
+from libs.core.admission.intake import Bucket
+from libs.core.projections.secret_users import SecretUsers
+from libs.ledger.follower import FollowedEntry, Follower
+from libs.ports import clock
+from libs.service.app import Tasks, make_asgi
+from libs.service.connection import connected
+from libs.service.following import readiness, show
+from schemas.catalog import BY_TYPE
+from schemas.jobs import Reason
+from schemas.secrets import (
+    NodeSecrets,
+    NodeSecretsQuery,
+    SecretInfo,
+    SecretList,
+    SecretListQuery,
+    SecretRekey,
+    SecretRekeyed,
+    SecretRemove,
+    SecretRemoved,
+    SecretSet,
+)
+from schemas.subjects import OPERATOR
+from services.vault.keys import BadKeys, KeyFile, RekeyUnderWay
+from services.vault.settings import VaultSettings
+from services.vault.store import Contended, SecretStore, StoreFull, TooMuch
+
+FOLLOWER = "vault"
+_TEAMS = 10_000
+_LOOK_S = 0.01
+
+
+class Vault:
+    """The answers. Nothing of a value is in a log, a metric, an error or a question's answer but a node's sealed one."""
+
+    def __init__(self, settings: VaultSettings, keys: KeyFile, registry: CollectorRegistry) -> None:
+        self.settings, self.keys = settings, keys
+        self.follower: Follower[SecretUsers] | None = None
+        self.store: SecretStore | None = None
+        self._asked: OrderedDict[str, Bucket] = OrderedDict()
+        self._given = Counter(
+            "baton_vault_nodes", "questions of nodes by what became of them", ["outcome"], registry=registry
+        )
+        show(registry, lambda: [self.follower])
+
+    def begin(self, js: JetStreamContext) -> Follower[SecretUsers]:
+        """Makes store and follower; the follower is to be run then."""
+        self.store = SecretStore(js, self.keys)
+        self.follower = Follower(
+            js,
+            self.settings.pool,
+            SecretUsers,
+            name=FOLLOWER,
+            snapshot_every=self.settings.snapshot_records,
+            only=SecretUsers.handled,
+        )
+        return self.follower
+
+    async def seen(self, seq: int) -> None:
+        """Returns when the record at `seq` was read, after `seen_wait_s` at the latest."""
+        follower = self.follower
+        deadline = clock.boot_s() + self.settings.seen_wait_s
+        while follower is not None and follower.position < seq and clock.boot_s() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+
+    # ------------------------------------------------------------------------------------------------------ of people
+
+    async def set(self, query: SecretSet, team: str) -> SecretInfo:
+        self._slowly(team)
+        if team == OPERATOR:
+            raise _invalid("team", team, "an operator sets no secrets", "speak as the team: --team, BATON_TEAM")
+        self.keys.refresh()
+        key = self.keys.named(query.key)
+        if key is None:
+            raise _invalid("key", query.key, "vault does not have this key any more", "ask for its key and seal again")
+        try:
+            inside: ForVault = key.box.open_as(query.sealed, ForVault)
+            value = decoded(inside.value)
+        except (CannotOpen, ValueError):
+            raise _invalid(
+                "sealed", "", "this is no value that is sealed to vault's key", "use `baton secret set`"
+            ) from None
+        if (inside.team, inside.name) != (team, query.name):
+            raise _invalid("sealed", "", "the value was sealed as another secret's", "seal it with this team and name")
+        try:
+            return await self._of_store().set(team, query.name, value)
+        except TooMuch as e:
+            raise _invalid("secret", e.value, str(e), e.fix) from None
+        except (StoreFull, Contended) as e:
+            raise AskAgain(str(e)) from None
+
+    async def list(self, query: SecretListQuery, team: str) -> SecretList:
+        self._slowly(team)
+        self.keys.refresh()
+        held = await self._of_store().of(_meant(query.team, team))
+        return SecretList(secrets=held.infos(), key=self.keys.newest.id)
+
+    async def remove(self, query: SecretRemove, team: str) -> SecretRemoved:
+        self._slowly(team)
+        if query.name is None and team != OPERATOR:
+            raise _invalid("name", "", "which secret is not said", "name one")
+        try:
+            names = await self._of_store().remove(_meant(query.team, team), query.name)
+        except (StoreFull, Contended) as e:
+            raise AskAgain(str(e)) from None
+        if query.name is not None and not names:
+            raise NothingFound("there is no secret of this name")
+        return SecretRemoved(names=names)
+
+    async def rekey(self, query: SecretRekey, team: str) -> SecretRekeyed:
+        if team != OPERATOR:
+            raise _invalid("team", team, "only an operator changes the master key", "ask one")
+        try:
+            values, lost = await self._of_store().rekey()
+        except (RekeyUnderWay, Contended, StoreFull) as e:
+            raise AskAgain(str(e)) from None
+        return SecretRekeyed(key=self.keys.newest.id, values=values, lost=lost)
+
+    # ------------------------------------------------------------------------------------------------------- of nodes
+
+    async def for_node(self, query: NodeSecretsQuery, node: str) -> NodeSecrets:
+        """What the job of an attempt named, if the ledger says that the attempt is this node's to run."""
+        follower = self.follower
+        assert follower is not None, "questions are served once the ledger was read"
+        holder = follower.projection.holder(query.job_id, query.attempt, node)
+        if holder is None:
+            self._given.labels("refused").inc()
+            raise NothingFound(
+                f"node {node} holds no part of attempt {query.attempt} of {query.job_id} that needs secrets and is to run",
+                follower.position,
+            )
+        store = self._of_store()
+        held = await store.of(holder.team)
+        if missing := tuple(name for name in holder.names if name not in held.secrets):
+            self._given.labels("missing").inc()
+            return NodeSecrets(missing=missing)
+        try:
+            found = store.open(holder.team, held, holder.names)
+        except CannotOpen as e:
+            self._given.labels("failed").inc()
+            raise AskAgain(str(e)) from None
+        answer = ForNode(
+            pool=self.settings.pool,
+            node=node,
+            job_id=query.job_id,
+            attempt=query.attempt,
+            nonce=query.nonce,
+            secrets=found,
+        )
+        self._given.labels("given").inc()
+        return NodeSecrets(sealed=close_box(query.key, answer))
+
+    # ------------------------------------------------------------------------------------------------------ internals
+
+    def _slowly(self, team: str) -> None:
+        """Raises AskAgain when the team asks too often: each question reads its whole entry."""
+        at_us, most = int(clock.wall_s() * 1e6), float(self.settings.asked_at_once)
+        bucket = self._asked.setdefault(team, Bucket(most, at_us))
+        self._asked.move_to_end(team)
+        if len(self._asked) > _TEAMS:
+            self._asked.popitem(last=False)
+        if wait_s := bucket.take(most, self.settings.asked_per_s, at_us):
+            rate = f"{self.settings.asked_per_s:g} questions about secrets a second, {most:g} at once"
+            raise AskAgain(f"team {team} may ask {rate}: ask again in {wait_s:.1f} s")
+
+    def _of_store(self) -> SecretStore:
+        assert self.store is not None, "questions are served once there is a connection"
+        return self.store
+
+
+def _meant(asked_of: str | None, team: str) -> str:
+    """Whose secrets are meant. Raises InvalidQuestion."""
+    if team != OPERATOR:
+        if asked_of not in (None, team):
+            raise _invalid("team", "", "this is another team", "leave it out")
+        return team
+    if asked_of is None:
+        raise _invalid("team", "", "an operator has no secrets", "name the team whose are meant")
+    return asked_of
+
+
+def _invalid(field: str, value: str, problem: str, fix: str) -> InvalidQuestion:
+    return InvalidQuestion([Reason(field=field, value=value[:200], problem=problem, fix=fix)])
+
+
+def make_app(settings: VaultSettings) -> AsgiFastStream:
+    """The service as an ASGI application. Raises BadKeys. It answers once it has read the ledger to its end."""
+    registry = CollectorRegistry()
+    broker = make_broker(settings.bus, "vault")
+    vault = Vault(settings, KeyFile(settings.keys_path()), registry)
+    tasks = Tasks()
+    ask = partial(serve, broker, queue="vault")
+    ask(BY_TYPE["io.baton.secret.set.query.v1"], vault.set)
+    ask(BY_TYPE["io.baton.secret.list.query.v1"], vault.list)
+    ask(BY_TYPE["io.baton.secret.remove.query.v1"], vault.remove)
+    ask(BY_TYPE["io.baton.secret.rekey.query.v1"], vault.rekey)
+    ask(BY_TYPE["io.baton.node.secrets.query.v1"], vault.for_node, pool=settings.pool, seen=vault.seen)
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        async with connected(settings, "vault-ledger") as nats:
+            follower = vault.begin(nats.jetstream())
+
+            async def after(_: Sequence[FollowedEntry]) -> None:
+                await asyncio.sleep(0)
+
+            tasks.start("ledger reader", follower.run(after))
+            async with tasks.until_stopped():
+                await follower.caught_up.wait()
+                yield
+
+    def ready() -> dict[str, str]:
+        try:
+            vault.keys.refresh()
+            keys = "ok"
+        except BadKeys as e:
+            keys = str(e)
+        return {"ledger": readiness(vault.follower), "keys": keys}
+
+    return make_asgi(broker, name="vault", settings=settings, lifespan=lifespan, registry=registry, ready=ready)

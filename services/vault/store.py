@@ -1,0 +1,239 @@
+"""What vault keeps: an entry for each team in the bucket `baton-secrets`, replaced as a whole if nobody else replaced it.
+
+Several processes may write: an entry that was written since it was read is read again. Names, dates and sizes are plain in it;
+values are locked (`services.vault.keys`). An entry holds the newest two versions of each secret, and old revisions of an entry
+are gone from the stream.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError, NoKeysError
+from nats.js.kv import KeyValue
+from pydantic import BaseModel, Field
+
+from libs.bus.boxes import CannotOpen, NodeSecret, encoded
+from libs.bus.table import SECRETS_BUCKET
+from libs.ports import clock
+from schemas.secrets import SECRETS_OF_A_TEAM, TEAM_BYTES, VALUE_BYTES, VERSIONS_KEPT, SecretInfo
+from services.vault.keys import KeyFile, MasterKey
+
+log = logging.getLogger("baton.vault")
+
+T = TypeVar("T")
+
+_TRIES = 8
+
+
+class Contended(RuntimeError):
+    """Others wrote the same team's secrets again and again meanwhile."""
+
+
+class TooMuch(ValueError):
+    """A limit; `value` is what there would be, the text says what is allowed."""
+
+    def __init__(self, value: str, limit: str, fix: str) -> None:
+        super().__init__(limit)
+        self.value, self.fix = value, fix
+
+
+class StoreFull(RuntimeError):
+    """The bucket takes no more."""
+
+
+class StoredVersion(BaseModel):
+    """One version. `key`: of which master key `locked` is."""
+
+    version: int
+    set_us: int
+    bytes: int
+    key: str
+    locked: str
+
+
+class StoredSecret(BaseModel):
+    """Newest version first."""
+
+    made_us: int
+    versions: list[StoredVersion] = Field(min_length=1)
+
+    def info(self, name: str) -> SecretInfo:
+        newest = self.versions[0]
+        return SecretInfo(
+            name=name, version=newest.version, bytes=newest.bytes, set_us=newest.set_us, made_us=self.made_us,
+            kept=tuple(version.version for version in self.versions),
+        )  # fmt: skip
+
+
+class TeamSecrets(BaseModel):
+    """An entry of the bucket."""
+
+    secrets: dict[str, StoredSecret] = {}
+
+    def bytes(self) -> int:
+        return sum(version.bytes for secret in self.secrets.values() for version in secret.versions)
+
+    def infos(self) -> tuple[SecretInfo, ...]:
+        return tuple(secret.info(name) for name, secret in sorted(self.secrets.items()))
+
+
+class SecretStore:
+    """See above."""
+
+    def __init__(self, js: JetStreamContext, keys: KeyFile) -> None:
+        self._js, self.keys = js, keys
+        self._bucket: KeyValue | None = None
+
+    async def of(self, team: str) -> TeamSecrets:
+        return (await self._load(team))[0]
+
+    async def set(self, team: str, name: str, value: bytes) -> SecretInfo:
+        """The secret has this value from now on; one that it has already makes no new version. Raises TooMuch, StoreFull,
+        Contended."""
+        if len(value) > VALUE_BYTES:
+            raise TooMuch(
+                f"{len(value)} bytes", f"a secret has at most {VALUE_BYTES} bytes", "keep large data elsewhere"
+            )
+        while True:
+            key, info = await self._change(team, lambda held: self._set(held, team, name, value))
+            self.keys.refresh()
+            if key is self.keys.newest:  # otherwise who changes the master key may have passed this entry before
+                return info
+
+    def _set(self, held: TeamSecrets, team: str, name: str, value: bytes) -> tuple[bool, tuple[MasterKey, SecretInfo]]:
+        self.keys.refresh()
+        key, now_us = self.keys.newest, int(clock.wall_s() * 1e6)
+        secret = held.secrets.get(name)
+        if secret is not None and secret.versions[0].key == key.id:
+            try:
+                if self._unlock(team, name, secret.versions[0]) == value:
+                    return False, (key, secret.info(name))
+            except CannotOpen:
+                log.warning("version %d of secret %s of team %s does not open", secret.versions[0].version, name, team)
+        if secret is None and len(held.secrets) >= SECRETS_OF_A_TEAM:
+            limit = f"a team has at most {SECRETS_OF_A_TEAM} secrets"
+            raise TooMuch(f"{len(held.secrets)} secrets", limit, "remove one that is not needed any more")
+        number = secret.versions[0].version + 1 if secret else 1
+        made = StoredVersion(
+            version=number,
+            set_us=now_us,
+            bytes=len(value),
+            key=key.id,
+            locked=key.lock(value, _place(team, name, number)),
+        )
+        earlier = secret.versions[: VERSIONS_KEPT - 1] if secret else []
+        held.secrets[name] = StoredSecret(made_us=secret.made_us if secret else now_us, versions=[made, *earlier])
+        if (total := held.bytes()) > TEAM_BYTES:
+            limit = (
+                f"the values of a team, with the version before each newest, have at most {TEAM_BYTES} bytes together"
+            )
+            raise TooMuch(f"{total} bytes", limit, "remove secrets that are not needed any more, or shorten values")
+        return True, (key, held.secrets[name].info(name))
+
+    async def remove(self, team: str, name: str | None) -> tuple[str, ...]:
+        """The names that were there and are not any more; without a name all of the team's. Raises Contended."""
+
+        def without(held: TeamSecrets) -> tuple[bool, tuple[str, ...]]:
+            gone = tuple(sorted(held.secrets)) if name is None else tuple(n for n in (name,) if n in held.secrets)
+            for each in gone:
+                del held.secrets[each]
+            return bool(gone), gone
+
+        return await self._change(team, without)
+
+    def open(self, team: str, held: TeamSecrets, names: tuple[str, ...]) -> dict[str, NodeSecret]:
+        """The newest values. Raises KeyError for a name that is not held, CannotOpen."""
+        newest = {name: held.secrets[name].versions[0] for name in names}
+        return {
+            name: NodeSecret(version=version.version, value=encoded(self._unlock(team, name, version)))
+            for name, version in newest.items()
+        }
+
+    async def rekey(self) -> tuple[int, int]:
+        """A new master key: every value is stored anew under it, then the old key is forgotten. Returns how many were, and
+        how many no key opens. After a crash it is to be done again. Raises RekeyUnderWay, Contended."""
+        values = lost = 0
+        with self.keys.rekeying():
+            for team in await self.teams():
+                done, failed = await self._change(team, lambda held, team=team: self._anew(held, team))  # type: ignore[misc]
+                values, lost = values + done, lost + failed
+        log.info("the master key was changed: %d values were stored anew, %d could not be opened", values, lost)
+        return values, lost
+
+    def _anew(self, held: TeamSecrets, team: str) -> tuple[bool, tuple[int, int]]:
+        newest, done, lost = self.keys.newest, 0, 0
+        for name, version in _versions(held):
+            if version.key == newest.id:
+                continue
+            try:
+                value = self._unlock(team, name, version)
+            except CannotOpen as e:
+                log.error("a value is lost: %s", e)
+                lost += 1
+                continue
+            version.key, version.locked = newest.id, newest.lock(value, _place(team, name, version.version))
+            done += 1
+        return bool(done), (done, lost)
+
+    async def teams(self) -> list[str]:
+        """Those that have secrets."""
+        try:
+            return sorted(await (await self._kv()).keys())
+        except NoKeysError:
+            return []
+
+    # ---------------------------------------------------------------------------------------------------------- internals
+
+    def _unlock(self, team: str, name: str, version: StoredVersion) -> bytes:
+        self.keys.refresh()
+        key = self.keys.named(version.key)
+        if key is None:
+            raise CannotOpen(
+                f"secret {name} of team {team} was stored under a master key that {self.keys.path} does not hold: put that "
+                "file back from its backup, or set the secret again"
+            )
+        return key.unlock(version.locked, _place(team, name, version.version))
+
+    async def _change(self, team: str, change: Callable[[TeamSecrets], tuple[bool, T]]) -> T:
+        """`change` alters an entry, and says whether it did and what is to be returned."""
+        for _ in range(_TRIES):
+            held, revision = await self._load(team)
+            changed, told = change(held)
+            if not changed:
+                return told
+            if not held.secrets:
+                subject = f"$KV.{SECRETS_BUCKET}.{team}"
+                await self._js.purge_stream(f"KV_{SECRETS_BUCKET}", subject=subject, seq=revision + 1)
+                return told
+            try:
+                await (await self._kv()).update(team, held.model_dump_json().encode(), last=revision)
+                return told
+            except KeyWrongLastSequenceError:
+                continue
+            except APIError as e:
+                raise StoreFull(f"the store of secrets takes no more ({e.description})") from e
+        raise Contended(f"the secrets of team {team} change all the time: try again in a moment")
+
+    async def _load(self, team: str) -> tuple[TeamSecrets, int]:
+        try:
+            entry = await (await self._kv()).get(team)
+        except KeyNotFoundError:
+            return TeamSecrets(), 0
+        return TeamSecrets.model_validate_json(entry.value or b"{}"), int(entry.revision or 0)
+
+    async def _kv(self) -> KeyValue:
+        if self._bucket is None:
+            self._bucket = await self._js.key_value(SECRETS_BUCKET)
+        return self._bucket
+
+
+def _place(team: str, name: str, version: int) -> str:
+    return f"{team}/{name}/{version}"
+
+
+def _versions(held: TeamSecrets) -> Iterator[tuple[str, StoredVersion]]:
+    for name, secret in held.secrets.items():
+        for version in secret.versions:
+            yield name, version
