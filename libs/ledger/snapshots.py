@@ -29,6 +29,7 @@ from nats.js.object_store import ObjectStore
 
 from libs.ledger.chain import Head
 from libs.ledger.segments import readable, stored_at
+from libs.ports.host import failpoint
 from schemas.ids import content_hash
 from schemas.subjects import token
 
@@ -113,6 +114,7 @@ class SnapshotStore:
                 if slot.version != version:
                     why = f"it is of version {slot.version}, this code reads {version}"
                 elif not (why := await self._off_chain(slot)):
+                    failpoint("snapshots.found")
                     try:
                         value = await asyncio.to_thread(_build, build, await _read(store, slot))
                         return Restored(slot.head, slot.position, value)

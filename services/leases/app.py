@@ -30,7 +30,6 @@ log = logging.getLogger("baton.leases")
 
 _PUBLISH_S = 2.0
 _NO_ANSWER = (NoStreamResponseError, ServiceUnavailableError)
-_SNAPSHOT_EVERY = 20_000
 
 
 class Leases:
@@ -45,9 +44,10 @@ class Leases:
 
     async def follow(self, js: JetStreamContext) -> None:
         """Folds what the ledger says of nodes and of the right, for ever. Other kinds of events need not be understood."""
+        every = self.settings.snapshot_records
         self.follower = follower = Follower(
-            js, self.settings.pool, NodeLives, name="leases", snapshot_every=_SNAPSHOT_EVERY, only=NodeLives.handled
-        )  # fmt: skip
+            js, self.settings.pool, NodeLives, name="leases", snapshot_every=every, only=NodeLives.handled
+        )
 
         async def begin() -> None:
             self.grants.begin(follower.projection, now())

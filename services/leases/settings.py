@@ -43,6 +43,7 @@ class LeaseSettings(ServiceSettings):
     stall_s: float = Field(
         default=5.0, gt=0, le=600, description="a gap between ticks from which on we were frozen ourselves, s"
     )
+    snapshot_records: int = Field(default=20_000, ge=100, description="ledger records between snapshots of the nodes")
 
     def terms(self) -> Terms:
         return Terms(self.max_lease_s, self.kill_bound_s, self.rho, self.margin_s)

@@ -36,6 +36,8 @@ class SimBooks:
     _open: dict[str, tuple[str, int, dict[str, int]]] = field(default_factory=dict)
     _nodes: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     _rejected: dict[str, JobRejected] = field(default_factory=dict)
+    _refused: dict[tuple[str, str], set[int]] = field(default_factory=lambda: defaultdict(set))
+    """(team, client key) -> the requests of it that were refused for good, by when they were stored."""
     _stream: str = ledger_stream(POOL)
     _sealed: bool = False
     _events_to: int = 0
@@ -64,6 +66,8 @@ class SimBooks:
             if what == "rejected":
                 rejected = JobRejected.model_validate_json(kept.data)
                 self._rejected[rejected.job_id] = rejected
+                if rejected.retry_after_s is None:
+                    self._refused[rejected.team, rejected.client_key].add(rejected.stored_us)
 
     def _next(self) -> Kept | None:
         """The message behind `position`. Behind a seal it is in the next segment, once that takes records."""
@@ -112,6 +116,8 @@ class SimBooks:
                 out.append(f"{job.id} ({job.key}, {where})")
             elif not job.stored:
                 out.append(f"{job.key} was not stored")
+            if job.twin_at is not None and self._answers(job) < 2:
+                out.append(f"{job.id} ({job.key}) was sent with two bodies, and one was not answered")
         for name, machine in self.world.machines.items():
             row = self.hot.nodes.get(name)
             if row is None or row["status"] != "up" or row["incarnation"] != machine.incarnation:
@@ -123,6 +129,10 @@ class SimBooks:
             f"{process.key} runs on {m.name}" for m in self.world.machines.values() for process in m.running.values()
         ]
         return out
+
+    def _answers(self, job: Asked) -> int:
+        """Requests of a key that were answered: one that is a job, and those that were refused."""
+        return int(job.id in self.stories) + len(self._refused[job.team, job.key])
 
     def behind(self) -> list[str]:
         """Projections that do not show the ledger's present yet."""
@@ -154,6 +164,8 @@ class SimBooks:
         for violation in report.violations:
             world.violated("ledger", violation)
         for job in jobs:
+            if job.twin_at is not None and (answers := self._answers(job)) != 2:
+                world.violated("I4", f"{job.id} was sent with two bodies, and has {answers} answers")
             if job.id in self.ended and job.id in self._rejected:
                 world.violated("I4", f"{job.id} is both in the ledger and refused")
         for (subject, payload), times in self._events.items():

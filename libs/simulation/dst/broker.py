@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from libs.simulation.dst.process import Process
     from libs.simulation.dst.world import World
 
+_UNAVAILABLE = "JetStream system temporarily unavailable"
 _SWEEP_S = 5.0
 
 
@@ -176,7 +177,11 @@ class SimBrokerServer:
         return None
 
     def _stored(self, stream: Stream, kept: Kept, reply: str) -> None:
-        self._acked(reply, {"stream": stream.name, "seq": kept.seq})
+        if reply and self.disk.denies and self.world.random.random() < self.disk.denies:
+            self.world.sometimes("a message was stored, and its sender told that it was not")
+            self._acked(reply, {"error": {"code": 503, "err_code": 10008, "description": _UNAVAILABLE}})
+        else:
+            self._acked(reply, {"stream": stream.name, "seq": kept.seq})
         for consumer in list(self.disk.consumers[stream.name].values()):
             if consumer.requests:
                 consumer.pump()
@@ -217,6 +222,8 @@ class Disk:
         self.consumers: dict[str, dict[str, Consumer]] = {}
         self.full = False
         self.slow_s = 0.0
+        self.denies = 0.0
+        """How often a message is stored and its sender is told that it was not."""
         self.heard: dict[str, list[str]] = {}
         """Pattern -> names of the streams with a subject of it."""
         self._of: dict[str, Stream | None] = {}

@@ -49,6 +49,10 @@ class SimSubscription:
         self._waiter: asyncio.Future[None] | None = None
         self.open = True
 
+    def told(self, reply: str) -> bool:
+        """Whether a message is one that was not asked for: neither from a stream nor an answer."""
+        return not self.subject.startswith(self.client._inbox) and not reply.startswith("$JS.ACK.")
+
     def arrived(self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
         if not self.open:
             return
@@ -259,6 +263,8 @@ class SimClient:
             return
         sub = self.subscriptions.get(sid)
         if sub is not None:
+            if self.process.overrun and sub.told(reply):
+                return
             sub.arrived(subject, reply, data, dict(headers) if headers else None)
 
     def jetstream(self, **_: Any) -> "SimJetStream":

@@ -171,8 +171,9 @@ class Consumer:
             f"$JS.ACK.{self.stream.name}.{self.name}.{deliveries}.{kept.seq}.{self.delivered}."
             f"{kept.time_us * 1000}.{pending}"
         )
+        self.requests.rotate(-1)  # who asked gets messages in turns
         if request.left <= 0:
-            self.requests.popleft()
+            self.requests.remove(request)
             for timer in request.timers:
                 timer.cancel()
         self.server.deliver(request.reply, reply, kept.data, kept.headers, shown=kept.subject)

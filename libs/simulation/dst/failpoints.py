@@ -10,6 +10,7 @@ FAILPOINTS: tuple[str, ...] = (
     "follower.applied",  # a batch is folded, its effects are to come
     "follower.done",  # its effects are done, nothing is saved
     "feed.stored",  # teams were told, the cursor stands where it was
+    "snapshots.found",  # a snapshot is chosen, and not read yet
     "documents.saved",  # documents are written, the checkpoint stands where it was
     "projector.written",  # Redis has it
     "preemption.planned",  # a plan is made, not sent

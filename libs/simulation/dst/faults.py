@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from libs.bus.table import SNAPSHOTS_BUCKET
 from libs.ledger.rolling import ASKED
 from libs.ledger.segments import SegmentState, first_of
+from libs.simulation.dst.aimed import Do, Drawn, deaf_leases, die, frozen, overrun, stop_admission, stop_leases, unclear
 from libs.simulation.dst.scenario import POOL
+from libs.simulation.dst.themes import THEMES
 from libs.simulation.dst.world import World
 from schemas import subjects
 from schemas.envelope import MSG_ID
@@ -18,8 +20,6 @@ from schemas.subjects import DEAD, EVENTS, inbox_stream
 
 HEAL_S = 25.0
 """No fault lasts longer."""
-
-Do = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,7 @@ class Fault:
     end: Do | None = None
 
 
-Draw = Callable[[World, random.Random], tuple[float, Do, Do | None]]
-"""How long it lasts, what begins it, what ends it."""
+Draw = Callable[[World, random.Random], Drawn]
 
 
 def _service(world: World, chance: random.Random) -> str:
@@ -43,52 +42,33 @@ def _service(world: World, chance: random.Random) -> str:
     return chance.choice([*names, *(n for n in names if n.startswith(("placement", "admission")))])
 
 
-def _kill(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _kill(world: World, chance: random.Random) -> Drawn:
     name = _service(world, chance)
-    return 0.0, lambda: _die(world, name), None
+    return 0.0, lambda: die(world, name), None
 
 
-def _die(world: World, name: str) -> None:
-    process = world.services[name].process
-    if process is not None and process.alive:
-        process.die("killed")
+def _freeze(world: World, chance: random.Random) -> Drawn:
+    return frozen(world, _service(world, chance), chance.choice((0.3, 2.0, 6.0, 14.0)) * chance.uniform(0.5, 1.5))
 
 
-def _freeze(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
-    return _frozen(world, _service(world, chance), chance.choice((0.3, 2.0, 6.0, 14.0)) * chance.uniform(0.5, 1.5))
-
-
-def _frozen(world: World, name: str, lasts_s: float) -> tuple[float, Do, Do | None]:
-    slot = world.services[name]
-
-    def begin() -> None:
-        if slot.process is not None:
-            slot.process.freeze()
-            world.sometimes("a process was frozen")
-
-    def end() -> None:
-        if slot.process is not None:
-            slot.process.thaw()
-
-    return lasts_s, begin, end
-
-
-def _kill_agent(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _kill_agent(world: World, chance: random.Random) -> Drawn:
     name = f"agent-{chance.choice(sorted(world.machines))}"
 
     def begin() -> None:
         if world.machines[name.removeprefix("agent-")].running:
             world.sometimes("an agent died while jobs ran")
-        _die(world, name)
+        die(world, name)
 
     return 0.0, begin, None
 
 
-def _freeze_agent(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _freeze_agent(world: World, chance: random.Random) -> Drawn:
     machine = chance.choice(sorted(world.machines))
-    lasts_s, begin, end = _frozen(world, f"agent-{machine}", chance.uniform(1.0, 14.0))
+    lasts_s, begin, end = frozen(world, f"agent-{machine}", chance.uniform(1.0, 14.0))
 
     def seen() -> None:
+        if world.loop.now < world.machines[machine].keeper_frozen_until:
+            return  # both at once: the residue that is documented
         if world.machines[machine].running:
             world.sometimes("an agent was frozen while jobs ran")
         begin()
@@ -96,12 +76,12 @@ def _freeze_agent(world: World, chance: random.Random) -> tuple[float, Do, Do | 
     return lasts_s, seen, end
 
 
-def _power_off(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _power_off(world: World, chance: random.Random) -> Drawn:
     machine = chance.choice(sorted(world.machines))
     return 0.0, lambda: world.machines[machine].power_off(), None
 
 
-def _keeper(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _keeper(world: World, chance: random.Random) -> Drawn:
     """The keeper alone, killed or frozen: both frozen while the job runs on is the documented residue."""
     machine = world.machines[chance.choice(sorted(world.machines))]
     lasts_s = chance.uniform(1.0, 6.0)
@@ -115,7 +95,7 @@ def _keeper(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
     return lasts_s, begin, None
 
 
-def _partition(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _partition(world: World, chance: random.Random) -> Drawn:
     """Of nodes more often than of a service: what runs there must be right without anybody."""
     machine = chance.choice(sorted({slot.machine for slot in world.services.values()}))
     if chance.random() < 0.4:
@@ -130,7 +110,7 @@ def _partition(world: World, chance: random.Random) -> tuple[float, Do, Do | Non
     return lasts_s, begin, lambda: world.net.heal(machine)
 
 
-def _reset(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _reset(world: World, chance: random.Random) -> Drawn:
     machine = chance.choice(sorted({slot.machine for slot in world.services.values()}))
 
     def begin() -> None:
@@ -142,7 +122,7 @@ def _reset(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
     return 0.0, begin, None
 
 
-def _broker_frozen(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _broker_frozen(world: World, chance: random.Random) -> Drawn:
     def begin() -> None:
         if world.net.broker_process is not None:
             world.net.broker_process.freeze()
@@ -155,7 +135,7 @@ def _broker_frozen(world: World, chance: random.Random) -> tuple[float, Do, Do |
     return chance.choice((0.5, 3.0, 8.0, 15.0)) * chance.uniform(0.6, 1.2), begin, end
 
 
-def _broker_killed(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _broker_killed(world: World, chance: random.Random) -> Drawn:
     def end() -> None:
         if world.net.broker_process is None or not world.net.broker_process.alive:
             world.start_broker()
@@ -163,7 +143,7 @@ def _broker_killed(world: World, chance: random.Random) -> tuple[float, Do, Do |
     return chance.uniform(0.1, 8.0), world.kill_broker, end
 
 
-def _messages(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _messages(world: World, chance: random.Random) -> Drawn:
     lose, repeat, late = (chance.choice((0.0, 0.02, 0.1, 0.3)) for _ in range(3))
 
     def begin() -> None:
@@ -185,7 +165,7 @@ def _calm(world: World) -> None:
     world.net.lose, world.net.repeat, world.net.late = world.net.always_lose, 0.0, 0.0
 
 
-def _clock(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _clock(world: World, chance: random.Random) -> Drawn:
     machines = sorted({slot.machine for slot in world.services.values()})
     machine = "broker" if chance.random() < 0.4 else chance.choice(machines)
     step = chance.choice((-3600.0, -300.0, -1.0, 1.0, 300.0, 3600.0, 10_800.0))
@@ -198,7 +178,7 @@ def _clock(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
     return 0.0, begin, None
 
 
-def _slow_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _slow_disk(world: World, chance: random.Random) -> Drawn:
     slow_s = chance.choice((0.1, 0.8, 3.0, 7.0))
 
     def begin() -> None:
@@ -209,7 +189,7 @@ def _slow_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | Non
     return chance.uniform(1.0, 10.0), begin, lambda: setattr(world.disk, "slow_s", 0.0)
 
 
-def _full_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _full_disk(world: World, chance: random.Random) -> Drawn:
     def begin() -> None:
         world.disk.full = True
         world.note("the broker's disk is full")
@@ -218,7 +198,7 @@ def _full_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | Non
     return chance.uniform(0.5, 8.0), begin, lambda: setattr(world.disk, "full", False)
 
 
-def _full_stream(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _full_stream(world: World, chance: random.Random) -> Drawn:
     """One stream takes nothing more: the inbox, mostly, and then requests are decided that cannot be handed on."""
     name = chance.choice((inbox_stream(POOL), inbox_stream(POOL), EVENTS, DEAD))
 
@@ -230,9 +210,9 @@ def _full_stream(world: World, chance: random.Random) -> tuple[float, Do, Do | N
     return chance.uniform(2.0, 14.0), begin, lambda: setattr(world.disk.streams[name], "full", False)
 
 
-def _no_leases(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _no_leases(world: World, chance: random.Random) -> Drawn:
     """Nobody grants leases for a while, though everything else goes on."""
-    both = [_frozen(world, name, 0.0) for name in world.services if name.startswith("leases")]
+    both = [frozen(world, name, 0.0) for name in world.services if name.startswith("leases")]
 
     def begin() -> None:
         for _, freeze, _ in both:
@@ -246,7 +226,7 @@ def _no_leases(world: World, chance: random.Random) -> tuple[float, Do, Do | Non
     return chance.uniform(1.0, 9.0), begin, end
 
 
-def _old_node(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _old_node(world: World, chance: random.Random) -> Drawn:
     """A node is switched off, and its disk comes back from an old copy. Its clock may have stood still meanwhile."""
     machine = world.machines[chance.choice(sorted(world.machines))]
     back_s = chance.choice((0.0, 0.0, 86_400.0))
@@ -260,7 +240,7 @@ def _old_node(world: World, chance: random.Random) -> tuple[float, Do, Do | None
     return 0.0, begin, None
 
 
-def _node_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _node_disk(world: World, chance: random.Random) -> Drawn:
     machine = world.machines[chance.choice(sorted(world.machines))]
     return (
         chance.uniform(1.0, 8.0),
@@ -269,7 +249,7 @@ def _node_disk(world: World, chance: random.Random) -> tuple[float, Do, Do | Non
     )
 
 
-def _redis(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _redis(world: World, chance: random.Random) -> Drawn:
     server = world.redis
     what = chance.choice(("down", "frozen", "flush", "old"))
     if what == "flush":
@@ -280,7 +260,7 @@ def _redis(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
     return chance.uniform(0.5, 8.0), lambda: setattr(server, what, True), lambda: setattr(server, what, False)
 
 
-def _mongo(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _mongo(world: World, chance: random.Random) -> Drawn:
     server = world.mongo
     what = chance.choice(("down", "slow", "empty"))
     if what == "empty":
@@ -290,7 +270,7 @@ def _mongo(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
     return chance.uniform(0.5, 8.0), lambda: setattr(server, "down", True), lambda: setattr(server, "down", False)
 
 
-def _old_input(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _old_input(world: World, chance: random.Random) -> Drawn:
     """Messages of the inbox are stored again, as of somebody who asks for dead letters to be decided anew, or when the broker
     has forgotten their ids."""
 
@@ -314,7 +294,7 @@ def _old_input(world: World, chance: random.Random) -> tuple[float, Do, Do | Non
 _TIME = frozenset({subjects.stem(subjects.inbox("clock", "tick", POOL))})
 
 
-def _roll(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _roll(world: World, chance: random.Random) -> Drawn:
     """An operator asks for the next segment of the ledger, perhaps more than once."""
 
     def begin() -> None:
@@ -328,7 +308,7 @@ def _roll(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
     return 0.0, begin, None
 
 
-def _snapshots(world: World, chance: random.Random) -> tuple[float, Do, Do | None]:
+def _snapshots(world: World, chance: random.Random) -> Drawn:
     """The store of snapshots loses all, or its contents rot, or another version of Baton has written them."""
     what = chance.choice(("lost", "rotten", "another version"))
 
@@ -348,7 +328,7 @@ def _snapshots(world: World, chance: random.Random) -> tuple[float, Do, Do | Non
                 stream.messages[seq] = replace(kept, data=kept.data.replace(b'\\"version\\": ', b'\\"version\\": 9'))
 
     victim = _service(world, chance) if chance.random() < 0.6 else ""
-    return chance.uniform(0.05, 2.0), begin, (lambda: _die(world, victim)) if victim else None
+    return chance.uniform(0.05, 2.0), begin, (lambda: die(world, victim)) if victim else None
 
 
 DRAWS: dict[str, tuple[float, Draw]] = {
@@ -375,18 +355,24 @@ DRAWS: dict[str, tuple[float, Draw]] = {
     "old input": (3, _old_input),
     "snapshots": (2, _snapshots),
     "roll": (1.5, _roll),
+    "overrun": (1, overrun),
+    "unclear": (1.5, unclear),
+    "stop admission": (0.7, stop_admission),
+    "stop leases": (0.7, stop_leases),
+    "deaf leases": (0.7, deaf_leases),
 }
 """Name -> how often, and the draw."""
 
 
-def draw(world: World, chance: random.Random) -> list[Fault]:
+def draw(world: World, chance: random.Random, theme: str = "") -> list[Fault]:
     """The faults of a seed, in order of their beginning."""
     if chance.random() < 0.08:
         world.net.lose = world.net.always_lose = chance.choice((0.003, 0.01))
         world.sometimes("messages were lost all the time")
-    names, weights = list(DRAWS), [weight for weight, _ in DRAWS.values()]
+    kinds = THEMES[theme].kinds if theme else {name: weight for name, (weight, _) in DRAWS.items()}
+    count = chance.choice((3, 4, 6, 8)) if theme else chance.choice((0, 1, 2, 3, 4, 5, 7))
     faults = []
-    for name in chance.choices(names, weights, k=chance.choice((0, 1, 2, 3, 4, 5, 7))):
+    for name in chance.choices(list(kinds), list(kinds.values()), k=count):
         lasts_s, begin, end = DRAWS[name][1](world, chance)
         at = chance.uniform(0.05, HEAL_S - 2.0)
         faults.append(Fault(name, at, min(lasts_s, HEAL_S - at), begin, end))
@@ -412,7 +398,7 @@ def heal(world: World) -> None:
     """Everything works from now on."""
     world.faults_on = False
     _calm(world)
-    world.disk.full, world.disk.slow_s = False, 0.0
+    world.disk.full, world.disk.slow_s, world.disk.denies = False, 0.0, 0.0
     for stream in world.disk.streams.values():
         stream.full = False
     world.redis.down = world.redis.frozen = world.mongo.down = False
@@ -426,6 +412,7 @@ def heal(world: World) -> None:
     for slot in world.services.values():
         if slot.process is not None:
             slot.process.thaw()
+            slot.process.overrun = False
     for node in world.machines.values():
         node.disk_full = False
     world.note("healed")

@@ -34,6 +34,8 @@ class Process:
         self.machine = machine or name
         self.held: deque[SimHandle] | None = None
         self.alive = True
+        self.overrun = False
+        """Its client drops what it is told: a subscription's buffer is full."""
         self.why = ""
         self.clients: list[SimClient] = []
         self.on_end: Callable[[Process, str, BaseException | None], None] | None = None

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from libs.bus.connect import connect
 from libs.bus.queries import NoAnswer, QueryError, ask
-from libs.simulation.dst import cheap, faults, scenario
+from libs.simulation.dst import cheap, faults, scenario, themes
 from libs.simulation.dst.books import SimBooks
+from libs.simulation.dst.failpoints import FAILPOINTS
 from libs.simulation.dst.loop import Spinning
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.world import World
@@ -72,6 +73,10 @@ def alone(world: World) -> Iterator[World]:
 def _run(world: World, calm: bool) -> SeedResult:
     chance = random.Random(f"scenario-{world.seed}")
     drawn = scenario.draw(chance)
+    drawn.theme = themes.theme_of(world.seed)
+    if drawn.theme:
+        themes.THEMES[drawn.theme].shape(drawn, chance)
+    world.note(f"theme: {drawn.theme or 'a mixture'}")
     books = SimBooks(world)
     try:
         world.loop.run(_life(world, drawn, books, chance, calm))
@@ -96,11 +101,12 @@ async def _life(world: World, drawn: scenario.Scenario, books: SimBooks, chance:
     sender.start(scenario.teams(world, drawn))
     heal_at = 0.0
     if not calm:
-        planned = faults.draw(world, chance)
+        planned = faults.draw(world, chance, drawn.theme)
         faults.schedule(world, planned)
         world.faults_on = True
         world.plan.at = crash_plan(chance)
-        heal_at = faults.HEAL_S if planned or world.plan.at else 0.0
+        world.plan.stalls = stall_plan(chance, drawn.theme)
+        heal_at = faults.HEAL_S if planned or world.plan.at or world.plan.stalls else 0.0
         await asyncio.sleep(heal_at)
         faults.heal(world)
     await asyncio.sleep(max(0.0, scenario.ASKED_S + 1.0 - world.loop.now))
@@ -113,11 +119,19 @@ async def _life(world: World, drawn: scenario.Scenario, books: SimBooks, chance:
 
 def crash_plan(chance: random.Random) -> dict[str, int]:
     """Failpoint -> the pass at which its process dies."""
-    from libs.simulation.dst.failpoints import FAILPOINTS
-
     if chance.random() < 0.15:
         return {}
     return {chance.choice(FAILPOINTS): min(60, 1 + int(chance.expovariate(0.3))) for _ in range(chance.randint(1, 4))}
+
+
+def stall_plan(chance: random.Random, theme: str) -> dict[str, tuple[int, float]]:
+    """Failpoint -> the pass at which its process stands still, and for how long, s."""
+    names = themes.THEMES[theme].stalls if theme else FAILPOINTS
+    count = chance.randint(1, 3) if theme else int(chance.random() < 0.3)
+    return {
+        chance.choice(names): (min(60, 1 + int(chance.expovariate(0.3))), chance.uniform(0.5, 8.0))
+        for _ in range(count)
+    }
 
 
 async def _rest(world: World, drawn: scenario.Scenario, books: SimBooks) -> list[str]:

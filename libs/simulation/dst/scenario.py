@@ -63,6 +63,9 @@ class Asked:
     spec: JobSpec
     at: float
     cancel_at: float | None = None
+    twin_at: float | None = None
+    """When the same key is sent with another body."""
+    twin_done: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: bool = False
 
@@ -85,6 +88,7 @@ class Scenario:
         saves: records between two snapshots of a reader.
         boards: nodes that have a MIG board besides their devices.
         older_until: a reader of an older version reads the ledger until then, s; 0: none.
+        theme: what the seed dwells on (libs.simulation.dst.themes).
     """
 
     nodes: int
@@ -95,6 +99,7 @@ class Scenario:
     saves: int = 5000
     boards: int = 0
     older_until: float = 0.0
+    theme: str = ""
     jobs: list[Asked] = field(default_factory=list)
 
 
@@ -242,16 +247,18 @@ def _settings(lengths: LeaseLengths, saves: int) -> dict[str, Any]:
         "preemption": saving(PreemptionSettings(**common)),
         "quota_billing": saving(QuotaBillingSettings(**common)),
         "telemetry": saving(TelemetrySettings(**common)),
-        "leases": LeaseSettings(
-            **common,
-            max_lease_s=lengths.node_s,
-            kill_bound_s=KILL_BOUND_S,
-            margin_s=0.3,
-            term_s=lengths.term_s,
-            broker_s=0.5,
-            silent_s=2,
-            standby_s=2,
-            stall_s=2,
+        "leases": saving(
+            LeaseSettings(
+                **common,
+                max_lease_s=lengths.node_s,
+                kill_bound_s=KILL_BOUND_S,
+                margin_s=0.3,
+                term_s=lengths.term_s,
+                broker_s=0.5,
+                silent_s=2,
+                standby_s=2,
+                stall_s=2,
+            )
         ),
         "history": saving(HistorySettings(**common)),
         "queries": saving(QueriesSettings(**common)),
@@ -312,37 +319,43 @@ async def teams(world: World, scenario: Scenario) -> None:
     """Sends all requests, each until it is stored. Runs in a process of its own."""
     client = await connect("sim://broker", name="teams", wait_s=300)
     outbox = Outbox(client.jetstream(), give_up_s=5)
-    asks = [(job.at, job, False) for job in scenario.jobs]
-    asks += [(job.cancel_at, job, True) for job in scenario.jobs if job.cancel_at is not None]
+    asks = [(job.at, job, "submit") for job in scenario.jobs]
+    asks += [(job.cancel_at, job, "cancel") for job in scenario.jobs if job.cancel_at is not None]
+    asks += [(job.twin_at, job, "twin") for job in scenario.jobs if job.twin_at is not None]
     async with asyncio.TaskGroup() as group:
-        for at, job, cancel in sorted(asks, key=lambda ask: ask[0]):
-            group.create_task(_ask(world, outbox, at, job, cancel))
+        for at, job, what in sorted(asks, key=lambda ask: ask[0]):
+            group.create_task(_ask(world, outbox, at, job, what))
 
 
-async def _ask(world: World, outbox: Outbox, at: float, job: Asked, cancel: bool) -> None:
+async def _ask(world: World, outbox: Outbox, at: float, job: Asked, what: str) -> None:
     await asyncio.sleep(max(0.0, at - world.loop.now))
-    if cancel:
+    if what == "cancel":
         await job.done.wait()
-    message = _cancel(job) if cancel else _submit(job)
+    message = _cancel(job) if what == "cancel" else _submit(job, what == "twin")
     while True:
         try:
             await outbox.publish(message)
             break
         except (NotStored, NatsError, OSError):
             await asyncio.sleep(0.5)
-    if cancel:
-        job.cancelled = True
-    else:
-        job.done.set()
+    match what:
+        case "cancel":
+            job.cancelled = True
+        case "twin":
+            job.twin_done = True
+            world.sometimes("a key was sent with two bodies")
+        case _:
+            job.done.set()
 
 
-def _submit(job: Asked) -> Outgoing:
+def _submit(job: Asked, twin: bool = False) -> Outgoing:
+    spec = job.spec.model_copy(update={"name": f"{job.spec.name}-twin"}) if twin else job.spec
     return outgoing(
-        SubmitJob(client_key=job.key, job=job.spec),
+        SubmitJob(client_key=job.key, job=spec),
         subject=subjects.submit(job.team, "u"),
         type="io.baton.job.submit.v1",
         source="/sim",
-        cause=f"{job.team}/{job.key}",
+        cause=f"{job.team}/{job.key}{'#2' if twin else ''}",
     )
 
 

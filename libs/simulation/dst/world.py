@@ -46,9 +46,11 @@ class ServiceSlot:
 
 @dataclass(slots=True)
 class CrashPlan:
-    """Which pass of a failpoint ends the process that makes it: name -> the pass, counted over all processes."""
+    """Which pass of a failpoint ends the process that makes it: name -> the pass, counted over all processes. `stalls`: and
+    which pass makes it stand still there: name -> (the pass, for how many seconds)."""
 
     at: dict[str, int] = field(default_factory=dict)
+    stalls: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
 class World:
@@ -117,7 +119,19 @@ class World:
         if self.faults_on and self.plan.at.get(failpoint) == self.failpoints[failpoint]:
             self.crashes[failpoint] += 1
             return True
+        number, stall_s = self.plan.stalls.get(failpoint, (0, 0.0))
+        if self.faults_on and number == self.failpoints[failpoint]:
+            self._stall(process, stall_s)
         return False
+
+    def _stall(self, process: Process, stall_s: float) -> None:
+        """It stands still where it is, as by SIGSTOP. Not an agent whose keeper does: that residue is documented."""
+        machine = self.machines.get(process.machine)
+        if process.frozen or (machine is not None and self.loop.now < machine.keeper_frozen_until):
+            return
+        process.freeze()
+        self.sometimes("a process stood still at a failpoint")
+        self.loop.call_at(self.loop.now + stall_s, process.thaw, context=self._outside)
 
     def sometimes(self, what: str) -> None:
         """A dangerous state was reached: over many seeds each must be, or the simulation proves little."""

@@ -1,0 +1,91 @@
+"""Faults that are aimed at one service, or at one promise: the theme of a seed draws most of them."""
+
+import random
+from collections.abc import Callable
+
+from libs.simulation.dst.world import World
+
+Do = Callable[[], None]
+Drawn = tuple[float, Do, Do | None]
+"""How long it lasts, what begins it, what ends it."""
+
+
+def frozen(world: World, name: str, lasts_s: float) -> Drawn:
+    """A process that stands still, and goes on."""
+    slot = world.services[name]
+
+    def begin() -> None:
+        if slot.process is not None:
+            slot.process.freeze()
+            world.sometimes("a process was frozen")
+
+    def end() -> None:
+        if slot.process is not None:
+            slot.process.thaw()
+
+    return lasts_s, begin, end
+
+
+def die(world: World, name: str) -> None:
+    process = world.services[name].process
+    if process is not None and process.alive:
+        process.die("killed")
+
+
+def stop_admission(world: World, chance: random.Random) -> Drawn:
+    """One that reads requests is killed, or stands still while another goes on."""
+    return _stopped(world, chance, "admission", chance.uniform(1.0, 12.0))
+
+
+def stop_leases(world: World, chance: random.Random) -> Drawn:
+    return _stopped(world, chance, "leases", chance.uniform(1.0, 8.0))
+
+
+def _stopped(world: World, chance: random.Random, service: str, lasts_s: float) -> Drawn:
+    name = chance.choice([name for name in world.services if name.startswith(service)])
+    if chance.random() < 0.4:
+        return 0.0, lambda: die(world, name), None
+    return frozen(world, name, lasts_s)
+
+
+def deaf_leases(world: World, chance: random.Random) -> Drawn:
+    """One that grants leases, or stands by, is heard and hears nothing: less long than a broken connection takes to show."""
+    machine = chance.choice([name for name in world.services if name.startswith("leases")])
+
+    def begin() -> None:
+        world.net.partition(machine, {"down"})
+        world.sometimes("a granter of leases was deaf")
+
+    return chance.uniform(4.0, 9.5), begin, lambda: world.net.heal(machine)
+
+
+def overrun(world: World, chance: random.Random) -> Drawn:
+    """A process that does not keep up: its client drops what it is told, and nobody says so. Not of leases while an older
+    reader lives: then who grants them is known by hearing each other alone."""
+    names = [name for name in world.services if not name.startswith("agent")]
+    if chance.random() < 0.6:
+        names = [name for name in names if name.startswith("leases")]
+    slot = world.services[chance.choice(names)]
+
+    def begin() -> None:
+        if slot.process is not None and not (slot.name.startswith("leases") and "older" in world.services):
+            slot.process.overrun = True
+            world.note(f"{slot.process.name} drops what it is told")
+            world.sometimes("a client dropped what it was told")
+
+    def end() -> None:
+        if slot.process is not None:
+            slot.process.overrun = False
+
+    return chance.uniform(3.0, 12.0), begin, end
+
+
+def unclear(world: World, chance: random.Random) -> Drawn:
+    """The broker stores, and says that it has not."""
+    denies = chance.choice((0.1, 0.3, 0.6))
+
+    def begin() -> None:
+        world.disk.denies = denies
+        world.note(f"the broker denies {denies} of what it stores")
+
+    return chance.uniform(1.0, 8.0), begin, lambda: setattr(world.disk, "denies", 0.0)

@@ -1,0 +1,146 @@
+"""What a seed dwells on. Half of the seeds mix all faults; the others take a few kinds again and again, in a world in which
+these meet something, and processes stand still at failpoints where others may go on meanwhile. A mixture alone meets what
+needs three faults of one kind once in thousands of seeds.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from libs.simulation.dst.scenario import LEASES, Asked, Scenario
+
+Shape = Callable[[Scenario, random.Random], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """`kinds`: faults (`faults.DRAWS`) and how often; `stalls`: failpoints; `shape` changes the scenario that was drawn."""
+
+    kinds: Mapping[str, float]
+    shape: Shape
+    stalls: tuple[str, ...] = field(default=())
+
+
+_SHARE = 0.5
+
+
+def theme_of(seed: int) -> str:
+    """The theme of a seed; "" for a mixture."""
+    chance = random.Random(f"theme-{seed}")
+    return chance.choice(tuple(THEMES)) if chance.random() < _SHARE else ""
+
+
+def _requests(scenario: Scenario, chance: random.Random) -> None:
+    """Two admissions; cancels soon after their jobs, and second bodies under the same keys."""
+    scenario.admissions = 2
+    for job in scenario.jobs:
+        draw = chance.random()
+        if draw < 0.35:
+            job.cancel_at = job.at + chance.uniform(0.0, 0.1)
+        elif draw < 0.7:
+            job.twin_at = job.at + chance.choice((0.0, 0.002, 0.01, 0.1, 4.0)) * chance.random()
+    at = chance.uniform(0.5, 12.0)
+    for job in chance.sample(scenario.jobs, len(scenario.jobs) // 2):  # many at once
+        _move(job, at + chance.random())
+
+
+def _move(job: Asked, at: float) -> None:
+    moved = at - job.at
+    job.at = at
+    job.cancel_at = None if job.cancel_at is None else job.cancel_at + moved
+    job.twin_at = None if job.twin_at is None else job.twin_at + moved
+
+
+def _leases(scenario: Scenario, chance: random.Random) -> None:
+    """Leases that differ, work of the class with the short one; or a reader of an older version for long."""
+    scenario.leases = chance.choice(tuple(LEASES))
+    scenario.nodes = max(2, scenario.nodes)
+    _become(scenario, chance, "serving", 0.4)
+    scenario.older_until = chance.uniform(12.0, 24.0) if chance.random() < 0.3 else 0.0
+
+
+def _nodes(scenario: Scenario, chance: random.Random) -> None:
+    """Work that takes long, so that something runs when its agent is gone."""
+    for job in scenario.jobs:
+        if chance.random() < 0.7 and not job.spec.time_limit_s:
+            simulation = job.spec.simulation
+            assert simulation is not None
+            longer = simulation.model_copy(update={"duration_s": round(chance.uniform(4.0, 16.0), 3)})
+            job.spec = job.spec.model_copy(update={"simulation": longer})
+
+
+def _crowded(scenario: Scenario, chance: random.Random) -> None:
+    """Small work first, then such as takes its place: jobs give way and come back."""
+    scenario.nodes = min(2, scenario.nodes)
+    _nodes(scenario, chance)
+    _become(scenario, chance, "production", 0.4)
+    for job in scenario.jobs:
+        if job.spec.priority_class == "production":
+            _move(job, chance.uniform(5.0, 15.0))
+        else:
+            _move(job, chance.uniform(0.5, 6.0))
+
+
+def _become(scenario: Scenario, chance: random.Random, klass: str, share: float) -> None:
+    for job in scenario.jobs:
+        if chance.random() < share:
+            job.spec = job.spec.model_copy(update={"priority_class": klass})
+
+
+def _replicas(scenario: Scenario, chance: random.Random) -> None:
+    """Two of what saves snapshots, and they save often."""
+    scenario.placements, scenario.saves = 2, chance.choice((3, 8))
+    scenario.doubled = chance.choice(("preemption", "quota_billing", "history", "queries"))
+
+
+def _segments(scenario: Scenario, chance: random.Random) -> None:
+    scenario.placements, scenario.saves = chance.choice((1, 2)), chance.choice((8, 5000))
+
+
+def _stores(scenario: Scenario, chance: random.Random) -> None:
+    scenario.doubled = chance.choice(("history", "history", "queries", ""))
+
+
+THEMES: dict[str, Theme] = {
+    "requests": Theme(
+        {"stop admission": 4, "kill": 1, "messages": 2, "full stream": 1, "broker killed": 1, "unclear": 1},
+        _requests,
+        ("settle.decided", "settle.stored", "settle.decided", "settle.stored", "writer.answered"),
+    ),
+    "leases": Theme(
+        {"no leases": 4, "deaf leases": 4, "overrun": 4, "stop leases": 3, "partition": 2, "messages": 1, "clock": 1},
+        _leases,
+        ("leases.tick",),
+    ),
+    "nodes": Theme(
+        {"kill agent": 4, "freeze agent": 5, "keeper": 2, "power off": 1, "old node": 1, "node disk full": 1, "messages": 2,
+         "partition": 3},
+        _nodes,
+        ("agent.starting", "agent.started", "agent.reported", "agent.killed-all", "writer.told"),
+    ),
+    "again": Theme(
+        {"old input": 5, "messages": 5, "freeze agent": 2, "unclear": 1, "kill": 1, "reset": 1},
+        _crowded,
+        ("writer.told", "agent.reported", "agent.started", "writer.decided"),
+    ),
+    "snapshots": Theme(
+        {"snapshots": 4, "kill": 6, "freeze": 2, "slow disk": 1, "broker killed": 1},
+        _replicas,
+        ("snapshots.found", "snapshots.found", "snapshots.found", "follower.applied", "writer.folded"),
+    ),
+    "segments": Theme(
+        {"roll": 5, "kill": 3, "freeze": 2, "broker killed": 1, "slow disk": 1, "unclear": 2, "snapshots": 1},
+        _segments,
+        ("writer.decided", "writer.answered", "follower.applied", "writer.folded"),
+    ),
+    "room": Theme(
+        {"full stream": 5, "full disk": 3, "slow disk": 2, "unclear": 2, "broker frozen": 2, "broker killed": 2},
+        _crowded,
+        ("preemption.planned", "settle.decided", "feed.stored"),
+    ),
+    "stores": Theme(
+        {"redis": 4, "mongo": 5, "kill": 2, "freeze": 2},
+        _stores,
+        ("documents.saved", "projector.written", "feed.stored"),
+    ),
+}  # fmt: skip
