@@ -178,7 +178,7 @@ class SimBooks:
                 world.violated("end", f"{job.id} ({job.spec.name}) ended as {state.value}")
             elif state is JobState.SUCCEEDED and (unfinished := self._unfinished_parts(job.id)):
                 world.violated("end", f"{job.id} has succeeded, and its parts ended elsewhere with {unfinished}")
-        self._letters()
+        self._letters({job.id for job in jobs if job.twin_at is not None})
 
     def _unfinished_parts(self, job: str) -> dict[str, int | None]:
         """Of its last attempt: the nodes on which its processes did not end by themselves and well, with their exit codes."""
@@ -187,12 +187,15 @@ class SimBooks:
         codes = {node: self.world.truth.ended.get((job, last.attempt, node)) for node in self._nodes[job, last.attempt]}
         return {node: code for node, code in codes.items() if code != 0}
 
-    def _letters(self) -> None:
+    def _letters(self, twins: set[str]) -> None:
         for kept in self.world.disk.streams[DEAD].messages.values():
             headers = kept.headers or {}
             subject, reason = headers["Baton-Dead-Subject"], headers["Baton-Dead-Reason"]
             if subjects.stem(subject) == _CANCEL and "no job" in reason:
                 self._early(json.loads(kept.data)["job_id"])
+            elif subjects.stem(subject) == _ADMITTED and "with another body" in reason:
+                if (job_id := json.loads(kept.data)["job_id"]) not in twins:
+                    self.world.violated("dead", f"nobody sent another body for {job_id}: {reason}")
             elif not explained(subject, reason):
                 self.world.violated("dead", f"a dead letter that nothing explains: {subject}: {reason}")
 
@@ -205,6 +208,7 @@ class SimBooks:
 
 
 _PLANNED = subjects.stem(subjects.inbox("preemption", "planned", POOL))
+_ADMITTED = subjects.stem(subjects.inbox("job", "admitted", POOL))
 _CANCEL = subjects.stem(subjects.inbox("job", "cancel-requested", POOL))
 _OBSERVED = subjects.stem(subjects.node_inbox("observed", POOL))
 _REGISTERED = subjects.stem(subjects.node_inbox("registered", POOL))

@@ -169,7 +169,8 @@ class SimBrokerServer:
         """Why a whole batch is not stored."""
         if len(batch) != count:
             return 400, 10176, "batch publish is incomplete"
-        if any(stream.knows(held.get("Nats-Msg-Id"), self.wall_us()) for _, held, _ in batch):
+        ids = [id_ for _, held, _ in batch if (id_ := held.get("Nats-Msg-Id")) is not None]
+        if len(set(ids)) < len(ids) or any(stream.knows(id_, self.wall_us()) for id_ in ids):
             return 400, 10201, "batch publish contains duplicate message id"
         size = sum(len(data) + len(subject) + 64 for subject, _, data in batch)
         if self.disk.full or not stream.has_room(size):

@@ -102,6 +102,8 @@ class Stream:
 
     def has_room(self, size: int) -> bool:
         """Whether so many bytes more are taken."""
+        if self.full:
+            return False
         limit = self.config.get("max_bytes", -1)
         return self.config.get("discard") == "old" or limit <= 0 or self.size + size <= limit
 
