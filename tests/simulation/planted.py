@@ -14,12 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tests.simulation.bugs_writer  # noqa: F401 - each registers its bugs
 from libs.simulation.dst import cheap
 from libs.simulation.dst.run import SeedResult, run
 from libs.simulation.dst.themes import theme_of
+from tests.simulation import bugs_nodes, bugs_readers, bugs_writer
 from tests.simulation.bug import BUGS, Bug
 from tests.simulation.issue_findings import FINDINGS
+
+MODULES = (bugs_writer, bugs_nodes, bugs_readers)
+"""Each registers its bugs."""
 
 FOUND = Path(__file__).with_name("found.json")
 PAGE = Path(__file__).parents[2] / "docs/reliability.md"
