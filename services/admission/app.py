@@ -34,6 +34,7 @@ from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent
 from services.admission.overtaking import Overtaking
 from services.admission.pace import Pace, PacedOutbox
 from services.admission.peers import answer, check, watch
+from services.admission.refused import Refused
 from services.admission.settings import AdmissionSettings
 from services.admission.undecided import undecided
 
@@ -75,6 +76,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     followers: list[Follower[FleetShape]] = []  # made once the event loop runs, as the outbox is
     outboxes: list[Outbox] = []
     overtaking: list[Overtaking] = []
+    refused: list[Refused] = []
     metrics = Metrics(registry, lambda: [follower.projection for follower in followers])
     show(registry, lambda: followers)
     tasks = Tasks()
@@ -83,6 +85,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     rooms: dict[str, StreamRoom] = {}
 
     async def portion(left: Sequence[Msg]) -> int:
+        await refused[0].catch_up()
         return await overtaking[0].portion(left)
 
     def in_line(received: Received) -> list[Outgoing]:
@@ -90,7 +93,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
     def decide(received: Received) -> list[Outgoing]:
         pools = {known.pool: AdmissionContext(known.projection, limits.room, classes) for known in followers}
-        handled = handle(received, pools, recent, intake)
+        handled = handle(received, pools, recent, intake, refused[0])
         if lack := _lacks_room(handled, rooms):
             pool, why = lack
             metrics.requests.labels(AdmissionResult.BUSY.value).inc()
@@ -132,6 +135,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             outbox = PacedOutbox(js, batches=True)
             outbox.pace = pace
             outboxes[:] = [outbox]
+            refused[:] = [Refused(nats, js, DURABLE)]
             overtaking[:] = [Overtaking(js, decide, outbox, pace)]
 
             async def moved(_: Sequence[FollowedEntry]) -> None:
@@ -149,6 +153,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                     await rooms[known.pool].known.wait()
                     for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
                         recent.add(job_id, known.pool)
+                await refused[0].listen()
                 tasks.start("lanes of teams", overtaking[0].run())
                 tasks.start("requests out of their turn", overtaking[0].pass_on())
                 yield

@@ -13,7 +13,7 @@ knows the answer by its client key and correlation id.
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote
@@ -99,6 +99,7 @@ class _Asked:
     pools: Pools
     recent: Recent
     intake: Intake
+    refused: Container[str]
 
     @property
     def first_pool(self) -> str:
@@ -110,10 +111,14 @@ class _Asked:
 
 
 def handle(
-    received: Received, pools: Pools, recent: Recent | None = None, intake: Intake | None = None
-) -> Handled:  # fmt: skip
+    received: Received,
+    pools: Pools,
+    recent: Recent | None = None,
+    intake: Intake | None = None,
+    refused: Container[str] = (),
+) -> Handled:
     """A message of `baton.cmd.job.v1.*.<team>.<user>`. `pools` are those of the settings, in their order; `recent` and
-    `intake` are what the caller keeps from one request to the next."""
+    `intake` are what the caller keeps from one request to the next, `refused` the ids of refusals that were told."""
     try:
         keys = subjects.read(_SUBJECT, received.subject)
     except ValueError as e:
@@ -125,7 +130,7 @@ def handle(
         reason = f"{team!r} is not a team's name: use lower-case letters, digits and hyphens"
         return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, reason)], (Why.MALFORMED,))
     recent = Recent() if recent is None else recent
-    asked = _Asked(received, keys["what"], team, keys["user"], pools, recent, intake or Intake())
+    asked = _Asked(received, keys["what"], team, keys["user"], pools, recent, intake or Intake(), refused)
     try:
         return _cancel(asked) if asked.what == "cancel" else _submit(asked)
     except Malformed as e:
@@ -135,6 +140,8 @@ def handle(
 def _submit(asked: _Asked) -> Handled:
     received = asked.received
     envelope, request = decode_bare(SubmitJob, received.subject, received.headers, received.payload)
+    if ids.rejection_id(asked.team, request.client_key, received.time_us, _REJECTED) in asked.refused:
+        return Handled(AdmissionResult.REPEATED, [])  # its team was told, and the pool may be another by now
     if home_of(ids.job_id(asked.team, request.client_key), asked.pools, asked.recent) is None:
         open_jobs = sum(pool.fleet.open_jobs(asked.team) for pool in asked.pools.values())
         over = asked.intake.submit(asked.team, len(received.payload), open_jobs, received.time_us)

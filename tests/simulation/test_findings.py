@@ -16,10 +16,12 @@ from libs.core.state.limits import Limits
 from libs.ledger.tail import Tail
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.run import alone
-from libs.simulation.dst.scenario import Scenario, populate
+from libs.simulation.dst.scenario import Asked, Scenario, populate, teams
 from libs.simulation.dst.world import World
 from schemas.ids import job_id
 from schemas.inbox import PreemptionPlanned, Started
+from schemas.jobs import JobSpec, Simulation
+from schemas.resources import Resources
 from services.agent.reports import Reports
 from services.preemption.app import Preemption
 from services.preemption.settings import PreemptionSettings
@@ -170,6 +172,34 @@ def test_a_nodes_next_life_waits_for_room_on_its_disk() -> None:
         await asyncio.sleep(8)
         assert machine.incarnation > first
         assert json.loads(states["n0"])["incarnation"] == machine.incarnation
+
+    with alone(world):
+        world.loop.run(main())
+    assert world.violations == []
+
+
+def test_what_was_refused_is_not_admitted_when_the_request_comes_again() -> None:
+    """Admission died between telling the refusal and acknowledging the request, and meanwhile a node had joined: the job ran
+    of which its team was told that it never will (seed 12998)."""
+    world = World(1)
+    populate(world, Scenario(nodes=2, placements=1, admissions=2))
+    world.stop("agent-n1")
+    spec = JobSpec(name="five", resources=Resources(devices=5), simulation=Simulation(duration_s=1))
+    asked = Asked("blue", "key", spec, at=3.0)
+
+    async def main() -> None:
+        await asyncio.sleep(2)
+        world.faults_on, world.plan.at = True, {"settle.stored": world.failpoints["settle.stored"] + 1}
+        Process(world, "teams", "teams").start(teams(world, Scenario(2, 1, 2, jobs=[asked])))
+        await asyncio.sleep(2)
+        assert world.crashes["settle.stored"] == 1
+        slot = world.services["agent-n1"]
+        slot.wanted = True
+        world._start(slot)
+        await asyncio.sleep(20)
+        told = [kept.subject for kept in world.disk.streams["EVENTS"].messages.values()]
+        assert told == ["baton.evt.job.v1.rejected.blue"]
+        assert not world.disk.consumers["REQUESTS"]["admission"].unacked
 
     with alone(world):
         world.loop.run(main())
