@@ -34,7 +34,7 @@ from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent
 from services.admission.overtaking import Overtaking
 from services.admission.pace import Pace, PacedOutbox
 from services.admission.peers import answer, check, watch
-from services.admission.refused import Refused
+from services.admission.refusals import ToldRefusals
 from services.admission.settings import AdmissionSettings
 from services.admission.undecided import undecided
 
@@ -76,7 +76,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     followers: list[Follower[FleetShape]] = []  # made once the event loop runs, as the outbox is
     outboxes: list[Outbox] = []
     overtaking: list[Overtaking] = []
-    refused: list[Refused] = []
+    refused: list[ToldRefusals] = []
     metrics = Metrics(registry, lambda: [follower.projection for follower in followers])
     show(registry, lambda: followers)
     tasks = Tasks()
@@ -135,7 +135,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             outbox = PacedOutbox(js, batches=True)
             outbox.pace = pace
             outboxes[:] = [outbox]
-            refused[:] = [Refused(nats, js, DURABLE)]
+            refused[:] = [ToldRefusals(nats, js, DURABLE)]
             overtaking[:] = [Overtaking(js, decide, outbox, pace)]
 
             async def moved(_: Sequence[FollowedEntry]) -> None:

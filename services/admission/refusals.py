@@ -29,7 +29,7 @@ _TOLD = subjects.anyone(subjects.EVENT, entity="job", what="rejected")
 _ASKED = subjects.anyone(subjects.COMMAND, entity="job")
 
 
-class Refused:
+class ToldRefusals:
     """Has the ids of refusals (`schemas.ids.rejection_id`) that were told last, up to a hundred thousand. `durable`: who
     acknowledges requests."""
 
