@@ -6,11 +6,11 @@ from collections.abc import Callable
 from libs.simulation.dst.world import World
 
 Do = Callable[[], None]
-Drawn = tuple[float, Do, Do | None]
+FaultDraw = tuple[float, Do, Do | None]
 """How long it lasts, what begins it, what ends it."""
 
 
-def frozen(world: World, name: str, lasts_s: float) -> Drawn:
+def frozen(world: World, name: str, lasts_s: float) -> FaultDraw:
     """A process that stands still, and goes on."""
     slot = world.services[name]
 
@@ -32,23 +32,23 @@ def die(world: World, name: str) -> None:
         process.die("killed")
 
 
-def stop_admission(world: World, chance: random.Random) -> Drawn:
+def stop_admission(world: World, chance: random.Random) -> FaultDraw:
     """One that reads requests is killed, or stands still while another goes on."""
     return _stopped(world, chance, "admission", chance.uniform(1.0, 12.0))
 
 
-def stop_leases(world: World, chance: random.Random) -> Drawn:
+def stop_leases(world: World, chance: random.Random) -> FaultDraw:
     return _stopped(world, chance, "leases", chance.uniform(1.0, 8.0))
 
 
-def _stopped(world: World, chance: random.Random, service: str, lasts_s: float) -> Drawn:
+def _stopped(world: World, chance: random.Random, service: str, lasts_s: float) -> FaultDraw:
     name = chance.choice([name for name in world.services if name.startswith(service)])
     if chance.random() < 0.4:
         return 0.0, lambda: die(world, name), None
     return frozen(world, name, lasts_s)
 
 
-def deaf_leases(world: World, chance: random.Random) -> Drawn:
+def deaf_leases(world: World, chance: random.Random) -> FaultDraw:
     """One that grants leases, or stands by, is heard and hears nothing: less long than a broken connection takes to show."""
     machine = chance.choice([name for name in world.services if name.startswith("leases")])
 
@@ -59,7 +59,7 @@ def deaf_leases(world: World, chance: random.Random) -> Drawn:
     return chance.uniform(4.0, 9.5), begin, lambda: world.net.heal(machine)
 
 
-def overrun(world: World, chance: random.Random) -> Drawn:
+def overrun(world: World, chance: random.Random) -> FaultDraw:
     """A process that does not keep up: its client drops what it is told, and nobody says so. Not of leases while an older
     reader lives: then who grants them is known by hearing each other alone."""
     names = [name for name in world.services if not name.startswith("agent")]
@@ -80,7 +80,7 @@ def overrun(world: World, chance: random.Random) -> Drawn:
     return chance.uniform(3.0, 12.0), begin, end
 
 
-def unclear(world: World, chance: random.Random) -> Drawn:
+def unclear(world: World, chance: random.Random) -> FaultDraw:
     """The broker stores, and says that it has not."""
     denies = chance.choice((0.1, 0.3, 0.6))
 

@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 from libs.bus.table import SNAPSHOTS_BUCKET
 from libs.ledger.rolling import ASKED
 from libs.ledger.segments import SegmentState, first_of
-from libs.simulation.dst.aimed import Do, Drawn, deaf_leases, die, frozen, overrun, stop_admission, stop_leases, unclear
+from libs.simulation.dst.aimed import (
+    Do,
+    FaultDraw,
+    deaf_leases,
+    die,
+    frozen,
+    overrun,
+    stop_admission,
+    stop_leases,
+    unclear,
+)
 from libs.simulation.dst.scenario import POOL
 from libs.simulation.dst.themes import THEMES
 from libs.simulation.dst.world import World
@@ -33,7 +43,7 @@ class Fault:
     end: Do | None = None
 
 
-Draw = Callable[[World, random.Random], Drawn]
+Draw = Callable[[World, random.Random], FaultDraw]
 
 
 def _service(world: World, chance: random.Random) -> str:
@@ -42,16 +52,16 @@ def _service(world: World, chance: random.Random) -> str:
     return chance.choice([*names, *(n for n in names if n.startswith(("placement", "admission")))])
 
 
-def _kill(world: World, chance: random.Random) -> Drawn:
+def _kill(world: World, chance: random.Random) -> FaultDraw:
     name = _service(world, chance)
     return 0.0, lambda: die(world, name), None
 
 
-def _freeze(world: World, chance: random.Random) -> Drawn:
+def _freeze(world: World, chance: random.Random) -> FaultDraw:
     return frozen(world, _service(world, chance), chance.choice((0.3, 2.0, 6.0, 14.0)) * chance.uniform(0.5, 1.5))
 
 
-def _kill_agent(world: World, chance: random.Random) -> Drawn:
+def _kill_agent(world: World, chance: random.Random) -> FaultDraw:
     name = f"agent-{chance.choice(sorted(world.machines))}"
 
     def begin() -> None:
@@ -62,7 +72,7 @@ def _kill_agent(world: World, chance: random.Random) -> Drawn:
     return 0.0, begin, None
 
 
-def _freeze_agent(world: World, chance: random.Random) -> Drawn:
+def _freeze_agent(world: World, chance: random.Random) -> FaultDraw:
     machine = chance.choice(sorted(world.machines))
     lasts_s, begin, end = frozen(world, f"agent-{machine}", chance.uniform(1.0, 14.0))
 
@@ -76,12 +86,12 @@ def _freeze_agent(world: World, chance: random.Random) -> Drawn:
     return lasts_s, seen, end
 
 
-def _power_off(world: World, chance: random.Random) -> Drawn:
+def _power_off(world: World, chance: random.Random) -> FaultDraw:
     machine = chance.choice(sorted(world.machines))
     return 0.0, lambda: world.machines[machine].power_off(), None
 
 
-def _keeper(world: World, chance: random.Random) -> Drawn:
+def _keeper(world: World, chance: random.Random) -> FaultDraw:
     """The keeper alone, killed or frozen: both frozen while the job runs on is the documented residue."""
     machine = world.machines[chance.choice(sorted(world.machines))]
     lasts_s = chance.uniform(1.0, 6.0)
@@ -95,7 +105,7 @@ def _keeper(world: World, chance: random.Random) -> Drawn:
     return lasts_s, begin, None
 
 
-def _partition(world: World, chance: random.Random) -> Drawn:
+def _partition(world: World, chance: random.Random) -> FaultDraw:
     """Of nodes more often than of a service: what runs there must be right without anybody."""
     machine = chance.choice(sorted({slot.machine for slot in world.services.values()}))
     if chance.random() < 0.4:
@@ -110,7 +120,7 @@ def _partition(world: World, chance: random.Random) -> Drawn:
     return lasts_s, begin, lambda: world.net.heal(machine)
 
 
-def _reset(world: World, chance: random.Random) -> Drawn:
+def _reset(world: World, chance: random.Random) -> FaultDraw:
     machine = chance.choice(sorted({slot.machine for slot in world.services.values()}))
 
     def begin() -> None:
@@ -122,7 +132,7 @@ def _reset(world: World, chance: random.Random) -> Drawn:
     return 0.0, begin, None
 
 
-def _broker_frozen(world: World, chance: random.Random) -> Drawn:
+def _broker_frozen(world: World, chance: random.Random) -> FaultDraw:
     def begin() -> None:
         if world.net.broker_process is not None:
             world.net.broker_process.freeze()
@@ -135,7 +145,7 @@ def _broker_frozen(world: World, chance: random.Random) -> Drawn:
     return chance.choice((0.5, 3.0, 8.0, 15.0)) * chance.uniform(0.6, 1.2), begin, end
 
 
-def _broker_killed(world: World, chance: random.Random) -> Drawn:
+def _broker_killed(world: World, chance: random.Random) -> FaultDraw:
     def end() -> None:
         if world.net.broker_process is None or not world.net.broker_process.alive:
             world.start_broker()
@@ -143,7 +153,7 @@ def _broker_killed(world: World, chance: random.Random) -> Drawn:
     return chance.uniform(0.1, 8.0), world.kill_broker, end
 
 
-def _messages(world: World, chance: random.Random) -> Drawn:
+def _messages(world: World, chance: random.Random) -> FaultDraw:
     lose, repeat, late = (chance.choice((0.0, 0.02, 0.1, 0.3)) for _ in range(3))
 
     def begin() -> None:
@@ -165,7 +175,7 @@ def _calm(world: World) -> None:
     world.net.lose, world.net.repeat, world.net.late = world.net.always_lose, 0.0, 0.0
 
 
-def _clock(world: World, chance: random.Random) -> Drawn:
+def _clock(world: World, chance: random.Random) -> FaultDraw:
     machines = sorted({slot.machine for slot in world.services.values()})
     machine = "broker" if chance.random() < 0.4 else chance.choice(machines)
     step = chance.choice((-3600.0, -300.0, -1.0, 1.0, 300.0, 3600.0, 10_800.0))
@@ -178,7 +188,7 @@ def _clock(world: World, chance: random.Random) -> Drawn:
     return 0.0, begin, None
 
 
-def _slow_disk(world: World, chance: random.Random) -> Drawn:
+def _slow_disk(world: World, chance: random.Random) -> FaultDraw:
     slow_s = chance.choice((0.1, 0.8, 3.0, 7.0))
 
     def begin() -> None:
@@ -189,7 +199,7 @@ def _slow_disk(world: World, chance: random.Random) -> Drawn:
     return chance.uniform(1.0, 10.0), begin, lambda: setattr(world.disk, "slow_s", 0.0)
 
 
-def _full_disk(world: World, chance: random.Random) -> Drawn:
+def _full_disk(world: World, chance: random.Random) -> FaultDraw:
     def begin() -> None:
         world.disk.full = True
         world.note("the broker's disk is full")
@@ -198,7 +208,7 @@ def _full_disk(world: World, chance: random.Random) -> Drawn:
     return chance.uniform(0.5, 8.0), begin, lambda: setattr(world.disk, "full", False)
 
 
-def _full_stream(world: World, chance: random.Random) -> Drawn:
+def _full_stream(world: World, chance: random.Random) -> FaultDraw:
     """One stream takes nothing more: the inbox, mostly, and then requests are decided that cannot be handed on."""
     name = chance.choice((inbox_stream(POOL), inbox_stream(POOL), EVENTS, DEAD))
 
@@ -210,7 +220,7 @@ def _full_stream(world: World, chance: random.Random) -> Drawn:
     return chance.uniform(2.0, 14.0), begin, lambda: setattr(world.disk.streams[name], "full", False)
 
 
-def _no_leases(world: World, chance: random.Random) -> Drawn:
+def _no_leases(world: World, chance: random.Random) -> FaultDraw:
     """Nobody grants leases for a while, though everything else goes on."""
     both = [frozen(world, name, 0.0) for name in world.services if name.startswith("leases")]
 
@@ -226,7 +236,7 @@ def _no_leases(world: World, chance: random.Random) -> Drawn:
     return chance.uniform(1.0, 9.0), begin, end
 
 
-def _old_node(world: World, chance: random.Random) -> Drawn:
+def _old_node(world: World, chance: random.Random) -> FaultDraw:
     """A node is switched off, and its disk comes back from an old copy. Its clock may have stood still meanwhile."""
     machine = world.machines[chance.choice(sorted(world.machines))]
     back_s = chance.choice((0.0, 0.0, 86_400.0))
@@ -240,7 +250,7 @@ def _old_node(world: World, chance: random.Random) -> Drawn:
     return 0.0, begin, None
 
 
-def _node_disk(world: World, chance: random.Random) -> Drawn:
+def _node_disk(world: World, chance: random.Random) -> FaultDraw:
     machine = world.machines[chance.choice(sorted(world.machines))]
     return (
         chance.uniform(1.0, 8.0),
@@ -249,7 +259,7 @@ def _node_disk(world: World, chance: random.Random) -> Drawn:
     )
 
 
-def _redis(world: World, chance: random.Random) -> Drawn:
+def _redis(world: World, chance: random.Random) -> FaultDraw:
     server = world.redis
     what = chance.choice(("down", "frozen", "flush", "old"))
     if what == "flush":
@@ -260,7 +270,7 @@ def _redis(world: World, chance: random.Random) -> Drawn:
     return chance.uniform(0.5, 8.0), lambda: setattr(server, what, True), lambda: setattr(server, what, False)
 
 
-def _mongo(world: World, chance: random.Random) -> Drawn:
+def _mongo(world: World, chance: random.Random) -> FaultDraw:
     server = world.mongo
     what = chance.choice(("down", "slow", "empty"))
     if what == "empty":
@@ -270,7 +280,7 @@ def _mongo(world: World, chance: random.Random) -> Drawn:
     return chance.uniform(0.5, 8.0), lambda: setattr(server, "down", True), lambda: setattr(server, "down", False)
 
 
-def _old_input(world: World, chance: random.Random) -> Drawn:
+def _old_input(world: World, chance: random.Random) -> FaultDraw:
     """Messages of the inbox are stored again, as of somebody who asks for dead letters to be decided anew, or when the broker
     has forgotten their ids."""
 
@@ -294,7 +304,7 @@ def _old_input(world: World, chance: random.Random) -> Drawn:
 _TIME = frozenset({subjects.stem(subjects.inbox("clock", "tick", POOL))})
 
 
-def _roll(world: World, chance: random.Random) -> Drawn:
+def _roll(world: World, chance: random.Random) -> FaultDraw:
     """An operator asks for the next segment of the ledger, perhaps more than once."""
 
     def begin() -> None:
@@ -308,7 +318,7 @@ def _roll(world: World, chance: random.Random) -> Drawn:
     return 0.0, begin, None
 
 
-def _snapshots(world: World, chance: random.Random) -> Drawn:
+def _snapshots(world: World, chance: random.Random) -> FaultDraw:
     """The store of snapshots loses all, or its contents rot, or another version of Baton has written them."""
     what = chance.choice(("lost", "rotten", "another version"))
 

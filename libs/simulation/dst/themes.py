@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from libs.simulation.dst.scenario import LEASES, Asked, Scenario
 
-Shape = Callable[[Scenario, random.Random], None]
+Reshape = Callable[[Scenario, random.Random], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Theme:
     """`kinds`: faults (`faults.DRAWS`) and how often; `stalls`: failpoints; `shape` changes the scenario that was drawn."""
 
     kinds: Mapping[str, float]
-    shape: Shape
+    shape: Reshape
     stalls: tuple[str, ...] = field(default=())
 
 
