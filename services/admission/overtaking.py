@@ -30,6 +30,8 @@ log = logging.getLogger("baton.admission")
 
 _LOOK_S = 0.1
 """So often it is looked which teams have sent something, and how the lanes are."""
+_CALM_S = 1.0
+"""A crowd is over when there was none for so long."""
 _IDLE_S = 5.0
 """A lane is closed when nothing has come for so long."""
 _TEAMS = 32
@@ -63,6 +65,7 @@ class Overtaking:
         self._outbox = outbox
         self._pace = pace
         self._crowded = asyncio.Event()
+        self._crowd_s = float("-inf")  # when more requests waited, or were undecided, than few
         self._news = asyncio.Event()
         self._head = ""  # the team whose turn the queue is
         self._counts: dict[str, int] = {}  # team -> its requests in the stream, as they were counted last
@@ -86,7 +89,10 @@ class Overtaking:
         if (first := _first_new(left)) is not None:
             self.ahead.came_to(first - 1)
         count = len(left)
-        if left[-1].metadata.num_pending + len(left) <= self._pace.few:
+        now = asyncio.get_running_loop().time()
+        if left[-1].metadata.num_pending + len(left) + self._pace.undecided() > self._pace.few:
+            self._crowd_s = now
+        if now - self._crowd_s >= _CALM_S:
             self._crowded.clear()
         else:
             if not self._crowded.is_set():
@@ -212,10 +218,12 @@ class Overtaking:
             await lane.open()
             self._wanted.discard(team)
             self.lanes[team] = lane
+            if lane.more <= _EACH:
+                self._pace.share()
         for lane in list(self.lanes.values()):
             if lane.team != self._head:
                 await lane.ask()
-        self._pace.unsure = False  # from here on a lane tells when its team's few requests should not wait
+        self._pace.unsure = False
 
     async def _find(self, now: float) -> None:
         """Whoever has another number of requests in the stream than before has sent something, or been trimmed."""

@@ -4,8 +4,8 @@ An inbox is one queue, too. What lies in it cannot be overtaken, so a crowd wait
 (`services/admission/ahead.py`). How much goes into the inboxes at once is a trade: large portions cost less, because much
 is done once per record of the ledger; small ones let the next team in sooner. So a crowd that is alone moves in large
 portions (`alone`). While a team is about whose few requests should not wait for it, the portion is what the machine takes
-without a queue: it grows while jobs are decided about as soon as the quickest were lately, and shrinks when they take twice as
-long. A fixed number is too small for a slow disk, where each round takes long, and too large for a quick one.
+without a queue: it grows while it is used and jobs are decided about as soon as without a crowd, and shrinks when they take twice
+as long. A fixed number is too small for a slow disk, where each round takes long, and too large for a quick one.
 """
 
 import asyncio
@@ -22,40 +22,43 @@ from schemas import subjects
 _PATIENCE_S = 1.0
 """A portion goes in after so long whatever is undecided: answers to requests that are refused must not wait for placement."""
 _SHARED_S = 5.0
-_LEAST = 16
+_LEAST = 6
 _QUICK, _SLOW = 1.5, 2.0
-"""Times the quickest round: below the first a portion grows by an eighth, above the second it shrinks by a quarter."""
-_QUICK_S, _SLOW_S = 0.025, 0.04
-"""Rounds as short as this are quick, whatever the quickest was."""
-_REMEMBERED_S = 300.0
-"""The quickest round of the last so many seconds, up to twice as many. Not much shorter: with the machine always full, the
-quickest would be forgotten, and what is slow would pass for quick."""
+"""Times an idle round: below the first a portion grows by an eighth, above the second it shrinks as much as the round was too
+long."""
+_QUICK_S, _SLOW_S = 0.012, 0.02
+"""A round is quick below the first and slow only above the second, whatever an idle one takes."""
+_LEFT = 0.25
+"""Of a portion, at least, however long a round took."""
+_IDLE = 4
+"""A round with at most so many jobs under way is an idle one: what it takes is the machine's, and not the crowd's."""
+_NEW = 1 / 16
+"""Weight of the last idle round in the mean of them."""
 
 
 class Rounds:
-    """How many jobs may be under way so that none waits long, from how long rounds take: from storing a job to its decision."""
+    """How many jobs may be under way so that none waits long, from how long rounds take: from sending a job to its decision."""
 
     def __init__(self, first: int, most: int) -> None:
         self.window = float(first)
+        self.idle_s = 0.0
+        """What a round takes when there is no crowd: the mean of the last ones; 0: not known."""
         self._least = min(first, _LEAST)
         self._most = most
-        self._quickest = [float("inf"), float("inf")]  # of the present and of the last stretch of time
-        self._turn_s = 0.0
         self._changed_s = 0.0
 
-    def took(self, seconds: float, now: float) -> None:
-        """A round ended at `now` (seconds of one clock). The window changes once a round."""
-        if now - self._turn_s > _REMEMBERED_S:
-            self._quickest = [float("inf"), self._quickest[0]]
-            self._turn_s = now
-        self._quickest[0] = min(self._quickest[0], seconds)
-        quickest = min(self._quickest)
+    def took(self, seconds: float, now: float, under_way: int, *, crowd: bool = True) -> None:
+        """A round ended at `now` (seconds of one clock), with so many jobs under way before. The window changes once a round.
+        It does not grow while half of it is unused: rounds of few jobs are quick, and say nothing of many. What is idle is told
+        only when there is no `crowd`: a machine that is kept busy would take itself for a slow one."""
+        if under_way <= _IDLE and not crowd:
+            self.idle_s += (seconds - self.idle_s) * _NEW if self.idle_s else seconds
         if now - self._changed_s < seconds:
             return
-        if seconds > max(_SLOW_S, _SLOW * quickest):
-            self.window = max(self._least, self.window * 0.75)
+        if seconds > (longest := max(_SLOW_S, _SLOW * self.idle_s)):
+            self.window = max(self._least, self.window * max(_LEFT, longest / seconds))
             self._changed_s = now
-        elif seconds < max(_QUICK_S, _QUICK * quickest):
+        elif under_way >= self.window / 2 and seconds < max(_QUICK_S, _QUICK * self.idle_s):
             self.window = min(self._most, self.window + max(1.0, self.window / 8))
             self._changed_s = now
 
@@ -76,15 +79,17 @@ class Pace:
         self.unsure = False
         """There is a crowd, and it has not been looked yet who else sends something: portions are small for so long."""
 
-    def stored(self, pool: str, seq: int, lane: str = "") -> None:
-        """A job was stored in the pool's inbox at `seq`. `lane`: the team's whose it is, when it was taken out of its turn."""
-        self._put.setdefault(pool, deque()).append((seq, lane, asyncio.get_running_loop().time()))
+    def stored(self, pool: str, seq: int, lane: str = "", sent_s: float | None = None) -> None:
+        """A job was stored in the pool's inbox at `seq`. `lane`: the team's whose it is, when it was taken out of its turn;
+        `sent_s`: when it was sent, by the loop's clock, if not just now."""
+        sent_s = asyncio.get_running_loop().time() if sent_s is None else sent_s
+        self._put.setdefault(pool, deque()).append((seq, lane, sent_s))
         self._count[lane] = self._count.get(lane, 0) + 1
 
     def undecided(self, lane: str | None = None) -> int:
         """Jobs that were stored and are not decided, of all pools; of one lane, or of all."""
         for pool, put in self._put.items():
-            decided, longest, now = self._decided(pool), 0.0, 0.0
+            decided, longest, now, before = self._decided(pool), 0.0, 0.0, len(put)
             while put and put[0][0] <= decided:
                 _, name, at = put.popleft()
                 now = now or asyncio.get_running_loop().time()
@@ -94,7 +99,7 @@ class Pace:
                 else:
                     del self._count[name]
             if now:
-                self.rounds.took(longest, now)
+                self.rounds.took(longest, now, before, crowd=self.shared)
         return sum(self._count.values()) if lane is None else self._count.get(lane, 0)
 
     def share(self) -> None:
@@ -107,10 +112,14 @@ class Pace:
         self._moved.set()
 
     @property
+    def shared(self) -> bool:
+        """Whether there is a crowd, and a team with few requests is about, or may be."""
+        return self.unsure or asyncio.get_running_loop().time() < self._shared_until
+
+    @property
     def most(self) -> int:
         """How many may be undecided now."""
-        shared = self.unsure or asyncio.get_running_loop().time() < self._shared_until
-        return int(self.rounds.window) if shared else self._alone
+        return int(self.rounds.window) if self.shared else self._alone
 
     async def room(self) -> int:
         """How many jobs of the queue may go in now. Returns once half of what may be undecided is free, or after a second."""
@@ -132,10 +141,11 @@ class PacedOutbox(Outbox):
 
     async def publish_many(self, items: Sequence[Outgoing], lanes: Sequence[str] = ()) -> list[PubAck]:
         """`lanes`: of each item, the team whose it is, when it was taken out of its turn."""
+        sent_s = asyncio.get_running_loop().time()
         acks = await super().publish_many(items)
         for number, (item, ack) in enumerate(zip(items, acks, strict=True)):
             if self.pace is not None and (pool := _admitted_to(item)):
-                self.pace.stored(pool, ack.seq, lanes[number] if lanes else "")
+                self.pace.stored(pool, ack.seq, lanes[number] if lanes else "", sent_s)
         return acks
 
 

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from libs.bus.dead import Received
 from libs.bus.messages import Outgoing
 from schemas.subjects import REQUESTS
-from services.admission import overtaking
+from services.admission import overtaking, pace
 from services.admission.overtaking import Overtaking
 from services.admission.pace import Pace, PacedOutbox, Rounds
 from tests.admission.test_handlers import GOOD
@@ -140,15 +140,62 @@ async def test_a_crowd_that_is_alone_moves_in_large_portions_once_that_is_known(
     await subscription.unsubscribe()
 
 
+async def test_what_lies_undecided_is_a_crowd_as_what_waits_is(reader: Reader, team: str) -> None:
+    """Seen: a crowd that went into the inbox as fast as it came was none for two seconds, and all others waited behind it."""
+    reader.overtaking._pace = few = Pace(lambda pool: 0, shared=4, alone=4)
+    await reader.submit([team])
+    subscription = await reader.js.pull_subscribe(f"baton.cmd.job.v1.submit.{team}.*", stream=REQUESTS)
+    one = await subscription.fetch(1)
+    assert await reader.overtaking.portion(one) == 1
+    assert not reader.overtaking._crowded.is_set()
+    for seq in range(1, 5):
+        few.stored("main", seq)
+    assert await reader.overtaking.portion(one) == 1
+    assert reader.overtaking._crowded.is_set()
+    await subscription.unsubscribe()
+
+
 def test_the_window_follows_how_long_rounds_take() -> None:
     rounds, now = Rounds(32, 512), 0.0
     for _ in range(40):
-        rounds.took(0.01, now := now + 0.1)
+        rounds.took(0.01, now := now + 0.1, under_way=512)
     assert rounds.window == 512, "decided at once: it grows up to its bound"
     for _ in range(40):
-        rounds.took(0.5, now := now + 1)
-    assert rounds.window == 16, "slow: it shrinks, and never to nothing"
+        rounds.took(0.5, now := now + 1, under_way=512)
+    assert rounds.window == pace._LEAST, "slow: it shrinks, and never to nothing"
     before = rounds.window
-    rounds.took(0.03, now := now + 1)
+    rounds.took(0.015, now := now + 1, under_way=512)
     assert rounds.window == before, "between the two it stays"
+
+
+def test_a_window_that_is_not_used_does_not_grow() -> None:
+    """Seen: single jobs, each decided at once, opened the window to 512, and the next crowd went through it."""
+    rounds, now = Rounds(32, 512), 0.0
+    for _ in range(100):
+        rounds.took(0.005, now := now + 0.1, under_way=3)
+    assert rounds.window == 32
+
+
+def test_a_slow_machine_is_told_from_a_busy_one() -> None:
+    """What a round takes without a crowd is the machine's. With one it is not: a busy machine would pass for a slow one."""
+    slow, busy, now = Rounds(32, 512), Rounds(32, 512), 0.0
+    for _ in range(100):
+        slow.took(0.06, now := now + 0.1, under_way=1, crowd=False)
+        busy.took(0.06, now, under_way=1, crowd=True)
+    slow.window = busy.window = 100.0
+    slow.took(0.1, now := now + 1, under_way=100)
+    busy.took(0.1, now, under_way=100)
+    assert (slow.window, busy.window < 50) == (100.0, True)
+
+
+def test_one_round_shrinks_the_window_as_much_as_it_was_too_long() -> None:
+    rounds = Rounds(32, 512)
+    rounds.window = 512.0
+    rounds.took(0.04, 1.0, under_way=512)
+    assert rounds.window == 256
+    rounds.took(1.0, 3.0, under_way=512)
+    assert rounds.window == 64, "no more than to a quarter: one round may be an accident"
+
+
+def test_the_first_window_is_what_is_set() -> None:
     assert Rounds(4, 100).window == 4
