@@ -6,14 +6,15 @@ Phases on one stack, in one run:
 2. *base*: the other teams alone, at the rate that they will have under overload;
 3. *overload*: the same, and the loud team at nine times the sustainable rate, from a process of its own
    (`benchmarks.crowd`): `raw` publishes without waiting for the broker, as an attacker would; `client` uses our client;
-4. *aftermath*: the loud team is silent, the others go on until all that was stored has come to its end;
+4. *aftermath*: the loud team is silent, and the others go on for as long as the crowd took, or until all that was stored has
+   come to its end; then nobody sends, and what is left of the crowd drains alone;
 5. *control*, with `--control`: base once more, while the same crowd publishes to another broker that nobody reads. What the
    others lose there is what the machine lacks (processor, disk), whoever handles the crowd.
 
 A wait is counted from when a request was due (an open loop), so it has the way to the broker in it. Reported: the others' p99
 in each phase and its ratio to base (aim: at most 2), the same by stage, whether every request that was stored came to an end,
-memory and processor of each service, and recovery: how long after the crowd's end a request of the others was last due that
-waited longer than twice the p99 of base.
+memory and processor of each service, and recovery: how long after the crowd's end the others had five seconds for the last time
+in which more than one request of a hundred waited longer than twice the p99 of base.
 """
 
 import argparse
@@ -42,8 +43,8 @@ LOUD = "loud"
 OTHERS = ("quiet-1", "quiet-2", "quiet-3")
 _OF_LOUD = subjects.anyone(subjects.COMMAND, entity="job", what="submit", team=LOUD)
 _PROBE_S = 0.5
-_AFTER_S = 600.0
-"""So long the others go on at most when the crowd is silent."""
+_SPAN_S = 5.0
+"""Recovery is looked for in spans of this length."""
 
 
 def main() -> None:
@@ -86,7 +87,8 @@ async def _bench(options: argparse.Namespace) -> None:
             print(f"{name}: p99 of the others {result[name]['others']['p99_ms']} ms, x{ratio:.2f} of base")
     result["aim_ratio"] = 2
     over = result["overload"]
-    print(f"lost: {over['lost']}; recovered after {over['recovery_s']} s; all at its end after {over['drained_s']} s")
+    recovered = "not recovered" if over["recovery_s"] is None else f"recovered after {over['recovery_s']:g} s"
+    print(f"lost: {over['lost']}; {recovered}; all at its end after {over['drained_s']} s")
     print(f"written to {machine.write('overload', result)}" if not options.short else "short: nothing is written")
     if any(result[name]["lost"] for name in ("base", "control", "overload") if name in result):
         raise SystemExit("requests that were stored came to no end")
@@ -117,7 +119,7 @@ class _Run:
 
         def over() -> bool:
             now = time.monotonic()
-            return now > stopped + _AFTER_S or (now > stopped and (calm is None or calm.is_set()))
+            return now > stopped + self.seconds or (now > stopped and (calm is None or calm.is_set()))
 
         submitting = asyncio.create_task(crowds.submit_open(self.clients, self.rates, over))
         await asyncio.sleep(self.seconds)
@@ -130,9 +132,9 @@ class _Run:
             stopped, stopped_us = time.monotonic(), time.time_ns() // 1000
             loud = await self._stored_of_loud() - loud_before
             await self._drained(before + loud, calm)
-        drained_s = time.monotonic() - stopped
         sent = await submitting
         ends = await crowds.rest(self.operator, before + len(sent) + loud)
+        drained_s = time.monotonic() - stopped
         watching.cancel()
         found = await crowds.stages(self.operator, after, inbox)
         return self._summary(name, sent, found, stopped_us) | {
@@ -162,7 +164,7 @@ class _Run:
         others = spread("due", "granted")
         if name == "base":
             self.slow_ms = 2 * others["p99_ms"]
-        slow = [due.due_us for due, at in pairs if (at.granted_us - due.due_us) / 1000 > self.slow_ms]
+        waits = [((due.due_us - stopped_us) / 1e6, (at.granted_us - due.due_us) / 1000) for due, at in pairs]
         return {
             "others": others,
             "stages": {
@@ -172,7 +174,7 @@ class _Run:
             },
             "others_afterwards": spread("due", "granted", [p for p in pairs if p[0].due_us >= stopped_us]),
             "offered_by_others_per_s": round(len(during) / self.seconds, 1),
-            "recovery_s": round(max(0.0, (max(slow, default=0) - stopped_us) / 1e6), 1),
+            "recovery_s": recovery_s(waits, self.slow_ms),
         }
 
     async def _stored_of_loud(self) -> int:
@@ -184,14 +186,15 @@ class _Run:
         return counted
 
     async def _drained(self, ends: int, calm: asyncio.Event) -> None:
-        """Waits until the queue is empty and about as much has ended as the crowd had stored: the others go on meanwhile."""
-        deadline = time.monotonic() + _AFTER_S
+        """Waits until the queue is empty and about as much has ended as the crowd had stored, or for as long as the crowd took:
+        the others go on meanwhile."""
+        deadline = time.monotonic() + self.seconds
         while time.monotonic() < deadline:
             waiting = (await self.js.consumer_info(subjects.REQUESTS, "admission")).num_pending
             if not waiting and await crowds.ended(self.operator) >= ends:
                 break
             await asyncio.sleep(0.5)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(_SPAN_S)
         calm.set()
 
     async def _of_loud(self) -> int:
@@ -201,6 +204,19 @@ class _Run:
 
     async def _last(self, stream: str) -> int:
         return (await self.js.stream_info(stream)).state.last_seq
+
+
+def recovery_s(waits: Sequence[tuple[float, float]], slow_ms: float) -> float | None:
+    """Until when others waited long, in seconds from the crowd's end. `waits`: of each request when it was due, from there, and
+    how long it waited, ms. None when they still did in the last span that was looked at."""
+    spans: dict[int, list[bool]] = {}
+    for at_s, ms in waits:
+        if at_s >= 0:
+            spans.setdefault(int(at_s / _SPAN_S), []).append(ms > slow_ms)
+    slow = [number for number, some in spans.items() if sum(some) > len(some) / 100]
+    if not slow:
+        return 0.0
+    return None if max(slow) == max(spans) else (max(slow) + 1) * _SPAN_S
 
 
 def _time(due: crowds.Due, at: crowds.Stages, what: str) -> int:

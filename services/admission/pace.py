@@ -4,8 +4,8 @@ An inbox is one queue, too. What lies in it cannot be overtaken, so a crowd wait
 (`services/admission/ahead.py`). How much goes into the inboxes at once is a trade: large portions cost less, because much
 is done once per record of the ledger; small ones let the next team in sooner. So a crowd that is alone moves in large
 portions (`alone`). While a team is about whose few requests should not wait for it, the portion is what the machine takes
-without a queue: it grows while it is used and jobs are decided about as soon as without a crowd, and shrinks when they take twice
-as long. A fixed number is too small for a slow disk, where each round takes long, and too large for a quick one.
+without a queue: it grows while it is used and jobs are decided about as soon as without a crowd, and shrinks when they take
+twice as long. A fixed number is too small for a slow disk, where each round takes long, and too large for a quick one.
 """
 
 import asyncio
