@@ -50,6 +50,12 @@ chaos *args: _house
         *) exec python -m libs.simulation.dst "$@" ;;
     esac
 
+# Backup and restore as a drill: an instance is destroyed but for its backup, and goes on elsewhere
+[group("test")]
+[no-exit-message]
+drill *args: _house
+    pytest -q -s tests/tenants/test_backup.py tests/tenants/test_drill.py "$@"
+
 # The tests that finish in seconds: no faults, no demo
 [group("test")]
 [no-exit-message]

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,6 +55,8 @@ SIMULATED, REAL = "agent-sim", "agent"
 ROOT = Path(__file__).parents[2]
 """Of the source tree: shipped fleets, prices and traces lie under it."""
 
+RESTORED = "restored.json"
+"""In a state directory that was restored from a backup: before which moment nothing may be started on it."""
 MOST_REPLICAS = 9
 REAL_NODE = ("none", "auto", "nvml", "cpu")
 
@@ -226,6 +229,15 @@ class LocalStack:
                 raise NotReady(waiting, limit_s, self.state_dir / "logs")
             await asyncio.sleep(0.1)
 
+    def fenced_s(self) -> float:
+        """How long work of the instance that this one was restored from may still run on nodes that cannot be reached, s:
+        nothing is started before (`libs.cli.fencing`)."""
+        try:
+            told = json.loads((self.state_dir / RESTORED).read_text())
+        except FileNotFoundError:
+            return 0.0
+        return max(0.0, float(told["not_before_s"]) - time.time())
+
     # ------------------------------------------------------------------------------------------------- starting, stopping
 
     async def start(self) -> None:
@@ -234,6 +246,9 @@ class LocalStack:
         Raises what `Servers.start` raises, StartFailed (a process ended before it answered), NotReady.
         """
         options = self.options
+        if wait_s := self.fenced_s():
+            log.warning("restored: leases of the instance before may last for another %.0f s", wait_s)
+            await asyncio.sleep(wait_s)
         self._make_credentials()
         self._servers = Servers(self.state_dir, self._server_options(), on_event=self._on_event)
         async with contextlib.AsyncExitStack() as undo:

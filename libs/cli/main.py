@@ -46,6 +46,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "node": CommandEntry("node", "Declare a silent node dead (operators)"),
     "team": CommandEntry("team", "Add teams and users, rotate and revoke their credentials (operators)"),
     "credentials": CommandEntry("credentials", "Accounts and credentials for a NATS server of your own (operators)"),
+    "backup": CommandEntry("backup", "Write all that cannot be made again into a folder (operators)"),
+    "restore": CommandEntry("restore", "Make a state directory out of a backup (operators)"),
     "provision": CommandEntry("provision", "Create streams and consumers on a NATS server (operators)"),
 }
 

@@ -115,6 +115,8 @@ async def _serve(launch: LocalStack) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     hint(f"starting in {_relative(str(launch.state_dir))} ...")
+    if wait_s := launch.fenced_s():
+        hint(f"restored from a backup: leases of before may last for another {wait_s:.0f} s, which are waited for")
     starting = asyncio.ensure_future(launch.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:

@@ -11,6 +11,7 @@ from libs.ledger.chain import GENESIS, ChainEntry, Head, judge
 from libs.ledger.export import BadLedgerFile, FileEnd, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.reader import LedgerReader
 from libs.ledger.segments import last_seq, messages, readable
+from schemas.ledger import LedgerRecord
 
 Progress = Callable[[int, int], None]
 """Called now and then with the messages done, and with how many there are; 0: not known."""
@@ -19,9 +20,15 @@ _WAIT_S = 1.0
 _TOLD_EVERY = 4096
 
 
-async def verify(js: JetStreamContext, pool: str, archive: Path | None = None) -> Verification:
+async def verify(
+    js: JetStreamContext,
+    pool: str,
+    archive: Path | None = None,
+    *,
+    also: Callable[[LedgerRecord], None] = lambda r: None,
+) -> Verification:
     """Folds the ledger up to its present end. Memory is bounded by what is open, not by the ledger's length. Segments that were
-    archived and are not here any more are read from the folder `archive`.
+    archived and are not here any more are read from the folder `archive`. `also` is shown each valid record that is here.
 
     Raises LedgerStopped (see libs.ledger.chain) when the ledger cannot be read from its beginning.
     """
@@ -34,6 +41,8 @@ async def verify(js: JetStreamContext, pool: str, archive: Path | None = None) -
         async for entries in reader.read_to(await reader.last_seq()):
             for entry in entries:
                 head = _step(checker, entry, head)
+                if entry.valid:
+                    also(entry.record)
     finally:
         await reader.close()
     return _finished(checker, head)

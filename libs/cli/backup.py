@@ -1,0 +1,60 @@
+"""`baton backup FOLDER`: see `libs.cli.backup_files`."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.bus.connect import Address
+from libs.cli.backup_files import rehearse, write
+from libs.cli.options import Url
+from libs.cli.output import hint, say
+from libs.client.where import read_instance, state_dir
+from libs.walls.keyring import Keyring
+
+FolderArgument = Annotated[Path, typer.Argument(help="The folder of the backup.", metavar="FOLDER")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The instance's state directory (BATON_STATE_DIR).")]
+Archive = Annotated[
+    Path | None,
+    typer.Option("--archive", help="Of `baton ledger archive --delete`: segments that are not in the ledger any more."),
+]
+
+
+def command(
+    folder: FolderArgument,
+    *,
+    check: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="Put it back into a broker of its own, and verify the ledger there."),
+    ] = True,
+    archive: Archive = None,
+    state: StateDir = None,
+    url: Url = None,
+) -> None:
+    """Write everything that cannot be made again into FOLDER, while Baton runs; again into the same folder for what is new."""
+    home = state or state_dir()
+    began = time.monotonic()
+    manifest = asyncio.run(write(home, folder, _address(home, url)))
+    took_s, size = time.monotonic() - began, sum(one["bytes"] for one in manifest["streams"])
+    hint(
+        f"{len(manifest['streams'])} streams, {size / (1 << 20):.1f} MiB, {manifest['copied_bytes'] / (1 << 20):.1f} MiB of it "
+        f"new, in {took_s:.1f} s; what is acknowledged after {_moment(manifest['taken_s'])} is not in it"
+    )
+    if check:
+        heads = asyncio.run(rehearse(folder, archive))
+        for pool, head in heads.items():
+            hint(f"pool {pool}: {head['records']} records, verified to {head['seq']}")
+    say(str(folder))
+
+
+def _address(home: Path, url: str | None) -> Address:
+    ring = Keyring(home)
+    found = url or os.environ.get("BATON_NATS_URL") or str(read_instance(home)["url"])
+    return Address(found, ring.service() if ring.exists else None)
+
+
+def _moment(at_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))

@@ -1,0 +1,215 @@
+"""What a backup consists of, how it is written while Baton runs, and how it becomes a state directory again.
+
+    manifest.json        what is there, with the SHA-256 of each file; written last, so that it never names half a backup
+    streams/             each stream as the broker had it at one moment: ledger, inboxes, requests, events, cursors, snapshots
+    state/               keys.json, creds/ and what else the state directory has that nothing can make again
+
+Redis, MongoDB, bills and what queries know are folds of the ledger: services make them again. What is in the folder can make
+any credential: its files are 0600, and the folder 0700.
+
+**Consistent.** Streams are copied one after another while they are written, so their order makes the whole right. What says how
+far somebody is (cursors, readers, snapshots) comes before what it speaks of. Requests come before the ledger: one that is in
+both is admitted a second time, which changes nothing. Events come before the ledger, which has then decided all that was told.
+The inbox comes last: what the ledger has decided is in it, so that no new input gets an old one's number.
+
+**Incremental.** A sealed segment of the ledger never changes: a backup into the same folder leaves its file as it is.
+"""
+
+import json
+import re
+import shutil
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from libs.bus.connect import Address, close, connect
+from libs.bus.copies import NotCopied, copy_stream, put_back, sha256
+from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SNAPSHOTS_BUCKET
+from libs.cli.exits import UsageFault
+from libs.cli.fencing import Fence, fence, verified
+from libs.cli.launch import RESTORED
+from libs.embedded import NatsOptions, ServerOptions, Servers
+from libs.embedded.records import write_private
+from libs.embedded.servers import NATS
+from libs.walls.keyring import KEYS_FILE, Keyring
+from schemas import subjects
+from schemas.subjects import EVENTS, REQUESTS, TELEMETRY
+
+MANIFEST = "manifest.json"
+VERSION = 1
+STATE = (KEYS_FILE, "creds", "secrets", "secrets.json", "people.json")
+"""What of a state directory nothing can make again."""
+_FIRST = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", f"OBJ_{SNAPSHOTS_BUCKET}", REQUESTS, EVENTS)
+_LEDGER = re.compile(r"LEDGER-.+|SEGMENT-.+-\d{20}")
+_SCRATCH_BYTES = 1 << 40
+"""What a broker of a restore lets streams reserve; the disk is not asked for it."""
+
+
+# ------------------------------------------------------------------------------------------------------------- to a folder
+
+
+async def write(home: Path, folder: Path, address: Address) -> dict[str, Any]:
+    """The backup's manifest. Raises NotCopied, BusUnavailable, OSError."""
+    _private_folder(folder)
+    _private_folder(folder / "streams")
+    before = {one["name"]: one for one in _manifest(folder, missing={"streams": []})["streams"]}
+    taken_s, copied, done = time.time(), 0, []
+    nats = await connect(address, name="backup", wait_s=10.0)
+    try:
+        for name, info in await _in_order(nats):
+            known = before.get(name)
+            if known is not None and _same(known, info) and sha256(folder / known["file"]) == known["sha256"]:
+                done.append(known)
+                continue
+            file = f"streams/{name}-{int(taken_s * 1000)}.snapshot"
+            about = await copy_stream(nats, name, folder / file)
+            copied += about["bytes"]
+            done.append({"name": name, "file": file, "created": info["created"], **about})
+    finally:
+        await close(nats)
+    manifest = {
+        "version": VERSION,
+        "taken_s": taken_s,
+        "done_s": time.time(),
+        "copied_bytes": copied,
+        "streams": done,
+        "state": _copy_state(home, folder),
+    }
+    write_private(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    wanted = {one["file"] for one in done}
+    for old in (folder / "streams").iterdir():
+        if f"streams/{old.name}" not in wanted:
+            old.unlink()
+    return manifest
+
+
+def _same(known: dict[str, Any], info: dict[str, Any]) -> bool:
+    """A sealed stream never changes; one that was made anew has another birthday."""
+    sealed = bool(info["config"].get("sealed"))
+    return sealed and known["created"] == info["created"] and known["state"]["last_seq"] == info["state"]["last_seq"]
+
+
+async def _in_order(nats: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Every stream of the broker that is Baton's, in the order in which they are copied."""
+    found: dict[str, dict[str, Any]] = {}
+    while True:
+        asked = json.dumps({"offset": len(found)}).encode()
+        answer = json.loads((await nats.request("$JS.API.STREAM.LIST", asked, timeout=10)).data)
+        page = answer.get("streams") or []
+        found |= {one["config"]["name"]: one for one in page}
+        if not page or len(found) >= answer["total"]:
+            break
+    inboxes = [name for name in found if name.startswith(subjects.inbox_stream("x").removesuffix("x"))]
+    ledger = sorted(name for name in found if _LEDGER.fullmatch(name))
+    others = sorted(found.keys() - {*_FIRST, *inboxes, *ledger, TELEMETRY})
+    order = [*(name for name in _FIRST if name in found), *others, *ledger, *sorted(inboxes)]
+    return [(name, found[name]) for name in order]
+
+
+def _copy_state(home: Path, folder: Path) -> list[dict[str, Any]]:
+    """The files of `STATE`, as they are now."""
+    into = folder / "state"
+    shutil.rmtree(into, ignore_errors=True)
+    done = []
+    for name in STATE:
+        for path in sorted([home / name] if (home / name).is_file() else (home / name).rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                there = into / path.relative_to(home)
+                there.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                shutil.copyfile(path, there)
+                there.chmod(0o600)
+                done.append({"file": str(path.relative_to(home)), "sha256": sha256(there)})
+    return done
+
+
+# ----------------------------------------------------------------------------------------------------------- out of a folder
+
+
+async def rehearse(folder: Path, archive: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Puts the backup into a broker that is thrown away, and verifies each pool's ledger there. Pool -> its head."""
+    scratch = folder / "rehearsal"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        async with AsyncExitStack() as stack:
+            nats = await _revived(stack, folder, scratch)
+            return {pool: await verified(nats, pool, archive) for pool in _pools(_manifest(folder))}
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+async def put_into(folder: Path, home: Path, how: Fence, archive: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Fills the new state directory `home`. Pool -> what was found and ended there. Raises NotCopied, NotFenced."""
+    told: dict[str, dict[str, Any]] = {}
+    try:
+        async with AsyncExitStack() as stack:
+            nats = await _revived(stack, folder, home)
+            for pool in _pools(_manifest(folder)):
+                told[pool] = await fence(nats, pool, how, archive)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)  # half of a ledger must not be started
+        raise
+    not_before_s = max((one["not_before_s"] for one in told.values()), default=0.0)
+    write_private(home / RESTORED, json.dumps({"not_before_s": not_before_s, "pools": told}, indent=1) + "\n")
+    return told
+
+
+async def _revived(stack: AsyncExitStack, folder: Path, home: Path) -> Any:
+    """A connection to a broker in `home` that has the streams of the backup, and trusts who its keys trust."""
+    manifest = _manifest(folder)
+    _check_files(folder, manifest)
+    _put_state(folder, home, manifest)
+    ring = Keyring(home)
+    options = NatsOptions(
+        trust=ring.trust() if ring.exists else None, sync_always=False, max_file_store_bytes=_SCRATCH_BYTES
+    )
+    servers = Servers(home, ServerOptions(run=(NATS,), nats=options))
+    await stack.enter_async_context(servers)
+    creds = ring.service() if ring.exists else None
+    nats = await connect(Address(servers.nats_url, creds), name="restore")
+    stack.push_async_callback(close, nats)
+    for about in manifest["streams"]:
+        await put_back(nats, about, folder / about["file"])
+    return nats
+
+
+def _put_state(folder: Path, home: Path, manifest: dict[str, Any]) -> None:
+    _private_folder(home)
+    for one in manifest["state"]:
+        there = home / one["file"]
+        there.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(folder / "state" / one["file"], there)
+        there.chmod(0o600)
+
+
+def _private_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def _manifest(folder: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError:
+        if missing is not None:
+            return missing
+        raise UsageFault(f"{folder} is no backup: it has no {MANIFEST}, or the backup was never finished") from None
+    except ValueError as e:
+        raise UsageFault(f"{folder / MANIFEST} cannot be read: {e}") from None
+    if manifest.get("version") != VERSION:
+        raise UsageFault(f"{folder} is of version {manifest.get('version')}: restore it with the Baton that wrote it")
+    return manifest
+
+
+def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
+    """Raises NotCopied for a file that is not as it was written: before anything is made of it."""
+    files = [(folder / one["file"], one["sha256"]) for one in manifest["streams"]]
+    files += [(folder / "state" / one["file"], one["sha256"]) for one in manifest["state"]]
+    for path, digest in files:
+        if not path.is_file() or sha256(path) != digest:
+            raise NotCopied(f"{path} is not what the backup wrote: it is missing, cut short or changed")
+
+
+def _pools(manifest: dict[str, Any]) -> list[str]:
+    prefix = subjects.inbox_stream("x").removesuffix("x")
+    return sorted(one["name"].removeprefix(prefix) for one in manifest["streams"] if one["name"].startswith(prefix))
