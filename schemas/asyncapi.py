@@ -177,7 +177,7 @@ CLOUD_EVENT: Json = {
         "ce-correlationid": _text("the same on everything that one request leads to"),
         "ce-causationid": _text("the id of the message that led to this one"),
         "traceparent": _text("W3C trace context"),
-        "Nats-Msg-Id": _text("equal to ce-id: the broker drops a second copy"),
+        "Nats-Msg-Id": _text("equal to ce-id, or made of it and a secret: the broker drops a second copy"),
         "Content-Type": _text("application/json; application/cloudevents+json in structured mode"),
     },
 }

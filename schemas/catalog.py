@@ -226,7 +226,16 @@ CATALOG: tuple[Message, ...] = (
         billing.QuotaSnapshot,
         "A team's quota and use; the operator is told all teams'.",
     ),
-    _query("log", "read", queries.LogQuery, "agent", queries.LogPiece, of_pool=False),
+    _query("log", "read", queries.LogQuery, "history", queries.LogPiece, of_pool=False),
+    Message(
+        "io.baton.log.piece.query.v1",
+        queries.NodeLogQuery,
+        subjects.LOG_QUESTION,
+        "",
+        "history",
+        ("agent",),
+        queries.LogPiece,
+    ),
     Message(
         "io.baton.admission.pools.query.v1",
         queries.AdmissionPoolsQuery,

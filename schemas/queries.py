@@ -53,6 +53,10 @@ class AttemptDocument(Fact):
     nodes: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     milli: tuple[int, ...] = ()
+    places: tuple[int, ...] = Field(
+        default=(),
+        description="of each device the place of its node in `nodes`; empty when each node has as many, one after the other",
+    )
     resume: Checkpoint | None = None
     checkpoint: Checkpoint | None = None
     exit_code: int | None = None
@@ -399,13 +403,19 @@ class DeviceList(Fact):
 
 
 class LogQuery(Strict):
-    """A piece of a job's output. Answered by the agent that has it (`log.read`); the others stay silent."""
+    """A piece of a job's output. Answered by history (`log.read`), which asks the node that has it."""
 
     job_id: JobId
     attempt: int = Field(default=0, ge=0, description="0: the latest")
     rank: int = Field(default=0, ge=0)
     offset: int = Field(default=0, ge=0, description="byte to start from")
     limit: int = Field(default=65_536, ge=1, le=262_144, description="bytes at the most")
+
+
+class NodeLogQuery(LogQuery):
+    """The same, of the node that ran the rank. Asked by history, answered by the node's agent (`log.piece`)."""
+
+    team: Name = Field(description="who asks: whose job it must be, unless it is the operator")
 
 
 class LogPiece(Fact):

@@ -37,6 +37,8 @@ QUESTION = "baton.qry.{entity}.v1.{what}.{team}.{user}"
 POOL_QUESTION = "baton.qry.{entity}.v1.{what}.{pool}.{team}.{user}"
 PEER_QUESTION = "baton.qry.{entity}.v1.{what}.{service}"
 NODE_QUESTION = "baton.qry.node.v1.{what}.{pool}.{node}"
+LOG_QUESTION = "baton.qry.log.v1.piece.{pool}.{node}"
+"""What history asks the node that has a job's output."""
 NODE_COMMAND = "baton.cmd.node.v1.{what}.{pool}.{node}"
 NODE_SIGNAL = "baton.tel.node.v1.{what}.{pool}.{node}"
 INPUT = "baton.in.{entity}.v1.{what}.{pool}"
@@ -283,6 +285,11 @@ def node_reply_prefix(pool: str, node: str) -> str:
     return f"_NODE_{token(pool)}.{token(node)}"
 
 
+def service_inbox(service: str) -> str:
+    """Where a service's answers arrive."""
+    return f"_INBOX.{token(service)}"
+
+
 def user_may(team: str, user: str = "*") -> tuple[list[str], list[str]]:
     """(publish, subscribe) patterns of a person's credential: own commands and questions, the team's events; no more.
 
@@ -311,7 +318,9 @@ def node_may(pool: str, node: str = "*") -> tuple[list[str], list[str]]:
     )
 
 
-def log_readers_may() -> tuple[list[str], list[str]]:
-    """(publish, subscribe) patterns of the second credential of an agent: it hears the teams' questions for logs, and may
-    answer what it hears (the broker's `allow_responses`); nothing else."""
-    return [], [anyone(QUESTION, entity="log", what="read")]
+def log_readers_may(name: str, *, whole_pool: bool = False) -> tuple[list[str], list[str]]:
+    """(publish, subscribe) patterns of the second credential of an agent: it hears what history asks of its node's logs, and
+    may answer that (the broker's `allow_responses`); nothing else. `name`: the credential's, `<pool>.<node>`, or `<pool>`
+    with `whole_pool`."""
+    stem_ = LOG_QUESTION.removesuffix("{pool}.{node}")
+    return [], [f"{stem_}{name}.*" if whole_pool else f"{stem_}{name}"]

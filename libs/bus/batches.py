@@ -17,6 +17,7 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from libs.bus.dead import BATCH_PREFIX
+from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.replies import Replies
 from libs.bus.table import atomic_stream_of
@@ -84,7 +85,7 @@ class Batches:
         named = {BATCH_ID: f"{name[0].rpartition('.')[2]}-{name[2]}"}
         for number, i in enumerate(batch, 1):
             last = {BATCH_COMMIT: "1"} if number == len(batch) else {}
-            headers = items[i].headers | named | {BATCH_SEQUENCE: str(number)} | last
+            headers = sent_headers(self._nats, items[i]) | named | {BATCH_SEQUENCE: str(number)} | last
             reply = reply_to if last else ""
             await self._nats.publish(items[i].subject, items[i].payload, reply=reply, headers=headers)
         return future

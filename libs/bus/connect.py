@@ -15,15 +15,17 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import nats
 from nats.aio.client import Client
 
-from libs.bus.creds import Address, BadCredential, at
+from libs.bus.creds import Address, BadCredential, at, speaker
 from libs.bus.metrics import ERRORS
 from libs.ports.host import present_host
+from schemas.subjects import service_inbox
 
 logger = logging.getLogger("baton.bus")
 
@@ -55,6 +57,8 @@ class BusConnection(Client):
     """A NATS client that knows whether its end is wanted."""
 
     closing = False
+    secret = ""
+    """Of its credential: see `libs.bus.ids`."""
 
     async def drain(self) -> None:
         """Send what is buffered, then close. Never raises for a server that is away: closing goes on without it."""
@@ -80,9 +84,9 @@ async def connect(
 ) -> BusConnection:
     """A connection to `address` (a bare URL, or comma-separated ones of one cluster, will do), named `name` at the server.
 
-    `inbox_prefix` is where replies arrive; a credential allows only its own (`schemas.subjects`). The first connection is
-    tried for `wait_s` seconds. Raises BusUnavailable after that, and at once when the credential is refused; BadCredential
-    when it is none; AnonymousBroker when anybody may connect there and `address` does not allow that.
+    `inbox_prefix` is where replies arrive; a credential allows only its own (`schemas.subjects`); by default a service's. The
+    first connection is tried for `wait_s` seconds. Raises BusUnavailable after that, and at once when the credential is
+    refused; BadCredential when it is none; AnonymousBroker when anybody may connect there and `address` does not allow that.
     """
     if (host := present_host()) is not None:
         return await host.connect(name, inbox_prefix, wait_s)
@@ -90,6 +94,7 @@ async def connect(
     problems = _Problems(name)
     where = at(address)
     servers = [part.strip() for part in where.url.split(",")]
+    connection.secret = where.secret()
     options: dict[str, Any] = {
         "servers": servers,
         **(where.options() or _credential(servers)),
@@ -104,6 +109,9 @@ async def connect(
         "error_cb": problems.report,
         "closed_cb": _on_closed(connection, die_on_close),
     }
+    if inbox_prefix is None and where.creds is not None:
+        with suppress(ValueError):  # a name of several tokens: of who gives the prefix, or needs none
+            inbox_prefix = service_inbox(speaker(where.creds))
     if inbox_prefix is not None:
         options["inbox_prefix"] = inbox_prefix
     attempt = asyncio.create_task(connection.connect(**options))

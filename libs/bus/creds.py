@@ -1,6 +1,7 @@
 """Credentials as NATS clients keep them: `.creds` files with a signed claim of who it is, and the key that proves it."""
 
 import base64
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,14 @@ class Address:
         speaker(self.creds)
         return {"user_credentials": RawCredentials(self.creds) if isinstance(self.creds, str) else str(self.creds)}
 
+    def secret(self) -> str:
+        """What only who has this credential knows: a hash of its key; "" without one. Raises BadCredential."""
+        if self.creds is None:
+            return ""
+        lines = _read(self.creds).splitlines()
+        seed = lines[lines.index(_SEED) + 1] if _SEED in lines[:-1] else ""
+        return hashlib.sha256(b"baton message ids\x1f" + seed.encode()).hexdigest()
+
     def environ(self) -> dict[str, str]:
         """The same as the environment of a process has it. Raises TypeError for a credential that is no file."""
         if isinstance(self.creds, str):
@@ -51,10 +60,7 @@ def at(address: "Address | str") -> Address:
 
 def speaker(creds: Path | str) -> str:
     """Whose credential it is: `<team>`, `<team>.<user>`, `operator`, ... Raises BadCredential."""
-    try:
-        text = creds if isinstance(creds, str) else creds.read_text()
-    except (OSError, UnicodeDecodeError) as e:
-        raise BadCredential(f"the credential {creds} cannot be read ({e}): correct BATON_NATS_CREDS") from None
+    text = _read(creds)
     shown = "the credential" if isinstance(creds, str) else f"{creds}"
     lines = text.splitlines()
     try:
@@ -64,3 +70,10 @@ def speaker(creds: Path | str) -> str:
         return str(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["name"])
     except (ValueError, LookupError, TypeError):
         raise BadCredential(f"{shown} is no NATS credential: it needs the claim of a user and a seed") from None
+
+
+def _read(creds: Path | str) -> str:
+    try:
+        return creds if isinstance(creds, str) else creds.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise BadCredential(f"the credential {creds} cannot be read ({e}): correct BATON_NATS_CREDS") from None

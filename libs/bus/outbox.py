@@ -3,7 +3,7 @@
 What is guaranteed: `publish_many` returns when the broker has acknowledged every message. A message that was sent and
 not acknowledged in time is sent again with the same `Nats-Msg-Id`, so within the stream's duplicate window it is
 stored once. What is not: an order across a retry (a message may be stored after a later one), and anything after an
-exception (some may be stored: send all again, their ids are the same).
+exception (some may be stored: send all again, their ids are the same). Ids are sent as `libs.bus.ids` makes them.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableError
 
 from libs.bus.batches import Batches
+from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing, header_bytes
 from libs.bus.metrics import PUBLISHED, RETRIED
 from libs.bus.replies import Replies
@@ -125,7 +126,9 @@ class Outbox:
                 for i in todo:
                     item = items[i]
                     waiting[i], reply_to = replies.expect()
-                    await self._nats.publish(item.subject, item.payload, reply=reply_to, headers=dict(item.headers))
+                    await self._nats.publish(
+                        item.subject, item.payload, reply=reply_to, headers=sent_headers(self._nats, item)
+                    )
                 await asyncio.wait(waiting.values())
         except (TimeoutError, OutboundBufferLimitError):
             pass

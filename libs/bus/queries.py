@@ -89,6 +89,7 @@ def serve(
     handler: Handler,
     *,
     pool: str | None = None,
+    node: str | None = None,
     queue: str = "",
     seen: OnSeen | None = None,
     workers: int = _WORKERS,
@@ -98,9 +99,9 @@ def serve(
     `handler` gets the question and who asks, as the subject says it (the team, or the node), and returns the answer; it
     may be async. None sends no reply: somebody else has the answer. It may raise NothingFound, InvalidQuestion or AskAgain;
     anything else is a bug: logged, answered as failed, and the service lives. `pool` narrows questions of one pool to
-    it. A list is sent as so many messages (`ask_all`). Of several processes with one `queue`, one answers each question.
-    `seen` is awaited first, with the ledger sequence that the asker has heard of (0: none): another process may have told
-    it more than this one knows yet. At most `workers` questions are in `handler` at a time.
+    it, `node` those of one node. A list is sent as so many messages (`ask_all`). Of several processes with one `queue`, one
+    answers each question. `seen` is awaited first, with the ledger sequence that the asker has heard of (0: none): another
+    process may have told it more than this one knows yet. At most `workers` questions are in `handler` at a time.
     """
 
     async def on_question(raw: Any) -> None:
@@ -120,7 +121,7 @@ def serve(
                 await raw._client.publish(raw.reply, failed.model_dump_json().encode(), headers={STATUS: FAILED})
 
     broker.subscriber(
-        _heard(message, pool),
+        _heard(message, pool=pool, node=node),
         queue=queue,
         decoder=undecoded,
         ack_policy=AckPolicy.MANUAL,
@@ -135,8 +136,9 @@ def _at_least(headers: Mapping[str, str] | None) -> int:
     return int(said) if len(said) < _DIGITS and said.isascii() and said.isdigit() else 0
 
 
-def _heard(message: Message, pool: str | None) -> str:
-    narrowed = {"pool": pool} if pool is not None and "pool" in subjects.keys_in(message.subject) else {}
+def _heard(message: Message, **keys: str | None) -> str:
+    places = subjects.keys_in(message.subject)
+    narrowed = {key: value for key, value in keys.items() if value is not None and key in places}
     return subjects.anyone(message.subject, **narrowed)
 
 

@@ -42,6 +42,7 @@ from libs.bus.outbox import NotStored, Outbox
 from libs.bus.table import ACK_WAIT_S, consumer_config, durable_of
 from libs.ports import clock
 from libs.ports.host import failpoint
+from schemas.subjects import service_inbox
 
 __all__ = ["Malformed", "NoRoom", "Received", "Transient", "consume", "dead_letter", "received_of", "replayed"]
 
@@ -129,6 +130,7 @@ def consume(
         durable=durable,
         config=consumer_config(entry),
         pull_sub=PullSub(batch_size=batch, timeout=1.0, batch=True),
+        inbox_prefix=f"{service_inbox(origin)}.".encode(),
         ack_policy=AckPolicy.MANUAL,
         decoder=undecoded,
     )(shell.on_batch)

@@ -29,7 +29,7 @@ SERVICES = "services"
 """The role that may do everything in the core: of whoever administers it, of tests, and of no service."""
 PROVISION = "provision"
 TEAM, USER = "team", "user"
-NODE, LOGS = "node", "logs"
+NODE, LOGS, POOL_LOGS = "node", "logs", "pool-logs"
 CLAIMS = "claims"
 RESERVED = (OPERATOR, SERVICES)
 """What no team may be called."""
@@ -67,15 +67,21 @@ class AccountRole:
         return found
 
 
-def core_roles() -> dict[str, AccountRole]:
-    """Of the account `$baton`."""
+def core_roles(pools: Sequence[str] = ()) -> dict[str, AccountRole]:
+    """Of the account `$baton`; `pools` are those that are known by name."""
     return {
         SERVICES: AccountRole(),
-        **{service: AccountRole(roles.service_may(service)) for service in roles.SERVICES},
+        **{service: _of_service(service, pools) for service in roles.SERVICES},
         PROVISION: AccountRole(subjects.operator_may(), never=subjects.operator_may_not()),
         OPERATOR: AccountRole(subjects.operator_may(), never=subjects.operator_may_not()),
-        LOGS: AccountRole(*subjects.log_readers_may(), responds=True),
+        LOGS: AccountRole(*subjects.log_readers_may(NAME), responds=True),
+        POOL_LOGS: AccountRole(*subjects.log_readers_may(NAME, whole_pool=True), responds=True),
     }
+
+
+def _of_service(service: str, pools: Sequence[str]) -> AccountRole:
+    never = roles.service_may_not(service, pools)
+    return AccountRole(roles.service_may(service), roles.service_hears(service), never=never)
 
 
 def node_roles(pool: str, node: str = "*") -> dict[str, AccountRole]:
@@ -104,8 +110,9 @@ def _named(patterns: Sequence[str], keys: str) -> list[str]:
 # ----------------------------------------------------------------------------------------------------- claims of accounts
 
 
-def core_account(keys: Mapping[str, str], revoked: Mapping[str, int]) -> dict[str, Any]:
-    """The claim of `$baton`; `keys` has the public signing key of each role, `revoked` is as `team_account` has it."""
+def core_account(keys: Mapping[str, str], revoked: Mapping[str, int], pools: Sequence[str] = ()) -> dict[str, Any]:
+    """The claim of `$baton`; `keys` has the public signing key of each role, `revoked` is as `team_account` has it, `pools` are
+    those that have nodes with credentials."""
     unbounded = {"mem_storage": NO_LIMIT, "disk_storage": NO_LIMIT, "streams": NO_LIMIT, "consumer": NO_LIMIT}
     exports: list[dict[str, Any]] = []
     for asked, told in (shared(subjects.user_may(_ANY)), shared(subjects.node_may(_ANY))):
@@ -113,7 +120,7 @@ def core_account(keys: Mapping[str, str], revoked: Mapping[str, int]) -> dict[st
         exports += [{"name": subject, "subject": subject, "type": "stream"} for subject in told]
     limits = {**_limits(connections=NO_LIMIT, subscriptions=NO_LIMIT, payload=NO_LIMIT), **unbounded}
     limits |= {"exports": NO_LIMIT, "wildcards": True}
-    return _account(core_roles(), keys, exports=exports, limits=limits, revocations=dict(revoked))
+    return _account(core_roles(pools), keys, exports=exports, limits=limits, revocations=dict(revoked))
 
 
 def _export(subject: str) -> dict[str, Any]:

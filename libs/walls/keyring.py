@@ -25,7 +25,7 @@ from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
 from libs.embedded.records import write_private
 from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
-from libs.walls.accounts import CORE, LOGS, NODE, SERVICES, SYSTEM, TEAM, USER
+from libs.walls.accounts import CORE, LOGS, NODE, POOL_LOGS, SERVICES, SYSTEM, TEAM, USER
 from libs.walls.claims import KeyKind, KeyPair
 from schemas.subjects import OPERATOR, token
 
@@ -76,6 +76,11 @@ class Keys(BaseModel):
     teams: dict[str, AccountKeys] = {}
     nodes: dict[str, AccountKeys] = {}
     """By `<pool>.<node>`, or `<pool>` for all nodes of a pool."""
+
+    @property
+    def pools(self) -> list[str]:
+        """Those whose agents were given credentials."""
+        return sorted({name.partition(".")[0] for name in self.nodes})
 
 
 def check_teams(teams: Sequence[str]) -> None:
@@ -146,7 +151,7 @@ class Keyring:
 
     def _agent(self, name: str) -> Path:
         folder = self.creds / "nodes" / name
-        self._credential(CORE, LOGS, f"logs {name}", folder / LOGS_CREDS, called=name)
+        self._credential(CORE, LOGS if "." in name else POOL_LOGS, _logs(name), folder / LOGS_CREDS, called=name)
         return self._credential(f"{_NODE}{name}", NODE, name, folder / _ONE)
 
     def team(self, name: str) -> Path:
@@ -206,7 +211,7 @@ class Keyring:
         name = f"{pool}.{node}" if node else pool
         with self._changing() as keys:
             self._void(_account(keys, f"{_NODE}{name}"), name)
-            self._void(keys.core, f"logs {name}")
+            self._void(keys.core, _logs(name))
         return [f"{_NODE}{name}", CORE]
 
     def _void(self, owner: AccountKeys, name: str) -> None:
@@ -223,7 +228,7 @@ class Keyring:
             if name == SYSTEM:
                 said = accounts.system_account(owner.public_roles(list(accounts.system_roles())))
             elif name == CORE:
-                said = accounts.core_account(owner.public_roles(list(accounts.core_roles())), owner.revoked)
+                said = accounts.core_account(owner.public_roles(list(accounts.core_roles())), owner.revoked, keys.pools)
             elif name.startswith(_NODE):
                 pool, _, node = name.removeprefix(_NODE).partition(".")
                 public = owner.public_roles(list(accounts.node_roles(pool)))
@@ -270,6 +275,11 @@ class Keyring:
 
     def _private(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _logs(name: str) -> str:
+    """Under which name the second credential of an agent is known."""
+    return f"logs {name}" if "." in name else f"logs of all of {name}"
 
 
 def _new(kind: KeyKind) -> KeyPair:

@@ -1,44 +1,75 @@
-"""What each service may say in the core account: its own messages, by the catalogue, and what it needs to read and to remember.
+"""What each service may say and hear in the core account: its own messages, by the catalogue, and what it needs to read and to
+remember.
 
-So a service that is wrong, or is given another's message to repeat, cannot speak for another: the ledger's subjects are
-placement's alone, a node is lost because leases says so, and nobody but admission lets a job in. All may hear everything.
+So a service that is wrong, is given another's message to repeat, or was taken over, cannot speak for another: the ledger's
+subjects are placement's alone, a node is lost because leases says so, and nobody but admission lets a job in. It hears what the
+catalogue says that it answers or reads, and its own replies; it can make consumers only of the streams that it reads, of the
+ledger, and of the bucket of snapshots.
 
-This is no wall against a service that was taken over: who may make a consumer of a stream may have it deliver anywhere.
+What the broker cannot check is where a consumer delivers: that stands in the request, and not in its subject. So a service that
+was taken over can still have what it may read delivered to any subject of the core. It cannot choose the words, and no reader
+takes them for a service's: a record must follow on the one before, and what is stored twice has the first one's message id.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SECRETS_BUCKET, SNAPSHOTS_BUCKET
 from schemas import subjects
 from schemas.catalog import CATALOG
-from schemas.subjects import EVENTS, OPERATOR, REQUESTS
+from schemas.subjects import DEAD, EVENTS, OPERATOR, REQUESTS, TELEMETRY
 
 SERVICES: Final = (
     "placement", "admission", "history", "quota_billing", "telemetry", "leases", "preemption", "queries", "vault",
 )  # fmt: skip
 
-_READS: Final = (
+_BUCKETS: Final = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", f"OBJ_{SNAPSHOTS_BUCKET}")
+_SECRETS: Final = f"KV_{SECRETS_BUCKET}"
+_STREAMS: Final = (REQUESTS, EVENTS, TELEMETRY, DEAD, *_BUCKETS, _SECRETS)
+"""Those of the table whose names are fixed; inboxes and ledgers bear their pool's."""
+
+_LOOKS: Final = (
     "$JS.API.INFO",
     "$JS.API.STREAM.INFO.*",
     "$JS.API.STREAM.LIST",
     "$JS.API.STREAM.NAMES",
+    "$JS.API.CONSUMER.INFO.*.*",
+    "$JS.API.CONSUMER.LIST.*",
+)
+"""What there is and how full: no messages."""
+
+_READS: Final = (
     "$JS.API.STREAM.MSG.GET.*",
-    "$JS.API.DIRECT.GET.>",
-    "$JS.API.CONSUMER.>",
-    "$JS.ACK.>",
+    "$JS.API.CONSUMER.CREATE.*",
+    "$JS.API.CONSUMER.CREATE.*.>",
+    "$JS.API.CONSUMER.MSG.NEXT.*.*",
+    "$JS.API.CONSUMER.DELETE.*.*",
     "$JS.FC.>",
 )
-"""Streams, by consumers of its own or the table's."""
+"""Of every stream, less those of `_closed`: segments of ledgers come and go, and a token has no wildcard for its beginning."""
 
 _REMEMBERS: Final = (
     f"$KV.{CURSORS_BUCKET}.>",
     f"$KV.{READERS_BUCKET}.>",
     f"$O.{SNAPSHOTS_BUCKET}.>",
     f"$JS.API.STREAM.PURGE.OBJ_{SNAPSHOTS_BUCKET}",  # the parts of a snapshot that is replaced
+    f"$JS.API.DIRECT.GET.KV_{CURSORS_BUCKET}.>",
+    f"$JS.API.DIRECT.GET.KV_{READERS_BUCKET}.>",
 )
-_ANSWERS: Final = ("_R_.>", "_INBOX.>", f"_INBOX_{OPERATOR}.>")
-"""To teams and nodes, whose reply subjects the broker writes; to other services; to operators."""
+
+_ANSWERS: Final = ("_R_.>", f"_INBOX_{OPERATOR}.>", f"{subjects.service_inbox('services')}.>")
+"""To teams and nodes, whose reply subjects the broker writes; to operators; to who administers."""
+
+_INBOXES: Final = "inboxes"
+"""Of all pools."""
+
+_CONSUMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "placement": (_INBOXES,),
+    "admission": (REQUESTS, _INBOXES),
+    "history": (EVENTS,),
+    "vault": (_SECRETS,),
+}
+"""The streams besides ledgers and snapshots of which a service makes consumers or reads single messages."""
 
 _BESIDES: Final[Mapping[str, tuple[str, ...]]] = {
     # Segments of the ledger are streams, made, sealed and given back by their writer; so it may make any stream.
@@ -49,19 +80,77 @@ _BESIDES: Final[Mapping[str, tuple[str, ...]]] = {
         "$JS.API.STREAM.DELETE.*",
         "$JS.API.STREAM.PURGE.*",  # of its pool's inbox
     ),
-    "admission": (f"$JS.API.STREAM.PURGE.{REQUESTS}",),
-    "quota_billing": (f"$JS.API.STREAM.PURGE.{REQUESTS}",),
-    "history": (f"$JS.API.STREAM.PURGE.{EVENTS}",),
-    "vault": (f"$KV.{SECRETS_BUCKET}.*", f"$JS.API.STREAM.PURGE.KV_{SECRETS_BUCKET}"),
+    "admission": (
+        f"$JS.API.STREAM.PURGE.{REQUESTS}",
+        f"$JS.API.DIRECT.GET.{REQUESTS}",
+        f"$JS.ACK.{REQUESTS}.admission.>",
+    ),
+    "quota_billing": (
+        f"$JS.API.STREAM.PURGE.{REQUESTS}",
+        f"$JS.API.DIRECT.GET.{REQUESTS}",
+        f"$JS.ACK.{REQUESTS}.*.>",
+    ),
+    "telemetry": (f"$JS.API.DIRECT.GET.{REQUESTS}",),  # how old the oldest is that nobody has answered
+    "history": (
+        f"$JS.API.STREAM.PURGE.{EVENTS}",
+        f"$JS.API.DIRECT.GET.{EVENTS}",
+    ),
+    "vault": (
+        f"$KV.{SECRETS_BUCKET}.*",
+        f"$JS.API.STREAM.PURGE.{_SECRETS}",
+        f"$JS.API.DIRECT.GET.{_SECRETS}.>",
+    ),
 }
+
+_DURABLE: Final[Mapping[str, tuple[str, ...]]] = {"quota_billing": (REQUESTS,)}
+"""Of these a service reads by a consumer that the provisioner made, and makes none."""
+
+_OVERHEARS: Final[Mapping[str, tuple[str, ...]]] = {
+    "leases": (subjects.inbox("clock", "tick", "ANY"),),  # those of its equals
+    "telemetry": (subjects.sample("ANY"),),
+}
+"""What a service hears live of what a stream keeps."""
 
 
 def service_may(service: str) -> list[str]:
-    """What a service may publish. Raises ValueError when there is none of that name."""
+    """What a service may publish, but for `service_may_not`. Raises ValueError when there is none of that name."""
     if service not in SERVICES:
         raise ValueError(f"no service {service!r}; there are: {', '.join(SERVICES)}")
     says = {subjects.anyone(message.subject) for message in CATALOG if message.producer == service}
     letters = subjects.fill(subjects.DEAD_LETTER, origin=service)
     return [
-        *sorted(says), letters, f"{letters}.*", *_BESIDES.get(service, ()), *_REMEMBERS, *_READS, *_ANSWERS,
+        *sorted(says), letters, f"{letters}.*", *_BESIDES.get(service, ()), *_REMEMBERS, *_LOOKS, *_READS, *_ANSWERS,
+        f"{subjects.service_inbox(service)}.>",
     ]  # fmt: skip
+
+
+def service_may_not(service: str, pools: Sequence[str] = ()) -> list[str]:
+    """What is taken from the wildcards of `service_may`. `pools`: those whose inboxes are known by name."""
+    consumes = _CONSUMES.get(service, ())
+    inboxes = [] if _INBOXES in consumes else [subjects.inbox_stream(pool) for pool in pools]
+    closed = [stream for stream in (*_STREAMS, *inboxes) if stream not in consumes]
+    never: list[str] = []
+    for stream in closed:
+        if stream not in _BUCKETS:
+            never += [f"$JS.API.STREAM.MSG.GET.{stream}"]
+        if stream != f"OBJ_{SNAPSHOTS_BUCKET}":
+            making = ("CREATE.{}", "CREATE.{}.>", "DELETE.{}.*")
+            never += ["$JS.API.CONSUMER." + verb.format(stream) for verb in making]
+            if stream not in _DURABLE.get(service, ()):
+                never += [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"]
+    if service in _DURABLE:
+        never += [f"$JS.API.CONSUMER.MSG.NEXT.{REQUESTS}.admission", f"$JS.ACK.{REQUESTS}.admission.>"]
+    if service == "placement":
+        never += [f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE", "DELETE") for stream in _STREAMS]
+        kept = f"OBJ_{SNAPSHOTS_BUCKET}"
+        never += [f"$JS.API.STREAM.PURGE.{stream}" for stream in _STREAMS if stream != kept]
+    return never
+
+
+def service_hears(service: str) -> list[str]:
+    """What a service may subscribe to: the questions and signals that it reads live, and what it is answered."""
+    core = {
+        subjects.anyone(message.subject) for message in CATALOG if service in message.consumers and not message.stream
+    }
+    overheard = [subject.replace("ANY", "*") for subject in _OVERHEARS.get(service, ())]
+    return [*sorted(core), *overheard, f"{subjects.service_inbox(service)}.>"]

@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from pydantic import ValidationError
 
+from libs.bus.ids import sent_headers
 from libs.bus.messages import outgoing
 from libs.ports import clock
 from libs.ports.clock import boot_s as now
@@ -225,7 +226,7 @@ class Agent:
             cause=f"{node.name}/{node.incarnation}/sample/{at_us}",
         )
         try:
-            await self._nats.publish(message.subject, message.payload, headers=message.headers)
+            await self._nats.publish(message.subject, message.payload, headers=sent_headers(self._nats, message))
         except NatsError as e:
             log.info("a sample of %s was lost: %s", node.name, str(e)[:300])
 

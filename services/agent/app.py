@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 from faststream.asgi import AsgiFastStream
 from nats.aio.client import Client
@@ -22,7 +21,7 @@ from libs.service.app import Tasks, make_asgi
 from libs.service.connection import at_the_bus
 from schemas import subjects
 from schemas.catalog import BY_TYPE
-from schemas.queries import LogPiece, LogQuery
+from schemas.queries import LogPiece, NodeLogQuery
 from services.agent import tree
 from services.agent.agent import Agent
 from services.agent.keeper.client import KeeperClient
@@ -164,11 +163,15 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
     found = hosted(settings)
     os.umask(0o027)  # what jobs write is not for every user of the machine
 
-    def read_log(query: LogQuery, team: str) -> LogPiece | None:
-        return metrics.agent.read_log(query, team) if metrics.agent is not None else None
+    names = [one.inventory.node for one in found]
 
-    # Every agent hears every question, and the one that has the log answers: so each has a queue of its own.
-    serve(broker, BY_TYPE["io.baton.log.read.query.v1"], read_log, queue=f"agent-{uuid4().hex}")
+    def read_log(query: NodeLogQuery, node: str) -> LogPiece | None:
+        agent = metrics.agent
+        return agent.read_log(query, query.team) if agent is not None and node in agent.nodes else None
+
+    # Of several nodes all questions of the pool are heard: there may be thousands.
+    alone = names[0] if len(names) == 1 else None
+    serve(broker, BY_TYPE["io.baton.log.piece.query.v1"], read_log, pool=settings.pool, node=alone)
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from libs.adapters.mongo.store import JobStore
 from libs.bus.broker import make_broker
+from libs.bus.connect import BusConnection
 from libs.bus.leader import Leadership
 from libs.bus.queries import serve
 from libs.ledger.follower import Follower
@@ -21,6 +22,7 @@ from services.history import handlers
 from services.history.documents import Documents
 from services.history.events import EventLog
 from services.history.feed import FeedLoop
+from services.history.logs import LogRelay
 from services.history.settings import HistorySettings
 from services.history.trim import EventTrimmer
 
@@ -28,6 +30,7 @@ from services.history.trim import EventTrimmer
 class History:
     """What one process holds; made once the event loop runs."""
 
+    nats: BusConnection
     store: JobStore
     log: EventLog
     documents: Documents | None = None
@@ -51,6 +54,7 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
     async def lifespan() -> AsyncIterator[None]:
         async with connected(settings, "history-loops") as nats:
             js = nats.jetstream()
+            history.nats = nats
             history.store, history.log = JobStore(settings.mongo_url), EventLog(js)
             history.documents = Documents(
                 js,
@@ -87,6 +91,8 @@ def _serve_questions(broker: NatsBroker, history: History) -> None:
         lambda query, team: handlers.get_job(history.store, query, team, history.log),
         queue="history",
     )
+    logs = LogRelay(lambda: history.nats, lambda job_id, team: handlers.document_of(history.store, job_id, team))
+    serve(broker, BY_TYPE["io.baton.log.read.query.v1"], logs.read, queue="history", workers=logs.MOST)
     serve(
         broker,
         BY_TYPE["io.baton.job.list.query.v1"],

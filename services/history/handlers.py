@@ -26,6 +26,11 @@ async def get_job(store: JobStore, query: JobGet, team: str, log: EventLog | Non
         raise NothingFound(f"no job {query.job_id}: it was rejected ({rejected.reason})") from None
 
 
+async def document_of(store: JobStore, job_id: str, team: str) -> JobDocument:
+    """Raises NothingFound."""
+    return (await _story_of(store, job_id, team)).document
+
+
 async def list_jobs(store: JobStore, query: JobListQuery, team: str) -> JobList:
     """Newest first; the last one's `submitted_us` is the next page's `before_us`."""
     jobs = await store.jobs(

@@ -13,6 +13,7 @@ from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableEr
 from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.broker import make_broker
+from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing
 from libs.core.projections.node_lives import NodeLives
 from libs.core.state.formats import may_emit
@@ -108,7 +109,10 @@ class Leases:
         failpoint("leases.tick")
         started = now()
         outcomes = await asyncio.gather(
-            *(js.publish(item.subject, item.payload, headers=item.headers, timeout=_PUBLISH_S) for item in items),
+            *(
+                js.publish(item.subject, item.payload, headers=sent_headers(js._nc, item), timeout=_PUBLISH_S)
+                for item in items
+            ),
             return_exceptions=True,
         )
         for item, outcome in zip(items, outcomes, strict=True):

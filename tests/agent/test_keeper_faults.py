@@ -20,7 +20,7 @@ from libs.bus.queries import NoAnswer, ask
 from schemas.catalog import BY_TYPE
 from schemas.inbox import Released, Started
 from schemas.nodes import Action
-from schemas.queries import LogQuery
+from schemas.queries import NodeLogQuery
 from services.agent import tree
 from services.agent.keeper import client, contain, find, proc
 from services.agent.keeper.client import KeeperClient
@@ -513,12 +513,12 @@ async def test_it_answers_probes_metrics_and_questions_about_output(make_node, w
     metrics = await asyncio.to_thread(get, "/metrics")
     assert "baton_agent_parts 1.0" in metrics
     assert "baton_agent_started_total 1.0" in metrics
-    log_read = BY_TYPE["io.baton.log.read.query.v1"]
-    piece = await ask(world.nats, log_read, LogQuery(job_id=wanted.job_id), team="blue", user="ana")
+    log_piece, place = BY_TYPE["io.baton.log.piece.query.v1"], {"pool": world.pool, "node": "n0"}
+    piece = await ask(world.nats, log_piece, NodeLogQuery(job_id=wanted.job_id, team="blue"), **place)
     assert "up" in piece.text
     assert not piece.ended
     with pytest.raises(NoAnswer):
-        await ask(world.nats, log_read, LogQuery(job_id=wanted.job_id), team="green", user="ana", timeout_s=0.5)
+        await ask(world.nats, log_piece, NodeLogQuery(job_id=wanted.job_id, team="green"), timeout_s=0.5, **place)
 
 
 async def test_an_agent_that_is_asked_to_end_leaves_nothing(make_node, world, tmp_path):

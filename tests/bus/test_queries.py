@@ -122,7 +122,7 @@ async def test_nobody_there_is_told_at_once_and_named(nats: BusConnection, team:
 async def test_a_silent_owner_is_a_timeout(nats: BusConnection, broker: Broker, team: str) -> None:
     serve(broker, LOG, lambda query, team: None, queue="")
     await broker.start()
-    with pytest.raises(NoAnswer, match="no answer from agent"):
+    with pytest.raises(NoAnswer, match="no answer from history"):
         await ask(nats, LOG, LogQuery(job_id=job(9)), timeout_s=0.2, **asker(team))
 
 

@@ -1,11 +1,15 @@
 """Each service speaks for itself: what its role lets it say, and that this is all it needs."""
 
+from collections.abc import Iterator
+
 import nats
 import pytest
+from nats.aio.client import Client
 
 from libs.bus.connect import Address
 from libs.cli.launch import SERVICES as LAUNCHED
 from libs.walls import roles
+from libs.walls.keyring import Keyring
 from schemas import subjects
 from schemas.catalog import CATALOG
 from tests.client.fakes import until
@@ -50,15 +54,123 @@ def test_every_message_has_one_service_that_may_say_it() -> None:
             assert speakers == ({message.producer} & set(roles.SERVICES)), message.type
 
 
-async def test_a_service_is_refused_what_is_anothers(tmp_path) -> None:
-    with broker(tmp_path) as (url, ring):
-        for service, subject in MAY_NOT:
-            refused: list[str] = []
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Keyring]]:
+    with broker(tmp_path_factory.mktemp("roles")) as made:
+        yield made
 
-            async def note(error: Exception, refused: list[str] = refused) -> None:
-                refused.append(str(error))
 
-            connection = await nats.connect(url, error_cb=note, **Address("", ring.service(service)).options())
-            await connection.publish(subject, b"{}")
-            await until(lambda refused=refused: any("permissions violation" in text.lower() for text in refused))
-            await connection.close()
+class Speaker:
+    """A connection of one service, and what the broker refused it."""
+
+    nats: Client
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    @classmethod
+    async def of(cls, bus: tuple[str, Keyring], service: str) -> "Speaker":
+        made = cls()
+
+        async def note(error: Exception) -> None:
+            made.refused.append(str(error).lower())
+
+        url, ring = bus
+        made.nats = await nats.connect(
+            url,
+            error_cb=note,
+            inbox_prefix=subjects.service_inbox(service),
+            **Address("", ring.service(service)).options(),
+        )
+        return made
+
+    async def refusals(self, asked: int) -> list[str]:
+        """Once there are as many, or none is under way any more."""
+        for _ in range(2):
+            await self.nats.flush()
+        await until(lambda: len(self.refused) >= asked)
+        return [text for text in self.refused if "permissions violation" in text]
+
+
+FOREIGN = {
+    service: [
+        message
+        for message in CATALOG
+        if service != message.producer and not (service == "placement" and message.subject == subjects.RECORD)
+    ]
+    for service in roles.SERVICES
+}
+
+
+@pytest.mark.parametrize("service", roles.SERVICES)
+async def test_a_service_is_refused_what_is_anothers(bus: tuple[str, Keyring], service: str) -> None:
+    """Every message of the catalogue that it does not send, and what stands above."""
+    speaker = await Speaker.of(bus, service)
+    said = {subjects.anyone(message.subject).replace("*", "x") for message in FOREIGN[service]}
+    said -= {subjects.anyone(m.subject).replace("*", "x") for m in CATALOG if m.producer == service}
+    said |= {subject for name, subject in MAY_NOT if name == service}
+    for subject in sorted(said):
+        await speaker.nats.publish(subject, b"{}")
+    assert len(await speaker.refusals(len(said))) == len(said)
+    await speaker.nats.close()
+
+
+@pytest.mark.parametrize("service", roles.SERVICES)
+async def test_a_service_hears_only_what_it_answers(bus: tuple[str, Keyring], service: str) -> None:
+    speaker = await Speaker.of(bus, service)
+    mine = set(roles.service_hears(service))
+    foreign = {subjects.anyone(message.subject) for message in CATALOG} - mine
+    foreign |= {">", "baton.>", "_INBOX.>", "_R_.>", "$JS.>", "_INBOX_operator.>", "baton.evt.>", "$KV.>"}
+    foreign |= {f"{subjects.service_inbox(other)}.>" for other in roles.SERVICES if other != service}
+    for subject in sorted(foreign):
+        await speaker.nats.subscribe(subject)
+    assert len(await speaker.refusals(len(foreign))) == len(foreign)
+    before = len(speaker.refused)
+    for subject in mine:
+        await speaker.nats.subscribe(subject)
+    await speaker.nats.request("$JS.API.INFO", b"", timeout=20)
+    assert len(speaker.refused) == before
+    await speaker.nats.close()
+
+
+@pytest.mark.parametrize("service", roles.SERVICES)
+async def test_a_service_reads_only_its_streams(bus: tuple[str, Keyring], service: str) -> None:
+    """No consumer of another's stream, none of another's consumers, no single message of it, and no change of it."""
+    speaker = await Speaker.of(bus, service)
+    own = {
+        "admission": {"REQUESTS", "INBOX-main"},
+        "history": {"EVENTS"},
+        "placement": {"INBOX-main"},
+        "vault": {"KV_baton-secrets"},
+    }.get(service, set())
+    closed = {"REQUESTS", "EVENTS", "TELEMETRY", "DEAD", "INBOX-main", "KV_baton-cursors", "KV_baton-secrets"} - own
+    tried = [
+        f"$JS.API.CONSUMER.{verb}" for stream in closed for verb in (f"CREATE.{stream}", f"CREATE.{stream}.mine.>")
+    ]
+    tried += [f"$JS.API.CONSUMER.DELETE.{stream}.admission" for stream in closed]
+    tried += [f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.mine" for stream in {*closed, *own}]
+    tried += [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.admission" for stream in closed]
+    tried += [f"$JS.API.STREAM.MSG.GET.{stream}" for stream in closed - {"KV_baton-cursors"}]
+    direct = {"quota_billing": {"REQUESTS"}, "telemetry": {"REQUESTS"}}.get(service, set()) | own
+    tried += [f"$JS.API.DIRECT.GET.{stream}" for stream in {"REQUESTS", "EVENTS", "DEAD", "LEDGER-main"} - direct]
+    changing = ("DELETE", "UPDATE", "CREATE", "MSG.DELETE", "RESTORE", "SNAPSHOT")
+    tried += [f"$JS.API.STREAM.{verb}.{stream}" for verb in changing for stream in ("REQUESTS", "EVENTS", "DEAD")]
+    tried += [f"$JS.API.STREAM.{verb}.LEDGER-main" for verb in changing if service != "placement"]
+    tried += [
+        "$JS.API.STREAM.PURGE.DEAD",
+        "$JS.API.STREAM.PURGE.KV_baton-cursors",
+        "$KV.baton-secrets.x.y",
+        "$JS.API.STREAM.MSG.DELETE.LEDGER-main",
+    ]
+    tried += [
+        "$JS.API.META.LEADER.STEPDOWN",
+        "$JS.API.ACCOUNT.PURGE.x",
+        "$SYS.REQ.SERVER.PING",
+        "$JS.ACK.DEAD.x.1.1.1.1.1",
+    ]
+    tried = sorted(set(tried))
+    for subject in tried:
+        await speaker.nats.publish(subject, b"{}")
+    refused = await speaker.refusals(len(tried))
+    assert len(refused) == len(tried), [s for s in tried if not any(f'"{s.lower()}"' in text for text in refused)]
+    await speaker.nats.close()

@@ -311,6 +311,25 @@ def _nodes(event: led.JobGranted) -> tuple[str, ...]:
     return tuple(dict.fromkeys(c.node for c in event.claims))
 
 
+def _places(event: led.JobGranted) -> tuple[int, ...]:
+    nodes = {node: place for place, node in enumerate(_nodes(event))}
+    places = tuple(nodes[c.node] for c in event.claims)
+    even = tuple(_even(rank, len(places), len(nodes)) for rank in range(len(places)))
+    return () if places == even else places
+
+
+def _even(rank: int, devices: int, nodes: int) -> int:
+    return rank * nodes // devices
+
+
+def node_of(attempt: AttemptDocument, rank: int) -> str:
+    """The node that ran `rank`; "" when the attempt has none, or its nodes are not kept any more."""
+    if not attempt.nodes or rank >= len(attempt.devices):
+        return ""
+    place = attempt.places[rank] if attempt.places else _even(rank, len(attempt.devices), len(attempt.nodes))
+    return attempt.nodes[place]
+
+
 def _attempt_of(document: JobDocument) -> int:
     return document.attempts[-1].attempt if document.attempts else 0
 
@@ -321,11 +340,11 @@ def _begun(
     """The attempts with a new one, within the bounds of what a document keeps."""
     new = AttemptDocument(
         attempt=event.attempt, granted_us=t_us, nodes=_nodes(event), devices=tuple(c.device for c in event.claims),
-        milli=tuple(c.milli for c in event.claims), resume=event.resume, span=event.span,
+        milli=tuple(c.milli for c in event.claims), places=_places(event), resume=event.resume, span=event.span,
     )  # fmt: skip
     kept = [*attempts[-(KEEP_ATTEMPTS - 1) :], new]
     if len(kept) > KEEP_DEVICES and kept[-KEEP_DEVICES - 1].devices:
-        bare = {"nodes": (), "devices": (), "milli": ()}
+        bare = {"nodes": (), "devices": (), "milli": (), "places": ()}
         kept[-KEEP_DEVICES - 1] = kept[-KEEP_DEVICES - 1].model_copy(update=bare)
     return tuple(kept)
 

@@ -1,0 +1,62 @@
+"""Questions for a job's output go to the node that has it, and to no other: history knows which node that is.
+
+So a node that was taken over hears no question about other nodes' jobs, and cannot answer one. What a node does not answer
+in time holds up nobody else: a team has a bounded number of questions under way.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from nats.aio.client import Client
+from pydantic import ValidationError
+
+from libs.bus.queries import AskAgain, NoAnswer, QueryError, ask
+from libs.core.projections.history import node_of
+from schemas.catalog import BY_TYPE
+from schemas.queries import JobDocument, LogPiece, LogQuery, NodeLogQuery
+
+_PIECE = BY_TYPE["io.baton.log.piece.query.v1"]
+_ANSWER_S = 1.5
+_MOST_OF_A_TEAM = 32
+
+Find = Callable[[str, str], Awaitable[JobDocument]]
+"""The document of a job, for a team. Raises NothingFound."""
+
+
+class LogRelay:
+    """Answers `log.read` by asking `log.piece`."""
+
+    MOST: Final = 512
+    """Questions under way: more than a few teams' together."""
+
+    def __init__(self, nats: Callable[[], Client], find: Find) -> None:
+        self._nats, self._find = nats, find
+        self._under_way: Counter[str] = Counter()
+
+    async def read(self, query: LogQuery, team: str) -> LogPiece | None:
+        """None when the node does not have it, or does not answer. Raises NothingFound, and AskAgain."""
+        if self._under_way[team] >= _MOST_OF_A_TEAM:
+            raise AskAgain(
+                f"{_MOST_OF_A_TEAM} questions of {team} for logs are under way already: ask again in a second"
+            )
+        self._under_way[team] += 1
+        try:
+            return await self._ask(query, team)
+        finally:
+            self._under_way[team] -= 1
+            if not self._under_way[team]:
+                del self._under_way[team]
+
+    async def _ask(self, query: LogQuery, team: str) -> LogPiece | None:
+        document = await self._find(query.job_id, team)
+        number = query.attempt or (document.attempts[-1].attempt if document.attempts else 0)
+        node = next((node_of(a, query.rank) for a in document.attempts if a.attempt == number), "")
+        if not node or not document.pool:
+            return None
+        asked = NodeLogQuery(**{**query.model_dump(), "attempt": number}, team=team)
+        try:
+            piece: LogPiece = await ask(self._nats(), _PIECE, asked, timeout_s=_ANSWER_S, pool=document.pool, node=node)
+        except (NoAnswer, QueryError, ValidationError):
+            return None  # the asker hears nothing, as of a node that is gone
+        return piece if (piece.job_id, piece.attempt, piece.rank) == (query.job_id, number, query.rank) else None

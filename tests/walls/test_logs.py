@@ -1,0 +1,135 @@
+"""Questions for logs go to the node that has them: another node neither hears nor answers them."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from libs.bus.connect import Address, connect
+from libs.bus.queries import AskAgain, NothingFound
+from libs.core.projections.history import node_of
+from libs.walls.keyring import Keyring
+from schemas.jobs import JobSpec, JobState
+from schemas.queries import AttemptDocument, JobDocument, LogPiece, LogQuery
+from services.history import logs
+from services.history.logs import LogRelay
+from tests.kit.waiting import until
+from tests.walls.world import broker
+
+JOB = "job-" + "0" * 32
+GANG = AttemptDocument(attempt=1, granted_us=1, nodes=("n1", "n2"), devices=("a", "b", "c", "d"))
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Keyring]]:
+    with broker(tmp_path_factory.mktemp("logs")) as made:
+        yield made
+
+
+def document(*attempts: AttemptDocument) -> JobDocument:
+    return JobDocument(
+        job_id=JOB, team="blue", name="train", client_key="k", priority_class="experiment", priority=0, pool="main",
+        state=JobState.RUNNING, devices=4, submitted_us=0, queued_us=0, spec=JobSpec(name="train", command=("true",)),
+        attempts=attempts, seq=1,
+    )  # fmt: skip
+
+
+async def find(job_id: str, team: str) -> JobDocument:
+    if (job_id, team) not in ((JOB, "blue"), (JOB, "operator")):
+        raise NothingFound(f"no job {job_id}")
+    return document(GANG)
+
+
+class Node:
+    """An agent's second credential, and what it hears."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heard: list[str] = []
+        self.refused: list[str] = []
+
+    async def start(self, bus: tuple[str, Keyring], listens: tuple[str, ...], text: str) -> Client:
+        url, ring = bus
+        creds = ring.node("main", self.name).with_name("logs.creds")
+
+        async def note(error: Exception) -> None:
+            self.refused.append(str(error))
+
+        async def answer(message: Msg) -> None:
+            self.heard.append(message.subject)
+            piece = LogPiece(job_id=JOB, attempt=1, rank=1, text=text, next_offset=4, ended=False)
+            await message.respond(piece.model_dump_json().encode())
+
+        nc = await nats.connect(url, error_cb=note, **Address("", creds).options())
+        for subject in listens:
+            await nc.subscribe(subject, cb=answer)
+        for _ in range(2):
+            await nc.flush()
+        return nc
+
+
+async def test_only_the_node_that_has_it_hears_and_answers(bus: tuple[str, Keyring]) -> None:
+    url, ring = bus
+    mine, hostile = Node("n1"), Node("n2")
+    tried = ("baton.qry.log.v1.piece.main.n1", "baton.qry.log.>", "baton.qry.log.v1.read.*.*", ">", "_INBOX.>")
+    first = await mine.start(bus, ("baton.qry.log.v1.piece.main.n1",), "true")
+    second = await hostile.start(bus, tried, "lies")
+    await until(lambda: len(hostile.refused) == len(tried))
+    history = await connect(Address(url, ring.service("history")), name="history")
+    relay = LogRelay(lambda: history, find)
+    piece = await relay.read(LogQuery(job_id=JOB, rank=1), "blue")
+    assert piece is not None
+    assert piece.text == "true"
+    with pytest.raises(NothingFound):
+        await relay.read(LogQuery(job_id=JOB, rank=1), "green")
+    assert hostile.heard == []
+    for nc in (first, second, history):
+        await nc.close()
+
+
+async def test_a_node_cannot_answer_for_another_rank(bus: tuple[str, Keyring]) -> None:
+    """Its answer must be of what it was asked."""
+    url, ring = bus
+    hostile = Node("n2")
+    nc = await hostile.start(bus, ("baton.qry.log.v1.piece.main.n2",), "lies")
+    history = await connect(Address(url, ring.service("history")), name="history")
+    assert await LogRelay(lambda: history, find).read(LogQuery(job_id=JOB, rank=3), "blue") is None
+    assert hostile.heard == ["baton.qry.log.v1.piece.main.n2"]
+    await nc.close()
+    await history.close()
+
+
+async def test_a_silent_node_holds_up_its_own_askers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = asyncio.Event()
+
+    async def silent(*_: Any, **__: Any) -> LogPiece:
+        await waiting.wait()
+        return LogPiece(job_id=JOB, attempt=1, rank=0, text="", next_offset=0, ended=True)
+
+    async def any_team(job_id: str, team: str) -> JobDocument:
+        return document(GANG)
+
+    monkeypatch.setattr(logs, "ask", silent)
+    relay = LogRelay(lambda: None, any_team)  # type: ignore[arg-type, return-value]
+    query = LogQuery(job_id=JOB)
+    under_way = [asyncio.create_task(relay.read(query, "blue")) for _ in range(logs._MOST_OF_A_TEAM)]
+    await asyncio.sleep(0)
+    with pytest.raises(AskAgain):
+        await relay.read(query, "blue")
+    other = asyncio.create_task(relay.read(query, "green"))
+    await asyncio.sleep(0)
+    waiting.set()
+    assert await other is not None
+    assert None not in await asyncio.gather(*under_way)
+    assert not relay._under_way
+
+
+def test_which_node_has_a_rank() -> None:
+    assert [node_of(GANG, rank) for rank in range(5)] == ["n1", "n1", "n2", "n2", ""]
+    uneven = GANG.model_copy(update={"places": (0, 1, 1, 0)})
+    assert [node_of(uneven, rank) for rank in range(4)] == ["n1", "n2", "n2", "n1"]
+    assert node_of(AttemptDocument(attempt=1, granted_us=1), 0) == ""
