@@ -236,6 +236,11 @@ def dead(origin: str, sender: str = "*") -> str:
     return anyone(DEAD_LETTER_OF, origin=origin, sender=sender)
 
 
+def services_alone(subject: str) -> bool:
+    """Whether nobody but services writes there (events, dead letters): what two of them find out has one id."""
+    return subject.startswith(("baton.evt.", "baton.dead."))
+
+
 def sender_of(subject: str) -> str:
     """Who spoke on that subject: a team, or a node; `-` where the subject does not say."""
     for pattern, key in ((COMMAND, "team"), (POOL_COMMAND, "team"), (NODE_INPUT, "node"), (NODE_SIGNAL, "node")):

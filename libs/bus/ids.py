@@ -11,15 +11,13 @@ from nats.aio.client import Client
 
 from libs.bus.messages import Outgoing
 from schemas.envelope import MSG_ID
-
-_ONE_WRITER = ("baton.evt.", "baton.dead.")
-"""Where services alone write: there, what two services find out is told once."""
+from schemas.subjects import services_alone
 
 
 def sent_headers(nats: Client, item: Outgoing) -> dict[str, str]:
     """The headers of `item` as `nats` sends them."""
     headers = dict(item.headers)
     secret: str = getattr(nats, "secret", "")
-    if secret and MSG_ID in headers and not item.subject.startswith(_ONE_WRITER):
+    if secret and MSG_ID in headers and not services_alone(item.subject):
         headers[MSG_ID] = hashlib.sha256(f"{secret}\x1f{headers[MSG_ID]}".encode()).hexdigest()[:32]
     return headers
