@@ -24,7 +24,7 @@ async def test_submit_returns_when_the_job_is_admitted(blue: Baton, fakes: Fakes
     ((team, headers, submit),) = [entry for entry in fakes.submits if entry[2].client_key == key]
     assert (team, submit.job) == ("blue", TRAIN)
     assert headers["ce-type"] == "io.baton.job.submit.v1"
-        assert headers["Nats-Msg-Id"] not in ("", headers["ce-id"]), "nobody else can guess it"
+    assert headers["Nats-Msg-Id"] not in ("", headers["ce-id"]), "nobody else can guess it"
 
 
 async def test_a_refused_job_raises_every_reason(blue: Baton, fakes: Fakes, key: str) -> None:
