@@ -190,9 +190,7 @@ async def test_a_node_cannot_read(n1: Team, subject: str) -> None:
     await refuses(n1, "subscription")
 
 
-async def test_a_node_speaks_and_is_spoken_to_on_its_own_subjects(
-    n1: Team, services, team: Team, urls: dict[str, Address]
-) -> None:
+async def test_a_node_speaks_and_is_spoken_to_on_its_own_subjects(n1: Team, services, urls: dict[str, Address]) -> None:
     told = await n1.client.subscribe(subjects.desired("main", "n1"))
 
     async def answer(message: Msg) -> None:
@@ -200,7 +198,7 @@ async def test_a_node_speaks_and_is_spoken_to_on_its_own_subjects(
 
     own = urls["main.n1"]
     logs = await connected(replace(own, creds=Path(str(own.creds)).with_name(LOGS_CREDS)), "_INBOX")
-    await logs.client.subscribe("baton.qry.log.v1.read.*.*", cb=answer)
+    await logs.client.subscribe("baton.qry.log.v1.piece.main.n1", cb=answer)
     for connection in (n1.client, logs.client):
         for _ in range(2):
             await connection.flush()
@@ -209,7 +207,7 @@ async def test_a_node_speaks_and_is_spoken_to_on_its_own_subjects(
     await services.publish(subjects.desired("main", "n1"), b"state")
     await services.flush()
     assert (await told.next_msg(timeout=10)).data == b"state"
-    log = await team.client.request("baton.qry.log.v1.read.blue.ana", b"{}", timeout=10)
+    log = await services.request("baton.qry.log.v1.piece.main.n1", b"{}", timeout=10)
     assert log.data == b"a log"
     assert n1.refused == logs.refused == []
     for subject in ("baton.in.node.v1.observed.main.n1", "baton.led.pool.v1.record.main", "_INBOX_blue.ana.x"):
