@@ -127,3 +127,9 @@ class SetQuota(Strict):
         description="limits by device type and MIG profile besides, thousandths of what the key names",
         examples=[{"H100": 8000, "H100:1g.10gb": 7000, "CPU": 2000}],
     )
+    reason: str = Field(
+        default="",
+        max_length=1024,
+        description="why, in the operator's words; left out when there is none",
+        exclude_if=lambda reason: not reason,  # 0.1.0 does not take it
+    )

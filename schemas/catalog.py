@@ -151,6 +151,8 @@ CATALOG: tuple[Message, ...] = (
     _of_operator("quarantine-lifted", inbox.QuarantineLifted),
     _of_operator("team-suspended", inbox.SuspendTeam),
     _of_operator("team-resumed", inbox.ResumeTeam),
+    _of_operator("acted", inbox.ActionTold),
+    _inbox("job", "refused", inbox.RefusalTold, "admission"),
     _inbox("lease", "granter", inbox.GranterClaimed, "leases"),
     _inbox("node", "board-cut", inbox.BoardCut, "agent"),
     _inbox("clock", "tick", inbox.Tick, "leases"),

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.attempts import KnownByAgent
+from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import BootReading
 from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, AcceptedSpec, Checkpoint, Latency
@@ -32,6 +33,8 @@ class JobAdmitted(Fact):
     user: User = Field(default="", description="who submitted it")
     lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
     longest_grace_s: float | None = Field(default=None, gt=0, description="of its class; null: no limit but the spec's")
+    cause: str = Field(default="", max_length=128, description="the request, by stream and sequence")
+    policy: PolicyVersion = Field(default="", description="of the classes and limits by which it was let in")
 
 
 class CancelRequested(Fact):
@@ -225,6 +228,22 @@ class QuotaChanged(Fact):
         default_factory=dict, description="limits by device type and MIG profile, thousandths of what the key names"
     )
     user: User = Field(default="", description="the operator who set it; empty: the teams' file")
+    cause: str = Field(default="", max_length=128, description="the command, by stream and sequence, or the file")
+    policy: PolicyVersion = Field(default="", description="of the teams' file, when that is where it is from")
+    reason: str = Field(default="", max_length=1024, description="in the operator's words")
+
+
+class ActionTold(Fact):
+    """What an operator did outside the ledger, to be written into it. Sent by the tool that did it; repeats are harmless."""
+
+    action: OperatorAction
+    user: User = ""
+
+
+class RefusalTold(Fact):
+    """A command was refused. Sent by the service that refused it."""
+
+    command: RefusedCommand
 
 
 class SuspendTeam(Fact):
@@ -281,4 +300,6 @@ InboxMessage = (
     | SuspendTeam
     | ResumeTeam
     | PreemptionPlanned
+    | ActionTold
+    | RefusalTold
 )

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import Field
 
 from schemas.attempts import Category, Evidence, KnownByAgent, Outcome, StopCause
+from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import ClockMark, MeasuredBy
 from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, AcceptedSpec, Checkpoint, JobState, Latency
@@ -50,6 +51,9 @@ class QuotaSet(Fact):
         default_factory=dict, description="limits by device type and MIG profile, thousandths of what the key names"
     )
     user: User = Field(default="", description="the operator who set it; empty: the teams' file")
+    cause: str = Field(default="", max_length=128, description="the command, by stream and sequence, or the file")
+    policy: PolicyVersion = Field(default="", description="of the teams' file, when that is where it is from")
+    reason: str = Field(default="", max_length=1024, description="in the operator's words")
 
 
 class TeamSuspended(Fact):
@@ -86,6 +90,8 @@ class JobQueued(Fact):
     latency: Latency = Latency.NORMAL
     user: User = Field(default="", description="who submitted it")
     lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
+    cause: str = Field(default="", max_length=128, description="the request, by stream and sequence")
+    policy: PolicyVersion = Field(default="", description="of the classes and limits by which it was let in")
 
 
 class JobGranted(Fact):
@@ -411,6 +417,23 @@ class DeviceReturned(Fact):
     skippable: Literal[True] = True
 
 
+class OperatorActed(Fact):
+    """An operator did something that changes no job: a credential, a segment, a format. Told by the tool that did it."""
+
+    kind: Literal["operator.acted"] = "operator.acted"
+    action: OperatorAction
+    user: User = Field(default="", description="who told it, as the subject said")
+    skippable: Literal[True] = True
+
+
+class CommandRefused(Fact):
+    """A command was refused before it reached the inbox. Told by the service that refused it."""
+
+    kind: Literal["command.refused"] = "command.refused"
+    command: RefusedCommand
+    skippable: Literal[True] = True
+
+
 EventOfJob = (
     JobQueued
     | JobGranted
@@ -447,7 +470,9 @@ LedgerEvent = Annotated[
     | NodeHeard
     | NodeDeclaredDead
     | DeviceQuarantined
-    | DeviceReturned,
+    | DeviceReturned
+    | OperatorActed
+    | CommandRefused,
     Field(discriminator="kind"),
 ]
 """One decided event: a variant per kind."""

@@ -171,6 +171,11 @@ def resume_team(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="team-resumed", pool=pool, team=OPERATOR, user=user)
 
 
+def acted(pool: str, user: str) -> str:
+    """Operators only: what was done outside the ledger, for its audit."""
+    return fill(OPERATOR_INPUT, what="acted", pool=pool, team=OPERATOR, user=user)
+
+
 def ledger(pool: str) -> str:
     """The subject of a pool's ledger, until it is rolled for the first time: `segment` has those of its later segments."""
     return fill(RECORD, pool=pool)

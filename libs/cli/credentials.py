@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from libs.cli.acting import MayReason, acting
 from libs.cli.exits import UsageFault
 from libs.cli.output import hint, say
 from libs.client.where import state_dir
@@ -27,6 +28,7 @@ def command(
         Path | None,
         typer.Option("--write", help="Write it into this file, which the server may read, and print nothing."),
     ] = None,
+    reason: MayReason = "",
     folder: Annotated[
         Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
     ] = None,
@@ -36,13 +38,10 @@ def command(
     Keys are made once and kept: what was handed out stays good. `baton team` adds, rotates and revokes at run time.
     """
     named, ring = _listed(teams), Keyring(folder or state_dir())
+    target = " ".join(filter(None, (teams, users, nodes, pools)))
     try:
-        check_teams(named)
-        check_users(_listed(users), named)
-        made = [ring.operator(), *(ring.service(name) for name in (*roles.SERVICES, PROVISION))]
-        made += [ring.team(name) for name in (*named, *_listed(users))]
-        made += [ring.nodes(pool) for pool in _listed(pools)]
-        made += [ring.node(*_node(text)) for text in _listed(nodes)]
+        with acting("credentials.make", target, reason, folder=ring.folder, tells=False):
+            made = _made(ring, named, _listed(users), _listed(pools), _listed(nodes))
     except ValueError as e:
         raise UsageFault(str(e)) from None
     # NATS reads JSON as it reads its own form.
@@ -53,6 +52,16 @@ def command(
         write.parent.mkdir(parents=True, exist_ok=True)
         write.write_text(text + "\n")
     hint(f"{len(made)} credentials are in {ring.creds}; {ring.folder / 'keys.json'} can make any: keep it to yourself")
+
+
+def _made(ring: Keyring, teams: list[str], users: list[str], pools: list[str], nodes: list[str]) -> list[Path]:
+    """A credential for each. Raises ValueError for a name that cannot be."""
+    check_teams(teams)
+    check_users(users, teams)
+    made = [ring.operator(), *(ring.service(name) for name in (*roles.SERVICES, PROVISION))]
+    made += [ring.team(name) for name in (*teams, *users)]
+    made += [ring.nodes(pool) for pool in pools]
+    return made + [ring.node(*_node(text)) for text in nodes]
 
 
 def _listed(text: str) -> list[str]:

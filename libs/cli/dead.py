@@ -13,6 +13,7 @@ from nats.js.api import RawStreamMsg
 from nats.js.errors import NotFoundError
 
 from libs.cli import units
+from libs.cli.acting import MayReason, acting
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, clean, document, fields, say, show
 from libs.cli.session import run
@@ -102,7 +103,7 @@ def show_letter(
 
 
 @app.command("replay")
-def replay(seqs: Sequences, url: Url = None) -> None:
+def replay(seqs: Sequences, reason: MayReason = "", url: Url = None) -> None:
     """Send messages again as they were, to be decided anew: when what was wrong outside of them has been mended."""
 
     async def send(baton: Baton) -> None:
@@ -121,7 +122,8 @@ def replay(seqs: Sequences, url: Url = None) -> None:
             await outbox.publish_many([message])
             say(f"{letter.seq}\t{message.subject}")
 
-    run(send, OPERATOR, url)
+    with acting("dead.replay", ",".join(map(str, seqs)), reason, url=url):
+        run(send, OPERATOR, url)
 
 
 async def _newest(baton: Baton, limit: int) -> AsyncIterator[Letter]:

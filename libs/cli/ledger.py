@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from libs.cli import ledger_segments
+from libs.cli.acting import MayReason, acting
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.options import Output, Url
 from libs.cli.output import Column, Format, document, hint, say, show
@@ -109,6 +110,7 @@ def readers(
     forget: Annotated[
         str | None, typer.Option("--forget", help="Remove what this process declared, as PROCESS shows it.")
     ] = None,
+    reason: MayReason = "",
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
     url: Url = None,
     output: Output = Format.TABLE,
@@ -127,7 +129,11 @@ def readers(
             raise UsageFault(f"no reader of process {forget!r}: `baton ledger readers` shows them")
         return kept, await known.unmarked(name), await known.format(name)
 
-    found, unmarked, written = run(work, OPERATOR, url)
+    if forget:
+        with acting("ledger.forget-reader", forget, reason, url=url, needs_reason=True):
+            found, unmarked, written = run(work, OPERATOR, url)
+    else:
+        found, unmarked, written = run(work, OPERATOR, url)
     if output in (Format.JSON, Format.YAML):
         rows = [one.model_dump() for one in found]
         document({"readers": rows, "undeclared_consumers": unmarked, "format": written}, output)
@@ -141,6 +147,7 @@ def readers(
 @app.command("upgrade")
 def upgrade(
     force: Annotated[bool, typer.Option("--force", help="Also while older readers live: they will stop.")] = False,
+    reason: MayReason = "",
     pool: Annotated[str | None, typer.Option("--pool", help="Whose ledger (BATON_POOL).")] = None,
     url: Url = None,
 ) -> None:
@@ -158,7 +165,9 @@ def upgrade(
             raise UsageFault(f"these read an older format and would stop: {', '.join(old)}; upgrade them, or --force")
         await known.raise_format(name, NEWEST, f"baton ledger upgrade by {process_name()}")
 
-    run(work, OPERATOR, url)
+    what = f"{pool or ''} to format {NEWEST}{' --force' if force else ''}".strip()
+    with acting("ledger.upgrade", what, reason, url=url, needs_reason=force):
+        run(work, OPERATOR, url)
     say(f"the ledger is written in format {NEWEST} from now on")
 
 
@@ -224,6 +233,8 @@ def _counts(report: Any) -> Iterable[tuple[str, object]]:
         yield f"jobs {state}", count
     yield "rejected inputs", report.rejected_inputs
     yield "declined plans", report.declined_plans
+    yield "operator actions", report.operator_actions
+    yield "refused commands", report.refused_commands
     yield "device-seconds", f"{report.milli_us / 1e9:.6f}"
     for team, amount in sorted(report.by_team.items()):
         yield f"device-seconds of {team}", f"{amount / 1e9:.6f}"

@@ -1,11 +1,13 @@
 """`baton ledger segments|roll|archive|restore`: the streams that a pool's ledger lies in, and the files that they become."""
 
 import asyncio
+import hashlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, hint, say, show
 from libs.cli.session import run
@@ -36,9 +38,11 @@ def list_segments(
     show(found, _COLUMNS, output, name=lambda one: one.name, header=not no_header)
 
 
-def roll(pool: Pool = None, url: Url = None) -> None:
+def roll(reason: MayReason = "", pool: Pool = None, url: Url = None) -> None:
     """Ask for a new segment now: the one that is open is sealed, and can be archived. By itself that happens at 80 %."""
-    say(run(lambda baton: _roll(baton, pool or baton.place.pool), OPERATOR, url))
+    with acting("ledger.roll", pool or "", reason, url=url) as act:
+        act["detail"] = done = run(lambda baton: _roll(baton, pool or baton.place.pool), OPERATOR, url)
+    say(done)
 
 
 def archive(
@@ -46,6 +50,7 @@ def archive(
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete segments that verify and that every declared reader has passed.")
     ] = False,
+    reason: MayReason = "",
     pool: Pool = None,
     url: Url = None,
 ) -> None:
@@ -61,7 +66,14 @@ def archive(
             resume[one.name] = min(one.resume, resume.get(one.name, one.resume))
         return await write(js, name, folder, resume=resume if delete else None)
 
-    done = run(work, OPERATOR, url)
+    if not delete:
+        done = run(work, OPERATOR, url)
+    else:
+        with acting(
+            "ledger.archive", f"{pool or ''} --delete {folder}".strip(), reason, url=url, needs_reason=True
+        ) as act:
+            done = run(work, OPERATOR, url)
+            act["detail"] = ", ".join(one.segment.name for one in done if not one.kept)[:1024]
     for one in done:
         say(f"{one.segment.name}\t{one.path}\t{f'kept: {one.kept}' if one.kept else 'deleted'}")
     if not done:
@@ -72,6 +84,7 @@ def restore(
     files: Annotated[
         list[Path], typer.Argument(help="Files of `baton ledger archive`.", metavar="FILE...", exists=True)
     ],
+    reason: ReasonOption,
     pool: Pool = None,
     url: Url = None,
 ) -> None:
@@ -84,7 +97,18 @@ def restore(
             segment = await put_back(baton.nats.jetstream(), pool or baton.place.pool, file)
             say(f"{segment.name}\t{segment.first} to {segment.last}")
 
-    run(work, OPERATOR, url)
+    with acting("ledger.restore", " ".join(map(str, files)), reason, url=url, needs_reason=True) as act:
+        act["digest"] = _digest(files)
+        run(work, OPERATOR, url)
+
+
+def _digest(files: list[Path]) -> str:
+    """SHA-256 over the files, in the order of their names."""
+    whole = hashlib.sha256()
+    for path in sorted(files):
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
 
 
 async def _roll(baton: Baton, pool: str) -> str:

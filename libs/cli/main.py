@@ -40,6 +40,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "replay": CommandEntry("replay", "Run a trace of a real cluster through Baton"),
     "placer": CommandEntry("placer", "Score the placement engine: requests as JSON lines in, placements out"),
     "ledger": CommandEntry("ledger", "Audit the ledger"),
+    "audit": CommandEntry("audit", "Who did what: list and verify commands and operators' actions (operators)"),
     "dead": CommandEntry("dead", "Messages that could not be processed (operators)"),
     "quota": CommandEntry("quota", "Set a team's quota (operators)"),
     "secret": CommandEntry("secret", "What jobs need and nobody else may know: set, list, remove"),

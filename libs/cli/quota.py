@@ -22,6 +22,7 @@ def _group() -> None:
 
 @app.command("set")
 def set_quota(
+    *,
     team: Annotated[str, typer.Argument(help="Whose quota.")],
     devices: Annotated[
         str, typer.Argument(help="Accelerators it may hold at once, e.g. 16 or 2.5; `none` for no limit on them.")
@@ -32,13 +33,14 @@ def set_quota(
             "--type", metavar="TYPE=N", help="Besides, of one type (H100=8, CPU=2) or MIG profile (H100:1g.10gb=7)."
         ),
     ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is written into the ledger.")] = "",
     pool: Pool = None,
     user: UserOption = None,
     url: Url = None,
 ) -> None:
     """From now on these are the team's limits in the pool, all of them; what it holds already is left to it."""
     limit, by_type = _milli(devices), _by_type(types or [], url, pool)
-    run(lambda baton: baton.set_quota(team, limit, by_type), OPERATOR, url, user=user, pool=pool)
+    run(lambda baton: baton.set_quota(team, limit, by_type, reason=reason), OPERATOR, url, user=user, pool=pool)
     say("\t".join([team, devices, *(types or ())]))
 
 

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from libs.cli import team_export, team_pause, units
+from libs.cli.acting import MayReason, ReasonOption, acting
+from libs.cli.acting import tell as tell_ledger
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, hint, say, show
@@ -46,29 +48,32 @@ def _group() -> None:
 
 
 @app.command()
-def add(name: Name, folder: Folder = None, url: Url = None) -> None:
+def add(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = None) -> None:
     """Make an account for a team, or a credential for a user of it, and print where the credential is. May be repeated."""
     ring = _ring(folder)
-    path = _checked(ring, name)
-    _tell(ring, [name.partition(".")[0]], folder, url)
+    with acting("team.add", name, reason, folder=ring.folder, url=url):
+        path = _checked(ring, name)
+        _tell(ring, [name.partition(".")[0]], folder, url)
     say(str(path))
 
 
 @app.command()
-def rotate(name: Name, folder: Folder = None, url: Url = None) -> None:
+def rotate(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = None) -> None:
     """Make a new credential in the old one's place; whoever still uses the old one is cut off. Other users keep theirs."""
     ring = _ring(folder)
-    path = ring.rotate(name)
-    _tell(ring, [name.partition(".")[0]], folder, url)
+    with acting("team.rotate", name, reason, folder=ring.folder, url=url):
+        path = ring.rotate(name)
+        _tell(ring, [name.partition(".")[0]], folder, url)
     say(str(path))
 
 
 @app.command()
-def revoke(name: Name, folder: Folder = None, url: Url = None) -> None:
+def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = None) -> None:
     """Cut a user off, or a team with all its users. Jobs go on, and `baton team add` lets them in again."""
     ring = _ring(folder)
-    ring.revoke(name)
-    _tell(ring, [name.partition(".")[0]], folder, url)
+    with acting("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
+        ring.revoke(name)
+        _tell(ring, [name.partition(".")[0]], folder, url)
     say(name)
 
 
@@ -91,9 +96,12 @@ def list_(
 
 @app.command()
 def push(folder: Folder = None, url: Url = None) -> None:
-    """Tell the broker of every account again: after it was away, or lost what it keeps, or `baton credentials` made more."""
+    """Tell the broker of every account again: after it was away, or lost what it keeps, or `baton credentials` made more.
+
+    The ledger is told of what was done meanwhile."""
     ring = _ring(folder)
     _tell(ring, ring.accounts, folder, url)
+    tell_ledger(ring.folder, url)
     say("\n".join(ring.teams))
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from libs.bus.cancel import cancel
+from libs.cli.acting import acting
 from libs.cli.exits import UsageFault
 from libs.cli.launch import MOST_REPLICAS, REAL, SERVICES, SIMULATED, External, LaunchOptions, LocalStack
 from libs.cli.output import Column, fields, hint, say, show
@@ -107,6 +108,10 @@ def command(
         launch = LocalStack(options, report)
     except ValueError as e:
         raise UsageFault(str(e)) from None
+    if options.insecure:
+        where = os.environ.get("BATON_NATS_URL", "").rpartition("@")[2]
+        with acting("up.insecure", where, "", folder=launch.state_dir, tells=False):
+            hint("insecure: whoever reaches the broker may say anything in anybody's name")
     asyncio.run(_serve(launch))
 
 

@@ -191,6 +191,7 @@ class Baton:
         limit_milli: int | None,
         by_type: Mapping[str, int] | None = None,
         *,
+        reason: str = "",
         pool: str = "",
         give_up_s: float = 30.0,
     ) -> None:
@@ -201,11 +202,12 @@ class Baton:
             limit_milli: accelerators of any type that it may hold at once, in thousandths; None: no such limit.
             by_type: besides, by device type (`H100`) or type and MIG profile (`H100:1g.10gb`), thousandths of what the key
                 names.
+            reason: why; it is written into the ledger. A service of 0.1.0 refuses a command that has one.
             pool: in which; ours unless named.
             give_up_s: how long to try.
         """
         message = command(
-            valid(SetQuota, team=team, limit_milli=limit_milli, by_type=dict(by_type or {})),
+            valid(SetQuota, team=team, limit_milli=limit_milli, by_type=dict(by_type or {}), reason=reason),
             subject=subjects.set_quota(pool or self.place.pool, self.place.user),
             type="io.baton.quota.set.v1",
             team=subjects.OPERATOR,

@@ -1,5 +1,6 @@
 """Files that people write for services: what is wrong in one is said at start, with its name, the place and the fix."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,3 +62,9 @@ def read_classes(path: Path, setting: str) -> dict[str, PriorityClass]:
     if len({entry.name for entry in entries}) < len(entries):
         raise BadFile(f"{path}: a class is named twice: {', '.join(entry.name for entry in entries)}")
     return {entry.name: entry for entry in entries}
+
+
+def policy_version(*paths: Path | None) -> str:
+    """Of the files that decide: the first 16 hex digits of the SHA-256 over all, one after the other; "" without any."""
+    given = [path for path in paths if path is not None]
+    return sha256(b"".join(path.read_bytes() for path in given)).hexdigest()[:16] if given else ""

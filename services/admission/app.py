@@ -28,6 +28,7 @@ from libs.ledger.room import room_of
 from libs.ports import clock
 from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
+from libs.service.files import policy_version
 from libs.service.following import readiness, show
 from schemas.subjects import REQUESTS
 from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent, busy_answer, handle
@@ -73,6 +74,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     registry = CollectorRegistry()
     broker = make_broker(settings.bus, "admission")
     classes = settings.priority_classes()
+    policy = policy_version(settings.classes, settings.teams)
     followers: list[Follower[FleetShape]] = []  # made once the event loop runs, as the outbox is
     outboxes: list[Outbox] = []
     overtaking: list[Overtaking] = []
@@ -93,7 +95,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
     def decide(received: Received) -> list[Outgoing]:
         pools = {known.pool: AdmissionContext(known.projection, limits.room, classes) for known in followers}
-        handled = handle(received, pools, recent, intake, refused[0])
+        handled = handle(received, pools, recent, intake, refused[0], policy)
         if lack := _lacks_room(handled, rooms):
             pool, why = lack
             metrics.requests.labels(AdmissionResult.BUSY.value).inc()

@@ -100,6 +100,7 @@ class _Asked:
     recent: Recent
     intake: Intake
     refused: Container[str]
+    policy: str
 
     @property
     def first_pool(self) -> str:
@@ -116,9 +117,11 @@ def handle(
     recent: Recent | None = None,
     intake: Intake | None = None,
     refused: Container[str] = (),
+    policy: str = "",
 ) -> Handled:
     """A message of `baton.cmd.job.v1.*.<team>.<user>`. `pools` are those of the settings, in their order; `recent` and
-    `intake` are what the caller keeps from one request to the next, `refused` the ids of refusals that were told."""
+    `intake` are what the caller keeps from one request to the next, `refused` the ids of refusals that were told,
+    `policy` the version of the files that decide."""
     try:
         keys = subjects.read(_SUBJECT, received.subject)
     except ValueError as e:
@@ -130,7 +133,7 @@ def handle(
         reason = f"{team!r} is not a team's name: use lower-case letters, digits and hyphens"
         return Handled(AdmissionResult.DEAD, [dead_letter(ORIGIN, received, reason)], (Why.MALFORMED,))
     recent = Recent() if recent is None else recent
-    asked = _Asked(received, keys["what"], team, keys["user"], pools, recent, intake or Intake(), refused)
+    asked = _Asked(received, keys["what"], team, keys["user"], pools, recent, intake or Intake(), refused, policy)
     try:
         return _cancel(asked) if asked.what == "cancel" else _submit(asked)
     except Malformed as e:
@@ -169,6 +172,8 @@ def _submit(asked: _Asked) -> Handled:
         longest_grace_s=outcome.priority_class.longest_grace_s,
         submitted_us=received.time_us,
         user=asked.user,
+        cause=asked.cause,
+        policy=asked.policy,
     )
     # Named by job and body: the same request sent twice at once is one message, another body is not hidden by it.
     message = outgoing(

@@ -17,6 +17,7 @@ from libs.core.billing.metering import Meter
 from libs.ledger.follower import Follower
 from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
+from libs.service.files import policy_version
 from libs.service.following import readiness, show
 from schemas.catalog import BY_TYPE
 from schemas.subjects import REQUESTS
@@ -51,6 +52,7 @@ class QuotaBilling:
 def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
     """The service as an ASGI application. Raises BadFile when the price book or the teams' file cannot be used."""
     prices, wanted = load_prices(settings.prices), load_quotas(settings.teams)
+    policy = policy_version(settings.teams)
     registry = CollectorRegistry()
     broker = make_broker(settings.bus, "quota_billing")
     billing = QuotaBilling()
@@ -92,7 +94,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
             )  # fmt: skip
             tasks.start("metering", follower.run())
             tasks.start("trim of requests", trimmer_of(js, REQUESTS, durable, keep_s=settings.trim_keep_s).run())
-            tasks.start("quotas of the file", apply_file(wanted, follower, Cursors(js), billing.outbox, pool))
+            tasks.start("quotas of the file", apply_file(wanted, follower, Cursors(js), billing.outbox, pool, policy))
             async with tasks.until_stopped():
                 yield
 

@@ -45,11 +45,26 @@ def set_quota(pool: str, kinds: Callable[[], Collection[str] | None], received: 
             raise Malformed(f"by_type.{key} = {limit_milli}: {problem}")
     limits = Limits.of(command.limit_milli, command.by_type)
     correlation = envelope.correlationid
-    return [_changed(pool, command.team, limits, received.cause, correlation=correlation, user=sender["user"])]
+    return [
+        _changed(
+            pool,
+            command.team,
+            limits,
+            received.cause,
+            correlation=correlation,
+            user=sender["user"],
+            reason=command.reason,
+        )
+    ]
 
 
 async def apply_file(
-    wanted: dict[str, Limits | None], follower: Follower[Meter], cursors: Cursors, outbox: Outbox, pool: str
+    wanted: dict[str, Limits | None],
+    follower: Follower[Meter],
+    cursors: Cursors,
+    outbox: Outbox,
+    pool: str,
+    policy: str = "",
 ) -> list[str]:
     """Tells placement the file's new and changed entries, once the ledger is read. The teams that it was told of.
 
@@ -62,11 +77,16 @@ async def apply_file(
         if not failures:
             log.warning("the quotas of the file are not applied yet: %r", error)
 
-    return await patiently(lambda: _apply(wanted, follower, cursors, outbox, pool), away)
+    return await patiently(lambda: _apply(wanted, follower, cursors, outbox, pool, policy), away)
 
 
 async def _apply(
-    wanted: dict[str, Limits | None], follower: Follower[Meter], cursors: Cursors, outbox: Outbox, pool: str
+    wanted: dict[str, Limits | None],
+    follower: Follower[Meter],
+    cursors: Cursors,
+    outbox: Outbox,
+    pool: str,
+    policy: str,
 ) -> list[str]:
     name = f"quota_billing-teams-{pool}"
     remembered: dict[str, Any] = await cursors.load(name) or {}
@@ -77,7 +97,8 @@ async def _apply(
         cause = f"teams:{pool}:{number}"
         dumped = {team: None if limits is None else limits.dump() for team, limits in wanted.items()}
         messages = [
-            _changed(pool, team, limits, cause, key=f"{team}={dumped[team]}") for team, limits in changes.items()
+            _changed(pool, team, limits, cause, key=f"{team}={dumped[team]}", policy=policy)
+            for team, limits in changes.items()
         ]
         await outbox.publish_many(messages)
         await cursors.save(name, {"number": number, "limits": dumped})
@@ -94,10 +115,20 @@ def _changed(
     key: str = "",
     correlation: str = "",
     user: str = "",
+    reason: str = "",
+    policy: str = "",
 ) -> Outgoing:
     stated = limits or Limits()
     return outgoing(
-        QuotaChanged(team=team, limit_milli=stated.total_milli, by_type=dict(stated.by_type), user=user),
+        QuotaChanged(
+            team=team,
+            limit_milli=stated.total_milli,
+            by_type=dict(stated.by_type),
+            user=user,
+            cause=cause,
+            reason=reason,
+            policy=policy,
+        ),
         subject=subjects.inbox("quota", "changed", pool),
         type=_TYPE,
         source=f"/baton/{pool}/quota_billing",

@@ -51,7 +51,11 @@ async def told(nats: Client, pool: str) -> list[QuotaChanged]:
     js = nats.jetstream()
     last = (await js.stream_info(subjects.inbox_stream(pool))).state.last_seq
     found = [await js.get_msg(subjects.inbox_stream(pool), seq=seq) for seq in range(1, last + 1)]
-    return [QuotaChanged.model_validate_json(m.data or b"") for m in found]
+    changes = [QuotaChanged.model_validate_json(m.data or b"") for m in found]
+    for change in changes:  # for auditors: which command it was, or which version of the file
+        assert change.cause.startswith("REQUESTS:" if change.user else f"teams:{pool}:")
+        assert bool(change.policy) is not bool(change.user)
+    return [change.model_copy(update={"cause": "", "policy": ""}) for change in changes]
 
 
 def environment(nats_url: str, pool: str, tmp_path: Path, teams: str = "teams: {}") -> dict[str, str]:

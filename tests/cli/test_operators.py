@@ -83,10 +83,13 @@ async def test_readers_are_shown_and_forgotten_and_an_older_one_holds_the_upgrad
     assert held.code != 0
     assert "telemetry of process host-1-7" in held.err
     assert await known.format("main") == FIRST
-    nobody = await baton("ledger", "readers", "--forget", "host-9-9", "--pool", "main", **operator)
+    nobody = await baton(
+        "ledger", "readers", "--forget", "host-9-9", "--reason", "it is gone", "--pool", "main", **operator
+    )
     assert nobody.code != 0
     assert "no reader of process 'host-9-9'" in nobody.err
-    left = await baton("ledger", "readers", "--forget", "host-1-7", "-o", "json", "--pool", "main", **operator)
+    forget = ("--forget", "host-1-7", "--reason", "it is gone")
+    left = await baton("ledger", "readers", *forget, "-o", "json", "--pool", "main", **operator)
     assert [one["process"] for one in json.loads(left.out)["readers"]] == ["host-2-9"]
     done = await baton("ledger", "upgrade", "--pool", "main", **operator)
     assert done.code == 0, done.err
@@ -100,7 +103,8 @@ async def test_an_operator_may_upgrade_although_an_older_reader_lives(
     await known.raise_format("main", FIRST, "a test")
     await known.declare(OLD)
     assert (await baton("ledger", "upgrade", "--pool", "main", url=urls["operator"])).code != 0
-    forced = await baton("ledger", "upgrade", "--force", "--pool", "main", url=urls["operator"])
+    force = ("--force", "--reason", "it stops in any case")
+    forced = await baton("ledger", "upgrade", *force, "--pool", "main", url=urls["operator"])
     assert (forced.code, await known.format("main")) == (0, NEWEST), forced.err
     await known.forget(OLD)
     await known.raise_format("main", FIRST, "a test")

@@ -6,6 +6,7 @@ from typing import Any
 
 from libs.core.scheduling import preemption
 from schemas import inbox
+from schemas.audit import ActionOutcome, OperatorAction, RefusedCommand, line_hash
 from schemas.clock import BootReading, ClockMark, MeasuredBy
 from schemas.ids import job_id
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
@@ -262,6 +263,36 @@ def begins_anew(w: World, name: str) -> None:
     w.send(inbox.NodeRegistered(incarnation=known.incarnation + 1, inventory=known.inventory, lease_s=10))
 
 
+def audited() -> World:
+    """Operators act outside the ledger, one line is told twice; commands of a team are refused, and too many of them."""
+    w = World(node("n0"))
+    w.started(w.submit(job("runs")))
+    lines = book("team.add", "team.rotate", "team.revoke")
+    for line in (*lines, lines[1]):
+        w.send(inbox.ActionTold(action=line, user="olga"))
+    w.send(inbox.QuotaChanged(team="research", limit_milli=9000, user="olga", cause="REQUESTS:4", reason="more work"))
+    for n in range(2):
+        said = RefusedCommand(
+            service="admission", what="submit", team="research", user="ana", cause=f"REQUESTS:{n + 5}", stored_us=n + 1,
+            digest="ab" * 32, reason="no such class", policy="0123456789abcdef", more=n * 9, more_digest="cd" * 32 * n,
+        )  # fmt: skip
+        w.send(inbox.RefusalTold(command=said))
+    return w
+
+
+def book(*actions: str) -> list[OperatorAction]:
+    """An operator's book with these actions."""
+    lines: list[OperatorAction] = []
+    for number, what in enumerate(actions, 1):
+        before = line_hash(lines[-1]) if lines else ""
+        told = OperatorAction(
+            book="b" * 16, number=number, prev_hash=before, what=what, target="vision", reason="audit test",
+            outcome=ActionOutcome.DONE, at_us=number * S, host="h", login="olga", tool="baton 0.2.0",
+        )  # fmt: skip
+        lines.append(told)
+    return lines
+
+
 LIVES: dict[str, Callable[[], World]] = {
     "every end": every_end,
     "preempted": preempted,
@@ -271,6 +302,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "lost again": lost_again,
     "quarantined": quarantined,
     "suspended": suspended,
+    "audited": audited,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

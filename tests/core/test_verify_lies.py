@@ -193,6 +193,13 @@ def _again(e: led.JobFinished) -> led.JobRequeued:
     return led.JobRequeued(job_id=e.job_id, reason=e.reason, losses=9)
 
 
+AUDITED = "audited"
+
+
+def acted(**update: Any) -> Callable[[Any], Any]:
+    return lambda e: e.model_copy(update={"action": e.action.model_copy(update=update)})
+
+
 LIES: dict[str, tuple[str, Lie, str]] = {
     # ------------------------------------------------------------------------------------------- offsets and time (I10)
     "the inbox's offset goes back": (END, record(20, inbox_seq=lambda n: n - 3), "I10"),
@@ -362,6 +369,15 @@ LIES: dict[str, tuple[str, Lie, str]] = {
         END, changed("attempt.stopping", with_(cause=Cause.NODE_LEFT), of="slow"), "I5"
     ),
     "nobody stopped a job that was cancelled": (END, left_out("attempt.stopping", of="unwanted-too"), "I5"),
+    # -------------------------------------------------------------------------------------------- told for auditors (I13)
+    "a line of a book becomes another": (AUDITED, changed("operator.acted", acted(reason="none"), 3), "I13"),
+    "a line of a book is changed and told once": (AUDITED, changed("operator.acted", acted(target="red"), 0), "I13"),
+    "a line of a book follows another one": (AUDITED, changed("operator.acted", acted(prev_hash="ab" * 32), 2), "I13"),
+    "a book begins with a second line": (AUDITED, changed("operator.acted", acted(number=2), 0), "I13"),
+    "refusals are counted and have no digest": (
+        AUDITED, changed("command.refused", lambda e: e.model_copy(
+            update={"command": e.command.model_copy(update={"more_digest": ""})}), 1), "I13"
+    ),
     # ------------------------------------------------------------------------------------------------- checkpoints (I12)
     "a checkpoint goes back": (
         END, changed("attempt.checkpointed", with_(checkpoint=Checkpoint(step=1, reference="s3://x")), 1), "I12"

@@ -41,8 +41,16 @@ UNSEEN: dict[str, dict[str, str]] = {
         "input.rejected": NEVER_USED,
         "segment.sealed": "the last one: where the ledger lies now is seen by whoever reads on",
         "device.returned": f"the last one, or before a new life of its node: {NEVER_USED}",
+        "operator.acted": "a hole in a book: `baton audit verify` shows it, and its lines may still be told",
+        "command.refused": NEVER_USED,
     },
-    "doubled": {"quota.set": SAID_ALREADY, "team.suspended": SAID_ALREADY, "plan.declined": SAID_ALREADY},
+    "doubled": {
+        "quota.set": SAID_ALREADY,
+        "team.suspended": SAID_ALREADY,
+        "plan.declined": SAID_ALREADY,
+        "operator.acted": "a line may be told again, as it was",
+        "command.refused": "a service that was killed tells it again",
+    },
     "swapped": {
         "lease.granter": APART,
         "node.joined": APART,
@@ -68,6 +76,8 @@ UNSEEN: dict[str, dict[str, str]] = {
         "node.silent": IN_TIME,
         "device.quarantined": IN_TIME,
         "device.returned": IN_TIME,
+        "operator.acted": IN_TIME,
+        "command.refused": IN_TIME,
     },
 }
 """Change -> kind of event -> why some such changes cannot be found."""

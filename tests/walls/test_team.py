@@ -58,7 +58,7 @@ async def test_a_team_comes_changes_its_credential_and_goes(cluster: LocalStack)
         await connect(Address(cluster.nats_url, stolen), name="thief")
 
     first = await submits(address, "vision")
-    revoked = await team(cluster, "revoke", "vision")
+    revoked = await team(cluster, "revoke", "vision", "--reason", "its contract has ended")
     assert (revoked.code, revoked.out) == (0, "vision\n")
     await until(lambda: not first.is_connected)
     await close(first)
@@ -79,7 +79,7 @@ async def test_a_user_goes_and_the_others_of_the_team_stay(cluster: LocalStack) 
         await connect(Address(cluster.nats_url, cluster.keyring.creds / f"red.{user}.creds"), name=user)
         for user in ("ana", "ben")
     ]
-    assert (await team(cluster, "revoke", "red.ana")).code == 0
+    assert (await team(cluster, "revoke", "red.ana", "--reason", "left")).code == 0
     await until(lambda: not ana.is_connected)
     assert ben.is_connected
     for connection in (ana, ben):

@@ -89,6 +89,7 @@ class Meter:
         "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
         "team.suspended", "team.resumed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
+        "operator.acted", "command.refused",
     })  # fmt: skip
     """Money runs from the grant to the freeing; what happens between costs nothing more, and a hold nothing."""
 

@@ -335,6 +335,10 @@ def _node_declared_dead(state: State, e: led.NodeDeclaredDead, t_us: int) -> Non
     """Nothing changes by this: what it held is freed, and the node leaves, in events of the same record."""
 
 
+def _for_auditors(state: State, e: led.OperatorActed | led.CommandRefused, t_us: int) -> None:
+    """Nothing changes: it is kept for who reads the ledger."""
+
+
 def hold_code(state: State, job_id: str) -> int:
     """The code that marks devices held for `job_id` in `fleet.held`; -1 when it holds none."""
     return next((code for code, beneficiary in enumerate(state.holds) if beneficiary == job_id), -1)
@@ -405,6 +409,8 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.NodeDeclaredDead: _node_declared_dead,
     led.DeviceQuarantined: _device_quarantined,
     led.DeviceReturned: _device_returned,
+    led.OperatorActed: _for_auditors,
+    led.CommandRefused: _for_auditors,
 }
 
 HANDLED = led.kinds_of(_FOLD)

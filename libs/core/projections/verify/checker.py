@@ -17,6 +17,7 @@ from libs.core.projections.verify.nodes import Nodes
 from libs.core.projections.verify.outcomes import Outcomes
 from libs.core.projections.verify.records import Records
 from libs.core.projections.verify.report import Verification
+from libs.core.projections.verify.told import Told
 from schemas import ledger as led
 
 SUBJECTS: Final[tuple[type[Subject], ...]] = (
@@ -34,6 +35,7 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Outcomes,
     Checkpoints,
     Ends,
+    Told,
 )
 """In this order each hears of an event."""
 

@@ -20,6 +20,8 @@ class Verification:
     preemptions: int = 0
     rejected_inputs: int = 0
     declined_plans: int = 0
+    operator_actions: int = 0
+    refused_commands: int = 0
     milli_us: int = 0
     by_team: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)

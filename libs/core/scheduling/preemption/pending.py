@@ -32,6 +32,8 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.SegmentSealed,
         ledger.GranterNamed,
         ledger.NodeDeclaredDead,
+        ledger.OperatorActed,
+        ledger.CommandRefused,
     }
 )
 """Events that make no other plan possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a victim

@@ -11,7 +11,7 @@ true leads to `InputRejected` with a reason, and neither holds up the next messa
 from collections.abc import Callable
 from typing import Any
 
-from libs.core.scheduling.reactions import agents, preemption, quarantine, quotas, requests, teams, telemetry
+from libs.core.scheduling.reactions import agents, audit, preemption, quarantine, quotas, requests, teams, telemetry
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from schemas import inbox, ledger
 
@@ -53,4 +53,6 @@ _REACTIONS: dict[type, Callable[[Decision, Any], None]] = {
     inbox.SuspendTeam: teams.suspend_team,
     inbox.ResumeTeam: teams.resume_team,
     inbox.PreemptionPlanned: preemption.preemption_planned,
+    inbox.ActionTold: audit.action_told,
+    inbox.RefusalTold: audit.refusal_told,
 }

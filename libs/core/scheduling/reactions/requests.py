@@ -38,6 +38,8 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
             latency=m.latency,
             lease_s=m.lease_s,
             user=m.user,
+            cause=m.cause,
+            policy=m.policy,
         )
     )
     if cancelled is not None:

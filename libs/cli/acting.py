@@ -1,0 +1,139 @@
+"""What an operator does beside commands to Baton gets a line in the operator's book, and the ledger is told of it.
+
+    with acting("team.revoke", "vision", reason, folder=folder, url=url):
+        ...
+
+The book is written first and told afterwards: when the broker is away the line waits, and the next action, `baton team push` or
+`baton audit push` tells it.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.bus.creds import Address
+from libs.cli.exits import UsageFault, code_of
+from libs.cli.output import hint
+from libs.client.where import find, session_user, state_dir
+from libs.walls.book import Book
+from schemas.subjects import OPERATOR
+
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in your words: it is written into the ledger.")]
+MayReason = Annotated[str, typer.Option("--reason", help="Why, in your words: it is written into the ledger.")]
+
+_TELL_S = 5.0
+_BATCH = 256
+
+
+@contextmanager
+def acting(
+    what: str,
+    target: str,
+    reason: str,
+    *,
+    folder: Path | None = None,
+    url: str | None = None,
+    needs_reason: bool = False,
+    tells: bool = True,
+) -> Iterator[dict[str, str]]:
+    """An action, from before it begins to its line in the ledger. The block may set `detail` and `digest`. Not `tells`: there
+    is no broker yet; the next action's telling has its line, too.
+
+    Raises UsageFault, before anything is done, when a reason is needed and there is none.
+    """
+    if needs_reason and not reason.strip():
+        raise UsageFault(f"--reason is empty: {what} is written into the ledger, say why it is done")
+    home = book_folder(folder)
+    book = Book(home)
+    said = {
+        "what": what, "target": target[:512], "reason": reason[:1024], "at_us": time.time_ns() // 1000,
+        "host": socket.gethostname()[:255], "login": session_user()[:64], "tool": tool(),
+    }  # fmt: skip
+    try:
+        with book.entry(said) as more:
+            yield more
+    finally:
+        if tells:
+            tell(home, url)
+
+
+def book_folder(folder: Path | None = None) -> Path:
+    """Where the book lies: beside the keys, else in the user's own state folder."""
+    beside = folder or state_dir()
+    if folder is not None or (beside / "keys.json").is_file() or (beside / "client.json").is_file():
+        return beside
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "baton"
+
+
+def tell(folder: Path, url: str | None = None, *, again: bool = False, aloud: bool = False) -> int:
+    """Tells the ledger of the pool that is found what it was not told yet: how many lines. Nothing that goes wrong here
+    undoes what was done; it is said, and raised only if that is what is asked for (`aloud`)."""
+    book = Book(folder)
+    try:
+        book.settle()
+        return asyncio.run(_tell(book, folder, url, again))
+    except Exception as e:
+        if aloud or code_of(e) is None:
+            raise
+        if (waiting := len(book.lines())) and not _nowhere(e):
+            hint(f"the ledger was not told yet ({str(e).splitlines()[0]}): {waiting} lines are in {book.file}; "
+                 "`baton audit push` tells them")  # fmt: skip
+        return 0
+
+
+def _nowhere(error: Exception) -> bool:
+    """No Baton is known: it is told when there is one."""
+    return getattr(error, "what", "") == "no running Baton is known"
+
+
+async def _tell(book: Book, folder: Path, url: str | None, again: bool) -> int:
+    from libs.bus.messages import outgoing
+    from libs.client.baton import connect
+    from libs.client.sending import deliver
+    from schemas import subjects
+    from schemas.audit import line_hash
+    from schemas.catalog import TYPE_OF
+    from schemas.inbox import ActionTold
+
+    place = find(url, OPERATOR, operator=True, environ={**os.environ, "BATON_STATE_DIR": str(folder)})
+    address = place.address
+    if address.creds is None and (mine := folder / "creds" / f"{OPERATOR}.creds").is_file():
+        address = Address(address.url, mine)
+    if again:
+        book.tell_again(place.pool)
+    lines = book.untold(place.pool)
+    if not lines:
+        return 0
+    who = place.user or OPERATOR
+    async with await connect(address, OPERATOR, user=who, pool=place.pool) as baton:
+        for at in range(0, len(lines), _BATCH):
+            some = lines[at : at + _BATCH]
+            items = [
+                outgoing(
+                    ActionTold(action=line, user=who),
+                    subject=subjects.acted(place.pool, who),
+                    type=TYPE_OF[ActionTold],
+                    source="/baton/cli",
+                    cause=f"{line.book}:{line.number}:{line_hash(line)}",
+                )
+                for line in some
+            ]
+            await deliver(baton.nats, items, give_up_s=_TELL_S)
+            book.told(place.pool, some[-1].number)
+    return len(lines)
+
+
+def tool() -> str:
+    """What acts, with its version."""
+    try:
+        return f"baton {version('baton')}"[:64]
+    except PackageNotFoundError:
+        return "baton"

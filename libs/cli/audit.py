@@ -1,0 +1,195 @@
+"""`baton audit`: who asked for what, what became of it, and why; `verify`: that nothing of it was changed; `push`: the
+ledger is told of actions that it has not heard of."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from libs.cli import units
+from libs.cli.acting import book_folder, tell
+from libs.cli.exits import Ended, Exit, UsageFault
+from libs.cli.grammar import parse_duration
+from libs.cli.options import NoHeader, Output, Pool, Url
+from libs.cli.output import Column, Format, document, fields, hint, say, show
+from libs.cli.session import run
+from libs.client import Baton
+from schemas.subjects import OPERATOR
+
+if TYPE_CHECKING:
+    from libs.core.projections.audit import AuditLine
+    from libs.ledger.audit import Audit
+
+app = typer.Typer(
+    help="Who did what: commands and operators' actions, as the ledger's chain has them (operators).",
+    rich_markup_mode=None,
+    invoke_without_command=True,
+)
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--file", help="Read files of `baton ledger export` or `archive`, in order; no server is asked."),
+]
+Folder = Annotated[
+    Path | None, typer.Option("--state-dir", help="Where the operator's book is (BATON_STATE_DIR).")
+]  # fmt: skip
+
+_COLUMNS = [
+    Column("SEQ", lambda line: line.seq, right=True),
+    Column("TIME", lambda line: units.moment(line.wall_us or line.t_us)),
+    Column("ACTOR", lambda line: line.actor),
+    Column("KIND", lambda line: line.kind),
+    Column("TARGET", lambda line: line.target),
+    Column("OUTCOME", lambda line: line.outcome),
+    Column("COUNT", lambda line: line.count, wide=True, right=True),
+    Column("SOURCE", lambda line: line.source, wide=True),
+    Column("POLICY", lambda line: line.policy, wide=True),
+    Column("DIGEST", lambda line: line.digest[:16], wide=True),
+    Column("HOST", lambda line: line.claimed.get("host", ""), wide=True),
+    Column("REASON", lambda line: line.reason),
+]
+
+
+@app.callback()
+def listing(
+    context: typer.Context,
+    *,
+    since: Annotated[str, typer.Option("--since", help="From then on: so long ago (2h, 7d), or a time in UTC.")] = "",
+    until: Annotated[str, typer.Option("--until", help="Up to then, likewise.")] = "",
+    actor: Annotated[str, typer.Option("--actor", help="Only of TEAM.USER, or of all of TEAM.")] = "",
+    kind: Annotated[str, typer.Option("--kind", help="Only of this kind: submit, cancel, team.revoke, ...")] = "",
+    team: Annotated[str, typer.Option("--team", "-t", help="Only what is about this team.")] = "",
+    file: Files = None,
+    pool: Pool = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+    no_header: NoHeader = False,
+) -> None:
+    """Every command, accepted or refused, and every operator's action: who, what, outcome, reason, by which policy."""
+    if context.invoked_subcommand is not None:
+        return
+    wanted = _filter(_moment(since, "--since"), _moment(until, "--until"), actor, kind, team)
+    lines: list[AuditLine] = []
+    audit = _read(file, pool, url, lambda line: lines.append(line) if wanted(line) else None)
+    plain = [asdict(line) for line in lines]
+    show(lines, _COLUMNS, output, name=lambda line: str(line.seq), header=not no_header, whole=plain)
+    if audit.broken:
+        hint(f"the chain is broken: {audit.broken}")
+        raise Ended(Exit.FAILED)
+
+
+@app.command("verify")
+def verify(
+    file: Files = None,
+    folder: Folder = None,
+    pool: Pool = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Check the chain, and that ledger and operators' books tell the same. Exits with 1 at the first break, by its position.
+
+    The book of this host is compared with the ledger; of books on other hosts it is checked that what the ledger tells follows.
+    `baton ledger verify` checks what was decided."""
+    from libs.core.projections.audit import compare
+    from libs.walls.book import Book
+
+    audit = _read(file, pool, url, lambda line: None)
+    mine = Book(book_folder(folder)).lines()
+    problems = [str(one) for one in compare(audit.told, {mine[0].book: mine} if mine else {})]
+    ok = not audit.broken and not problems
+    books = {action.book for _, action in audit.told}
+    if output in (Format.JSON, Format.YAML):
+        found = {"records": audit.records, "void": audit.voids, "archived_before": audit.skipped, "lines": audit.lines,
+                 "books": len(books), "head_seq": audit.head.seq, "head_hash": audit.head.hash,
+                 "broken": audit.broken, "problems": problems, "ok": ok}  # fmt: skip
+        document(found, output)
+    else:
+        end = f"{audit.head.seq} {audit.head.hash}"
+        fields([("records", audit.records), ("void messages", audit.voids), ("audit lines", audit.lines),
+                ("operators' books", len(books)), ("chain ends with record", end)])  # fmt: skip
+        if audit.skipped:
+            hint(f"records 1 to {audit.skipped} were archived: give the files with --file, in order")
+        for problem in [*([audit.broken] if audit.broken else []), *problems]:
+            hint(f"broken: {problem}")
+        if ok:
+            hint("the chain holds, and every line of a book is where it belongs")
+    if not ok:
+        raise Ended(Exit.FAILED)
+
+
+@app.command("push")
+def push(
+    again: Annotated[
+        bool, typer.Option("--all", help="Also what was told before: a ledger that was begun anew.")
+    ] = False,
+    folder: Folder = None,
+    url: Url = None,
+) -> None:
+    """Tell the pool's ledger the lines of this host's book that it was not told yet. Telling one twice does no harm."""
+    told = tell(book_folder(folder), url, again=again, aloud=True)
+    say(f"{told} told")
+
+
+def _read(files: list[Path] | None, pool: str | None, url: str | None, take: Callable[["AuditLine"], Any]) -> "Audit":
+    from libs.ledger import audit as ledger
+
+    done = ledger.Audit()
+    if files:
+        for reader, stored in ledger.from_files(files):
+            done = reader.audit
+            for line in reader.read(stored):
+                take(line)
+        return done
+
+    async def work(baton: Baton) -> "Audit":
+        done = ledger.Audit()
+        async for reader, stored in ledger.from_broker(baton.nats.jetstream(), pool or baton.place.pool):
+            done = reader.audit
+            for line in reader.read(stored):
+                take(line)
+        return done
+
+    return run(work, OPERATOR, url, pool=pool)
+
+
+def _filter(
+    since_us: int | None, until_us: int | None, actor: str, kind: str, team: str
+) -> Callable[["AuditLine"], bool]:  # fmt: skip
+    def wanted(line: "AuditLine") -> bool:
+        at_us = line.wall_us or line.t_us
+        return (
+            (since_us is None or at_us >= since_us)
+            and (until_us is None or at_us < until_us)
+            and (not actor or actor in _names(line.actor))
+            and (not kind or line.kind == kind)
+            and (not team or team in line.teams)
+        )
+
+    return wanted
+
+
+def _names(actor: str) -> Iterator[str]:
+    """`team.user`, and the team."""
+    yield actor
+    yield actor.partition(".")[0]
+
+
+def _moment(text: str, option: str) -> int | None:
+    """Microseconds since 1970 of a time in UTC, or of so long ago; None for "". Raises UsageFault."""
+    if not text:
+        return None
+    try:
+        return int((time.time() - parse_duration(text)) * 1e6)
+    except ValueError:
+        pass
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageFault(
+            f"{option} {text}: not understood; write e.g. 2h, 7d, 2026-11-22 or 2026-11-22T21:00:00"
+        ) from None
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1e6)

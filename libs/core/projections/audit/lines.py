@@ -1,0 +1,162 @@
+"""One line for each command, and for each action of an operator, that a ledger tells of.
+
+What is proven and what is only said differs by field: `actor` is what the subject of the command said, which the broker's
+credentials prove; times `t_us` and `wall_us` are the record's; `claimed` is the sender's own word.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas import ledger as led
+from schemas.attempts import Cause
+from schemas.jobs import JobState
+from schemas.subjects import OPERATOR, OPERATOR_INPUT, read
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLine:
+    """`seq` is the record's place, `t_us` ledger time and `wall_us` the broker's clock, both in microseconds. `actor` is
+    `<team>.<user>`, `teams` whom it is about. `kind` is what was asked: submit, cancel, quota.set, team.revoke..., `target`
+    of what, `digest` of its body. `outcome`: accepted, refused, done, failed, unfinished. `source`: the command by stream
+    and sequence, or the operator's book and line."""
+
+    seq: int
+    t_us: int
+    wall_us: int | None
+    actor: str
+    kind: str
+    target: str
+    outcome: str
+    reason: str = ""
+    source: str = ""
+    digest: str = ""
+    policy: str = ""
+    teams: tuple[str, ...] = ()
+    count: int = 1
+    """Of refusals that came too fast: how many this line stands for."""
+    claimed: dict[str, Any] = field(default_factory=dict)
+
+
+_TEAM_ACTIONS = "team."
+
+
+class AuditLines:
+    """Folds records into lines. Knows the team of each job that has not ended (about 150 bytes each)."""
+
+    def __init__(self) -> None:
+        self._team: dict[str, str] = {}
+        """Job -> its team."""
+
+    def of(self, record: led.LedgerRecord, seq: int) -> Iterator[AuditLine]:
+        """The lines of the valid record at `seq`, in its order."""
+        for event in record.events:
+            make = _LINES.get(type(event))
+            if make is not None:
+                for said in make(self, event):
+                    yield AuditLine(seq=seq, t_us=record.t_us, wall_us=record.wall_us, **said)
+            if isinstance(event, led.JobFinished):
+                self._team.pop(event.job_id, None)
+
+    def _queued(self, e: led.JobQueued) -> Iterator[dict[str, Any]]:
+        self._team[e.job_id] = e.team
+        yield _by(e.team, e.user) | {
+            "kind": "submit", "target": e.job_id, "outcome": "accepted", "source": e.cause, "digest": e.spec_hash,
+            "policy": e.policy,
+        }  # fmt: skip
+
+    def _stopping(self, e: led.AttemptStopping) -> Iterator[dict[str, Any]]:
+        if e.cause is Cause.CANCELLED:
+            yield self._cancelled(e.job_id, e.user, e.reason)
+
+    def _finished(self, e: led.JobFinished) -> Iterator[dict[str, Any]]:
+        """A job that waited is ended by its cancel; of one that ran the cancel was told before."""
+        if e.state is JobState.CANCELLED and e.user:
+            yield self._cancelled(e.job_id, e.user, e.reason)
+
+    def _cancelled(self, job_id: str, user: str, reason: str) -> dict[str, Any]:
+        team = self._team.get(job_id, "")
+        return _by(team, user) | {"kind": "cancel", "target": job_id, "outcome": "accepted", "reason": reason}
+
+    def _quota(self, e: led.QuotaSet) -> Iterator[dict[str, Any]]:
+        actor = _by(OPERATOR, e.user) if e.user else {"actor": "(the teams' file)"}
+        yield actor | {
+            "kind": "quota.set", "target": e.team, "outcome": "accepted", "reason": e.reason, "source": e.cause,
+            "policy": e.policy, "teams": (e.team,),
+        }  # fmt: skip
+
+    def _paused(self, e: led.TeamSuspended | led.TeamResumed) -> Iterator[dict[str, Any]]:
+        kind = "team.suspend" if isinstance(e, led.TeamSuspended) else "team.resume"
+        yield _operator(kind, e.team, e.user, e.reason) | {"teams": (e.team,)}
+
+    def _dead(self, e: led.NodeDeclaredDead) -> Iterator[dict[str, Any]]:
+        yield _operator("node.declare-dead", e.node, e.user, e.fenced_by)
+
+    def _returned(self, e: led.DeviceReturned) -> Iterator[dict[str, Any]]:
+        if e.user:
+            yield _operator("node.release", f"{e.node}/{e.device}", e.user, e.reason)
+
+    def _rejected(self, e: led.InputRejected) -> Iterator[dict[str, Any]]:
+        """Of a person's command: a team's, which admission had let pass, or an operator's."""
+        asked, source = e.request, f"INBOX:{e.inbox_seq}"
+        if asked is not None:
+            yield _by(asked.team, asked.user) | {
+                "kind": asked.what, "target": asked.job_id, "outcome": "refused", "reason": e.reason, "source": source,
+            }  # fmt: skip
+            return
+        try:
+            keys = read(OPERATOR_INPUT, e.subject)
+        except ValueError:
+            return
+        yield _operator(_SAID.get(keys["what"], keys["what"]), "", keys["user"], e.reason) | {
+            "outcome": "refused", "source": source,
+        }  # fmt: skip
+
+    def _acted(self, e: led.OperatorActed) -> Iterator[dict[str, Any]]:
+        a = e.action
+        yield _operator(a.what, a.target, e.user, a.reason) | {
+            "outcome": a.outcome.value,
+            "source": f"{a.book}:{a.number}",
+            "digest": a.digest,
+            "teams": (a.target.partition(".")[0],) if a.what.startswith(_TEAM_ACTIONS) else (),
+            "claimed": {"at_us": a.at_us, "host": a.host, "login": a.login, "tool": a.tool, "detail": a.detail},
+        }  # fmt: skip
+
+    def _refused(self, e: led.CommandRefused) -> Iterator[dict[str, Any]]:
+        c = e.command
+        said = _by(c.team, c.user) | {"kind": c.what, "target": "", "outcome": "refused"}
+        if c.more:
+            many = f"{c.more} more, too many to be told one by one"
+            yield said | {"reason": many, "digest": c.more_digest, "count": c.more, "source": c.service}
+        yield said | {"reason": c.reason, "source": c.cause, "digest": c.digest, "policy": c.policy}
+
+
+_SAID = {
+    "node-dead": "node.declare-dead",
+    "quarantine-lifted": "node.release",
+    "team-suspended": "team.suspend",
+    "team-resumed": "team.resume",
+    "acted": "audit.tell",
+}
+
+_LINES: dict[type, Callable[[AuditLines, Any], Iterator[dict[str, Any]]]] = {
+    led.JobQueued: AuditLines._queued,
+    led.AttemptStopping: AuditLines._stopping,
+    led.JobFinished: AuditLines._finished,
+    led.QuotaSet: AuditLines._quota,
+    led.TeamSuspended: AuditLines._paused,
+    led.TeamResumed: AuditLines._paused,
+    led.NodeDeclaredDead: AuditLines._dead,
+    led.DeviceReturned: AuditLines._returned,
+    led.InputRejected: AuditLines._rejected,
+    led.OperatorActed: AuditLines._acted,
+    led.CommandRefused: AuditLines._refused,
+}
+
+
+def _by(team: str, user: str) -> dict[str, Any]:
+    return {"actor": f"{team}.{user}" if user else team, "teams": (team,) if team and team != OPERATOR else ()}
+
+
+def _operator(kind: str, target: str, user: str, reason: str) -> dict[str, Any]:
+    return _by(OPERATOR, user) | {"kind": kind, "target": target, "outcome": "accepted", "reason": reason}

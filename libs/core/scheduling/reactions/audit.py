@@ -1,0 +1,20 @@
+"""What the ledger keeps for auditors and nothing is decided by: operators' actions outside of it, and refused commands.
+
+In a format that has no word for them they are left out: the operator's book, and the team's answer, have them all the same.
+"""
+
+from libs.core.scheduling.reactions.decision import Decision
+from schemas import inbox, ledger
+
+
+def action_told(d: Decision, m: inbox.ActionTold) -> None:
+    _keep(d, ledger.OperatorActed(action=m.action, user=m.user or "operator"))
+
+
+def refusal_told(d: Decision, m: inbox.RefusalTold) -> None:
+    _keep(d, ledger.CommandRefused(command=m.command))
+
+
+def _keep(d: Decision, event: ledger.OperatorActed | ledger.CommandRefused) -> None:
+    if d.may(event):
+        d.emit(event)

@@ -1,0 +1,138 @@
+"""An operator's book: what was done on this host that no command to Baton says, one line an action, chained by hashes.
+
+    audit.jsonl         the lines (`schemas.audit.OperatorAction`); a line names the hash of the one before it
+    audit.open/         one file for each action that is under way; its process holds a lock on it
+    audit.told.json     pool -> how many lines its ledger was told
+
+It lies beside `keys.json`, or where there is none in the user's own state folder. Whoever may write here can write a book anew;
+what was told to a ledger cannot be taken back, so lines are told as soon as they are there (`libs.cli.acting`).
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from libs.embedded.records import write_private
+from schemas.audit import ActionOutcome, OperatorAction, line_hash, line_of
+
+BOOK_FILE = "audit.jsonl"
+_OPEN = "audit.open"
+_TOLD = "audit.told.json"
+
+
+class BrokenBook(ValueError):
+    """A line of a book is not what the rule says; the text names the file, the line and what to do."""
+
+
+class Book:
+    """The book in `folder`, which is made when the first line is written. Several processes may write at one time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.file = folder, folder / BOOK_FILE
+
+    def lines(self) -> list[OperatorAction]:
+        """All lines, in order, as they stand there: see `libs.core.projections.audit.compare` for whether they are whole.
+
+        Raises BrokenBook when one cannot be read.
+        """
+        try:
+            text = self.file.read_bytes()
+        except FileNotFoundError:
+            return []
+        out = []
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                out.append(OperatorAction.model_validate_json(line))
+            except ValueError as e:
+                raise BrokenBook(f"{self.file}, line {number} cannot be read: {str(e).splitlines()[0]}; "
+                                 "keep the file, and move it away: a new book is begun, and the ledger has what was told"
+                                 ) from None  # fmt: skip
+        return out
+
+    @contextmanager
+    def entry(self, said: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+        """An action with the fields `said` (what, target, reason, at_us, host, login, tool): its line is written when the block
+        ends, `done` or `failed`; when its process dies in it, the next one writes `unfinished`. The block may set `detail` and
+        `digest` in what it is given."""
+        more: dict[str, str] = {}
+        with self._under_way(said) as mark:
+            try:
+                yield more
+            except BaseException as e:
+                why = f"{type(e).__name__}: {e}".splitlines()[0]
+                self._finish(mark, {**said, "detail": why[:1024], "outcome": ActionOutcome.FAILED})
+                raise
+            self._finish(mark, {**said, **more, "outcome": ActionOutcome.DONE})
+
+    @contextmanager
+    def _under_way(self, said: Mapping[str, Any]) -> Iterator[Path]:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.folder / _OPEN).mkdir(mode=0o700, exist_ok=True)
+        mark = self.folder / _OPEN / f"{said['at_us']:020}-{secrets.token_hex(4)}"
+        with open(os.open(mark, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(said))
+            file.flush()
+            os.fsync(file.fileno())
+            yield mark
+
+    def _finish(self, mark: Path, said: Mapping[str, Any]) -> None:
+        with self._writing():
+            self._append(said)
+            mark.unlink(missing_ok=True)
+
+    def settle(self) -> None:
+        """Writes the lines of actions whose process ended before it could."""
+        for mark in sorted((self.folder / _OPEN).glob("*")):
+            with suppress(FileNotFoundError), open(mark, "r+") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue  # it is under way
+                with suppress(ValueError), self._writing():  # cut short: its action had not begun
+                    if mark.exists():
+                        self._append({**json.load(file), "outcome": ActionOutcome.UNFINISHED})
+                mark.unlink(missing_ok=True)
+
+    def _append(self, said: Mapping[str, Any]) -> None:
+        known = self.lines()
+        book = known[-1].book if known else secrets.token_hex(8)
+        prev_hash = line_hash(known[-1]) if known else ""
+        action = OperatorAction.model_validate({**said, "book": book, "number": len(known) + 1, "prev_hash": prev_hash})
+        with open(os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+            file.write(line_of(action) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with open(self.folder / f"{BOOK_FILE}.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def untold(self, pool: str) -> list[OperatorAction]:
+        """The lines that the pool's ledger was not told yet."""
+        return self.lines()[self._told().get(pool, 0) :]
+
+    def told(self, pool: str, number: int) -> None:
+        """The pool's inbox has the lines up to `number`."""
+        with self._writing():
+            marks = self._told()
+            marks[pool] = max(number, marks.get(pool, 0))
+            write_private(self.folder / _TOLD, json.dumps(marks) + "\n")
+
+    def tell_again(self, pool: str) -> None:
+        """All lines count as not told: a ledger was begun anew, or left some out."""
+        with self._writing():
+            write_private(self.folder / _TOLD, json.dumps({k: n for k, n in self._told().items() if k != pool}) + "\n")
+
+    def _told(self) -> dict[str, int]:
+        try:
+            return dict(json.loads((self.folder / _TOLD).read_text()))
+        except (FileNotFoundError, ValueError):
+            return {}  # telling a line twice does no harm

@@ -1,0 +1,116 @@
+"""An operator's book: every action has its line, also when its process is killed; the ledger is compared with it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.core.projections.audit import compare
+from libs.walls.book import BOOK_FILE, Book, BrokenBook
+from schemas.audit import ActionOutcome, OperatorAction, line_hash
+from tests.core.lives import book as lines_of
+
+SAID: dict[str, Any] = {
+    "what": "team.revoke", "target": "vision", "reason": "left", "at_us": 7, "host": "h", "login": "olga", "tool": "t",
+}  # fmt: skip
+ROOT = Path(__file__).parents[2]
+
+
+def acted(book: Book, target: str) -> None:
+    with book.entry({**SAID, "target": target}) as act:
+        act["detail"] = f"detail of {target}"
+
+
+def test_each_action_is_a_line_that_names_the_one_before_it(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    for target in ("red", "green", "blue"):
+        acted(book, target)
+    first, second, third = Book(tmp_path).lines()
+    assert [line.number for line in (first, second, third)] == [1, 2, 3]
+    assert (first.prev_hash, second.prev_hash, third.prev_hash) == ("", line_hash(first), line_hash(second))
+    assert {line.outcome for line in (first, second, third)} == {ActionOutcome.DONE}
+    assert (third.target, third.detail, third.book) == ("blue", "detail of blue", first.book)
+    assert oct(book.file.stat().st_mode)[-3:] == "600"
+
+
+def test_an_action_that_fails_has_a_line_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), Book(tmp_path).entry(SAID):
+        raise RuntimeError("the broker is away")
+    (line,) = Book(tmp_path).lines()
+    assert (line.outcome, line.detail) == (ActionOutcome.FAILED, "RuntimeError: the broker is away")
+
+
+def test_an_action_whose_process_is_killed_has_a_line_too(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from libs.walls.book import Book\n"
+        f"with Book(Path(sys.argv[1])).entry({SAID!r}): print('in', flush=True); time.sleep(60)"
+    )
+    book = Book(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"in\n"
+        book.settle()
+        assert book.lines() == [], "it is still under way"
+        os.kill(process.pid, signal.SIGKILL)
+    book.settle()
+    book.settle()
+    assert [(line.what, line.outcome) for line in book.lines()] == [("team.revoke", ActionOutcome.UNFINISHED)]
+
+
+def test_what_was_told_is_not_told_again_unless_asked_for(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    acted(book, "red")
+    book.told("main", 1)
+    acted(book, "green")
+    assert [line.target for line in book.untold("main")] == ["green"]
+    assert [line.target for line in book.untold("west")] == ["red", "green"]
+    book.tell_again("main")
+    assert [line.target for line in book.untold("main")] == ["red", "green"]
+
+
+def test_a_book_that_cannot_be_read_says_where(tmp_path: Path) -> None:
+    (tmp_path / BOOK_FILE).write_bytes(b"{}\n")
+    with pytest.raises(BrokenBook, match="line 1 cannot be read"):
+        Book(tmp_path).lines()
+
+
+LINES = lines_of("team.add", "team.rotate", "team.revoke")
+TOLD = [(10 + n, line) for n, line in enumerate(LINES)]
+OTHER = LINES[1].model_copy(update={"reason": "another"})
+
+
+def test_a_book_and_a_ledger_that_agree_have_no_problem() -> None:
+    assert compare(TOLD, {LINES[0].book: LINES}) == []
+    assert compare([*TOLD, TOLD[1]], {}) == [], "a line may be told twice"
+    assert compare([], {}) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "file", "says"),
+    [
+        (TOLD, [LINES[0], OTHER, LINES[2]], "line 2 (record 11): the file has another line"),
+        (TOLD, LINES[:2], "line 3 (record 12): the file ends before it"),
+        (TOLD[:2], LINES, "line 3: the file has it, the ledger does not"),
+        (TOLD, [LINES[0], LINES[2]], "line 2 (record 11): in the file it does not follow"),
+        ([TOLD[0], TOLD[2]], None, "line 2: the ledger tells later lines and not this one"),
+        ([TOLD[0], (11, OTHER), TOLD[2]], None, "line 3 (record 12): it does not follow"),
+        ([*TOLD, (13, OTHER)], None, "line 2 (record 13): record 11 tells it otherwise"),
+    ],
+)
+def test_the_first_fault_is_told_by_its_place(
+    told: list[tuple[int, OperatorAction]], file: list[OperatorAction] | None, says: str
+) -> None:
+    (problem,) = compare(told, {LINES[0].book: file} if file is not None else {})
+    assert says in str(problem)
+
+
+@pytest.mark.parametrize("change", [lambda a: a, lambda a: a.model_copy(update={"detail": ""})])
+def test_the_hash_of_a_line_says_nothing_of_fields_that_say_nothing(
+    change: Callable[[OperatorAction], OperatorAction],
+) -> None:
+    assert line_hash(change(LINES[0])) == line_hash(LINES[0])
