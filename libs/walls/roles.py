@@ -83,6 +83,7 @@ _BESIDES: Final[Mapping[str, tuple[str, ...]]] = {
     "admission": (
         f"$JS.API.STREAM.PURGE.{REQUESTS}",
         f"$JS.API.DIRECT.GET.{REQUESTS}",
+        f"$JS.API.DIRECT.GET.{EVENTS}",  # what was refused stays refused
         f"$JS.ACK.{REQUESTS}.admission.>",
     ),
     "quota_billing": (
@@ -106,6 +107,7 @@ _DURABLE: Final[Mapping[str, tuple[str, ...]]] = {"quota_billing": (REQUESTS,)}
 """Of these a service reads by a consumer that the provisioner made, and makes none."""
 
 _OVERHEARS: Final[Mapping[str, tuple[str, ...]]] = {
+    "admission": (subjects.event("rejected", "ANY"),),  # what its equals refused
     "leases": (subjects.inbox("clock", "tick", "ANY"),),  # those of its equals
     "telemetry": (subjects.sample("ANY"),),
 }

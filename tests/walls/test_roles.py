@@ -151,7 +151,9 @@ async def test_a_service_reads_only_its_streams(bus: tuple[str, Keyring], servic
     tried += [f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.mine" for stream in {*closed, *own}]
     tried += [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.admission" for stream in closed]
     tried += [f"$JS.API.STREAM.MSG.GET.{stream}" for stream in closed - {"KV_baton-cursors"}]
-    direct = {"quota_billing": {"REQUESTS"}, "telemetry": {"REQUESTS"}}.get(service, set()) | own
+    direct = {"quota_billing": {"REQUESTS"}, "telemetry": {"REQUESTS"}, "admission": {"EVENTS"}}.get(
+        service, set()
+    ) | own
     tried += [f"$JS.API.DIRECT.GET.{stream}" for stream in {"REQUESTS", "EVENTS", "DEAD", "LEDGER-main"} - direct]
     changing = ("DELETE", "UPDATE", "CREATE", "MSG.DELETE", "RESTORE", "SNAPSHOT")
     tried += [f"$JS.API.STREAM.{verb}.{stream}" for verb in changing for stream in ("REQUESTS", "EVENTS", "DEAD")]
