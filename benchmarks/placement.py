@@ -36,6 +36,7 @@ from libs.core.placement.score.scorer import Scorer
 from libs.core.scheduling.cycle import plan
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, Shape, State
+from libs.core.state.waiting import enqueue
 from schemas.jobs import JobSpec
 from schemas.resources import WHOLE_MILLI, Device, Inventory, Level, Objective, Position
 
@@ -421,7 +422,7 @@ def _waiting(fleet: Fleet, count: int) -> State:
         team = f"team-{i % 20}"
         job = Job(f"job-{i:06}", team, spec, "", i % 4, False, submitted_us=i, queued_us=i, shape=shape)
         state.jobs[job.id] = job
-        state.queues.setdefault(job.queue, {})[job.id] = i
+        enqueue(state, job)
     return state
 
 

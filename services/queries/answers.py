@@ -4,23 +4,21 @@ All but `pool_status` may take long, with many jobs or a large fleet: `Lane` cal
 the replica stands still. What they keep from one question to the next therefore needs no lock.
 """
 
-import gc
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
 from libs.bus.queries import NothingFound
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.explain.dry_run import DryRunInputs, dry_run
-from libs.core.explain.waiting import explain, queue_view
-from libs.core.placement import Blocked
+from libs.core.explain.reasons import Reasons
+from libs.core.explain.waiting import explain, queue_view, waiting_jobs
 from libs.core.projections.pool_status import Glance
-from libs.core.scheduling import cycle
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.model import Job, State
 from schemas.queries import (
     ExplainQuery,
     Explanation,
@@ -84,7 +82,8 @@ class Answers:
         self._latencies = latencies
         self._now_us = now_us
         self._status: CachedAnswer[_Glances] = CachedAnswer()
-        self._waiting: CachedAnswer[Mapping[QueueKey, Blocked]] = CachedAnswer()
+        self._reasons: Reasons | None = None
+        self._reasons_seq = -1
         self._shape = _KeptShape()
 
     @property
@@ -105,35 +104,31 @@ class Answers:
                 f"no job {query.job_id} is waiting or running; `baton describe {query.job_id}` shows one that has ended",
                 asked.seq,
             )
-        plan = cycle.Plan(waiting=dict(self._why(state, asked.seq)))
-        told = explain(state, job, plan, policy=self.policy, seen_by=asked.team)
+        told = explain(state, job, self._why(state, asked.seq), seen_by=asked.team)
         return told.model_copy(update={"ledger_seq": asked.seq})
 
     def queue_list(self, replica: Replica, query: QueueListQuery, asked: AskedBy) -> QueueList:
         """A team sees its own waiting jobs, the operator all."""
         state = replica.state
-        plan = cycle.Plan(waiting=dict(self._why(state, asked.seq)))
-        jobs = queue_view(state, plan, limit=_QUEUE_VIEW, policy=self.policy, seen_by=asked.team)
-        return QueueList(jobs=tuple(jobs[: query.limit]), total=len(jobs), ledger_seq=asked.seq)
+        jobs = queue_view(state, self._why(state, asked.seq), query.limit, seen_by=asked.team)
+        total = min(_QUEUE_VIEW, waiting_jobs(state, seen_by=asked.team))
+        return QueueList(jobs=tuple(jobs), total=total, ledger_seq=asked.seq)
 
     def plan(self, replica: Replica, query: PlanQuery, asked: AskedBy) -> PlanReply:
         """What would become of a job that is submitted now."""
         began = time.perf_counter()
-        state = replica.state
-        gc.disable()  # a full collection meanwhile would take longer than the dry run (130 ms with 5,000 jobs)
-        try:
-            t_us = replica.now_us(self._now_us())
-            fleet = self._shape.of(state)
-            reply = dry_run(state, query.job, asked.team, t_us, self._inputs, fleet=fleet, steps=query.steps)
-        finally:
-            gc.enable()
+        state, t_us = replica.state, replica.now_us(self._now_us())
+        reply = dry_run(
+            state, query.job, asked.team, t_us, self._inputs, fleet=self._shape.of(state), steps=query.steps
+        )
         took_ms = round((time.perf_counter() - began) * 1000, 3)
         return reply.model_copy(update={"took_ms": took_ms, "ledger_seq": asked.seq})
 
-    def _why(self, state: State, seq: int) -> Mapping[QueueKey, Blocked]:
-        """Why each queue waits: what placement's cycle found when it had committed this state."""
-        whole = replace(self.policy, claims_per_cycle=max(1, len(state.fleet.up)))  # nothing of it goes into a record
-        return self._waiting.get(seq, lambda: cycle.plan(state, state.t_us, whole).waiting)
+    def _why(self, state: State, seq: int) -> Reasons:
+        """Why queues wait, shared by the questions of one state."""
+        if self._reasons is None or self._reasons.state is not state or self._reasons_seq != seq:
+            self._reasons, self._reasons_seq = Reasons(state, self.policy), seq
+        return self._reasons
 
 
 class _Glances:

@@ -8,6 +8,7 @@ import pytest
 
 from libs.core.accelerators.catalog import catalog
 from libs.core.accelerators.precisions import computes
+from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.context import context_of
@@ -149,7 +150,7 @@ def test_replicas_of_one_burst_are_spread_and_the_last_one_waits_for_a_node() ->
     placed = [i for i in ids if world.state_of(i) == "granted"]
     (waiting,) = set(ids) - set(placed)
     assert sorted(world.nodes_of(i)[0] for i in placed) == ["a", "b"]
-    why = explain(world.decider.state, world.decider.state.jobs[waiting], world.decider.plan)
+    why = explain(world.decider.state, world.decider.state.jobs[waiting], Reasons(world.decider.state))
     assert why.reason == "spread"
     assert "web" in why.text
     assert world.state_of(world.submit(asking("else", spread=Spread(key="db")))) == "granted"

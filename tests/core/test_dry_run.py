@@ -11,6 +11,7 @@ from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.pricing import Prices
 from libs.core.explain.diagnosis import text_of
 from libs.core.explain.dry_run import DryRunInputs, dry_run
+from libs.core.explain.reasons import Reasons
 from libs.core.explain.right_sizing import OfferedKind, kinds_of, suggest
 from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, BlockReason
@@ -284,7 +285,7 @@ def test_explain_and_plan_say_the_same() -> None:
     asked = spec(8)
     reply = planned(world, asked)
     id_ = world.submit(job("asked", 8, priority=100))
-    told = explain(world.decider.state, world.decider.state.jobs[id_], world.decider.plan)
+    told = explain(world.decider.state, world.decider.state.jobs[id_], Reasons(world.decider.state))
     assert (told.reason, told.text, told.removed, told.suggestion) == (
         reply.reason,
         reply.text,
@@ -390,7 +391,7 @@ def test_explain_keeps_what_is_reserved() -> None:
     world.submit(job("gang", 4, priority=100))
     world.send(Tick(), after_us=70_000_000)
     id_ = world.submit(job("small", 2, priority=100, types=("H100",)))
-    told = explain(world.decider.state, world.decider.state.jobs[id_], world.decider.plan)
+    told = explain(world.decider.state, world.decider.state.jobs[id_], Reasons(world.decider.state))
     assert (told.reason, told.suggestion) == ("reserved", "")
     reply = planned(world, spec(2, types=("H100",)))
     assert (reply.reason, reply.removed, reply.suggestion) == (told.reason, told.removed, told.suggestion)
@@ -401,7 +402,7 @@ def test_the_gang_that_reserves_is_not_kept_from_its_own() -> None:
     running(world, "half", 2)
     id_ = world.submit(job("gang", 4, priority=100))
     world.send(Tick(), after_us=70_000_000)
-    told = explain(world.decider.state, world.decider.state.jobs[id_], world.decider.plan)
+    told = explain(world.decider.state, world.decider.state.jobs[id_], Reasons(world.decider.state))
     assert (told.reason, told.suggestion) == ("busy", "set resources.devices to 2")
 
 

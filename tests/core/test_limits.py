@@ -6,6 +6,7 @@ import pytest
 
 from libs.core.accelerators.kinds import GRAINS, accelerators_milli, counted_milli, grains, problem_with, weight
 from libs.core.accelerators.mig_boards import GEOMETRIES
+from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.placement import mig
 from libs.core.placement.search.constraints import cap_of
@@ -234,7 +235,7 @@ def asking(name: str, resources: Resources, **more) -> inbox.JobAdmitted:
 
 def why(world: World, job_id: str):
     state = world.decider.state
-    return explain(state, state.jobs[job_id], world.decider.plan)
+    return explain(state, state.jobs[job_id], Reasons(state))
 
 
 def test_seven_slices_are_one_board_and_no_more() -> None:

@@ -15,6 +15,7 @@ from libs.core.accelerators.kinds import GRAINS, grains
 from libs.core.admission.evaluate import AdmissionContext, evaluate
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Why
+from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.verify.limit_books import LimitBooks, _against
 from libs.core.scheduling import cycle, limits, preemption
@@ -175,7 +176,7 @@ class Pool(RuleBasedStateMachine):
         for job_id in sorted(without):
             if state.jobs[job_id].state is JobState.QUEUED:
                 waits_for = "backing-off" if job_id in state.backing_off else "quota"
-                assert explain(state, state.jobs[job_id], self.world.decider.plan).reason == waits_for
+                assert explain(state, state.jobs[job_id], Reasons(state)).reason == waits_for
         assert not {one.id for one, _ in preemption.choices(state, self.world.now_us)} & without
 
     def teardown(self) -> None:

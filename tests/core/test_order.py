@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from libs.core.accelerators.kinds import GRAINS
-from libs.core.explain.waiting import explain, jobs_ahead, open_view, queue_view
+from libs.core.explain.reasons import Reasons, open_view
+from libs.core.explain.waiting import explain, jobs_ahead, queue_view
 from libs.core.placement import Placed, find
 from libs.core.placement.context import context_of
 from libs.core.scheduling import cycle, preemption
@@ -60,7 +61,7 @@ def test_the_first_of_the_cycle_is_the_first_of_explain_and_of_preemption(life: 
     crowd = played(life, sorted(lost))
     state, t_us, policy = crowd.state, crowd.state.t_us, uncapped(crowd.world.decider.policy)
     assume(state.queues)
-    listed = queue_view(state, crowd.world.decider.plan, 5000, policy)
+    listed = queue_view(state, Reasons(state, policy), 5000)
     shown = [one for one in listed if one.job_id not in state.backing_off]
     assert {one.job_id for one in listed[len(shown) :]} == state.backing_off.keys(), "they come last"
     first = state.jobs[shown[0].job_id]
@@ -71,7 +72,7 @@ def test_the_first_of_the_cycle_is_the_first_of_explain_and_of_preemption(life: 
     if isinstance(at_once, Placed):  # else it would not fit on the nodes that are up, or only beside what is held now
         assert in_cycle[0] == first.id
 
-    assert explain(state, first, crowd.world.decider.plan, policy).ahead == 0
+    assert explain(state, first, Reasons(state, policy)).ahead == 0
     assert [jobs_ahead(state, state.jobs[one.job_id], t_us, policy) for one in shown] == list(range(len(shown)))
     assert {one.job_id for one in shown} == {job_id for queue in state.queues.values() for job_id in queue}
 
@@ -92,12 +93,12 @@ def test_an_old_gang_comes_before_a_younger_job_of_a_team_that_holds_less():
     w.started(w.submit(job("busy", 8, team="big")))
     gang = w.submit(job("gang", 8, team="big", submitted_us=5))
     small = w.submit(job("small", 1, team="small", submitted_us=9))
-    before = [one.job_id for one in queue_view(w.decider.state, w.decider.plan, 9)]
+    before = [one.job_id for one in queue_view(w.decider.state, Reasons(w.decider.state), 9)]
     assert before == [small, gang]
     w.send(inbox.Tick(), after_us=61_000_000)
-    state, plan = w.decider.state, w.decider.plan
-    assert [one.job_id for one in queue_view(state, plan, 9)] == [gang, small]
-    assert [explain(state, state.jobs[one], plan).ahead for one in (gang, small)] == [0, 1]
+    state = w.decider.state
+    assert [one.job_id for one in queue_view(state, Reasons(state), 9)] == [gang, small]
+    assert [explain(state, state.jobs[one], Reasons(state)).ahead for one in (gang, small)] == [0, 1]
     assert [g.job.id for g in cycle.plan(emptied(state), state.t_us).grants] == [gang]
 
 
@@ -110,7 +111,7 @@ def test_nobody_is_evicted_for_a_job_that_the_cycle_would_not_take_next():
     w.submit(job("older", 8, team="rich", submitted_us=2, **urgent))
     younger = w.submit(job("younger", 8, team="fresh", submitted_us=3, **urgent))
     (plan,) = preemption.plans(w.decider.state, w.now_us, 1)
-    assert plan.beneficiary == queue_view(w.decider.state, w.decider.plan, 1)[0].job_id == younger
+    assert plan.beneficiary == queue_view(w.decider.state, Reasons(w.decider.state), 1)[0].job_id == younger
 
 
 def test_a_job_whose_devices_are_held_does_not_wait_behind_one_that_came_back_to_its_queue():
@@ -141,7 +142,7 @@ def test_six_slices_of_seven_are_less_than_a_board() -> None:
     w.submit(job("board", team="boards"))
     of_boards = w.submit(job("older", team="boards", submitted_us=2))
     of_slices = w.submit(job("younger", team="slices", submitted_us=3))
-    assert [one.job_id for one in queue_view(w.decider.state, w.decider.plan, 9)] == [of_slices, of_boards]
+    assert [one.job_id for one in queue_view(w.decider.state, Reasons(w.decider.state), 9)] == [of_slices, of_boards]
 
 
 def test_processors_count_only_between_teams_that_are_equal_otherwise() -> None:
@@ -155,7 +156,7 @@ def test_processors_count_only_between_teams_that_are_equal_otherwise() -> None:
         w.submit(job("of many", team="many", submitted_us=3)),
         w.submit(job("of few", team="few", submitted_us=4)),
     ]
-    assert [one.job_id for one in queue_view(w.decider.state, w.decider.plan, 9)] == waiting[::-1]
+    assert [one.job_id for one in queue_view(w.decider.state, Reasons(w.decider.state), 9)] == waiting[::-1]
 
 
 def test_what_a_walk_grants_counts_at_once_and_exactly() -> None:
@@ -190,12 +191,12 @@ def test_what_a_cycle_keeps_for_a_gang_is_neither_free_to_a_beneficiary_behind_i
     w.send(inbox.Tick(), after_us=61_000_000)
     w.submit(job("filler", 1, priority=100))
     serving = w.submit(job("serving", 1, priority=200, preempts=True, team="serving"))
-    state, plan = w.decider.state, w.decider.plan
+    state = w.decider.state
     assert {gang, serving} <= {job_id for queue in state.queues.values() for job_id in queue}
     (planned,) = preemption.plans(state, w.now_us, 1)
     assert planned.beneficiary == serving
     assert [device.split("-")[0] for device in planned.devices] == ["n1"]
-    assert explain(state, state.jobs[serving], plan).reason != "next"
+    assert explain(state, state.jobs[serving], Reasons(state)).reason != "next"
 
 
 def test_a_job_that_has_to_wait_does_not_block_one_of_its_priority_to_which_others_give_way() -> None:

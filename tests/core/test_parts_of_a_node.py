@@ -2,6 +2,7 @@
 
 import pytest
 
+from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.state import snapshot
 from schemas import inbox
@@ -25,7 +26,7 @@ def test_no_more_parts_than_its_bound_are_granted_on_a_node(world: World) -> Non
     waits = small(world, "waits")
     state = world.decider.state
     assert ([world.state_of(one) for one in running], world.state_of(waits)) == (["granted"] * 3, "queued")
-    why = explain(state, state.jobs[waits], world.decider.plan)
+    why = explain(state, state.jobs[waits], Reasons(state))
     assert (why.reason, why.ahead) == ("parts", 0)
     assert why.text == "the nodes with free devices run 4096 parts each, and a node may run no more"
     assert snapshot.load(iter(list(snapshot.dump(state)))).fleet.full == {0}

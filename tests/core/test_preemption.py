@@ -1,5 +1,6 @@
 """Preemption takes whole gangs of a lower class, the cheapest that suffice, and only if the beneficiary then fits."""
 
+from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.history import advance
 from libs.core.scheduling import preemption
@@ -186,8 +187,8 @@ def test_what_giving_way_costs_is_told_to_both_sides_and_kept_in_the_jobs_story(
     (plan,) = plans(w)
     w.send(plan)
     state, cost = w.decider.state, f"{plan.cost_device_s:,.0f} device-seconds"
-    assert f"which costs them {cost}" in explain(state, state.jobs[serve], w.decider.plan).text
-    assert f"giving way costs it {cost}" in explain(state, state.jobs[plan.victims[0]], w.decider.plan).text
+    assert f"which costs them {cost}" in explain(state, state.jobs[serve], Reasons(state)).text
+    assert f"giving way costs it {cost}" in explain(state, state.jobs[plan.victims[0]], Reasons(state)).text
     story = None
     for seq, record in enumerate(w.records, 1):
         events = [e for e in record.events if getattr(e, "job_id", "") == plan.victims[0]]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.hot_state import HotState
 from libs.core.projections.pool_status import Glance
@@ -49,7 +50,7 @@ def test_a_device_in_quarantine_is_granted_to_nobody_until_its_node_says_that_it
     assert world.state_of(both) == "queued"
     figures = Glance(world.decider.state, "p", 1).of_all(Quantiles(count=0), Quantiles(count=0))
     assert (figures.devices, figures.devices_quarantined) == (1, 1)
-    why = explain(world.decider.state, world.decider.state.jobs[both], world.decider.plan)
+    why = explain(world.decider.state, world.decider.state.jobs[both], Reasons(world.decider.state))
     assert why.text.endswith("(1 more is in quarantine: something that is no job uses it)")
     assert told(world) == ["device.returned", "job.granted"]
     assert up(world) == 2

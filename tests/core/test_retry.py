@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view
 from libs.core.scheduling.retry import POLICY, Budget, Ending, classify, decide, in_a_row, used, wait_us
 from libs.core.scheduling.retry.losses import FIRST_WAIT_US, GOOD_RUN_US, IN_A_ROW, LONGEST_WAIT_US
@@ -212,12 +213,12 @@ def test_who_waits_after_losses_keeps_no_place_in_its_queue_and_says_why(world) 
     assert (world.state_of(single), world.state_of(other)) == ("queued", "granted")
     world.send(inbox.Tick(), after_us=FIRST_WAIT_US - 2 * S)
     state = world.decider.state
-    told = explain(state, state.jobs[single], world.decider.plan)
+    told = explain(state, state.jobs[single], Reasons(state))
     assert told.reason == "backing-off"
     assert told.text.startswith(
         "it waits for another 2 s, because it was lost 2 times in a row (in all: node-lost 2 times)"
     )
-    assert [(row.job_id, row.reason) for row in queue_view(state, world.decider.plan, 9)] == [(single, "backing-off")]
+    assert [(row.job_id, row.reason) for row in queue_view(state, Reasons(state), 9)] == [(single, "backing-off")]
     world.check()
     world.send(inbox.CancelRequested(job_id=single, team="research", reason="enough"))
     assert world.state_of(single) == "ended"

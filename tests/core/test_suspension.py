@@ -6,6 +6,7 @@ from libs.core.admission.evaluate import AdmissionContext, NotAdmitted, evaluate
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.metering import Meter
 from libs.core.explain.dry_run import shape_of_fleet
+from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view
 from libs.core.projections.pool_status import Glance
 from libs.core.scheduling import cycle, limits, preemption
@@ -44,11 +45,11 @@ def test_what_waits_is_not_granted_and_keeps_its_age() -> None:
     w.send(PAUSE)
     w.released(blue)
     assert (state_of(w, waits), state_of(w, runs)) == (JobState.QUEUED, JobState.RUNNING)
-    told = explain(w.decider.state, w.decider.state.jobs[waits], w.decider.plan, seen_by="research")
+    told = explain(w.decider.state, w.decider.state.jobs[waits], Reasons(w.decider.state), seen_by="research")
     assert told.reason == "suspended"
     assert told.text.startswith("team research is suspended since ")
     assert told.text.endswith("by olga: unpaid")
-    assert [(one.job_id, one.reason) for one in queue_view(w.decider.state, w.decider.plan, 9)] == [
+    assert [(one.job_id, one.reason) for one in queue_view(w.decider.state, Reasons(w.decider.state), 9)] == [
         (waits, "suspended")
     ]
     assert cycle.plan(w.decider.state, w.now_us).grants == []

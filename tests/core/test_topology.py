@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.search.gang import gap, shrink
@@ -485,7 +486,7 @@ def test_a_grant_tells_how_close_together_the_gang_is_and_explain_repeats_it():
     (granted,) = [e for e in events if e.kind == "job.granted"]
     assert (granted.span.level, granted.span.wanted, granted.span.widened) == ("leaf", "nvlink", True)
     assert (granted.span.link_gb_s, granted.span.best_link_gb_s) == (50, 450)
-    told = explain(w.decider.state, w.decider.state.jobs[wide], w.decider.plan)
+    told = explain(w.decider.state, w.decider.state.jobs[wide], Reasons(w.decider.state))
     assert told.span == granted.span
     assert "within one leaf at 50 GB/s (asked for one nvlink; 450 GB/s if the pool were empty)" in told.text
     assert load(dump(w.decider.state)).jobs[wide].current.span == granted.span

@@ -10,8 +10,10 @@ reply is right for the state that it was made from. Others may submit before the
 When a job would start that cannot start now is a guess: see `libs.core.explain.start_estimate`.
 """
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 
@@ -28,18 +30,19 @@ from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.pricing import Prices
 from libs.core.explain.diagnosis import diagnose
 from libs.core.explain.planned_cost import cost_of, right_sizes
+from libs.core.explain.reasons import Reasons, open_view
 from libs.core.explain.start_estimate import counted, estimate_start, grace_s
-from libs.core.explain.waiting import jobs_ahead, open_view
 from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
 from libs.core.placement.context import context_of
 from libs.core.placement.search.links import slowest
 from libs.core.placement.search.topology import span_of
 from libs.core.placement.throughput import Chooser, Throughputs
 from libs.core.scheduling import cycle, limits, preemption
-from libs.core.scheduling.order import front, is_due
+from libs.core.scheduling.order import Ahead
 from libs.core.scheduling.policy import Policy
-from libs.core.scheduling.reservation import keep_ahead
+from libs.core.scheduling.reservation import keep_ahead, kept
 from libs.core.state.fleet import Ints
+from libs.core.state.line import Line
 from libs.core.state.model import Job, State, shape_of
 from schemas.jobs import JobSpec, SubmitJob
 from schemas.queries import PlannedNode, PlannedVictim, PlanReply, PlanVerdict
@@ -133,13 +136,15 @@ def _job(spec: JobSpec, team: str, t_us: int, priority_class: PriorityClass) -> 
 
 
 def _with(state: State, job: Job) -> State:
-    """`state` with the job at the end of its queue; only what is changed is copied."""
-    queue = {**state.queues.get(job.queue, {}), job.id: job.submitted_us}
-    return replace(state, jobs={**state.jobs, job.id: job}, queues={**state.queues, job.queue: queue})
+    """`state` with the job at the end of its queue; neither the jobs nor the queue are copied."""
+    queue = state.queues.get(job.queue, Line()).with_last(job)
+    jobs = cast(dict[str, Job], ChainMap({job.id: job}, state.jobs))
+    return replace(state, jobs=jobs, queues={**state.queues, job.queue: queue})
 
 
 def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs, seen_by: str) -> PlanReply:
-    ahead = jobs_ahead(state, job, t_us, inputs.policy, seen_by=seen_by)
+    before = Ahead(state, t_us, inputs.policy)
+    ahead = before.count(job, "" if seen_by == OPERATOR else seen_by)
     placed, outcome, view = _now(state, job, t_us, inputs)
     if placed is not None:
         where = _where(state, placed)
@@ -163,24 +168,20 @@ def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs, seen_by: st
     choice = preemption.choice_for(state, job, t_us, inputs.policy)
     if choice is not None:
         return reply.model_copy(update=_by_preemption(state, choice, seen_by))
-    return reply.model_copy(update=_later(state, job, t_us, inputs, seen_by))
+    return reply.model_copy(update=_later(state, job, t_us, inputs, before, seen_by))
 
 
 def _now(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> tuple[Placed | None, Blocked | None, View]:
     """The job's place in a cycle at `t_us`, or why it gets none; and the view on which changes are to be tried.
 
-    Queues that wait have been tried by the last cycle, so of them only those matter that may keep devices: gangs whose
-    reservation is due, of its priority or above.
+    Queues that wait have been tried by the last cycle, so of them only those matter whose gangs keep devices.
     """
-    keep = {
-        key: queue
-        for key, queue in state.queues.items()
-        if key == job.queue
-        or (key.priority >= job.priority and any(is_due(j, t_us, inputs.policy) for j in front(state, key)))
-    }
+    reasons = Reasons(state, inputs.policy, t_us)
+    gangs = {one.queue for one in reasons.kept if one.queue.priority >= job.priority}
+    queues = {key: state.queues[key] for key in {job.queue, *gangs}}
     view = open_view(state, inputs.chooser)
     unbounded = replace(inputs.policy, claims_per_cycle=len(state.fleet.up))  # nothing of it goes into a record
-    result = cycle.plan(replace(state, queues=keep), t_us, unbounded)
+    result = cycle.plan(replace(state, queues=queues), t_us, unbounded)
     for grant in result.grants:
         rows = np.array([state.fleet.row(claim.device) for claim in grant.claims])
         if grant.job.id == job.id:
@@ -189,7 +190,7 @@ def _now(state: State, job: Job, t_us: int, inputs: DryRunInputs) -> tuple[Place
         roles = np.array([names.index(claim.role) for claim in grant.claims]) if names else None
         view.take(rows, grant.job.shape, roles)
     outcome = result.waiting.get(job.queue) or Blocked(BlockReason.BUSY, (), 0)
-    keep_ahead(view, state, job, result.waiting, t_us, inputs.policy)
+    keep_ahead(view, reasons.rank_of(job), kept(view.copy(), state, t_us, inputs.policy, result.waiting))
     return None, outcome, view
 
 
@@ -240,9 +241,9 @@ def _by_preemption(state: State, choice: preemption.VictimChoice, seen_by: str) 
     }
 
 
-def _later(state: State, job: Job, t_us: int, inputs: DryRunInputs, seen_by: str) -> dict[str, object]:
+def _later(state: State, job: Job, t_us: int, inputs: DryRunInputs, before: Ahead, seen_by: str) -> dict[str, object]:
     """The reply when it has to wait for running jobs to end."""
-    found = estimate_start(state, job, t_us, inputs.policy, seen_by=seen_by)
+    found = estimate_start(state, job, t_us, inputs.policy, before=before, seen_by=seen_by)
     if found.placed is None:
         return {"verdict": found.verdict, "start_basis": found.basis}
     return {

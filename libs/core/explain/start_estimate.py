@@ -17,13 +17,13 @@ from math import sqrt
 
 import numpy as np
 
-from libs.core.explain.waiting import open_view
+from libs.core.explain.reasons import open_view
 from libs.core.placement import Context, Placed, View, find
 from libs.core.placement.context import context_of
 from libs.core.scheduling import limits
-from libs.core.scheduling.order import in_order
+from libs.core.scheduling.order import Ahead, in_order
 from libs.core.scheduling.policy import Policy
-from libs.core.state.model import Job, State
+from libs.core.state.model import Job, State, running
 from schemas.jobs import JobState
 from schemas.queries import PlanVerdict
 from schemas.resources import WHOLE_MILLI, Claim
@@ -58,21 +58,25 @@ class _End:
 
 
 def estimate_start(
-    state: State, job: Job, t_us: int, policy: Policy, *, seen_by: str = OPERATOR
-) -> StartEstimate:  # fmt: skip
-    """When `job`, which waits in `state`, would start, and where. A team is told no number of others' jobs."""
+    state: State, job: Job, t_us: int, policy: Policy, *, before: Ahead | None = None, seen_by: str = OPERATOR
+) -> StartEstimate:
+    """When `job`, which waits in `state`, would start, and where. A team is told no number of others' jobs. `before`: of this
+    state, time and policy, if the caller has counted by it already."""
     told = seen_by == OPERATOR
-    running = [j for j in state.jobs.values() if j.current is not None]
+    held_by = running(state)
     if not _fits_an_empty_pool(state, job, policy):
         return StartEstimate(PlanVerdict.NEVER, "it would not fit on the devices that are up even if all were free")
-    waiting = takewhile(lambda other: other.id != job.id, in_order(state, t_us, policy))
-    ahead = [other for other in waiting if other.id not in state.holds]
-    ends = [end for j in running if (end := _end_of(j, t_us)) is not None]
-    endless = len(running) - len(ends)
+    before = before or Ahead(state, t_us, policy)
+    queues = before.by_queue(job)
+    many = sum(queues.values()) - before.held(job)
+    ends = [end for j in held_by if (end := _end_of(j, t_us)) is not None]
+    endless = len(held_by) - len(ends)
     but = f"; {counted(endless, 'running job')} without a time limit not counted" if endless and told else ""
-    if len(ahead) > AHEAD:
-        many = f"{len(ahead)}" if told else "too many"
-        return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: {many} jobs wait ahead of it{but}")
+    if many > AHEAD:
+        who = f"{many}" if told else "too many"
+        return StartEstimate(PlanVerdict.UNKNOWN, f"unknown: {who} jobs wait ahead of it{but}")
+    waiting = takewhile(lambda other: other.id != job.id, in_order(state, t_us, policy, {**queues, job.queue: 0}))
+    ahead = [other for other in waiting if other.id not in state.holds]
     held = _HeldClaims(state, [end.job for end in ends])
 
     def start(ordered: list[tuple[int, Job]]) -> tuple[int, Placed, int] | None:
@@ -86,7 +90,7 @@ def estimate_start(
     at_us, placed, ended = guess
     return StartEstimate(
         PlanVerdict.LATER,
-        f"guess: after {counted(ended, 'running job')} of {len(running)} end and {counted(len(ahead), 'job')} ahead start{but}"
+        f"guess: after {counted(ended, 'running job')} of {len(held_by)} end and {counted(len(ahead), 'job')} ahead start{but}"
         if told
         else "guess: after running jobs end and those ahead of it start",
         placed,

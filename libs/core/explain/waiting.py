@@ -4,19 +4,18 @@ An answer is made for whoever asks (`seen_by`). A team is told what is free for 
 wait ahead, not what they hold each, not what giving way costs them. The operator is told all.
 """
 
-from itertools import islice, takewhile
+from collections.abc import Iterable
+from itertools import islice
 
 from libs.core.explain.diagnosis import diagnose
-from libs.core.placement import Blocked, View, find
-from libs.core.placement.context import context_of, reserve_host_resources
-from libs.core.placement.throughput import Chooser
+from libs.core.explain.reasons import Reasons
+from libs.core.placement import Blocked, find
+from libs.core.placement.context import context_of
 from libs.core.scheduling import retry
-from libs.core.scheduling.cycle import Plan
-from libs.core.scheduling.limits import OVER_LIMIT, Tally
-from libs.core.scheduling.order import in_order
+from libs.core.scheduling.limits import OVER_LIMIT
+from libs.core.scheduling.order import Ahead, in_order
 from libs.core.scheduling.policy import Policy
-from libs.core.scheduling.reservation import keep_ahead
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.model import Job, QueueKey, State, running
 from schemas.jobs import JobState
 from schemas.queries import Explanation, QueuedJob
 from schemas.resources import Span
@@ -29,10 +28,8 @@ SUSPENDED = "suspended"
 _LOSSES = tuple(category for category, rule in retry.POLICY.items() if rule.budget is retry.Budget.INFRASTRUCTURE)
 
 
-def explain(
-    state: State, job: Job, plan: Plan, policy: Policy = Policy(), *, seen_by: str = OPERATOR
-) -> Explanation:  # fmt: skip
-    """The explanation of a job that has not ended. `plan` is the last cycle's, `policy` that of all cycles."""
+def explain(state: State, job: Job, reasons: Reasons, *, seen_by: str = OPERATOR) -> Explanation:
+    """The explanation of a job that has not ended. `reasons` are of this `state`."""
     if job.state is not JobState.QUEUED:
         return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=_running(job), span=_span(job))
     if job.team in state.suspended:
@@ -45,13 +42,11 @@ def explain(
         text = f"{devices} devices are being freed for it: lower classes are saving their work and giving way"
         text += _cost(state, job) if seen_by == OPERATOR else ""
         return Explanation(job_id=job.id, state=job.state, reason="preempting", text=text)
-    outcome = plan.waiting.get(job.queue)
-    view, context = open_view(state, policy.chooser), context_of(state, job, state.t_us)
-    keep_ahead(view, state, job, plan.waiting, state.t_us, policy)
-    room = Tally(state).room(job)
+    view, context = reasons.view_of(job), context_of(state, job, state.t_us)
+    room = reasons.tally.room(job)
     found = OVER_LIMIT if room.request is None else find(view, room.request, context=context)
-    outcome = found if isinstance(found, Blocked) else outcome
-    ahead = jobs_ahead(state, job, state.t_us, policy, seen_by=seen_by)
+    outcome = found if isinstance(found, Blocked) else reasons.of(job.queue)
+    ahead = jobs_ahead(state, job, state.t_us, reasons.policy, seen_by=seen_by)
     if outcome is None:
         text = "it fits now and is granted with the next decision"
         return Explanation(job_id=job.id, state=job.state, reason="next", text=text, ahead=ahead)
@@ -67,35 +62,38 @@ def explain(
     )
 
 
-def open_view(state: State, chooser: Chooser | None) -> View:
-    """What is free, without the processors and host memory that the beneficiaries of preemptions will need."""
-    view = View.of(state.fleet, chooser)
-    reserve_host_resources(state, view)
-    return view
-
-
 def jobs_ahead(state: State, job: Job, t_us: int, policy: Policy, *, seen_by: str = OPERATOR) -> int:
-    """How many waiting jobs a cycle at `t_us` would consider before this one if nothing were granted in between; a team's
-    own alone, unless the operator asks."""
-    before = takewhile(lambda other: other.id != job.id, in_order(state, t_us, policy))
-    return sum(seen_by in (OPERATOR, other.team) for other in before)
+    """How many waiting jobs a cycle at `t_us` would consider before this one, which waits too, if nothing were granted in
+    between; a team's own alone, unless the operator asks."""
+    return Ahead(state, t_us, policy).count(job, "" if seen_by == OPERATOR else seen_by)
 
 
-def queue_view(
-    state: State, plan: Plan, limit: int, policy: Policy = Policy(), *, seen_by: str = OPERATOR
-) -> list[QueuedJob]:
+def queue_view(state: State, reasons: Reasons, limit: int, *, seen_by: str = OPERATOR) -> list[QueuedJob]:
     """The first `limit` waiting jobs that `seen_by` may see in the order in which they are considered, each with the reason of
     its queue; then those that are not considered yet, because they were lost several times in a row, or their
-    team is suspended."""
-    reasons: dict[QueueKey, str] = {key: blocked.reason.value for key, blocked in plan.waiting.items()}
-    shown = (job for job in in_order(state, state.t_us, policy) if seen_by in (OPERATOR, job.team))
-    waiting = [_queued(job, reasons.get(job.queue, "")) for job in islice(shown, limit)]
-    later = [state.jobs[job] for job in sorted(state.backing_off, key=lambda job: (state.backing_off[job], job))]
-    later = [job for job in later if seen_by in (OPERATOR, job.team)]
+    team is suspended. `reasons` are of this `state`."""
+    shown = in_order(state, state.t_us, reasons.policy, _seen(state.queues, seen_by))
+    waiting = [_queued(job, _reason(reasons, job.queue)) for job in islice(shown, limit)]
+    later = [state.jobs[job] for job in state.backing_off if seen_by in (OPERATOR, state.jobs[job].team)]
+    later.sort(key=lambda job: (state.backing_off[job.id], job.id))
     waiting += [_queued(job, BACKING_OFF) for job in later[: limit - len(waiting)]]
-    parked = (state.jobs[job_id] for queue in state.parked.values() for job_id in queue)
-    parked_seen = (job for job in parked if seen_by in (OPERATOR, job.team))
-    return waiting + [_queued(job, SUSPENDED) for job in islice(parked_seen, limit - len(waiting))]
+    parked = (job_id for key in _seen(state.parked, seen_by) for job_id in state.parked[key])
+    return waiting + [_queued(state.jobs[job_id], SUSPENDED) for job_id in islice(parked, limit - len(waiting))]
+
+
+def waiting_jobs(state: State, *, seen_by: str = OPERATOR) -> int:
+    """How many jobs wait that `seen_by` may see."""
+    later = sum(seen_by in (OPERATOR, state.jobs[job].team) for job in state.backing_off)
+    return later + sum(len(queues[key]) for queues in (state.queues, state.parked) for key in _seen(queues, seen_by))
+
+
+def _seen(queues: Iterable[QueueKey], seen_by: str) -> list[QueueKey]:
+    return [key for key in queues if seen_by in (OPERATOR, key.team)]
+
+
+def _reason(reasons: Reasons, key: QueueKey) -> str:
+    why = reasons.of(key)
+    return "" if why is None else why.reason.value
 
 
 def _backs_off(state: State, job: Job) -> str:
@@ -124,7 +122,7 @@ def _queued(job: Job, reason: str) -> QueuedJob:
 
 def _cost(state: State, beneficiary: Job) -> str:
     """What giving way to `beneficiary` costs its victims; "" when the plan named no costs."""
-    attempts = (job.current for job in state.jobs.values() if job.state is JobState.PREEMPTING)
+    attempts = (job.current for job in running(state) if job.state is JobState.PREEMPTING)
     costs = [a.cost_device_s for a in attempts if a is not None and a.beneficiary == beneficiary.id]
     known = [cost for cost in costs if cost is not None]
     return f", which costs them {sum(known):,.0f} device-seconds" if known else ""

@@ -13,7 +13,7 @@ import numpy as np
 from libs.core.accelerators.kinds import accelerators_milli, is_cpu
 from libs.core.state.fleet import Fleet, Ints
 from libs.core.state.limits import Limits
-from libs.core.state.model import State
+from libs.core.state.model import State, running
 from schemas.jobs import JobState
 from schemas.queries import PoolStatus, Quantiles, SuspendedTeam
 from schemas.resources import WHOLE_MILLI, kind_of
@@ -30,7 +30,8 @@ class _Share:
 
 
 class Glance:
-    """The figures of `state` at `ledger_seq`, all taken when it is made: one look at each job, for however many teams ask."""
+    """The figures of `state` at `ledger_seq`, all taken when it is made, for however many teams ask: one look at each queue and
+    at each job that runs."""
 
     def __init__(self, state: State, pool: str, ledger_seq: int) -> None:
         self._shares: dict[str, _Share] = {}
@@ -43,15 +44,30 @@ class Glance:
         self._whole = _whole(state, pool, ledger_seq)
         self._inbox_seq = state.inbox_seq
         self._totals = (state.grants, state.preemptions, dict(state.finished_by_state))
-        for job in state.jobs.values():
-            share = self._shares.get(job.team)
-            if share is None:
-                share = self._shares[job.team] = _Share()
+        lines = [*state.queues.items(), *state.parked.items()]
+        for key, queue in lines:
+            share = self._share(key.team)
+            share.jobs[JobState.QUEUED.value] += len(queue)
+            share.grants += queue.attempts
+            share.preemptions += queue.preemptions
+            share.waiting_devices += len(queue) * key.shape.devices
+        others = [state.jobs[job_id] for job_id in state.backing_off] + running(state)
+        if sum(len(queue) for _, queue in lines) + len(others) != len(state.jobs):  # between the pieces of one decision
+            standing = {job_id for _, queue in lines for job_id in queue}
+            others = [job for job in state.jobs.values() if job.id not in standing]
+        for job in others:
+            share = self._share(job.team)
             share.jobs[job.state.value] += 1
             share.grants += job.attempts
             share.preemptions += job.preemptions
             if job.state is JobState.QUEUED:
                 share.waiting_devices += job.shape.devices
+
+    def _share(self, team: str) -> _Share:
+        share = self._shares.get(team)
+        if share is None:
+            share = self._shares[team] = _Share()
+        return share
 
     def of_all(self, latency: Quantiles, wait: Quantiles) -> PoolStatus:
         """As the operator sees it; the two distributions are what the service measured."""

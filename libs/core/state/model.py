@@ -11,6 +11,7 @@ from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Cap, Limits, Suspension
+from libs.core.state.line import Line
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
 from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency
@@ -305,8 +306,8 @@ class State:
     """Ids of jobs that ended lately: what deduplicates client keys. Nothing else is kept of an ended job."""
     early_cancels: EarlyCancels = field(default_factory=EarlyCancels)
     """Cancels whose jobs have not come yet."""
-    queues: dict[QueueKey, dict[str, int]] = field(default_factory=dict)
-    """Each queue in order: job id -> submitted_us."""
+    queues: dict[QueueKey, Line] = field(default_factory=dict)
+    """Each queue, by age. None is empty."""
     backing_off: dict[str, int] = field(default_factory=dict)
     """Queued jobs that are in no queue yet: id -> when they come into theirs, us (`Job.not_before_us`)."""
     next_back_us: int = 0
@@ -317,7 +318,7 @@ class State:
     """Team -> its limits; a team without any is not in it."""
     suspended: dict[str, Suspension] = field(default_factory=dict)
     """Teams that an operator has paused."""
-    parked: dict[QueueKey, dict[str, int]] = field(default_factory=dict)
+    parked: dict[QueueKey, Line] = field(default_factory=dict)
     """The queues of these teams: in no cycle, no plan of preemption and no repartition until the team is resumed."""
     used: dict[str, dict[str, int]] = field(default_factory=dict)
     """Team -> kind of device -> thousandths of devices that its attempts hold. No entry is zero."""
@@ -368,3 +369,9 @@ class State:
             kind = self.fleet.kind(self.fleet.row(device))
             total[kind] = total.get(kind, 0) + self.jobs[job_id].shape.milli
         return total
+
+
+def running(state: State) -> list[Job]:
+    """The jobs with an open attempt: those that hold devices, found by node, however many jobs wait."""
+    ids = dict.fromkeys(job_id for jobs in state.on_node.values() for job_id in jobs)
+    return [state.jobs[job_id] for job_id in ids]

@@ -25,7 +25,7 @@ from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, grant_order, shape_of
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
-from libs.core.state.waiting import back_off
+from libs.core.state.waiting import back_off, enqueue
 from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
 from schemas.ledger import BoardRecut
@@ -137,8 +137,7 @@ def _index(state: State) -> None:
         if job.state is JobState.QUEUED and job.not_before_us > state.t_us:
             back_off(state, job)
         elif job.state is JobState.QUEUED:
-            queues = state.parked if job.team in state.suspended else state.queues
-            queues.setdefault(job.queue, {})[job.id] = job.submitted_us
+            enqueue(state, job)
     state.on_node = {name: {} for name in state.fleet.nodes}
     for job in sorted(jobs, key=grant_order):
         if job.current and job.shape.spread[0]:

@@ -1,6 +1,7 @@
 """Where a queued job waits: in its queue; for a time in none, because it was lost several times in a row; or in one that no
 cycle sees, because its team is suspended."""
 
+from libs.core.state.line import Line
 from libs.core.state.model import Job, QueueKey, State
 
 
@@ -20,14 +21,10 @@ def pass_time(state: State, t_us: int) -> list[Job]:
 def enqueue(state: State, job: Job) -> None:
     """The job stands in its queue, by its age; if its team is suspended, in a queue that nobody looks at."""
     queues = state.parked if job.team in state.suspended else state.queues
-    queue = queues.setdefault(job.queue, {})
-    queue[job.id] = job.submitted_us
-    if len(queue) > 1:
-        newest_first = reversed(queue)
-        next(newest_first)
-        last = next(newest_first)
-        if (queue[last], last) > (job.submitted_us, job.id):  # an older job came back: it keeps its age
-            queues[job.queue] = dict(sorted(queue.items(), key=lambda item: (item[1], item[0])))
+    queue = queues.get(job.queue)
+    if queue is None:
+        queue = queues[job.queue] = Line()
+    queue.add(job)
 
 
 def back_off(state: State, job: Job) -> None:
@@ -42,7 +39,7 @@ def dequeue(state: State, job: Job) -> None:
         return
     queues = state.parked if job.team in state.suspended else state.queues
     queue = queues[job.queue]
-    del queue[job.id]
+    queue.remove(job)
     if not queue:
         del queues[job.queue]
 
@@ -57,6 +54,6 @@ def unpark(state: State, team: str) -> None:
     _move(state.parked, state.queues, team)
 
 
-def _move(out_of: dict[QueueKey, dict[str, int]], into: dict[QueueKey, dict[str, int]], team: str) -> None:
+def _move(out_of: dict[QueueKey, Line], into: dict[QueueKey, Line], team: str) -> None:
     for key in [key for key in out_of if key.team == team]:
         into[key] = out_of.pop(key)

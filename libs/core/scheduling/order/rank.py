@@ -1,6 +1,7 @@
 """Which of two waiting jobs comes first."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from libs.core.scheduling.order.share import NOTHING, Share
@@ -40,12 +41,22 @@ def in_turn(state: State, key: QueueKey) -> Iterator[str]:
 
     A job that devices are held for may stand behind one that came back to the queue, and that one may wait for just these
     devices."""
-    queue = state.queues.get(key, {})
-    if state.holds and (held := [job_id for job_id in state.holds if job_id in queue]):
-        yield from sorted(held, key=lambda job_id: (queue[job_id], job_id))
-        yield from (job_id for job_id in queue if job_id not in state.holds)
-    else:
-        yield from queue
+    queue = state.queues.get(key)
+    if queue is None:
+        return iter(())
+    held = held_in(state, key)
+    if not held:
+        return iter(queue)
+    return chain((job.id for job in held), (job_id for job_id in queue if job_id not in state.holds))
+
+
+def held_in(state: State, key: QueueKey) -> list[Job]:
+    """The jobs of a queue for which devices are held, by age. There are never more of them than devices."""
+    if not state.holds:
+        return []
+    held = [job for job_id in state.holds if (job := state.jobs.get(job_id)) is not None and job.queue == key]
+    queue = state.queues[key]
+    return sorted((job for job in held if job in queue), key=lambda job: (job.submitted_us, job.id))
 
 
 def front(state: State, key: QueueKey) -> Iterator[Job]:

@@ -11,7 +11,7 @@ from libs.core.scheduling.preemption.check import would_be_free
 from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_thousandths
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.lifecycle import PREEMPTIBLE
-from libs.core.state.model import Job, State
+from libs.core.state.model import Job, State, running
 from schemas.resources import WHOLE_MILLI
 
 Bound = tuple[ClassCosts, int, int]
@@ -29,7 +29,7 @@ class Holdings:
 
     @cached_property
     def jobs(self) -> dict[str, Job]:
-        return {j.id: j for j in self.state.jobs.values() if j.state in PREEMPTIBLE and j.current is not None}
+        return {j.id: j for j in running(self.state) if j.state in PREEMPTIBLE and j.current is not None}
 
     @cached_property
     def cost_s(self) -> dict[str, float]:

@@ -104,7 +104,7 @@ def choices(
     taken = _Taken.by(state, pending)
     holdings = Holdings(state, t_us)
     kept = Reservations(state, replace(holdings.empty, blocked=taken.devices), t_us, policy)
-    order = Order(state, t_us, policy, _considered(state, t_us, policy))
+    order, last = Order(state, t_us, policy, _considered(state, t_us, policy)), state.jobs.get(until)
     while (job := order.next()) is not None:
         if job.id in taken.beneficiaries:
             order.granted(job, taken.beneficiaries[job.id])
@@ -124,7 +124,7 @@ def choices(
                 yield requested or job, choice
             elif placed is None:
                 kept.keep(job, request)
-                if until in state.queues[job.queue]:
+                if last is not None and last.queue == job.queue:
                     return
         if job.id == until:
             return
@@ -134,12 +134,12 @@ def next_turn_us(state: State, t_us: int) -> int:
     """When a beneficiary may look further than at `t_us`, or comes back into its queue, although nothing else has changed; 0:
     never."""
     moments = (
-        job.queued_us + widen_us
-        for queue in state.queues.values()
-        for job in (state.jobs[job_id] for job_id in queue)
-        if job.preempts
-        for widen_us in (job.shape.widen_us, *(role.widen_us for role in job.shape.roles))
+        state.jobs[job_id].queued_us + widen_us
+        for key, queue in state.queues.items()
+        if key.preempts
+        for widen_us in (key.shape.widen_us, *(role.widen_us for role in key.shape.roles))
         if widen_us
+        for job_id in queue
     )
     back = (at_us for job_id, at_us in state.backing_off.items() if state.jobs[job_id].preempts)
     return min((moment for moment in chain(moments, back) if moment > t_us), default=0)
@@ -187,7 +187,7 @@ def _place(holdings: Holdings, job: Job, taken: _Taken) -> tuple[Placed | None, 
 def _considered(state: State, t_us: int, policy: Policy) -> list[QueueKey]:
     """The queues in which a job waits whose class may preempt; if there are any, also those for whose gangs a cycle keeps
     devices from it."""
-    queues = [key for key, queue in state.queues.items() if any(state.jobs[job_id].preempts for job_id in queue)]
+    queues = [key for key in state.queues if key.preempts]
     lowest = min((key.priority for key in queues), default=None)
     if lowest is None:
         return []

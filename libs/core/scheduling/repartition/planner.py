@@ -24,7 +24,7 @@ from libs.core.placement.search.constraints import cap_of, fitting
 from libs.core.placement.view import NOBODY
 from libs.core.scheduling.cycle import Plan
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.order import Order
+from libs.core.scheduling.order import Order, front
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Board, Fleet
 from libs.core.state.model import Job, QueueKey, Shape, State
@@ -101,12 +101,11 @@ def _waiting_queues(state: State, plan: Plan, t_us: int, policy: Policy) -> list
         shape, waiting = key.shape, state.queues.get(key)
         if not shape.profile or shape.torus or shape.roles or not waiting:
             continue
-        jobs = [job_id for job_id in waiting if job_id not in state.holds] if state.holds else list(waiting)
-        if not jobs or context_of(state, state.jobs[jobs[0]], t_us).avoid:
+        *held, head = front(state, key)
+        if head.id in state.holds or context_of(state, head, t_us).avoid:
             continue
         sizes = sizes or _sizes(state.fleet)
-        head = state.jobs[jobs[0]]
-        all_of_them = replace(shape, devices=len(jobs) * shape.devices, min_devices=1)
+        all_of_them = replace(shape, devices=(len(waiting) - len(held)) * shape.devices, min_devices=1)
         allowed = tally.room(head, all_of_them).request
         if allowed is None:
             continue

@@ -10,9 +10,9 @@ All of it is pure. `Reservations` marks devices in `View.blocked`, which belongs
 of it; the next cycle decides again where a gang will fit soonest.
 
 The caller decides the order of the gangs, and whether they fit. The cycle calls `Reservations.keep` job
-by job as it goes; `keep_ahead` does the same for all gangs ahead of one job, for explain and the dry run.
+by job as it goes; `kept` and `keep_ahead` do the same for all gangs ahead of one job, for explain and the dry run.
 """
 
-from libs.core.scheduling.reservation.keep import Reservations, keep_ahead, reserve
+from libs.core.scheduling.reservation.keep import Kept, Reservations, keep_ahead, kept, reserve
 
-__all__ = ["Reservations", "keep_ahead", "reserve"]
+__all__ = ["Kept", "Reservations", "keep_ahead", "kept", "reserve"]

@@ -1,6 +1,7 @@
 """Reserves devices on a view, gang by gang."""
 
-from collections.abc import Collection
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,13 +11,15 @@ from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import NOBODY, Context
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.order import Order, is_due, rank, share_of
+from libs.core.scheduling.order import NOTHING, JobRank, Order, front, is_due, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Ints
 from libs.core.state.model import Job, QueueKey, Shape, State
 from schemas.resources import WHOLE_MILLI
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)
+_FEW = 32
+"""Queues that are looked at first: mostly their gangs keep as much as is kept at all."""
 
 
 class Reservations:
@@ -57,20 +60,61 @@ class Reservations:
         self._made = 0
 
 
-def keep_ahead(view: View, state: State, job: Job, waiting: Collection[QueueKey], t_us: int, policy: Policy) -> None:
-    """Keeps on `view` what a cycle at `t_us` keeps from `job` for the gangs ahead of it.
+class Kept(NamedTuple):
+    """What one gang keeps from all jobs that rank behind `rank`."""
 
-    `waiting`: the queues of which it is known that they wait; for others nothing is kept.
+    rank: JobRank
+    rows: Ints
+    queue: QueueKey
+    """The gang's."""
+
+
+def kept(view: View, state: State, t_us: int, policy: Policy, queues: Iterable[QueueKey]) -> list[Kept]:
+    """What a cycle at `t_us` keeps on `view` for the gangs of `queues` in their order, if none of them fits.
+
+    Only the first few keep anything. So the walk goes over the queues whose gangs rank first, and over all of them only when
+    those keep too little.
     """
-    reservations = Reservations(state, view, t_us, policy)
-    mine = rank(job, share_of(state.committed(job.team)), t_us, policy)
-    tally = Tally(state)
-    gangs = [key for key in waiting if key.priority >= job.priority and key.shape.devices > 1]
-    order = Order(state, t_us, policy, gangs)
-    while (gang := order.next()) is not None and rank(gang, order.used[gang.team], t_us, policy) < mine:
+    due = sorted((first, key) for key in queues if (first := _due(state, key, t_us, policy)) is not None)
+    found = _kept_of([key for _, key in due[:_FEW]], view, state, t_us, policy)
+    if len(due) <= _FEW or (len(found) == policy.reservations and found[-1].rank < due[_FEW][0]):
+        return found
+    return _kept_of([key for _, key in due], view, state, t_us, policy)
+
+
+def keep_ahead(view: View, rank: JobRank, by: Iterable[Kept]) -> None:
+    """Keeps on `view` what is kept from a job of `rank`."""
+    for one in by:
+        if one.rank < rank:
+            view.blocked[one.rows] = True
+
+
+def _due(state: State, key: QueueKey, t_us: int, policy: Policy) -> JobRank | None:
+    """The rank of the gang of a queue that may keep devices, or a lower one; None without such a gang."""
+    if key.shape.devices <= 1:
+        return None
+    *_, job = front(state, key)
+    if job.id in state.holds or not is_due(job, t_us, policy):
+        return None
+    return rank(job, NOTHING, t_us, policy)
+
+
+def _kept_of(queues: list[QueueKey], view: View, state: State, t_us: int, policy: Policy) -> list[Kept]:
+    view.blocked[:] = False
+    rows: dict[str, Ints] = {}
+    reservations, tally = Reservations(state, view, t_us, policy, rows), Tally(state)
+    order = Order(state, t_us, policy, queues)
+    found: list[Kept] = []
+    reach: JobRank | None = None
+    while len(found) < policy.reservations and (gang := order.next()) is not None:
+        here = rank(gang, order.used[gang.team], t_us, policy)
+        reach = here if reach is None or here > reach else reach
         reservations.keep(gang, tally.room(gang).request)
+        if gang.id in rows:
+            found.append(Kept(reach, rows[gang.id], gang.queue))
         if gang.id in state.holds:
             order.passed(gang)
+    return found
 
 
 def reserve(view: View, shape: Shape, context: Context = Context()) -> Ints:

@@ -1,0 +1,101 @@
+"""Why queues wait in one committed state: what a cycle finds there, worked out for the queues that are asked for.
+
+A cycle was run when the state was committed, so nothing that waits in it fits, and what a queue meets depends on no other
+queue but those of the few gangs that keep devices. Those are found once; then each queue costs one search, and queues of
+one shape that meet the same share it. (After a cycle that stopped at its bound some that waits would fit; such a queue has
+no reason, and the others may get another one with the next record.)
+"""
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from libs.core.placement import Blocked, Placed, View, find
+from libs.core.placement.context import context_of, release_host_resources_of, reserve_host_resources
+from libs.core.placement.throughput import Chooser
+from libs.core.placement.view import NOBODY
+from libs.core.scheduling.limits import OVER_LIMIT, Tally
+from libs.core.scheduling.order import JobRank, Share, front, rank, share_of
+from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.reservation import Kept, keep_ahead, kept
+from libs.core.state.fold import hold_code
+from libs.core.state.model import Job, QueueKey, State
+
+
+class Reasons:
+    """Of `state` at `t_us` (its own time without one), which must not change meanwhile. Questions of one state share it."""
+
+    def __init__(self, state: State, policy: Policy = Policy(), t_us: int | None = None) -> None:
+        self.state, self.policy = state, policy
+        self.t_us = state.t_us if t_us is None else t_us
+        self.tally = Tally(state)
+        self._found: dict[QueueKey, Blocked | None] = {}
+        self._searched: dict[Any, Placed | Blocked] = {}
+        self._shares: dict[str, Share] = {}
+
+    def of(self, key: QueueKey) -> Blocked | None:
+        """Why the queue waits; None when its next job fits."""
+        if key not in self._found:
+            self._found[key] = self._outcome(key)
+        return self._found[key]
+
+    def view_of(self, job: Job) -> View:
+        """What is free for a waiting job: without what gangs ahead of it keep."""
+        return self._view(self.rank_of(job))
+
+    def rank_of(self, job: Job) -> JobRank:
+        """Where it comes in the order, while nothing is granted."""
+        share = self._shares.get(job.team)
+        if share is None:
+            share = self._shares[job.team] = share_of(self.state.committed(job.team))
+        return rank(job, share, self.t_us, self.policy)
+
+    @cached_property
+    def kept(self) -> list[Kept]:
+        """What gangs keep, in order."""
+        return kept(self._open.copy(), self.state, self.t_us, self.policy, self.state.queues)
+
+    @cached_property
+    def _open(self) -> View:
+        return open_view(self.state, self.policy.chooser)
+
+    def _view(self, here: JobRank) -> View:
+        view = replace(self._open, blocked=np.zeros(len(self._open.blocked), dtype=np.bool_))
+        keep_ahead(view, here, self.kept)
+        return view
+
+    def _outcome(self, key: QueueKey) -> Blocked | None:
+        """Of the last job of the queue that a cycle looks at: those for which devices are held are passed by."""
+        reach: JobRank | None = None
+        outcome: Placed | Blocked | None = None
+        for job in front(self.state, key):
+            here = self.rank_of(job)
+            reach = here if reach is None or here > reach else reach
+            outcome = self._search(job, reach)
+        return outcome if isinstance(outcome, Blocked) else None
+
+    def _search(self, job: Job, reach: JobRank) -> Placed | Blocked:
+        request = self.tally.room(job).request
+        if request is None:
+            return OVER_LIMIT
+        context = context_of(self.state, job, self.t_us)
+        if job.id in self.state.holds:
+            view = self._view(reach).copy()
+            release_host_resources_of(self.state, view, job.id)
+            return find(view, request, hold_code(self.state, job.id), context)
+        waits = bool(request.widen_us) or any(role.widen_us for role in request.roles)
+        ahead = sum(one.rank < reach for one in self.kept)
+        asked = (request, ahead, context if waits else replace(context, waited_us=0))
+        found = self._searched.get(asked)
+        if found is None:
+            found = self._searched[asked] = find(self._view(reach), request, NOBODY, context)
+        return found
+
+
+def open_view(state: State, chooser: Chooser | None) -> View:
+    """What is free, without the processors and host memory that the beneficiaries of preemptions will need."""
+    view = View.of(state.fleet, chooser)
+    reserve_host_resources(state, view)
+    return view

@@ -1,0 +1,122 @@
+"""How many jobs are considered before one: counted queue by queue, without walking the jobs.
+
+The naive count walks all jobs in order up to the one in question (`walk.in_order`; `tests/core/test_questions.py` compares the
+two). That walk is a merge: of all queues, the one whose next job ranks first goes on. So a job is met when the walk has
+come to the highest rank among those that stand before it in its own queue, itself included: its *reach*. Of each other
+queue so many were met before as stand before the first one that ranks behind that reach.
+
+In a queue rank follows age, with two exceptions: jobs for which devices are held come first, and there are few of them; and
+gangs whose reservation is not due come behind all that are due, which `Line` finds by when they were queued.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from libs.core.scheduling.order.rank import JobRank, held_in, rank
+from libs.core.scheduling.order.share import Share, share_of
+from libs.core.scheduling.policy import Policy
+from libs.core.state.model import Job, QueueKey, State
+
+_OLDEST = (0, "")
+
+
+class _Reach(NamedTuple):
+    rank: JobRank
+    place: int
+    """How many of its own queue stand before it."""
+
+
+class Ahead:
+    """The jobs before others in a cycle at `t_us` that grants nothing. Reads the state, changes nothing."""
+
+    def __init__(self, state: State, t_us: int, policy: Policy) -> None:
+        self._state, self._t_us, self._policy = state, t_us, policy
+        self._due_us = t_us - policy.reserve_after_us
+        """A gang that was queued after this is not due."""
+        self._shares: dict[str, Share] = {}
+        self._counted: dict[str, dict[QueueKey, int]] = {}
+
+    def count(self, job: Job, team: str = "") -> int:
+        """How many jobs (of `team`, if one is given) stand before `job`, which waits itself."""
+        return sum(self.by_queue(job, team).values())
+
+    def by_queue(self, job: Job, team: str = "") -> dict[QueueKey, int]:
+        """Of each queue (of `team`, if one is given) in which jobs stand before `job`: how many. `job` stands in its queue."""
+        if not team and job.id in self._counted:
+            return self._counted[job.id]
+        reach = self._reach(job)
+        found = {}
+        for key in self._state.queues:
+            if key.priority < job.priority or (team and key.team != team):
+                continue
+            count = reach.place if key is job.queue or key == job.queue else self._met(key, reach.rank)
+            if count:
+                found[key] = count
+        if not team:
+            self._counted[job.id] = found
+        return found
+
+    def held(self, job: Job) -> int:
+        """How many of those before `job` have devices held for them."""
+        reach = self._reach(job)
+        count = 0
+        for job_id in self._state.holds:
+            other = self._state.jobs.get(job_id)
+            if other is None or other is job or other.queue not in self._state.queues:
+                continue
+            if other in self._state.queues[other.queue]:
+                theirs = self._reach(other)
+                count += theirs.place < reach.place if other.queue == job.queue else theirs.rank < reach.rank
+        return count
+
+    def _rank(self, job: Job) -> JobRank:
+        return rank(job, self._share(job.team), self._t_us, self._policy)
+
+    def _share(self, team: str) -> Share:
+        share = self._shares.get(team)
+        if share is None:
+            share = self._shares[team] = share_of(self._state.committed(team))
+        return share
+
+    def _reach(self, job: Job) -> _Reach:
+        line, held = self._state.queues[job.queue], held_in(self._state, job.queue)
+        if job.id in self._state.holds:
+            first = [other for other in held if (other.submitted_us, other.id) <= (job.submitted_us, job.id)]
+            return _Reach(max(map(self._rank, first)), len(first) - 1)
+        mine = self._rank(job)
+        ranks = [mine, *map(self._rank, held)]
+        if not mine.not_due:
+            holds = [other.id for other in held]
+            found = line.last_queued_after(self._due_us, job.submitted_us, job.id, holds)
+            if found is not None:
+                ranks.append(self._rank(self._state.jobs[found]))
+        older = line.before(job.submitted_us, job.id)
+        return _Reach(max(ranks), older + sum((o.submitted_us, o.id) > (job.submitted_us, job.id) for o in held))
+
+    def _met(self, key: QueueKey, reach: JobRank) -> int:
+        """How many of a queue the walk has met when it comes to `reach`, a rank in another queue of at most its priority."""
+        line = self._state.queues[key]
+        if -key.priority < reach.minus_priority:
+            return len(line)
+        held = held_in(self._state, key)
+        for number, job in enumerate(held):
+            if self._rank(job) > reach:
+                return number
+        stop = self._first_behind(key, reach, [job.id for job in held])
+        if not held:
+            return stop
+        return len(held) + stop - sum(line.before(job.submitted_us, job.id) < stop for job in held)
+
+    def _first_behind(self, key: QueueKey, reach: JobRank, held: Collection[str]) -> int:
+        """How many of a queue of the same priority stand before the first, not counting `held`, that ranks behind `reach`."""
+        line, age, gangs = self._state.queues[key], (reach.submitted_us, reach.job_id), key.shape.devices > 1
+        if not reach.not_due:
+            if not gangs:
+                return 0
+            not_due = line.queued_after(self._due_us, *_OLDEST, held)
+            return min(not_due, line.before(*age))
+        share = self._share(key.team)
+        if share < reach.share:
+            return len(line)
+        begin = _OLDEST if share > reach.share else age
+        return line.queued_after(self._due_us, *begin, held) if gangs else line.before(*begin)
