@@ -13,7 +13,7 @@ from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view, waiting_jobs
 from libs.core.projections.pool_status import Glance
 from libs.core.scheduling import cycle
-from libs.core.scheduling.order import Ahead, in_order
+from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
 from libs.core.state.line import Line
 from libs.core.state.model import Job, running, shape_of
@@ -50,7 +50,7 @@ def test_the_jobs_ahead_are_counted_as_a_walk_meets_them(life: list[Any], lost: 
     state, policy = crowd.state, crowd.world.decider.policy
     assume(state.queues)
     t_us = state.t_us + at_s * 1_000_000
-    ahead, met = Ahead(state, t_us, policy), list(in_order(state, t_us, policy))
+    ahead, met = JobsAhead(state, t_us, policy), list(in_order(state, t_us, policy))
     for number, one in enumerate(met):
         assert sum(ahead.by_queue(one).values()) == number
         before = met[:number]

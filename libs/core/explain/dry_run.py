@@ -38,7 +38,7 @@ from libs.core.placement.search.links import slowest
 from libs.core.placement.search.topology import span_of
 from libs.core.placement.throughput import Chooser, Throughputs
 from libs.core.scheduling import cycle, limits, preemption
-from libs.core.scheduling.order import Ahead
+from libs.core.scheduling.order import JobsAhead
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import keep_ahead, kept
 from libs.core.state.fleet import Ints
@@ -143,7 +143,7 @@ def _with(state: State, job: Job) -> State:
 
 
 def _answer(state: State, job: Job, t_us: int, inputs: DryRunInputs, seen_by: str) -> PlanReply:
-    before = Ahead(state, t_us, inputs.policy)
+    before = JobsAhead(state, t_us, inputs.policy)
     ahead = before.count(job, "" if seen_by == OPERATOR else seen_by)
     placed, outcome, view = _now(state, job, t_us, inputs)
     if placed is not None:
@@ -241,7 +241,9 @@ def _by_preemption(state: State, choice: preemption.VictimChoice, seen_by: str) 
     }
 
 
-def _later(state: State, job: Job, t_us: int, inputs: DryRunInputs, before: Ahead, seen_by: str) -> dict[str, object]:
+def _later(
+    state: State, job: Job, t_us: int, inputs: DryRunInputs, before: JobsAhead, seen_by: str
+) -> dict[str, object]:
     """The reply when it has to wait for running jobs to end."""
     found = estimate_start(state, job, t_us, inputs.policy, before=before, seen_by=seen_by)
     if found.placed is None:

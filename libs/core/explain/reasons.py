@@ -19,7 +19,7 @@ from libs.core.placement.view import NOBODY
 from libs.core.scheduling.limits import OVER_LIMIT, Tally
 from libs.core.scheduling.order import JobRank, Share, front, rank, share_of
 from libs.core.scheduling.policy import Policy
-from libs.core.scheduling.reservation import Kept, keep_ahead, kept
+from libs.core.scheduling.reservation import KeptRows, keep_ahead, kept
 from libs.core.state.fold import hold_code
 from libs.core.state.model import Job, QueueKey, State
 
@@ -53,7 +53,7 @@ class Reasons:
         return rank(job, share, self.t_us, self.policy)
 
     @cached_property
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[KeptRows]:
         """What gangs keep, in order."""
         return kept(self._open.copy(), self.state, self.t_us, self.policy, self.state.queues)
 

@@ -21,7 +21,7 @@ from libs.core.explain.reasons import open_view
 from libs.core.placement import Context, Placed, View, find
 from libs.core.placement.context import context_of
 from libs.core.scheduling import limits
-from libs.core.scheduling.order import Ahead, in_order
+from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, State, running
 from schemas.jobs import JobState
@@ -58,7 +58,7 @@ class _End:
 
 
 def estimate_start(
-    state: State, job: Job, t_us: int, policy: Policy, *, before: Ahead | None = None, seen_by: str = OPERATOR
+    state: State, job: Job, t_us: int, policy: Policy, *, before: JobsAhead | None = None, seen_by: str = OPERATOR
 ) -> StartEstimate:
     """When `job`, which waits in `state`, would start, and where. A team is told no number of others' jobs. `before`: of this
     state, time and policy, if the caller has counted by it already."""
@@ -66,7 +66,7 @@ def estimate_start(
     held_by = running(state)
     if not _fits_an_empty_pool(state, job, policy):
         return StartEstimate(PlanVerdict.NEVER, "it would not fit on the devices that are up even if all were free")
-    before = before or Ahead(state, t_us, policy)
+    before = before or JobsAhead(state, t_us, policy)
     queues = before.by_queue(job)
     many = sum(queues.values()) - before.held(job)
     ends = [end for j in held_by if (end := _end_of(j, t_us)) is not None]

@@ -13,7 +13,7 @@ from libs.core.placement import Blocked, find
 from libs.core.placement.context import context_of
 from libs.core.scheduling import retry
 from libs.core.scheduling.limits import OVER_LIMIT
-from libs.core.scheduling.order import Ahead, in_order
+from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State, running
 from schemas.jobs import JobState
@@ -65,7 +65,7 @@ def explain(state: State, job: Job, reasons: Reasons, *, seen_by: str = OPERATOR
 def jobs_ahead(state: State, job: Job, t_us: int, policy: Policy, *, seen_by: str = OPERATOR) -> int:
     """How many waiting jobs a cycle at `t_us` would consider before this one, which waits too, if nothing were granted in
     between; a team's own alone, unless the operator asks."""
-    return Ahead(state, t_us, policy).count(job, "" if seen_by == OPERATOR else seen_by)
+    return JobsAhead(state, t_us, policy).count(job, "" if seen_by == OPERATOR else seen_by)
 
 
 def queue_view(state: State, reasons: Reasons, limit: int, *, seen_by: str = OPERATOR) -> list[QueuedJob]:

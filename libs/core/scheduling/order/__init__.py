@@ -14,9 +14,21 @@ The caller decides whether a job fits, what is reserved for it (`reservation`) a
 queues with a policy for each would go behind the same two calls: `next` asks the tree, `granted` moves its shares.
 """
 
-from libs.core.scheduling.order.ahead import Ahead
+from libs.core.scheduling.order.ahead import JobsAhead
 from libs.core.scheduling.order.rank import JobRank, due_us, front, is_due, rank
 from libs.core.scheduling.order.share import NOTHING, Share, share_of
 from libs.core.scheduling.order.walk import Order, in_order
 
-__all__ = ["NOTHING", "Ahead", "JobRank", "Order", "Share", "due_us", "front", "in_order", "is_due", "rank", "share_of"]
+__all__ = [
+    "NOTHING",
+    "JobRank",
+    "JobsAhead",
+    "Order",
+    "Share",
+    "due_us",
+    "front",
+    "in_order",
+    "is_due",
+    "rank",
+    "share_of",
+]

@@ -26,7 +26,7 @@ class _Reach(NamedTuple):
     """How many of its own queue stand before it."""
 
 
-class Ahead:
+class JobsAhead:
     """The jobs before others in a cycle at `t_us` that grants nothing. Reads the state, changes nothing."""
 
     def __init__(self, state: State, t_us: int, policy: Policy) -> None:

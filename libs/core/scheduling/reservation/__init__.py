@@ -13,6 +13,6 @@ The caller decides the order of the gangs, and whether they fit. The cycle calls
 by job as it goes; `kept` and `keep_ahead` do the same for all gangs ahead of one job, for explain and the dry run.
 """
 
-from libs.core.scheduling.reservation.keep import Kept, Reservations, keep_ahead, kept, reserve
+from libs.core.scheduling.reservation.keep import KeptRows, Reservations, keep_ahead, kept, reserve
 
-__all__ = ["Kept", "Reservations", "keep_ahead", "kept", "reserve"]
+__all__ = ["KeptRows", "Reservations", "keep_ahead", "kept", "reserve"]

@@ -60,7 +60,7 @@ class Reservations:
         self._made = 0
 
 
-class Kept(NamedTuple):
+class KeptRows(NamedTuple):
     """What one gang keeps from all jobs that rank behind `rank`."""
 
     rank: JobRank
@@ -69,7 +69,7 @@ class Kept(NamedTuple):
     """The gang's."""
 
 
-def kept(view: View, state: State, t_us: int, policy: Policy, queues: Iterable[QueueKey]) -> list[Kept]:
+def kept(view: View, state: State, t_us: int, policy: Policy, queues: Iterable[QueueKey]) -> list[KeptRows]:
     """What a cycle at `t_us` keeps on `view` for the gangs of `queues` in their order, if none of them fits.
 
     Only the first few keep anything. So the walk goes over the queues whose gangs rank first, and over all of them only when
@@ -82,7 +82,7 @@ def kept(view: View, state: State, t_us: int, policy: Policy, queues: Iterable[Q
     return _kept_of([key for _, key in due], view, state, t_us, policy)
 
 
-def keep_ahead(view: View, rank: JobRank, by: Iterable[Kept]) -> None:
+def keep_ahead(view: View, rank: JobRank, by: Iterable[KeptRows]) -> None:
     """Keeps on `view` what is kept from a job of `rank`."""
     for one in by:
         if one.rank < rank:
@@ -99,19 +99,19 @@ def _due(state: State, key: QueueKey, t_us: int, policy: Policy) -> JobRank | No
     return rank(job, NOTHING, t_us, policy)
 
 
-def _kept_of(queues: list[QueueKey], view: View, state: State, t_us: int, policy: Policy) -> list[Kept]:
+def _kept_of(queues: list[QueueKey], view: View, state: State, t_us: int, policy: Policy) -> list[KeptRows]:
     view.blocked[:] = False
     rows: dict[str, Ints] = {}
     reservations, tally = Reservations(state, view, t_us, policy, rows), Tally(state)
     order = Order(state, t_us, policy, queues)
-    found: list[Kept] = []
+    found: list[KeptRows] = []
     reach: JobRank | None = None
     while len(found) < policy.reservations and (gang := order.next()) is not None:
         here = rank(gang, order.used[gang.team], t_us, policy)
         reach = here if reach is None or here > reach else reach
         reservations.keep(gang, tally.room(gang).request)
         if gang.id in rows:
-            found.append(Kept(reach, rows[gang.id], gang.queue))
+            found.append(KeptRows(reach, rows[gang.id], gang.queue))
         if gang.id in state.holds:
             order.passed(gang)
     return found
