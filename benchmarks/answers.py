@@ -50,7 +50,7 @@ class _Item:
     seq: int
     time_us: int
     message: Any
-    subject: str = "baton.in.bench"
+    subject: str = ""
     error: str = ""
 
 
