@@ -64,8 +64,8 @@ NOTHING = Delivered()
 class SecretSource:
     """Asks vault. One for the agent; `wait_s`: how long vault may be away before an attempt is given up."""
 
-    def __init__(self, nats: Client, pool: str, wait_s: float) -> None:
-        self._nats, self._pool, self._wait_s = nats, pool, wait_s
+    def __init__(self, nats: Client, pool: str, wait_s: float, pause_s: float = _PAUSE_S) -> None:
+        self._nats, self._pool, self._wait_s, self._pause_s = nats, pool, wait_s, pause_s
         self._key: BoxKey | None = None
 
     async def of(self, part: DesiredPart, node: str, at_least: int, wanted: Callable[[], bool]) -> dict[str, bytes]:
@@ -83,7 +83,7 @@ class SecretSource:
                 raise NotWanted("it was asked to end while its secrets were waited for")
             if boot_s() >= deadline:
                 raise SecretsUnavailable(f"its secrets were not to be had within {self._wait_s:g} s: {problem}")
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _ask(self, part: DesiredPart, node: str, at_least: int) -> dict[str, bytes]:
         key = self._key = self._key or BoxKey.new()
@@ -154,7 +154,7 @@ class SecretFolders:
 
     def remove(self, kept: str) -> None:
         """The attempt is over. Nothing happens when there is nothing."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             shutil.rmtree(self.folder(kept))
 
     def sweep(self, kept: Collection[str]) -> int:

@@ -77,9 +77,10 @@ class KeyFile:
         self.keys: tuple[MasterKey, ...] = ()
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self._locked():
-                if not path.exists():
-                    self._write([secrets.token_bytes(KEY_BYTES)])
+            if not path.exists():  # else nothing waits for who changes it just now
+                with self._locked():
+                    if not path.exists():
+                        self._write([secrets.token_bytes(KEY_BYTES)])
         except OSError as e:
             raise BadKeys(f"{path} cannot be made: {e.strerror}; BATON_VAULT_KEYS names another file") from e
         self.refresh()

@@ -5,9 +5,12 @@ values are locked (`services.vault.keys`). An entry holds the newest two version
 are gone from the stream.
 """
 
+import asyncio
 import logging
+import random
 from collections.abc import Callable, Iterator
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from nats.js import JetStreamContext
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError, NoKeysError
@@ -24,7 +27,9 @@ log = logging.getLogger("baton.vault")
 
 T = TypeVar("T")
 
-_TRIES = 8
+_TRIES = 20
+_PAUSE_S = 0.02
+"""Grows with each try: another process was quicker."""
 
 
 class Contended(RuntimeError):
@@ -85,6 +90,7 @@ class SecretStore:
     def __init__(self, js: JetStreamContext, keys: KeyFile) -> None:
         self._js, self.keys = js, keys
         self._bucket: KeyValue | None = None
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def of(self, team: str) -> TeamSecrets:
         return (await self._load(team))[0]
@@ -198,7 +204,14 @@ class SecretStore:
 
     async def _change(self, team: str, change: Callable[[TeamSecrets], tuple[bool, T]]) -> T:
         """`change` alters an entry, and says whether it did and what is to be returned."""
-        for _ in range(_TRIES):
+        lock = self._changing.setdefault(team, asyncio.Lock())
+        async with lock:  # of one process, one question of a team after the other
+            return await self._change_alone(team, change)
+
+    async def _change_alone(self, team: str, change: Callable[[TeamSecrets], tuple[bool, T]]) -> T:
+        for number in range(_TRIES):
+            if number:
+                await asyncio.sleep(random.uniform(0, number * _PAUSE_S))
             held, revision = await self._load(team)
             changed, told = change(held)
             if not changed:

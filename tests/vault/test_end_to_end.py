@@ -16,7 +16,7 @@ from libs.bus.asking import NoAnswer, QueryError, ask
 from libs.bus.boxes import BoxKey
 from libs.bus.connect import Address, close
 from libs.bus.connect import connect as connect_bus
-from libs.cli.launch import ROOT, LaunchOptions, LocalStack
+from libs.cli.launch import REAL, ROOT, LaunchOptions, LocalStack
 from libs.client import Baton, ClientError, Invalid, connect
 from libs.walls.resolver import tell
 from schemas import subjects
@@ -24,6 +24,7 @@ from schemas.catalog import BY_TYPE
 from schemas.jobs import JobSpec, JobState
 from schemas.resources import Resources
 from schemas.secrets import NodeSecretsQuery
+from tests.faults.cluster import kill9
 
 VALUE = b"v4lue-of-the-token-0b9f\n\xff\xfe of this test alone"
 BATON = (sys.executable, "-m", "libs.cli")
@@ -161,8 +162,13 @@ async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
         await nobody_else_is_given_it(cluster, job)
         assert [info.version for info in await red.secrets()] == [1]
         await red.set_secret("token", b"the next")
+        kill9(cluster, REAL)  # the keeper goes on with the job, and the next agent adopts it
+        await cluster.wait_ready(REAL, timeout_s=60)
+        assert sorted(path.name for path in Path(folder).iterdir()) == ["token"]
+        assert await asyncio.to_thread(found, wherever(state, pids[0])) == []
         go.touch()
         assert (await red.wait(job, 60)).state is JobState.SUCCEEDED
+        assert len((await red.get(job)).attempts) == 1
         assert not Path(folder).exists()
         again = (await red.submit(spec(PRINTS, str(go), uses=USES))).job_id
         assert (await red.wait(again, 60)).state is JobState.SUCCEEDED
