@@ -105,9 +105,6 @@ def serve(
     """
 
     async def on_question(raw: Any) -> None:
-        if (raw.reply or "").startswith("$"):
-            log.error("a question on %s wants its answer on %s: it is not answered", raw.subject, raw.reply)
-            return  # the broker's own subjects: who may make a consumer had it deliver a question that he may not ask
         with QUERY_SECONDS.labels(message.type).time():
             if seen is not None:
                 await seen(_at_least(raw.headers))
