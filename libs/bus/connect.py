@@ -21,8 +21,10 @@ from urllib.parse import urlsplit
 
 import nats
 from nats.aio.client import Client
+from nats.protocol.command import hpub_cmd
 
 from libs.bus.creds import Address, BadCredential, at, speaker
+from libs.bus.headers import encoded
 from libs.bus.metrics import ERRORS
 from libs.ports.host import present_host
 from schemas.subjects import service_inbox
@@ -59,6 +61,20 @@ class BusConnection(Client):
     closing = False
     secret = ""
     """Of its credential: see `libs.bus.ids`."""
+
+    async def _send_publish(
+        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
+    ) -> None:
+        """nats-py's own, with headers written in a quicker way where they are plain."""
+        block = encoded(headers) if headers and subject else None
+        if block is None:
+            await super()._send_publish(subject, reply, payload, payload_size, headers)
+            return
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += payload_size
+        await self._send_command(hpub_cmd(subject, reply, block, payload))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
 
     async def drain(self) -> None:
         """Send what is buffered, then close. Never raises for a server that is away: closing goes on without it."""
