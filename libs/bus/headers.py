@@ -34,4 +34,5 @@ def encoded(headers: Mapping[str, str]) -> bytes | None:
 @lru_cache(maxsize=256)
 def _start(name: str) -> str:
     """The beginning of a header's line; "" for a name that is not plain."""
-    return f"{name}: " if _HEADER_KEY_RE.fullmatch(name) else ""
+    # No f-string: nats-py's own names are members of an enum, which would be written as `Header.ROLLUP`.
+    return name + ": " if _HEADER_KEY_RE.fullmatch(name) else ""

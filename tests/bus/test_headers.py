@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 from nats.errors import BadHeaderError
+from nats.js.api import Header
 
 from libs.bus.connect import BusConnection
 from libs.bus.headers import encoded
 
 PLAIN: list[dict[str, Any]] = [
     {"Nats-Msg-Id": "a1", "ce-type": "io.baton.job.queued.v1", "ce-source": "/baton/main/history"},
+    {Header.EXPECTED_LAST_SUBJECT_SEQUENCE: "7", Header.ROLLUP: Header.ROLLUP},
     {"traceparent": "", "x": "grüße 日本"},
     {"a!#$%&'*+-.^_`|~b": "1: 2; \t in the middle"},
 ]
