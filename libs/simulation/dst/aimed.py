@@ -10,6 +10,12 @@ FaultDraw = tuple[float, Do, Do | None]
 """How long it lasts, what begins it, what ends it."""
 
 
+def service_of(world: World, chance: random.Random) -> str:
+    names = [name for name in world.services if not name.startswith("agent")]
+    # The writer and admission are where most of the protocol is.
+    return chance.choice([*names, *(n for n in names if n.startswith(("placement", "admission")))])
+
+
 def frozen(world: World, name: str, lasts_s: float) -> FaultDraw:
     """A process that stands still, and goes on."""
     slot = world.services[name]

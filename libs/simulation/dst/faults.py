@@ -5,11 +5,8 @@ After `HEAL_S` everything works again, and stays so: then the system has to come
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from libs.bus.table import SNAPSHOTS_BUCKET
-from libs.ledger.rolling import ASKED
-from libs.ledger.segments import SegmentState, first_of
 from libs.simulation.dst.aimed import (
     Do,
     FaultDraw,
@@ -17,15 +14,15 @@ from libs.simulation.dst.aimed import (
     die,
     frozen,
     overrun,
+    service_of,
     stop_admission,
     stop_leases,
     unclear,
 )
 from libs.simulation.dst.scenario import POOL
+from libs.simulation.dst.store_faults import mongo, old_input, redis, roll, snapshots
 from libs.simulation.dst.themes import THEMES
 from libs.simulation.dst.world import World
-from schemas import subjects
-from schemas.envelope import MSG_ID
 from schemas.subjects import DEAD, EVENTS, inbox_stream
 
 HEAL_S = 25.0
@@ -46,19 +43,13 @@ class Fault:
 Draw = Callable[[World, random.Random], FaultDraw]
 
 
-def _service(world: World, chance: random.Random) -> str:
-    names = [name for name in world.services if not name.startswith("agent")]
-    # The writer and admission are where most of the protocol is.
-    return chance.choice([*names, *(n for n in names if n.startswith(("placement", "admission")))])
-
-
 def _kill(world: World, chance: random.Random) -> FaultDraw:
-    name = _service(world, chance)
+    name = service_of(world, chance)
     return 0.0, lambda: die(world, name), None
 
 
 def _freeze(world: World, chance: random.Random) -> FaultDraw:
-    return frozen(world, _service(world, chance), chance.choice((0.3, 2.0, 6.0, 14.0)) * chance.uniform(0.5, 1.5))
+    return frozen(world, service_of(world, chance), chance.choice((0.3, 2.0, 6.0, 14.0)) * chance.uniform(0.5, 1.5))
 
 
 def _kill_agent(world: World, chance: random.Random) -> FaultDraw:
@@ -259,88 +250,6 @@ def _node_disk(world: World, chance: random.Random) -> FaultDraw:
     )
 
 
-def _redis(world: World, chance: random.Random) -> FaultDraw:
-    server = world.redis
-    what = chance.choice(("down", "frozen", "flush", "old"))
-    if what == "flush":
-        return 0.0, server.flush, None
-    if what == "old":
-        kept: list[dict[str, dict[str, str]]] = []
-        return chance.uniform(1.0, 10.0), lambda: kept.append(server.keep()), lambda: server.restore(kept[0])
-    return chance.uniform(0.5, 8.0), lambda: setattr(server, what, True), lambda: setattr(server, what, False)
-
-
-def _mongo(world: World, chance: random.Random) -> FaultDraw:
-    server = world.mongo
-    what = chance.choice(("down", "slow", "empty"))
-    if what == "empty":
-        return 0.0, server.empty, None
-    if what == "slow":
-        return chance.uniform(1, 8), lambda: setattr(server, "slow_s", 2.0), lambda: setattr(server, "slow_s", 0.0)
-    return chance.uniform(0.5, 8.0), lambda: setattr(server, "down", True), lambda: setattr(server, "down", False)
-
-
-def _old_input(world: World, chance: random.Random) -> FaultDraw:
-    """Messages of the inbox are stored again, as of somebody who asks for dead letters to be decided anew, or when the broker
-    has forgotten their ids."""
-
-    most = chance.choice((5, 1000))
-
-    def begin() -> None:
-        server = world.net.broker
-        if world.net.broker_process is None or not world.net.broker_process.alive:
-            return
-        stream = world.disk.streams[inbox_stream(POOL)]
-        old = [kept for kept in stream.messages.values() if subjects.stem(kept.subject) not in _TIME]
-        for kept in chance.sample(old, min(len(old), most)):
-            headers = {name: value for name, value in (kept.headers or {}).items() if name != MSG_ID}
-            server.process.context.run(server.publish, kept.subject, "", kept.data, headers)
-        if old:
-            world.sometimes("old input came again")
-
-    return 0.0, begin, None
-
-
-_TIME = frozenset({subjects.stem(subjects.inbox("clock", "tick", POOL))})
-
-
-def _roll(world: World, chance: random.Random) -> FaultDraw:
-    """An operator asks for the next segment of the ledger, perhaps more than once."""
-
-    def begin() -> None:
-        names = [name for name in world.disk.streams if first_of(POOL, name) is not None]
-        for name in names:
-            stream = world.disk.streams[name]
-            if subjects.what_of(stream.config["subjects"][0]) == SegmentState.OPEN:
-                stream.config = stream.config | {"metadata": {**(stream.config.get("metadata") or {}), ASKED: "1"}}
-                world.note(f"{name} is to be sealed")
-
-    return 0.0, begin, None
-
-
-def _snapshots(world: World, chance: random.Random) -> FaultDraw:
-    """The store of snapshots loses all, or its contents rot, or another version of Baton has written them."""
-    what = chance.choice(("lost", "rotten", "another version"))
-
-    def begin() -> None:
-        stream = world.disk.streams[f"OBJ_{SNAPSHOTS_BUCKET}"]
-        if stream.messages:
-            world.sometimes(f"snapshots: {what}")
-        world.note(f"snapshots: {what}")
-        if what == "lost":
-            stream.purge()
-            return
-        for seq, kept in list(stream.messages.items()):
-            about = ".M." in kept.subject
-            if what == "rotten" and not about:
-                stream.messages[seq] = replace(kept, data=kept.data[:-1] + bytes([kept.data[-1] ^ 1]))
-            elif what == "another version" and about:
-                stream.messages[seq] = replace(kept, data=kept.data.replace(b'\\"version\\": ', b'\\"version\\": 9'))
-
-    victim = _service(world, chance) if chance.random() < 0.6 else ""
-    return chance.uniform(0.05, 2.0), begin, (lambda: die(world, victim)) if victim else None
-
-
 DRAWS: dict[str, tuple[float, Draw]] = {
     "kill": (4, _kill),
     "freeze": (4, _freeze),
@@ -360,11 +269,11 @@ DRAWS: dict[str, tuple[float, Draw]] = {
     "no leases": (1.5, _no_leases),
     "old node": (1, _old_node),
     "node disk full": (0.7, _node_disk),
-    "redis": (1.5, _redis),
-    "mongo": (2.5, _mongo),
-    "old input": (3, _old_input),
-    "snapshots": (2, _snapshots),
-    "roll": (1.5, _roll),
+    "redis": (1.5, redis),
+    "mongo": (2.5, mongo),
+    "old input": (3, old_input),
+    "snapshots": (2, snapshots),
+    "roll": (1.5, roll),
     "overrun": (1, overrun),
     "unclear": (1.5, unclear),
     "stop admission": (0.7, stop_admission),
@@ -396,6 +305,23 @@ def schedule(world: World, faults: list[Fault]) -> None:
         loop.call_at(fault.at, _begin, world, fault)
         if fault.end is not None:
             loop.call_at(fault.at + fault.lasts_s, fault.end)
+
+
+def strike_plan(world: World, chance: random.Random, theme: str) -> dict[str, tuple[int, Do]]:
+    """Failpoint -> the pass with which a fault begins."""
+    strikes = THEMES[theme].strikes if theme else ()
+    if not strikes:
+        return {}
+    failpoint, name = chance.choice(strikes)
+    lasts_s, begin, end = DRAWS[name][1](world, chance)
+
+    def strike() -> None:
+        left_s = min(lasts_s, HEAL_S - world.loop.now)
+        _begin(world, Fault(name, world.loop.now, left_s, begin))
+        if end is not None:
+            world.loop.call_at(world.loop.now + left_s, end)
+
+    return {failpoint: (1 + int(chance.expovariate(1.0)), strike)}
 
 
 def _begin(world: World, fault: Fault) -> None:

@@ -106,7 +106,8 @@ async def _life(world: World, drawn: scenario.Scenario, books: SimBooks, chance:
         world.faults_on = True
         world.plan.at = crash_plan(chance)
         world.plan.stalls = stall_plan(chance, drawn.theme)
-        heal_at = faults.HEAL_S if planned or world.plan.at or world.plan.stalls else 0.0
+        world.plan.strikes = faults.strike_plan(world, chance, drawn.theme)
+        heal_at = faults.HEAL_S if planned or world.plan.at or world.plan.stalls or world.plan.strikes else 0.0
         await asyncio.sleep(heal_at)
         faults.heal(world)
     await asyncio.sleep(max(0.0, scenario.ASKED_S + 1.0 - world.loop.now))

@@ -14,11 +14,13 @@ Reshape = Callable[[Scenario, random.Random], None]
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """`kinds`: faults (`faults.DRAWS`) and how often; `stalls`: failpoints; `shape` changes the scenario that was drawn."""
+    """`kinds`: faults (`faults.DRAWS`) and how often; `stalls`: failpoints; `strikes`: faults that begin when a failpoint is
+    reached; `shape` changes the scenario that was drawn."""
 
     kinds: Mapping[str, float]
     shape: Reshape
     stalls: tuple[str, ...] = field(default=())
+    strikes: tuple[tuple[str, str], ...] = field(default=())
 
 
 _SHARE = 0.5
@@ -137,6 +139,7 @@ THEMES: dict[str, Theme] = {
         {"full stream": 5, "full disk": 3, "slow disk": 2, "unclear": 2, "broker frozen": 2, "broker killed": 2},
         _crowded,
         ("preemption.planned", "settle.decided", "feed.stored"),
+        (("preemption.planned", "full stream"), ("preemption.planned", "broker killed"), ("settle.decided", "full stream")),
     ),
     "stores": Theme(
         {"redis": 4, "mongo": 5, "kill": 2, "freeze": 2},

@@ -46,11 +46,12 @@ class ServiceSlot:
 
 @dataclass(slots=True)
 class CrashPlan:
-    """Which pass of a failpoint ends the process that makes it: name -> the pass, counted over all processes. `stalls`: and
+    """Which pass of a failpoint ends the process that makes it: name -> the pass, counted over all processes. `stalls`:
     which pass makes it stand still there: name -> (the pass, for how many seconds)."""
 
     at: dict[str, int] = field(default_factory=dict)
     stalls: dict[str, tuple[int, float]] = field(default_factory=dict)
+    strikes: dict[str, tuple[int, Callable[[], None]]] = field(default_factory=dict)
 
 
 class World:
@@ -119,6 +120,10 @@ class World:
         if self.faults_on and self.plan.at.get(failpoint) == self.failpoints[failpoint]:
             self.crashes[failpoint] += 1
             return True
+        number, begin = self.plan.strikes.get(failpoint, (0, lambda: None))
+        if self.faults_on and number == self.failpoints[failpoint]:
+            self.sometimes("a fault began at a failpoint")
+            self._outside.copy().run(begin)
         number, stall_s = self.plan.stalls.get(failpoint, (0, 0.0))
         if self.faults_on and number == self.failpoints[failpoint]:
             self._stall(process, stall_s)
