@@ -192,6 +192,33 @@ async def what_is_not_acknowledged_comes_again(net: Any, pool: str) -> None:
 
 
 @behaviour
+async def who_asks_gets_messages_in_turns(net: Any, pool: str) -> None:
+    js = net.jetstream()
+    stream = f"TURNS-{pool}"
+    await js.add_stream(StreamConfig(name=stream, subjects=[f"turns.{pool}"]))
+    await js.add_consumer(stream, ConsumerConfig(durable_name="d", name="d", ack_policy=AckPolicy.EXPLICIT))
+    subs = []
+    for _ in range(2):
+        inbox = net.new_inbox()
+        subs.append(await net.subscribe(inbox))
+        body = json.dumps({"batch": 2, "expires": 8_000_000_000}).encode()
+        await net.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.d", body, reply=inbox)
+    await net.flush()
+    await _until_waiting(js, stream, 2)
+    for number in range(4):
+        await js.publish(f"turns.{pool}", b"%d" % number)
+    got = [[(await sub.next_msg(timeout=5)).data for _ in range(2)] for sub in subs]
+    assert got == [[b"0", b"2"], [b"1", b"3"]]
+    await js.delete_stream(stream)
+
+
+async def _until_waiting(js: Any, stream: str, requests: int) -> None:
+    async with asyncio.timeout(10):
+        while (await js.consumer_info(stream, "d")).num_waiting < requests:
+            await asyncio.sleep(0.01)
+
+
+@behaviour
 async def a_request_for_messages_ends_with_a_status(net: Any, pool: str) -> None:
     js = net.jetstream()
     config = ConsumerConfig(

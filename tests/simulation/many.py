@@ -1,14 +1,15 @@
 """The seeds of `./dev test`: in pieces of a few seconds, over several files, so that they run side by side.
 
-Every seed must be right, and over all of them every failpoint must be reached, or they prove too little. Each piece leaves
-what it reached in a folder that all workers of the run share; whoever finds all pieces there looks at the sum.
+Every seed must be right, and over all of them every failpoint and every dangerous state must be reached, or they prove too
+little. Each piece leaves what it reached in a folder that all workers of the run share; whoever finds all pieces there looks
+at the sum.
 """
 
 import json
 from collections import Counter
 from pathlib import Path
 
-from libs.simulation.dst.failpoints import FAILPOINTS
+from libs.simulation.dst.many import EXPECTED
 from libs.simulation.dst.run import run
 
 SEEDS = 1000
@@ -23,19 +24,19 @@ def pieces(file: int) -> list[int]:
 
 
 def all_right(first: int, reached: Path) -> None:
-    """Runs a piece. Raises AssertionError naming the failing seeds, each with the command that replays it, or the failpoints
-    that no piece reached. `reached`: the folder that is shared."""
+    """Runs a piece. Raises AssertionError naming the failing seeds, each with the command that replays it, or what
+    no piece reached. `reached`: the folder that is shared."""
     failed: list[str] = []
-    failpoints: Counter[str] = Counter()
+    got: Counter[str] = Counter()
     for seed in range(first, min(first + PIECE, SEEDS)):
         outcome = run(seed)
-        failpoints += outcome.failpoints
+        got += outcome.failpoints + outcome.seen
         if outcome.violations:
             failed.append(f"./dev chaos --seed {seed}    {outcome.violations[0]}")
     assert not failed, f"{len(failed)} of {PIECE} seeds are violated:\n" + "\n".join(failed)
-    _leave(reached, first, sorted(failpoints))
+    _leave(reached, first, sorted(got))
     missed = never_reached(reached)
-    assert not missed, f"failpoints that none of {SEEDS} seeds reached: {', '.join(missed)}"
+    assert not missed, f"what none of {SEEDS} seeds reached: {', '.join(missed)}"
 
 
 def _leave(reached: Path, first: int, names: list[str]) -> None:
@@ -46,9 +47,9 @@ def _leave(reached: Path, first: int, names: list[str]) -> None:
 
 
 def never_reached(reached: Path) -> list[str]:
-    """Failpoints that no piece reached, once all pieces are there; until then nothing."""
+    """What no piece reached, once all pieces are there; until then nothing."""
     found = list(reached.glob("*.json"))
     if len(found) < len(range(0, SEEDS, PIECE)):
         return []
     names = {name for one in found for name in json.loads(one.read_text())}
-    return [name for name in FAILPOINTS if name not in names]
+    return [name for name in EXPECTED if name not in names]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from libs.simulation.dst.world import World
 
 _UNAVAILABLE = "JetStream system temporarily unavailable"
+_TOO_LATE = 10071
 _SWEEP_S = 5.0
 
 
@@ -128,6 +129,8 @@ class SimBrokerServer:
         outcome = stream.store(subject, headers, data, self.wall_us())
         if isinstance(outcome, tuple):
             code, err_code, text = outcome
+            if err_code == _TOO_LATE and stream.name.startswith(("LEDGER", "SEGMENT")):
+                self.world.sometimes("a writer of the ledger came too late")
             self._acked(reply, {"error": {"code": code, "err_code": err_code, "description": text}})
             return
         if isinstance(outcome, int):

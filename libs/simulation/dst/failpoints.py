@@ -1,4 +1,4 @@
-"""Every failpoint, and the processes that have it. A run over many seeds in which one was never reached proves too little."""
+"""Every failpoint, and dangerous states. A run over many seeds in which one was never reached proves too little."""
 
 FAILPOINTS: tuple[str, ...] = (
     "writer.folded",  # the state is read, nothing told yet
@@ -21,3 +21,38 @@ FAILPOINTS: tuple[str, ...] = (
     "agent.reported",  # it is stored, the agent does not know
     "agent.killed-all",  # a life is over, the next has no number yet
 )
+
+STATES: tuple[str, ...] = (
+    "a client dropped what it was told",
+    "a fault began at a failpoint",
+    "a granter of leases was deaf",
+    "a key was sent with two bodies",
+    "a message was stored, and its sender told that it was not",
+    "a node's disk was restored",
+    "a process stood still at a failpoint",
+    "a process was frozen",
+    "a service's clock jumped",
+    "a stream was full",
+    "a writer of the ledger came too late",
+    "an agent died while jobs ran",
+    "an agent was frozen while jobs ran",
+    "an agent went on",
+    "an agent went on with an earlier one's work",
+    "an older version read along",
+    "cut off both ways",
+    "cut off one way",
+    "messages were late",
+    "messages were lost",
+    "messages were lost all the time",
+    "messages were repeated",
+    "old input came again",
+    "snapshots: another version",
+    "snapshots: lost",
+    "snapshots: rotten",
+    "the broker was frozen",
+    "the broker's clock jumped",
+    "the broker's disk was full",
+    "the broker's disk was slow",
+    "the ledger went on in another segment",
+)
+"""Dangerous states that seeds must have reached as well: what is drawn is not yet what happens."""

@@ -41,6 +41,7 @@ class OlderReader:
         async with tasks.until_stopped():
             await declarer.declare()
             self._declared = self._declared or self._world.disk.streams[ledger_stream(self._pool)].last_seq == 0
+            self._world.sometimes("an older version read along")
             declaring = asyncio.create_task(declarer.run())
             tasks.start("older reader", self._read(reader))
             await asyncio.sleep(max(0.0, self._until - self._world.loop.now))
