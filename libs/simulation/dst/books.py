@@ -192,10 +192,11 @@ class SimBooks:
             headers = kept.headers or {}
             subject, reason = headers["Baton-Dead-Subject"], headers["Baton-Dead-Reason"]
             if subjects.stem(subject) == _CANCEL and "no job" in reason:
-                self._early(json.loads(kept.data)["job_id"])
+                if (job_id := json.loads(kept.data)["job_id"]) not in twins:  # a second body may come after the cancel
+                    self._early(job_id)
             elif subjects.stem(subject) == _ADMITTED and "with another body" in reason:
-                if (job_id := json.loads(kept.data)["job_id"]) not in twins:
-                    self.world.violated("dead", f"nobody sent another body for {job_id}: {reason}")
+                if (taken := json.loads(kept.data)["job_id"]) not in twins:
+                    self.world.violated("dead", f"nobody sent another body for {taken}: {reason}")
             elif not explained(subject, reason):
                 self.world.violated("dead", f"a dead letter that nothing explains: {subject}: {reason}")
 
