@@ -18,11 +18,11 @@ from nats.js import JetStreamContext
 from libs.bus import direct
 from libs.bus.patience import patiently
 from schemas import subjects
-from schemas.envelope import MSG_ID
 from schemas.subjects import EVENTS, REQUESTS
 
 log = logging.getLogger("baton.admission")
 
+ID = "ce-id"
 _REMEMBERED = 100_000
 _PAGE = 512
 _TOLD = subjects.anyone(subjects.EVENT, entity="job", what="rejected")
@@ -57,7 +57,7 @@ class ToldRefusals:
         self._add(message)
 
     def _add(self, message: Msg) -> None:
-        if id_ := (message.headers or {}).get(MSG_ID):
+        if id_ := (message.headers or {}).get(ID):
             self._ids[id_] = None
             while len(self._ids) > _REMEMBERED:
                 self._ids.popitem(last=False)

@@ -78,7 +78,8 @@ def table(found: dict[str, Any]) -> str:
         row = found[name]
         seed = row["seed"] if row["seed"] is not None else "none" if one.harmless else f"none below {row['limit']}"
         how = row["how"].split(":")[0] if row["how"] else (f"harmless: {one.harmless}" if one.harmless else "")
-        rows.append(f"| {one.what} | {seed} | {row['of_sample']} | {how} |")
+        sample = "" if row["of_sample"] is None else row["of_sample"]
+        rows.append(f"| {one.what} | {seed} | {sample} | {how} |")
     return "\n".join(rows)
 
 
