@@ -38,7 +38,7 @@ from schemas.subjects import EVENTS, REQUESTS, TELEMETRY
 
 MANIFEST = "manifest.json"
 VERSION = 1
-STATE = (KEYS_FILE, "creds", "secrets", "secrets.json", "people.json")
+STATE = (KEYS_FILE, "creds", "vault", "secrets", "secrets.json", "people.json")
 """What of a state directory nothing can make again."""
 _FIRST = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", f"OBJ_{SNAPSHOTS_BUCKET}", REQUESTS, EVENTS)
 _LEDGER = re.compile(r"LEDGER-.+|SEGMENT-.+-\d{20}")

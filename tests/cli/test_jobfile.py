@@ -28,6 +28,27 @@ def test_the_smallest_job() -> None:
     assert (job.key, job.team) == ("", "")
 
 
+def test_secrets_are_named_in_short_ways() -> None:
+    (job,) = read_jobs(MINIMAL + "secret: a\nsecrets: [b, {secret: c, file: d}]\nenv: {X: {secret: e}, Y: text}\n")
+    assert [use.model_dump(exclude_none=True) for use in job.spec.secrets] == [
+        {"secret": "b"},
+        {"secret": "c", "file": "d"},
+        {"secret": "a"},
+        {"secret": "e", "env": "X"},
+    ]
+    assert job.spec.env == {"Y": "text"}
+    assert [use.file_name for use in job.spec.secrets] == ["b", "d", "a", None]
+    for wrong, field in (
+        ("secrets: token\n", "secrets"),
+        ("secrets: [{secret: ../x}]\n", "secrets.0.secret"),
+        ("secrets: [{name: x}]\n", "secrets.0"),
+        ("secret: [a]\n", "secret"),
+        ("env: {X: {secret: a, more: b}}\n", "env.X"),
+        ("env: {X: {secret: {a: b}}}\n", "secrets.0.secret"),
+    ):
+        assert any(field in line for line in problems(MINIMAL + wrong)), wrong
+
+
 def test_short_forms() -> None:
     (job,) = read_jobs(MINIMAL + "key: 42\nteam: research\ngpus: gpu:h100:4@40GiB\n")
     assert (job.key, job.team) == ("42", "research")

@@ -89,6 +89,33 @@ def test_two_roles_whose_hosts_would_be_told_in_one_variable_are_refused() -> No
     assert "judge-1 and of judge_1" in problem
 
 
+@pytest.mark.parametrize(
+    ("uses", "env", "field", "problem"),
+    [
+        ([{"secret": "a", "env": "LD_PRELOAD"}], {}, "job.secrets.0.env", "belongs to Baton or to the program loader"),
+        ([{"secret": "a", "env": "RANK"}], {}, "job.secrets.0.env", "belongs to Baton or to the program loader"),
+        ([{"secret": "a", "env": "X"}], {"X": "y"}, "job.secrets.0.env", "job.env has this name already"),
+        ([{"secret": "a"}, {"secret": "a"}], {}, "job.secrets.1.file", "job.secrets.0 has this name already"),
+        ([{"secret": "a"}, {"secret": "b", "file": "a"}], {}, "job.secrets.1.file", "has this name already"),
+        ([{"secret": "a", "env": "X"}, {"secret": "b", "env": "X"}], {}, "job.secrets.1.env", "has this name already"),
+    ],
+)
+def test_secrets_that_cannot_be_delivered_are_refused(
+    uses: list[dict[str, str]], env: dict[str, str], field: str, problem: str
+) -> None:
+    told_field, told, _ = refusals(submit(secrets=uses, env=env))[Why.ENVIRONMENT]
+    assert (told_field, problem in told) == (field, True), told
+
+
+def test_a_job_without_secrets_has_the_body_that_it_had_before_there_were_any() -> None:
+    """Its digest names it: the same request that came before an upgrade is the same job after it."""
+    assert "secrets" not in submit().model_dump_json()
+    uses = [{"secret": "a"}, {"secret": "a", "env": "X"}, {"secret": "b", "file": "c"}]
+    admitted = outcome(submit(secrets=uses))
+    assert isinstance(admitted, Admitted)
+    assert [use.secret for use in admitted.job.secrets] == ["a", "a", "b"]
+
+
 def test_a_plain_job_is_admitted_with_its_class() -> None:
     request = submit(priority_class="serving")
     result = outcome(request)

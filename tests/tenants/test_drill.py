@@ -13,10 +13,11 @@ from libs.client import Baton, NotFound, connect
 from schemas.billing import BillQuery
 from schemas.jobs import JobSpec, JobState, Simulation
 from schemas.resources import Resources
+from schemas.subjects import OPERATOR
 from tests.kit.waiting import until
 
 FLEET = "groups:\n  - {name: 'n-{i:02d}', count: 2, devices: {model: H100, count: 2, memory_gib: 80}}\n"
-SERVICES = ("placement", "admission", "leases", "quota_billing", "history", "queries")
+SERVICES = ("placement", "admission", "leases", "quota_billing", "history", "queries", "vault")
 
 
 def options(home: Path, fleet: Path) -> LaunchOptions:
@@ -56,6 +57,7 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
             await reaches(red, done.job_id, JobState.SUCCEEDED)
             await reaches(red, runs.job_id, JobState.RUNNING)
             bill = await billed(red)
+            await red.set_secret("token", b"value")
             await write(before.state_dir, folder, before.address())
             after = await red.submit(timer(600), "after the backup")
             await reaches(red, after.job_id, JobState.RUNNING)
@@ -76,7 +78,11 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
             repeated = await red.submit(timer(0.1), "after the backup")
             assert repeated.job_id == after.job_id
             await reaches(red, after.job_id, JobState.SUCCEEDED)
+            assert [secret.name for secret in await red.secrets()] == ["token"]
         print(f"restored and at work again in {time.monotonic() - began:.1f} s")
+        async with await connect(again.address(OPERATOR), OPERATOR) as operator:
+            rekeyed = await operator.rekey_secrets()
+            assert (rekeyed.values, rekeyed.lost) == (1, 0), "the master key came back with the value"
         async with await connect(again.address()) as everything:
             head = await verified(everything.nats, "main")
             assert head["records"] > told["main"]["records"]
