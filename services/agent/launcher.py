@@ -126,10 +126,11 @@ class Launcher:
         return [os.getpid(), *([self.keeper.pid] if self.keeper.pid else [])]
 
     async def look_at_busy(self, node: NodeRunner) -> None:
-        """Ends the quarantine of devices that are free now."""
+        """Ends the quarantine of devices that are free now; what stays in it is told again from time to time."""
         for device, busy in list(node.busy_devices.items()):
             if not await still_busy(node.layer, [device], busy.since, self.ours(), 0.0):
                 node.free([device])
+        node.tell_quarantine_again()
 
     def leave(self, node: NodeRunner) -> None:
         """This life of the node is over and nothing of it is left: its empty cgroup goes too."""

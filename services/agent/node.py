@@ -63,6 +63,10 @@ MakePart = Callable[["NodeRunner", DesiredPart, Callable[[Observation], None]], 
 AdoptPart = Callable[["NodeRunner", DesiredPart, Mapping[str, Any], Callable[[Observation], None]], RunningPart]
 
 
+QUARANTINE_AGAIN_S = 60.0
+"""How often what is in quarantine is told again, until nothing is."""
+
+
 @dataclass(frozen=True, slots=True)
 class EarlierLife:
     """A life of the node that an earlier agent began and the keeper has held since: it may go on.
@@ -127,6 +131,7 @@ class NodeRunner:
     keep_quarantine: Callable[[str, Mapping[str, DeviceInUse]], None] = lambda node, busy: None
     """Called when they change, so that the next agent knows."""
     _registered_at: float = 0.0
+    _quarantine_told_at: float = 0.0
     dying: bool = False
     """This life is ending: what its parts report is not passed on any more."""
     _asked_to_save: bool = False
@@ -193,7 +198,7 @@ class NodeRunner:
         self.boards.begin()
 
     def register(self) -> None:
-        self._registered_at = self.now()
+        self._registered_at = self._quarantine_told_at = self.now()
         registered = NodeRegistered(
             incarnation=self.incarnation, inventory=self.inventory, lease_s=self.lease_s, quarantine=self._quarantine()
         )
@@ -417,9 +422,16 @@ class NodeRunner:
         self.keep_quarantine(self.name, busy)
         self._tell_quarantine()
 
+    def tell_quarantine_again(self) -> None:
+        """Whoever was told may not have written it down: a ledger in which older readers have a part does not name it yet, and
+        nobody says when that is over."""
+        if self.busy_devices and self.now() - self._quarantine_told_at >= QUARANTINE_AGAIN_S:
+            self._tell_quarantine()
+
     def _tell_quarantine(self) -> None:
         """Between two lives nobody listens: the registration that begins the next one tells it."""
         if not self.dying:
+            self._quarantine_told_at = self.now()
             seen = NodeQuarantine(node=self.name, incarnation=self.incarnation, devices=self._quarantine())
             self.report(self.name, self.incarnation, seen)
 

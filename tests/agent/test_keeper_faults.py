@@ -30,6 +30,7 @@ from tests.agent.build import but, part, rank, spec
 from tests.agent.conftest import until
 from tests.agent.test_processes import FOREVER, STUBBORN_DAEMON
 from tests.agent.world import World
+from tests.faults.chaos import disks
 from tests.kit.held import held, zygotes
 
 pytestmark = pytest.mark.faults
@@ -176,6 +177,40 @@ async def test_an_agent_that_is_killed_and_comes_back_costs_no_attempt(make_node
     await world.want("n0", but(wanted, Action.STOP))
     await world.sees(wanted, Released)
     assert none_of(pids)
+
+
+@pytest.mark.skipif(bool(disks.why_not()), reason=disks.why_not())
+def test_a_keeper_starts_on_a_full_disk_and_is_found_although_it_could_not_write_who_it_is(tmp_path):
+    with disks.small(tmp_path / "state", 1) as folder, disks.full(folder):
+        found = find.start(folder, contain.SUBREAPER, "")
+        try:
+            assert not (folder / "keeper.lock").read_text().strip(), "there was room: this proves nothing"
+            assert find.running(folder) == found.process.pid
+            os.kill(found.process.pid, signal.SIGSTOP)
+            assert find.running(folder) == found.process.pid, "also when it is frozen"
+        finally:
+            found.sock.close()
+            assert find.kill(folder)
+            found.process.wait()
+        assert find.running(folder) is None
+
+
+@pytest.mark.skipif(bool(disks.why_not()), reason=disks.why_not())
+async def test_an_agent_that_comes_back_to_a_full_disk_costs_no_attempt(make_node, world, tmp_path):
+    with disks.small(tmp_path / "agent", 4) as folder:
+        node = make_node()
+        try:
+            pids, wanted = await run_job(world, node)
+            keeper = node.keeper()
+            node.kill()
+            with disks.full(folder):
+                node.start()
+                await world.want("n0", but(wanted, Action.STOP))
+                await world.sees(wanted, Released)
+                assert (node.keeper(), len(world.lives["n0"])) == (keeper, 1)
+            assert none_of(pids)
+        finally:
+            node.end()
 
 
 async def test_a_job_that_was_asked_to_end_before_its_agent_was_killed_did_not_end_by_itself(make_node, world):

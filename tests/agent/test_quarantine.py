@@ -210,6 +210,28 @@ async def test_an_operator_may_let_a_busy_device_be_used(world, start):  # noqa:
         assert world.quarantines[-1].devices == ()
 
 
+async def test_what_stays_in_quarantine_is_told_again(world, start, monkeypatch):  # noqa: F811
+    """Placement that was told while older readers had a part in the ledger has not written it down."""
+    monkeypatch.setattr("services.agent.node.QUARANTINE_AGAIN_S", 0.0)
+    async with start() as agent:
+        node = agent.nodes["n0"]
+        await world.joined("n0")
+        await until(lambda: node.known)
+        node.layer.used_by = {"n0-gpu1": frozenset({1 << 22})}
+        node.quarantine({"n0-gpu1": DeviceInUse(Since.now(), ("a monitor (pid 9)",))})
+        await until(lambda: world.quarantines)
+        before = len(world.quarantines)
+        await agent.launcher.look_at_busy(node)
+        await until(lambda: len(world.quarantines) > before)
+        assert world.quarantines[-1] == world.quarantines[0]
+        node.layer.used_by = {}
+        await agent.launcher.look_at_busy(node)
+        await until(lambda: world.quarantines[-1].devices == ())
+        told = len(world.quarantines)
+        await agent.launcher.look_at_busy(node)
+        assert len(world.quarantines) == told, "of nothing in quarantine nothing is said again"
+
+
 async def test_the_next_agent_knows_what_is_in_quarantine(world, start):  # noqa: F811
     async with start() as agent:
         agent.nodes["n0"].quarantine({"n0-gpu1": DeviceInUse(Since(5), ("a monitor (pid 9)",), since_us=7)})

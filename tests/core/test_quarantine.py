@@ -12,7 +12,7 @@ from libs.core.scheduling import preemption
 from libs.core.scheduling.decider import Decider
 from libs.core.state import snapshot
 from libs.core.state.desired import desired, node_change, node_state
-from libs.core.state.formats import FIRST
+from libs.core.state.formats import FIRST, NEWEST
 from schemas import inbox
 from schemas.nodes import LiftedQuarantine
 from schemas.queries import Quantiles
@@ -157,3 +157,12 @@ def test_the_present_shows_who_uses_a_device(world: World) -> None:
     told(world)
     hot.apply(world.records[-1], len(world.records))
     assert hot.devices["n0-gpu0"]["quarantine"] == ""
+
+
+def test_a_quarantine_that_no_reader_understood_is_written_down_when_it_is_told_again(world: World) -> None:
+    allowed = FIRST
+    world.decider = Decider(world.decider.state, allowed=lambda: allowed)
+    assert told(world, "n0-gpu0") == [], "older readers have a part in the ledger"
+    allowed = NEWEST
+    assert told(world, "n0-gpu0") == ["device.quarantined"]
+    assert told(world, "n0-gpu0") == []

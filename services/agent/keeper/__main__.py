@@ -6,11 +6,14 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 
 from services.agent.keeper import contain, proc
 from services.agent.keeper.server import Keeper
 
 SOCKET, LOCK = "keeper.sock", "keeper.lock"
+PID_BYTES = 20
+"""The lock file holds a process id and spaces: written over what stands there, it takes no more room than that."""
 
 
 def main(folder: str, asked: str, group: str) -> int:
@@ -23,8 +26,10 @@ def main(folder: str, asked: str, group: str) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return 3
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    with suppress(
+        OSError
+    ):  # on a full disk what stood there may stay: whoever looks for this keeper finds it by its socket
+        os.pwrite(lock, f"{os.getpid():<{PID_BYTES}}".encode(), 0)
     try:
         kind = contain.best(group or None, asked)
     except ValueError as e:

@@ -3,11 +3,13 @@
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from services.agent.keeper import proc, wire
 from services.agent.keeper.__main__ import LOCK, SOCKET
@@ -37,9 +39,9 @@ def connect(folder: Path) -> Found | None:
     """The keeper of this folder, or None when none answers. Raises NoKeeper when it speaks another version."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(ANSWER_S)
-    at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # the path of a Unix socket has at most 107 bytes
+    at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        sock.connect(f"/proc/self/fd/{at}/{SOCKET}")
+        sock.connect(_address(at))
         sock.sendall(wire.pack({"do": "hello", "speaks": [wire.OLDEST, wire.NEWEST]}))
         reader = wire.Reader()
         messages: list[wire.WireMessage] = []
@@ -71,13 +73,58 @@ def kill(folder: Path) -> bool:
 
 
 def running(folder: Path) -> int | None:
-    """The process id of the keeper that holds this folder's lock, frozen or not."""
+    """The process id of the keeper that holds this folder's lock, frozen or not: as it wrote there, or, if the disk was too
+    full for that, as the kernel says of its socket."""
+    for pid in (_written(folder), _listening(folder)):
+        if pid is not None and _keeps(pid, folder):
+            return pid
+    return None
+
+
+def _keeps(pid: int, folder: Path) -> bool:
     try:
-        pid = int((folder / LOCK).read_text())
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return os.fsencode(folder) in command and proc.alive(pid)
+
+
+def _written(folder: Path) -> int | None:
+    try:
+        return int((folder / LOCK).read_text())
     except (OSError, ValueError):
         return None
-    return pid if os.fsencode(folder) in command and proc.alive(pid) else None
+
+
+def _listening(folder: Path) -> int | None:
+    """Who listens on the keeper's socket; a process that is frozen still does."""
+    try:
+        at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(ANSWER_S)
+            sock.connect(_address(at))
+            pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            return int(pid) or None
+    except OSError:
+        return None
+    finally:
+        os.close(at)
+
+
+def _address(folder: int) -> str:
+    """Of the keeper's socket in an open folder: the path of a Unix socket has at most 107 bytes."""
+    return f"/proc/self/fd/{folder}/{SOCKET}"
+
+
+def _open_for_words(path: Path) -> BinaryIO:
+    """A disk that has no room for a new file keeps no keeper from starting: then its words are lost."""
+    try:
+        return path.open("wb")
+    except OSError:
+        return Path(os.devnull).open("wb")
 
 
 def wait(folder: Path) -> None:
@@ -89,7 +136,7 @@ def wait(folder: Path) -> None:
 def start(folder: Path, kind: str, group: str) -> Found:
     """Starts a keeper that outlives this process, and connects. Raises NoKeeper."""
     problems = folder / "keeper.log"
-    with problems.open("wb") as out:
+    with _open_for_words(problems) as out:
         process = subprocess.Popen(
             [sys.executable, "-E", "-s", "-S", "-m", "services.agent.keeper", str(folder), kind, group],
             stdin=subprocess.DEVNULL,
