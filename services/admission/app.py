@@ -36,6 +36,7 @@ from services.admission.overtaking import Overtaking
 from services.admission.pace import Pace, PacedOutbox
 from services.admission.peers import answer, check, watch
 from services.admission.refusals import ToldRefusals
+from services.admission.refusing import Refusing
 from services.admission.settings import AdmissionSettings
 from services.admission.undecided import undecided
 
@@ -85,6 +86,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     recent = Recent()
     intake = Intake(settings.intake_limits())
     rooms: dict[str, StreamRoom] = {}
+    refusing: list[Refusing] = []
 
     async def portion(left: Sequence[Msg]) -> int:
         await refused[0].catch_up()
@@ -104,6 +106,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         for why in handled.whys:
             metrics.refusals.labels(why.value).inc()
         metrics.latency.observe(max(0.0, clock.wall_s() - received.time_us / 1e6))
+        refusing[0].note(received, handled)
         return handled.out
 
     consume(
@@ -139,6 +142,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             outboxes[:] = [outbox]
             refused[:] = [ToldRefusals(nats, js, DURABLE)]
             overtaking[:] = [Overtaking(js, decide, outbox, pace)]
+            home = settings.all_pools[0]
+            refusing[:] = [Refusing(home, policy)]
 
             async def moved(_: Sequence[FollowedEntry]) -> None:
                 overtaking[0].moved()
@@ -156,6 +161,10 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                     for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
                         recent.add(job_id, known.pool)
                 await refused[0].listen()
+                tasks.start(
+                    "refusals for the ledger",
+                    refusing[0].run(lambda: outboxes[0], lambda items: rooms[home].lacks(items, SUBMITS_END)),
+                )
                 tasks.start("lanes of teams", overtaking[0].run())
                 tasks.start("requests out of their turn", overtaking[0].pass_on())
                 yield

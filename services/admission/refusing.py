@@ -1,0 +1,102 @@
+"""Tells the ledger which requests were refused, so that its chain has them: `libs.core.admission.refusals` says how many.
+
+Beside the answers to teams, which wait for nothing here: when the inbox has no room, or the broker is away, lines wait, the
+oldest give way, and a killed process loses those that it has not told.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from pydantic import ValidationError
+
+from libs.bus.messages import Outgoing, outgoing
+from libs.bus.outbox import Outbox
+from libs.bus.patience import patiently
+from libs.bus.settle import Received
+from libs.core.admission.refusals import Refusals
+from libs.ports import clock
+from schemas import subjects
+from schemas.audit import RefusedCommand
+from schemas.ids import content_hash
+from schemas.inbox import RefusalTold
+from services.admission.handlers import ORIGIN, AdmissionResult, Handled
+
+_TYPE = "io.baton.job.refused.v1"
+_SUBJECT = subjects.fill(subjects.COMMAND, entity="job")
+_REFUSED = (AdmissionResult.REJECTED, AdmissionResult.LIMITED, AdmissionResult.DEAD)
+_WAITING = 10_000
+_LOOK_S = 5.0
+_REASONS = 4
+_ANSWERS = subjects.event("rejected", "*").removesuffix("*")
+
+
+class Refusing:
+    """Of one process. All lines go to the ledger of `pool`, the first one: who is refused is in no pool."""
+
+    def __init__(self, pool: str, policy: str) -> None:
+        self._pool, self._policy = pool, policy
+        self._refusals = Refusals()
+        self._lines: deque[RefusedCommand] = deque(maxlen=_WAITING)
+        self._some = asyncio.Event()
+
+    def note(self, received: Received, handled: Handled) -> None:
+        """A request was decided. What its subject says was no team is left to the dead letters."""
+        if handled.result not in _REFUSED:
+            return
+        with suppress(ValueError, ValidationError):
+            keys = subjects.read(_SUBJECT, received.subject)
+            command = RefusedCommand(
+                service="admission",
+                what=keys["what"],
+                team=keys["team"],
+                user=keys["user"],
+                cause=received.cause,
+                stored_us=received.time_us,
+                digest=content_hash(received.payload),
+                reason=_reason(handled.out),
+                policy=self._policy,
+            )
+            if (line := self._refusals.note(command, received.time_us)) is not None:
+                self._lines.append(line)
+                self._some.set()
+
+    async def run(
+        self, outbox: Callable[[], Outbox], lacks: Callable[[list[Outgoing]], str], look_s: float = _LOOK_S
+    ) -> None:
+        """For ever. `lacks` says why the pool's inbox has no room for messages; "" when it has."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(look_s):
+                    await self._some.wait()
+            self._some.clear()
+            self._lines.extend(self._refusals.due(clock.wall_us()))
+            while self._lines:
+                items = [self._message(line) for line in list(self._lines)[:64]]
+                if lacks(items):
+                    break  # it is tried again at the next look
+                for _ in items:
+                    self._lines.popleft()
+                await patiently(lambda items=items: outbox().publish_many(items), lambda error, failures: None)  # type: ignore[misc]
+
+    def _message(self, line: RefusedCommand) -> Outgoing:
+        return outgoing(
+            RefusalTold(command=line),
+            subject=subjects.inbox("job", "refused", self._pool),
+            type=_TYPE,
+            source=f"/baton/{self._pool}/{ORIGIN}",
+            cause=line.cause,
+        )
+
+
+def _reason(out: list[Outgoing]) -> str:
+    """What the team was told, in short."""
+    for item in out:
+        if not item.subject.startswith(_ANSWERS):
+            continue  # a dead letter: its payload is the sender's
+        with suppress(ValueError, KeyError, TypeError):
+            told = json.loads(item.payload)["reasons"]
+            return "; ".join(f"{one['field']}: {one['problem']}" for one in told[:_REASONS])[:512]
+    return "no request at all"

@@ -1,0 +1,89 @@
+"""Refused commands have a line in the ledger, and a team that is refused without end does not fill it."""
+
+import asyncio
+from typing import Any
+
+from libs.bus.cancel import cancel
+from libs.core.admission.refusals import AT_ONCE, EVERY_S, Refusals
+from schemas.audit import RefusedCommand
+from schemas.ids import content_hash
+from schemas.inbox import RefusalTold
+from services.admission.refusing import Refusing
+from tests.admission.test_handlers import GOOD, judged, received
+from tests.kit.waiting import until
+
+S = 1_000_000
+
+
+def refused(n: int, team: str = "red") -> RefusedCommand:
+    digest = content_hash(str(n).encode())
+    return RefusedCommand(service="admission", what="submit", team=team, user="ana", cause=f"REQUESTS:{n}", stored_us=n,
+                          digest=digest, reason="no")  # fmt: skip
+
+
+def test_a_few_refusals_have_a_line_each() -> None:
+    known = Refusals()
+    lines = [known.note(refused(n), n) for n in range(AT_ONCE)]
+    assert lines == [refused(n) for n in range(AT_ONCE)]
+    assert known.due(10**15) == []
+
+
+def test_a_hostile_team_adds_a_line_a_minute_and_every_refusal_is_counted() -> None:
+    known, lines, most = Refusals(), [], 100_000
+    for n in range(most):  # a thousand a second
+        if (line := known.note(refused(n), n * 1000)) is not None:
+            lines.append(line)
+    assert len(lines) <= AT_ONCE + most / 1000 / EVERY_S + 1
+    lines += known.due(most * 1000 + int(EVERY_S * S))
+    assert len(lines) + sum(line.more for line in lines) == most
+    assert all(bool(line.more_digest) is bool(line.more) for line in lines)
+    assert known.due(10**15) == [], "nothing is told twice"
+
+
+def test_what_has_no_line_can_be_proven_by_who_kept_it() -> None:
+    known = Refusals(at_once=1)
+    assert known.note(refused(0), 0) == refused(0)
+    assert [known.note(refused(n), n) for n in (1, 2, 3)] == [None] * 3
+    (line,) = known.due(int(EVERY_S * S) + 9)
+    digest = ""
+    for n in (1, 2):
+        digest = content_hash((digest + refused(n).digest).encode())
+    assert (line.cause, line.more, line.more_digest) == ("REQUESTS:3", 2, digest)
+
+
+def test_another_team_has_lines_of_its_own() -> None:
+    known = Refusals()
+    for n in range(1000):
+        known.note(refused(n), n)
+    assert known.note(refused(7, "blue"), 7) == refused(7, "blue")
+
+
+class Inbox:
+    """Takes what is published."""
+
+    def __init__(self) -> None:
+        self.told: list[RefusedCommand] = []
+
+    async def publish_many(self, items: Any) -> None:
+        assert {item.subject for item in items} == {"baton.in.job.v1.refused.main"}
+        self.told += [RefusalTold.model_validate_json(item.payload).command for item in items]
+
+
+async def test_what_admission_refuses_is_told_and_what_it_lets_in_is_not() -> None:
+    inbox: Any = Inbox()
+    telling, room = Refusing("main", "0123456789abcdef"), ["INBOX-main is 100% full"]
+    task = asyncio.create_task(telling.run(lambda: inbox, lambda items: room[0], look_s=0.05))
+    bad = {"client_key": "k", "job": {"command": [], "resources": {"devices": -1}}}
+    for body, team in ((GOOD, "research"), (bad, "research"), (b"no json", "red"), (bad, "Not A Team")):
+        telling.note(received(body, team=team, user="ana"), judged(body, team=team))
+    await asyncio.sleep(0)
+    assert inbox.told == [], "it waits for room, and the answers to teams do not wait for it"
+    room[0] = ""
+    await until(lambda: len(inbox.told) == 2)
+    first, second = inbox.told
+    assert (first.team, first.user, first.what, first.cause) == ("research", "ana", "submit", "REQUESTS:7")
+    assert first.digest == content_hash(received(bad).payload)
+    assert first.policy == "0123456789abcdef"
+    assert first.reason.startswith("job.resources.devices: ")
+    assert (second.team, second.more) == ("red", 0)
+    await cancel(task)
