@@ -39,7 +39,8 @@ def test_what_we_write_is_a_valid_event() -> None:
     assert event.get_id() == message.headers["Nats-Msg-Id"]
     assert event.get_extension("causationid") == "INBOX-main:17"
     assert event.get_extension("correlationid") == "job-1"
-    assert event.get_data() == {"team": "research", "limit_milli": 8000, "by_type": {}, "user": ""}
+    assert event.get_data() == QuotaChanged(team="research", limit_milli=8000).model_dump()
+    assert event.get_data()["limit_milli"] == 8000
 
 
 @pytest.mark.parametrize("value", AWKWARD)
