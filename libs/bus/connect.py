@@ -23,6 +23,7 @@ import nats
 from nats.aio.client import Client
 from nats.protocol.command import hpub_cmd
 
+from libs.bus import wire
 from libs.bus.creds import Address, BadCredential, at, speaker
 from libs.bus.headers import encoded
 from libs.bus.metrics import ERRORS
@@ -106,14 +107,19 @@ async def connect(
     """
     if (host := present_host()) is not None:
         return await host.connect(name, inbox_prefix, wait_s)
+    where = at(address)
+    try:
+        wire.check(where.url, allowed=wire.allowed_hosts(), insecure=where.plain)
+    except wire.PlainWire as e:
+        raise BusUnavailable(str(e)) from None
     connection = BusConnection()
     problems = _Problems(name)
-    where = at(address)
     servers = [part.strip() for part in where.url.split(",")]
     connection.secret = where.secret()
     options: dict[str, Any] = {
         "servers": servers,
-        **(where.options() or _credential(servers)),
+        **({} if where.creds is not None else _credential(servers)),
+        **where.options(),
         "name": name,
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": 0.25,
@@ -206,6 +212,7 @@ _ANYBODY = (
     "NATS at {} lets anybody in: whoever reaches it may write the ledger. Give it accounts (`baton credentials` prints them, "
     "see docs/security.md), or say that this is meant: --insecure, or BATON_INSECURE=1"
 )
+_UNTRUSTED = re.compile(r"certificate|SSL", re.IGNORECASE)
 _REFUSAL = re.compile(r"authorization|authentication|revoked", re.IGNORECASE)
 
 
@@ -218,6 +225,11 @@ def _unreachable(where: Address, problems: _Problems, wait_s: float) -> str:
             else "it may have been revoked or rotated; ask your operator for a new one (`baton team rotate`)"
         )
         return f"NATS at {shown} refused the credential ({problems.last}): {fix}"
+    if _UNTRUSTED.search(problems.last):
+        return (
+            f"the certificate of NATS at {shown} is not one that we trust ({problems.last}): set BATON_NATS_CA to the ca.pem "
+            "that came with your credential, and use a name that the certificate has (`baton credentials --hosts`)"
+        )
     why = f" ({problems.last})" if problems.last else ""
     return (
         f"no NATS server answered at {shown} within {wait_s:g} s{why}: "

@@ -9,6 +9,8 @@ from typing import Any
 
 from nats.aio.client import RawCredentials
 
+from libs.bus import wire
+
 CREDS_FOLDER = "creds"
 LOGS_CREDS = "logs.creds"
 """Of an agent, beside its own: with it the agent hears and answers questions for logs, which are the teams'."""
@@ -27,16 +29,36 @@ class Address:
     creds: Path | str | None = field(default=None, repr=False)
     anonymous: bool = field(default=True, compare=False)
     """Whether a broker will do that lets anybody in."""
+    ca: Path | None = field(default=None, compare=False)
+    """The certificate of the authority that the broker is known by; by default `ca.pem` beside the credential, if any."""
+    plain: bool = field(default=True, compare=False)
+    """Whether what is said to another host may go unencrypted."""
 
     def options(self) -> dict[str, Any]:
         """For nats-py, which reads a file again at each reconnection: a rotated credential is taken up.
 
         Raises BadCredential: nats-py itself would look for the claim in an empty file for ever.
         """
+        tls = {"tls": wire.context(self.authority)} if self.encrypted else {}
         if self.creds is None:
-            return {}
+            return tls
         speaker(self.creds)
-        return {"user_credentials": RawCredentials(self.creds) if isinstance(self.creds, str) else str(self.creds)}
+        return {
+            **tls,
+            "user_credentials": RawCredentials(self.creds) if isinstance(self.creds, str) else str(self.creds),
+        }
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the URL says so."""
+        return self.url.startswith(("tls://", "wss://"))
+
+    @property
+    def authority(self) -> Path | None:
+        if self.ca is not None or not isinstance(self.creds, Path):
+            return self.ca
+        beside = self.creds.with_name(wire.CA_FILE)
+        return beside if beside.is_file() else None
 
     def secret(self) -> str:
         """What only who has this credential knows: a hash of its key; "" without one. Raises BadCredential."""
@@ -50,7 +72,8 @@ class Address:
         """The same as the environment of a process has it. Raises TypeError for a credential that is no file."""
         if isinstance(self.creds, str):
             raise TypeError("a credential that is no file cannot be named to another process")
-        return {"BATON_NATS_URL": self.url, "BATON_NATS_CREDS": "" if self.creds is None else str(self.creds)}
+        known = {} if self.authority is None else {"BATON_NATS_CA": str(self.authority)}
+        return {"BATON_NATS_URL": self.url, "BATON_NATS_CREDS": "" if self.creds is None else str(self.creds), **known}
 
 
 def at(address: "Address | str") -> Address:

@@ -1,6 +1,7 @@
 """`baton credentials`: accounts and credentials for a NATS server that Baton did not start."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from libs.client.where import state_dir
 from libs.walls import roles
 from libs.walls.accounts import PROVISION
 from libs.walls.keyring import Keyring, check_teams, check_users
+from libs.walls.wire import Wire
 
 
 def command(
@@ -24,6 +26,17 @@ def command(
     accounts: Annotated[
         str, typer.Option("--accounts", help="The folder where the server keeps accounts that it is told of later.")
     ] = "/data/accounts",
+    hosts: Annotated[
+        str,
+        typer.Option(
+            "--hosts",
+            help="Names and addresses that clients call the server by: it gets a certificate, and speaks TLS only.",
+        ),
+    ] = "",
+    certificates: Annotated[
+        str, typer.Option("--certificates", help="The folder where the server finds its certificate.")
+    ] = "/etc/nats/accounts",
+    renew: Annotated[bool, typer.Option("--renew", help="A new certificate, also when the old one is good.")] = False,
     write: Annotated[
         Path | None,
         typer.Option("--write", help="Write it into this file, which the server may read, and print nothing."),
@@ -45,7 +58,13 @@ def command(
     except ValueError as e:
         raise UsageFault(str(e)) from None
     # NATS reads JSON as it reads its own form.
-    text = "\n".join(f"{key}: {json.dumps(value, indent=2)}" for key, value in ring.trust().config(accounts).items())
+    config = ring.trust().config(accounts)
+    if named_hosts := _listed(hosts):
+        config["tls"], ends = _encrypted(Wire(ring), named_hosts, certificates, write, renew)
+        hint(
+            f"the server's certificate is good until {ends:%Y-%m-%d}; run this again before, and let the server reload"
+        )
+    text = "\n".join(f"{key}: {json.dumps(value, indent=2)}" for key, value in config.items())
     if write is None:
         say(text)
     else:
@@ -62,6 +81,20 @@ def _made(ring: Keyring, teams: list[str], users: list[str], pools: list[str], n
     made += [ring.team(name) for name in (*teams, *users)]
     made += [ring.nodes(pool) for pool in pools]
     return made + [ring.node(*_node(text)) for text in nodes]
+
+
+def _encrypted(
+    wire: Wire, hosts: list[str], folder: str, write: Path | None, renew: bool
+) -> tuple[dict[str, str], datetime]:
+    try:
+        ends = wire.make(hosts, renew=renew)
+    except ValueError as e:
+        raise UsageFault(str(e)) from None
+    if write is None:
+        hint(f"the server needs {wire.certificate} and {wire.key} as {folder}/")
+    else:
+        wire.give(write.parent, folder)
+    return wire.config(folder), ends
 
 
 def _listed(text: str) -> list[str]:

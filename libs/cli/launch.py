@@ -186,7 +186,7 @@ class LocalStack:
     def _with(self, credential: Callable[[Keyring], Path]) -> Address:
         walled = self.options.external is None or self.keyring.exists
         creds = credential(self.keyring) if walled else None
-        return Address(self.nats_url, creds, anonymous=self.options.insecure)
+        return Address(self.nats_url, creds, anonymous=self.options.insecure, plain=self.options.insecure)
 
     @staticmethod
     def _credential(ring: Keyring, who: str) -> Path:

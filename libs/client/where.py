@@ -74,23 +74,28 @@ def find(
     if url := given.url or env.get("BATON_NATS_URL"):
         owner, _, person = _speaks(url, creds).partition(".")
         asking = user or _checked("user", person or None) or session_user(env)
-        return Place(Address(url, creds), team or _team_in(owner, operator), pool or "main", asking)
+        return Place(_reached(url, creds, env), team or _team_in(owner, operator), pool or "main", asking)
     instance = read_instance(state_dir(env))
     url, folder, pool = str(instance.get("url")), Path(str(instance.get("creds"))), pool or instance.get("pool", "main")
     if creds is not None:
         owner, _, person = _speaks(url, creds).partition(".")
         asking = user or _checked("user", person or None) or session_user(env)
-        return Place(Address(url, creds), team or _team_in(owner, operator), pool, asking)
+        return Place(_reached(url, creds, env), team or _team_in(owner, operator), pool, asking)
     name = team or _only_team(folder, operator)
     asking = user or session_user(env)
     for who in (f"{name}.{asking}", name):
         if (path := folder / f"{who}.creds").is_file():
-            return Place(Address(url, path), name, pool, asking)
+            return Place(_reached(url, path, env), name, pool, asking)
     raise Invalid(
         f"the instance in {state_dir(env)} has no team {name!r}",
         f"there are credentials for: {', '.join((*teams_in(folder), OPERATOR))}",
         "name one of them, or add it with `baton team add`",
     )
+
+
+def _reached(url: str, creds: Path | str | None, env: Mapping[str, str]) -> Address:
+    insecure = env.get("BATON_INSECURE", "") in ("1", "true")
+    return Address(url, creds, ca=_path(env.get("BATON_NATS_CA")), plain=insecure)
 
 
 def teams_in(folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from libs.bus import wire
 from libs.bus.creds import Address
 from schemas.base import Name
 
@@ -24,6 +25,11 @@ class ServiceSettings(BaseSettings):
     nats_url: str = Field(default="nats://127.0.0.1:4222", validation_alias="BATON_NATS_URL")
     nats_creds: Path | None = Field(
         default=None, validation_alias="BATON_NATS_CREDS", description="the file of this process's credential"
+    )
+    nats_ca: Path | None = Field(
+        default=None,
+        validation_alias="BATON_NATS_CA",
+        description="the authority that the broker is known by; by default ca.pem beside the credential",
     )
     insecure: bool = Field(
         default=False, validation_alias="BATON_INSECURE", description="a broker will do that lets anybody in"
@@ -62,7 +68,7 @@ class ServiceSettings(BaseSettings):
     @property
     def bus(self) -> Address:
         """Where the broker is, and the credential to show there."""
-        return Address(self.nats_url, self.nats_creds, anonymous=self.insecure)
+        return Address(self.nats_url, self.nats_creds, anonymous=self.insecure, ca=self.nats_ca, plain=self.insecure)
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
@@ -70,6 +76,8 @@ class ServiceSettings(BaseSettings):
             raise ValueError(
                 f"BATON_HTTP_HOST is {self.http_host}, so others can ask for metrics: set BATON_HTTP_TOKEN, or use 127.0.0.1"
             )
+        for url in (self.redis_url, self.mongo_url):
+            wire.check(url, allowed=wire.allowed_hosts(), insecure=self.insecure)
         return self
 
 

@@ -1,0 +1,112 @@
+"""What goes to another host is encrypted, and goes to the broker that it is meant for."""
+
+import json
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+
+from libs.bus import wire
+from libs.bus.connect import Address, BusUnavailable, close, connect
+from libs.service.settings import ServiceSettings
+from libs.walls.keyring import Keyring
+from libs.walls.resolver import tell
+from libs.walls.wire import Wire
+from tests.cli.test_command import baton
+from tests.kit.nats_process import nats_process
+
+DAY_S = 86_400
+
+
+async def test_a_broker_with_our_certificate_is_trusted_and_no_other(tmp_path: Path) -> None:
+    """By the configuration that `baton credentials` writes, with the credential and what lies beside it."""
+    state, server = tmp_path / "state", tmp_path / "server"
+    made = await baton(
+        *("credentials", "--teams", "red", "--pools", "main", "--state-dir", str(state)),
+        *("--hosts", "127.0.0.1,localhost", "--certificates", str(server)),
+        *("--accounts", str(server / "told"), "--write", str(server / "accounts.conf")),
+    )
+    assert made.code == 0, made.err
+    cluster = f'cluster {{ name: baton, listen: "127.0.0.1:-1", include {server}/routes.conf }}\n'.replace(
+        f"include {server}/", "include server/"
+    )
+    ring = Keyring(state)
+    with nats_process(f"include server/accounts.conf\n{cluster}", tmp_path) as plain:
+        url = plain.replace("nats://", "tls://")
+        settings = ServiceSettings(nats_url=url, nats_creds=ring.service("history"))
+        await close(await connect(settings.bus, name="history"))
+        await tell(url, ring, ring.accounts)
+        with pytest.raises(BusUnavailable, match=r"not one that we trust.*BATON_NATS_CA"):
+            await connect(Address(url, ring.service("history").read_text()), name="history", wait_s=3)
+        other = Wire(Keyring(tmp_path / "other"))
+        other.make(["127.0.0.1"])
+        foreign = tmp_path / "other" / "creds" / wire.CA_FILE
+        with pytest.raises(BusUnavailable, match="not one that we trust"):
+            await connect(Address(url, ring.service("history"), ca=foreign), name="history", wait_s=3)
+        misnamed = url.replace("127.0.0.1", "127.0.0.2")
+        with pytest.raises(BusUnavailable):
+            await connect(Address(misnamed, ring.service("history")), name="history", wait_s=2)
+
+
+@pytest.mark.parametrize(
+    ("url", "fine"),
+    [
+        ("nats://127.0.0.1:4222", True),
+        ("nats://localhost:4222,nats://[::1]:4223", True),
+        ("tls://gpu-1:4222", True),
+        ("nats://gpu-1:4222", False),
+        ("tls://gpu-1:4222,nats://gpu-2:4222", False),
+        ("nats://10.0.0.5:4222", False),
+        ("gpu-1:4222", False),
+        ("redis://user:word@stores:6379/0", False),
+        ("rediss://user:word@stores:6379/0", True),
+        ("mongodb://stores:27017/?tls=false", False),
+        ("mongodb://a:1,b:2/?tls=true", True),
+        ("mongodb+srv://stores/", True),
+        ("mongodb://%2Frun%2Fmongo.sock", True),
+    ],
+)
+def test_plain_urls_of_other_hosts_are_refused(url: str, fine: bool) -> None:
+    if fine:
+        wire.check(url)
+        return
+    with pytest.raises(wire.PlainWire, match="not encrypted"):
+        wire.check(url)
+    wire.check(url, insecure=True)
+    wire.check(url, allowed=("gpu-1", "gpu-2", "10.0.0.5", "stores"))
+
+
+async def test_services_and_clients_hold_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"redis://.*BATON_PLAIN_HOSTS"):
+        ServiceSettings(redis_url="redis://u:p@stores:6379/0")
+    with pytest.raises(BusUnavailable, match="gpu-1 is another host"):
+        await connect(ServiceSettings(nats_url="nats://gpu-1:4222").bus, name="service")
+    monkeypatch.setenv("BATON_PLAIN_HOSTS", "stores, elsewhere")
+    assert ServiceSettings(redis_url="redis://u:p@stores:6379/0")
+
+
+def test_a_certificate_is_made_anew_before_it_ends_and_the_authority_stays(tmp_path: Path) -> None:
+    at = [time.time()]
+    ring = Keyring(tmp_path)
+    ring.service("history")
+    made = Wire(ring, lambda: at[0])
+    first = made.make(["nats"])
+    authority, certificate = (tmp_path / "creds" / wire.CA_FILE).read_text(), made.certificate.read_text()
+    at[0] += 300 * DAY_S
+    assert made.make(["nats"]) == first
+    assert made.certificate.read_text() == certificate
+    at[0] += 60 * DAY_S
+    assert made.make(["nats"]) > first
+    assert made.certificate.read_text() != certificate
+    renewed = made.certificate.read_text()
+    made.make(["nats"], renew=True)
+    assert made.certificate.read_text() != renewed
+    assert (tmp_path / "creds" / wire.CA_FILE).read_text() == authority
+    assert (tmp_path / "creds" / "services" / "history" / wire.CA_FILE).read_text() == authority
+    assert made.key.stat().st_mode & 0o777 == 0o600
+    strict = ssl.create_default_context(cafile=str(tmp_path / "creds" / wire.CA_FILE))
+    assert strict.get_ca_certs()[0]["subject"] == ((("commonName", "Baton"),),)
+    assert json.loads((tmp_path / "tls" / "server.json").read_text())["names"] == ["nats"]
+    with pytest.raises(ValueError, match="xn--"):
+        made.make(["größe"])
