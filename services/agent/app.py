@@ -24,6 +24,7 @@ from schemas.catalog import BY_TYPE
 from schemas.queries import LogPiece, NodeLogQuery
 from services.agent import tree
 from services.agent.agent import Agent
+from services.agent.jobwalls import JobWalls, asked
 from services.agent.keeper.client import KeeperClient
 from services.agent.launcher import Launcher, kept_id
 from services.agent.logs import LogStore
@@ -37,6 +38,7 @@ from services.agent.settings import AgentSettings
 from services.agent.state import AgentState
 from services.agent.takeover import Predecessor, look, sweep
 from services.agent.timers import Timers
+from services.agent.view import view_of
 
 log = logging.getLogger("baton.agent")
 
@@ -108,6 +110,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
     if launcher.keeper.needed():
         await launcher.keeper.ensure()
         log.info("processes of jobs are held together by: %s", launcher.keeper.containment)
+        launcher.walls.say()
         if reason := launcher.not_served(""):
             log.warning("%s", reason)
     return agent
@@ -136,13 +139,20 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
     async def clear() -> None:
         await asyncio.to_thread(sweep, host.state, roots, host.group_base)
 
+    workdir, checkpoints = workdir.resolve(), (settings.checkpoints or state_dir / "checkpoints").resolve()
+    own = [state_dir, workdir, checkpoints, *([settings.nats_creds.parent] if settings.nats_creds else [])]
+    view = view_of(own, settings)
+    keeper = KeeperClient(
+        host.state.path, settings.containment, str(host.group_base or ""), clear, asked(settings.walls, view)
+    )
     return Launcher(
         state=host.state,
         state_dir=state_dir,
-        workdir=workdir.resolve(),
-        checkpoints=(settings.checkpoints or state_dir / "checkpoints").resolve(),
-        logs=LogStore(workdir.resolve(), settings.keep_attempts),
-        keeper=KeeperClient(host.state.path, settings.containment, str(host.group_base or ""), clear),
+        workdir=workdir,
+        checkpoints=checkpoints,
+        logs=LogStore(workdir, settings.keep_attempts),
+        keeper=keeper,
+        walls=JobWalls(keeper, view, host.state.path / "teams.json", settings.teams_without_walls),
         timers=Timers(),
         group_base=host.group_base,
         log_limit=settings.log_limit_mib * _MIB,

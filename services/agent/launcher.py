@@ -15,6 +15,7 @@ from schemas.inbox import Observation, Released
 from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.failures import why_not_prepared
+from services.agent.jobwalls import JobWalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
@@ -51,8 +52,9 @@ class Launcher:
     local_nodes: frozenset[str]
     secrets: SecretSource
     secret_folders: SecretFolders
+    walls: JobWalls
     trusted_team: str = ""
-    """The only team that is served where nothing holds the processes of a job together."""
+    """The only team that is served where nothing holds the processes of a job together, or keeps teams apart."""
     timed: dict[str, int] = field(default_factory=dict)
     """Node -> the life of it in which a timer was started: that life ends with this agent."""
 
@@ -114,8 +116,10 @@ class Launcher:
 
     def not_served(self, team: str) -> str:
         """Why processes of this team are not run here, or "". What cannot be held together may outlive its release."""
-        if self.keeper.containment != contain.NONE or team == self.trusted_team:
+        if team and team == self.trusted_team:
             return ""
+        if self.keeper.containment != contain.NONE:
+            return self.walls.not_served(team, self.trusted_team)
         return (
             f"nothing on this machine holds the processes of a job together (namespaces, cgroups, subreaper), so it serves "
             f"{f'team {self.trusted_team!r} alone' if self.trusted_team else 'no team'}: BATON_AGENT_TRUSTED_TEAM"
@@ -185,6 +189,7 @@ class Launcher:
             for slot in slots(part)
         ]
         group = self._group(node)
+        own = [home, saves, attempt / "acknowledge", *([] if secrets is None else [secrets])]
 
         def set_live(rank: int, live: bool) -> None:
             self.logs.set_live(part.job_id, part.attempt, rank, live)
@@ -222,6 +227,7 @@ class Launcher:
             log_limit=self.log_limit,
             early_s=early_s(part.lease_s, node.lease_s),
             may_run=lambda: node.lease.valid(node.now()),
+            behind=lambda: self.walls.behind(part.team, own, node.layer.files(devices)),
             set_live=set_live,
             not_served=lambda: self.not_served(part.team),
             settle=settle,

@@ -71,6 +71,8 @@ class AttemptLaunch:
     group: Path | None = None
     """A cgroup of its own, to be made."""
     adopted: Mapping[str, Any] | None = None
+    behind: Callable[[], dict[str, Any] | None] = lambda: None
+    """Makes its folders its team's, and describes the walls around it, if there are any. Raises OSError or NotServed."""
     set_live: Callable[[int, bool], None] = lambda rank, live: None
     not_served: Callable[[], str] = lambda: ""
     """Why this team's processes are not run here, once the keeper has said how it holds them; or ""."""
@@ -223,6 +225,7 @@ class ProcessPart:
             "group": str(launch.group or ""),
             "log_limit": launch.log_limit,
             "remove": str(launch.secrets_folder or ""),
+            "walls": launch.behind(),
             "ranks": [
                 {
                     "rank": command.rank,
@@ -354,7 +357,9 @@ class ProcessPart:
         if isinstance(error, _NO_SECRETS):
             reason = f"could not start: {error}"
         if missing and what == str(self.launch.workdir):
-            reason = f"could not start: working directory {what!r} does not exist on this node"
+            reason = (
+                f"could not start: working directory {what!r} does not exist on this node, or jobs are not shown it"
+            )
         own_exit = self.launch.may_run()
         self.phase = Phase.ENDED
         category = failures.why_not_started(error) if own_exit else None

@@ -13,7 +13,7 @@ from pydantic_settings import SettingsConfigDict
 from libs.bus.creds import LOGS_CREDS, Address
 from libs.service.settings import ServiceSettings
 from schemas.base import Name, NodeName
-from services.agent.keeper import contain
+from services.agent.keeper import contain, walls
 
 
 class DeviceSource(StrEnum):
@@ -48,6 +48,15 @@ class Containment(StrEnum):
     CGROUP = contain.CGROUP
     SUBREAPER = contain.SUBREAPER
     NONE = contain.NONE
+
+
+class Walls(StrEnum):
+    """What keeps the jobs of teams apart, see `services.agent.keeper.walls`."""
+
+    AUTO = "auto"
+    FULL = walls.FULL
+    NAMESPACES = walls.NAMESPACES
+    NONE = walls.NONE
 
 
 class AgentSettings(ServiceSettings):
@@ -105,7 +114,23 @@ class AgentSettings(ServiceSettings):
         description="how all processes of an attempt are held together; auto: the strongest way",
     )
     trusted_team: Name | Literal[""] = Field(
-        default="", description="the one team whose processes are run where nothing can hold them together"
+        default="", description="the one team that is served where nothing holds jobs together, or keeps them apart"
+    )
+    walls: Walls = Field(default=Walls.AUTO, description="what keeps jobs apart; auto: the strongest that works here")
+    teams_without_walls: bool = Field(
+        default=False, description="serve several teams although nothing keeps their jobs apart; without it one team"
+    )
+    readable: tuple[Path, ...] = Field(
+        default=(), description='folders that jobs may read besides the system\'s, a JSON list: ["/data"]'
+    )
+    writable: tuple[Path, ...] = Field(
+        default=(), description="folders that jobs may write to, as far as their team's user may"
+    )
+    device_files: tuple[Path, ...] = Field(
+        default=(Path("/dev/infiniband"),), description="further files of /dev for jobs that hold an accelerator"
+    )
+    scratch_mib: int = Field(
+        default=0, ge=0, description="size of a job's /tmp and of its /dev/shm, MiB; 0: half of the machine's memory"
     )
     secrets: Path | None = Field(
         default=None,

@@ -383,7 +383,7 @@ time.sleep(600)
 
 async def test_a_job_that_speaks_in_its_shims_name_ends_its_own_attempt_alone(make_node, world):
     """It runs as the user of the shim, whose descriptors it may take."""
-    node = make_node()
+    node = make_node(walls="none")
     _, other = await run_job(world, node)
     keeper, pids = node.keeper(), node.jobs()
     inside = "1" if contain.works(contain.NAMESPACE) else "os.getppid()"
@@ -492,7 +492,7 @@ async def test_nothing_gets_away_from_an_attempt_that_is_released(make_node, wor
 
 async def test_a_job_may_not_speak_to_the_keeper(make_node, world):
     """It may run as the agent's user, who may open the socket."""
-    node = make_node()
+    node = make_node(walls="none")
     await world.joined("n0")
     code = f"""
 import socket, os

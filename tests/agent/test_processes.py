@@ -195,6 +195,7 @@ async def test_killing_reports_nothing_and_leaves_nothing(place):
     made = place.start(wanted)
     await place.says(wanted, "up")
     assert len(place.processes(wanted)) == 2
+    await until(lambda: place.seen)
     await made.kill()
     assert [type(s) for s in place.seen] == [Started]
     assert not place.processes(wanted)

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -129,10 +130,11 @@ async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
         services=SERVICES,
         sync_always=False,
         scale=0.01,
-        env={"*": {"OPENBLAS_NUM_THREADS": "1"}},
+        env={"*": {"OPENBLAS_NUM_THREADS": "1", "BATON_AGENT_READABLE": json.dumps([str(tmp_path / "shown")])}},
         log_level="DEBUG",
     )
-    go = tmp_path / "go"
+    (tmp_path / "shown").mkdir()
+    go = tmp_path / "shown" / "go"
     async with (
         LocalStack(options) as cluster,
         await connect(cluster.address("red"), "red") as red,

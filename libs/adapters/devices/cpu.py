@@ -34,6 +34,9 @@ class CpuLayer(NoMig):
         """All processes use the processors: that says nothing of one that was left behind."""
         return {}
 
+    def files(self, devices: Collection[str]) -> tuple[str, ...]:
+        return ()
+
     def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
         """No accelerator is visible; thread pools are told how many processors the share amounts to."""
         devices = {device.id: device for device in self.discover()}

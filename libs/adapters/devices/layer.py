@@ -29,6 +29,10 @@ class DeviceLayer(Protocol):
         """Device id -> ids of the processes that use it now: they have work on it, or hold its file open. A device that
         cannot be looked at is left out."""
 
+    def files(self, devices: Collection[str]) -> tuple[str, ...]:
+        """The files in /dev that a process needs to use these devices. What is granted together only is shared: the
+        driver's own, without which no device of its kind can be used."""
+
     def boards(self) -> tuple[MigBoard, ...]:
         """The MIG boards that the devices last discovered are part of, as far as their geometry is known."""
 

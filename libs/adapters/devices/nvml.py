@@ -39,6 +39,10 @@ def runs_a_job(pid: int) -> bool:
         return True
 
 
+_CONTROL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+"""Every process that uses a GPU opens them; they reach no device by themselves."""
+
+
 class NvmlLayer:
     """The NVIDIA devices of this machine. `api` is the `pynvml` module, or a recorded one in tests.
 
@@ -288,10 +292,41 @@ class NvmlLayer:
                     return None
         return frozenset(pids)
 
+    def files(self, devices: Collection[str]) -> tuple[str, ...]:
+        """A GPU's own file; of a MIG instance its board's, with the two that give the right to the instance. Beside them the
+        driver's control files."""
+        with self._lock:
+            found: list[str] = []
+            for device in devices:
+                if (handle := self._handles.get(device)) is None:
+                    continue
+                board = self._parents.get(device)
+                minor = self._minor(handle if board is None else board)
+                found += [] if minor is None else [f"/dev/nvidia{minor}"]
+                if board is not None and minor is not None:
+                    found += self._rights(minor, handle)
+        return tuple(dict.fromkeys(found + [f"/dev/{name}" for name in _CONTROL])) if found else ()
+
+    def _rights(self, minor: int, instance: Any) -> list[str]:
+        """The files of /dev/nvidia-caps without which a MIG instance cannot be opened."""
+        one = self._try(lambda: self._api.nvmlDeviceGetGpuInstanceId(instance), None)
+        inner = self._try(lambda: self._api.nvmlDeviceGetComputeInstanceId(instance), None)
+        at = self._root / f"proc/driver/nvidia/capabilities/gpu{minor}/mig/gi{one}"
+        found = []
+        for access in (at / "access", at / f"ci{inner}/access"):
+            try:
+                lines = dict(line.split(":", 1) for line in access.read_text().splitlines() if ":" in line)
+                found.append(f"/dev/nvidia-caps/nvidia-cap{int(lines['DeviceFileMinor'])}")
+            except (OSError, ValueError, KeyError):
+                continue
+        return found
+
+    def _minor(self, handle: Any) -> int | None:
+        minor: int | None = self._try(lambda: self._api.nvmlDeviceGetMinorNumber(handle), None)
+        return minor
+
     def _file(self, device: str, handle: Any) -> str:
-        if device in self._parents:
-            return ""
-        minor = self._try(lambda: self._api.nvmlDeviceGetMinorNumber(handle), None)
+        minor = None if device in self._parents else self._minor(handle)
         return "" if minor is None else f"/dev/nvidia{minor}"
 
     def _memory(self, handle: Any) -> tuple[int, int]:

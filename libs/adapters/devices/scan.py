@@ -91,6 +91,17 @@ class ScannedLayer(NoMig):
         opened = holders(wanted.values(), self._root)
         return {device: opened[file] for device, file in wanted.items()}
 
+    def files(self, devices: Collection[str]) -> tuple[str, ...]:
+        """Those of the devices, and what AMD's and Habana's libraries open beside them. Slots of FPGAs have none."""
+        known = device_files(self._node, self._root)
+        mine = [known[device] for device in devices if device in known]
+        beside = [
+            "/dev/kfd" if file.startswith("/dev/dri/") else file.replace("accel/accel", "accel/accel_controlD")
+            for file in mine
+            if file.startswith(("/dev/dri/", "/dev/accel/"))
+        ]
+        return tuple(dict.fromkeys(mine + beside))
+
     def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
         return process_environment(ranks, self._devices)
 

@@ -85,6 +85,9 @@ class SimulatedLayer:
     def users(self, devices: Collection[str]) -> dict[str, frozenset[int]]:
         return {device: self.used_by.get(device, frozenset()) for device in devices if device in self._by_id}
 
+    def files(self, devices: Collection[str]) -> tuple[str, ...]:
+        return ()
+
     def sample(self, busy: Mapping[str, int]) -> tuple[DeviceSample, ...]:
         self._round += 1
         return tuple(self._read(device, busy.get(device.id, 0)) for device in self._devices)

@@ -30,6 +30,11 @@ class WithProcessors:
         mine = {device.id for device in self._processors.discover()}
         return self._accelerators.users([device for device in devices if device not in mine])
 
+    def files(self, devices: Collection[str]) -> tuple[str, ...]:
+        mine = {device.id for device in self._processors.discover()}
+        others = [device for device in devices if device not in mine]
+        return self._accelerators.files(others) if others else ()
+
     def boards(self) -> tuple[MigBoard, ...]:
         return self._accelerators.boards()
 

@@ -1,14 +1,18 @@
-"""`python -m services.agent.keeper FOLDER CONTAINMENT CGROUPS`: the keeper of the agent whose state is in FOLDER."""
+"""`python -m services.agent.keeper FOLDER CONTAINMENT CGROUPS [WALLS]`: the keeper of the agent whose state is in FOLDER.
+
+WALLS is a JSON object: the tier that is `asked` for, `bwrap`, and what to try it with (`spec`, see `walls.Spec`).
+"""
 
 import fcntl
 import gc
+import json
 import os
 import signal
 import socket
 import sys
 from contextlib import suppress
 
-from services.agent.keeper import contain, proc
+from services.agent.keeper import contain, proc, walls
 from services.agent.keeper.server import Keeper
 
 SOCKET, LOCK = "keeper.sock", "keeper.lock"
@@ -16,7 +20,7 @@ PID_BYTES = 20
 """The lock file holds a process id and spaces: written over what stands there, it takes no more room than that."""
 
 
-def main(folder: str, asked: str, group: str) -> int:
+def main(folder: str, asked: str, group: str, behind: str = "") -> int:
     """Returns the exit status: 3 when another keeper has this folder."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends with its work, not with a terminal or a supervisor
@@ -32,6 +36,7 @@ def main(folder: str, asked: str, group: str) -> int:
         os.pwrite(lock, f"{os.getpid():<{PID_BYTES}}".encode(), 0)
     try:
         kind = contain.best(group or None, asked)
+        can = walls.probe(kind, **json.loads(behind)) if behind else walls.NO_WALLS
     except ValueError as e:
         sys.exit(str(e))
     if kind != contain.NONE:
@@ -39,7 +44,7 @@ def main(folder: str, asked: str, group: str) -> int:
     listener = _listen(folder)
     gc.collect()
     gc.freeze()  # a collection would touch, and so copy, what forks share
-    Keeper(listener, proc.shim_name(folder), kind).run()
+    Keeper(listener, proc.shim_name(folder), kind, can).run()
     return 0
 
 
@@ -60,4 +65,4 @@ def _listen(folder: str) -> socket.socket:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3]))
+    sys.exit(main(*sys.argv[1:]))

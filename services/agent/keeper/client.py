@@ -13,6 +13,7 @@ from typing import Any
 from services.agent.keeper import find, wire
 from services.agent.keeper.find import Found
 from services.agent.keeper.table import GONE, RUNNING
+from services.agent.keeper.walls import NONE
 
 log = logging.getLogger("baton.agent")
 
@@ -113,6 +114,8 @@ class KeeperClient:
     group: str
     """Where cgroups may be made, or ""."""
     clear: Callable[[], Awaitable[None]]
+    behind: str = ""
+    """The walls that a new keeper should try, see `keeper.__main__`."""
     on_dying: Callable[[], None] = lambda: None
     on_loss: Callable[[], Awaitable[None]] | None = None
     attempts: dict[str, KeptAttempt] = field(default_factory=dict)
@@ -128,6 +131,9 @@ class KeeperClient:
     pid: int = 0
     containment: str = ""
     """What holds attempts together here, as the keeper says (`keeper.contain`)."""
+    tier: str = NONE
+    """Of the walls that the keeper can put up (`keeper.walls`), and why it is no higher."""
+    why: str = ""
     _closing: bool = False
 
     def connected(self) -> bool:
@@ -141,6 +147,9 @@ class KeeperClient:
         reader, self._writer = await asyncio.open_unix_connection(sock=found.sock)
         self._process, self._pong = found.process, 0
         self.containment, self.pid = found.welcome["containment"], found.welcome["pid"]
+        # A keeper of before there were walls would start a job without any, whatever it is told.
+        walls = found.welcome.get("walls") or {"tier": NONE, "why": "the keeper is of an earlier version of Baton"}
+        self.tier, self.why = walls["tier"], walls["why"]
         for task in (self._hear(reader, found.reader), self._watch(self._writer)):
             running = asyncio.create_task(task)
             self._tasks.add(running)
@@ -151,7 +160,7 @@ class KeeperClient:
         async with self._opening:
             if self._writer is not None:
                 return
-            await self.attach(await asyncio.to_thread(find.start, self.folder, self.kind, self.group))
+            await self.attach(await asyncio.to_thread(find.start, self.folder, self.kind, self.group, self.behind))
             for node, incarnation in self._lives.items():
                 self.send({"do": "life", "node": node, "incarnation": incarnation})
                 self.send({"do": "node-note", "node": node, "note": self._notes.get(node, {})})

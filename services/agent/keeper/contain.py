@@ -74,11 +74,16 @@ def fork_sibling(flags: int = 0) -> int:
     return pid
 
 
-def own_user_and_pid_namespace() -> None:
-    """The next child of this process is the first process of a pid namespace; for users without root. Raises OSError."""
+def own_user_and_pid_namespace(inner: int | None = None) -> None:
+    """The next child of this process is the first process of a pid namespace; for users without root. `inner`: the user and
+    group that it sees itself as, by default as outside. Raises OSError."""
     user, group = os.geteuid(), os.getegid()
     _checked(_LIBC.unshare(_CLONE_NEWUSER | CLONE_NEWPID), "unshare(CLONE_NEWUSER)")
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user if inner is None else inner} {user} 1"),
+        ("gid_map", f"{group if inner is None else inner} {group} 1"),
+    ):
         proc.write_text(f"/proc/self/{name}", text)
 
 

@@ -133,12 +133,13 @@ def wait(folder: Path) -> None:
         time.sleep(_POLL_S)
 
 
-def start(folder: Path, kind: str, group: str) -> Found:
-    """Starts a keeper that outlives this process, and connects. Raises NoKeeper."""
+def start(folder: Path, kind: str, group: str, behind: str = "") -> Found:
+    """Starts a keeper that outlives this process, and connects. `behind`: the walls to try, see `keeper.__main__`. Raises
+    NoKeeper."""
     problems = folder / "keeper.log"
     with _open_for_words(problems) as out:
         process = subprocess.Popen(
-            [sys.executable, "-E", "-s", "-S", "-m", "services.agent.keeper", str(folder), kind, group],
+            [sys.executable, "-E", "-s", "-S", "-m", "services.agent.keeper", str(folder), kind, group, behind],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -13,6 +13,7 @@ from services.agent.keeper.clock import now
 from services.agent.keeper.link import AgentLink
 from services.agent.keeper.shim import LARGEST, SPEC
 from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
+from services.agent.keeper.walls import NO_WALLS, Behind
 from services.agent.keeper.zygote import Zygote
 
 LONGEST_WAIT_S = 1.0
@@ -27,11 +28,12 @@ _BACKLOG = 4 * wire.LARGEST
 
 
 class Keeper:
-    """Holds the attempts of one agent's nodes. `name` is what its shims are called, see `proc.shim_name`."""
+    """Holds the attempts of one agent's nodes. `name` is what its shims are called, see `proc.shim_name`; `behind` the program
+    that makes walls, and what the agent is told of them."""
 
-    def __init__(self, listener: socket.socket, name: str, kind: str) -> None:
+    def __init__(self, listener: socket.socket, name: str, kind: str, behind: Behind = NO_WALLS) -> None:
         self.table = Table()
-        self._listener, self._kind = listener, kind
+        self._listener, self._kind, self._behind = listener, kind, behind
         self._epoll = select.epoll()
         self._epoll.register(listener, select.EPOLLIN)
         self._ends, ended = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -48,7 +50,7 @@ class Keeper:
         """Attempt -> when its shim is killed if it has not ended by then."""
         self._clean: set[str] = set()
         """Attempts whose shim has seen its last child end: it left no orphan."""
-        self._zygote = Zygote(name, kind)
+        self._zygote = Zygote(name, kind, behind.bwrap)
         self._ending = False
         self._lonely_from = now() + FIRST_CALL_S
 
@@ -204,6 +206,7 @@ class Keeper:
                 "is": "welcome",
                 "v": version,
                 "containment": self._kind,
+                "walls": {"tier": self._behind.tier, "why": self._behind.why},
                 "pid": os.getpid(),
                 "lives": {node: life.shown() for node, life in self.table.lives.items()},
                 "attempts": [attempt.shown() for attempt in self.table.attempts.values()],

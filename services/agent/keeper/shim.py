@@ -13,10 +13,10 @@ import shutil
 import signal
 import socket
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
-from services.agent.keeper import contain, proc
+from services.agent.keeper import contain, proc, walls
 from services.agent.keeper.sink import Sink
 
 LARGEST = 65_536
@@ -26,21 +26,24 @@ _DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal
 _LONGEST_PAUSE_S = 0.05
 
 
-SPEC = ("group", "workdir", "command", "ranks", "log_limit", "remove")
-"""What a shim needs of the agent's start message."""
+SPEC = ("group", "workdir", "command", "ranks", "log_limit", "remove", "walls")
+"""What a shim needs of the agent's start message. `walls`: see `walls.Spec`, or None."""
 
 
 class Shim:
-    """`spec` has what `SPEC` names, `control` the socket to the keeper, `kind` how the attempt is contained."""
+    """`spec` has what `SPEC` names, `control` the socket to the keeper, `kind` how the attempt is contained, `bwrap` the
+    program that makes walls."""
 
-    def __init__(self, spec: dict[str, Any], control: socket.socket, kind: str) -> None:
-        self.spec, self.control, self.kind = spec, control, kind
+    def __init__(self, spec: dict[str, Any], control: socket.socket, kind: str, bwrap: str = "") -> None:
+        self.spec, self.control, self.kind, self.bwrap = spec, control, kind, bwrap
         self.running: dict[int, int] = {}
         """Process id -> rank, of the attempt's own processes."""
         self.codes: dict[int, int] = {}
         """Rank -> exit code, minus n for signal n; not told yet."""
         self.sinks: dict[int, Sink] = {}
         self.resting: list[Sink] = []
+        self.above: int | None = None
+        """A descriptor of the folder that holds the one to be removed: behind walls that is not there any more."""
         self.empty = False
         self.poll = select.poll()
 
@@ -79,15 +82,25 @@ class Shim:
             contain.mount_own_proc()
         elif self.kind != contain.NONE:
             contain.become_subreaper()
+        if folder := self.spec.get("remove"):
+            self.above = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        outputs = [self._open_sink(rank["log"]) for rank in self.spec["ranks"]]  # they lie where no job sees them
+        behind = self.spec.get("walls")
+        if behind:
+            walls.put_up(self.bwrap, behind)
         contain.gain_no_rights()
-        os.chdir(self.spec["workdir"])
-        for rank in self.spec["ranks"]:
-            self._start_rank(rank["rank"], self.spec["command"], rank["environment"], rank["log"])
+        with walls.as_user(behind["uid"], behind["gid"]) if behind else nullcontext():
+            os.chdir(self.spec["workdir"])
+            for rank, (read, write) in zip(self.spec["ranks"], outputs, strict=True):
+                self._start_rank(rank["rank"], self.spec["command"], rank["environment"], read, write)
 
-    def _start_rank(self, rank: int, command: list[str], environment: dict[str, str], log: str) -> None:
+    def _open_sink(self, log: str) -> tuple[int, int]:
         read, write = os.pipe2(os.O_CLOEXEC)
+        self.sinks[read] = Sink(log, read, self.spec["log_limit"])
+        return read, write
+
+    def _start_rank(self, rank: int, command: list[str], environment: dict[str, str], read: int, write: int) -> None:
         try:
-            sink = Sink(log, read, self.spec["log_limit"])
             outputs = [(os.POSIX_SPAWN_DUP2, write, 1), (os.POSIX_SPAWN_DUP2, write, 2)]
             pid = os.posix_spawn(
                 _program(command[0], environment.get("PATH", os.defpath)),
@@ -101,7 +114,6 @@ class Shim:
         finally:
             os.close(write)
         self.running[pid] = rank
-        self.sinks[read] = sink
         self.poll.register(read, select.POLLIN)
 
     # --------------------------------------------------------------------------------------------------- holding
@@ -182,7 +194,8 @@ class Shim:
         for sink in self.sinks.values():
             sink.close()
         if folder := self.spec.get("remove"):  # secrets: also when there is no agent any more
-            shutil.rmtree(folder, ignore_errors=True)
+            above = self.above
+            shutil.rmtree(folder if above is None else os.path.basename(folder), ignore_errors=True, dir_fd=above)
         self._tell({"is": "gone", "codes": self.codes})
         os._exit(0)
 

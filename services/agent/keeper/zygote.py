@@ -27,8 +27,8 @@ class Zygote:
     """The keeper's side. `name` is what `ps` shows of it and of shims: whoever comes after a keeper that was killed finds them
     by it."""
 
-    def __init__(self, name: str, kind: str) -> None:
-        self._name, self._kind = name, kind
+    def __init__(self, name: str, kind: str, bwrap: str = "") -> None:
+        self._name, self._kind, self._bwrap = name, kind, bwrap
         self.pid = self._pidfd = 0
         self._sock: socket.socket | None = None
 
@@ -56,7 +56,7 @@ class Zygote:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _serve(its, self._name, self._kind)
+                _serve(its, self._name, self._kind, self._bwrap)
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
@@ -90,7 +90,7 @@ def _ask(sock: socket.socket, *descriptors: int) -> int:
     return int(pid)
 
 
-def _serve(requests: socket.socket, name: str, kind: str) -> NoReturn:
+def _serve(requests: socket.socket, name: str, kind: str, bwrap: str) -> NoReturn:
     contain.die_with_parent()
     contain.name_process(name)
     signal.set_wakeup_fd(-1)
@@ -106,13 +106,13 @@ def _serve(requests: socket.socket, name: str, kind: str) -> NoReturn:
             answer = -(e.errno or 1)
         if answer == 0:
             message, control = descriptors
-            _become_shim(message, control, kind)
+            _become_shim(message, control, kind, bwrap)
         for descriptor in descriptors:
             os.close(descriptor)
         requests.send(_ANSWER.pack(answer))
 
 
-def _become_shim(message: int, control: int, kind: str) -> NoReturn:
+def _become_shim(message: int, control: int, kind: str, bwrap: str) -> NoReturn:
     if kind == contain.NAMESPACE:
         contain.die_with_parent()  # and all with it; without a namespace it must live to end them
     os.setsid()
@@ -121,14 +121,14 @@ def _become_shim(message: int, control: int, kind: str) -> NoReturn:
     held = socket.socket(fileno=control)
     _close_but(held)
     if kind == contain.NAMESPACE and os.geteuid() != 0:
-        contain.own_user_and_pid_namespace()
+        contain.own_user_and_pid_namespace(0 if spec.get("walls") else None)
         inner = os.fork()
         if inner:
             held.close()
             os.waitpid(inner, 0)
             os._exit(0)
         contain.die_with_parent()
-    Shim(spec, held, kind).run()
+    Shim(spec, held, kind, bwrap).run()
 
 
 def _close_but(kept: socket.socket) -> None:

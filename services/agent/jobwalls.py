@@ -1,0 +1,119 @@
+"""The walls around each job, as the agent asks its keeper for them, and whom it serves where there are none."""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from schemas.ids import FIRST_TEAM_UID, team_uid
+from services.agent import view as views
+from services.agent.keeper import callfilter, walls
+from services.agent.keeper.client import KeeperClient
+from services.agent.view import JobView
+
+log = logging.getLogger("baton.agent")
+
+
+class JobWalls:
+    """Of one agent. `teams`: a file with the teams that it has served, by what tells their processes apart."""
+
+    def __init__(self, keeper: KeeperClient, view: JobView, teams: Path, several: bool) -> None:
+        self._keeper, self._view, self._file, self._several = keeper, view, teams, several
+        self._teams: dict[str, str] = _read(teams)
+        """User id -> team; and "" -> the one team of a node without walls."""
+
+    def say(self) -> None:
+        """In the agent's log: what jobs are kept apart by, and what that lacks."""
+        level = logging.WARNING if self._keeper.tier == walls.NONE else logging.INFO
+        log.log(level, "walls around jobs: %s", self.told())
+
+    def told(self) -> str:
+        """In one line."""
+        return ": ".join(filter(None, (self._keeper.tier, "; ".join(filter(None, (self._keeper.why, *lacks()))))))
+
+    def not_served(self, team: str, trusted: str) -> str:
+        """Why processes of this team are not run here, or ""; of team "" whether any team's are not."""
+        tier = self._keeper.tier
+        if tier == walls.FULL and team:
+            return self._same_number(team)
+        if tier != walls.NONE or self._several or not team:
+            return ""
+        only = trusted or self._teams.get("") or self._first(team)
+        if team == only:
+            return ""
+        return (
+            f"nothing keeps jobs apart on this machine ({self._keeper.why}), so it serves one team, {only!r}: "
+            "BATON_AGENT_TRUSTED_TEAM names another, BATON_AGENT_TEAMS_WITHOUT_WALLS=true lets all in"
+        )
+
+    def _first(self, team: str) -> str:
+        self._keep("", team)
+        return team
+
+    def _same_number(self, team: str) -> str:
+        other = self._teams.get(str(team_uid(team)))
+        if other is None:
+            self._keep(str(team_uid(team)), team)
+        if other in (None, team):
+            return ""
+        return f"teams {team!r} and {other!r} have the same user id {team_uid(team)}: give one of them another name"
+
+    def _keep(self, key: str, team: str) -> None:
+        """Raises OSError: what is not written down, the next agent would give to another."""
+        self._teams[key] = team
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps(self._teams))
+        new.replace(self._file)
+
+    def behind(self, team: str, folders: Sequence[Path], devices: Sequence[str]) -> dict[str, Any] | None:
+        """What the keeper is told of the walls around a job with these folders and device files; the folders are its
+        team's from now on. None without walls. Raises OSError, or NotServed."""
+        if self._keeper.tier == walls.NONE:
+            return None
+        root = os.geteuid() == 0
+        uid, gid = (team_uid(team), team_uid(team)) if root else (os.geteuid(), os.getegid())
+        if root:
+            for folder in folders:
+                hand_over(folder, uid)
+        return views.spec(self._view.arguments(folders, devices), uid, gid)
+
+
+def lacks() -> list[str]:
+    """What this machine's kernel does not know, of what keeps jobs apart."""
+    return [
+        text
+        for there, text in (
+            (callfilter.known(), "no filter of system calls is known for this processor"),
+            (walls.scopes_known(), "no landlock scopes (Linux 6.12): jobs can meet at abstract Unix sockets"),
+        )
+        if not there
+    ]
+
+
+def asked(tier: str, view: JobView) -> str:
+    """What a new keeper is to try, as `python -m services.agent.keeper` takes it."""
+    root = os.geteuid() == 0
+    uid, gid = (FIRST_TEAM_UID, FIRST_TEAM_UID) if root else (os.geteuid(), os.getegid())
+    return json.dumps({"asked": tier, "bwrap": views.launcher(), "spec": views.spec(view.arguments(), uid, gid)})
+
+
+def hand_over(folder: Path, uid: int) -> None:
+    """The folder is this user's alone, with what an attempt left there that had another. A file with a second name stays what
+    it is: it may be the agent's. Raises OSError."""
+    if folder.stat().st_uid == uid:
+        return
+    for _, folders, files, at in os.fwalk(folder):
+        for name in (*folders, *files):
+            if name in folders or os.stat(name, dir_fd=at, follow_symlinks=False).st_nlink == 1:
+                os.chown(name, uid, uid, dir_fd=at, follow_symlinks=False)
+    os.chmod(folder, 0o700)
+    os.chown(folder, uid, uid)
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        return {str(key): str(team) for key, team in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}

@@ -1,0 +1,139 @@
+"""The system calls that a job behind walls is refused, as a seccomp filter in the kernel's own language.
+
+The table is small, so the program is written out here: the bindings of libseccomp are either without the library or kept by
+one person (docs/decisions/0032). Refused is what reaches the kernel itself or makes another view of the machine; what a
+process may do to its own kind (ptrace, priorities, memory policies) is not, since it sees nobody else.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+
+_CALLS: dict[str, tuple[int, int]] = {
+    # name: number on x86_64, number on aarch64; -1: it is not there
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "move_mount": (429, 429),
+    "open_tree": (428, 428),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "setns": (308, 268),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "perf_event_open": (298, 241),
+    "fanotify_init": (300, 262),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "iopl": (172, -1),
+    "ioperm": (173, -1),
+    "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264),
+    "lookup_dcookie": (212, 18),
+    "syslog": (103, 116),
+    "vhangup": (153, 58),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+}
+_UNSHARE, _CLONE, _IOCTL, _CLONE3 = (272, 97), (56, 220), (16, 29), (435, 435)
+_NEW_NAMESPACES = 0x7E02_0000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+_NEWTIME = 0x80
+"""For `unshare` alone: `clone` has a signal's number in these bits."""
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+"""They type into a terminal as if its user did."""
+_MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
+"""Column of the table, and the kernel's number of the architecture."""
+_X32 = 0x4000_0000
+
+_LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
+"""Where in `struct seccomp_data` these are; of arguments the low half, on little-endian machines."""
+_PR_SET_SECCOMP, _FILTER = 22, 2
+
+
+def program(machine: str) -> bytes:
+    """The filter, or b"" where the machine's numbers are not known."""
+    if machine not in _MACHINES:
+        return b""
+    column, architecture = _MACHINES[machine]
+    refuse, missing = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
+    out = [
+        _step(_LOAD, _ARCHITECTURE),
+        _step(_EQUAL, architecture, 1, 0),  # another one's numbers, as a 32-bit program has them, mean other calls
+        _step(_RETURN, missing),
+        _step(_LOAD, _NUMBER),
+    ]
+    if machine == "x86_64":
+        out += [_step(_AT_LEAST, _X32, 0, 1), _step(_RETURN, missing)]
+    # What clone3 is told lies in memory, where no filter sees it: the C library then takes clone.
+    out += [_step(_EQUAL, _CLONE3[column], 0, 1), _step(_RETURN, missing)]
+    for numbers in _CALLS.values():
+        if numbers[column] >= 0:
+            out += [_step(_EQUAL, numbers[column], 0, 1), _step(_RETURN, refuse)]
+    for numbers, mask in ((_UNSHARE, _NEW_NAMESPACES | _NEWTIME), (_CLONE, _NEW_NAMESPACES)):
+        out += [
+            _step(_EQUAL, numbers[column], 0, 4),
+            _step(_LOAD, _FIRST),
+            _step(_BITS, mask, 0, 1),
+            _step(_RETURN, refuse),
+            _step(_RETURN, _ALLOW),
+        ]
+    out += [
+        _step(_EQUAL, _IOCTL[column], 0, 4),
+        _step(_LOAD, _SECOND),
+        _step(_EQUAL, _TIOCSTI, 1, 0),
+        _step(_EQUAL, _TIOCLINUX, 0, 1),
+        _step(_RETURN, refuse),
+        _step(_RETURN, _ALLOW),
+    ]
+    return b"".join(out)
+
+
+def _step(code: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_so, if_not, value)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
+
+
+_LIBC = ctypes.PyDLL(None, use_errno=True)
+_MINE = program(os.uname().machine)
+
+
+def known() -> bool:
+    """Whether there is a filter for this machine."""
+    return bool(_MINE)
+
+
+def install() -> None:
+    """Holds for this process and all that it starts, for ever; needs `no_new_privs`. Raises OSError."""
+    if _MINE:
+        wanted = _Program(len(_MINE) // 8, _MINE)
+        if _LIBC.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(wanted), 0, 0):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), "prctl(PR_SET_SECCOMP)")

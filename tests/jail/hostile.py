@@ -1,0 +1,350 @@
+"""What a hostile job tries. It runs as a job, alone with the standard library, and prints `refused NAME` or `BROKE NAME`.
+
+What to aim at is in its environment: STATE (the agent's state folder), VICTIM (another team's attempt folder), VICTIM_JOB,
+ABSTRACT (a socket of the host's), HOST_FILE, VICTIM_PID (as the machine numbers it), OWN_RECORD. ONLY
+names those to try, by default all.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+STATE, VICTIM, VICTIM_JOB = os.environ["STATE"], os.environ["VICTIM"], os.environ["VICTIM_JOB"]
+ATTACKS = {}
+
+
+def attack(call):
+    """It has worked when it returns something true; an OSError, or nothing, says that it was refused."""
+    ATTACKS[call.__name__] = call
+    return call
+
+
+def reads(path):
+    with open(path, "rb") as file:
+        file.read(1)
+    return True
+
+
+def writes(path):
+    new = not os.path.exists(path)
+    with open(path, "ab") as file:
+        file.write(b"x")
+    if new:
+        os.remove(path)
+    return True
+
+
+def calls(name, number, *arguments):
+    """A system call that must be refused by its number, whatever is wrong with its arguments."""
+
+    def tried():
+        ctypes.set_errno(0)
+        result = LIBC.syscall(number, *arguments)
+        return result >= 0 or ctypes.get_errno() not in (1, 38)
+
+    ATTACKS[name] = tried
+
+
+def connects(path):
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(2)
+        sock.connect(path)
+    return True
+
+
+# ------------------------------------------------------------------------------------------------- the agent's
+
+
+for name, path in {
+    "keys": f"{STATE}/keys.json",
+    "credentials": f"{STATE}/creds/nats.creds",
+    "incarnations": f"{STATE}/agent/incarnations.json",
+    "keeper_log": f"{STATE}/agent/keeper.log",
+    "victims_file": f"{VICTIM}/home/secret",
+    "victims_checkpoint": f"{STATE}/checkpoints/{VICTIM_JOB}/secret",
+    "victims_log": f"{STATE}/jobs/.agent/{VICTIM_JOB}/1/logs/rank-0.log",
+    "own_record": os.environ["OWN_RECORD"],
+    "hosts_tmp": os.environ["HOST_FILE"],
+    "shadow": "/etc/shadow",
+    "root_home": os.path.expanduser("~root/.bashrc"),
+    "memory_device": "/dev/mem",
+    "kernel_log": "/dev/kmsg",
+    "disk": "/dev/vda",
+    "fuse": "/dev/fuse",
+    "kernel_memory": "/proc/kcore",
+    "shims_environment": "/proc/1/environ",
+    "shims_memory": "/proc/1/mem",
+    "cgroup_of_all": "/sys/fs/cgroup/cgroup.procs",
+    "debugfs": "/sys/kernel/debug/sched/debug",
+}.items():
+    ATTACKS["read_" + name] = lambda path=path: reads(path)
+for name, path in {
+    "keys": f"{STATE}/keys.json",
+    "own_record": os.environ["OWN_RECORD"],
+    "programs": "/usr/bin/x",
+    "settings": "/etc/x",
+    "top": "/x",
+    "devices": "/dev/x",
+    "interpreter": f"{sys.prefix}/x",
+    "host_settings": "/proc/sys/kernel/hostname",
+    "sysrq": "/proc/sysrq-trigger",
+    "core_pattern": "/proc/sys/kernel/core_pattern",
+    "shims_oom_score": "/proc/1/oom_score_adj",
+    "cgroup_limit": "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    "pci": "/sys/bus/pci/rescan",
+}.items():
+    ATTACKS["write_" + name] = lambda path=path: writes(path)
+
+
+@attack
+def keepers_socket():
+    return connects(f"{STATE}/agent/keeper.sock")
+
+
+@attack
+def open_socket_in_state():
+    return connects(f"{STATE}/mongo.sock")
+
+
+@attack
+def abstract_socket():
+    return connects("\0" + os.environ["ABSTRACT"])
+
+
+@attack
+def docker():
+    return connects("/run/docker.sock") or connects("/var/run/docker.sock")
+
+
+@attack
+def jobs_of_others():
+    """The folders above one's own are empty but for the way to it."""
+    jobs = {name for name in os.listdir(f"{STATE}/jobs") if name.startswith("job-")}
+    return jobs - {os.environ["BATON_JOB_ID"]} or set(os.listdir(STATE)) - {"jobs", "checkpoints"}
+
+
+# --------------------------------------------------------------------------------------------- other processes
+
+
+@attack
+def see_others():
+    """All processes that are seen are the shim, this one, and what it starts."""
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        if pid == 1 or os.getsid(pid) == os.getsid(0):
+            continue
+        return True
+    return False
+
+
+@attack
+def environments_of_others():
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in (os.getpid(), os.getppid()):
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if b"BATON_NATS" in file.read():
+                        return True
+            except OSError:
+                continue
+    return False
+
+
+@attack
+def kill_shim():
+    os.kill(1, signal.SIGKILL)
+    return True
+
+
+@attack
+def kill_victim():
+    os.kill(int(os.environ["VICTIM_PID"]), signal.SIGKILL)
+    return True
+
+
+@attack
+def trace_shim():
+    return LIBC.ptrace(16, 1, 0, 0) == 0
+
+
+@attack
+def shims_files():
+    return os.listdir("/proc/1/fd")
+
+
+@attack
+def shims_root():
+    return os.listdir("/proc/1/root")
+
+
+@attack
+def stranger_by_pidfd():
+    return os.pidfd_open(int(os.environ["VICTIM_PID"])) > 0
+
+
+# ---------------------------------------------------------------------------------------------- shared memory
+
+
+@attack
+def shared_memory_of_others():
+    return os.path.exists("/dev/shm/of-victim") or LIBC.shmget(0x0BA70, 0, 0) >= 0
+
+
+@attack
+def tmp_of_others():
+    return os.path.exists("/tmp/of-victim")
+
+
+# ---------------------------------------------------------------------------------------------------- rights
+
+
+@attack
+def become_root():
+    os.setuid(0)
+    return True
+
+
+@attack
+def become_victim():
+    os.setuid(int(os.environ.get("VICTIM_UID", "0")))
+    return True
+
+
+@attack
+def set_user_id_program():
+    """Any that the machine has: `su` asks root of nobody that is root."""
+    told = subprocess.run(
+        ["/usr/bin/su", "root", "-c", "id -u"], capture_output=True, stdin=subprocess.DEVNULL, timeout=20
+    )
+    return told.stdout.strip() == b"0" and os.getuid() != 0
+
+
+@attack
+def make_device():
+    os.mknod("device", 0o600 | 0o060000, os.makedev(254, 0))
+    return True
+
+
+@attack
+def raw_socket():
+    socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+    return True
+
+
+@attack
+def packet_socket():
+    socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    return True
+
+
+@attack
+def raise_priority():
+    os.nice(-5)
+    return True
+
+
+@attack
+def raise_limit():
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most + 1, most + 1))
+    return True
+
+
+@attack
+def give_file_away():
+    open("mine", "w").close()
+    os.chown("mine", 0, 0)
+    return True
+
+
+@attack
+def move_own_folder():
+    home = os.environ["HOME"]
+    os.rename(home, home + "-gone")
+    return True
+
+
+@attack
+def change_root():
+    os.chroot(".")
+    return True
+
+
+@attack
+def join_namespace():
+    with open("/proc/self/ns/mnt") as file:
+        return LIBC.setns(file.fileno(), 0) == 0
+
+
+@attack
+def own_user_namespace():
+    return LIBC.unshare(0x1000_0000) == 0
+
+
+@attack
+def own_mounts():
+    return LIBC.unshare(0x0002_0000) == 0
+
+
+@attack
+def child_in_user_namespace():
+    pid = LIBC.syscall(56, 0x1000_0000 | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        os._exit(0)
+    return pid > 0
+
+
+@attack
+def mount():
+    return LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) == 0
+
+
+@attack
+def make_writable():
+    return LIBC.mount(None, b"/usr", None, 0x20 | 0x1000, None) == 0
+
+
+@attack
+def unmount():
+    return LIBC.umount2(b"/tmp", 2) == 0
+
+
+@attack
+def type_into_terminal():
+    import fcntl
+
+    fcntl.ioctl(os.open("/dev/ptmx", os.O_RDWR), 0x5412, b"x")
+    return True
+
+
+if os.uname().machine == "x86_64":
+    calls("call_bpf", 321, 0, 0, 0)
+    calls("call_keyctl", 250, 0, -3, 0)
+    calls("call_add_key", 248, b"user", b"x", b"x", 1, -3)
+    calls("call_userfaultfd", 323, 0)
+    calls("call_perf", 298, 0, 0, -1, -1, 0)
+    calls("call_kexec", 246, 0, 0, 0, 0)
+    calls("call_load_module", 175, 0, 0, 0)
+    calls("call_open_by_handle", 304, -1, 0, 0)
+    calls("call_io_uring", 425, 1, 0)
+    calls("call_syslog", 103, 3, 0, 0)
+    calls("call_set_clock", 227, 0, 0)
+    calls("call_clone3", 435, 0, 0)
+    calls("call_move_mount", 429, -1, b"", -1, b"", 0)
+    calls("call_quota", 179, 0, 0, 0, 0)
+    calls("call_x32", 0x4000_0000 + 39)
+
+only = os.environ.get("ONLY", "").split()
+for name, tried in ATTACKS.items():
+    if only and name not in only:
+        continue
+    try:
+        worked = tried()
+    except (OSError, ValueError, subprocess.SubprocessError):
+        worked = False
+    print("BROKE" if worked else "refused", name, flush=True)
+print("tried all", flush=True)

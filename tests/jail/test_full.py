@@ -1,0 +1,223 @@
+"""The tier `full`: as root these tests run or fail."""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.ids import FIRST_TEAM_UID, team_uid
+from services.agent import tree
+from services.agent.keeper import proc, walls
+from services.agent.keeper.find import NoKeeper
+from services.agent.settings import AgentSettings
+from services.agent.view import Exposed, view_of
+from tests.agent.build import part, rank, spec
+from tests.agent.conftest import until
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="a uid for each team needs root; tests/jail/test_namespaces.py does not"
+)
+
+HOSTILE = Path(__file__).parent / "hostile.py"
+VICTIM = """
+import ctypes, os, time
+for path in ("secret", os.environ["BATON_CHECKPOINT_DIR"] + "/secret", "/tmp/of-victim", "/dev/shm/of-victim"):
+    with open(path, "w") as file:
+        file.write("of blue")
+    os.chmod(path, 0o666)
+os.chmod(".", 0o777)
+ctypes.CDLL(None).shmget(0x0BA70, 4096, 0o1666)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def of(team, code, device=1, **fields):
+    return part(spec(code, **fields), rank(f"n0-gpu{device}"), team=team)
+
+
+@pytest.fixture
+def aims(tmp_path):
+    """What the attacker would like to have, readable for all as far as files go."""
+    (tmp_path / "creds").mkdir()
+    for name in ("keys.json", "creds/nats.creds"):
+        (tmp_path / name).write_text("the agent's")
+        (tmp_path / name).chmod(0o666)
+    tmp_path.chmod(0o777)
+    hosts = Path("/tmp") / f"baton-{tmp_path.name}-{os.getpid()}"
+    hosts.write_text("the host's")
+    name = f"baton-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as abstract, socket.socket(socket.AF_UNIX) as plain:
+        abstract.bind("\0" + name)
+        abstract.listen()
+        before = os.getcwd()
+        os.chdir(tmp_path)
+        plain.bind("mongo.sock")
+        os.chdir(before)
+        (tmp_path / "mongo.sock").chmod(0o777)
+        plain.listen()
+        yield {"STATE": str(tmp_path), "ABSTRACT": name, "HOST_FILE": str(hosts)}
+    hosts.unlink()
+
+
+async def attacked(node, aims, tmp_path, only=""):
+    """What the hostile job of team red says of each attack, while one of team blue runs; and the process id of that one."""
+    victim = of("blue", VICTIM)
+    await node.up(victim)
+    pid = min(tree.marked("n0@"))
+    attacker = of("red", "pass", device=2)
+    about = {
+        "VICTIM": str(tmp_path / "jobs" / victim.job_id / "1"),
+        "VICTIM_JOB": victim.job_id,
+        "VICTIM_PID": str(pid),
+        "VICTIM_UID": str(team_uid("blue")),
+        "OWN_RECORD": str(tmp_path / "jobs" / ".agent" / attacker.job_id / "1" / "attempt.json"),
+        "ONLY": only,
+    }
+    job = spec(command=(sys.executable, str(HOSTILE)), env=aims | about)
+    attacker = attacker.model_copy(update={"spec": job})
+    await node.up(victim, attacker, word="")
+    await until(lambda: "tried all" in node.says(attacker))
+    return dict(reversed(line.split()) for line in node.says(attacker).splitlines() if line != "tried all"), pid
+
+
+async def test_a_hostile_job_reaches_nothing(start, aims, tmp_path):
+    async with start(readable=(HOSTILE.parent,)) as node:
+        said, pid = await attacked(node, aims, tmp_path)
+        assert node.agent.launcher.keeper.tier == walls.FULL, node.agent.launcher.keeper.why
+        assert [name for name, how in said.items() if how == "BROKE"] == []
+        assert len(said) >= 60
+        assert Path(f"/proc/{pid}").stat().st_uid == team_uid("blue"), "and the other team's job goes on"
+
+
+async def test_the_attacks_are_real_ones(start, aims, tmp_path):
+    """Those that harm nobody, without walls."""
+    only = "read_keys read_credentials read_victims_file read_victims_checkpoint read_victims_log read_own_record"
+    only += " read_hosts_tmp"
+    only += " open_socket_in_state abstract_socket jobs_of_others shared_memory_of_others tmp_of_others become_victim"
+    async with start(walls=walls.NONE, teams_without_walls=True) as node:
+        said, _ = await attacked(node, aims, tmp_path, only)
+        assert node.agent.launcher.keeper.tier == walls.NONE
+        assert [name for name, how in said.items() if how == "refused"] == []
+        assert len(said) == len(only.split())
+
+
+async def test_all_ranks_of_a_job_share_their_memory(start):
+    """And see each other's processes: what a gang on one node needs."""
+    code = """
+import os, time
+rank = os.environ["RANK"]
+open(f"/dev/shm/of-{rank}", "w").close()
+while len(os.listdir("/dev/shm")) < 2:
+    time.sleep(0.01)
+print("met", os.getuid(), flush=True)
+"""
+    async with start() as node:
+        gang = part(spec(code), rank("n0-gpu0"), rank("n0-gpu1", number=1), team="blue")
+        (released,) = await node.ends(gang)
+        assert released.exit_code == 0
+        assert f"met {team_uid('blue')}" in node.says(gang)
+
+
+async def test_exit_codes_and_signals_are_the_jobs_own(start):
+    async with start() as node:
+        jobs = {
+            "exit code 7": of("blue", "raise SystemExit(7)", 0),
+            "exit code 137": of("blue", "raise SystemExit(137)", 1),
+            "SIGKILL": of("blue", "import os; os.kill(os.getpid(), 9)", 2),
+            "no-such-program": of("blue", "", 3, command=("no-such-program",)),
+            "jobs are not shown it": of("blue", "pass", 4, workdir="/srv"),
+        }
+        ended = await node.ends(*jobs.values())
+        assert all(text in released.reason for text, released in zip(jobs, ended, strict=True)), ended
+        assert [released.exit_code for released in ended] == [7, 137, 137, 127, 127]
+
+
+async def test_a_daemon_is_gone_with_its_job(start):
+    daemon = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 100)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+    async with start() as node:
+        await node.ends(of("green", daemon))
+        left = [p for p in proc.pids() if (stat := proc.read_stat(p)) is not None and stat.state not in "ZX"]
+        assert not [p for p in left if uid_of(p) == team_uid("green")]
+
+
+async def test_a_checkpoint_stays_its_teams(start, tmp_path):
+    """What an attempt without walls has left is handed over, but nothing that has a second name."""
+    async with start() as node:
+        job = of("blue", "import os; print(open(os.environ['BATON_CHECKPOINT_DIR'] + '/old/weights').read())")
+        saves = tmp_path / "checkpoints" / job.job_id
+        (saves / "old").mkdir(parents=True)
+        (saves / "old/weights").write_text("of before")
+        (saves / "old/weights").chmod(0o600)
+        (tmp_path / "keys.json").write_text("the agent's")
+        os.link(tmp_path / "keys.json", saves / "keys")
+        (released,) = await node.ends(job)
+        assert (released.exit_code, node.says(job)) == (0, "of before\n")
+        assert (saves / "old/weights").stat().st_uid == team_uid("blue")
+        assert (saves / "keys").stat().st_uid == 0
+
+
+async def test_two_teams_of_one_number_are_not_served(start, tmp_path):
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent/teams.json").write_text(json.dumps({str(team_uid("blue")): "yellow"}))
+    async with start() as node:
+        (released,) = await node.ends(of("blue", "pass"))
+        assert "teams 'blue' and 'yellow' have the same user id" in released.reason
+        assert released.category == "hardware"
+
+
+async def test_without_walls_one_team_is_served(start, tmp_path):
+    async with start(walls=walls.NONE) as node:
+        first, second = of("blue", "pass"), of("red", "pass", device=2)
+        (released,) = await node.ends(first)
+        assert released.exit_code == 0
+        (released,) = await node.ends(second)
+        assert "it serves one team, 'blue'" in released.reason
+        assert "BATON_AGENT_TEAMS_WITHOUT_WALLS" in released.reason
+    async with start(walls=walls.NONE) as node:
+        (released,) = await node.ends(of("red", "pass"))
+        assert "it serves one team, 'blue'" in released.reason, "also after a restart: blue's files are there"
+
+
+async def test_walls_that_cannot_be_had_end_the_start(start, tmp_path):
+    async with start(walls=walls.NAMESPACES) as node:
+        with pytest.raises(NoKeeper, match=r"keeper\.log"):
+            await node.agent.launcher.keeper.ensure()
+    assert "walls 'namespaces' cannot be had here, but 'full'" in (tmp_path / "agent/keeper.log").read_text()
+
+
+@pytest.mark.parametrize("name", ["readable", "writable"])
+def test_a_folder_of_the_agents_cannot_be_shown(tmp_path, name):
+    with pytest.raises(Exposed, match="is the agent's own"):
+        view_of([tmp_path / "state"], AgentSettings(nats_url="nats://x", **{name: (tmp_path,)}))
+
+
+def test_a_folder_of_the_agents_below_one_that_is_shown_is_hidden(tmp_path):
+    settings = AgentSettings(nats_url="nats://x")
+    arguments = view_of([Path("/opt/baton/state")], settings).arguments()
+    assert arguments[arguments.index("/opt/baton/state") - 1] == "--tmpfs"
+
+
+def test_numbers_of_teams():
+    """They are the same for ever: files on shared storage have them."""
+    assert team_uid("blue") == 1917257369
+    assert all(FIRST_TEAM_UID <= team_uid(f"team-{n}") < 0x7FFF_0000 for n in range(1000))
+
+
+def uid_of(pid):
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return -1

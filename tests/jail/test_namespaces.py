@@ -1,0 +1,123 @@
+"""The tier `namespaces`: an agent without root, as a plain user of this machine. Root makes that user's surroundings here."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.agent.keeper import find
+from services.agent.view import launcher
+from tests.agent.build import part, rank, spec
+from tests.agent.conftest import until
+from tests.agent.world import World
+from tests.jail.test_full import HOSTILE, VICTIM
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a plain user")
+
+ROOT = Path(__file__).resolve().parents[2]
+USER = 42_424
+FLEET = "groups: [{name: 'n{i}', count: 1, devices: {model: H100, count: 4, memory_gib: 80}}]"
+HARMLESS = {"write_keys", "kill_shim"}
+"""The folders of the view are the job's own user's here: what it writes beside its own is in its own memory. And the kernel
+drops the signal that it may send to the first process of its namespace."""
+
+
+class PlainAgent:
+    """`python -m services.agent` of a user who is nobody. It sees the machine as it is, and may read the interpreter."""
+
+    def __init__(self, folder: Path, nats_url: str, pool: str) -> None:
+        self.folder = folder
+        (folder / "fleet.yaml").write_text(FLEET)
+        shown = dict.fromkeys((sys.base_prefix, sys.prefix, str(ROOT)))
+        closed = sorted({f"/{Path(path).parts[1]}" for path in shown} - {"/usr", "/opt", "/tmp", "/home"})
+        self.output = (folder / "agent.log").open("wb")
+        self.process = subprocess.Popen(
+            [
+                launcher(),
+                *("--dev-bind", "/", "/"),
+                *(word for top in closed for word in ("--perms", "0755", "--tmpfs", top)),
+                *(word for path in shown for word in _way(path, closed)),
+                *(word for path in shown for word in ("--ro-bind", path, path)),
+                *("--die-with-parent", "--", "setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
+                *(sys.executable, "-m", "services.agent"),
+            ],
+            env={
+                "PATH": "/usr/bin:/bin",
+                "BATON_NATS_URL": nats_url,
+                "BATON_POOL": pool,
+                "BATON_STATE_DIR": str(folder),
+                "BATON_AGENT_FLEET": str(folder / "fleet.yaml"),
+                "BATON_AGENT_ASK_S": "0.2",
+                "BATON_AGENT_READABLE": f'["{HOSTILE.parent}"]',
+                "BATON_AGENT_WALLS": "namespaces",
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "NUMBA_CACHE_DIR": str(folder / "numba"),
+            },
+            cwd=ROOT,
+            stdout=self.output,
+            stderr=self.output,
+        )
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        find.kill(self.folder / "agent")
+
+    def says(self, job_id: str) -> str:
+        log = self.folder / "jobs" / ".agent" / job_id / "1" / "logs" / "rank-0.log"
+        return log.read_text() if log.exists() else ""
+
+
+def _way(path: str, closed: list[str]) -> list[str]:
+    above = [str(folder) for folder in reversed(Path(path).parents) if folder != Path("/")]
+    return (
+        [word for folder in above if folder not in closed for word in ("--perms", "0755", "--dir", folder)]
+        if any(path.startswith(f"{top}/") for top in closed)
+        else []
+    )
+
+
+@pytest.fixture
+def agent(nats_url: str, pool: str) -> Iterator[PlainAgent]:
+    folder = Path(tempfile.mkdtemp(prefix="baton-plain-"))
+    (folder / "creds").mkdir()
+    for name in ("keys.json", "creds/nats.creds"):
+        (folder / name).write_text("the agent's")
+    made = PlainAgent(folder, nats_url, pool)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, USER, USER)
+    yield made
+    made.end()
+    shutil.rmtree(folder)
+
+
+async def test_a_hostile_job_reaches_nothing_of_an_agent_without_root(agent, nats, pool):
+    world = await World(nats, pool).open()
+    await world.joined("n0")
+    victim = part(spec(VICTIM), rank("n0-gpu0"), team="blue")
+    await world.want("n0", victim)
+    await until(lambda: "up" in agent.says(victim.job_id))
+    attacker = part(spec("pass"), rank("n0-gpu1"), team="red")
+    aims = {
+        "STATE": str(agent.folder),
+        "ABSTRACT": "none",
+        "HOST_FILE": str(agent.folder / "agent.log"),
+        "VICTIM": str(agent.folder / "jobs" / victim.job_id / "1"),
+        "VICTIM_JOB": victim.job_id,
+        "VICTIM_PID": str(agent.process.pid),
+        "OWN_RECORD": str(agent.folder / "jobs" / ".agent" / attacker.job_id / "1" / "attempt.json"),
+    }
+    attacker = attacker.model_copy(update={"spec": spec(command=(sys.executable, str(HOSTILE)), env=aims)})
+    await world.want("n0", victim, attacker)
+    await until(lambda: "tried all" in agent.says(attacker.job_id))
+    said = dict(reversed(line.split()) for line in agent.says(attacker.job_id).splitlines() if line != "tried all")
+    assert [name for name, how in said.items() if how == "BROKE" and name not in HARMLESS] == []
+    assert len(said) >= 60
+    assert (agent.folder / "keys.json").read_text() == "the agent's"
+    record = agent.folder / "jobs" / ".agent" / attacker.job_id / "1" / "attempt.json"
+    assert record.read_text() == '{"team": "red"}'
