@@ -59,10 +59,13 @@ class AgentState:
         old copy, it is above any earlier one, because a life lasts longer than a second; one that the pool knows must not come
         a second time. Where the clock was set back, the pool's answer names what to be above.
         """
+        wanted = list(nodes)
+        if not wanted:  # an agent that goes on with all lives of the one before needs no room on the disk
+            return {}
         path = self.path / "incarnations.json"
         known = self.incarnations()
         now_s = int(time.time())
-        fresh = {node: max(known.get(node, 0) + 1, now_s, above.get(node, 0) + 1) for node in nodes}
+        fresh = {node: max(known.get(node, 0) + 1, now_s, above.get(node, 0) + 1) for node in wanted}
         new = path.with_suffix(".new")
         with new.open("w") as file:
             json.dump(known | fresh, file)

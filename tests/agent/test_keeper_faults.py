@@ -195,6 +195,24 @@ def test_a_keeper_starts_on_a_full_disk_and_is_found_although_it_could_not_write
         assert find.running(folder) is None
 
 
+@pytest.mark.skipif(bool(disks.why_not()), reason=disks.why_not())
+async def test_an_agent_that_comes_back_to_a_full_disk_costs_no_attempt(make_node, world, tmp_path):
+    with disks.small(tmp_path / "agent", 4) as folder:
+        node = make_node()
+        try:
+            pids, wanted = await run_job(world, node)
+            keeper = node.keeper()
+            node.kill()
+            with disks.full(folder):
+                node.start()
+                await world.want("n0", but(wanted, Action.STOP))
+                await world.sees(wanted, Released)
+                assert (node.keeper(), len(world.lives["n0"])) == (keeper, 1)
+            assert none_of(pids)
+        finally:
+            node.end()
+
+
 async def test_a_job_that_was_asked_to_end_before_its_agent_was_killed_did_not_end_by_itself(make_node, world):
     node = make_node()
     await world.joined("n0")
