@@ -14,7 +14,7 @@ class Finding:
 FINDINGS: dict[int, Finding] = {
     1: Finding(
         "a handful of jobs ends placement: what is told after a commit",
-        "sizes: `services/test_telling::test_jobs_that_are_more_than_a_message_run`",
+        "sizes: `tests/services/test_telling.py::test_jobs_that_are_more_than_a_message_run`",
     ),
     2: Finding(
         "streams fill with what was consumed long ago",
@@ -37,8 +37,8 @@ FINDINGS: dict[int, Finding] = {
     ),
     7: Finding(
         "a node can be out for ever",
-        "`services/test_telling::test_a_node_whose_life_was_over_before_its_agent_heard_of_it_begins_another`, "
-        "`services/test_telling::test_an_agent_with_a_restored_state_folder_goes_above_what_placement_knows`",
+        "`tests/services/test_telling.py::test_a_node_whose_life_was_over_before_its_agent_heard_of_it_begins_another`, "
+        "`tests/services/test_telling.py::test_an_agent_with_a_restored_state_folder_goes_above_what_placement_knows`",
     ),
     8: Finding("a job outlives its release", "processes are the kernel's: `agent/test_keeper_faults`"),
     9: Finding(
@@ -56,15 +56,15 @@ FINDINGS: dict[int, Finding] = {
     ),
     12: Finding(
         "a start is lost for good",
-        "sizes in bytes: `services/test_telling::test_a_start_behind_hostile_acknowledgements_reaches_the_ledger`",
+        "sizes in bytes: `tests/services/test_telling.py::test_a_start_behind_hostile_acknowledgements_reaches_the_ledger`",
     ),
     13: Finding(
         "the same key with two bodies within the ledger's lag",
-        "`services/test_two_admissions::test_of_two_bodies_under_one_key_one_is_queued_and_the_other_is_refused`",
+        "`tests/services/test_two_admissions.py::test_of_two_bodies_under_one_key_one_is_queued_and_the_other_is_refused`",
     ),
     14: Finding(
         "a cancel before its submit",
-        "`services/test_two_admissions::test_a_cancel_cancels_its_job_whichever_of_them_is_taken_up_first`; "
+        "`tests/services/test_two_admissions.py::test_a_cancel_cancels_its_job_whichever_of_them_is_taken_up_first`; "
         "500,000 ended jobs: "
         "`ledger/test_follower::test_a_large_state_is_saved_without_holding_up_the_event_loop`; requests that expire: "
         "`bus/test_unanswered::test_what_expires_without_an_answer_is_counted_and_what_was_answered_is_not`",
