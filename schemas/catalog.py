@@ -228,6 +228,16 @@ CATALOG: tuple[Message, ...] = (
         billing.QuotaSnapshot,
         "A team's quota and use; the operator is told all teams'.",
     ),
+    Message(
+        "io.baton.team.manage.query.v1",
+        queries.ManageTeam,
+        subjects.fill(subjects.QUESTION, entity="team", what="manage"),
+        "",
+        "operators",
+        ("keys",),
+        queries.TeamManaged,
+        "Of users by an admin of their team, whose role alone may ask it.",
+    ),
     _query("log", "read", queries.LogQuery, "history", queries.LogPiece, of_pool=False),
     Message(
         "io.baton.log.piece.query.v1",

@@ -286,6 +286,34 @@ class Quantiles(Fact):
     max: float = 0
 
 
+class ManageTeam(Strict):
+    """An admin of a team about users of that team. Answered by who holds the keys (`baton up`, `baton team serve`)."""
+
+    what: Literal["list", "add", "rotate", "revoke"]
+    user: User = Field(default="", description="which user of the own team")
+    public_key: str = Field(
+        default="",
+        pattern=r"^(U[A-Z2-7]{55})?$",
+        description="of the key that the user made: an nkey, as NATS writes it",
+    )
+
+
+class TeamUser(Fact):
+    """Who of a team has a credential."""
+
+    name: str = Field(description="<team>.<user>")
+    admin: bool = False
+
+
+class TeamManaged(Fact):
+    """What became of a request of an admin. `token` is the signed claim of the user, which with the user's own seed is a
+    credential."""
+
+    team: Name
+    token: str = ""
+    users: tuple[TeamUser, ...] = ()
+
+
 class SuspendedTeam(Fact):
     """A team that an operator has paused: it submits nothing and is granted nothing, and its questions are answered."""
 

@@ -316,6 +316,12 @@ def user_may(team: str, user: str = "*") -> tuple[list[str], list[str]]:
     )
 
 
+def admin_may(team: str, user: str = "*") -> tuple[list[str], list[str]]:
+    """The same of a user who manages the users of its own team."""
+    publish, subscribe = user_may(team, user)
+    return [*publish, anyone(QUESTION, entity="team", what="manage", team=token(team), user=user)], subscribe
+
+
 def node_may(pool: str, node: str = "*") -> tuple[list[str], list[str]]:
     """(publish, subscribe) patterns of a node's credential: what it saw, its lease, its samples, its desired state.
 

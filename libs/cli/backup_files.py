@@ -33,12 +33,13 @@ from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.records import write_private
 from libs.embedded.servers import NATS
 from libs.walls.keyring import KEYS_FILE, Keyring
+from libs.walls.managing import AUDIT_FILE
 from schemas import subjects
 from schemas.subjects import EVENTS, REQUESTS, TELEMETRY
 
 MANIFEST = "manifest.json"
 VERSION = 1
-STATE = (KEYS_FILE, "creds", "vault", "secrets", "secrets.json", "people.json")
+STATE = (KEYS_FILE, "creds", AUDIT_FILE, "vault")
 """What of a state directory nothing can make again."""
 _FIRST = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", f"OBJ_{SNAPSHOTS_BUCKET}", REQUESTS, EVENTS)
 _LEDGER = re.compile(r"LEDGER-.+|SEGMENT-.+-\d{20}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli import team_export, team_pause, units
+from libs.cli import team_admin, team_export, team_pause, units
 from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.acting import tell as tell_ledger
 from libs.cli.exits import UsageFault
@@ -29,6 +29,15 @@ Folder = Annotated[
     Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
 ]
 
+Write = Annotated[
+    Path | None,
+    typer.Option("--write", help="Of an admin of the team: the file for the credential; else NAME.creds here."),
+]
+
+_OWN = [
+    Column("USER", lambda row: row.name),
+    Column("ADMIN", lambda row: "yes" if row.admin else ""),
+]
 _COLUMNS = [
     Column("TEAM", lambda row: row["team"]),
     Column("CREDENTIAL", lambda row: row["credential"]),
@@ -48,18 +57,36 @@ def _group() -> None:
 
 
 @app.command()
-def add(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = None) -> None:
-    """Make an account for a team, or a credential for a user of it, and print where the credential is. May be repeated."""
+def add(
+    name: Name,
+    reason: MayReason = "",
+    *,
+    admin: Annotated[bool, typer.Option("--admin", help="A user who manages the users of its own team.")] = False,
+    write: Write = None,
+    folder: Folder = None,
+    url: Url = None,
+) -> None:
+    """Make an account for a team, or a credential for a user of it, and print where the credential is. May be repeated.
+
+    An admin of a team, who has no keys, adds users of its own team; the new credential is written here."""
+    if not admin and team_admin.asks(folder):
+        return say(str(team_admin.credential("add", name, write, url)))
     ring = _ring(folder)
     with acting("team.add", name, reason, folder=ring.folder, url=url):
-        path = _checked(ring, name)
+        path = _checked(ring, name, admin)
+        if not path.is_file():
+            raise UsageFault(
+                f"{name!r} has a credential that an admin of its team had made: `baton team rotate` makes another"
+            )
         _tell(ring, [name.partition(".")[0]], folder, url)
     say(str(path))
 
 
 @app.command()
-def rotate(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = None) -> None:
+def rotate(name: Name, reason: MayReason = "", *, write: Write = None, folder: Folder = None, url: Url = None) -> None:
     """Make a new credential in the old one's place; whoever still uses the old one is cut off. Other users keep theirs."""
+    if team_admin.asks(folder):
+        return say(str(team_admin.credential("rotate", name, write, url)))
     ring = _ring(folder)
     with acting("team.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate(name)
@@ -70,6 +97,9 @@ def rotate(name: Name, reason: MayReason = "", folder: Folder = None, url: Url =
 @app.command()
 def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = None) -> None:
     """Cut a user off, or a team with all its users. Jobs go on, and `baton team add` lets them in again."""
+    if team_admin.asks(folder):
+        team_admin.manage("revoke", name, url)
+        return say(name)
     ring = _ring(folder)
     with acting("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke(name)
@@ -82,6 +112,9 @@ def list_(
     folder: Folder = None, output: Output = Format.TABLE, no_header: NoHeader = False, url: Url = None
 ) -> None:  # fmt: skip
     """Every credential that is good. A team without any was revoked; one that is suspended says where, since when and why."""
+    if team_admin.asks(folder):
+        mine = team_admin.manage("list", "", url)
+        return show(mine.users, _OWN, output, header=not no_header)
     ring, paused = _ring(folder), _suspended(url)
     rows = [
         {"team": team, "credential": name, "file": str(ring.creds / f"{name}.creds") if name else ""}
@@ -92,6 +125,12 @@ def list_(
     for row in rows:
         row["suspended"] = paused.get(row["team"], "")
     show(rows, _COLUMNS, output, header=not no_header)
+
+
+@app.command()
+def serve(folder: Folder = None, url: Url = None) -> None:
+    """Answer admins of teams, until Ctrl-C: for a broker of your own, where the keys are. `baton up` does it by itself."""
+    team_admin.serve(_ring(folder), folder or state_dir(), url)
 
 
 @app.command()
@@ -128,9 +167,9 @@ def _ring(folder: Path | None) -> Keyring:
     return ring
 
 
-def _checked(ring: Keyring, name: str) -> Path:
+def _checked(ring: Keyring, name: str, admin: bool) -> Path:
     try:
-        return ring.team(name)
+        return ring.team(name, admin=admin)
     except ValueError as e:
         raise UsageFault(str(e)) from None
 

@@ -13,6 +13,7 @@ from libs.cli.acting import acting
 from libs.cli.exits import UsageFault
 from libs.cli.launch import MOST_REPLICAS, REAL, SERVICES, SIMULATED, External, LaunchOptions, LocalStack
 from libs.cli.output import Column, fields, hint, say, show
+from libs.cli.team_admin import answering
 from libs.client.where import state_dir
 from libs.embedded.events import EventKind, ProcessEvent
 from libs.embedded.records import ProcessRecord
@@ -130,7 +131,8 @@ async def _serve(launch: LocalStack) -> None:
             return
         starting.result()
         _introduce(launch)
-        await stopping
+        async with answering(launch.nats_url, launch.keyring):
+            await stopping
         hint("stopping ...")
     finally:
         await cancel(stopping, starting)

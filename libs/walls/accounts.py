@@ -28,7 +28,7 @@ SYSTEM, CORE = "$SYS", "$baton"
 SERVICES = "services"
 """The role that may do everything in the core: of whoever administers it, of tests, and of no service."""
 PROVISION = "provision"
-TEAM, USER = "team", "user"
+TEAM, USER, ADMIN = "team", "user", "admin"
 NODE, LOGS, POOL_LOGS = "node", "logs", "pool-logs"
 CLAIMS = "claims"
 RESERVED = (OPERATOR, SERVICES)
@@ -90,9 +90,10 @@ def node_roles(pool: str, node: str = "*") -> dict[str, AccountRole]:
 
 
 def team_roles(team: str) -> dict[str, AccountRole]:
-    """Of a team's account: of the whole team, and of one user, whose credential is called `<team>.<user>`."""
-    whole, user = subjects.user_may(team), subjects.user_may(team, "USER")
+    """Of a team's account: of the whole team, and of one user, or admin, whose credential is called `<team>.<user>`."""
+    whole, user, admin = subjects.user_may(team), subjects.user_may(team, "USER"), subjects.admin_may(team, "USER")
     return {
+        ADMIN: AccountRole(_named(admin[0], f"{team}.USER"), _named(admin[1], f"{team}.USER")),
         TEAM: AccountRole(*whole),
         USER: AccountRole(_named(user[0], f"{team}.USER"), _named(user[1], f"{team}.USER")),
     }
@@ -115,7 +116,7 @@ def core_account(keys: Mapping[str, str], revoked: Mapping[str, int], pools: Seq
     those that have nodes with credentials."""
     unbounded = {"mem_storage": NO_LIMIT, "disk_storage": NO_LIMIT, "streams": NO_LIMIT, "consumer": NO_LIMIT}
     exports: list[dict[str, Any]] = []
-    for asked, told in (shared(subjects.user_may(_ANY)), shared(subjects.node_may(_ANY))):
+    for asked, told in (shared(subjects.admin_may(_ANY)), shared(subjects.node_may(_ANY))):
         exports += [_export(subject) for subject in asked]
         exports += [{"name": subject, "subject": subject, "type": "stream"} for subject in told]
     limits = {**_limits(connections=NO_LIMIT, subscriptions=NO_LIMIT, payload=NO_LIMIT), **unbounded}
@@ -136,7 +137,7 @@ def team_account(team: str, keys: Mapping[str, str], core: str, revoked: Mapping
     `revoked`: public key of a user, or `*` for all -> what it was issued with until then is void, s.
     """
     limits = _limits(connections=TEAM_CONNECTIONS, subscriptions=TEAM_SUBSCRIPTIONS, payload=MAX_BYTES + HEADER_BYTES)
-    return _guest(team_roles(team), keys, shared(subjects.user_may(team)), core, revoked, limits)
+    return _guest(team_roles(team), keys, shared(subjects.admin_may(team)), core, revoked, limits)
 
 
 def node_account(

@@ -25,7 +25,7 @@ from libs.bus.creds import CREDS_FOLDER, LOGS_CREDS
 from libs.embedded.records import write_private
 from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
-from libs.walls.accounts import CORE, LOGS, NODE, POOL_LOGS, SERVICES, SYSTEM, TEAM, USER
+from libs.walls.accounts import ADMIN, CORE, LOGS, NODE, POOL_LOGS, SERVICES, SYSTEM, TEAM, USER
 from libs.walls.claims import KeyKind, KeyPair
 from schemas.subjects import OPERATOR, token
 
@@ -41,6 +41,14 @@ class NoCredential(LookupError):
     """There is no team or credential of that name; the text says which there are."""
 
 
+class TooManyUsers(NoCredential):
+    """A team's account takes no more users, or has too many void credentials."""
+
+
+MOST_USERS, MOST_REVOKED = 1_000, 5_000
+"""Of one team by its own admins: a claim goes to the broker as one message, and has a line of 70 bytes for each void key."""
+
+
 class AccountKeys(BaseModel):
     """Of one account: its seed, one for each role, the credentials in use, and which are void."""
 
@@ -48,6 +56,10 @@ class AccountKeys(BaseModel):
     roles: dict[str, str] = Field(default_factory=dict, repr=False)
     users: dict[str, str] = {}
     """Of each credential its public key."""
+    elsewhere: list[str] = []
+    """Those of `users` whose key was made elsewhere: there is no file of theirs here, and only rotating makes another."""
+    admins: list[str] = []
+    """Those of `users` that manage the others (`libs.walls.managing`)."""
     revoked: dict[str, int] = {}
     """Public key, or `*` -> what was issued until then is void, s."""
     issued_s: int = 0
@@ -154,8 +166,14 @@ class Keyring:
         self._credential(CORE, LOGS if "." in name else POOL_LOGS, _logs(name), folder / LOGS_CREDS, called=name)
         return self._credential(f"{_NODE}{name}", NODE, name, folder / _ONE)
 
-    def team(self, name: str) -> Path:
-        """Of a whole team, or of a user `<team>.<user>`; a new team gets an account.
+    def admins(self, team: str) -> list[str]:
+        """Who of `team` may manage its users. Raises NoCredential when there is no such team."""
+        owner = _team(self.keys(), team)
+        return sorted(set(owner.admins) & owner.users.keys())
+
+    def team(self, name: str, *, admin: bool = False) -> Path:
+        """Of a whole team, or of a user `<team>.<user>`; a new team gets an account. `admin`: a user who manages the others;
+        what it had as a plain user is void then.
 
         Raises ValueError as `check_teams`, and for a name that cannot be a subject token.
         """
@@ -163,13 +181,50 @@ class Keyring:
         check_teams([team])
         if dot:
             token(user)
-        return self._credential(team, USER if dot else TEAM, name, self.creds / f"{name}.creds")
+        path = self.creds / f"{name}.creds"
+        if admin:
+            if not dot:
+                raise ValueError(f"{name!r} is a whole team: an admin is one user, <team>.<user>")
+            self._promote(team, name)
+            return self._credential(team, ADMIN, name, path)
+        return self._credential(team, USER if dot else TEAM, name, path)
+
+    def _promote(self, team: str, name: str) -> None:
+        with self._changing() as keys:
+            owner = _account(keys, team, make=True)
+            if name not in owner.admins:
+                owner.admins.append(name)
+                if name in owner.users:
+                    self._void(owner, name)
+
+    def sign(self, name: str, public_key: str) -> str:
+        """The claim of the user `<team>.<user>` with a key that was made elsewhere; an earlier credential of that user is void
+        once the broker is told. Raises ValueError for another name, NoCredential for no team, TooManyUsers."""
+        team, dot, user = name.partition(".")
+        if not dot:
+            raise ValueError(f"{name!r} is no user of a team: write <team>.<user>")
+        token(user)
+        with self._changing() as keys:
+            owner = _team(keys, team)
+            if name in owner.users:
+                self._void(owner, name)
+            if len(owner.users) >= MOST_USERS or len(owner.revoked) >= MOST_REVOKED:
+                raise TooManyUsers(
+                    f"team {team} has {len(owner.users)} credentials and {len(owner.revoked)} void ones; the account's claim "
+                    f"takes {MOST_USERS} and {MOST_REVOKED}: ask an operator"
+                )
+            said = claims.user(owner.role(USER), owner.public, public_key, name, issued_s=self._tick(owner))
+            owner.users[name] = public_key
+            owner.elsewhere = sorted({*owner.elsewhere, name})
+            (self.creds / f"{name}.creds").unlink(missing_ok=True)
+        return said
 
     def _credential(self, account: str, role: str, known_as: str, path: Path, called: str = "") -> Path:
         """The file of a credential; made when it is not there, or is void."""
         with self._changing() as keys:
             owner = _account(keys, account, make=True)
-            if known_as not in owner.users or not path.is_file():
+            made_elsewhere = known_as in owner.elsewhere and known_as in owner.users
+            if known_as not in owner.users or not (path.is_file() or made_elsewhere):
                 self._issue(owner, role, known_as, path, called or known_as)
         return path
 
@@ -178,6 +233,7 @@ class Keyring:
         issued_s = self._tick(owner)
         said = claims.user(owner.role(role), owner.public, key.public, called, issued_s=issued_s)
         owner.users[known_as] = key.public
+        owner.elsewhere = [one for one in owner.elsewhere if one != known_as]
         self._private(path.parent)
         write_private(path, claims.credentials(said, key))
 
@@ -190,7 +246,8 @@ class Keyring:
             owner = _team(keys, name.partition(".")[0])
             self._void(owner, name)
             path = self.creds / f"{name}.creds"
-            self._issue(owner, USER if "." in name else TEAM, name, path, name)
+            role = ADMIN if name in owner.admins else USER if "." in name else TEAM
+            self._issue(owner, role, name, path, name)
         return path
 
     def revoke(self, name: str) -> None:
@@ -200,7 +257,9 @@ class Keyring:
             gone = [name] if "." in name else sorted(owner.users)
             if "." in name:
                 self._void(owner, name)
+                owner.admins = [one for one in owner.admins if one != name]
             else:
+                owner.admins = []
                 owner.users, owner.revoked = {}, {"*": self._tick(owner)}
             for each in gone:
                 (self.creds / f"{each}.creds").unlink(missing_ok=True)

@@ -1,0 +1,88 @@
+"""What `baton team` does for an admin of a team, who has a credential and no keys: it asks who has them. And who has them."""
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from libs.bus.connect import Address, close, connect
+from libs.cli.exits import UsageFault
+from libs.cli.output import hint
+from libs.cli.session import run
+from libs.client import Baton
+from libs.client.asking import ask
+from libs.client.where import read_instance, state_dir
+from libs.embedded.records import write_private
+from libs.walls import claims
+from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
+from libs.walls.keyring import Keyring
+from libs.walls.managing import TeamAdmins
+from libs.walls.resolver import tell
+from schemas.queries import ManageTeam, TeamManaged
+
+
+def asks(folder: Path | None) -> bool:
+    """Whether the keys are elsewhere, and there is a credential to ask with."""
+    return not Keyring(folder or state_dir()).exists and bool(os.environ.get("BATON_NATS_CREDS"))
+
+
+def credential(what: str, name: str, write: Path | None, url: str | None) -> Path:
+    """Asks for the user `<team>.<user>`; its key is made here, and nobody else is told the secret half. Where it is written."""
+    path = write or Path(f"{name}.creds")
+    if what == "add" and path.exists():
+        raise UsageFault(f"{path} is there already: name another file with --write")
+    key = KeyPair.of(KeyKind.USER, secrets.token_bytes(SEED_BYTES))
+    done = manage(what, name, url, key.public)
+    write_private(path, claims.credentials(done.token, key))
+    hint("give it to its user, who can rotate it through you: whoever has this file speaks as that user")
+    return path
+
+
+def manage(what: str, name: str, url: str | None, public_key: str = "") -> TeamManaged:
+    """Asks the holder of the keys. Raises ClientError: Invalid with the reason when it is refused."""
+    team, dot, user = name.partition(".")
+    if name and not dot:
+        raise UsageFault(f"{name!r} is a whole team, which is the operators' affair: write TEAM.USER")
+
+    async def work(baton: Baton) -> TeamManaged:
+        if name and team != baton.team:
+            raise UsageFault(f"{name!r} is of another team than yours, {baton.team}")
+        asked = ManageTeam(what=what, user=user, public_key=public_key)  # type: ignore[arg-type]
+        done: TeamManaged = await ask(baton.nats, "team.manage", baton.place, asked, timeout_s=15.0)
+        return done
+
+    return run(work, None, url, operator=False)
+
+
+@asynccontextmanager
+async def answering(url: str, ring: Keyring) -> AsyncIterator[None]:
+    """Admins are answered until the block ends; without keys nobody is."""
+    if not ring.exists:
+        yield
+        return
+    nats = await connect(Address(url, ring.service()), name="team-admins")
+    admins = TeamAdmins(nats, ring, lambda accounts: tell(url, ring, accounts))
+    await admins.start()
+    try:
+        yield
+    finally:
+        await admins.stop()
+        await close(nats)
+
+
+def serve(ring: Keyring, folder: Path, url: str | None) -> None:
+    """Until SIGINT or SIGTERM."""
+    address = url or os.environ.get("BATON_NATS_URL") or str(read_instance(folder)["url"])
+
+    async def forever() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with answering(address, ring):
+            hint("answering admins of teams; Ctrl-C ends it")
+            await stop.wait()
+
+    asyncio.run(forever())

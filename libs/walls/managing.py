@@ -1,0 +1,155 @@
+"""Admins of teams: users who may add, rotate and revoke users of their own team, without the keys.
+
+The one process that holds the keys answers them. The naive way hands an admin a signing key of its team: then who signs is seen
+by nobody, and an admin who is revoked goes on signing. So here each request is looked at, written down and carried out by us:
+
+- the broker says who asks: only the role of an admin may publish the question, and only under its own team and name;
+- whether that is an admin *now* is read from the keys each time;
+- an admin makes users and no admins, and touches neither admins nor the whole team's credential;
+- a new user's key is made where the user is, and only its public half comes here: what is signed is useless to whoever sees it;
+- every request, refused ones too, is a line of `team-admins.jsonl`: who, what, for whom, which key.
+
+Who made a key can use it: an admin that adds `ben` could speak as `ben`. It is in the file, and `ben`, who then has no
+credential of his own making, knows. What a revoked admin has made stays good, because it is the team's and not the admin's: the
+file says what that is, and `baton team revoke` voids it.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from pydantic import BaseModel
+
+from libs.bus.asking import FAILED, INVALID, OK, STATUS
+from libs.bus.messages import Malformed, decode_bare
+from libs.walls.keyring import Keyring, NoCredential
+from schemas import subjects
+from schemas.catalog import BY_TYPE
+from schemas.queries import ManageTeam, QueryFailed, TeamManaged, TeamUser
+
+log = logging.getLogger("baton.team")
+
+AUDIT_FILE = "team-admins.jsonl"
+_MESSAGE = BY_TYPE["io.baton.team.manage.query.v1"]
+_QUEUE = "keys"
+_WAITING = 256
+
+Tell = Callable[[Sequence[str]], Awaitable[None]]
+"""Tells the broker of these accounts (`libs.walls.resolver.tell`)."""
+
+
+class AdminRefused(ValueError):
+    """An admin may not do that; the text says why."""
+
+
+class TeamAdmins:
+    """Answers on `nats` until it is stopped. Of each team one request at a time: another team never waits for it."""
+
+    def __init__(self, nats: Client, keyring: Keyring, tell: Tell, now: Callable[[], float] = time.time) -> None:
+        self._nats, self._keyring, self._tell, self._now = nats, keyring, tell, now
+        self._busy: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        self._subscription = await self._nats.subscribe(
+            subjects.anyone(_MESSAGE.subject), queue=_QUEUE, cb=self._heard, pending_msgs_limit=_WAITING
+        )
+        await self._nats.flush()
+
+    async def stop(self) -> None:
+        await self._subscription.unsubscribe()
+        await asyncio.gather(*self._busy.values(), return_exceptions=True)
+
+    async def _heard(self, message: Msg) -> None:
+        team = subjects.read(_MESSAGE.subject, message.subject)["team"]
+        if team in self._busy:
+            return await _answer(
+                message, FAILED, QueryFailed(status=FAILED, message=f"team {team} has asked already: ask again")
+            )
+        self._busy[team] = task = asyncio.create_task(self._decide(message))
+        task.add_done_callback(lambda _: self._busy.pop(team, None))
+
+    async def _decide(self, message: Msg) -> None:
+        try:
+            asker = subjects.read(_MESSAGE.subject, message.subject)
+            _, asked = decode_bare(ManageTeam, message.subject, message.headers, message.data or b"{}")
+            done = await self.manage(asker["team"], asker["user"], asked)
+            await _answer(message, OK, done)
+        except (Malformed, AdminRefused, NoCredential) as e:
+            await _answer(message, INVALID, QueryFailed(status=INVALID, message=str(e)[:4096]))
+        except Exception as e:
+            log.exception("a request of an admin failed")
+            failed = QueryFailed(status=FAILED, message=f"{type(e).__name__}: run it again, or ask an operator"[:4096])
+            await _answer(message, FAILED, failed)
+
+    async def manage(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
+        """Carries out what `user` of `team` asks. Raises AdminRefused, NoCredential, and what `tell` raises."""
+        try:
+            done = await asyncio.to_thread(self._carry_out, team, user, asked)
+        except (AdminRefused, NoCredential) as e:
+            self._write(team, user, asked, refused=str(e))
+            raise
+        if asked.what != "list":
+            self._write(team, user, asked)
+            await self._tell([team])
+        return done
+
+    def _carry_out(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
+        ring = self._keyring
+        if f"{team}.{user}" not in ring.admins(team):
+            raise AdminRefused(
+                f"{team}.{user} is no admin of {team}: an operator makes one with `baton team add {team}.{user} --admin`"
+            )
+        name = f"{team}.{asked.user}"
+        token = ""
+        if asked.what != "list":
+            if not asked.user:
+                raise AdminRefused("user: say which user of your team")
+            if name in ring.admins(team):
+                raise AdminRefused(f"user = {asked.user}: an admin; admins are the operators' to make and to revoke")
+        if asked.what in ("add", "rotate"):
+            known = name in ring.users(team)
+            if asked.what == "add" and known:
+                raise AdminRefused(f"user = {asked.user}: has a credential already; rotate it, and the old one is void")
+            if asked.what == "rotate" and not known:
+                raise AdminRefused(f"user = {asked.user}: has no credential; add one")
+            if not asked.public_key:
+                raise AdminRefused("public_key: say for which key, the public half of one that the user made")
+            token = ring.sign(name, asked.public_key)
+        elif asked.what == "revoke":
+            ring.revoke(name)
+        admins = set(ring.admins(team))
+        users = tuple(TeamUser(name=one, admin=one in admins) for one in ring.users(team) if "." in one)
+        return TeamManaged(team=team, token=token, users=users)
+
+    def _write(self, team: str, user: str, asked: ManageTeam, refused: str = "") -> None:
+        """A line for whoever asks later who did it."""
+        line = {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._now())),
+            "team": team, "by": f"{team}.{user}", "what": asked.what, "user": asked.user, "public_key": asked.public_key,
+            "refused": refused,
+        }  # fmt: skip
+        path = self._keyring.folder / AUDIT_FILE
+        if refused and path.is_file() and path.stat().st_size > _AUDIT_BYTES:
+            return  # whoever is refused for ever fills no disk; what was done is always written
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+_AUDIT_BYTES = 16 * 1024 * 1024
+
+
+async def _answer(message: Msg, status: str, answer: BaseModel) -> None:
+    if message.reply:
+        await message._client.publish(message.reply, answer.model_dump_json().encode(), headers={STATUS: status})
+
+
+def read_audit(folder: Path) -> list[dict[str, str]]:
+    """What admins asked for, in order."""
+    path = folder / AUDIT_FILE
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

@@ -1,0 +1,200 @@
+"""Admins of teams, on a real broker: what they may do takes effect at once; what they may not is refused and written down."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+
+from libs.bus.asking import QueryError, ask
+from libs.bus.connect import Address, BusConnection, BusUnavailable, close, connect
+from libs.cli.team_admin import answering
+from libs.walls import claims
+from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
+from libs.walls.keyring import Keyring
+from libs.walls.managing import read_audit
+from libs.walls.resolver import tell
+from schemas import subjects
+from schemas.catalog import BY_TYPE
+from schemas.queries import ManageTeam, TeamManaged
+from tests.cli.test_command import Result, baton
+from tests.kit.waiting import until
+from tests.walls.world import broker
+
+MANAGE = BY_TYPE["io.baton.team.manage.query.v1"]
+
+
+@dataclass
+class House:
+    """A broker with teams blue (ana its admin, ben a user) and green (eve its admin), and who answers admins."""
+
+    url: str
+    ring: Keyring
+
+    async def of(self, creds: Path | str, name: str) -> BusConnection:
+        team, _, user = name.partition(".")
+        return await connect(Address(self.url, creds), name=name, inbox_prefix=subjects.reply_prefix(team, user))
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Keyring]]:
+    with broker(tmp_path_factory.mktemp("admins")) as made:
+        yield made
+
+
+@pytest.fixture
+async def house(bus: tuple[str, Keyring]) -> AsyncIterator[House]:
+    url, ring = bus
+    for admin in ("blue.ana", "green.eve"):
+        ring.team(admin, admin=True)
+    ring.team("blue.ben")
+    await tell(url, ring, ring.accounts)
+    async with answering(url, ring):
+        yield House(url, ring)
+
+
+def a_key() -> KeyPair:
+    return KeyPair.of(KeyKind.USER, secrets.token_bytes(SEED_BYTES))
+
+
+async def manage(nats: Client, asker: str, what: str, user: str = "", key: str = "") -> TeamManaged:
+    team, _, name = asker.partition(".")
+    asked = ManageTeam(what=what, user=user, public_key=key)  # type: ignore[arg-type]
+    answer: TeamManaged = await ask(nats, MANAGE, asked, team=team, user=name)
+    return answer
+
+
+async def test_an_admin_adds_rotates_and_revokes_users_of_its_own_team(house: House) -> None:
+    ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
+    key = a_key()
+    added = await manage(ana, "blue.ana", "add", "carl", key.public)
+    assert [(one.name, one.admin) for one in added.users if one.name in ("blue.ana", "blue.carl")] == [
+        ("blue.ana", True), ("blue.carl", False),
+    ]  # fmt: skip
+    carl = await house.of(claims.credentials(added.token, key), "blue.carl")
+    ack = await carl.request(subjects.submit("blue", "carl"), b"{}", timeout=10)
+    assert json.loads(ack.data)["stream"] == "REQUESTS"
+    before = house.ring.keys()
+    house.ring.team("blue.carl")  # as at each start of `baton up --users blue.carl`
+    assert house.ring.keys() == before, "nobody makes a second credential beside the one that was made elsewhere"
+    newer = a_key()
+    again = await manage(ana, "blue.ana", "rotate", "carl", newer.public)
+    await until(lambda: not carl.is_connected)
+    carl = await house.of(claims.credentials(again.token, newer), "blue.carl")
+    await manage(ana, "blue.ana", "revoke", "carl")
+    await until(lambda: not carl.is_connected)
+    with pytest.raises(BusUnavailable, match="revoked or rotated"):
+        await house.of(claims.credentials(again.token, newer), "blue.carl")
+    said = [(one["by"], one["what"], one["user"], one["public_key"]) for one in read_audit(house.ring.folder)]
+    assert said[-3:] == [
+        ("blue.ana", "add", "carl", key.public),
+        ("blue.ana", "rotate", "carl", newer.public),
+        ("blue.ana", "revoke", "carl", ""),
+    ]  # fmt: skip
+    await close(ana)
+
+
+@pytest.mark.parametrize(
+    ("what", "user", "key", "why"),
+    [
+        ("add", "ben", "own", "has a credential already"),
+        ("rotate", "nobody", "own", "has no credential"),
+        ("rotate", "ana", "own", "admins are the operators' to make"),
+        ("revoke", "ana", "", "admins are the operators' to make"),
+        ("revoke", "nobody", "", "has no credential"),
+        ("add", "", "own", "say which user"),
+        ("add", "dora", "", "public_key"),
+    ],
+)
+async def test_what_an_admin_may_not_is_refused_and_written_down(
+    house: House, what: str, user: str, key: str, why: str
+) -> None:
+    ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
+    before = house.ring.keys()
+    with pytest.raises(QueryError, match=why):
+        await manage(ana, "blue.ana", what, user, a_key().public if key else "")
+    assert house.ring.keys() == before
+    assert why in read_audit(house.ring.folder)[-1]["refused"]
+    await close(ana)
+
+
+@pytest.mark.parametrize("body", [
+    {"what": "add", "user": "a.b", "public_key": ""},
+    {"what": "add", "user": "dora", "public_key": "A" + "B" * 55},
+    {"what": "add", "user": "dora", "public_key": "U" + "B" * 55, "role": "services"},
+    {"what": "make-operator"},
+    ["add"],
+])  # fmt: skip
+async def test_what_cannot_be_is_refused_and_answers_go_on(house: House, body: Any) -> None:
+    ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
+    subject = subjects.fill(MANAGE.subject, team="blue", user="ana")
+    answer = await ana.request(subject, json.dumps(body).encode(), timeout=10)
+    assert (answer.headers or {})["Baton-Status"] == "invalid"
+    assert "blue.dora" not in house.ring.users("blue")
+    assert (await manage(ana, "blue.ana", "list")).team == "blue"
+    await close(ana)
+
+
+async def test_only_an_admin_may_ask_and_only_for_its_own_team_and_name(house: House) -> None:
+    for name, asks_as in (
+        ("blue.ben", "blue.ben"),
+        ("blue.ben", "blue.ana"),
+        ("blue.ana", "green.eve"),
+        ("blue.ana", "blue.ben"),
+    ):
+        refused: list[str] = []
+
+        async def note(error: Exception, refused: list[str] = refused) -> None:
+            refused.append(str(error))
+
+        nats = await house.of(house.ring.team(name), name)
+        nats._error_cb = note
+        team, _, user = asks_as.partition(".")
+        await nats.publish(subjects.fill(MANAGE.subject, team=team, user=user), b'{"what": "list"}', reply="_INBOX.x")
+        await until(lambda refused=refused: any("permissions violation" in text.lower() for text in refused))
+        await close(nats)
+
+
+async def test_a_user_of_an_admin_has_a_users_rights_and_no_more(house: House) -> None:
+    ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
+    key = a_key()
+    token = (await manage(ana, "blue.ana", "add", "fred", key.public)).token
+    said = claims.read(token)
+    assert (said["name"], said["nats"].get("pub"), said["nats"].get("sub")) == ("blue.fred", None, None)
+    assert said["iss"] == house.ring.keys().teams["blue"].role("user").public, "signed with the users' own key"
+    await manage(ana, "blue.ana", "revoke", "fred")
+    await close(ana)
+
+
+async def test_an_admin_who_is_revoked_is_out_and_what_it_made_stays(house: House) -> None:
+    made = house.ring.team("blue.gina", admin=True)
+    await tell(house.url, house.ring, ["blue"])
+    gina = await house.of(made, "blue.gina")
+    key = a_key()
+    token = (await manage(gina, "blue.gina", "add", "hal", key.public)).token
+    house.ring.revoke("blue.gina")
+    await tell(house.url, house.ring, ["blue"])
+    await until(lambda: not gina.is_connected)
+    hal = await house.of(claims.credentials(token, key), "blue.hal")
+    await close(hal)
+    assert "blue.gina" not in house.ring.admins("blue")
+
+
+async def test_the_command_of_an_admin_needs_no_keys(house: House, tmp_path: Path) -> None:
+    async def admin(*words: str) -> Result:
+        env = {"BATON_NATS_CREDS": str(house.ring.team("blue.ana")), "BATON_STATE_DIR": str(tmp_path / "none")}
+        return await baton("team", *words, BATON_NATS_URL=house.url, **env)
+
+    path = tmp_path / "ida.creds"
+    added = await admin("add", "blue.ida", "--write", str(path))
+    assert (added.code, added.out) == (0, f"{path}\n"), added.err
+    assert path.stat().st_mode & 0o077 == 0
+    await close(await house.of(path, "blue.ida"))
+    foreign, twice = await asyncio.gather(admin("add", "green.x"), admin("revoke", "blue.nobody"))
+    assert (foreign.code, twice.code) == (2, 2)
+    assert "of another team than yours" in foreign.err
