@@ -290,7 +290,10 @@ class ManageTeam(Strict):
     """An admin of a team about users of that team. Answered by who holds the keys (`baton up`, `baton team serve`)."""
 
     what: Literal["list", "add", "rotate", "revoke"]
-    user: User = Field(default="", description="which user of the own team")
+    user: User = Field(default="", description="which user of the own team, or the person behind a pseudonym")
+    pseudonym: bool = Field(
+        default=False, description="of a new user: a person, whose name stays with the keys and can be erased"
+    )
     public_key: str = Field(
         default="",
         pattern=r"^(U[A-Z2-7]{55})?$",
@@ -303,6 +306,7 @@ class TeamUser(Fact):
 
     name: str = Field(description="<team>.<user>")
     admin: bool = False
+    person: str = Field(default="", description="who that is, of a pseudonym")
 
 
 class TeamManaged(Fact):

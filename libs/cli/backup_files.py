@@ -28,18 +28,20 @@ from libs.bus.copies import NotCopied, copy_stream, put_back, sha256
 from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SNAPSHOTS_BUCKET
 from libs.cli.exits import UsageFault
 from libs.cli.fencing import Fence, fence, verified
-from libs.cli.launch import RESTORED
+from libs.cli.launch import RESTORED, VAULT_FOLDER
 from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.embedded.records import write_private
 from libs.embedded.servers import NATS
+from libs.walls.book import BOOK_FILE
 from libs.walls.keyring import KEYS_FILE, Keyring
 from libs.walls.managing import AUDIT_FILE
+from libs.walls.people import PEOPLE_FILE
 from schemas import subjects
 from schemas.subjects import EVENTS, REQUESTS, TELEMETRY
 
 MANIFEST = "manifest.json"
 VERSION = 1
-STATE = (KEYS_FILE, "creds", AUDIT_FILE, "vault")
+STATE = (KEYS_FILE, "creds", PEOPLE_FILE, AUDIT_FILE, BOOK_FILE, VAULT_FOLDER)
 """What of a state directory nothing can make again."""
 _FIRST = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", f"OBJ_{SNAPSHOTS_BUCKET}", REQUESTS, EVENTS)
 _LEDGER = re.compile(r"LEDGER-.+|SEGMENT-.+-\d{20}")

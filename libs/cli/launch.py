@@ -55,6 +55,8 @@ SIMULATED, REAL = "agent-sim", "agent"
 ROOT = Path(__file__).parents[2]
 """Of the source tree: shipped fleets, prices and traces lie under it."""
 
+VAULT_FOLDER = "vault"
+"""In the state directory: where the master key of secrets lies."""
 RESTORED = "restored.json"
 """In a state directory that was restored from a backup: before which moment nothing may be started on it."""
 MOST_REPLICAS = 9
@@ -362,7 +364,7 @@ class LocalStack:
             "BATON_QUOTA_BILLING_TEAMS": options.quotas,
             "BATON_ADMISSION_TEAMS": options.quotas,
             "BATON_PLACEMENT_PRICES": options.prices,
-            "BATON_VAULT_KEYS": self.state_dir / "vault" / "keys.json" if service == "vault" else None,
+            "BATON_VAULT_KEYS": self.state_dir / VAULT_FOLDER / "keys.json" if service == "vault" else None,
         }
         return ProcessSpec(
             name=name,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from libs.cli import team_admin, team_export, team_pause, units
+from libs.cli import team_admin, team_export, team_offboard, team_pause, units
 from libs.cli.acting import MayReason, ReasonOption, acting
 from libs.cli.acting import tell as tell_ledger
 from libs.cli.exits import UsageFault
@@ -19,6 +19,7 @@ from libs.client import Unreachable
 from libs.client.errors import ClientError
 from libs.client.where import read_instance, state_dir
 from libs.walls.keyring import Keyring
+from libs.walls.people import People
 from libs.walls.resolver import NotTold, tell
 from schemas.subjects import OPERATOR
 
@@ -29,6 +30,14 @@ Folder = Annotated[
     Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
 ]
 
+Pseudonym = Annotated[
+    bool,
+    typer.Option(
+        "--pseudonym",
+        envvar="BATON_PSEUDONYMS",
+        help="The name stays beside the keys and can be erased; all else has another.",
+    ),
+]
 Write = Annotated[
     Path | None,
     typer.Option("--write", help="Of an admin of the team: the file for the credential; else NAME.creds here."),
@@ -36,17 +45,20 @@ Write = Annotated[
 
 _OWN = [
     Column("USER", lambda row: row.name),
+    Column("PERSON", lambda row: row.person),
     Column("ADMIN", lambda row: "yes" if row.admin else ""),
 ]
 _COLUMNS = [
     Column("TEAM", lambda row: row["team"]),
     Column("CREDENTIAL", lambda row: row["credential"]),
     Column("FILE", lambda row: row["file"]),
+    Column("PERSON", lambda row: row["person"]),
     Column("SUSPENDED", lambda row: row["suspended"]),
 ]
 
 
 app.command("export")(team_export.command)
+app.command("offboard")(team_offboard.command)
 app.command("suspend")(team_pause.suspend)
 app.command("resume")(team_pause.resume)
 
@@ -62,6 +74,7 @@ def add(
     reason: MayReason = "",
     *,
     admin: Annotated[bool, typer.Option("--admin", help="A user who manages the users of its own team.")] = False,
+    pseudonym: Pseudonym = False,
     write: Write = None,
     folder: Folder = None,
     url: Url = None,
@@ -70,8 +83,9 @@ def add(
 
     An admin of a team, who has no keys, adds users of its own team; the new credential is written here."""
     if not admin and team_admin.asks(folder):
-        return say(str(team_admin.credential("add", name, write, url)))
+        return say(str(team_admin.credential("add", name, write, url, pseudonym=pseudonym)))
     ring = _ring(folder)
+    name = _new_person(ring, name) if pseudonym else _person(ring, name)
     with acting("team.add", name, reason, folder=ring.folder, url=url):
         path = _checked(ring, name, admin)
         if not path.is_file():
@@ -88,6 +102,7 @@ def rotate(name: Name, reason: MayReason = "", *, write: Write = None, folder: F
     if team_admin.asks(folder):
         return say(str(team_admin.credential("rotate", name, write, url)))
     ring = _ring(folder)
+    name = _person(ring, name)
     with acting("team.rotate", name, reason, folder=ring.folder, url=url):
         path = ring.rotate(name)
         _tell(ring, [name.partition(".")[0]], folder, url)
@@ -101,10 +116,27 @@ def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = N
         team_admin.manage("revoke", name, url)
         return say(name)
     ring = _ring(folder)
+    name = _person(ring, name)
     with acting("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke(name)
         _tell(ring, [name.partition(".")[0]], folder, url)
     say(name)
+
+
+@app.command()
+def erase(name: Name, reason: MayReason = "", folder: Folder = None, url: Url = None) -> None:
+    """Forget who a pseudonym was, or all of a team's, and void the credentials. What they did stays under the pseudonym."""
+    ring = _ring(folder)
+    team, _, user = name.partition(".")
+    with acting("team.erase", _person(ring, name), reason, folder=ring.folder, url=url):  # never the name itself
+        gone = [f"{team}.{one}" for one in People(ring.folder).erase(team, user)]
+        for one in gone:
+            if team in ring.teams and one in ring.users(team):
+                ring.revoke(one)
+        if team in ring.teams:
+            _tell(ring, [team], folder, url)
+    say("\n".join(gone))
+    hint("older backups still say who it was: erase again after restoring one")
 
 
 @app.command("list")
@@ -117,11 +149,16 @@ def list_(
         return show(mine.users, _OWN, output, header=not no_header)
     ring, paused = _ring(folder), _suspended(url)
     rows = [
-        {"team": team, "credential": name, "file": str(ring.creds / f"{name}.creds") if name else ""}
+        {
+            "team": team,
+            "credential": name,
+            "file": str(ring.creds / f"{name}.creds") if name else "",
+            "person": People(ring.folder).of(team).get(name.partition(".")[2], ""),
+        }
         for team in ring.teams
         for name in ring.users(team) or [""]
     ]
-    rows += [{"team": team, "credential": "", "file": ""} for team in paused if team not in ring.teams]
+    rows += [{"team": team, "credential": "", "file": "", "person": ""} for team in paused if team not in ring.teams]
     for row in rows:
         row["suspended"] = paused.get(row["team"], "")
     show(rows, _COLUMNS, output, header=not no_header)
@@ -172,6 +209,23 @@ def _checked(ring: Keyring, name: str, admin: bool) -> Path:
         return ring.team(name, admin=admin)
     except ValueError as e:
         raise UsageFault(str(e)) from None
+
+
+def _new_person(ring: Keyring, name: str) -> str:
+    """The pseudonym of a person of a team, drawn when there is none."""
+    team, dot, user = name.partition(".")
+    if not dot:
+        raise UsageFault(f"{name!r} is a whole team: a pseudonym is one person's, TEAM.NAME")
+    try:
+        return f"{team}.{People(ring.folder).pseudonym(team, user)}"
+    except ValueError as e:
+        raise UsageFault(str(e)) from None
+
+
+def _person(ring: Keyring, name: str) -> str:
+    """The user that a person's name stands for; any other name as it is."""
+    team, dot, user = name.partition(".")
+    return f"{team}.{People(ring.folder).known(team, user)}" if dot else name
 
 
 def _tell(ring: Keyring, teams: list[str], folder: Path | None, url: str | None) -> None:

@@ -29,19 +29,19 @@ def asks(folder: Path | None) -> bool:
     return not Keyring(folder or state_dir()).exists and bool(os.environ.get("BATON_NATS_CREDS"))
 
 
-def credential(what: str, name: str, write: Path | None, url: str | None) -> Path:
+def credential(what: str, name: str, write: Path | None, url: str | None, *, pseudonym: bool = False) -> Path:
     """Asks for the user `<team>.<user>`; its key is made here, and nobody else is told the secret half. Where it is written."""
     path = write or Path(f"{name}.creds")
     if what == "add" and path.exists():
         raise UsageFault(f"{path} is there already: name another file with --write")
     key = KeyPair.of(KeyKind.USER, secrets.token_bytes(SEED_BYTES))
-    done = manage(what, name, url, key.public)
+    done = manage(what, name, url, key.public, pseudonym=pseudonym)
     write_private(path, claims.credentials(done.token, key))
     hint("give it to its user, who can rotate it through you: whoever has this file speaks as that user")
     return path
 
 
-def manage(what: str, name: str, url: str | None, public_key: str = "") -> TeamManaged:
+def manage(what: str, name: str, url: str | None, public_key: str = "", *, pseudonym: bool = False) -> TeamManaged:
     """Asks the holder of the keys. Raises ClientError: Invalid with the reason when it is refused."""
     team, dot, user = name.partition(".")
     if name and not dot:
@@ -50,7 +50,7 @@ def manage(what: str, name: str, url: str | None, public_key: str = "") -> TeamM
     async def work(baton: Baton) -> TeamManaged:
         if name and team != baton.team:
             raise UsageFault(f"{name!r} is of another team than yours, {baton.team}")
-        asked = ManageTeam(what=what, user=user, public_key=public_key)  # type: ignore[arg-type]
+        asked = ManageTeam(what=what, user=user, public_key=public_key, pseudonym=pseudonym)  # type: ignore[arg-type]
         done: TeamManaged = await ask(baton.nats, "team.manage", baton.place, asked, timeout_s=15.0)
         return done
 

@@ -29,6 +29,7 @@ from pydantic import BaseModel
 from libs.bus.asking import FAILED, INVALID, OK, STATUS
 from libs.bus.messages import Malformed, decode_bare
 from libs.walls.keyring import Keyring, NoCredential
+from libs.walls.people import People
 from schemas import subjects
 from schemas.catalog import BY_TYPE
 from schemas.queries import ManageTeam, QueryFailed, TeamManaged, TeamUser
@@ -53,6 +54,7 @@ class TeamAdmins:
 
     def __init__(self, nats: Client, keyring: Keyring, tell: Tell, now: Callable[[], float] = time.time) -> None:
         self._nats, self._keyring, self._tell, self._now = nats, keyring, tell, now
+        self._people = People(keyring.folder)
         self._busy: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -90,6 +92,8 @@ class TeamAdmins:
     async def manage(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
         """Carries out what `user` of `team` asks. Raises AdminRefused, NoCredential, and what `tell` raises."""
         try:
+            if asked.user:  # from here on nothing that is kept has a person's name
+                asked = asked.model_copy(update={"user": await asyncio.to_thread(self._pseudonym, team, asked)})
             done = await asyncio.to_thread(self._carry_out, team, user, asked)
         except (AdminRefused, NoCredential) as e:
             self._write(team, user, asked, refused=str(e))
@@ -98,6 +102,11 @@ class TeamAdmins:
             self._write(team, user, asked)
             await self._tell([team])
         return done
+
+    def _pseudonym(self, team: str, asked: ManageTeam) -> str:
+        if asked.pseudonym and asked.what == "add":
+            return self._people.pseudonym(team, asked.user)
+        return self._people.known(team, asked.user)
 
     def _carry_out(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
         ring = self._keyring
@@ -123,8 +132,12 @@ class TeamAdmins:
             token = ring.sign(name, asked.public_key)
         elif asked.what == "revoke":
             ring.revoke(name)
-        admins = set(ring.admins(team))
-        users = tuple(TeamUser(name=one, admin=one in admins) for one in ring.users(team) if "." in one)
+        admins, people = set(ring.admins(team)), self._people.of(team)
+        users = tuple(
+            TeamUser(name=one, admin=one in admins, person=people.get(one.partition(".")[2], ""))
+            for one in ring.users(team)
+            if "." in one
+        )
         return TeamManaged(team=team, token=token, users=users)
 
     def _write(self, team: str, user: str, asked: ManageTeam, refused: str = "") -> None:

@@ -1,15 +1,22 @@
-"""The drill: everything is destroyed but the backup; it is restored elsewhere, and work, books and credentials go on."""
+"""The drill: everything is destroyed but the backup; it is restored elsewhere, and work, books and credentials go on. Then the
+team leaves, and nothing that is left says who its people were."""
 
+import json
 import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from libs.bus.connect import Address
 from libs.cli.backup_files import put_into, write
 from libs.cli.fencing import Fence, verified
 from libs.cli.launch import LaunchOptions, LocalStack
-from libs.client import Baton, NotFound, connect
+from libs.cli.team_offboard import Leaving, offboard
+from libs.client import Baton, NotFound, Unreachable, connect
+from libs.walls.people import PEOPLE_FILE, People
+from libs.walls.resolver import tell
 from schemas.billing import BillQuery
 from schemas.jobs import JobSpec, JobState, Simulation
 from schemas.resources import Resources
@@ -18,6 +25,7 @@ from tests.kit.waiting import until
 
 FLEET = "groups:\n  - {name: 'n-{i:02d}', count: 2, devices: {model: H100, count: 2, memory_gib: 80}}\n"
 SERVICES = ("placement", "admission", "leases", "quota_billing", "history", "queries", "vault")
+PERSON = "ana-of-the-long-name"
 
 
 def options(home: Path, fleet: Path) -> LaunchOptions:
@@ -51,7 +59,13 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
     fleet.write_text(FLEET)
     key = tmp_path / "red.creds"
     async with LocalStack(options(tmp_path / "lost", fleet)) as before:
-        async with await connect(before.address("red")) as red:
+        ring = before.keyring
+        ana = People(ring.folder).pseudonym("red", PERSON)
+        creds = ring.team(f"red.{ana}")
+        await tell(before.nats_url, ring, ["red"])
+        async with await connect(Address(before.nats_url, creds)) as red:
+            assert (red.team, red.place.user) == ("red", ana)
+            await red.set_secret("token", b"a value")
             done = await red.submit(timer(0.1))
             runs = await red.submit(timer(600, devices=2))
             await reaches(red, done.job_id, JobState.SUCCEEDED)
@@ -61,7 +75,7 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
             await write(before.state_dir, folder, before.address())
             after = await red.submit(timer(600), "after the backup")
             await reaches(red, after.job_id, JobState.RUNNING)
-        key.write_text(Path(before.address("red").creds).read_text())
+        key.write_text(creds.read_text())
         old_url = before.nats_url
     shutil.rmtree(tmp_path / "lost")
 
@@ -70,7 +84,7 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
     assert (told["main"]["nodes"], told["main"]["not_before_s"]) == (2, 0)
     async with LocalStack(options(home, fleet)) as again:
         assert again.nats_url != old_url
-        async with await connect(Address(again.nats_url, key), "red") as red:
+        async with await connect(Address(again.nats_url, key)) as red:
             await reaches(red, done.job_id, JobState.SUCCEEDED)
             assert (await billed(red))[done.job_id] == bill[done.job_id]
             await reaches(red, runs.job_id, JobState.RUNNING, attempts=2)
@@ -86,3 +100,41 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
         async with await connect(again.address()) as everything:
             head = await verified(everything.nats, "main")
             assert head["records"] > told["main"]["records"]
+        await leaves(again, tmp_path / "export", ana, key)
+    assert seen(home, ana), "the ledger has the pseudonym: who looks like this would find the name"
+    assert {place: seen(place, PERSON) for place in (home, tmp_path / "export")} == {home: [], tmp_path / "export": []}
+    assert [path.name for path in seen(folder, PERSON)] == [PEOPLE_FILE], "older backups have it, and only there"
+
+
+async def leaves(cluster: LocalStack, export: Path, ana: str, key: Path) -> None:
+    """The team's one running job is ended; said twice, the second time finds nothing to do."""
+    asked = Leaving("red", export, "its contract has ended", cancel=True, wait_s=60)
+    shown: list[str] = []
+    async with await connect(cluster.address(OPERATOR)) as operator:
+        assert People(cluster.state_dir).of("red") == {ana: PERSON}
+        for _ in range(2):
+            await offboard(operator, cluster.keyring, asked, shown.append)
+    steps = [line.partition("\t")[::2] for line in shown]
+    assert [name for name, _ in steps] == ["suspend", "jobs", "export", "secrets", "revoke", "erase"] * 2
+    found = dict(steps[:6])
+    assert (found["suspend"], found["jobs"], found["secrets"]) == ("in main", "1 have ended", "1 removed")
+    assert found["erase"].startswith("1 names are forgotten")
+    again = dict(steps[6:])
+    assert (again["suspend"], again["jobs"], again["secrets"]) == (
+        "was suspended already",
+        "none waits or runs",
+        "0 removed",
+    )
+    assert (again["export"], again["revoke"]) == (f"was written already: {export}", "0 credentials are void")
+    assert json.loads((export / "about.json").read_text())["counts"]["jobs"] == 3
+    assert ana in (export / "jobs.jsonl").read_text()
+    with pytest.raises(Unreachable, match="revoked or rotated"):
+        await connect(Address(cluster.nats_url, key))
+
+
+def seen(folder: Path, text: str) -> list[Path]:
+    """The files below `folder` that have it, in their bytes or in their name."""
+    return [
+        path for path in folder.rglob("*")
+        if text in path.name or (path.is_file() and text.encode() in path.read_bytes())
+    ]  # fmt: skip

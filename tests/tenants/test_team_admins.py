@@ -195,6 +195,6 @@ async def test_the_command_of_an_admin_needs_no_keys(house: House, tmp_path: Pat
     assert (added.code, added.out) == (0, f"{path}\n"), added.err
     assert path.stat().st_mode & 0o077 == 0
     await close(await house.of(path, "blue.ida"))
-    foreign, twice = await asyncio.gather(admin("add", "green.x"), admin("revoke", "blue.nobody"))
+    foreign, twice = await asyncio.gather(admin("add", "green.x"), admin("revoke", "blue.nobody", "--reason", "gone"))
     assert (foreign.code, twice.code) == (2, 2)
     assert "of another team than yours" in foreign.err

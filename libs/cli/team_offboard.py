@@ -1,0 +1,176 @@
+"""`baton team offboard TEAM --export FOLDER --reason TEXT`: a team leaves. Each step is shown, and the same command goes on
+where it was ended: a step looks at what is there, and does what is left.
+
+    suspend    in every pool: nothing new of it is taken or starts (and never again, unless somebody resumes it)
+    jobs       cancelled with --cancel, or waited for
+    export     FOLDER: jobs, events, bills, quotas, with the hash of each file
+    secrets    removed in every version
+    revoke     every credential of it
+    erase      who its users were: the names of pseudonyms
+"""
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.bus.copies import sha256
+from libs.cli import team_export, team_pause
+from libs.cli.acting import acting
+from libs.cli.exits import UsageFault
+from libs.cli.options import Url, UserOption
+from libs.cli.output import say
+from libs.cli.session import run
+from libs.client import Baton, NotFound, TimedOut
+from libs.client.asking import ask
+from libs.client.where import state_dir
+from libs.walls.keyring import Keyring
+from libs.walls.people import People
+from libs.walls.resolver import tell
+from schemas.jobs import JobState
+from schemas.queries import PoolStatus, PoolStatusQuery
+from schemas.subjects import OPERATOR
+
+_LOOK_S, _AT_ONCE, _HISTORY_LAGS_S = 0.5, 200, 60.0
+_OPEN = tuple(state for state in JobState if not state.terminal)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What an operator asked for."""
+
+    team: str
+    folder: Path
+    reason: str
+    cancel: bool
+    wait_s: float
+
+
+def command(
+    team: team_pause.TeamName,
+    export: Annotated[Path, typer.Option("--export", help="The folder for what it takes along, which is made here.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why: it is in the ledger, and the team is told.")],
+    *,
+    cancel: Annotated[bool, typer.Option("--cancel", help="End its jobs; else they are waited for.")] = False,
+    wait: Annotated[float, typer.Option("--wait", min=0, help="For its jobs at the most, s.")] = 3600.0,
+    folder: Annotated[
+        Path | None, typer.Option("--state-dir", help="Where keys and credentials are kept (BATON_STATE_DIR).")
+    ] = None,
+    user: UserOption = None,
+    url: Url = None,
+) -> None:
+    """A team leaves: suspended, its jobs ended, all of its own exported, secrets removed, credentials void. May be repeated."""
+    ring = Keyring(folder or state_dir())
+    if not ring.exists:
+        raise UsageFault(f"there are no keys in {ring.folder}: run this where `baton up` or `baton credentials` did")
+    asked = Leaving(team, export, reason, cancel, wait)
+    with acting("team.offboard", team, reason, folder=ring.folder, url=url, needs_reason=True):
+        run(lambda baton: offboard(baton, ring, asked), OPERATOR, url, user=user)
+
+
+async def offboard(baton: Baton, ring: Keyring, asked: Leaving, show: Callable[[str], None] = say) -> None:
+    """Every step in order, each with what it found. Raises ClientError; what is done stays done."""
+    steps: dict[str, Callable[[], Awaitable[str]]] = {
+        "suspend": lambda: _suspend(baton, asked),
+        "jobs": lambda: _end_jobs(baton, asked),
+        "export": lambda: _export(baton, asked),
+        "secrets": lambda: _secrets(baton, asked),
+        "revoke": lambda: _revoke(baton, ring, asked),
+        "erase": lambda: _erase(ring, asked),
+    }
+    for name, step in steps.items():
+        show(f"{name}\t{await step()}")
+
+
+async def _suspend(baton: Baton, asked: Leaving) -> str:
+    there = await team_pause.suspended(baton)
+    if there and all(asked.team in teams for teams in there.values()):
+        return "was suspended already"
+    return f"in {', '.join(await team_pause.pause(baton, asked.team, asked.reason))}"
+
+
+async def _end_jobs(baton: Baton, asked: Leaving) -> str:
+    """A cancel that comes while a job is being stopped for another reason changes nothing, so it is said again."""
+    until, most, team = time.monotonic() + asked.wait_s, 0, _as(baton, asked.team)
+    while left := await _left(team):
+        most = max(most, left)
+        if time.monotonic() > until:
+            raise TimedOut(
+                f"{left} jobs of {asked.team} have not ended within {asked.wait_s:g} s",
+                "they wait or run still",
+                "run the same command again; with --cancel they are ended",
+            )
+        for job in await team.list(states=_OPEN, limit=_AT_ONCE) if asked.cancel else ():
+            await baton.cancel(job.job_id, f"team {asked.team} leaves: {asked.reason}"[:512])
+        await asyncio.sleep(_LOOK_S)
+    for _ in range(int(_HISTORY_LAGS_S / _LOOK_S)):  # it is a moment behind, and is what is exported
+        if not await team.list(states=_OPEN, limit=1):
+            break
+        await asyncio.sleep(_LOOK_S)
+    return f"{most} have ended" if most else "none waits or runs"
+
+
+async def _left(team: Baton) -> int:
+    """How many jobs of the team wait or run, in all pools, as the ledgers say."""
+    count = 0
+    for pool in await team_pause.pools_of(team):
+        status: PoolStatus = await ask(team.nats, "pool.status", team.place, PoolStatusQuery(), pool=pool)
+        count += sum(status.jobs.values())
+    return count
+
+
+async def _export(baton: Baton, asked: Leaving) -> str:
+    """Into a folder beside it first: what lies in `folder` is whole."""
+    about_file = asked.folder / "about.json"
+    if about_file.is_file():
+        about = json.loads(about_file.read_text())
+        if about["team"] != asked.team:
+            raise UsageFault(f"{asked.folder} has what team {about['team']} took along: name another folder")
+        for name, digest in about["sha256"].items():
+            if sha256(asked.folder / name) != digest:
+                raise UsageFault(f"{asked.folder / name} is not what was exported: name another folder")
+        return f"was written already: {asked.folder}"
+    half = asked.folder.with_name(f"{asked.folder.name}.half")
+    _empty(half)
+    about = await team_export.write(_as(baton, asked.team), half)
+    half.rename(asked.folder)
+    return f"{asked.folder}: " + ", ".join(f"{count} {what}" for what, count in about["counts"].items())
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+
+
+async def _secrets(baton: Baton, asked: Leaving) -> str:
+    try:
+        gone = await baton.remove_secret(None, asked.team)
+    except NotFound:
+        gone = ()
+    return f"{len(gone)} removed"
+
+
+async def _revoke(baton: Baton, ring: Keyring, asked: Leaving) -> str:
+    if asked.team not in ring.teams:
+        return "it never had a credential"
+    users = ring.users(asked.team)
+    if users:
+        ring.revoke(asked.team)
+    await tell(baton.place.address.url, ring, [asked.team])
+    return f"{len(users)} credentials are void"
+
+
+async def _erase(ring: Keyring, asked: Leaving) -> str:
+    gone = await asyncio.to_thread(People(ring.folder).erase, asked.team)
+    return f"{len(gone)} names are forgotten; their pseudonyms stay in ledger and bills"
+
+
+def _as(baton: Baton, team: str) -> Baton:
+    """The operator's connection, asking as the team: what is exported is what the team itself would be told."""
+    return Baton(baton.nats, replace(baton.place, team=team))

@@ -1,0 +1,98 @@
+"""Who is behind a pseudonym: the one place where Baton keeps a person's name, and the only one that has to be erased.
+
+A ledger only grows, and archives, backups of it and bills are made of it. So a name that must be erasable never gets there: the
+person's credential carries a pseudonym (`vision.u-7f3a9c01d2e4`), drawn at random, and with it every subject, record, document,
+event and bill. Only `people.json`, beside the keys, says whose it is:
+
+    {"version": 1, "teams": {"vision": {"u-7f3a9c01d2e4": "ana"}}}
+
+Erasing deletes the line. What the pseudonym did stays and adds up; nobody can say any more who that was. A person who comes
+back gets another one.
+"""
+
+import fcntl
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from libs.embedded.records import write_private
+
+PEOPLE_FILE = "people.json"
+_PREFIX, _RANDOM_BYTES = "u-", 6
+MOST_PEOPLE, MOST_NAME = 10_000, 256
+"""Of one team, and characters of a name."""
+
+
+class NoSuchPerson(LookupError):
+    """Nobody of that name has a pseudonym; the text says which team was looked at."""
+
+
+class _Mapping(BaseModel):
+    version: int = 1
+    teams: dict[str, dict[str, str]] = {}
+
+
+class People:
+    """The mapping in `folder`. Every change is made under a lock and written before the method returns."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._file = folder, folder / PEOPLE_FILE
+
+    def pseudonym(self, team: str, name: str) -> str:
+        """Of a person of `team`; drawn when there is none yet. Raises ValueError for a name that is empty or too long, or when
+        the team has too many."""
+        if not name or len(name) > MOST_NAME:
+            raise ValueError(f"a person's name has 1 to {MOST_NAME} characters, this one {len(name)}")
+        with self._changing() as mapping:
+            people = mapping.teams.setdefault(team, {})
+            for pseudonym, known in people.items():
+                if known == name:
+                    return pseudonym
+            if len(people) >= MOST_PEOPLE:
+                raise ValueError(f"team {team} has {len(people)} people, and no more fit: erase those who left")
+            drawn = _PREFIX + secrets.token_hex(_RANDOM_BYTES)
+            people[drawn] = name
+            return drawn
+
+    def known(self, team: str, name: str) -> str:
+        """The pseudonym of that person, or `name` itself when it stands for nobody: it may be a pseudonym, or a plain user."""
+        return next((one for one, known in self.of(team).items() if known == name), name)
+
+    def of(self, team: str) -> dict[str, str]:
+        """Pseudonym -> name."""
+        return self._read().teams.get(team, {})
+
+    def erase(self, team: str, name: str = "") -> list[str]:
+        """Forgets who a pseudonym is, or, without a name, all of the team's. Returns the pseudonyms. Raises NoSuchPerson for a
+        name that is not there."""
+        with self._changing() as mapping:
+            people = mapping.teams.get(team, {})
+            gone = [one for one, known in people.items() if not name or name in (known, one)]
+            if name and not gone:
+                raise NoSuchPerson(f"nobody of team {team} is called {name!r} here: `baton team list` shows who is")
+            for one in gone:
+                del people[one]
+            if not people:
+                mapping.teams.pop(team, None)
+        return gone
+
+    def _read(self) -> _Mapping:
+        try:
+            return _Mapping.model_validate_json(self._file.read_text())
+        except FileNotFoundError:
+            return _Mapping()
+
+    @contextmanager
+    def _changing(self) -> Iterator[_Mapping]:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(self._folder / f"{PEOPLE_FILE}.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            mapping = self._read()
+            before = mapping.model_dump()
+            yield mapping
+            if (after := mapping.model_dump()) != before:
+                write_private(self._file, json.dumps(after, indent=1) + "\n")
