@@ -65,7 +65,6 @@ async def test_all_is_lost_but_the_backup(tmp_path: Path) -> None:
         await tell(before.nats_url, ring, ["red"])
         async with await connect(Address(before.nats_url, creds)) as red:
             assert (red.team, red.place.user) == ("red", ana)
-            await red.set_secret("token", b"a value")
             done = await red.submit(timer(0.1))
             runs = await red.submit(timer(600, devices=2))
             await reaches(red, done.job_id, JobState.SUCCEEDED)
