@@ -41,7 +41,7 @@ from schemas.subjects import EVENTS, REQUESTS, TELEMETRY
 
 MANIFEST = "manifest.json"
 VERSION = 1
-STATE = (KEYS_FILE, "creds", PEOPLE_FILE, AUDIT_FILE, BOOK_FILE, VAULT_FOLDER)
+STATE = (KEYS_FILE, "creds", "tls", PEOPLE_FILE, AUDIT_FILE, BOOK_FILE, VAULT_FOLDER)
 """What of a state directory nothing can make again."""
 _FIRST = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", f"OBJ_{SNAPSHOTS_BUCKET}", REQUESTS, EVENTS)
 _LEDGER = re.compile(r"LEDGER-.+|SEGMENT-.+-\d{20}")
