@@ -63,5 +63,5 @@ FIRST_TEAM_UID, TEAM_UIDS = 0x7000_0000, 0x0FFF_0000
 
 def team_uid(team: str) -> int:
     """The user and group id of a team's processes, on every node. It follows from the name alone, so nobody need be asked or
-    told. Two teams of one id are refused where teams are made, and by each node that meets both."""
+    told. A node that has served one of two teams with one id refuses the other."""
     return FIRST_TEAM_UID + int.from_bytes(sha256(team.encode()).digest()[:8], "big") % TEAM_UIDS
