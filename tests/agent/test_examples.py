@@ -1,6 +1,7 @@
 """Every example is a test: the job files can be submitted, the training saves, resumes and comes to the same end."""
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_the_roles_of_the_nested_example_find_each_other(tmp_path):
     world = World(node("a"), node("b"))
     job_id = world.submit(admitted("roles").model_copy(update={"spec": request.spec}))
     assert world.state_of(job_id) == "granted"
-    ends = []
+    commands, environments = [], []
     for name in ("a", "b"):
         for wanted in desired(world.decider.state, name, "test", 1).parts:
             for slot in slots(wanted):
@@ -76,9 +77,18 @@ def test_the_roles_of_the_nested_example_find_each_other(tmp_path):
                     wanted, slot, device={}, paths=Paths("/", "/", "/", "{rank}"), search_path="/bin",
                     addresses=addresses_of(wanted, frozenset({"a", "b"}), "{node}"), marker="m",
                 )  # fmt: skip
-                command = [sys.executable, *request.spec.command[1:]]
-                ends.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))
-    told = [process.communicate(timeout=60)[0].splitlines() for process in ends]
+                commands.append([sys.executable, *request.spec.command[1:]])
+                environments.append(environment)
+    assert len({environment["MASTER_PORT"] for environment in environments}) == 1, "they could not meet"
+    with socket.socket() as port:  # held for them, so that nothing else on this machine has it
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        port.bind(("", 0))
+        own = {"MASTER_PORT": str(port.getsockname()[1])}
+        ends = [
+            subprocess.Popen(command, cwd=ROOT, env=environment | own, stdout=subprocess.PIPE, text=True)
+            for command, environment in zip(commands, environments, strict=True)
+        ]
+        told = [process.communicate(timeout=60)[0].splitlines() for process in ends]
     assert [process.returncode for process in ends] == [0] * 10
     assert sorted(lines[0].split(";")[0] for lines in told) == [
         *(f"judge {n} of 2" for n in range(2)), *(f"trainer {n} of 8" for n in range(8)),
