@@ -4,6 +4,7 @@ So a node that was taken over hears no question about other nodes' jobs, and can
 in time holds up nobody else: a team has a bounded number of questions under way.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -17,7 +18,10 @@ from schemas.catalog import BY_TYPE
 from schemas.queries import JobDocument, LogPiece, LogQuery, NodeLogQuery
 
 _PIECE = BY_TYPE["io.baton.log.piece.query.v1"]
-_ANSWER_S = 1.5
+_ANSWER_S = 1.6
+"""Less than a client waits."""
+_TRY_S = 0.7
+_PAUSE_S = 0.1
 _MOST_OF_A_TEAM = 32
 
 Find = Callable[[str, str], Awaitable[JobDocument]]
@@ -49,14 +53,22 @@ class LogRelay:
                 del self._under_way[team]
 
     async def _ask(self, query: LogQuery, team: str) -> LogPiece | None:
-        document = await self._find(query.job_id, team)
-        number = query.attempt or (document.attempts[-1].attempt if document.attempts else 0)
-        node = next((node_of(a, query.rank) for a in document.attempts if a.attempt == number), "")
-        if not node or not document.pool:
-            return None
-        asked = NodeLogQuery(**{**query.model_dump(), "attempt": number}, team=team)
+        """An attempt that history has not read of yet, or that its node begins just now, is waited for, for a moment."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _ANSWER_S
+        while True:
+            document = await self._find(query.job_id, team)
+            number = query.attempt or (document.attempts[-1].attempt if document.attempts else 0)
+            node = next((node_of(a, query.rank) for a in document.attempts if a.attempt == number), "")
+            asked = NodeLogQuery(**{**query.model_dump(), "attempt": number}, team=team)
+            piece = await self._of_node(asked, document.pool, node) if node and document.pool else None
+            if piece is not None or loop.time() + _PAUSE_S > deadline:
+                return piece
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _of_node(self, asked: NodeLogQuery, pool: str, node: str) -> LogPiece | None:
         try:
-            piece: LogPiece = await ask(self._nats(), _PIECE, asked, timeout_s=_ANSWER_S, pool=document.pool, node=node)
+            piece: LogPiece = await ask(self._nats(), _PIECE, asked, timeout_s=_TRY_S, pool=pool, node=node)
         except (NoAnswer, QueryError, ValidationError):
             return None  # the asker hears nothing, as of a node that is gone
-        return piece if (piece.job_id, piece.attempt, piece.rank) == (query.job_id, number, query.rank) else None
+        return piece if (piece.job_id, piece.attempt, piece.rank) == (asked.job_id, asked.attempt, asked.rank) else None

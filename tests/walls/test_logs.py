@@ -98,7 +98,7 @@ async def test_a_node_cannot_answer_for_another_rank(bus: tuple[str, Keyring]) -
     nc = await hostile.start(bus, ("baton.qry.log.v1.piece.main.n2",), "lies")
     history = await connect(Address(url, ring.service("history")), name="history")
     assert await LogRelay(lambda: history, find).read(LogQuery(job_id=JOB, rank=3), "blue") is None
-    assert hostile.heard == ["baton.qry.log.v1.piece.main.n2"]
+    assert set(hostile.heard) == {"baton.qry.log.v1.piece.main.n2"}
     await nc.close()
     await history.close()
 

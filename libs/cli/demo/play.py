@@ -17,6 +17,7 @@ from libs.cli.demo.load import ASSISTANT, RESEARCH, TEAMS, DemoJob
 from libs.cli.demo.screen import Screen
 from libs.cli.launch import REAL, ROOT, SIMULATED, LaunchOptions, LocalStack
 from libs.client import Baton, connect
+from libs.client.errors import NotFound
 from libs.embedded import EventKind, StateDirLocked
 from libs.report import Report, Step, collect, write
 from libs.report.facts import Facts, JobFacts
@@ -202,7 +203,9 @@ class Demo:
         """What rank 0 of an attempt of the gang has written: as soon as that is `enough`, or after a while anyway."""
         deadline = time.monotonic() + _LOG_S
         while True:
-            text = "".join([piece.text async for piece in self._clients[RESEARCH].logs(wanted, attempt=attempt)])
+            text = ""
+            with contextlib.suppress(NotFound):  # it begins just now
+                text = "".join([piece.text async for piece in self._clients[RESEARCH].logs(wanted, attempt=attempt)])
             if enough(text) or time.monotonic() > deadline:
                 return text
             await asyncio.sleep(_PERIOD_S)
