@@ -89,7 +89,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     refusing: list[Refusing] = []
 
     async def portion(left: Sequence[Msg]) -> int:
-        await refused[0].catch_up()
+        if any(message.metadata.num_delivered > 1 for message in left):
+            await refused[0].catch_up()
         return await overtaking[0].portion(left)
 
     def in_line(received: Received) -> list[Outgoing]:
@@ -140,7 +141,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             outbox = PacedOutbox(js, batches=True)
             outbox.pace = pace
             outboxes[:] = [outbox]
-            refused[:] = [ToldRefusals(nats, js, DURABLE)]
+            refused[:] = [ToldRefusals(js, DURABLE)]
             overtaking[:] = [Overtaking(js, decide, outbox, pace)]
             home = settings.all_pools[0]
             refusing[:] = [Refusing(home, policy)]
@@ -160,7 +161,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                     await rooms[known.pool].known.wait()
                     for job_id in await undecided(js, known.pool, known.projection.inbox_seq):
                         recent.add(job_id, known.pool)
-                await refused[0].listen()
+                await refused[0].catch_up()
                 tasks.start(
                     "refusals for the ledger",
                     refusing[0].run(lambda: outboxes[0], lambda items: rooms[home].lacks(items, SUBMITS_END)),

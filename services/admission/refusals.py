@@ -2,16 +2,15 @@
 
 A process may die between telling a refusal and acknowledging the request, or its acknowledgement is lost. Then the request
 comes again, here or to another process, and by then the pool may have grown: a job would run of which its team was told
-that it never will. So each process hears the refusals of all. What it cannot have heard, before its start and while its
-connection was broken, it reads: the refusals since the oldest request that is not acknowledged.
+that it never will. So at its start, and whenever a request comes again, a process reads which refusals were stored since the
+oldest request that is not acknowledged. It does not listen to them: who listens also hears what the broker did not store.
 """
 
 import logging
 from collections import OrderedDict
 from datetime import UTC, datetime
-from functools import partial
+from typing import Any
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
@@ -33,28 +32,18 @@ class ToldRefusals:
     """Has the ids of refusals (`schemas.ids.rejection_id`) that were told last, up to a hundred thousand. `durable`: who
     acknowledges requests."""
 
-    def __init__(self, nats: Client, js: JetStreamContext, durable: str) -> None:
-        self._nats, self._js, self._durable = nats, js, durable
+    def __init__(self, js: JetStreamContext, durable: str) -> None:
+        self._js, self._durable = js, durable
         self._ids: OrderedDict[str, None] = OrderedDict()
-        self._reconnects = -1
+        self._next = 0
+        """Of EVENTS: everything before it was read. 0: nothing yet."""
 
     def __contains__(self, id_: object) -> bool:
         return id_ in self._ids
 
-    async def listen(self) -> None:
-        """Hears what is refused from now on, and reads what was before."""
-        await self._nats.subscribe(_TOLD, cb=self._heard)
-        await self.catch_up()
-
     async def catch_up(self) -> None:
-        """To be called before requests are decided: reads what was told while the connection was broken. A broker that is
-        away is waited for."""
-        while self._reconnects != (now := self._nats.stats["reconnects"]):
-            await patiently(self._read, _away)
-            self._reconnects = now
-
-    async def _heard(self, message: Msg) -> None:
-        self._add(message)
+        """To be called at the start, and before requests that come again are decided. A broker that is away is waited for."""
+        await patiently(self._read, _away)
 
     def _add(self, message: Msg) -> None:
         if id_ := (message.headers or {}).get(ID):
@@ -64,20 +53,23 @@ class ToldRefusals:
 
     async def _read(self) -> None:
         """Raises nats errors and TimeoutError."""
-        floor = (await self._js.consumer_info(REQUESTS, self._durable)).ack_floor
-        first = {"seq": (floor.stream_seq if floor is not None else 0) + 1}
-        oldest = (await direct.get(self._js, REQUESTS, _ASKED, first, 1)).messages
-        if not oldest:
-            return
-        since = datetime.fromtimestamp(direct.received_of(oldest[0]).time_us / 1e6, UTC)
-        get = partial(direct.get, self._js, EVENTS, _TOLD, batch=_PAGE)
-        page = await get(start={"start_time": since.isoformat()})
+        start: dict[str, Any] = {"seq": self._next}
+        if not self._next:
+            floor = (await self._js.consumer_info(REQUESTS, self._durable)).ack_floor
+            first = {"seq": (floor.stream_seq if floor is not None else 0) + 1}
+            oldest = (await direct.get(self._js, REQUESTS, _ASKED, first, 1)).messages
+            if not oldest:
+                return
+            since = datetime.fromtimestamp(direct.received_of(oldest[0]).time_us / 1e6, UTC)
+            start = {"start_time": since.isoformat()}
         for _ in range(_REMEMBERED // _PAGE):
+            page = await direct.get(self._js, EVENTS, _TOLD, start, _PAGE)
             for message in page.messages:
                 self._add(message)
+                self._next = int((message.headers or {})[direct.SEQUENCE]) + 1
             if not page.messages or not page.more:
                 return
-            page = await get(start={"seq": int((page.messages[-1].headers or {})[direct.SEQUENCE]) + 1})
+            start = {"seq": self._next}
 
 
 def _away(error: Exception, failures: int) -> None:

@@ -166,7 +166,7 @@ class SimBooks:
         for job in jobs:
             if job.twin_at is not None and (answers := self._answers(job)) != 2:
                 world.violated("I4", f"{job.id} was sent with two bodies, and has {answers} answers")
-            if job.id in self.ended and job.id in self._rejected:
+            if job.twin_at is None and job.id in self.ended and job.id in self._rejected:
                 world.violated("I4", f"{job.id} is both in the ledger and refused")
         for (subject, payload), times in self._events.items():
             if times != 1:

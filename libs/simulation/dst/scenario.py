@@ -227,6 +227,7 @@ def _settings(lengths: LeaseLengths, saves: int) -> dict[str, Any]:
         "nats_url": "sim://broker",
         "redis_url": "sim://redis",
         "mongo_url": "sim://mongo",
+        "insecure": True,
         "pool": POOL,
     }
 
