@@ -169,9 +169,9 @@ class SimBooks:
             if job.twin_at is None and job.id in self.ended and job.id in self._rejected:
                 world.violated("I4", f"{job.id} is both in the ledger and refused")
         for (subject, payload), times in self._events.items():
-            if times != 1:
+            if times != 1 and not world.offset_of("broker"):  # whose clock was set forgets the ids that it has
                 world.violated("told", f"{times} times: {subject} {payload.decode()[:200]}")
-            elif subjects.what_of(subject) != "rejected" and payload not in self._due:
+            if subjects.what_of(subject) != "rejected" and payload not in self._due:
                 world.violated("told", f"what the ledger does not say: {subject} {payload.decode()[:200]}")
         for state, job in ((self.ended.get(job.id), job) for job in jobs):
             if state is not None and not _plausible(job, state):
