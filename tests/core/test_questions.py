@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from libs.core.scheduling import cycle
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
 from libs.core.state.line import Line
-from libs.core.state.model import Job, running, shape_of
+from libs.core.state.model import Job, State, running, shape_of
 from libs.core.state.waiting import enqueue
 from schemas import inbox
 from schemas.jobs import JobSpec, JobState
@@ -202,3 +203,27 @@ def test_no_question_looks_at_more_jobs_because_more_wait(seen_by: str, monkeypa
         return found
 
     assert looks(6000) == looks(600)
+
+
+def test_the_jobs_ahead_are_counted_in_queues_of_every_kind() -> None:
+    """Jobs that came back stand before gangs that are due, and devices are held for some: lives seldom lead there."""
+    specs = [JobSpec(command=("x",), resources=Resources(devices=devices)) for devices in (1, 2, 3)]
+    fleet = World(node("n0", 8)).decider.state.fleet
+    for seed in range(400):
+        chance = Random(seed)
+        state = State(fleet=fleet, used={team: {"H100": chance.choice((0, 1000, 2000))} for team in ("red", "blue")})
+        devices = [f"n0-gpu{number}" for number in range(8)]
+        for number in chance.sample(range(100), chance.randrange(1, 14)):
+            spec, team, submitted_us = chance.choice(specs), chance.choice(("red", "blue")), chance.randrange(6)
+            priority, queued_us = chance.choice((0, 100)), chance.randrange(12)
+            one = Job(f"j{number:02}", team, spec, "", priority, False, submitted_us, queued_us, shape_of(spec))
+            state.jobs[one.id] = one
+            enqueue(state, one)
+            if devices and chance.random() < 0.2:
+                state.holds[one.id] = (devices.pop(),)
+        t_us, policy = chance.randrange(4, 18), Policy(reserve_after_us=5)
+        ahead, walked = JobsAhead(state, t_us, policy), list(in_order(state, t_us, policy))
+        for number, one in enumerate(walked):
+            assert ahead.count(one) == number, seed
+            assert ahead.count(one, "red") == sum(other.team == "red" for other in walked[:number]), seed
+            assert ahead.held(one) == sum(other.id in state.holds for other in walked[:number]), seed
