@@ -231,6 +231,13 @@ class LocalStack:
                 raise NotReady(waiting, limit_s, self.state_dir / "logs")
             await asyncio.sleep(0.1)
 
+    def walls(self) -> str:
+        """What keeps the jobs of this machine's node apart, as its agent says; "" without one."""
+        try:
+            return (self.state_dir / "services" / REAL / "agent" / "walls").read_text()
+        except OSError:
+            return ""
+
     def fenced_s(self) -> float:
         """How long work of the instance that this one was restored from may still run on nodes that cannot be reached, s:
         nothing is started before (`libs.cli.fencing`)."""

@@ -170,6 +170,7 @@ def _introduce(launch: LocalStack) -> None:
             ("submit", f"{prefix}baton submit{flag} {_example(launch)}"),
             ("look", f"{prefix}baton get nodes"),
             ("teams", ", ".join(launch.options.teams)),
+            *((("walls", walls),) if (walls := launch.walls()) else ()),
             ("credentials", f"{_relative(str(launch.keyring.creds))}/: one for each team"),
             ("stop", f"Ctrl-C here; {stays}, and the next `baton up` goes on from it"),
         ]

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from services.agent.view import JobView
 
 log = logging.getLogger("baton.agent")
 
+SAID = "walls"
+"""A file of the agent's folder: the tier that it has, and what that lacks. `baton up` shows it."""
+
 
 class JobWalls:
     """Of one agent. `teams`: a file with the teams that it has served, by what tells their processes apart."""
@@ -25,7 +29,9 @@ class JobWalls:
         """User id -> team; and "" -> the one team of a node without walls."""
 
     def say(self) -> None:
-        """In the agent's log: what jobs are kept apart by, and what that lacks."""
+        """In the agent's log, and for who starts it: what jobs are kept apart by, and what that lacks."""
+        with suppress(OSError):
+            self._file.with_name(SAID).write_text(self.told())
         level = logging.WARNING if self._keeper.tier == walls.NONE else logging.INFO
         log.log(level, "walls around jobs: %s", self.told())
 
@@ -77,7 +83,7 @@ class JobWalls:
         if root:
             for folder in folders:
                 hand_over(folder, uid)
-        return views.spec(self._view.arguments(folders, devices), uid, gid)
+        return views.spec(self._view, uid, gid, self._view.arguments(folders, devices))
 
 
 def lacks() -> list[str]:
@@ -96,7 +102,7 @@ def asked(tier: str, view: JobView) -> str:
     """What a new keeper is to try, as `python -m services.agent.keeper` takes it."""
     root = os.geteuid() == 0
     uid, gid = (FIRST_TEAM_UID, FIRST_TEAM_UID) if root else (os.geteuid(), os.getegid())
-    return json.dumps({"asked": tier, "bwrap": views.launcher(), "spec": views.spec(view.arguments(), uid, gid)})
+    return json.dumps({"asked": tier, "bwrap": views.launcher(), "spec": views.spec(view, uid, gid, view.arguments())})
 
 
 def hand_over(folder: Path, uid: int) -> None:

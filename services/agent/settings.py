@@ -143,6 +143,12 @@ class AgentSettings(ServiceSettings):
         le=3600,
         description="how long vault may be away before a part that names secrets is given up, s",
     )
+    job_processes: int = Field(
+        default=16_384,
+        ge=16,
+        le=4_000_000,
+        description="processes and threads that a team's jobs may have here, with walls",
+    )
     cgroups: bool = Field(default=True, description="put jobs into cgroups of their own where that is possible")
 
     @property

@@ -19,8 +19,9 @@ import psutil
 from services.agent.settings import AgentSettings
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
-_SYS = ("bus", "class", "dev", "devices", "module", "block")
-"""Of /sys: what there is, for libraries that look for their devices. No cgroups, no settings of the kernel."""
+_SYS = ("bus", "class", "dev", "module", "block")
+"""Of /sys, beside /sys/devices: what there is, for libraries that look for their accelerators. No cgroups, no settings of the
+kernel."""
 _MIB = 1024 * 1024
 
 
@@ -37,6 +38,7 @@ class JobView:
     own: tuple[str, ...]
     device_files: tuple[str, ...]
     scratch_mib: int
+    processes: int
 
     def arguments(self, writable: Sequence[Path] = (), devices: Sequence[str] = (), network: bool = True) -> list[str]:
         """bubblewrap's, for a job that has these folders and device files."""
@@ -48,6 +50,7 @@ class JobView:
             *(() if network else ("--unshare-net",)),
             *("--perms", "1777", "--size", scratch, "--tmpfs", "/tmp"),
             *self.system,
+            *(word for name in _SYS if devices for word in ("--ro-bind-try", f"/sys/{name}", f"/sys/{name}")),
             *("--proc", "/proc", "--dev", "/dev"),
             *(word for device in (*devices, *beside) for word in ("--dev-bind-try", device, device)),
             *("--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"),
@@ -77,9 +80,7 @@ def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")
             system += ["--symlink", os.readlink(at), f"/{name}"]
         elif at.is_dir() and any(at.iterdir()):
             system += ["--ro-bind", str(at), f"/{name}"]
-    for name in _SYS:
-        if (root / "sys" / name).is_dir():
-            system += ["--ro-bind", f"/sys/{name}", f"/sys/{name}"]
+    system += ["--ro-bind", "/sys/devices", "/sys/devices"]
     system += ["--symlink", "/tmp", "/var/tmp"]
     names = root / "etc/resolv.conf"
     if names.is_symlink() and names.exists() and not _below(str(names.resolve()), "/etc"):
@@ -92,10 +93,17 @@ def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")
     for folder in map(str, writable):
         system += [*_ways((folder,)), "--bind-try", folder, folder]
         shown.append(folder)
-    return JobView(tuple(system), tuple(shown), own_folders, tuple(map(str, settings.device_files)), scratch_mib)
+    return JobView(
+        tuple(system),
+        tuple(shown),
+        own_folders,
+        tuple(map(str, settings.device_files)),
+        scratch_mib,
+        settings.job_processes,
+    )
 
 
-def spec(arguments: Sequence[str], uid: int, gid: int, network: bool = True) -> dict[str, Any]:
+def spec(view: JobView, uid: int, gid: int, arguments: Sequence[str], network: bool = True) -> dict[str, Any]:
     """As the keeper is told of it (`walls.Spec`)."""
     return {
         "args": list(arguments),
@@ -103,6 +111,7 @@ def spec(arguments: Sequence[str], uid: int, gid: int, network: bool = True) -> 
         "root": os.geteuid() == 0,
         "uid": uid,
         "gid": gid,
+        "processes": view.processes,
     }
 
 

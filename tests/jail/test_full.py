@@ -88,6 +88,8 @@ async def test_a_hostile_job_reaches_nothing(start, aims, tmp_path):
     async with start(readable=(HOSTILE.parent,)) as node:
         said, pid = await attacked(node, aims, tmp_path)
         assert node.agent.launcher.keeper.tier == walls.FULL, node.agent.launcher.keeper.why
+        node.agent.launcher.walls.say()
+        assert (tmp_path / "agent/walls").read_text().startswith(walls.FULL), "for `baton up`"
         assert [name for name, how in said.items() if how == "BROKE"] == []
         assert len(said) >= 60
         assert Path(f"/proc/{pid}").stat().st_uid == team_uid("blue"), "and the other team's job goes on"
@@ -151,6 +153,27 @@ os.wait()
         await node.ends(of("green", daemon))
         left = [p for p in proc.pids() if (stat := proc.read_stat(p)) is not None and stat.state not in "ZX"]
         assert not [p for p in left if uid_of(p) == team_uid("green")]
+
+
+async def test_who_starts_without_end_is_stopped(start):
+    """Processes and descriptors: in the end the job can start no more, and its neighbour can."""
+    bomb = """
+import os, resource, time
+for n in range(200):
+    try:
+        if os.fork() == 0:
+            time.sleep(600)
+    except BlockingIOError:
+        print("stopped", n < 64, resource.getrlimit(resource.RLIMIT_NOFILE)[1] <= 65536, flush=True)
+        break
+time.sleep(600)
+"""
+    async with start(job_processes=64) as node:
+        first, second = of("red", bomb), of("blue", "import os; os.fork(); print('up')", 2)
+        await node.up(first, word="stopped")
+        assert node.says(first) == "stopped True True\n"
+        await node.world.want("n0", first, second)
+        await until(lambda: "up" in node.says(second))
 
 
 async def test_a_checkpoint_stays_its_teams(start, tmp_path):

@@ -68,6 +68,7 @@ class Demo:
         async with self._launched() as launch, self._connected(launch) as follower:
             self.screen.facts = lambda: follower.facts
             self._follower = follower
+            self.screen.phase(f"this machine's node has walls around jobs: {launch.walls()}")
             async with _ended_together(self._beside):
                 await self._story()
             self.screen.phase("read the whole ledger again: verify, bill, report")

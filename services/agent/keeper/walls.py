@@ -46,7 +46,8 @@ _LIBC = ctypes.PyDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
 
 Spec = dict[str, Any]
-"""`args`: bubblewrap's, which describe the view; `namespaces`: names of those to enter; `uid`, `gid`: of the processes."""
+"""`args`: bubblewrap's, which describe the view; `namespaces`: names of those to enter; `root`: whether the keeper is root;
+`uid`, `gid`: of the processes; `processes`: how many, threads too, that user may have."""
 
 
 def _checked(result: int, what: str) -> int:
@@ -119,7 +120,7 @@ def own_user(uid: int, gid: int) -> None:
         proc.write_text(f"/proc/self/{name}", text)
 
 
-def give_up() -> None:
+def give_up(processes: int) -> None:
     """Of this process, and so of all that it starts: capabilities beyond the few that a shim needs, new privileges, calls that
     reach the kernel itself, abstract sockets and signals of others. Raises OSError."""
     contain.gain_no_rights()
@@ -134,6 +135,7 @@ def give_up() -> None:
     _scope()
     callfilter.install()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -256,4 +258,4 @@ def put_up(bwrap: str, spec: Spec) -> None:
     enter(bwrap, spec)
     if not root:
         own_user(spec["uid"], spec["gid"])
-    give_up()
+    give_up(spec["processes"])
