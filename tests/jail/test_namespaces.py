@@ -6,8 +6,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from services.agent.keeper import find
@@ -67,6 +69,10 @@ class PlainAgent:
         self.process.kill()
         self.process.wait()
         find.kill(self.folder / "agent")
+        for process in psutil.process_iter():  # who becomes another user is not killed with its parent any more
+            with suppress(psutil.NoSuchProcess):
+                if process.uids().real == USER:
+                    process.kill()
 
     def says(self, job_id: str) -> str:
         log = self.folder / "jobs" / ".agent" / job_id / "1" / "logs" / "rank-0.log"
