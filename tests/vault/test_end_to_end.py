@@ -159,7 +159,7 @@ async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
         assert mode == "0o40700"
         assert state not in Path(folder).parents, "in memory"
         pids = [int(p.name) for p in Path("/proc").glob("[0-9]*") if holds(p, b"TOKEN=" + VALUE)]
-        assert len(pids) == 1, "the job's environment, and no other's"
+        assert len(pids) == 1, f"the job's environment, and no other's: {pids}, {await red.get(job)}"
         assert await asyncio.to_thread(found, wherever(state, pids[0])) == []
         await nobody_else_is_given_it(cluster, job)
         assert [info.version for info in await red.secrets()] == [1]
