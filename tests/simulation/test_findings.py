@@ -20,7 +20,7 @@ from libs.simulation.dst.scenario import Asked, Scenario, populate, teams
 from libs.simulation.dst.world import World
 from schemas.ids import job_id
 from schemas.inbox import PreemptionPlanned, Started
-from schemas.jobs import JobSpec, Simulation
+from schemas.jobs import JobSpec, RetryPolicy, Simulation
 from schemas.resources import Resources
 from services.agent.reports import Reports
 from services.preemption.app import Preemption
@@ -200,6 +200,33 @@ def test_what_was_refused_is_not_admitted_when_the_request_comes_again() -> None
         told = [kept.subject for kept in world.disk.streams["EVENTS"].messages.values()]
         assert told == ["baton.evt.job.v1.rejected.blue"]
         assert not world.disk.consumers["REQUESTS"]["admission"].unacked
+
+    with alone(world):
+        world.loop.run(main())
+    assert world.violations == []
+
+
+def test_what_is_told_to_a_dead_keeper_does_not_run() -> None:
+    """The agent was frozen when its keeper died, and heard of a grant before it heard of that: the simulated machine ran the
+    job without a keeper, and so without a lease (seeds 1942 and 2484). On a real one nobody takes the start."""
+    world = World(1)
+    populate(world, Scenario(nodes=1, placements=1, admissions=1, leases="long"))
+    spec = JobSpec(name="one", resources=Resources(devices=1), simulation=Simulation(duration_s=1), retry=RetryPolicy())
+    asked = Asked("blue", "key", spec, at=5.0)
+
+    async def main() -> None:
+        Process(world, "teams", "teams").start(teams(world, Scenario(1, 1, 1, jobs=[asked])))
+        await asyncio.sleep(4)
+        agent = world.services["agent-n0"].process
+        assert agent is not None
+        agent.freeze()
+        world.machines["n0"].keeper_dies()
+        await asyncio.sleep(2)
+        assert asked.stored
+        assert not world.truth.ran
+        agent.thaw()
+        await asyncio.sleep(20)
+        assert set(world.truth.ended.values()) == {0}
 
     with alone(world):
         world.loop.run(main())

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 STOP_S = 0.15
 """SIGTERM to the end of a simulated process, at the most."""
+CLEAR_S = 0.1
+"""What a dead keeper has left is gone within so long, at the most."""
 _SIGTERM = 128 + 15
 _SIGKILL = 128 + 9
 
@@ -58,16 +60,19 @@ class SimKeeper:
 
     def __init__(self, machine: "Machine") -> None:
         self._machine = machine
+        self.on_dying: Callable[[], None] = lambda: None
         self.on_loss: Callable[[], Any] | None = None
         machine.keeper_lost = self._lost
 
     def _lost(self) -> None:
+        self.on_dying()
         if self.on_loss is not None:
             self._machine.world.loop.create_task(self._say(self.on_loss, self._machine.agent))
 
     async def _say(self, on_loss: Callable[[], Any], agent: "Process | None") -> None:
         """Nobody awaits it on a real node either: what it raises is lost with the task."""
         try:
+            await asyncio.sleep(self._machine.world.random.random() * CLEAR_S)
             await on_loss()
         except Exception as error:
             if agent is not None:
@@ -142,9 +147,16 @@ class SimPart:
         self._done_ms = part.resume.step if part.resume else 0
         self._interval_s = part.spec.checkpoint.interval_s if part.spec.checkpoint and part.node_rank == 0 else 0.0
         self._over = False
-        self._process: SimProcess
+        self._process: SimProcess | None = None
+        """None: its start was told to a keeper that had died. Nothing of it has run, and the agent is about to hear of that."""
+
+    @property
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.alive
 
     def start(self) -> None:
+        if self._machine.life is None:
+            return
         simulation = self._part.spec.simulation
         assert simulation is not None
         runs_s = max(0.01, simulation.duration_s - self._done_ms / 1000)
@@ -166,7 +178,7 @@ class SimPart:
             self._machine.world.loop.call_later(self._interval_s, self._interval)
 
     def save(self) -> None:
-        if self._interval_s and self._process.alive:
+        if self._interval_s and self._alive:
             self._checkpoint()
         self._stop()
 
@@ -174,16 +186,16 @@ class SimPart:
         self._stop()
 
     def save_early(self) -> None:
-        if self._interval_s and self._process.alive:
+        if self._interval_s and self._alive:
             self._checkpoint()
 
     def heard(self) -> None:
-        self._machine.forget(self._process.key)
+        self._machine.forget((self._part.job_id, self._part.attempt))
 
     async def kill(self) -> None:
         """Ends without a report, and returns when nothing is left."""
         self._over = True
-        if self._process.alive:
+        if self._process is not None and self._process.alive:
             await asyncio.sleep(self._machine.world.random.random() * STOP_S)
             self._machine.kill([self._process])
 
@@ -192,11 +204,14 @@ class SimPart:
         self._over = True
 
     def _stop(self) -> None:
+        if self._process is None:
+            return
         self._process.asked = True
         world, kernel = self._machine.world, self._machine.kernel
         kernel.call_at(world.loop.now + world.random.random() * STOP_S, self._machine.end, self._process, _SIGTERM)
 
     def _checkpoint(self) -> None:
+        assert self._process is not None
         step = self._done_ms + round((self._machine.world.loop.now - self._process.began) * 1000)
         reference = f"simulated:{self._part.job_id}:{step}"
         self._report(
@@ -208,7 +223,7 @@ class SimPart:
         )
 
     def _interval(self) -> None:
-        if self._process.alive and not self._over:
+        if self._alive and not self._over:
             self._checkpoint()
             self._save_later()
 
@@ -216,6 +231,7 @@ class SimPart:
         if self._over:
             return
         self._over = True
+        assert self._process is not None
         own = not self._process.asked or exit_code not in (_SIGTERM, _SIGKILL)
         reason = "" if exit_code == 0 else f"ended with {exit_code}"
         self._report(
@@ -246,8 +262,8 @@ class AgentService:
         inventory = machine.found(self._inventory)
         tasks = Tasks()
         before = machine.may_go_on()
+        machine.keeper_lost = None  # an earlier agent's
         if not before:
-            machine.keeper_lost = None
             machine.keeper_dies()
         replies = subjects.node_reply_prefix(settings.pool, inventory.node)
         nats = await connect(settings.nats_url, name=f"agent-{inventory.node}", inbox_prefix=replies, die_on_close=True)
