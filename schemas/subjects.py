@@ -247,12 +247,14 @@ def services_alone(subject: str) -> bool:
 
 
 def sender_of(subject: str) -> str:
-    """Who spoke on that subject: a team, or a node; `-` where the subject does not say."""
+    """Who spoke on that subject: a team, or a node; `-` where the subject does not say. Whatever a sender chose itself (its
+    user's name, say) may be no token: the broker has checked the team and the node, and nothing else."""
+    parts = subject.split(".")
     for pattern, key in ((COMMAND, "team"), (POOL_COMMAND, "team"), (NODE_INPUT, "node"), (NODE_SIGNAL, "node")):
-        try:
-            return read(pattern, subject)[key]
-        except ValueError:
-            continue
+        form = pattern.split(".")
+        if len(form) == len(parts) and all(f == p or f[0] == "{" for f, p in zip(form, parts, strict=True)):
+            said = parts[form.index(f"{{{key}}}")]
+            return said if _TOKEN.fullmatch(said) else "-"
     return "-"
 
 

@@ -193,8 +193,9 @@ def _cancel(asked: _Asked) -> Handled:
     received = asked.received
     envelope, request = decode_bare(CancelJob, received.subject, received.headers, received.payload)
     job_id = request.job_id
-    is_open = job_id in asked.recent or any(pool.fleet.is_open(job_id) for pool in asked.pools.values())
-    if (over := asked.intake.cancel(asked.team, job_id, is_open, received.time_us)) is not None:
+    owner = next(filter(None, (pool.fleet.owner(job_id) for pool in asked.pools.values())), None)
+    own = job_id in asked.recent if owner is None else owner == asked.team
+    if (over := asked.intake.cancel(asked.team, job_id, own, received.time_us)) is not None:
         return _limited(asked, over)
     pool = home_of(job_id, asked.pools, asked.recent) or asked.first_pool
     # Named by the request: a cancel that came before its job must not hide the one that comes after it.

@@ -17,6 +17,7 @@ from schemas.inbox import CancelRequested, JobAdmitted
 from schemas.jobs import JobRejected
 from schemas.resources import Level
 from services.admission.handlers import AdmissionResult, Handled, handle
+from tests.core.builders import World, job, node
 from tests.core.test_admission import TWO_LEAVES, record
 
 CONTEXT = AdmissionContext(FleetShape(), limits.room)
@@ -205,3 +206,20 @@ def test_cancels_that_change_nothing_are_told_when_they_are_too_many() -> None:
     assert [each.result for each in results].count(AdmissionResult.CANCELLED) == IDLE_CANCELS
     assert results[-1].result is AdmissionResult.LIMITED
     assert rejection(results[-1]).retry_after_s is not None
+
+
+def test_who_cancels_jobs_of_another_uses_up_its_own_allowance() -> None:
+    """Keys are easily guessed, and so are ids. Of the owner nothing is taken."""
+    world = World(node("a", 8))
+    jobs = [world.submit(job(f"nightly-{number}", 8, team="green")) for number in range(IDLE_CANCELS + 20)]
+    fleet = FleetShape()
+    for seq, entry in enumerate(world.records, 1):
+        fleet.apply(entry, seq)
+    pools, intake = {"main": AdmissionContext(fleet, limits.room)}, Intake()
+
+    def cancels(team: str) -> list[AdmissionResult]:
+        asked = [received({"job_id": one}, team=team, what="cancel", seq=n) for n, one in enumerate(jobs, 1)]
+        return [handle(each, pools, intake=intake).result for each in asked]
+
+    assert cancels("blue").count(AdmissionResult.LIMITED) == 20
+    assert set(cancels("green")) == {AdmissionResult.CANCELLED}

@@ -210,3 +210,11 @@ def test_who_speaks_is_in_the_subject() -> None:
             assert names[-2:] == ("team", "user"), m.type
         elif m.producer == "agent" or m.subject.startswith("baton.in.node."):
             assert names == ("pool", "node"), m.type
+
+
+@pytest.mark.parametrize("user", ["u" * 900, "\u202e", "a b"])
+def test_a_name_of_ones_own_choice_does_not_hide_who_speaks(user: str) -> None:
+    """The broker takes it, and the dead letter is still that team's."""
+    assert subjects.sender_of(f"baton.cmd.job.v1.submit.blue.{user}") == "blue"
+    assert subjects.sender_of(f"baton.cmd.quota.v1.set.main.blue.{user}") == "blue"
+    assert subjects.sender_of(f"baton.cmd.job.v1.submit.{'t' * 70}.ana") == "-"

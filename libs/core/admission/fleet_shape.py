@@ -113,9 +113,10 @@ class FleetShape:
         """How many jobs of the team wait or run."""
         return self._open.get(team, 0)
 
-    def is_open(self, job_id: str) -> bool:
-        """Whether the job waits or runs."""
-        return job_id in self._jobs
+    def owner(self, job_id: str) -> str | None:
+        """The team of a job that waits or runs; None when there is none of that id."""
+        known = self._jobs.get(job_id)
+        return None if known is None else known[1]
 
     def _offered(self, event: led.NodeJoined | led.BoardCutDone, t_us: int) -> None:
         self.join(event.inventory)

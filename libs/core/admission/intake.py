@@ -74,7 +74,7 @@ class Intake:
     def __init__(self, limits: Mapping[str, IntakeLimits] | None = None) -> None:
         self._limits = dict(limits or {})
         self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
-        self._cancelled: OrderedDict[str, None] = OrderedDict()
+        self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def submit(self, team: str, size: int, open_jobs: int, at_us: int) -> OverLimit | None:
         """Counts a submit of a job that is not known, of `size` bytes, which the broker stored at `at_us`."""
@@ -97,9 +97,9 @@ class Intake:
         return None
 
     def cancel(self, team: str, job_id: str, is_open: bool, at_us: int) -> OverLimit | None:
-        """Counts a cancel. The first one of a job that is open is free."""
-        if is_open and job_id not in self._cancelled:
-            self._cancelled[job_id] = None
+        """Counts a cancel. A team's first one of a job of its own that is open is free: `is_open`."""
+        if is_open and (team, job_id) not in self._cancelled:
+            self._cancelled[team, job_id] = None
             if len(self._cancelled) > _CANCELLED:
                 self._cancelled.popitem(last=False)
             return None
