@@ -116,7 +116,7 @@ async def _others(bad: Hostile, number: int) -> None:
 
 async def _names(bad: Hostile, number: int) -> None:
     keys = ("k" * 100_000, "\x00\x1b[2J", "\u202e" * 300, "a/../../b", "\ud800")
-    user = "u" * 900 if number % 2 else "eve"
+    user = ("eve", "u" * 900, "*", ">")[number % 4]
     await bad.submit(_job(keys[number % 5]), {"ce-id": "i" * 2_000, "Nats-Msg-Id": f"{bad.run}-{number}"}, user)
 
 
