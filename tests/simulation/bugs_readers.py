@@ -21,7 +21,7 @@ from services.quota_billing import quotas
 from tests.simulation.bug import bug, set_on
 
 
-@bug("a reader does not notice a lost delivery")
+@bug("a reader does not notice a lost delivery", "losses")
 def lost_delivery_unnoticed(stack: ExitStack) -> None:
     real = tail._status
 

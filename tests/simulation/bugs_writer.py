@@ -37,7 +37,9 @@ def unclear_is_failed(stack: ExitStack) -> None:
     set_on(stack, writer, "append", append)
 
 
-@bug("an append without a clear answer is taken for nothing, and the writer goes on with its state", "segments", "room")
+@bug(
+    "an append without a clear answer is taken for nothing, and the writer goes on with its state", "losses", "segments"
+)
 def unclear_is_nothing(stack: ExitStack) -> None:
     real = writer.append
 

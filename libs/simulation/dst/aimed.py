@@ -86,6 +86,24 @@ def overrun(world: World, chance: random.Random) -> FaultDraw:
     return chance.uniform(3.0, 12.0), begin, end
 
 
+def lost_append(world: World, chance: random.Random) -> FaultDraw:
+    """The connections of who writes the ledger break when something is on its way: it was stored or not, nobody says which."""
+    after_s = chance.uniform(0.0001, 0.004)
+
+    def broken() -> None:
+        for link in list(world.net.links.values()):
+            if link.client.process.machine.startswith("placement"):
+                link.reset()
+        world.note("the connections of placement break")
+        world.sometimes("a writer's connection broke")
+
+    return 0.0, lambda: _later(world, after_s, broken), None
+
+
+def _later(world: World, after_s: float, do: Do) -> None:
+    world.loop.call_at(world.loop.now + after_s, do)
+
+
 def unclear(world: World, chance: random.Random) -> FaultDraw:
     """The broker stores, and says that it has not."""
     denies = chance.choice((0.1, 0.3, 0.6))

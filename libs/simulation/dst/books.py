@@ -46,8 +46,8 @@ class SimBooks:
     _events: Counter[tuple[str, bytes]] = field(default_factory=Counter)
     """What they were told, and how often."""
 
-    def catch_up(self) -> None:
-        """Reads what is new in the broker's streams."""
+    def follow(self) -> None:
+        """Reads what is new in the ledger."""
         while (kept := self._next()) is not None:
             entry = judge(self.head, POOL, kept.seq, kept.data, kept.time_us)
             self.checker.step(entry.seq, entry.record, entry.valid)
@@ -58,6 +58,10 @@ class SimBooks:
                 self._fold(entry.record, entry.seq)
             else:
                 self.voids += 1
+
+    def catch_up(self) -> None:
+        """Reads what is new in the broker's streams."""
+        self.follow()
         events = self.world.disk.streams[EVENTS]
         for kept in events.after(self._events_to, ()):
             self._events_to = kept.seq
@@ -94,6 +98,7 @@ class SimBooks:
                     milli = {c.device: c.milli for c in event.claims}
                     self._open[event.job_id] = (attempt_id(event.job_id, event.attempt), record.t_us, milli)
                 case led.DevicesFreed():
+                    self.world.truth.freed(event.job_id, event.attempt, event.node, event.evidence.value)
                     attempt, opened_us, milli = self._open[event.job_id]
                     used = sum(milli[device] for device in event.devices) * (record.t_us - opened_us)
                     team = self.billed[self.stories[event.job_id].document.team]

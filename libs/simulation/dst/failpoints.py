@@ -34,6 +34,7 @@ STATES: tuple[str, ...] = (
     "a service's clock jumped",
     "a stream was full",
     "a writer of the ledger came too late",
+    "a writer's connection broke",
     "an agent died while jobs ran",
     "an agent was frozen while jobs ran",
     "an agent went on",

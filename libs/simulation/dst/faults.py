@@ -13,6 +13,7 @@ from libs.simulation.dst.aimed import (
     deaf_leases,
     die,
     frozen,
+    lost_append,
     overrun,
     service_of,
     stop_admission,
@@ -24,6 +25,9 @@ from libs.simulation.dst.store_faults import mongo, old_input, redis, roll, snap
 from libs.simulation.dst.themes import THEMES
 from libs.simulation.dst.world import World
 from schemas.subjects import DEAD, EVENTS, inbox_stream
+
+_LOSES = 0.08
+"""Of the seeds lose so many a few messages all the time."""
 
 HEAL_S = 25.0
 """No fault lasts longer."""
@@ -276,6 +280,7 @@ DRAWS: dict[str, tuple[float, Draw]] = {
     "roll": (1.5, roll),
     "overrun": (1, overrun),
     "unclear": (1.5, unclear),
+    "lost append": (0.7, lost_append),
     "stop admission": (0.7, stop_admission),
     "stop leases": (0.7, stop_leases),
     "deaf leases": (0.7, deaf_leases),
@@ -285,7 +290,7 @@ DRAWS: dict[str, tuple[float, Draw]] = {
 
 def draw(world: World, chance: random.Random, theme: str = "") -> list[Fault]:
     """The faults of a seed, in order of their beginning."""
-    if chance.random() < 0.08:
+    if chance.random() < (THEMES[theme].loses if theme else _LOSES):
         world.net.lose = world.net.always_lose = chance.choice((0.003, 0.01))
         world.sometimes("messages were lost all the time")
     kinds = THEMES[theme].kinds if theme else {name: weight for name, (weight, _) in DRAWS.items()}

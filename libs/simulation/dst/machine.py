@@ -246,6 +246,13 @@ class Truth:
         if over_s > KILL_BOUND_S:
             self._world.violated("P3", f"{process.key} on {machine.name} ends {over_s:.1f} s after its node's lease")
 
+    def freed(self, job: str, attempt: int, node: str, evidence: str) -> None:
+        """The ledger says that nothing of a part is left. Unless keeper and agent were frozen at once, see above."""
+        machine = self._world.machines[node]
+        process = machine.table.get((job, attempt))
+        if process is not None and process.alive and self._world.loop.now >= machine.keeper_frozen_until + KILL_BOUND_S:
+            self._world.violated("P4", f"{job}.{attempt} is freed on {node} ({evidence}), and runs there")
+
     def renewed(self, machine: Machine, until: float) -> None:
         """A lease counts from when its renewal was sent."""
         if until > machine.beat_at + machine.lease_s + _SLACK_S:

@@ -78,6 +78,7 @@ def _run(world: World, calm: bool) -> SeedResult:
         themes.THEMES[drawn.theme].shape(drawn, chance)
     world.note(f"theme: {drawn.theme or 'a mixture'}")
     books = SimBooks(world)
+    world.on_record = books.follow
     try:
         world.loop.run(_life(world, drawn, books, chance, calm))
     except Spinning as error:

@@ -15,12 +15,13 @@ Reshape = Callable[[Scenario, random.Random], None]
 @dataclass(frozen=True, slots=True)
 class Theme:
     """`kinds`: faults (`faults.DRAWS`) and how often; `stalls`: failpoints; `strikes`: faults that begin when a failpoint is
-    reached; `shape` changes the scenario that was drawn."""
+    reached; `shape` changes the scenario that was drawn; so many of its seeds as `loses` lose messages all the time."""
 
     kinds: Mapping[str, float]
     shape: Reshape
     stalls: tuple[str, ...] = field(default=())
     strikes: tuple[tuple[str, str], ...] = field(default=())
+    loses: float = 0.08
 
 
 _SHARE = 0.5
@@ -103,6 +104,10 @@ def _stores(scenario: Scenario, chance: random.Random) -> None:
     scenario.doubled = chance.choice(("history", "history", "queries", ""))
 
 
+def _same(scenario: Scenario, chance: random.Random) -> None:
+    """As it was drawn."""
+
+
 THEMES: dict[str, Theme] = {
     "requests": Theme(
         {"stop admission": 4, "kill": 1, "messages": 2, "full stream": 1, "broker killed": 1, "unclear": 1},
@@ -134,6 +139,7 @@ THEMES: dict[str, Theme] = {
         {"roll": 5, "kill": 3, "freeze": 2, "broker killed": 1, "slow disk": 1, "unclear": 2, "snapshots": 1},
         _segments,
         ("writer.decided", "writer.answered", "follower.applied", "writer.folded"),
+        (("writer.decided", "lost append"),),
     ),
     "room": Theme(
         {"full stream": 5, "full disk": 3, "slow disk": 2, "unclear": 2, "broker frozen": 2, "broker killed": 2},
@@ -145,5 +151,12 @@ THEMES: dict[str, Theme] = {
         {"redis": 4, "mongo": 5, "kill": 2, "freeze": 2},
         _stores,
         ("documents.saved", "projector.written", "feed.stored"),
+    ),
+    "losses": Theme(
+        {"messages": 2, "kill": 2, "reset": 2, "freeze": 1, "freeze agent": 1, "lost append": 2},
+        _same,
+        ("writer.decided", "settle.decided", "agent.reported"),
+        (("writer.decided", "lost append"),),
+        loses=1.0,
     ),
 }  # fmt: skip

@@ -79,6 +79,8 @@ class World:
         self.mongo = SimMongoServer(self)
         self.machines: dict[str, Machine] = {}
         self.truth = Truth(self)
+        self.on_record: Callable[[], None] = lambda: None
+        """Called when something is stored in the ledger."""
         self.services: dict[str, ServiceSlot] = {}
         self._outside = copy_context()
         """Of nobody's process: what a dying one asks for is done here."""
@@ -97,10 +99,13 @@ class World:
         self._hash.update(payload)
 
     def stored(self, stream: str, kept: Kept) -> None:
-        if self._keep_notes and (stream.startswith(("LEDGER", "SEGMENT")) or stream == "DEAD"):
+        ledger = stream.startswith(("LEDGER", "SEGMENT"))
+        if self._keep_notes and (ledger or stream == "DEAD"):
             self.notes.append(
                 f"{self.loop.now:10.4f}  {stream} {kept.seq}: {kept.data.decode(errors='replace')[:6000]}"
             )
+        if ledger:
+            self.on_record()
 
     def digest(self) -> str:
         return self._hash.hexdigest()
