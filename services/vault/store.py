@@ -13,13 +13,14 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError, NoKeysError
+from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 from pydantic import BaseModel, Field
 
 from libs.bus.boxes import CannotOpen, NodeSecret, encoded
 from libs.bus.table import SECRETS_BUCKET
 from libs.ports import clock
+from libs.ports.host import failpoint
 from schemas.secrets import SECRETS_OF_A_TEAM, TEAM_BYTES, VALUE_BYTES, VERSIONS_KEPT, SecretInfo
 from services.vault.keys import KeyFile, MasterKey
 
@@ -165,6 +166,7 @@ class SecretStore:
             for team in await self.teams():
                 done, failed = await self._change(team, lambda held, team=team: self._anew(held, team))  # type: ignore[misc]
                 values, lost = values + done, lost + failed
+                failpoint("vault.rekeying")
         log.info("the master key was changed: %d values were stored anew, %d could not be opened", values, lost)
         return values, lost
 
@@ -185,10 +187,9 @@ class SecretStore:
 
     async def teams(self) -> list[str]:
         """Those that have secrets."""
-        try:
-            return sorted(await (await self._kv()).keys())
-        except NoKeysError:
-            return []
+        stem = f"$KV.{SECRETS_BUCKET}."
+        held = await self._js.stream_info(f"KV_{SECRETS_BUCKET}", subjects_filter=f"{stem}>")
+        return sorted(subject.removeprefix(stem) for subject in held.state.subjects or {})
 
     # ---------------------------------------------------------------------------------------------------------- internals
 
@@ -222,6 +223,7 @@ class SecretStore:
                 return told
             try:
                 await (await self._kv()).update(team, held.model_dump_json().encode(), last=revision)
+                failpoint("vault.changed")
                 return told
             except KeyWrongLastSequenceError:
                 continue

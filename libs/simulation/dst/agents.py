@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,11 @@ from schemas.jobs import Checkpoint
 from schemas.nodes import DesiredPart
 from schemas.resources import Inventory
 from services.agent.agent import Agent
+from services.agent.failures import why_not_started
 from services.agent.node import EarlierLife, NodeCounts, NodeRunner
+from services.agent.processes import COULD_NOT_START
 from services.agent.reports import Reports
+from services.agent.secrets import NotWanted, SecretMissing, SecretSource, SecretsUnavailable
 from services.agent.settings import AgentSettings
 
 if TYPE_CHECKING:
@@ -109,14 +112,17 @@ class SimKeeper:
 class SimLauncher:
     """Starts parts on the machine."""
 
-    def __init__(self, machine: "Machine") -> None:
-        self.machine = machine
+    def __init__(self, machine: "Machine", secrets: SecretSource) -> None:
+        self.machine, self._secrets = machine, secrets
         self.state = SimState(machine)
         self.keeper = SimKeeper(machine)
 
     def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[Observation], None]) -> "SimPart":
         made = SimPart(self.machine, part, report)
-        made.start()
+        if part.spec.secrets:
+            made.start_with(self._secrets, node)
+        else:
+            made.start()
         return made
 
     def adopt(
@@ -147,6 +153,8 @@ class SimPart:
         self._done_ms = part.resume.step if part.resume else 0
         self._interval_s = part.spec.checkpoint.interval_s if part.spec.checkpoint and part.node_rank == 0 else 0.0
         self._over = False
+        self._unwanted = False
+        self._fetching: asyncio.Task[None] | None = None
         self._process: SimProcess | None = None
         """None: its start was told to a keeper that had died. Nothing of it has run, and the agent is about to hear of that."""
 
@@ -163,6 +171,34 @@ class SimPart:
         self._process = self._machine.start(self._part, runs_s, simulation.exit_code, self._ended)
         self._report(Started(job_id=self._part.job_id, attempt=self._part.attempt))
         self._save_later()
+
+    def start_with(self, source: SecretSource, node: NodeRunner) -> None:
+        """Once it has its secrets, as `services.agent.processes` does."""
+        self._fetching = asyncio.get_running_loop().create_task(self._fetch(source, node))
+
+    async def _fetch(self, source: SecretSource, node: NodeRunner) -> None:
+        part, world = self._part, self._machine.world
+        asked_at = world.loop.now
+        try:
+            values = await source.of(part, node.name, node.view.ledger_seq, lambda: not self._unwanted)
+            for use in part.spec.secrets:
+                world.secrets.given(part.team, use.secret, values[use.secret], asked_at)
+            if not self._machine.may_start(part):
+                raise ValueError("the node's lease ended while the job was being started")
+        except (SecretMissing, SecretsUnavailable, NotWanted, ValueError) as error:
+            self._over = True
+            own_exit = node.lease.valid(node.now())
+            category = why_not_started(error) if own_exit else None
+            self._report(
+                Released(
+                    job_id=part.job_id, attempt=part.attempt, exit_code=COULD_NOT_START, reason=str(error)[:1024],
+                    own_exit=own_exit, category=category,
+                )
+            )  # fmt: skip
+            return
+        self.start()
+        if self._unwanted:
+            self._stop()
 
     def go_on(self, process: "SimProcess") -> None:
         """An earlier agent has started it."""
@@ -194,6 +230,7 @@ class SimPart:
 
     async def kill(self) -> None:
         """Ends without a report, and returns when nothing is left."""
+        await self._give_up()
         self._over = True
         if self._process is not None and self._process.alive:
             await asyncio.sleep(self._machine.world.random.random() * STOP_S)
@@ -201,9 +238,18 @@ class SimPart:
 
     async def leave(self) -> None:
         """It runs on, for the next agent."""
+        await self._give_up()
         self._over = True
 
+    async def _give_up(self) -> None:
+        """Its secrets are not waited for any more."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._fetching
+
     def _stop(self) -> None:
+        self._unwanted = True
         if self._process is None:
             return
         self._process.asked = True
@@ -281,7 +327,7 @@ class AgentService:
 
 def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: Inventory, before: bool) -> Agent:
     reports = Reports(Outbox(nats.jetstream()).publish_many, pool=settings.pool, source=f"/baton/{settings.pool}/agent")
-    launcher: Any = SimLauncher(machine)
+    launcher: Any = SimLauncher(machine, SecretSource(nats, settings.pool, settings.secrets_wait_s))
     node = NodeRunner(
         inventory=inventory,
         layer=machine.layer(inventory),

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+from libs.simulation.dst.telling import rekey
 from libs.simulation.dst.world import World
 
 Do = Callable[[], None]
@@ -52,6 +53,24 @@ def _stopped(world: World, chance: random.Random, service: str, lasts_s: float) 
     if chance.random() < 0.4:
         return 0.0, lambda: die(world, name), None
     return frozen(world, name, lasts_s)
+
+
+def stop_vault(world: World, chance: random.Random) -> FaultDraw:
+    """One that keeps secrets is killed, or stands still. Nothing happens in a world without any."""
+    if not any(name.startswith("vault") for name in world.services):
+        return 0.0, _nothing, None
+    return _stopped(world, chance, "vault", chance.uniform(1.0, 9.0))
+
+
+def rekey_vault(world: World, chance: random.Random) -> FaultDraw:
+    """The master key is changed, and whoever does it may be ended in the midst of that."""
+    if "vault-0" not in world.services:
+        return 0.0, _nothing, None
+    return 0.0, lambda: rekey(world), None
+
+
+def _nothing() -> None:
+    pass
 
 
 def deaf_leases(world: World, chance: random.Random) -> FaultDraw:

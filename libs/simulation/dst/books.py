@@ -123,6 +123,8 @@ class SimBooks:
                 out.append(f"{job.key} was not stored")
             if job.twin_at is not None and self._answers(job) < 2:
                 out.append(f"{job.id} ({job.key}) was sent with two bodies, and one was not answered")
+        if self.world.secrets.waiting:
+            out.append(f"{self.world.secrets.waiting} teams could not tell vault all their secrets")
         for name, machine in self.world.machines.items():
             row = self.hot.nodes.get(name)
             if row is None or row["status"] != "up" or row["incarnation"] != machine.incarnation:
@@ -179,10 +181,11 @@ class SimBooks:
             if subjects.what_of(subject) != "rejected" and payload not in self._due:
                 world.violated("told", f"what the ledger does not say: {subject} {payload.decode()[:200]}")
         for state, job in ((self.ended.get(job.id), job) for job in jobs):
-            if state is not None and not _plausible(job, state):
+            if state is not None and not self._plausible(job, state):
                 world.violated("end", f"{job.id} ({job.spec.name}) ended as {state.value}")
             elif state is JobState.SUCCEEDED and (unfinished := self._unfinished_parts(job.id)):
                 world.violated("end", f"{job.id} has succeeded, and its parts ended elsewhere with {unfinished}")
+        world.secrets.look()
         self._letters({job.id for job in jobs if job.twin_at is not None})
 
     def _unfinished_parts(self, job: str) -> dict[str, int | None]:
@@ -191,6 +194,14 @@ class SimBooks:
         last = attempts[-1]
         codes = {node: self.world.truth.ended.get((job, last.attempt, node)) for node in self._nodes[job, last.attempt]}
         return {node: code for node, code in codes.items() if code != 0}
+
+    def _plausible(self, job: Asked, state: JobState) -> bool:
+        secrets = self.world.secrets
+        if job.spec.secrets and state is JobState.FAILED and secrets.may_fail(job.team, job.spec, job.at):
+            return True
+        if job.spec.secrets and state is not JobState.CANCELLED and secrets.must_fail(job.team, job.spec):
+            return state is JobState.FAILED
+        return _plausible(job, state)
 
     def _letters(self, twins: set[str]) -> None:
         for kept in self.world.disk.streams[DEAD].messages.values():

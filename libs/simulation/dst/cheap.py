@@ -11,7 +11,7 @@ from typing import Any
 from libs.core.placement.find import warm
 from libs.ledger import chain, inputs, segments
 from libs.service import files
-from libs.simulation.dst import client
+from libs.simulation.dst import client, secrecy
 from services.quota_billing import files as quotas
 
 _caches: list[dict[bytes, Any]] = []
@@ -30,6 +30,7 @@ def install() -> None:
     segments._page = _once(segments._page)  # type: ignore[assignment]
     client.stream_info = _once(client.stream_info)  # type: ignore[assignment]
     _read_once()
+    secrecy.install()
 
 
 def _read_once() -> None:

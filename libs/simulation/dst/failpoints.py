@@ -16,6 +16,8 @@ FAILPOINTS: tuple[str, ...] = (
     "preemption.planned",  # a plan is made, not sent
     "preemption.sent",  # it is stored, and forgotten
     "leases.tick",  # nothing of this second is sent
+    "vault.changed",  # a team's secrets are stored, nobody was told
+    "vault.rekeying",  # some values are under the new key, some under the old
     "agent.starting",  # nothing runs yet
     "agent.started",  # it runs, nobody was told
     "agent.reported",  # it is stored, the agent does not know
@@ -39,6 +41,7 @@ STATES: tuple[str, ...] = (
     "an agent was frozen while jobs ran",
     "an agent went on",
     "an agent went on with an earlier one's work",
+    "a secret was given to a node",
     "an older version read along",
     "cut off both ways",
     "cut off one way",
@@ -55,5 +58,6 @@ STATES: tuple[str, ...] = (
     "the broker's disk was full",
     "the broker's disk was slow",
     "the ledger went on in another segment",
+    "the master key was changed",
 )
 """Dangerous states that seeds must have reached as well: what is drawn is not yet what happens."""

@@ -15,9 +15,11 @@ from libs.simulation.dst.aimed import (
     frozen,
     lost_append,
     overrun,
+    rekey_vault,
     service_of,
     stop_admission,
     stop_leases,
+    stop_vault,
     unclear,
 )
 from libs.simulation.dst.scenario import POOL
@@ -281,6 +283,8 @@ DRAWS: dict[str, tuple[float, Draw]] = {
     "overrun": (1, overrun),
     "unclear": (1.5, unclear),
     "lost append": (0.7, lost_append),
+    "stop vault": (0.2, stop_vault),
+    "rekey": (0.2, rekey_vault),
     "stop admission": (0.7, stop_admission),
     "stop leases": (0.7, stop_leases),
     "deaf leases": (0.7, deaf_leases),

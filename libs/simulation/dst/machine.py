@@ -94,6 +94,14 @@ class Machine:
     def running(self) -> dict[Key, SimProcess]:
         return {key: process for key, process in self.table.items() if process.alive}
 
+    def may_start(self, part: DesiredPart) -> bool:
+        """Whether the keeper would let a part run that it is told of now. A dead one says nothing."""
+        return self.life is None or self.kernel.boot_s() < self.life.until - self.early_s(part)
+
+    def early_s(self, part: DesiredPart) -> float:
+        """How long before its node's lease that of the part ends, s."""
+        return max(0.0, self.lease_s - part.lease_s) if part.lease_s else 0.0
+
     def start(self, part: DesiredPart, runs_s: float, exit_code: int, told: Callable[[int], None]) -> SimProcess:
         """Starts a part's processes; they end by themselves after `runs_s`."""
         milli: dict[str, int] = {}
@@ -228,8 +236,7 @@ class Truth:
         self._world.note(f"{process.node} runs {job[:8]}.{attempt}")
 
         life, now = machine.life, machine.kernel.boot_s()
-        early_s = max(0.0, machine.lease_s - process.part.lease_s) if process.part.lease_s else 0.0
-        if life is None or now > life.until - early_s + _SLACK_S:
+        if life is None or now > life.until - machine.early_s(process.part) + _SLACK_S:
             self._world.violated("P3", f"{job}.{attempt} starts on {process.node} and has no lease")
 
     def overran(self, machine: Machine, process: SimProcess) -> None:

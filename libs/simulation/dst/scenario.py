@@ -22,10 +22,12 @@ from libs.simulation.dst.agents import AgentService
 from libs.simulation.dst.machine import KILL_BOUND_S, Machine
 from libs.simulation.dst.older import OlderReader
 from libs.simulation.dst.process import Process
+from libs.simulation.dst.secrecy import key_file
+from libs.simulation.dst.telling import tell_secrets
 from libs.simulation.dst.world import World
 from schemas import subjects
 from schemas.ids import job_id
-from schemas.jobs import CancelJob, CheckpointPolicy, JobSpec, RetryPolicy, Simulation, SubmitJob
+from schemas.jobs import CancelJob, CheckpointPolicy, JobSpec, RetryPolicy, SecretUse, Simulation, SubmitJob
 from schemas.resources import Device, Inventory, MigBoard, Position, Resources
 from services.admission.app import make_app as make_admission
 from services.admission.settings import AdmissionSettings
@@ -44,6 +46,8 @@ from services.quota_billing.app import make_app as make_quota_billing
 from services.quota_billing.settings import QuotaBillingSettings
 from services.telemetry.app import make_app as make_telemetry
 from services.telemetry.settings import TelemetrySettings
+from services.vault.app import make_app as make_vault
+from services.vault.settings import VaultSettings
 
 POOL = "main"
 TEAMS = ("blue", "green")
@@ -51,6 +55,8 @@ DEVICES = 4
 _MIB = 1024
 ASKED_S = 17.0
 """Until then teams ask for jobs."""
+SECRETS = {"token": True, "gone": True, "never": False}
+"""What jobs name, and whether teams set it. `gone` is removed again."""
 _RETRY = RetryPolicy(on_lost=20, on_failure=0)
 
 
@@ -89,6 +95,7 @@ class Scenario:
         boards: nodes that have a MIG board besides their devices.
         older_until: a reader of an older version reads the ledger until then, s; 0: none.
         theme: what the seed dwells on (libs.simulation.dst.themes).
+        vaults: processes of vault; 0: no secrets.
     """
 
     nodes: int
@@ -100,6 +107,7 @@ class Scenario:
     boards: int = 0
     older_until: float = 0.0
     theme: str = ""
+    vaults: int = 0
     jobs: list[Asked] = field(default_factory=list)
 
 
@@ -132,6 +140,8 @@ def draw(chance: random.Random) -> Scenario:
     )
     if chance.random() < 0.15:
         scenario.boards = chance.randint(1, scenario.nodes)
+    if chance.random() < 0.04:
+        scenario.vaults = 1
     if chance.random() < 0.1:
         scenario.older_until = chance.uniform(2.0, 12.0)
     for number in range(chance.randint(5, 12)):
@@ -140,7 +150,18 @@ def draw(chance: random.Random) -> Scenario:
         if chance.random() < 0.15:
             asked.cancel_at = asked.at + chance.uniform(0.0, chance.choice((0.01, 6.0)))
         scenario.jobs.append(asked)
+    if scenario.vaults:
+        name_secrets(scenario, chance, 0.5)
     return scenario
+
+
+def name_secrets(scenario: Scenario, chance: random.Random, share: float) -> None:
+    """So many of the jobs need a secret."""
+    for job in scenario.jobs:
+        if chance.random() < share:
+            names = chance.choices(tuple(SECRETS), (8, 2, 1), k=1 if chance.random() < 0.7 else 2)
+            uses = tuple(SecretUse(secret=name) for name in sorted({*names}))
+            job.spec = job.spec.model_copy(update={"secrets": uses})
 
 
 def _spec(chance: random.Random, scenario: Scenario) -> JobSpec:
@@ -263,7 +284,10 @@ def _settings(lengths: LeaseLengths, saves: int) -> dict[str, Any]:
         ),
         "history": saving(HistorySettings(**common)),
         "queries": saving(QueriesSettings(**common)),
-        "agent": AgentSettings(**common, lease_s=lengths.node_s, heartbeat_s=1, repeat_s=3, node="n0"),
+        "agent": AgentSettings(
+            **common, lease_s=lengths.node_s, heartbeat_s=1, repeat_s=3, node="n0", secrets_wait_s=6
+        ),
+        "vault": saving(VaultSettings(**common)),
     }
 
 
@@ -295,6 +319,10 @@ def populate(world: World, scenario: Scenario) -> None:
         world.add(name, name, partial(makes, settings[name]))
         if name == scenario.doubled:
             world.add(f"{name}-1", f"{name}-1", partial(makes, settings[name]))
+    if scenario.vaults:
+        vault = settings["vault"].model_copy(update={"keys": key_file(world.folder)})
+        for number in range(scenario.vaults):
+            world.add(f"vault-{number}", f"vault-{number}", partial(make_vault, vault))
     if scenario.older_until:
         world.add("older", "older", partial(_same, OlderReader(world, POOL, scenario.older_until)))
 
@@ -326,6 +354,9 @@ async def teams(world: World, scenario: Scenario) -> None:
     async with asyncio.TaskGroup() as group:
         for at, job, what in sorted(asks, key=lambda ask: ask[0]):
             group.create_task(_ask(world, outbox, at, job, what))
+        if scenario.vaults:
+            for team in TEAMS:
+                group.create_task(tell_secrets(world, client, team, [name for name, told in SECRETS.items() if told]))
 
 
 async def _ask(world: World, outbox: Outbox, at: float, job: Asked, what: str) -> None:

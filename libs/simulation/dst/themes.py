@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from libs.simulation.dst.scenario import LEASES, Asked, Scenario
+from libs.simulation.dst.scenario import LEASES, Asked, Scenario, name_secrets
 
 Reshape = Callable[[Scenario, random.Random], None]
 
@@ -104,6 +104,12 @@ def _stores(scenario: Scenario, chance: random.Random) -> None:
     scenario.doubled = chance.choice(("history", "history", "queries", ""))
 
 
+def _secrets(scenario: Scenario, chance: random.Random) -> None:
+    """Most jobs need secrets, of one vault or two."""
+    scenario.vaults, scenario.saves = chance.choice((1, 2)), chance.choice((8, 5000))
+    name_secrets(scenario, chance, 0.7)
+
+
 def _same(scenario: Scenario, chance: random.Random) -> None:
     """As it was drawn."""
 
@@ -151,6 +157,13 @@ THEMES: dict[str, Theme] = {
         {"redis": 4, "mongo": 5, "kill": 2, "freeze": 2},
         _stores,
         ("documents.saved", "projector.written", "feed.stored"),
+    ),
+    "secrets": Theme(
+        {"stop vault": 5, "rekey": 5, "kill agent": 2, "freeze agent": 1, "messages": 2, "partition": 1, "full stream": 1,
+         "broker killed": 1, "snapshots": 1},
+        _secrets,
+        ("vault.changed", "vault.rekeying", "vault.changed", "vault.rekeying", "agent.starting"),
+        (("vault.rekeying", "stop vault"), ("vault.changed", "stop vault")),
     ),
     "losses": Theme(
         {"messages": 2, "kill": 2, "reset": 2, "freeze": 1, "freeze agent": 1, "lost append": 2},

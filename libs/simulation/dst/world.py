@@ -6,12 +6,15 @@ run: the hash over all messages, notes and stored records is the same each time.
 
 import asyncio
 import random
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from libs.bus.streams import streams
@@ -23,7 +26,9 @@ from libs.simulation.dst.mongo import SimMongoServer
 from libs.simulation.dst.net import SimNet
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.redis import SimRedisServer
+from libs.simulation.dst.secrecy import SimSecrets
 from libs.simulation.dst.stream import Kept
+from services.agent.secrets import memory_folder
 
 Make = Callable[[], Any]
 """Makes a service: something with `running()`, or with `lifespan` and `broker`."""
@@ -60,6 +65,10 @@ class World:
     def __init__(self, seed: int, *, keep_notes: bool = False, to_first: bool = False) -> None:
         self.seed = seed
         self.random = random.Random(seed)
+        self.hidden = random.Random(f"hidden-{seed}")
+        """Of keys, nonces and values."""
+        self.secrets = SimSecrets(self)
+        self._folder: Path | None = None
         self.loop = VirtualLoop()
         self.violations: list[str] = []
         self.failpoints: Counter[str] = Counter()
@@ -85,6 +94,13 @@ class World:
         self._outside = copy_context()
         """Of nobody's process: what a dying one asks for is done here."""
 
+    @property
+    def folder(self) -> Path:
+        """Files that outlive processes: of vault, and of the archive. In memory where the machine has such a place."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="baton-dst-", dir=memory_folder()))
+        return self._folder
+
     # ------------------------------------------------------------------------------------------------------ the record
 
     def note(self, text: str) -> None:
@@ -97,6 +113,7 @@ class World:
         """A message was sent."""
         self._hash.update(f"{self.loop.now:.6f} {who} {subject} ".encode())
         self._hash.update(payload)
+        self.secrets.passes(who, subject, payload)
 
     def stored(self, stream: str, kept: Kept) -> None:
         ledger = stream.startswith(("LEDGER", "SEGMENT"))
@@ -116,7 +133,10 @@ class World:
         self.loop.halted = self._to_first
 
     def raised(self, process: Process, error: BaseException) -> None:
-        """A handler raised where nobody catches: the client or FastStream logs it and goes on."""
+        """A handler raised where nobody catches: the client or FastStream logs it and goes on. Of a process that has just died
+        it is what was under way."""
+        if not process.alive:
+            return
         self.violated("bug", f"{process.name}: a handler raised {type(error).__name__}: {str(error)[:300]}")
 
     def reached(self, process: Process, failpoint: str) -> bool:
@@ -252,6 +272,8 @@ class World:
         if self.net.broker_process is not None:
             self.net.broker_process.die("the end")
         self.loop.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 _made: dict[tuple[tuple[str, ...], float], Any] = {}

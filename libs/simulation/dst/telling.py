@@ -1,0 +1,84 @@
+"""Teams that tell vault their secrets, and operators who change its master key."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from nats.errors import Error as NatsError
+
+from libs.bus.asking import NoAnswer, QueryError, ask
+from libs.bus.boxes import ForVault, close_box, encoded
+from libs.bus.connect import connect
+from libs.simulation.dst.process import Process
+from libs.simulation.dst.world import World
+from schemas.catalog import BY_TYPE
+from schemas.secrets import SecretListQuery, SecretRekey, SecretRemove, SecretSet
+from schemas.subjects import OPERATOR
+
+_LIST, _SET, _REMOVE, _REKEY = (
+    BY_TYPE[f"io.baton.secret.{what}.query.v1"] for what in ("list", "set", "remove", "rekey")
+)
+_ANSWER_S = 2.0
+_AGAIN_S = 0.5
+
+
+async def tell_secrets(world: World, nats: Any, team: str, names: list[str]) -> None:
+    """Sets each of them early, again with other values later, and removes the one that is called `gone`."""
+    chance = world.hidden
+    world.secrets.waiting += 1
+    await asyncio.sleep(chance.uniform(0.2, 2.0))
+    for name in names:
+        await _set(world, nats, team, name)
+    for _ in range(chance.randint(0, 3)):
+        await asyncio.sleep(chance.uniform(0.0, 6.0))
+        await _set(world, nats, team, "token")
+    if "gone" in names:
+        await asyncio.sleep(chance.uniform(0.0, 6.0))
+        world.secrets.removed_at[team, "gone"] = world.loop.now
+        await _until_answered(lambda: _ask(nats, _REMOVE, SecretRemove(name="gone"), team), gone="not-found")
+        world.secrets.gone_at[team, "gone"] = world.loop.now
+    world.secrets.waiting -= 1
+
+
+async def _set(world: World, nats: Any, team: str, name: str) -> None:
+    made = world.secrets.fresh(team, name)
+
+    async def seal_and_send() -> None:
+        held = await _ask(nats, _LIST, SecretListQuery(), team)
+        sealed = close_box(held.key, ForVault(team=team, name=name, value=encoded(made.value)))
+        await _ask(nats, _SET, SecretSet(name=name, key=held.key, sealed=sealed), team)
+
+    await _until_answered(seal_and_send)
+    made.stored_at = world.loop.now
+
+
+async def _ask(nats: Any, message: Any, query: Any, team: str) -> Any:
+    return await ask(nats, message, query, timeout_s=_ANSWER_S, team=team, user="u")
+
+
+async def _until_answered(send: Callable[[], Awaitable[object]], gone: str = "") -> None:
+    """Sends it until vault has done it; of a removal `gone` says that it was done before."""
+    while True:
+        try:
+            await send()
+            return
+        except QueryError as error:
+            if gone and error.status == gone:
+                return
+        except (NoAnswer, NatsError):
+            pass
+        await asyncio.sleep(_AGAIN_S)
+
+
+def rekey(world: World) -> None:
+    """An operator asks for another master key, once; whether it is done is seen by what still opens."""
+
+    async def asking() -> None:
+        try:
+            nats = await connect("sim://broker", name="operator")
+            await ask(nats, _REKEY, SecretRekey(), timeout_s=5.0, team=OPERATOR, user="op")
+            world.sometimes("the master key was changed")
+        except (QueryError, NoAnswer, NatsError, ConnectionError):
+            return
+
+    Process(world, "operator", "operator").start(asking())
