@@ -7,6 +7,7 @@ by what lies undecided in the inboxes, and by the requests of this process.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 
 from faststream.asgi import AsgiFastStream
 from nats.aio.msg import Msg
@@ -30,6 +31,7 @@ from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
 from libs.service.files import policy_version
 from libs.service.following import readiness, show
+from schemas.ledger import JobQueued
 from schemas.subjects import REQUESTS
 from services.admission.handlers import ORIGIN, AdmissionResult, Handled, Recent, busy_answer, handle
 from services.admission.overtaking import Overtaking
@@ -146,7 +148,10 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             home = settings.all_pools[0]
             refusing[:] = [Refusing(home, policy)]
 
-            async def moved(_: Sequence[FollowedEntry]) -> None:
+            async def moved(entries: Sequence[FollowedEntry]) -> None:
+                for event in chain.from_iterable(known.entry.record.events for known in entries if known.entry.valid):
+                    if isinstance(event, JobQueued):
+                        intake.queued(event)
                 overtaking[0].moved()
 
             for known in followers:

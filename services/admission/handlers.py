@@ -186,6 +186,7 @@ def _submit(asked: _Asked) -> Handled:
         traceparent=envelope.traceparent,
     )
     asked.recent.add(outcome.job_id, routed.pool)
+    asked.intake.admitted(asked.team, outcome.job_id)
     return Handled(AdmissionResult.ADMITTED, [message])
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import time
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from libs.ledger.snapshots import SnapshotStore
 from schemas import subjects
 from schemas.inbox import CancelRequested, JobAdmitted, NodeRegistered, QuotaChanged
 from schemas.jobs import JobRejected
+from schemas.ledger import JobQueued
 from schemas.subjects import DEAD, EVENTS
 from services.admission.app import FOLLOWER, make_app
 from services.admission.handlers import RETRY_AFTER_S
@@ -291,3 +294,39 @@ async def test_two_crowds_move_side_by_side(bench: Bench) -> None:
         assert [job.client_key for job in admitted if job.team == second] == [f"k{n}" for n in range(each)]
         early = sum(job.team == second for job in admitted[:each])
         assert 5 <= early <= each - 5, f"{early} of the first {each} were the second crowd's"
+
+
+async def test_a_rate_holds_whichever_process_admits(bench: Bench, tmp_path: Path) -> None:
+    """What the first let in, a second one counts when the ledger shows it."""
+    file = tmp_path / "teams.yaml"
+    file.write_text(f"teams:\n  {bench.team}: {{devices: null, intake: {{submits_per_s: 0.001, burst: 5}}}}\n")
+    await bench.write()
+    async with running(bench.app(teams=file)):
+        for number in range(8):
+            await bench.submit(GOOD | {"client_key": f"k{number}"})
+        (told, *_) = await bench.rejected(3)
+        assert "(submits_per_s)" in told.reasons[0].problem
+        assert told.retry_after_s is not None
+        admitted = await bench.admitted(5)
+        async with running(bench.app(teams=file)) as other:
+            for job in admitted:
+                bench.world.submit(job)
+            now = {"submitted_us": time.time_ns() // 1000}  # the world has a clock of its own
+            bench.world.records[:] = [
+                r.model_copy(
+                    update={
+                        "events": tuple(e.model_copy(update=now if isinstance(e, JobQueued) else {}) for e in r.events)
+                    }
+                )
+                for r in bench.world.records
+            ]
+            await bench.write()
+
+            async def knows() -> bool:
+                return "baton_admission_known_jobs 5.0" in (await get(other, "/metrics"))[1]
+
+            await until(knows)
+            for number in range(8, 20):
+                await bench.submit(GOOD | {"client_key": f"k{number}"})
+            await bench.rejected(15)
+            assert len(await bench.admitted(5)) == 5

@@ -39,6 +39,41 @@ def test_a_burst_and_then_its_rate() -> None:
     assert intake.submit("a", 1, 0, 0) is not None, "a clock that goes back gives nothing"
 
 
+def test_bytes_have_a_rate_of_their_own_and_both_must_hold() -> None:
+    intake = Intake({"a": IntakeLimits(submits_per_s=100, bytes_per_s=1_000, burst_bytes=5_000)})
+    assert [intake.submit("a", 2_000, 0, 0) is None for _ in range(4)] == [True, True, False, False]
+    over = intake.submit("a", 2_000, 0, 0)
+    assert over is not None
+    assert "bytes_per_s" in over.limit
+    assert (over.value, over.wait_s) == ("2000 bytes", LEAST_WAIT_S)
+    assert intake.submit("a", 900, 0, 0) is None, "what is refused takes nothing"
+    assert intake.submit("a", 50_000, 0, 60 * S) is None, "larger than all at once: taken from a full bucket"
+    assert intake.submit("a", 1_000, 0, 90 * S) is not None, "and paid back"
+    assert intake.submit("a", 1_000, 0, 110 * S) is None
+
+
+def test_two_processes_allow_what_one_does() -> None:
+    """Each counts what it admits, and what the other one admitted when the ledger shows it."""
+    world = World(node("a", 8))
+    limits = {"ai": IntakeLimits(submits_per_s=0.01, burst=10), "big": IntakeLimits(bytes_per_s=1, burst_bytes=1_000)}
+    first, second = Intake(limits), Intake(limits)
+    for number in range(10):
+        assert first.submit("ai", 100, 0, 0) is None
+        first.admitted("ai", world.submit(job(f"k{number}", 8, team="ai")))
+    large = job("large", 8, team="big")
+    world.submit(large.model_copy(update={"spec": large.spec.model_copy(update={"command": ("x" * 2_000,)})}))
+    queued = [e for r in world.records for e in r.events if isinstance(e, led.JobQueued)]
+    for event in queued:
+        first.queued(event)
+        second.queued(event)
+    at_us = queued[-1].submitted_us
+    assert second.submit("ai", 100, 0, at_us) is not None, "the other process has used it up"
+    assert second.submit("big", 100, 0, at_us) is not None
+    later = at_us + 150 * S
+    assert first.submit("ai", 100, 0, later) is None, "its own were counted once"
+    assert second.submit("ai", 100, 0, later) is None
+
+
 @given(st.lists(st.integers(-S, 3 * S), max_size=200), st.integers(1, 20), st.floats(0.1, 50))
 def test_no_more_than_burst_and_rate_allow(steps: list[int], most: int, per_s: float) -> None:
     bucket, now, latest, taken = Bucket(most, 0), 0, 0, 0

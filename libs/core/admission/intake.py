@@ -2,19 +2,24 @@
 
     Intake(limits).submit(team, size, open_jobs, at_us) -> None, or the limit that is reached and when to come again
     Intake(limits).cancel(team, job_id, open, at_us)    -> likewise
+    Intake(limits).queued(event)                        a job that the ledger shows: whoever admitted it, it counts here, too
 
 A limit refuses a request for now: nothing is wrong with it, and the same one may be sent again. Only a request that is too
-large will never do. What is counted here is known to one process and is lost with it; nothing else depends on it.
+large will never do. So that two processes allow together what one does, each counts what it admits at once, and what others
+admitted when the ledger shows it: beyond a rate goes at the most what lies undecided. A process that starts knows what it reads
+of the ledger, so no more than what came after its snapshot. Cancels are counted in each process alone.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from pydantic import Field
 
 from schemas.base import Strict
+from schemas.ledger import JobQueued
 
 LEAST_WAIT_S: Final = 150.0
 """Longer than the broker remembers message ids (two minutes): a repeat before that would be dropped as one."""
@@ -27,15 +32,18 @@ written into the ledger and into the dead letters, and changes nothing."""
 
 _TEAMS = 10_000
 _CANCELLED = 50_000
+_REMEMBERED = 50_000
 
 
 class IntakeLimits(Strict):
-    """What a team may send; null: no such limit. `burst` is how many submits may come at once, by default what ten seconds
-    allow."""
+    """What a team may send; null: no such limit. `burst` and `burst_bytes` are how much may come at once, by default what ten
+    seconds allow."""
 
     open_jobs: int | None = Field(default=None, ge=1, le=100_000_000, description="jobs that wait or run")
     submits_per_s: float | None = Field(default=None, gt=0, le=1_000_000)
     burst: int | None = Field(default=None, ge=1, le=100_000_000)
+    bytes_per_s: float | None = Field(default=None, gt=0, le=1 << 40, description="of submits' bodies")
+    burst_bytes: int | None = Field(default=None, ge=256, le=1 << 40)
     request_bytes: int | None = Field(default=None, ge=256, le=1 << 30, description="of one submit's body")
 
 
@@ -58,14 +66,44 @@ class Bucket:
     def __init__(self, most: float, at_us: int) -> None:
         self._left, self._at_us = most, at_us
 
-    def take(self, most: float, per_s: float, at_us: int) -> float:
-        """Takes one: 0; or, when there is none, the seconds until there is."""
+    def take(self, most: float, per_s: float, at_us: int, amount: float = 1.0) -> float:
+        """Takes `amount`: 0; or, when there is less, the seconds until there is. More than fits in is taken from a full one."""
+        if wait_s := self.wait_s(most, per_s, at_us, amount):
+            return wait_s
+        self._left -= amount
+        return 0.0
+
+    def wait_s(self, most: float, per_s: float, at_us: int, amount: float = 1.0) -> float:
+        """The seconds until `amount` may be taken."""
         self._left = min(most, self._left + max(0, at_us - self._at_us) / 1e6 * per_s)
         self._at_us = max(self._at_us, at_us)
-        if self._left < 1.0:
-            return (1.0 - self._left) / per_s
-        self._left -= 1.0
-        return 0.0
+        return max(0.0, (min(amount, most) - self._left) / per_s)
+
+    def owe(self, most: float, per_s: float, at_us: int, amount: float = 1.0) -> None:
+        """Somebody else has taken it already."""
+        self.wait_s(most, per_s, at_us)
+        self._left -= amount
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """One limit of a team: so much a second, and at once."""
+
+    name: str
+    unit: str
+    per_s: float
+    most: float
+    of_bytes: bool
+
+
+@lru_cache(maxsize=1024)
+def _rates(limits: IntakeLimits) -> tuple[_Rate, ...]:
+    found = []
+    if (per_s := limits.submits_per_s) is not None:
+        found.append(_Rate("submits_per_s", "jobs", per_s, limits.burst or max(1.0, 10 * per_s), False))
+    if (per_s := limits.bytes_per_s) is not None:
+        found.append(_Rate("bytes_per_s", "bytes", per_s, limits.burst_bytes or max(256.0, 10 * per_s), True))
+    return tuple(found)
 
 
 class Intake:
@@ -73,6 +111,7 @@ class Intake:
 
     def __init__(self, limits: Mapping[str, IntakeLimits] | None = None) -> None:
         self._limits = dict(limits or {})
+        self._own: OrderedDict[str, None] = OrderedDict()
         self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
         self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
 
@@ -87,14 +126,37 @@ class Intake:
         if limits.open_jobs is not None and open_jobs >= limits.open_jobs:
             limit = f"team {team} may have {limits.open_jobs} jobs that wait or run (open_jobs)"
             return OverLimit("job", f"{open_jobs} jobs", limit, "wait until some have ended", FULL_QUEUE_WAIT_S)
-        if limits.submits_per_s is not None:
-            most = limits.burst or max(1.0, 10 * limits.submits_per_s)
-            if wait_s := self._bucket(team, "submits", most, at_us).take(most, limits.submits_per_s, at_us):
+        found = [(rate, self._bucket(team, rate.name, rate.most, at_us)) for rate in _rates(limits)]
+        for rate, bucket in found:
+            amount = float(size) if rate.of_bytes else 1.0
+            if wait_s := bucket.wait_s(rate.most, rate.per_s, at_us, amount):
+                value = f"{size} bytes" if rate.of_bytes else ""
                 limit = (
-                    f"team {team} may submit {limits.submits_per_s:g} jobs a second, {most:g} at once (submits_per_s)"
+                    f"team {team} may submit {rate.per_s:g} {rate.unit} a second, {rate.most:g} at once ({rate.name})"
                 )
-                return OverLimit("job", "", limit, "send fewer at a time", max(LEAST_WAIT_S, wait_s))
+                return OverLimit("job", value, limit, "send fewer at a time", max(LEAST_WAIT_S, wait_s))
+        for rate, bucket in found:
+            bucket.take(rate.most, rate.per_s, at_us, float(size) if rate.of_bytes else 1.0)
         return None
+
+    def admitted(self, team: str, job_id: str) -> None:
+        """A submit that was counted here was admitted as this job: the ledger will show it, and it counts once."""
+        if team in self._limits:
+            self._own[job_id] = None
+            if len(self._own) > _REMEMBERED:
+                self._own.popitem(last=False)
+
+    def queued(self, event: JobQueued) -> None:
+        """The ledger shows a job. What others admitted is counted as of when the broker stored it."""
+        if (limits := self._limits.get(event.team)) is None:
+            return
+        if event.job_id in self._own:
+            del self._own[event.job_id]
+            return
+        for rate in _rates(limits):
+            amount = float(len(event.spec.model_dump_json(exclude_defaults=True))) if rate.of_bytes else 1.0
+            at_us = event.submitted_us
+            self._bucket(event.team, rate.name, rate.most, at_us).owe(rate.most, rate.per_s, at_us, amount)
 
     def cancel(self, team: str, job_id: str, is_open: bool, at_us: int) -> OverLimit | None:
         """Counts a cancel. A team's first one of a job of its own that is open is free: `is_open`."""
