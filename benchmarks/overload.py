@@ -41,7 +41,6 @@ from schemas import subjects
 
 LOUD = "loud"
 OTHERS = ("quiet-1", "quiet-2", "quiet-3")
-_OF_LOUD = subjects.anyone(subjects.COMMAND, entity="job", what="submit", team=LOUD)
 _PROBE_S = 0.5
 _SPAN_S = 5.0
 """Recovery is looked for in spans of this length."""
@@ -85,6 +84,9 @@ async def _bench(options: argparse.Namespace) -> None:
             ratio = result[name]["others"]["p99_ms"] / max(base["others"]["p99_ms"], 0.001)
             result[name]["p99_ratio"] = round(ratio, 2)
             print(f"{name}: p99 of the others {result[name]['others']['p99_ms']} ms, x{ratio:.2f} of base")
+    for name in ("base", "control", "overload"):
+        for stage, times in result.get(name, {}).get("stages", {}).items():
+            print(f"{name:9} {stage}: p50 {times['p50_ms']} ms, p99 {times['p99_ms']} ms")
     result["aim_ratio"] = 2
     over = result["overload"]
     recovered = "not recovered" if over["recovery_s"] is None else f"recovered after {over['recovery_s']:g} s"
@@ -108,7 +110,7 @@ class _Run:
         """`crowd`: where, how and at which rate it publishes meanwhile."""
         status = await self.operator.status()
         after, inbox = status.ledger_seq, await self._last(subjects.inbox_stream(status.pool))
-        before, loud_before = await crowds.ended(self.operator), await self._of_loud()
+        before, stored_before = await crowds.ended(self.operator), await self._last(subjects.REQUESTS)
         memory, used = _memory(), machine.cpu_by_process()
         most = dict(memory)
         watching = asyncio.create_task(_watch(most))
@@ -130,9 +132,10 @@ class _Run:
             out, _ = await process.communicate()
             offered = int(out)
             stopped, stopped_us = time.monotonic(), time.time_ns() // 1000
-            loud = await self._stored_of_loud() - loud_before
-            await self._drained(before + loud, calm)
+            await self._drained(before - stored_before + await self._last(subjects.REQUESTS), calm)
         sent = await submitting
+        if process is not None:
+            loud = await self._stored() - stored_before - len(sent)
         ends = await crowds.rest(self.operator, before + len(sent) + loud)
         drained_s = time.monotonic() - stopped
         watching.cancel()
@@ -177,10 +180,10 @@ class _Run:
             "recovery_s": recovery_s(waits, self.slow_ms),
         }
 
-    async def _stored_of_loud(self) -> int:
-        """Of the loud team, once no more is being stored: later some of it will have been trimmed."""
+    async def _stored(self) -> int:
+        """Of all requests, once no more is being stored: by sequence, for what was answered is trimmed."""
         counted = -1
-        while (now := await self._of_loud()) != counted:
+        while (now := await self._last(subjects.REQUESTS)) != counted:
             counted = now
             await asyncio.sleep(2.0)
         return counted
@@ -196,11 +199,6 @@ class _Run:
             await asyncio.sleep(0.5)
         await asyncio.sleep(_SPAN_S)
         calm.set()
-
-    async def _of_loud(self) -> int:
-        """Requests of the loud team that are in the stream, answered or not."""
-        info = await self.js.stream_info(subjects.REQUESTS, subjects_filter=_OF_LOUD)
-        return sum((info.state.subjects or {}).values())
 
     async def _last(self, stream: str) -> int:
         return (await self.js.stream_info(stream)).state.last_seq

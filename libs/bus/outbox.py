@@ -8,6 +8,7 @@ exception (some may be stored: send all again, their ids are the same). Ids are 
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from nats.aio.client import Client
 from nats.errors import ConnectionClosedError, OutboundBufferLimitError
@@ -31,7 +32,11 @@ MAX_HEADER_BYTES = 65_535
 _ROUND_MESSAGES = 1_000
 """Sent before acknowledgements are awaited: enough to hide the round trip, little enough to be sent again."""
 
+_LEAST_MESSAGES = 32
+"""Sent again after the broker had no room for more of their sender: else twice what it took."""
+
 _RETRY = (NoStreamResponseError, ServiceUnavailableError)
+_OF_SUBJECT = "maximum messages per subject"
 _FULL = (10077, 10047, 10023)
 """Maximum bytes exceeded, insufficient storage, insufficient resources: waiting a little will not help."""
 
@@ -39,6 +44,11 @@ _FULL = (10077, 10047, 10023)
 def is_full(error: BaseException) -> bool:
     """Whether the broker refused because a stream, or its whole store, is full."""
     return isinstance(error, APIError) and error.err_code in _FULL
+
+
+def is_crowded(error: BaseException) -> bool:
+    """Whether the broker refused because as many of this subject wait as may: there is room when some are dealt with."""
+    return is_full(error) and _OF_SUBJECT in str(getattr(error, "description", ""))
 
 
 class NotStored(TimeoutError):
@@ -50,6 +60,10 @@ class NotStored(TimeoutError):
     def __init__(self, text: str, unstored: Sequence[int] = ()) -> None:
         super().__init__(text)
         self.unstored = tuple(unstored)
+
+
+class Crowded(NotStored):
+    """The broker refuses some for as many of their sender wait as may; they were sent again until there was no more time."""
 
 
 class TooLarge(ValueError):
@@ -94,6 +108,7 @@ class Outbox:
     ) -> None:
         todo = list(positions)
         pause = 0.05
+        tried = _Tried()
         while True:
             attempted = len(todo)
             if self._nats.is_closed:
@@ -102,13 +117,16 @@ class Outbox:
                 unheard: list[int] = []
                 if self._batches is not None:
                     todo, unheard = await self._batches.send(items, todo, acks)
-                todo = sorted(await self._attempt(items, todo, acks) + unheard) if todo else unheard
+                most = len(todo) if tried.most is None else tried.most
+                now, later = todo[:most], todo[most:]
+                tried = await self._attempt(items, now, acks) if now else _Tried()
+                todo = sorted(tried.rest + later + unheard)
             if not todo:
                 PUBLISHED.inc(len(positions))
                 return
             if asyncio.get_running_loop().time() > deadline:
                 unstored = [i for i in range(len(items)) if i not in acks]
-                raise NotStored(
+                raise (Crowded if tried.most else NotStored)(
                     f"{len(unstored)} of {len(items)} messages not acknowledged (first: {items[todo[0]].subject}): "
                     "is NATS up, and does a stream take this subject? `baton provision` creates them",
                     unstored,
@@ -117,8 +135,8 @@ class Outbox:
             await asyncio.sleep(pause)
             pause = 0.05 if len(todo) < attempted else min(1.0, pause * 2)
 
-    async def _attempt(self, items: Sequence[Outgoing], todo: Sequence[int], acks: dict[int, PubAck]) -> list[int]:
-        """Sends `todo` once; returns those without an acknowledgement. Raises what the broker refused for good."""
+    async def _attempt(self, items: Sequence[Outgoing], todo: Sequence[int], acks: dict[int, PubAck]) -> "_Tried":
+        """Sends `todo` once; tells those without an acknowledgement. Raises what the broker refused for good."""
         replies = await Replies.of(self._nats)
         waiting: dict[int, asyncio.Future[PubAck]] = {}
         try:
@@ -145,20 +163,32 @@ def _check_size(item: Outgoing) -> None:
         raise TooLarge(f"{item.subject}: its headers take {size} bytes; at most {MAX_HEADER_BYTES} are stored")
 
 
-def _collect(waiting: "dict[int, asyncio.Future[PubAck]]", todo: Sequence[int], acks: dict[int, PubAck]) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What became of one attempt: `rest` is to be sent again, at the next no more than `most`; None: all of it."""
+
+    rest: list[int] = field(default_factory=list)
+    most: int | None = None
+
+
+def _collect(waiting: "dict[int, asyncio.Future[PubAck]]", todo: Sequence[int], acks: dict[int, PubAck]) -> _Tried:
     """Moves acknowledged messages into `acks`; returns the rest. Raises the first that is refused for good."""
     rest = []
     refusal: BaseException | None = None
+    crowded = False
     for i in todo:
         future = waiting.get(i)
         if future is None or not future.done() or future.cancelled():
             rest.append(i)
         elif (error := future.exception()) is None:
             acks[i] = future.result()
+        elif is_crowded(error):
+            rest.append(i)
+            crowded = True
         elif isinstance(error, _RETRY) and getattr(error, "err_code", None) not in _FULL:
             rest.append(i)
         else:
             refusal = refusal or error
     if refusal is not None:
         raise refusal
-    return rest
+    return _Tried(rest, max(_LEAST_MESSAGES, 2 * (len(todo) - len(rest))) if crowded else None)

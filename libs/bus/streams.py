@@ -5,6 +5,7 @@ other, and a missing limit would be found on the day the disk is full.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,7 +16,10 @@ from nats.js.api import ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from libs.bus.table import Durable, consumer_config, durables, former, reserved_bytes, streams
+from libs.bus.trim import trimmer_of
 from schemas import subjects
+
+log = logging.getLogger("baton.streams")
 
 
 class StreamDrift(RuntimeError):
@@ -60,7 +64,7 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
             if existing is None:
                 await js.add_stream(config)
                 made.append(str(config.name))
-            elif grown := _grown(config, existing):
+            elif grown := await _safe(js, pools, config, _grown(config, existing)):
                 await js.update_stream(existing.evolve(**grown))
         except APIError as error:
             await _take_back(js, made)
@@ -135,7 +139,7 @@ async def _missing(js: JetStreamContext, configs: Sequence[StreamConfig], wanted
 
 _SAME = (
     "subjects", "retention", "storage", "discard", "max_msgs", "max_msgs_per_subject", "duplicate_window",
-    "deny_delete", "deny_purge", "allow_direct", "allow_rollup_hdrs", "allow_atomic",
+    "deny_delete", "deny_purge", "allow_direct", "allow_rollup_hdrs", "allow_atomic", "discard_new_per_subject",
 )  # fmt: skip
 """What must be equal."""
 _LIMITS = ("max_bytes", "max_age", "num_replicas")
@@ -178,6 +182,34 @@ def _grown(wanted: StreamConfig, existing: StreamConfig) -> dict[str, Any]:
         if _normal(getattr(wanted, name)) != _normal(getattr(existing, name)):
             changes[name] = getattr(wanted, name)
     return changes
+
+
+async def _safe(
+    js: JetStreamContext, pools: Sequence[str], config: StreamConfig, changes: dict[str, Any]
+) -> dict[str, Any]:
+    """`changes` without a limit on subjects that would cost messages: a broker that is told to keep fewer of a subject drops
+    its oldest at once. What was answered goes first; if then a subject has more than half of the limit (some may come
+    meanwhile), the limit waits for the next run."""
+    most, stream = changes.get("max_msgs_per_subject", 0), str(config.name)
+    if not config.discard_new_per_subject or most <= 0:
+        return changes
+    for entry in durables(pools):
+        if entry.stream == stream and await _found_consumer(js, entry) is not None:
+            await trimmer_of(js, stream, entry.name).clear()
+    counts = (await js.stream_info(stream, subjects_filter=">")).state.subjects or {}
+    if (fullest := max(counts.values(), default=0)) <= most // 2:
+        return changes
+    log.warning(
+        "stream %s: %d messages of one subject wait; the limit of %d is set by `baton provision` when there are fewer",
+        stream,
+        fullest,
+        most,
+    )
+    return {
+        name: value
+        for name, value in changes.items()
+        if name not in ("max_msgs_per_subject", "discard_new_per_subject")
+    }
 
 
 async def _consumer_differences(js: JetStreamContext, entry: Durable) -> list[str]:

@@ -50,7 +50,12 @@ DEAD_SUBJECTS: Final = sorted(map(subjects.anyone, (subjects.DEAD_LETTER, subjec
 DEAD_OF_A_SENDER: Final = 500
 """Letters that are kept of one sender and one service; then its own oldest go. Of the largest size, 450 MB."""
 
+WAITING_OF_A_SENDER: Final = 1_024
+"""Requests of one kind that a user may have in REQUESTS; the broker refuses the next, and writes nothing for it. What was
+answered leaves it as soon as it is half of that (`libs.bus.trim`)."""
+
 FORMER: Final[dict[str, dict[str, object]]] = {
+    REQUESTS: {"max_msgs_per_subject": -1, "discard_new_per_subject": False},
     EVENTS: {"discard": DiscardPolicy.NEW, "allow_atomic": False},
     subjects.INBOX: {"allow_atomic": False},
     DEAD: {
@@ -94,7 +99,9 @@ DURABLES: tuple[Durable, ...] = (
 def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> list[StreamConfig]:
     """The whole table. `scale` multiplies every size limit (tests and small machines use less than 1)."""
     table = [
-        _stream(REQUESTS, _kept(REQUESTS), SIZES_MIB[REQUESTS], max_age=3 * _DAY_S),
+        _stream(REQUESTS, _kept(REQUESTS), SIZES_MIB[REQUESTS], max_age=3 * _DAY_S).evolve(
+            max_msgs_per_subject=WAITING_OF_A_SENDER, discard_new_per_subject=True
+        ),
         _stream(EVENTS, _kept(EVENTS), SIZES_MIB[EVENTS], max_age=7 * _DAY_S, discard=DiscardPolicy.OLD).evolve(
             allow_atomic=True
         ),

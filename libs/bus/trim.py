@@ -6,7 +6,12 @@
 
 The naive way is to purge up to there at once. But the broker forgets the ids of purged messages when it restarts, and a
 person who looks for a message of a minute ago should find it; so what was dealt with stays for `keep_s`, unless the stream
-is half full. Nothing depends on a purge: one that fails is tried again at the next turn.
+is half full, or half of what one subject may have is there. Nothing depends on a purge: one that fails is tried again at the
+next turn.
+
+A subject of REQUESTS, one user's, may have so many messages there and no more: the broker refuses the next. A turn every
+15 s would then let through so many in 15 s, so whoever deals with them says so (`dealt_with`), and subjects are relieved as
+often as it takes.
 """
 
 import asyncio
@@ -27,8 +32,16 @@ KEEP_S = 600.0
 PRESSED = 0.5
 """Of a stream's limit: from there on nothing is kept that was dealt with."""
 
+SENDERS = 10_000
+"""Subjects of a stream: when there are more, nothing is kept either, for it is not looked which of them are full."""
+
 _TURN_S = 15.0
+_RELIEVED = 1 / 4
+"""Of what one subject may have: after so many were dealt with it is looked which are half full."""
 _PRESSED_TURN_S = 1.0
+_API_S = 5.0
+_RELIEF_S = 0.1
+"""Between two looks at subjects, at the least."""
 
 Floor = Callable[[], Awaitable[int]]
 """The sequence up to which everything has been dealt with, and what follows from it is stored elsewhere."""
@@ -47,6 +60,10 @@ class Trimmer:
         self._subject = subject
         self._keep_s = keep_s
         self._seen: deque[tuple[float, int]] = deque()  # (when, floor), oldest first
+        self._relieved: dict[str, int] = {}  # subject that was pressed -> where it was trimmed to
+        self._dealt_with = 0
+        self._enough = 1  # to look at subjects for
+        self._look = asyncio.Event()
 
     async def run(self) -> None:
         """For ever. A broker that is away is waited for. Raises ConnectionClosedError."""
@@ -58,12 +75,56 @@ class Trimmer:
 
         await in_turns(turn, turn_s, log, f"stream {self.stream} is not trimmed")
 
+    async def clear(self) -> None:
+        """Trims all that was dealt with. Raises nats errors."""
+        if floor := await self._floor():
+            await self._js.purge_stream(self.stream, seq=floor + 1, subject=self._subject or None)
+
+    def dealt_with(self, count: int = 1) -> None:
+        """So many more messages were."""
+        self._dealt_with += count
+        if self._dealt_with >= self._enough:
+            self._dealt_with = 0
+            self._look.set()
+
+    async def relieve(self) -> None:
+        """For ever: trims subjects that are half full, when enough was dealt with. Raises ConnectionClosedError."""
+
+        async def turn() -> float:
+            await self._look.wait()
+            self._look.clear()
+            await self._relieve(await self._js.stream_info(self.stream), await self._floor())
+            return _RELIEF_S
+
+        await in_turns(turn, _PRESSED_TURN_S, log, f"subjects of stream {self.stream} are not trimmed")
+
+    async def _relieve(self, info: StreamInfo, floor: int) -> None:
+        """Trims those subjects that have half of what they may have."""
+        most = (info.config.max_msgs_per_subject or 0) if info.config.discard_new_per_subject else 0
+        if most <= 0 or not self._subject or await self._senders() > SENDERS:
+            return
+        self._enough = max(1, int(most * _RELIEVED))
+        counts = (await self._js.stream_info(self.stream, subjects_filter=self._subject)).state.subjects or {}
+        pressed = [subject for subject, count in counts.items() if count >= most * PRESSED]
+        self._relieved = {subject: self._relieved.get(subject, 0) for subject in pressed}
+        for subject in pressed:
+            if floor > self._relieved[subject]:
+                await self._js.purge_stream(self.stream, seq=floor + 1, subject=subject)
+                self._relieved[subject] = floor
+                TRIMMED.labels(self.stream).inc()
+
+    async def _senders(self) -> int:
+        """How many subjects the stream has; nats-py does not tell it."""
+        told = await self._js._api_request(f"{self._js._prefix}.STREAM.INFO.{self.stream}", timeout=_API_S)
+        return int(told["state"].get("num_subjects", 0))
+
     async def turn(self, now: float) -> bool:
         """Trims what may go at `now` (seconds of a monotonic clock); whether the stream is pressed. Raises nats errors."""
         info = await self._js.stream_info(self.stream)
         floor = await self._floor()
         self._seen.append((now, floor))
-        pressed = fill_of(info) >= PRESSED
+        await self._relieve(info, floor)
+        pressed = fill_of(info) >= PRESSED or (bool(self._subject) and await self._senders() > SENDERS)
         upto = floor if pressed else self._dealt_with_before(now - self._keep_s)
         if upto > self.trimmed_to and info.state.first_seq <= upto:
             await self._js.purge_stream(self.stream, seq=upto + 1, subject=self._subject or None)

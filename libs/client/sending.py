@@ -13,8 +13,9 @@ from nats.js.errors import APIError
 from pydantic import BaseModel, ValidationError
 
 from libs.bus.messages import MAX_BYTES, Outgoing, outgoing
-from libs.bus.outbox import NotStored, Outbox, is_full
+from libs.bus.outbox import Crowded, NotStored, Outbox, is_full
 from libs.bus.reasons import reasons_of
+from libs.bus.table import WAITING_OF_A_SENDER
 from libs.client.errors import Busy, Denied, Failed, Invalid, Unreachable
 from schemas.base import Strict
 from schemas.ids import content_hash
@@ -52,12 +53,15 @@ async def deliver(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) 
     Raises:
         Denied: the credential does not allow a subject.
         Unreachable: not acknowledged within `give_up_s`; what was stored stays stored, and a repeat is harmless.
-        Busy: the stream is full.
+        Busy: the stream is full, or for all that time so many requests of this user waited as may.
         Failed: the stream refused it for another reason.
     """
     outbox = Outbox(nats.jetstream(), give_up_s=give_up_s)
     try:
         acks = await unless_denied(nats, outbox.publish_many(items))
+    except Crowded as e:
+        why = f"a user may have {WAITING_OF_A_SENDER:,} requests waiting, so {len(e.unstored)} of {len(items)} are not stored"
+        raise Busy(why, _RETRY_AFTER_S) from e
     except NotStored as e:
         raise Unreachable(
             "the request is not stored for certain", str(e), "check the server, then send it again with the same key"

@@ -18,7 +18,7 @@ from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.room import CANCELS_END, SUBMITS_END, StreamRoom
 from libs.bus.settle import NoRoom, Received, consume
-from libs.bus.trim import trimmer_of
+from libs.bus.trim import Trimmer, trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.intake import Intake
@@ -89,6 +89,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     intake = Intake(settings.intake_limits())
     rooms: dict[str, StreamRoom] = {}
     refusing: list[Refusing] = []
+    trimmers: list[Trimmer] = []
 
     async def portion(left: Sequence[Msg]) -> int:
         if any(message.metadata.num_delivered > 1 for message in left):
@@ -96,6 +97,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         return await overtaking[0].portion(left)
 
     def in_line(received: Received) -> list[Outgoing]:
+        trimmers[0].dealt_with()
         return [] if overtaking[0].ahead.done(received.stream_seq) else decide(received)
 
     def decide(received: Received) -> list[Outgoing]:
@@ -159,7 +161,9 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                 room = rooms[known.pool] = room_of(js, known.pool)
                 tasks.start(f"room of {known.pool}", room.run())
             tasks.start("pools of other admission processes", watch(nats, settings.all_pools))
-            tasks.start("trim of requests", trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s).run())
+            trimmers[:] = [trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s)]
+            tasks.start("trim of requests", trimmers[0].run())
+            tasks.start("relief of who sends many requests", trimmers[0].relieve())
             async with tasks.until_stopped():
                 for known in followers:
                     await known.caught_up.wait()

@@ -92,7 +92,7 @@ async def test_drift_is_listed_and_nothing_is_changed(own_server: ServerInBackgr
     js = connection.jetstream()
     await provision(js, ["p"], scale=0.01)
     requests = (await js.stream_info("REQUESTS")).config
-    await js.update_stream(requests.evolve(discard=DiscardPolicy.OLD, max_bytes=-1))
+    await js.update_stream(requests.evolve(discard=DiscardPolicy.OLD, discard_new_per_subject=False, max_bytes=-1))
     await js.delete_consumer("REQUESTS", "admission")
     await js.add_consumer("REQUESTS", durable_name="admission", filter_subject="baton.cmd.job.v1.submit.*", ack_wait=99)
     with pytest.raises(StreamDrift) as drift:

@@ -12,7 +12,7 @@ from nats.js.errors import APIError, KeyNotFoundError, NoStreamResponseError, No
 
 from libs.bus.cursors import Cursors
 from libs.bus.messages import Outgoing
-from libs.bus.outbox import Outbox
+from libs.bus.outbox import Outbox, is_crowded
 from libs.ledger.append import AppendOutcome, append
 from libs.ledger.chain import GENESIS
 from libs.ledger.reader import LedgerReader
@@ -99,6 +99,25 @@ async def an_append_is_at_its_place_or_not_at_all(net: Any, pool: str) -> None:
     assert (await js.get_msg(f"LEDGER-{pool}", seq=1)).data == b"one"
     with pytest.raises(NotFoundError):
         await js.get_msg(f"LEDGER-{pool}", seq=3)
+
+
+@behaviour
+async def a_subject_with_as_many_as_may_be_is_refused_and_others_are_not(net: Any, pool: str) -> None:
+    js = net.jetstream()
+    name = f"CROWDED-{pool}"
+    config = StreamConfig(name=name, subjects=[f"crowded.{pool}.*"], discard=DiscardPolicy.NEW)
+    await js.add_stream(config.evolve(max_msgs_per_subject=2, discard_new_per_subject=True, duplicate_window=120.0))
+    for number in range(2):
+        await js.publish(f"crowded.{pool}.a", b"", headers={"Nats-Msg-Id": str(number)})
+    with pytest.raises(APIError) as error:
+        await js.publish(f"crowded.{pool}.a", b"", headers={"Nats-Msg-Id": "2"})
+    assert is_crowded(error.value)
+    assert (await js.publish(f"crowded.{pool}.a", b"", headers={"Nats-Msg-Id": "0"})).duplicate
+    assert (await js.publish(f"crowded.{pool}.b", b"")).seq == 3
+    await js.purge_stream(name, seq=2, subject=f"crowded.{pool}.a")
+    assert not (await js.publish(f"crowded.{pool}.a", b"", headers={"Nats-Msg-Id": "2"})).duplicate
+    assert (await js.stream_info(name)).state.messages == 3
+    await js.delete_stream(name)
 
 
 @behaviour

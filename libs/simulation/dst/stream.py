@@ -71,7 +71,10 @@ class Stream:
         rollup = held.get("Nats-Rollup")
         kept = Kept(self.last_seq + 1, subject, headers, data, time_us)
         per_subject = config.get("max_msgs_per_subject", -1)
-        replaces = rollup == "sub" or per_subject > 0
+        full_subject = bool(config.get("discard_new_per_subject")) and per_subject > 0
+        if full_subject and len(self.by_subject.get(subject, ())) >= per_subject:
+            return 503, 10077, "maximum messages per subject exceeded"
+        replaces = rollup == "sub" or (per_subject > 0 and not full_subject)
         if self.full:
             return 503, 10077, "maximum bytes exceeded"
         if not replaces and config.get("discard") == "new":
@@ -87,7 +90,7 @@ class Stream:
             self.ids[id_] = (kept.seq, time_us)
         if rollup == "sub":
             self._drop(seqs[:-1])
-        elif per_subject > 0:
+        elif per_subject > 0 and not full_subject:
             self._drop(seqs[:-per_subject])
         if config.get("discard") == "old":
             limit = config.get("max_bytes", -1)
