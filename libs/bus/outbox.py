@@ -108,7 +108,7 @@ class Outbox:
     ) -> None:
         todo = list(positions)
         pause = 0.05
-        tried = _Tried()
+        tried = _Attempted()
         while True:
             attempted = len(todo)
             if self._nats.is_closed:
@@ -119,7 +119,7 @@ class Outbox:
                     todo, unheard = await self._batches.send(items, todo, acks)
                 most = len(todo) if tried.most is None else tried.most
                 now, later = todo[:most], todo[most:]
-                tried = await self._attempt(items, now, acks) if now else _Tried()
+                tried = await self._attempt(items, now, acks) if now else _Attempted()
                 todo = sorted(tried.rest + later + unheard)
             if not todo:
                 PUBLISHED.inc(len(positions))
@@ -135,7 +135,7 @@ class Outbox:
             await asyncio.sleep(pause)
             pause = 0.05 if len(todo) < attempted else min(1.0, pause * 2)
 
-    async def _attempt(self, items: Sequence[Outgoing], todo: Sequence[int], acks: dict[int, PubAck]) -> "_Tried":
+    async def _attempt(self, items: Sequence[Outgoing], todo: Sequence[int], acks: dict[int, PubAck]) -> "_Attempted":
         """Sends `todo` once; tells those without an acknowledgement. Raises what the broker refused for good."""
         replies = await Replies.of(self._nats)
         waiting: dict[int, asyncio.Future[PubAck]] = {}
@@ -164,14 +164,14 @@ def _check_size(item: Outgoing) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class _Attempted:
     """What became of one attempt: `rest` is to be sent again, at the next no more than `most`; None: all of it."""
 
     rest: list[int] = field(default_factory=list)
     most: int | None = None
 
 
-def _collect(waiting: "dict[int, asyncio.Future[PubAck]]", todo: Sequence[int], acks: dict[int, PubAck]) -> _Tried:
+def _collect(waiting: "dict[int, asyncio.Future[PubAck]]", todo: Sequence[int], acks: dict[int, PubAck]) -> _Attempted:
     """Moves acknowledged messages into `acks`; returns the rest. Raises the first that is refused for good."""
     rest = []
     refusal: BaseException | None = None
@@ -191,4 +191,4 @@ def _collect(waiting: "dict[int, asyncio.Future[PubAck]]", todo: Sequence[int], 
             refusal = refusal or error
     if refusal is not None:
         raise refusal
-    return _Tried(rest, max(_LEAST_MESSAGES, 2 * (len(todo) - len(rest))) if crowded else None)
+    return _Attempted(rest, max(_LEAST_MESSAGES, 2 * (len(todo) - len(rest))) if crowded else None)
