@@ -7,7 +7,7 @@ each stream keeps.
 import re
 from dataclasses import dataclass
 
-from schemas import billing, inbox, jobs, ledger, nodes, queries, secrets, subjects
+from schemas import billing, inbox, jobs, ledger, nodes, proofs, queries, secrets, subjects
 from schemas.base import Fact, Strict
 
 Model = type[Fact] | type[Strict]
@@ -153,6 +153,7 @@ CATALOG: tuple[Message, ...] = (
     _of_operator("team-resumed", inbox.ResumeTeam),
     _of_operator("acted", inbox.ActionTold),
     _inbox("job", "refused", inbox.RefusalTold, "admission"),
+    _inbox("ledger", "summed", inbox.SumProposed, "history"),
     _inbox("lease", "granter", inbox.GranterClaimed, "leases"),
     _inbox("node", "board-cut", inbox.BoardCut, "agent"),
     _inbox("clock", "tick", inbox.Tick, "leases"),
@@ -238,6 +239,7 @@ CATALOG: tuple[Message, ...] = (
         queries.TeamManaged,
         "Of users by an admin of their team, whose role alone may ask it.",
     ),
+    _query("audit", "read", proofs.AuditRead, "history", proofs.AuditPart),
     _query("log", "read", queries.LogQuery, "history", queries.LogPiece, of_pool=False),
     Message(
         "io.baton.log.piece.query.v1",

@@ -15,6 +15,7 @@ from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import BootReading
 from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, AcceptedSpec, Checkpoint, Latency
+from schemas.proofs import Hash, Sum
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
 
@@ -246,6 +247,13 @@ class RefusalTold(Fact):
     command: RefusedCommand
 
 
+class SumProposed(Fact):
+    """What all teams' parts of the ledger come to, to be written into it. Sent by history; repeats are harmless."""
+
+    sum: Sum
+    nonce: Hash
+
+
 class SuspendTeam(Fact):
     """An operator pauses a team: nothing new of it is admitted or granted. Sent by `baton team suspend`. Said again it changes
     the reason, or stops what runs."""
@@ -302,4 +310,5 @@ InboxMessage = (
     | PreemptionPlanned
     | ActionTold
     | RefusalTold
+    | SumProposed
 )

@@ -19,6 +19,7 @@ from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import ClockMark, MeasuredBy
 from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, AcceptedSpec, Checkpoint, JobState, Latency
+from schemas.proofs import Hash, Sum
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
 
 LEDGER_VERSION: Final = 1
@@ -434,6 +435,16 @@ class CommandRefused(Fact):
     skippable: Literal[True] = True
 
 
+class LedgerSummed(Fact):
+    """Every team's part of the ledger up to a record, under one root: with it a team checks what it is told is its own. Worked
+    out by history, checked by whoever reads the ledger whole. A number that was summed before counts for nothing."""
+
+    kind: Literal["ledger.summed"] = "ledger.summed"
+    sum: Sum
+    nonce: Hash = Field(description="what salts are made of; teams are not told it")
+    skippable: Literal[True] = True
+
+
 EventOfJob = (
     JobQueued
     | JobGranted
@@ -472,7 +483,8 @@ LedgerEvent = Annotated[
     | DeviceQuarantined
     | DeviceReturned
     | OperatorActed
-    | CommandRefused,
+    | CommandRefused
+    | LedgerSummed,
     Field(discriminator="kind"),
 ]
 """One decided event: a variant per kind."""

@@ -52,7 +52,7 @@ DEAD_LETTER = "baton.dead.{origin}"
 DEAD_LETTER_OF = "baton.dead.{origin}.{sender}"
 
 _ASKED = ("get", "list", "read", "set", "remove")
-_ASKED_OF_POOL = ("get", "list", "explain", "plan", "status")
+_ASKED_OF_POOL = ("read", "get", "list", "explain", "plan", "status")
 """What a person may ask. `desired` is in neither: a node asks it, and a team may be called like a pool."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,63}")

@@ -84,18 +84,34 @@ def listing(
 
 @app.command("verify")
 def verify(
+    *,
     file: Files = None,
     folder: Folder = None,
+    team: Annotated[
+        str | None, typer.Option("--team", "-t", help="Check this team's own part and bill, with its own credential.")
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", help="With --team: the price book that the bill should be by.")
+    ] = None,
     pool: Pool = None,
     url: Url = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Check the chain, and that ledger and operators' books tell the same. Exits with 1 at the first break, by its position.
 
+    With --team a team checks its own part, and its bill by it, with what it may read; a note of it is kept for the next time.
     The book of this host is compared with the ledger; of books on other hosts it is checked that what the ledger tells follows.
     `baton ledger verify` checks what was decided."""
     from libs.core.projections.audit import compare
     from libs.walls.book import Book
+
+    if team is not None or prices is not None:
+        from libs.cli.audit_own import verify_own
+
+        if file or folder:
+            raise UsageFault("--file and --state-dir are an operator's; leave them out with --team")
+        verify_own(team, pool, url, prices, output)
+        return
 
     audit = _read(file, pool, url, lambda line: None)
     mine = Book(book_folder(folder)).lines()

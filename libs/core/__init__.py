@@ -1,6 +1,6 @@
 """How Baton thinks: pure functions over data, with time and ids as arguments.
 
-Eight rooms on four floors; a room imports only rooms below it (docs/architecture.md has the picture).
+Nine rooms on five floors; a room imports only rooms below it (docs/architecture.md has the picture).
 
     explain        why a job waits, what would help, a dry run
     scheduling     who is next and what each input leads to: the cycle, the reactions, one package per policy
@@ -8,6 +8,7 @@ Eight rooms on four floors; a room imports only rooms below it (docs/architectur
     placement      where a job runs: search, score, MIG
     billing        usage and money from the ledger
     projections    what readers of the ledger keep: documents, rows, the checker
+    proofs         a team's own part of a ledger, and sums over all teams' parts
     state          what a ledger folds into: fleet, jobs, attempts
     accelerators   facts about devices: models, MIG boards, vendors, memory estimates
 """

@@ -158,6 +158,10 @@ class Follower(Generic[P]):
         async with self._applying:
             yield
 
+    async def forget(self) -> None:
+        """Drops the snapshots: what was made of the projection is lost, and the next `run` folds the ledger anew."""
+        await self._saver.distrust()
+
     async def run(self, after: After | None = None, *, begin: Begin | None = None) -> None:
         """Until cancelled. `begin` is awaited once the projection is loaded, before the first record.
 

@@ -101,7 +101,7 @@ class Facts:
         "attempt.starting", "attempt.stopping", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
-        "operator.acted", "command.refused",
+        "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip
     """Steps on the way to what a report shows."""
 

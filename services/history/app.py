@@ -8,6 +8,7 @@ from faststream.asgi import AsgiFastStream
 from faststream.nats import NatsBroker
 from prometheus_client import CollectorRegistry
 
+from libs.adapters.mongo.proofs import ProofStore
 from libs.adapters.mongo.store import JobStore
 from libs.bus.broker import make_broker
 from libs.bus.connect import BusConnection
@@ -23,6 +24,7 @@ from services.history.documents import Documents
 from services.history.events import EventLog
 from services.history.feed import FeedLoop
 from services.history.logs import LogRelay
+from services.history.proofs import ProofLoop, Proofs
 from services.history.settings import HistorySettings
 from services.history.trim import EventTrimmer
 
@@ -35,10 +37,13 @@ class History:
     log: EventLog
     documents: Documents | None = None
     feed: FeedLoop | None = None
+    proof_store: ProofStore
+    proof_loop: ProofLoop | None = None
+    proofs: Proofs
     leadership: Leadership | None = None
 
     def followers(self) -> list[Follower[Any]]:
-        return [loop.follower for loop in (self.documents, self.feed) if loop is not None]
+        return [loop.follower for loop in (self.documents, self.feed, self.proof_loop) if loop is not None]
 
 
 def make_app(settings: HistorySettings) -> AsgiFastStream:
@@ -48,7 +53,7 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
     history = History()
     show(registry, history.followers)
     tasks = Tasks()
-    _serve_questions(broker, history)
+    _serve_questions(broker, history, settings.pool)
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
@@ -66,14 +71,27 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
                 cache_jobs=settings.cache_jobs,
             )
             history.feed = FeedLoop(js, settings.pool, registry, snapshot_records=settings.snapshot_records)
+            history.proof_store = ProofStore(settings.mongo_url)
+            history.proofs = Proofs(settings.pool, history.proof_store)
+            history.proof_loop = ProofLoop(
+                js,
+                settings.pool,
+                history.proof_store,
+                registry,
+                every_s=settings.sum_every_s,
+                keep_days=settings.proof_days,
+                snapshot_records=settings.snapshot_records,
+            )
             history.leadership = leadership = Leadership(js, f"history-{settings.pool}", ttl_s=settings.leader_ttl_s)
             tasks.start("leadership", leadership.run())
             tasks.start("documents", leadership.lead(history.documents.run))
             tasks.start("feed", leadership.lead(history.feed.run))
+            tasks.start("teams' lines", leadership.lead(history.proof_loop.run))
             tasks.start("trim of events", leadership.lead(EventTrimmer(js, registry).run))
             async with tasks.until_stopped():
                 yield
             history.store.close()
+            history.proof_store.close()
 
     def ready() -> dict[str, str]:
         if history.leadership is not None and history.leadership.stands_by:
@@ -84,11 +102,18 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
     return make_asgi(broker, name="history", settings=settings, lifespan=lifespan, registry=registry, ready=ready)
 
 
-def _serve_questions(broker: NatsBroker, history: History) -> None:
+def _serve_questions(broker: NatsBroker, history: History, pool: str) -> None:
     serve(
         broker,
         BY_TYPE["io.baton.job.get.query.v1"],
         lambda query, team: handlers.get_job(history.store, query, team, history.log),
+        queue="history",
+    )
+    serve(
+        broker,
+        BY_TYPE["io.baton.audit.read.query.v1"],
+        lambda query, team: history.proofs.read(query, team),
+        pool=pool,
         queue="history",
     )
     logs = LogRelay(lambda: history.nats, lambda job_id, team: handlers.document_of(history.store, job_id, team))

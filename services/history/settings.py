@@ -17,3 +17,11 @@ class HistorySettings(ServiceSettings):
         default=20_000, ge=100, description="unfinished jobs kept in memory (about 10 KB each); others are read again"
     )
     snapshot_records: int = Field(default=5000, ge=100, description="ledger records between snapshots of the feed")
+    sum_every_s: float = Field(
+        default=300.0, ge=1, description="ledger time between two sums of all teams' lines (docs/proofs.md), s"
+    )
+    proof_days: float = Field(
+        default=400.0,
+        gt=0,
+        description="lines and sums that are older, in ledger time, are deleted: teams cannot check them",
+    )

@@ -19,7 +19,7 @@ SERVICES = [
 ROOMS = [
     room.strip()
     for contract in CONTRACTS
-    if contract["name"].startswith("Eight rooms")
+    if contract["name"].startswith("Nine rooms")
     for floor in contract["layers"]
     for room in floor.split("|")
 ]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from libs.core.proofs.chains import TeamChains
 from libs.core.scheduling import preemption
 from schemas import inbox
 from schemas.audit import ActionOutcome, OperatorAction, RefusedCommand, line_hash
@@ -280,6 +281,22 @@ def audited() -> World:
     return w
 
 
+def summed() -> World:
+    """All teams' lines are summed three times; one of the sums is proposed again, with another nonce."""
+    w, chains, read = World(node("n0")), TeamChains(), 0
+    for n, again in enumerate((False, True, False)):
+        for team in ("blue", "red"):
+            runs = w.submit(job(f"j{n}", team=team))
+            w.started(runs)
+            w.released(runs)
+        while read < len(w.records):
+            read += 1
+            chains.apply(w.records[read - 1], read)
+        for nonce in (b"%d" % n * 32, b"x" * 32)[: 1 + again]:
+            w.send(inbox.SumProposed(sum=chains.proposal("test", nonce), nonce=nonce.hex()))
+    return w
+
+
 def book(*actions: str) -> list[OperatorAction]:
     """An operator's book with these actions."""
     lines: list[OperatorAction] = []
@@ -303,6 +320,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "quarantined": quarantined,
     "suspended": suspended,
     "audited": audited,
+    "summed": summed,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

@@ -9,6 +9,7 @@ from libs.core.projections.hot_state import HotState
 from libs.core.projections.node_lives import NodeLives
 from libs.core.projections.secret_users import SecretUsers
 from libs.core.projections.verify import Checker
+from libs.core.proofs.chains import TeamChains
 from libs.core.state import fold
 from libs.report.facts import Facts
 from schemas.ledger import EVENT_KINDS, LedgerRecord
@@ -21,7 +22,7 @@ PROJECTIONS = {
     "placement's state": (fold.HANDLED, fold.IGNORED),
     **{p.__name__: (p.handled, p.ignored) for p in (
         FleetShape, HotState, NodeLives, Feed, JobChanges, Meter, PoolFigures, PreemptionPlanner, Replica, Checker, Facts,
-        SecretUsers,
+        SecretUsers, TeamChains,
     )},
 }  # fmt: skip
 

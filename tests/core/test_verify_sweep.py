@@ -43,6 +43,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "device.returned": f"the last one, or before a new life of its node: {NEVER_USED}",
         "operator.acted": "a hole in a book: `baton audit verify` shows it, and its lines may still be told",
         "command.refused": NEVER_USED,
+        "ledger.summed": "the last one, or one of two that are told",
     },
     "doubled": {
         "quota.set": SAID_ALREADY,
@@ -50,6 +51,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "plan.declined": SAID_ALREADY,
         "operator.acted": "a line may be told again, as it was",
         "command.refused": "a service that was killed tells it again",
+        "ledger.summed": "history proposes it again; the first of a number counts",
     },
     "swapped": {
         "lease.granter": APART,
@@ -78,6 +80,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "device.returned": IN_TIME,
         "operator.acted": IN_TIME,
         "command.refused": IN_TIME,
+        "ledger.summed": "it says up to which record it is",
     },
 }
 """Change -> kind of event -> why some such changes cannot be found."""
@@ -139,7 +142,7 @@ def in_pieces(records: Records, *, marked: bool) -> list[LedgerRecord]:
     return out
 
 
-@pytest.mark.parametrize("life", LIVES)
+@pytest.mark.parametrize("life", [life for life in LIVES if life != "summed"])  # a sum names records by their place
 def test_a_decision_in_several_records_is_no_violation(life: str) -> None:
     found = report(in_pieces(records_of(life), marked=True)).violations
     assert [v for v in found if "rejects inbox message" not in v] == []  # a rejection ends its piece

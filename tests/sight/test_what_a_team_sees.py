@@ -21,12 +21,15 @@ from pydantic import BaseModel
 from libs.bus.boxes import ForVault, close_box
 from libs.bus.broker import make_broker
 from libs.bus.queries import NoAnswer, QueryError, ask, serve
+from libs.core.proofs.chains import TeamChains
 from schemas import subjects
 from schemas.billing import BillQuery
 from schemas.catalog import BY_TYPE, CATALOG, JOB_EVENTS, Message
 from schemas.ids import job_id
 from schemas.jobs import JobSpec
+from schemas.ledger import LedgerSummed
 from schemas.nodes import DeviceSample, NodeSampled
+from schemas.proofs import AuditRead
 from schemas.queries import (
     DeviceListQuery,
     EventListQuery,
@@ -97,6 +100,13 @@ def questions(two: TwoTeams) -> dict[str, list[BaseModel]]:
             BillQuery(group_by="job", job_id=theirs),
         ],
         "quota.list": [PoolStatusQuery()],
+        "audit.read": [
+            AuditRead(),
+            AuditRead(after=3, limit=2, since=1),
+            AuditRead(sum=1),
+            AuditRead(sum=7),
+            AuditRead(team=two.red_team),
+        ],
         "log.read": [LogQuery(job_id=one) for one in (own, theirs, nothing)],
         "secret.list": [SecretListQuery(), SecretListQuery(team=two.red_team)],
         "secret.set": [SecretSet(name="token", key="A" * 43 + "=", sealed="AAAA")],
@@ -146,7 +156,14 @@ class Bench:
         self.nats, self.js, self.pool, self.two = nats, nats.jetstream(), pool, two
 
     async def write(self) -> None:
-        await store(self.js, self.pool, chain(self.pool, self.two.world.records))
+        """With a sum over all teams' lines at its end."""
+        written, chains = chain(self.pool, self.two.world.records), TeamChains()
+        for entry in written:
+            chains.apply(entry.record, entry.seq)
+        nonce = self.pool.encode().ljust(32)
+        summed = LedgerSummed(sum=chains.proposal(self.pool, nonce), nonce=nonce.hex())
+        last = written[-1].record.model_copy(update={"events": (summed,)})
+        await store(self.js, self.pool, [*written, *chain(self.pool, [last], (written[-1].seq, written[-1].hash))])
 
     @asynccontextmanager
     async def answering(self, nats_url: str, redis_url: str, mongo_url: str, root: Path) -> AsyncIterator[None]:
@@ -266,6 +283,8 @@ class Bench:
         for word, name in known.items():
             text = text.replace(word, name)
         text = re.sub(r"job-[0-9a-f]{32}", "<id>", text)
+        text = re.sub(r"[0-9a-f]{64}", "<hash>", text)
+        text = re.sub(r'"place":[0-9]+', '"place":0', text)
         text = re.sub(r'"key":"[^"]+"', '"key":"<vault\'s>"', text)
         text = re.sub(r'"rows":\[(.*?)\]', lambda rows: "".join(sorted(rows[1])), text)  # by id, which differs
         return re.sub(

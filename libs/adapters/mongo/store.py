@@ -42,14 +42,14 @@ class JobStore:
     """Every method raises StoreAway when the server does not answer; all writes may be repeated."""
 
     def __init__(self, url: str) -> None:
-        self._client: Any = _client_of(url)
-        database = self._client.get_default_database(default=_DATABASE)
+        self._client: Any = client_of(url)
+        database = database_of(self._client)
         self._jobs = database["jobs"]
         self._checkpoints = database["checkpoints"]
 
     async def prepare(self) -> None:
         """Makes the indexes; those that exist stay."""
-        with _away():
+        with away():
             for field in ("by_team", "by_state", "submitted_us", "by_seq"):
                 await self._jobs.create_index([(field, 1)])
 
@@ -67,7 +67,7 @@ class JobStore:
         ]
         if not operations:
             return
-        with _away():
+        with away():
             try:
                 await self._jobs.bulk_write(operations, ordered=False)
             except BulkWriteError as error:
@@ -77,7 +77,7 @@ class JobStore:
 
     async def checkpoint(self, name: str) -> ReaderPosition | None:
         """The checkpoint of that name, or None."""
-        with _away():
+        with away():
             found = await self._checkpoints.find_one({"_id": name})
         if found is None:
             return None
@@ -87,7 +87,7 @@ class JobStore:
         """Replaces `before` by `after`. False, and nothing is changed, when the store has another one than `before`:
         it was emptied or restored, or somebody else writes too."""
         body = {"_id": name, **asdict(after)}
-        with _away():
+        with away():
             if before is None:
                 if await self._checkpoints.find_one({"_id": name}) is not None:
                     return False
@@ -98,7 +98,7 @@ class JobStore:
 
     async def forget_checkpoint(self, name: str) -> None:
         """The documents will be written again from the ledger's beginning."""
-        with _away():
+        with away():
             await self._checkpoints.delete_one({"_id": name})
 
     # -------------------------------------------------------------------------------------------------------- reading
@@ -107,20 +107,20 @@ class JobStore:
         """Those of the jobs that are stored."""
         if not job_ids:
             return {}
-        with _away():
+        with away():
             found = await self._jobs.find({"_id": {"$in": list(job_ids)}}).to_list(None)
         return {body["_id"]: _story(body) for body in found}
 
     async def story(self, job_id: str) -> JobStory | None:
         """One job, or None."""
-        with _away():
+        with away():
             found = await self._jobs.find_one({"_id": job_id})
         return _story(found) if found else None
 
     async def last_seq(self, pool: str) -> int:
         """The highest sequence of the pool's ledger in any document; 0 when there is none."""
         of_pool = {"by_seq": {"$gte": f"{pool}|", "$lt": f"{pool}|~"}}
-        with _away():
+        with away():
             found = await self._jobs.find(of_pool, {"seq": 1}).sort([("by_seq", -1)]).limit(1).to_list(None)
         return int(found[0]["seq"]) if found else 0
 
@@ -151,12 +151,18 @@ class JobStore:
         return sorted(found, key=lambda document: document.submitted_us, reverse=True)[:limit]
 
     async def _newest(self, query: dict[str, Any], order: str, limit: int) -> list[JobDocument]:
-        with _away():
+        with away():
             found = await self._jobs.find(query, {"document": 1}).sort([(order, -1)]).limit(limit).to_list(None)
         return [JobDocument.model_validate_json(body["document"]) for body in found]
 
 
-def _client_of(url: str) -> Any:
+def database_of(client: Any) -> Any:
+    """The database that the client's URL names, or ours."""
+    return client.get_default_database(default=_DATABASE)
+
+
+def client_of(url: str) -> Any:
+    """A client of MongoDB; in a simulation, of that world's."""
     if (host := present_host()) is not None:
         return host.mongo()
     return AsyncIOMotorClient(
@@ -195,7 +201,8 @@ def _story(body: dict[str, Any]) -> JobStory:
 
 
 @contextmanager
-def _away() -> Iterator[None]:
+def away() -> Iterator[None]:
+    """What the driver raises becomes StoreAway."""
     try:
         yield
     except PyMongoError as error:

@@ -49,7 +49,7 @@ class FleetShape:
         "devices.held", "hold.released", "board.recut", "board.recut-withdrawn", "input.rejected",
         "plan.declined", "clock.jumped", "segment.sealed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
-        "operator.acted", "command.refused",
+        "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip
     """What is free or busy, and who is there now: placement's question."""
 

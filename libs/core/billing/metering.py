@@ -8,7 +8,7 @@ Usage is summed exactly. Closed claims are kept as rows only; what is still held
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
@@ -89,7 +89,7 @@ class Meter:
         "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
         "team.suspended", "team.resumed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
-        "operator.acted", "command.refused",
+        "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip
     """Money runs from the grant to the freeing; what happens between costs nothing more, and a hold nothing."""
 
@@ -116,6 +116,11 @@ class Meter:
             if fold is not None:
                 fold(self, event, record.t_us)
         self.seq = seq
+
+    def told(self, models: Mapping[str, str], calendar: Iterable[Sequence[int]]) -> None:
+        """For who folds one team's events: what devices are billed as, and pieces of the ledger's calendar that are new."""
+        self._models.update(models)
+        self._calendar = Calendar([*self._calendar.pieces, *calendar]) if calendar else self._calendar
 
     def skip(self, seq: int) -> None:
         """A void record: it counts for nothing, and the bill is exact up to it as well."""

@@ -41,7 +41,7 @@ _IGNORED = frozenset({
     "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
         "team.suspended", "team.resumed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
-        "operator.acted", "command.refused",
+        "operator.acted", "command.refused", "ledger.summed",
 })  # fmt: skip
 """They are about nodes, teams, boards and plans; no job's document says anything of them."""
 

@@ -141,6 +141,7 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.DeviceReturned: _anything,
     led.OperatorActed: _nothing,
     led.CommandRefused: _nothing,
+    led.LedgerSummed: _nothing,
     led.BoardRecutWithdrawn: _nothing,  # its instances stay out of placement until the node has answered
 }
 """By kind of event. A test walks the catalogue; a kind that is missing here may help everybody."""

@@ -128,6 +128,11 @@ class Calendar:
     def pieces(self) -> list[tuple[int, int]]:
         return list(zip(self._from, self._add, strict=True))
 
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """The piece that holds now; None before the first."""
+        return (self._from[-1], self._add[-1]) if self._from else None
+
     def note(self, t_us: int, wall_us: int | None) -> None:
         """A record says that at ledger time `t_us` it was `wall_us`; None: an old one, whose time was the wall's."""
         add = 0 if wall_us is None else wall_us - t_us

@@ -335,7 +335,7 @@ def _node_declared_dead(state: State, e: led.NodeDeclaredDead, t_us: int) -> Non
     """Nothing changes by this: what it held is freed, and the node leaves, in events of the same record."""
 
 
-def _for_auditors(state: State, e: led.OperatorActed | led.CommandRefused, t_us: int) -> None:
+def _for_auditors(state: State, e: led.OperatorActed | led.CommandRefused | led.LedgerSummed, t_us: int) -> None:
     """Nothing changes: it is kept for who reads the ledger."""
 
 
@@ -411,6 +411,7 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.DeviceReturned: _device_returned,
     led.OperatorActed: _for_auditors,
     led.CommandRefused: _for_auditors,
+    led.LedgerSummed: _for_auditors,
 }
 
 HANDLED = led.kinds_of(_FOLD)

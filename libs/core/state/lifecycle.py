@@ -109,6 +109,7 @@ TABLE: Mapping[type, Rule] = {
     led.DeviceReturned: _NOTHING,
     led.OperatorActed: _NOTHING,
     led.CommandRefused: _NOTHING,
+    led.LedgerSummed: _NOTHING,
 }
 """Event type -> its rule. `job.finished` alone leaves a choice, and says itself which state it leads to. A closed attempt
 is forgotten by its job: from then on there is no open attempt."""

@@ -90,6 +90,11 @@ class SimCollection:
         for found in self._matching(query)[:1]:
             del self.documents[found["_id"]]
 
+    async def delete_many(self, query: MongoDocument) -> None:
+        await self._client.trip()
+        for found in self._matching(query):
+            del self.documents[found["_id"]]
+
     def find(self, query: MongoDocument, fields: Any = None) -> "SimCursor":
         return SimCursor(self, query)
 

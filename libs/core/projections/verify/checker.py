@@ -17,6 +17,7 @@ from libs.core.projections.verify.nodes import Nodes
 from libs.core.projections.verify.outcomes import Outcomes
 from libs.core.projections.verify.records import Records
 from libs.core.projections.verify.report import Verification
+from libs.core.projections.verify.summed import Summed
 from libs.core.projections.verify.told import Told
 from schemas import ledger as led
 
@@ -36,6 +37,7 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Checkpoints,
     Ends,
     Told,
+    Summed,
 )
 """In this order each hears of an event."""
 

@@ -22,6 +22,8 @@ class Verification:
     declined_plans: int = 0
     operator_actions: int = 0
     refused_commands: int = 0
+    sums: int = 0
+    """Over all teams' lines, repeats as well."""
     milli_us: int = 0
     by_team: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)

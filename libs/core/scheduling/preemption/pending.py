@@ -34,6 +34,7 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.NodeDeclaredDead,
         ledger.OperatorActed,
         ledger.CommandRefused,
+        ledger.LedgerSummed,
     }
 )
 """Events that make no other plan possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a victim

@@ -55,4 +55,5 @@ _REACTIONS: dict[type, Callable[[Decision, Any], None]] = {
     inbox.PreemptionPlanned: preemption.preemption_planned,
     inbox.ActionTold: audit.action_told,
     inbox.RefusalTold: audit.refusal_told,
+    inbox.SumProposed: audit.sum_proposed,
 }

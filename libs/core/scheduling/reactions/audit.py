@@ -15,6 +15,11 @@ def refusal_told(d: Decision, m: inbox.RefusalTold) -> None:
     _keep(d, ledger.CommandRefused(command=m.command))
 
 
-def _keep(d: Decision, event: ledger.OperatorActed | ledger.CommandRefused) -> None:
+def sum_proposed(d: Decision, m: inbox.SumProposed) -> None:
+    """Whether it is right is checked by whoever reads the ledger whole (I14): placement does not keep what teams are told."""
+    _keep(d, ledger.LedgerSummed(sum=m.sum, nonce=m.nonce))
+
+
+def _keep(d: Decision, event: ledger.OperatorActed | ledger.CommandRefused | ledger.LedgerSummed) -> None:
     if d.may(event):
         d.emit(event)

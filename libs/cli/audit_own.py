@@ -1,0 +1,308 @@
+"""`baton audit verify --team`: a team checks its own part of the ledger, and its bill by it, with what it may read
+(docs/proofs.md).
+
+What is believed without proof is little: that the newest sum is one that stands in the ledger. So its number and hash are kept
+in a notebook from time to time: a later check must lead back to it, and other teams, and auditors, can compare theirs.
+"""
+
+import asyncio
+import json
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from libs.cli import units
+from libs.cli.exits import Ended, Exit, UsageFault
+from libs.cli.output import Format, document, fields, hint
+from libs.cli.session import run
+from libs.client import Baton
+from libs.client.asking import ask
+from libs.client.errors import ClientError, Failed, Invalid
+from libs.core.billing.metering import DAY_US
+from libs.core.billing.own_part import OwnPart, days_of, narrowed
+from libs.core.billing.pricing import Prices, day_text
+from libs.core.proofs.lines import OwnRecord, read
+from libs.core.proofs.sums import sum_hash, unlinked
+from schemas.billing import BillQuery, BillReply, PriceBook
+from schemas.proofs import MOST_LINES, AuditPart, AuditRead, Sum, TeamProof
+
+
+def verify_own(team: str | None, pool: str | None, url: str | None, prices: Path | None, output: Format) -> None:
+    """Checks, tells and notes. Exits with 1 when something is wrong; then nothing is noted."""
+    book = _prices(prices) if prices is not None else None
+
+    async def work(baton: Baton) -> Checked:
+        place = baton.place
+
+        async def asked(what: str, query: Any) -> Any:
+            return await ask(baton.nats, what, place, query, timeout_s=30.0)
+
+        path = notebook(place.pool, place.team)
+        done = await check(asked, place.pool, place.team, noted=noted_in(path), prices=book)
+        if done.ok and done.noted is not None:
+            note(path, done.noted)
+        return done
+
+    done = run(work, team, url, pool=pool, operator=False)
+    if output in (Format.JSON, Format.YAML):
+        document(asdict(done) | {"ok": done.ok, "sum": done.sum and done.sum.model_dump(mode="json")}, output)
+    else:
+        _tell(done)
+    if not done.ok:
+        raise Ended(Exit.FAILED)
+
+
+def _tell(done: "Checked") -> None:
+    newest = f"{done.sum.number}, up to record {done.sum.upto_seq}, {done.hash}" if done.sum is not None else "none yet"
+    fields([("team", done.team), ("lines", done.lines), ("events", done.events), ("in no sum yet", done.unproven),
+            ("newest sum", newest), ("device-seconds billed", f"{done.device_seconds:.3f}"),
+            ("cost", units.money(done.cost_micros, done.currency))])  # fmt: skip
+    if not done.whole:
+        hint(
+            f"older lines are not kept any more; the use of {done.uncompared_jobs} jobs that began then is not compared"
+        )
+    if not done.priced and done.cost_micros:
+        hint("times are compared, and prices are the operator's word: give the book with --prices to compare money")
+    for finding in done.findings:
+        hint(f"wrong: {finding}")
+    if done.ok:
+        hint("all lines are there as they were written, and the bill is what they come to")
+
+
+def _prices(path: Path) -> Prices:
+    """Raises UsageFault."""
+    import yaml
+
+    try:
+        return Prices(PriceBook.model_validate(yaml.safe_load(path.read_text("utf-8"))))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageFault(f"--prices {path}: {str(error)[:300]}; give a file like deploy/prices.yaml") from None
+
+
+Ask = Callable[[str, Any], Awaitable[Any]]
+"""`ask("audit.read", AuditRead(...))`."""
+
+_WAIT_S = 15.0
+"""For lines up to the bill's record: history writes them a moment after quota_billing has billed them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What a check ended with: the newest sum, and the team's lines up to it."""
+
+    number: int
+    hash: str
+    count: int
+    head: str
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a check found. `ok`: nothing that is wrong; `unproven`: lines that are in no sum yet."""
+
+    team: str
+    pool: str
+    findings: list[str] = field(default_factory=list)
+    lines: int = 0
+    events: int = 0
+    unproven: int = 0
+    sum: Sum | None = None
+    hash: str = ""
+    noted: Noted | None = None
+    whole: bool = True
+    device_seconds: float = 0.0
+    currency: str = ""
+    cost_micros: int = 0
+    priced: bool = False
+    uncompared_jobs: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+
+async def check(ask: Ask, pool: str, team: str, *, noted: Noted | None = None, prices: Prices | None = None) -> Checked:
+    """Reads all of the team's lines, proves them in the newest sum, and compares the bill. Raises what `ask` raises; Failed
+    when history does not keep up with the bill."""
+    part, done, lines = OwnPart(pool, team), Checked(team, pool), _Lines(ask)
+    bill: BillReply = await ask("bill.get", by_day := BillQuery(group_by="day"))
+    first = await lines.first()
+    if first is None or first.number == 1:
+        await lines.take(part, bill.ledger_seq)
+        done.findings += part.against(bill, by_day, prices)
+    else:  # of the days before, and of jobs that ran over midnight, not all lines are kept
+        day = (first.wall_us or first.t_us) // DAY_US
+        for row in bill.rows:
+            if row.key > day_text(day):
+                done.findings += await _of_day(ask, part, lines, row.key, prices)
+    await lines.take(part, None)
+    done.findings[:0] = part.findings
+    done.findings += await _by_attempt(ask, part, days_of(done.findings), prices)
+    done.lines, done.events, done.whole = part.count, part.events, part.whole
+    done.device_seconds, done.cost_micros = bill.total_milli_us / 1e9, bill.total_cost_micros
+    done.currency, done.priced, done.uncompared_jobs = bill.currency, prices is not None, part.foreign
+    await _prove(ask, part, done, noted)
+    return done
+
+
+class _Lines:
+    """The team's lines, page by page."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._pending: deque[str] = deque()
+        self._before = ""
+        self._after, self._upto, self._more = 0, 0, True
+
+    async def first(self) -> OwnRecord | None:
+        """The oldest that is kept; None when there is none, or it cannot be read."""
+        await self._next()
+        try:
+            return read(self._pending[0]) if self._pending else None
+        except ValueError:
+            return None
+
+    async def take(self, part: OwnPart, upto: int | None) -> None:
+        """Into `part`, those of records up to `upto`; None: all that there are."""
+        end = asyncio.get_running_loop().time() + _WAIT_S
+        while True:
+            while self._pending:
+                seq, number = _place_of(self._pending[0])
+                if upto is not None and seq > upto:
+                    return
+                if not part.count and number:
+                    part.begin(number, bytes.fromhex(self._before or "00" * 32))
+                part.take(self._pending.popleft())
+            if not self._more:
+                if upto is None or self._upto >= upto:
+                    return
+                if asyncio.get_running_loop().time() > end:
+                    raise Failed(
+                        "the lines are not there yet", f"they are written up to record {self._upto}, the bill is of {upto}",
+                        "try again in a moment; if it stays so, history does not run",
+                    )  # fmt: skip
+                await asyncio.sleep(0.2)
+            await self._next()
+
+    async def _next(self) -> None:
+        told: AuditPart = await self._ask("audit.read", AuditRead(after=self._after, limit=MOST_LINES))
+        if not self._after:
+            self._before = told.before
+        last = max((_place_of(text)[0] for text in told.lines), default=self._after)
+        if told.more and last <= self._after:
+            raise Failed("the lines do not go on", f"after record {self._after} the same ones are told again")
+        self._pending.extend(told.lines)
+        self._after, self._upto, self._more = last, told.ledger_seq, told.more
+
+
+def _place_of(text: str) -> tuple[int, int]:
+    """The record and the number of a line, as it says; zeros when it cannot be read."""
+    try:
+        line = read(text)
+    except ValueError:
+        return 0, 0
+    return line.seq, line.number
+
+
+async def _of_day(ask: Ask, part: OwnPart, lines: _Lines, day: str, prices: Prices | None) -> list[str]:
+    """What one day's bill has otherwise, by attempt."""
+    query = BillQuery(group_by="attempt", from_day=day, to_day=day)
+    bill: BillReply = await ask("bill.get", query)
+    await lines.take(part, bill.ledger_seq)
+    return part.against(bill, query, prices)
+
+
+async def _by_attempt(ask: Ask, part: OwnPart, days: list[str], prices: Prices | None) -> list[str]:
+    """Which attempts of these days are billed otherwise."""
+    out: list[str] = []
+    for day in days[:5]:
+        query = BillQuery(group_by="attempt", from_day=day, to_day=day)
+        try:
+            out += part.against(await ask("bill.get", query), query, prices)
+        except Invalid as error:
+            out.append(f"{day}: {error}")
+    return out
+
+
+async def _prove(ask: Ask, part: OwnPart, done: Checked, noted: Noted | None) -> None:
+    told: AuditPart = await ask("audit.read", AuditRead(limit=0, since=noted.number if noted is not None else None))
+    if told.sum is None:
+        done.unproven = part.count
+        if noted is not None:
+            done.findings.append(f"there is no sum any more, and the notebook has sum {noted.number}")
+        return
+    done.sum, done.hash = told.sum, sum_hash(told.sum)
+    problem = part.prove(told.sum, told.proof)
+    if problem:
+        done.findings.append(problem)
+        done.findings += await _narrow(ask, part, told.sum, told.first_sum or 1)
+    elif told.proof is not None:
+        done.unproven = part.count - told.proof.count
+        done.noted = Noted(told.sum.number, done.hash, told.proof.count, told.proof.head)
+    if noted is not None:
+        done.findings += _goes_on(part, told, noted)
+
+
+async def _narrow(ask: Ask, part: OwnPart, bad: Sum, oldest: int) -> list[str]:
+    async def proof_of(number: int) -> tuple[Sum, TeamProof | None]:
+        told: AuditPart = await ask("audit.read", AuditRead(limit=0, sum=number))
+        if told.sum is None or told.sum.number != number:
+            raise Failed(f"sum {number} was asked for, and another one told")
+        return told.sum, told.proof
+
+    try:
+        good, first = await narrowed(part, oldest, bad, proof_of)
+    except ClientError as error:
+        return [f"where it begins cannot be found: {error}"]
+    after = (
+        f"after record {good.upto_seq}, where sum {good.number} agrees" if good is not None else "from the first sum on"
+    )
+    return [f"what differs is {after}, up to record {first.upto_seq} of sum {first.number}"]
+
+
+def _goes_on(part: OwnPart, told: AuditPart, noted: Noted) -> list[str]:
+    """Whether what is told goes on from what was noted earlier."""
+    out = []
+    links = told.links
+    if told.sum is not None and told.sum.number < noted.number:
+        return [f"the newest sum is {told.sum.number}, and the notebook has sum {noted.number}: the ledger was cut off"]
+    if not links or links[0] != told.sum or links[-1].number != noted.number:
+        out.append(f"the sums back to {noted.number}, which the notebook has, are not told (any more)")
+    elif problem := unlinked(links):
+        out.append(problem)
+    elif sum_hash(links[-1]) != noted.hash:
+        out.append(f"sum {noted.number} is not the one that the notebook has: the ledger is another one")
+    head = part.at(noted.count)
+    if head is not None and head.hex() != noted.head:
+        out.append(f"the lines up to line {noted.count} are not those that the notebook has")
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------------ the notebook
+
+
+def notebook(pool: str, team: str) -> Path:
+    """Where the last check of this user is noted."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "baton" / "proofs" / f"{pool}.{team}.json"
+
+
+def noted_in(path: Path) -> Noted | None:
+    """What the notebook says; None when there is none. Raises Invalid when it cannot be read."""
+    try:
+        return Noted(**json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise Invalid(f"the notebook {path} cannot be read", str(error), "move it away, and check anew") from None
+
+
+def note(path: Path, noted: Noted) -> None:
+    """Keeps it, in place of what was noted before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(asdict(noted)), "utf-8")
+    new.replace(path)

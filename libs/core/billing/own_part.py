@@ -1,0 +1,228 @@
+"""What a team does with its lines: whether they are all there and as they were written, and what its bill comes to by them.
+
+    check = OwnPart(pool, team)
+    check.take(text)  ...             each line, in turn
+    check.prove(sum, proof)           their head is in a sum of the ledger
+    check.against(bill)               what quota_billing says the team used, by these lines
+
+What is found is a sentence that names the line, the record or the attempt. A line that was changed together with all heads
+after it is found by the first sum that it is not in: `narrowed` asks for as few proofs as tell between which two that is.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from libs.core.billing.metering import Meter, Unbillable
+from libs.core.billing.pricing import Prices, bill
+from libs.core.proofs.lines import OwnRecord, first_head, next_head, read
+from libs.core.proofs.tree import leaf_of, root_along
+from libs.core.state import lifecycle
+from schemas import ledger as led
+from schemas.billing import BillQuery, BillReply
+from schemas.jobs import JobState
+from schemas.proofs import Sum, TeamProof
+
+MOST_FINDINGS = 20
+"""The first ones are told."""
+
+
+class OwnPart:
+    """One team's lines, taken in order. `whole`: they begin with the team's first one."""
+
+    def __init__(self, pool: str, team: str) -> None:
+        self.pool, self.team = pool, team
+        self.findings: list[str] = []
+        self.seq = 0
+        """The record of the last line."""
+        self.whole = True
+        self.events = 0
+        self._heads: list[bytes] = []
+        """After each line; before the first there is `_begins`."""
+        self._seqs: list[int] = []
+        self._begins = (0, first_head(pool, team))
+        self._jobs: dict[str, tuple[JobState | None, lifecycle.AttemptState | None]] = {}
+        self._foreign: set[str] = set()
+        """Jobs that were queued before the first line that is kept."""
+        self.meter = Meter()
+
+    @property
+    def count(self) -> int:
+        """Lines of the team up to here, also those that are not kept any more."""
+        return self._begins[0] + len(self._heads)
+
+    @property
+    def head(self) -> bytes:
+        return self._heads[-1] if self._heads else self._begins[1]
+
+    def begin(self, number: int, head: bytes) -> None:
+        """The first line that is kept is the `number`th, behind `head`; the sum proves that, too."""
+        if number > 1:
+            self._begins, self.whole = (number - 1, head), False
+
+    # ----------------------------------------------------------------------------------------------------------- lines
+
+    def take(self, text: str) -> None:
+        """The next line."""
+        try:
+            line = read(text)
+        except ValueError as error:
+            self._heads.append(next_head(self.head, text))
+            self._seqs.append(self.seq)
+            self._found(f"line {self.count} cannot be read: {str(error)[:200]}")
+            return
+        self._in_order(line)
+        self._heads.append(next_head(self.head, text))
+        self._seqs.append(line.seq)
+        self.seq = max(self.seq, line.seq)
+        self.events += len(line.events)
+        self._fold(line)
+
+    def _in_order(self, line: OwnRecord) -> None:
+        if line.team != self.team:
+            self._found(f"line {line.number} (record {line.seq}) is of team {line.team}")
+        if line.number != self.count + 1:
+            self._found(f"line {self.count + 1} is missing: there comes line {line.number} (record {line.seq})")
+        if line.seq <= self.seq:
+            self._found(f"line {line.number} is of record {line.seq}, and comes after one of record {self.seq}")
+
+    def _fold(self, line: OwnRecord) -> None:
+        own = [event for event in line.events if self._may(event, line)]
+        self.meter.told(line.models, line.calendar)
+        record = led.LedgerRecord(
+            pool=self.pool, prev_seq=0, prev_hash="", inbox_seq=0, t_us=line.t_us, wall_us=line.wall_us, writer="",
+            events=tuple(own),
+        )  # fmt: skip
+        try:
+            self.meter.apply(record, line.seq)
+        except Unbillable as error:
+            self._found(f"line {line.number} (record {line.seq}): {error}")
+
+    def _may(self, event: object, line: OwnRecord) -> bool:
+        """Whether the event may follow those before it, of its job."""
+        job_id = getattr(event, "job_id", None)
+        if not isinstance(event, led.EventOfJob):
+            return True
+        if isinstance(event, led.JobQueued) and event.team != self.team:
+            self._found(f"line {line.number} (record {line.seq}) queues {job_id} of team {event.team}")
+            return False
+        states = self._jobs.get(str(job_id), (None, None))
+        if states == (None, None) and not isinstance(event, led.JobQueued) and not self.whole:
+            self._foreign.add(str(job_id))
+            return False
+        try:
+            after = lifecycle.after(event, *states)
+        except lifecycle.Forbidden as error:
+            self._found(f"line {line.number} (record {line.seq}): {error}")
+            return False
+        closed = after[1] is lifecycle.AttemptState.CLOSED
+        self._jobs[str(job_id)] = (after[0], None if closed else after[1])
+        if isinstance(event, led.JobFinished):
+            del self._jobs[str(job_id)]
+        return True
+
+    # ---------------------------------------------------------------------------------------------------------- proofs
+
+    def prove(self, one: Sum, proof: TeamProof | None) -> str:
+        """What is wrong with the lines, by what is told of a sum; "" when they are what it was made of."""
+        at = f"sum {one.number} (up to record {one.upto_seq})"
+        if proof is None:
+            first = self._seqs[0] if self._seqs else None
+            told = first is not None and first <= one.upto_seq
+            return f"{at} has not the lines of the team that were told" if told or not self.whole else ""
+        if proof.sum != one:
+            return f"the proof is of sum {proof.sum.number}, not of {at}"
+        head = bytes.fromhex(proof.head)
+        leaf = leaf_of(bytes.fromhex(proof.salt), self.team, proof.count, head)
+        if (
+            len(proof.path) != one.depth
+            or root_along(leaf, proof.place, [bytes.fromhex(h) for h in proof.path]).hex() != one.root
+        ):
+            return f"the proof does not lead to the root of {at}"
+        known = proof.count - self._begins[0]
+        if known < 0:
+            return f"{at} has {proof.count} lines, and the first that was told is line {self._begins[0] + 1}"
+        if known > len(self._heads):
+            return f"{at} has {proof.count} lines of the team, {self.count} were told"
+        mine = self._heads[known - 1] if known else self._begins[1]
+        if mine != head:
+            return f"the lines up to line {proof.count} are not those of {at}"
+        beyond = known < len(self._seqs) and self._seqs[known] <= one.upto_seq
+        if beyond:
+            return f"line {proof.count + 1} is of record {self._seqs[known]}, and {at} does not have it"
+        return ""
+
+    def at(self, count: int) -> bytes | None:
+        """The head after so many lines; None: they are not kept."""
+        known = count - self._begins[0]
+        return self._begins[1] if known == 0 else self._heads[known - 1] if 0 < known <= len(self._heads) else None
+
+    # ------------------------------------------------------------------------------------------------------------ bill
+
+    def against(self, told: BillReply, query: BillQuery, prices: Prices | None = None) -> list[str]:
+        """Where the bill differs from what these lines come to; `prices`: money is compared as well. Lines must have been
+        taken up to the bill's record, and none beyond."""
+        rows = (row for row in self.meter.usage(self.team) if row.job_id not in self._foreign)
+        own = bill(rows, prices or _NO_PRICES, query, told.ledger_seq)
+        mine = {row.key: (row.milli_us, row.cost_micros) for row in own.rows}
+        theirs: Counter[str] = Counter()
+        cost: Counter[str] = Counter()
+        out = []
+        for row in told.rows:
+            if row.key.partition(".")[0] in self._foreign:
+                continue
+            if row.team != self.team:
+                out.append(f"the bill has a row of team {row.team}: {row.key}")
+            theirs[row.key] += row.milli_us
+            cost[row.key] += row.cost_micros
+        if (told.total_milli_us, told.total_cost_micros) != (
+            sum(row.milli_us for row in told.rows), sum(row.cost_micros for row in told.rows)
+        ):  # fmt: skip
+            out.append("the bill's total is not the sum of its rows")
+        for key in sorted(mine.keys() | theirs.keys()):
+            used, price = mine.get(key, (0, 0))
+            if used != theirs[key]:
+                out.append(f"{key}: billed {theirs[key]} milli-us, by the lines it is {used}")
+            elif prices is not None and price != cost[key]:
+                out.append(f"{key}: billed {cost[key]} millionths, by the prices it is {price}")
+        return out
+
+    @property
+    def foreign(self) -> int:
+        """Jobs whose beginning is not kept any more: their use is not compared."""
+        return len(self._foreign)
+
+    def _found(self, what: str) -> None:
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.append(what)
+
+
+async def narrowed(
+    part: OwnPart, oldest: int, bad: Sum, ask: Callable[[int], Awaitable[tuple[Sum, TeamProof | None]]]
+) -> tuple[Sum | None, Sum]:
+    """The last sum that the lines agree with, if one of those from `oldest` on does, and the first one that they do not.
+    `bad` is one that they do not."""
+    good: Sum | None = None
+    first, low, high = bad, oldest, bad.number
+    while low < high:
+        middle = (low + high) // 2
+        one, proof = await ask(middle)
+        if part.prove(one, proof):
+            first, high = one, middle
+        else:
+            good, low = one, middle + 1
+    return good, first
+
+
+def days_of(findings: Sequence[str]) -> list[str]:
+    """The days that a bill by day differs on."""
+    return [finding.partition(":")[0] for finding in findings if finding[:4].isdigit()]
+
+
+class _NoPrices:
+    currency = "XXX"
+
+    def cost_micros(self, row: object) -> int | None:
+        return None
+
+
+_NO_PRICES: Prices = _NoPrices()  # type: ignore[assignment]

@@ -1,0 +1,212 @@
+"""A team reads its own lines from a real history, proves them, and compares its bill; what somebody changed is found."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+from pymongo import MongoClient
+
+from libs.bus.queries import NoAnswer, QueryError, ask
+from libs.cli.audit_own import Checked, Noted, check
+from libs.core.proofs.chains import TeamChains
+from schemas import inbox, subjects
+from schemas.catalog import BY_TYPE
+from schemas.proofs import AuditPart, AuditRead
+from schemas.subjects import OPERATOR
+from services.history.app import make_app as make_history
+from services.history.settings import HistorySettings
+from services.quota_billing.app import make_app as make_billing
+from services.quota_billing.settings import QuotaBillingSettings
+from tests.admission.running import running
+from tests.core.builders import World, job, node
+from tests.history.written import Written, until
+from tests.kit.waiting import stored
+
+S = 1_000_000
+
+
+class Pool:
+    """History and quota_billing over a ledger, and who asks them."""
+
+    def __init__(self, nats: Client, pool: str, mongo_url: str) -> None:
+        self.nats, self.pool, self.mongo = nats, pool, f"{mongo_url}/{pool}"
+        self.written = Written(nats.jetstream(), pool)
+        self.world = World(node("a", 4), node("b", 4))
+
+    @asynccontextmanager
+    async def running(self, nats_url: str, **settings: Any) -> AsyncIterator[None]:
+        bus = {"nats_url": nats_url, "pool": self.pool}
+        history = HistorySettings(**bus, mongo_url=self.mongo, window_ms=0, leader_ttl_s=0.5, **settings)
+        async with running(make_history(history)), running(make_billing(QuotaBillingSettings(**bus))):
+            yield
+
+    def asker(self, team: str) -> Callable[[str, Any], Awaitable[Any]]:
+        async def asked(what: str, query: Any) -> Any:
+            message = BY_TYPE[f"io.baton.{what}.query.v1"]
+            return await ask(self.nats, message, query, pool=self.pool, team=team, user="ana", timeout_s=10)
+
+        return asked
+
+    async def check(self, team: str, noted: Noted | None = None) -> Checked:
+        return await check(self.asker(team), self.pool, team, noted=noted)
+
+    async def settled(self, team: str, seq: int, number: int) -> None:
+        """History has written all up to `seq`, and the sum `number`."""
+
+        async def there() -> bool:
+            try:
+                told: AuditPart = await self.asker(team)("audit.read", AuditRead(limit=0))
+            except (QueryError, NoAnswer, TimeoutError):
+                return False
+            return told.ledger_seq >= seq and told.sum is not None and told.sum.number >= number
+
+        await until(there, f"lines up to {seq} and sum {number}")
+
+
+async def test_a_team_checks_its_part_and_bill_and_what_was_changed_is_found(
+    nats: Client, nats_url: str, mongo_url: str, pool: str, team: str
+) -> None:
+    here = Pool(nats, pool, mongo_url)
+    other = f"{team}-2"
+    chains = TeamChains()
+    world = here.world
+
+    def rounds(count: int, start: int) -> None:
+        """Jobs of both teams, and a sum of each round, of the records as they are stored."""
+        for n in range(start, start + count):
+            for one in (team, other):
+                runs = world.submit(job(f"j{n}", 1 + n % 3, team=one, submitted_us=world.now_us + 1))
+                world.started(runs)
+                world.send(inbox.Tick(), after_us=(n + 1) * 1_234_567)
+                world.released(runs)
+            nonce = bytes([n + 1]) * 32
+            while chains.seq < len(world.records):
+                chains.apply(world.records[chains.seq].model_copy(update={"pool": pool}), chains.seq + 1)
+            world.send(inbox.SumProposed(sum=chains.proposal(pool, nonce), nonce=nonce.hex()))
+
+    rounds(4, 0)
+    await here.written.write(world.records)
+    async with here.running(nats_url, sum_every_s=1e9):
+        await here.settled(team, len(world.records), 4)
+        first = await here.check(team)
+        assert first.findings == []
+        assert (first.unproven, first.whole) == (0, True)
+        assert first.lines == chains.heads[team].count
+        assert first.device_seconds > 0
+
+        written = len(world.records)
+        rounds(5, 4)
+        await here.written.write(world.records[written:])
+        await here.settled(team, len(world.records), 9)
+        later = await here.check(team, first.noted)
+        assert later.findings == []
+        assert later.sum is not None
+        assert later.sum.number == 9
+
+        foreign = await here.asker(OPERATOR)("audit.read", AuditRead(team=other))
+        assert foreign.lines
+        for wrong in (AuditRead(team=other), AuditRead(sum=99)):
+            with pytest.raises(QueryError):
+                await here.asker(team)("audit.read", wrong)
+        with pytest.raises(QueryError):
+            await here.asker(OPERATOR)("audit.read", AuditRead())
+
+        assert later.noted is not None
+        forged = Noted(later.noted.number, "ab" * 32, later.noted.count, "cd" * 32)
+        told = (await here.check(team, forged)).findings
+        assert any("not the one that the notebook has" in one for one in told), told
+        assert any("are not those that the notebook has" in one for one in told), told
+        ahead = Noted(30, "ab" * 32, 10**6, "cd" * 32)
+        assert any("cut off" in one for one in (await here.check(team, ahead)).findings)
+
+        with MongoClient(here.mongo) as client:
+            kept = client.get_default_database()["lines"]
+            mine = sorted((d for d in kept.find({}) if d["team"] == team), key=lambda d: d["seq"])
+            target = next(d for d in mine if d["seq"] > 60 and "devices.freed" in d["text"])
+            said = json.loads(target["text"])
+            changed = target | {"text": json.dumps(said | {"t_us": said["t_us"] + 7 * S}, separators=(",", ":"))}
+            kept.replace_one({"_id": target["_id"]}, changed)
+            found = (await here.check(team)).findings
+            assert any("are not those of sum 9" in one for one in found), found
+            place = next(one for one in found if one.startswith("what differs is after record"))
+            after, to = (int(number) for number in re.findall(r"record (\d+)", place))
+            assert after < target["seq"] <= to
+            assert any("milli-us" in one and "job-" in one for one in found), "the attempt is named"
+            kept.replace_one({"_id": target["_id"]}, target)
+            assert (await here.check(team)).findings == []
+
+            kept.delete_one({"_id": target["_id"]})
+            found = (await here.check(team)).findings
+            assert any(one.startswith(f"line {target['count']} is missing") for one in found), found
+            kept.replace_one({"_id": target["_id"]}, target, upsert=True)
+
+            kept.delete_one({"_id": mine[-1]["_id"]})
+            found = (await here.check(team)).findings
+            assert any("has not the lines" in one or "were told" in one for one in found), found
+
+
+async def test_history_proposes_sums_and_what_mongodb_lost_is_written_again(
+    nats: Client, nats_url: str, mongo_url: str, pool: str, team: str
+) -> None:
+    here = Pool(nats, pool, mongo_url)
+    runs = here.world.submit(job("one", 2, team=team, submitted_us=1))
+    here.world.started(runs)
+    here.world.send(inbox.Tick(), after_us=40 * S)
+    await here.written.write(here.world.records)
+    async with here.running(nats_url, sum_every_s=10, snapshot_records=100):
+
+        async def proposed() -> list[Any]:
+            return await stored(nats.jetstream(), subjects.inbox_stream(pool), subjects.inbox("ledger", "summed", pool))
+
+        (message,) = await until(proposed, "a sum is proposed")
+        said = inbox.SumProposed.model_validate_json(message.data)
+        assert (said.sum.number, said.sum.upto_seq, said.sum.prev) == (1, len(here.world.records), "")
+        here.world.send(said)
+        await here.written.write(here.world.records[-1:])
+        await here.settled(team, len(here.world.records), 1)
+        assert (await here.check(team)).findings == []
+
+        with MongoClient(here.mongo) as client:
+            database = client.get_default_database()
+            for name in ("lines", "sums", "checkpoints", "jobs"):
+                database[name].delete_many({})
+
+        async def whole() -> bool:
+            try:
+                found = await here.check(team)
+            except (QueryError, NoAnswer, TimeoutError):
+                return False
+            return found.ok and found.lines > 0 and found.sum is not None
+
+        await until(whole, "all is written again")
+
+
+async def test_what_is_too_old_is_deleted_and_the_rest_is_proven_all_the_same(
+    nats: Client, nats_url: str, mongo_url: str, pool: str, team: str
+) -> None:
+    here = Pool(nats, pool, mongo_url)
+    for n in range(3):
+        runs = here.world.submit(job(f"j{n}", 2, team=team, submitted_us=here.world.now_us + 1))
+        here.world.started(runs)
+        here.world.send(inbox.Tick(), after_us=20 * 3600 * S)
+        here.world.released(runs)
+    await here.written.write(here.world.records)
+    async with here.running(nats_url, sum_every_s=10, proof_days=1.2):
+
+        async def proposed() -> Any:
+            return await stored(nats.jetstream(), subjects.inbox_stream(pool), subjects.inbox("ledger", "summed", pool))
+
+        (message,) = await until(proposed, "a sum is proposed")
+        here.world.send(inbox.SumProposed.model_validate_json(message.data))
+        await here.written.write(here.world.records[-1:])
+        await here.settled(team, len(here.world.records), 1)
+
+        async def forgotten() -> bool:
+            found = await here.check(team)
+            return not found.whole and found.ok and found.uncompared_jobs <= 1
+
+        await until(forgotten, "old lines are gone, and the others are proven")
