@@ -46,6 +46,11 @@ class NatsUser:
             )
 
 
+SYNC_INTERVAL = "1s"
+"""How often servers of a cluster compare what they were told of accounts. One that was away begins with what it knew then, and
+until it has compared it lets in who was revoked meanwhile."""
+
+
 @dataclass(frozen=True)
 class Trust:
     """Operator mode: nobody has a password, and the server believes what the operator has signed.
@@ -65,7 +70,7 @@ class Trust:
         return {
             "operator": self.operator,
             "system_account": self.system,
-            "resolver": {"type": "full", "dir": str(folder), "allow_delete": False, "interval": "2m"},
+            "resolver": {"type": "full", "dir": str(folder), "allow_delete": False, "interval": SYNC_INTERVAL},
             "resolver_preload": dict(self.accounts),
         }
 
