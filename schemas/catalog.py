@@ -153,6 +153,7 @@ CATALOG: tuple[Message, ...] = (
     _of_operator("team-resumed", inbox.ResumeTeam),
     _of_operator("acted", inbox.ActionTold),
     _inbox("job", "refused", inbox.RefusalTold, "admission"),
+    _inbox("quota", "refused", inbox.RefusalTold, "quota_billing"),
     _inbox("ledger", "summed", inbox.SumProposed, "history"),
     _inbox("lease", "granter", inbox.GranterClaimed, "leases"),
     _inbox("node", "board-cut", inbox.BoardCut, "agent"),

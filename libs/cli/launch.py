@@ -13,8 +13,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,6 +24,7 @@ from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
 from libs.cli.health import Checks, NotReady, readiness
+from libs.cli.launch_options import SERVICES, LaunchOptions
 from libs.cli.stores import MONGO_SERVICE, REDIS_RIGHTS, redis_user, redis_users
 from libs.client.where import CLIENT_FILE
 from libs.embedded import (
@@ -40,15 +41,13 @@ from libs.embedded.ports import LOOPBACK, PortLease, lease_port
 from libs.embedded.probes import http_ok
 from libs.embedded.records import write_private
 from libs.embedded.servers import MONGO, NATS, VALKEY
-from libs.walls import roles
 from libs.walls.accounts import SERVICES as ADMIN
-from libs.walls.keyring import Keyring, check_teams, check_users
+from libs.walls.keyring import Keyring
 from libs.walls.resolver import tell
-from schemas.subjects import OPERATOR, token
+from schemas.subjects import OPERATOR
 
 log = logging.getLogger("baton.launch")
 
-SERVICES = roles.SERVICES
 FOR_ALL_POOLS = "admission"
 """The one service that serves every pool; each pool has the others for itself."""
 SIMULATED, REAL = "agent-sim", "agent"
@@ -59,82 +58,6 @@ VAULT_FOLDER = "vault"
 """In the state directory: where the master key of secrets lies."""
 RESTORED = "restored.json"
 """In a state directory that was restored from a backup: before which moment nothing may be started on it."""
-MOST_REPLICAS = 9
-REAL_NODE = ("none", "auto", "nvml", "cpu")
-
-
-@dataclass(frozen=True, kw_only=True)
-class External:
-    """Servers that run already; Baton is started beside them."""
-
-    nats_url: str = field(repr=False)
-    redis_url: str = field(repr=False)
-    mongo_url: str = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """What to run.
-
-    `pool` is the first pool; `more_pools` are further ones, each with a file of simulated nodes. Each pool has services of
-    its own (those of a further one are called e.g. `placement.west`), admission is one for all. `users` are those, as
-    `<team>.<user>`, that get a credential of their own beside their team's.
-
-    `fleet` is a file of simulated nodes; `real_node` offers this machine's own devices (auto: its GPUs, else its
-    processors). `env` adds variables to a process by its name or its service's ("*": all). `replicas` runs every service
-    several times, in every pool, `copies` those that it names (they are called `placement`, `placement-2`,
-    `placement.west-2`). `keep_jobs`: what runs on this machine runs on when all of this is stopped, until it is started
-    again. `brokers` is how many NATS servers there are (1, 3 or 5), each with a copy of every stream. `scale` multiplies the
-    storage limits of the streams, `insecure` lets `external` be a broker that anybody may use, `sync_always` waits for the
-    disk before each acknowledgement.
-    """
-
-    state_dir: Path = Path(".baton")
-    pool: str = "main"
-    more_pools: Mapping[str, Path] = field(default_factory=dict)
-    teams: Sequence[str] = ("research",)
-    users: Sequence[str] = ()
-    fleet: Path | None = None
-    real_node: str = "none"
-    prices: Path | None = None
-    quotas: Path | None = None
-    services: Sequence[str] = SERVICES
-    replicas: int = 1
-    copies: Mapping[str, int] = field(default_factory=dict)
-    env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    external: External | None = None
-    nats_port: int | None = None
-    brokers: int = 1
-    sync_always: bool = True
-    keep_jobs: bool = False
-    insecure: bool = False
-    scale: float = 1.0
-    log_level: str = "INFO"
-    ready_timeout_s: float = 90.0
-
-    def __post_init__(self) -> None:
-        if unknown := set(self.services) - set(SERVICES):
-            raise ValueError(f"unknown services: {', '.join(sorted(unknown))}; there are {', '.join(SERVICES)}")
-        if not 1 <= self.replicas <= MOST_REPLICAS:
-            raise ValueError(
-                f"replicas is {self.replicas}: use 1 to {MOST_REPLICAS}, 2 so that each service has a standby"
-            )
-        check_teams(self.teams)
-        check_users(self.users, self.teams)
-        for pool in self.pools:
-            token(pool)
-        if self.pool in self.more_pools:
-            raise ValueError(f"pool {self.pool!r} is named twice: each pool has a name of its own")
-        if self.real_node not in REAL_NODE:
-            raise ValueError(f"real_node is {self.real_node!r}: use one of {', '.join(REAL_NODE)}")
-        for path in (self.fleet, self.prices, self.quotas, *self.more_pools.values()):
-            if path is not None and not path.is_file():
-                raise FileNotFoundError(2, "No such file", str(path))
-
-    @property
-    def pools(self) -> tuple[str, ...]:
-        """All of them, the first pool first."""
-        return (self.pool, *self.more_pools)
 
 
 class LocalStack:

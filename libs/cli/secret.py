@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from libs.cli.acting import MayReason, acting
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Team, Url, UserOption
 from libs.cli.output import Column, Format, hint, say, show
@@ -68,8 +69,10 @@ def list_(
 @app.command()
 def remove(
     names: Annotated[list[str] | None, typer.Argument(help="Which.")] = None,
+    *,
     of: OfTeam = None,
     all_: Annotated[bool, typer.Option("--all", help="With --of: all of the team's.")] = False,
+    reason: MayReason = "",
     team: Team = None,
     user: UserOption = None,
     url: Url = None,
@@ -82,14 +85,24 @@ def remove(
     async def removed(baton: Baton) -> list[str]:
         return [gone for name in wanted for gone in await baton.remove_secret(name, of)]
 
-    for gone in run(removed, OPERATOR if of else team, url, user=user, operator=False):
-        say(gone)
+    def done() -> list[str]:
+        return run(removed, OPERATOR if of else team, url, user=user, operator=False)
+
+    if of is None:
+        gone = done()
+    else:
+        with acting("secret.remove", f"{of} {' '.join(names or ['(all)'])}", reason, url=url):
+            gone = done()
+    for name in gone:
+        say(name)
 
 
 @app.command()
-def rekey(user: UserOption = None, url: Url = None) -> None:
+def rekey(reason: MayReason = "", user: UserOption = None, url: Url = None) -> None:
     """Make a new master key, store every value anew under it, and forget the old key (operators)."""
-    done = run(lambda baton: baton.rekey_secrets(), OPERATOR, url, user=user)
+    with acting("secret.rekey", "", reason, url=url) as act:
+        done = run(lambda baton: baton.rekey_secrets(), OPERATOR, url, user=user)
+        act["detail"] = f"{done.values} values, {done.lost} lost"
     if done.lost:
         hint(
             f"{done.lost} values do not open with any key that vault has; its log names them: their teams must set them again"

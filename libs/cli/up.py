@@ -11,7 +11,8 @@ import typer
 from libs.bus.cancel import cancel
 from libs.cli.acting import acting
 from libs.cli.exits import UsageFault
-from libs.cli.launch import MOST_REPLICAS, REAL, SERVICES, SIMULATED, External, LaunchOptions, LocalStack
+from libs.cli.launch import REAL, SIMULATED, LocalStack
+from libs.cli.launch_options import MOST_REPLICAS, SERVICES, External, LaunchOptions
 from libs.cli.output import Column, fields, hint, say, show
 from libs.cli.team_admin import answering
 from libs.client.where import state_dir

@@ -25,6 +25,7 @@ from services.quota_billing import handlers
 from services.quota_billing.files import load_prices, load_quotas
 from services.quota_billing.metrics import BillingMetrics
 from services.quota_billing.quotas import apply_file, set_quota
+from services.quota_billing.refused import RefusedQuotas
 from services.quota_billing.settings import QuotaBillingSettings
 
 FOLLOWER = "quota_billing"
@@ -80,7 +81,7 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
         stream=REQUESTS,
         durable=durable,
         origin="quota_billing",
-        decide=partial(set_quota, pool, billing.kinds),
+        decide=RefusedQuotas(pool, policy, partial(set_quota, pool, billing.kinds)),
         outbox=lambda: billing.outbox,
     )
 

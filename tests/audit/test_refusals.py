@@ -1,15 +1,26 @@
 """Refused commands have a line in the ledger, and a team that is refused without end does not fill it."""
 
 import asyncio
+import json
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import pytest
+
 from libs.bus.cancel import cancel
+from libs.bus.messages import Malformed
+from libs.bus.settle import Received
 from libs.core.admission.refusals import AT_ONCE, EVERY_S, Refusals
+from libs.core.projections.audit import AuditLines
 from schemas.audit import RefusedCommand
 from schemas.ids import content_hash
 from schemas.inbox import RefusalTold
 from services.admission.refusing import Refusing
+from services.quota_billing.quotas import set_quota
+from services.quota_billing.refused import RefusedQuotas
 from tests.admission.test_handlers import GOOD, judged, received
+from tests.core.builders import World
 from tests.kit.waiting import until
 
 S = 1_000_000
@@ -87,3 +98,34 @@ async def test_what_admission_refuses_is_told_and_what_it_lets_in_is_not() -> No
     assert first.reason.startswith("job.resources.devices: ")
     assert (second.team, second.more) == ("red", 0)
     await cancel(task)
+
+
+def test_a_refused_quota_is_a_line_of_the_audit() -> None:
+    """Beside the dead letter, in the same step: what cannot be stored is tried again, and neither is lost."""
+    decided = RefusedQuotas("main", "0123456789abcdef", partial(set_quota, "main", lambda: None))
+    body = json.dumps({"team": "research", "limit_milli": -1}).encode()
+    asked = Received(
+        subject="baton.cmd.quota.v1.set.main.operator.olga", headers={}, payload=body, stream="REQUESTS", stream_seq=9,
+        time_us=1_700_000_000_000_000,
+    )  # fmt: skip
+    letter, told = decided(asked)
+    assert letter.subject == "baton.dead.quota_billing.operator"
+    command = RefusalTold.model_validate_json(told.payload).command
+    world = World()
+    world.send(RefusalTold(command=command))
+    (line,) = AuditLines().of(world.records[-1], 1)
+    assert (line.actor, line.kind, line.outcome, line.source) == ("operator.olga", "quota.set", "refused", "REQUESTS:9")
+    assert (line.policy, line.digest) == ("0123456789abcdef", content_hash(body))
+    assert "limit_milli" in line.reason
+    assert len(decided(replace(asked, payload=b'{"team": "research", "limit_milli": 5000}'))) == 1
+    flood = [decided(replace(asked, stream_seq=n)) for n in range(10, 1010)]
+    assert all(len(out) >= 1 for out in flood)
+    assert sum(len(out) == 2 for out in flood) < AT_ONCE
+
+
+def test_who_is_nobody_has_a_dead_letter_alone() -> None:
+    decided = RefusedQuotas("main", "", partial(set_quota, "main", lambda: None))
+    with pytest.raises(Malformed):
+        decided(
+            Received(subject="baton.cmd.quota", headers={}, payload=b"{}", stream="REQUESTS", stream_seq=1, time_us=1)
+        )

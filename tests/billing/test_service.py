@@ -13,10 +13,11 @@ from libs.core.projections.verify import Checker
 from schemas import subjects
 from schemas.billing import BillQuery, BillReply
 from schemas.catalog import BY_TYPE
-from schemas.inbox import QuotaChanged
+from schemas.inbox import QuotaChanged, RefusalTold
 from schemas.queries import PoolStatusQuery
 from tests.core.builders import World
 from tests.history.written import Service, Written, busy_world, until
+from tests.kit.waiting import stored
 
 BILL, QUOTAS = BY_TYPE["io.baton.bill.get.query.v1"], BY_TYPE["io.baton.quota.list.query.v1"]
 GROUPS = ("team", "day", "job", "attempt", "model")
@@ -51,7 +52,8 @@ async def told(nats: Client, pool: str) -> list[QuotaChanged]:
     js = nats.jetstream()
     last = (await js.stream_info(subjects.inbox_stream(pool))).state.last_seq
     found = [await js.get_msg(subjects.inbox_stream(pool), seq=seq) for seq in range(1, last + 1)]
-    changes = [QuotaChanged.model_validate_json(m.data or b"") for m in found]
+    of_changes = subjects.inbox("quota", "changed", pool)
+    changes = [QuotaChanged.model_validate_json(m.data or b"") for m in found if m.subject == of_changes]
     for change in changes:  # for auditors: which command it was, or which version of the file
         assert change.cause.startswith("REQUESTS:" if change.user else f"teams:{pool}:")
         assert bool(change.policy) is not bool(change.user)
@@ -149,6 +151,14 @@ async def test_an_operators_command_reaches_the_inbox_and_a_teams_is_refused(
         letters = await dead.fetch(2, timeout=10)
         reasons = sorted((letter.headers or {})["Baton-Dead-Reason"] for letter in letters)
         assert "may not set quotas" in " ".join(reasons)
+        refused = subjects.inbox("quota", "refused", pool)
+        lines = [
+            RefusalTold.model_validate_json(m.data).command
+            for m in await stored(js, subjects.inbox_stream(pool), refused)
+        ]
+        said = {(line.team, line.user, line.what, line.service) for line in lines}
+        assert said == {(team, "ana", "set", "quota_billing"), ("operator", "root", "set", "quota_billing")}
+        assert all(line.cause.startswith("REQUESTS:") and line.reason and line.digest for line in lines)
         await dead.unsubscribe()
 
 

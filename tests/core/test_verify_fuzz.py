@@ -50,6 +50,8 @@ UNSEEN: dict[str, str] = {
     "quota.set team": ELSEWHERE, "quota.set limit_milli": f"{ELSEWHERE}: nobody reached it", "quota.set by_type": ELSEWHERE,
     "operator.acted action": "the first word of it, or a line whose neighbours were not told",
     "command.refused command": f"{WHO}; and of the service that refused it",
+    "ledger.summed sum": "of one that is told again nothing counts; the time may be a little earlier",
+    "ledger.summed nonce": "of one that is told again nothing counts",
     "record format": "the first ones may be of before there was a declaration",
     "devices.held devices": f"{ELSEWHERE}: its job was cancelled before it was granted any",
     "* cause": WHO, "* policy": "of the operator's files, as they were then",

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from libs.bus.connect import Address, AnonymousBroker, close, connect
-from libs.cli.launch import ROOT, External, LaunchOptions, LocalStack
+from libs.cli.launch import ROOT, LocalStack
+from libs.cli.launch_options import External, LaunchOptions
 from libs.client import connect as connect_client
 from libs.service.settings import ServiceSettings
 from schemas.jobs import JobSpec

@@ -124,7 +124,8 @@ class AuditLines:
 
     def _refused(self, e: led.CommandRefused) -> Iterator[dict[str, Any]]:
         c = e.command
-        said = _by(c.team, c.user) | {"kind": c.what, "target": "", "outcome": "refused"}
+        kind = f"quota.{c.what}" if c.service == "quota_billing" else c.what
+        said = _by(c.team, c.user) | {"kind": kind, "target": "", "outcome": "refused"}
         if c.more:
             many = f"{c.more} more, too many to be told one by one"
             yield said | {"reason": many, "digest": c.more_digest, "count": c.more, "source": c.service}
