@@ -112,6 +112,8 @@ ATTEMPTS = (
             "tests/walls/test_outside.py::test_a_service_refuses_a_broker_that_lets_anybody_in"),
     Attempt(3, _STRANGER, "`baton up --external` on such a broker", "the same",
             "tests/walls/test_outside.py::test_up_with_such_a_broker_needs_a_word"),
+    Attempt(3, _STRANGER, "compose's broker without a credential", "it has accounts and TLS",
+            "tests/walls/test_compose_runs.py::test_a_job_runs_through_composes_services", "nobody"),
     Attempt(3, _STRANGER, "a broker in the middle, with another certificate or name", "TLS by our authority alone",
             "tests/walls/test_wire.py::test_a_broker_with_our_certificate_is_trusted_and_no_other"),
     Attempt(3, _STRANGER, "plain URLs of other hosts", "they are refused",

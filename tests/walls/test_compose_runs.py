@@ -1,0 +1,186 @@
+"""Compose without its containers: each service by its own command and environment, with compose's nats.conf (TLS, accounts),
+its Redis users and its credentials, one for each. A team's job runs through all of them.
+
+What is exchanged: names of hosts and folders, ports, and MongoDB for the embedded one, which knows no users. The agent runs
+without walls (`BATON_AGENT_WALLS`), as it does in its container, which has no right to build any.
+"""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from libs.bus.connect import Address, BusUnavailable, connect
+from libs.client import NotFound
+from libs.client import connect as connect_client
+from libs.embedded.ports import PortLease, lease_port
+from libs.service.probe import ready
+from schemas.jobs import JobSpec, JobState
+from schemas.resources import Resources
+from tests.architecture.test_compose import ComposesRedis, composes_redis
+from tests.kit.nats_process import nats_process
+from tests.kit.waiting import until
+
+__all__ = ["composes_redis"]
+
+ROOT = Path(__file__).parents[2]
+SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+PYTHON = ("admission", "placement", "preemption", "quota_billing", "leases", "telemetry", "history", "queries", "vault")
+PASSWORDS = {"REDIS_PLACEMENT_PASSWORD": "p" * 48, "REDIS_TELEMETRY_PASSWORD": "t" * 48}
+READY_S = 300.0
+
+
+class Compose:
+    """Compose's services as processes of this machine."""
+
+    def __init__(self, home: Path, redis_port: int, mongo_url: str) -> None:
+        self.home, self.redis_port, self.mongo_url = home, redis_port, mongo_url
+        self.nats_port = 0
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.environ: dict[str, dict[str, str]] = {}
+        self.leases: list[PortLease] = []
+
+    def here(self, text: str, service: str) -> str:
+        """A word of compose's file, as it is on this machine."""
+        text = re.sub(r"\$\{(\w+):?[?-]([^}]*)\}", lambda m: PASSWORDS.get(m[1], m[2].split(" ")[0]), text)
+        text = re.sub(r"\$\{(\w+)\}", lambda m: PASSWORDS.get(m[1], "x"), text)
+        for mount in SERVICES[service].get("volumes", []):
+            if isinstance(mount, dict) and mount.get("target") == "/creds":
+                text = text.replace("/creds/", f"{self.home}/keys/{self.here(mount['volume']['subpath'], 'nats')}/")
+        for there, here in (
+            ("/home/baton/deploy", str(ROOT / "deploy")),
+            ("/var/lib/", f"{self.home}/{service}/"),
+            ("tls://nats:4222", f"tls://127.0.0.1:{self.nats_port}"),
+            ("@redis:6379", f"@127.0.0.1:{self.redis_port}"),
+            ("mongodb://history:x@mongo:27017/baton", self.mongo_url),
+            ("0.0.0.0", "127.0.0.1"),
+        ):
+            text = text.replace(there, here)
+        return text
+
+    def command(self, service: str) -> tuple[list[str], dict[str, str]]:
+        known = SERVICES[service]
+        environ = {name: self.here(value, service) for name, value in known.get("environment", {}).items()}
+        if "BATON_HTTP_PORT" in environ:
+            self.leases.append(lease_port())
+            environ["BATON_HTTP_PORT"] = str(self.leases[-1].port)
+        program = ["-m", "libs.cli"] if known.get("entrypoint", ["baton"]) == ["baton"] else []
+        words = [self.here(word, service) for word in known["command"]]
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+        more = {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        return [sys.executable, *program, *words], plain | more | environ
+
+    def once(self, service: str) -> None:
+        """A service that does one thing and ends."""
+        words, environ = self.command(service)
+        done = subprocess.run(words, env=environ, cwd=self.home, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{service}: {done.stderr}"
+
+    def start(self, service: str, **more: str) -> None:
+        for number in range(SERVICES[service].get("deploy", {}).get("replicas", 1)):
+            words, environ = self.command(service)
+            name = f"{service}-{number}"
+            self.environ[name] = environ | more
+            (self.home / service).mkdir(exist_ok=True)
+            with (self.home / f"{name}.log").open("wb") as log:
+                self.running[name] = subprocess.Popen(words, env=environ | more, cwd=self.home, stdout=log, stderr=log)
+
+    def healthy(self) -> bool:
+        """As the health check of each container asks."""
+        for name, process in self.running.items():
+            assert process.poll() is None, f"{name} ended: {(self.home / f'{name}.log').read_text()[-3000:]}"
+        return all(ready(environ) for environ in self.environ.values())
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+        for lease in self.leases:
+            lease.release()
+
+
+@pytest.fixture
+def keys(tmp_path: Path, composes_redis: ComposesRedis, mongo_url: str) -> Compose:
+    """What compose's `keys` makes."""
+    made = Compose(tmp_path / "compose", composes_redis.port, mongo_url)
+    made.home.mkdir()
+    words = [sys.executable, "-m", "libs.cli"]
+    for word in SERVICES["keys"]["command"]:
+        word = made.here(word, "keys")
+        for there, here in (("=/keys", "keys"), ("=/data/accounts", "told"), ("=/etc/nats/accounts", "accounts"),
+                            ("=/accounts/", "accounts/")):  # fmt: skip
+            word = word.replace(there, f"={made.home}/{here}")
+        words.append(word)
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture
+def broker(keys: Compose) -> Iterator[Compose]:
+    """With compose's own nats.conf."""
+    text = (ROOT / "deploy/nats.conf").read_text().replace("/data", "{folder}")
+    with nats_process(text, keys.home) as url:
+        keys.nats_port = int(url.rsplit(":", 1)[1])
+        yield keys
+
+
+@pytest.fixture
+async def compose(broker: Compose) -> AsyncIterator[Compose]:
+    try:
+        await asyncio.to_thread(broker.once, "provision")
+        for service in PYTHON:
+            broker.start(service)
+        broker.start("agent", BATON_AGENT_WALLS="none", BATON_AGENT_DEVICES="cpu", BATON_AGENT_NODE="host")
+        async with asyncio.timeout(READY_S):
+            while not await asyncio.to_thread(broker.healthy):
+                await asyncio.sleep(0.2)
+        yield broker
+    finally:
+        await asyncio.to_thread(broker.stop)
+
+
+@pytest.mark.timeout(500)
+async def test_a_job_runs_through_composes_services(compose: Compose) -> None:
+    assert {name.rsplit("-", 1)[0] for name in compose.running} == {
+        name for name, known in SERVICES.items() if known.get("image") == "baton:local"
+    } - {"keys", "admin", "provision"}, "every service of ours was started"
+    creds, url = compose.home / "keys" / "creds", f"tls://127.0.0.1:{compose.nats_port}"
+    with pytest.raises(BusUnavailable):
+        await connect(Address(url, ca=creds / "ca.pem"), name="nobody", wait_s=3)
+    async with await connect_client(Address(url, creds / "research.creds"), "research") as team:
+
+        async def offered() -> bool:
+            return (await team.status()).nodes_up == 1
+
+        await until(offered, 120)
+        spec = JobSpec(command=("true",), resources=Resources(types=("CPU",)))
+        job = (await team.submit(spec, give_up_s=120)).job_id
+        assert (await team.wait(job, timeout_s=120)).what == "succeeded"
+
+        async def written() -> bool:
+            with suppress(NotFound):  # history is a moment behind
+                return (await team.get(job)).state is JobState.SUCCEEDED
+            return False
+
+        await until(written)
+        assert (await team.bill()).rows, "and is billed"
+        assert [node.node for node in (await team.nodes()).nodes] == ["host"]
+    for name in ("placement-0", "history-0"):
+        foreign = json.dumps(compose.environ[name])
+        assert "keys.json" not in foreign
+        assert compose.environ[name]["BATON_NATS_CREDS"].endswith(f"services/{name[:-2]}/nats.creds")
