@@ -61,10 +61,8 @@ def archive(
         from libs.ledger.readers import Readers
 
         js, name = baton.nats.jetstream(), pool or baton.place.pool
-        resume: dict[str, int] = {}
-        for one in await Readers(js).declared(name):
-            resume[one.name] = min(one.resume, resume.get(one.name, one.resume))
-        return await write(js, name, folder, resume=resume if delete else None)
+        resume = await Readers(js).resumes(name) if delete else None
+        return await write(js, name, folder, resume=resume)
 
     if not delete:
         done = run(work, OPERATOR, url)

@@ -19,6 +19,7 @@ from nats.js import JetStreamContext
 from libs.ledger.chain import GENESIS, Head, LedgerStopped
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.segments import Segment, SegmentState, messages, name_of, readable, segments, stored_at
+from libs.ports.host import failpoint
 from schemas import subjects
 from schemas.ids import content_hash
 
@@ -65,10 +66,13 @@ async def archive(
         path = path_of(folder, pool, segment.first, last)
         if not path.exists():
             await _write(js, pool, segment.first, last, path)
+            failpoint("archive.written")
         await check(js, pool, path)
         kept = _needed(segment, last, found, resume)
         if not kept:
+            failpoint("archive.checked")
             await js.delete_stream(segment.name)
+            failpoint("archive.deleted")
         done.append(Archived(segment, last, path, kept))
     return done
 

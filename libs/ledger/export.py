@@ -19,6 +19,7 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -188,7 +189,7 @@ class LedgerFile:
         self._number += 1
         try:
             self._line = line = self._in.readline(_LONGEST_LINE)
-        except (OSError, EOFError) as error:  # of gzip: cut short, or damaged
+        except (OSError, EOFError, zlib.error) as error:  # of gzip: cut short, or damaged
             raise self._bad(f"cannot be read ({error})") from error
         if not line.endswith(b"\n"):
             raise self._bad("is cut short, or longer than any record" if line else "is missing: the file is cut short")

@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -75,19 +76,29 @@ class Readers:
         await (await self._kv()).put(declared.key, declared.model_dump_json().encode())
 
     async def declared(self, pool: str) -> list[Declared]:
-        """Those of `pool` that have not expired, by name. One that cannot be read is left out and logged."""
+        """Those of `pool` that have not expired, by name. One whose text cannot be read is left out and logged; one that the
+        broker does not tell raises: what is done then must not be done as if that reader were none."""
         bucket = await self._kv()
         stem = f"$KV.{READERS_BUCKET}."
         held = await self._js.stream_info(f"KV_{READERS_BUCKET}", subjects_filter=f"{stem}{token(pool)}.>")
         keys = [subject.removeprefix(stem) for subject in held.state.subjects or {}]
         found = []
         for entry in await asyncio.gather(*(bucket.get(key) for key in sorted(keys)), return_exceptions=True):
-            if isinstance(entry, BaseException):
+            if isinstance(entry, KeyNotFoundError):
                 continue  # it has gone meanwhile
+            if isinstance(entry, BaseException):
+                raise entry
             try:
                 found.append(Declared.model_validate_json(entry.value or b""))
             except ValidationError as error:
                 log.warning("a reader's declaration %s cannot be read: %s", entry.key, error)
+        return found
+
+    async def resumes(self, pool: str) -> dict[str, int]:
+        """Reader of `pool` -> the sequence behind which all of its processes go on after a restart."""
+        found: dict[str, int] = {}
+        for one in await self.declared(pool):
+            found[one.name] = min(one.resume, found.get(one.name, one.resume))
         return found
 
     async def forget(self, declared: Declared) -> None:
@@ -226,7 +237,11 @@ def release() -> str:
 def process_name() -> str:
     """This process among all that run Baton, as one token."""
     host = present_host()
-    own = f"{socket.gethostname()[:40]}-{os.getpid()}" if host is None else host.process_name()
+    return process_name_of(f"{socket.gethostname()[:40]}-{os.getpid()}" if host is None else host.process_name())
+
+
+def process_name_of(own: str) -> str:
+    """What a process is called in declarations."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", own)
 
 

@@ -175,7 +175,8 @@ def make_app(settings: PlacementSettings, *, writer_id: str) -> AsgiFastStream:
     registry = CollectorRegistry()
     broker = make_broker(settings.bus, "placement")
     placement = Placement(settings, writer_id, registry)
-    projector = Projector(settings.pool, settings.redis_url)
+    # A restart of it holds up nobody: its snapshots may be rarer than the writer's.
+    projector = Projector(settings.pool, settings.redis_url, snapshot_every=4 * settings.snapshot_records)
     tasks = Tasks()
     _serve_questions(broker, placement)
 

@@ -39,6 +39,23 @@ def test_while_older_readers_live_the_clock_jumps_untold(declared: int | None) -
     assert report(records).ok
 
 
+def test_a_jump_that_was_seen_just_before_the_last_older_reader_was_gone_is_not_told() -> None:
+    """It came with a tick that led to no record; the next one was of the newer format (seed 6092)."""
+    records = records_of(ON_A_CLOCK)
+    at = next(n for n, record in enumerate(records) if any(e.kind == "clock.jumped" for e in record.events))
+    newer = ("lease.granter", "clock.jumped")
+    told = [
+        record.model_copy(
+            update={
+                "format": FIRST if n < at else record.format,
+                "events": tuple(e for e in record.events if n > at or e.kind not in newer),
+            }
+        )
+        for n, record in enumerate(records)
+    ]
+    assert report(told).violations == []
+
+
 @pytest.mark.parametrize("declared", [FIRST, None])
 def test_while_older_readers_live_lost_jobs_wait_for_nothing(declared: int | None) -> None:
     w = World(node("n0", 1), node("n1", 1), allowed=FIRST)

@@ -160,3 +160,13 @@ def test_equal_ledgers_give_equal_bytes(tmp_path: Path) -> None:
     paths = [written(tmp_path / folder, [b"{}"] * 3) for folder in ("a.gz", "b.gz")]
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert json.loads((written(tmp_path / "c", [])).read_text().splitlines()[-1])["end"]["messages"] == 0
+
+
+def test_a_compressed_file_that_was_damaged_anywhere_is_refused(tmp_path: Path) -> None:
+    """What zlib raised ended who read it with a traceback."""
+    whole = written(tmp_path / "whole.gz", [bytes([n]) * 3 + b"record" * n for n in range(40)]).read_bytes()
+    path = tmp_path / "l.gz"
+    for at in range(10, len(whole) - 8):  # behind the header, before the checksum
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        with pytest.raises(BadLedgerFile):
+            list(LedgerFile(path))

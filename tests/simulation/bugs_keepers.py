@@ -2,10 +2,16 @@
 
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
+from nats.errors import Error as NatsError
+from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 
 from libs.bus.boxes import decoded, encoded
+from libs.ledger import archive
+from libs.ledger.follower import Follower
+from libs.ledger.readers import Readers
 from services.vault import store
 from services.vault.keys import KeyFile, MasterKey
 from tests.simulation.bug import bug, set_on
@@ -51,3 +57,44 @@ def secrets_cached(stack: ExitStack) -> None:
         return found
 
     set_on(stack, store.SecretStore, "of", of)
+
+
+@bug("a segment is deleted without a look at its file", "archive", findings=(2,))
+def archive_not_verified(stack: ExitStack) -> None:
+    async def check(js: Any, pool: str, path: Any) -> None:
+        """Surely it is right."""
+
+    set_on(stack, archive, "check", check)
+
+
+@bug("a segment is deleted though a reader would need it after a restart", "archive", findings=(2,))
+def readers_not_asked(stack: ExitStack) -> None:
+    real = archive._needed
+
+    def needed(segment: Any, last: int, found: Any, resume: Any) -> str:
+        return real(segment, last, found, resume and dict.fromkeys(resume, last))
+
+    set_on(stack, archive, "_needed", needed)
+
+
+@bug("a reader whose declaration the broker does not tell is taken for none", "archive", findings=(2, 5))
+def declaration_passed_over(stack: ExitStack) -> None:
+    real = KeyValue.get
+
+    async def get(self: KeyValue, *args: Any, **named: Any) -> Any:
+        try:
+            return await real(self, *args, **named)
+        except (NatsError, TimeoutError) as error:
+            raise KeyNotFoundError from error
+
+    async def declared(self: Readers, pool: str) -> Any:
+        with patch.object(KeyValue, "get", get):
+            return await told(self, pool)
+
+    told = Readers.declared
+    set_on(stack, Readers, "declared", declared)
+
+
+@bug("readers declare what they have read, not what they have saved", "archive", findings=(2,))
+def resume_is_position(stack: ExitStack) -> None:
+    set_on(stack, Follower, "_standing", lambda self: (self.position, self.position))

@@ -79,7 +79,7 @@ def start_without_lease(stack: ExitStack) -> None:
 
 @bug("nobody but the agent ends work when the lease ends", "nodes", findings=(16,))
 def no_keeper(stack: ExitStack) -> None:
-    set_on(stack, Machine, "_look", lambda self, life: None)
+    set_on(stack, Machine, "_look", lambda self, life, early_s: None)
 
 
 @bug("a new life of a node has the number of the last one", findings=(7,))

@@ -5,7 +5,11 @@ import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import pytest
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js.kv import KeyValue
 from prometheus_client import CollectorRegistry
 
 from libs.bus.connect import connect
@@ -13,6 +17,7 @@ from libs.bus.cursors import Cursors
 from libs.bus.outbox import Outbox
 from libs.core.billing.metering import Meter
 from libs.core.state.limits import Limits
+from libs.ledger.readers import Declared, Readers
 from libs.ledger.tail import Tail
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.run import alone
@@ -231,3 +236,53 @@ def test_what_is_told_to_a_dead_keeper_does_not_run() -> None:
     with alone(world):
         world.loop.run(main())
     assert world.violations == []
+
+
+def test_a_simulated_keeper_ends_work_with_the_lease_of_its_class() -> None:
+    """It knew of the node's lease alone, which is longer: work of a frozen agent ran on when its class's lease was over, and
+    was started elsewhere (seed 5857). A real keeper has the deadline of each attempt."""
+    world = World(1)
+    populate(world, Scenario(nodes=1, placements=1, admissions=1, leases="long"))
+    spec = JobSpec(
+        name="serves", priority_class="serving", resources=Resources(devices=1), simulation=Simulation(duration_s=60)
+    )
+    asked = Asked("blue", "key", spec, at=1.0)
+
+    async def main() -> None:
+        Process(world, "teams", "teams").start(teams(world, Scenario(1, 1, 1, jobs=[asked])))
+        await asyncio.sleep(4)
+        machine, agent = world.machines["n0"], world.services["agent-n0"].process
+        assert agent is not None
+        assert len(machine.running) == 1
+        agent.freeze()
+        await asyncio.sleep(6)
+        assert machine.running == {}
+        assert machine.life is not None
+        assert machine.kernel.boot_s() < machine.life.until
+
+    with alone(world):
+        world.loop.run(main())
+    assert world.violations == []
+
+
+def test_a_reader_whose_declaration_is_not_told_is_not_taken_for_none() -> None:
+    """Its question timed out, and it was left out: a segment could be deleted that it needed, and a newer format be written."""
+
+    async def story(world: World) -> None:
+        nats = await connect("sim://broker", name="test")
+        readers = Readers(nats.jetstream())
+        one = Declared(pool="main", name="a", process="p", release="r", format=1, position=0, resume=0)
+        await readers.declare(one)
+        assert await readers.resumes("main") == {"a": 0}
+        asked = 0
+
+        async def unheard(*_: object, **__: object) -> None:
+            nonlocal asked
+            asked += 1
+            raise NatsTimeout
+
+        with patch.object(KeyValue, "get", unheard), pytest.raises(NatsTimeout):
+            await readers.resumes("main")
+        assert asked == 1
+
+    simulated(story)

@@ -62,6 +62,17 @@ def stop_vault(world: World, chance: random.Random) -> FaultDraw:
     return _stopped(world, chance, "vault", chance.uniform(1.0, 9.0))
 
 
+def stop_archivist(world: World, chance: random.Random) -> FaultDraw:
+    if "archivist-0" not in world.services:
+        return 0.0, _nothing, None
+    return _stopped(world, chance, "archivist", chance.uniform(1.0, 6.0))
+
+
+def rot_archive(world: World, chance: random.Random) -> FaultDraw:
+    """A file of the archive is damaged."""
+    return 0.0, world.archive.rot if world.archive is not None else _nothing, None
+
+
 def rekey_vault(world: World, chance: random.Random) -> FaultDraw:
     """The master key is changed, and whoever does it may be ended in the midst of that."""
     if "vault-0" not in world.services:

@@ -107,7 +107,7 @@ class Api:
         return self._stream_info(rest, {})
 
     def _delete_stream(self, rest: list[str], _: dict[str, Any]) -> dict[str, Any]:
-        self._stream(rest[0])
+        self.server.world.deleting(self._stream(rest[0]))
         for consumer in list(self.server.disk.consumers[rest[0]].values()):
             consumer.close()
         self.server.disk.remove(rest[0])

@@ -18,6 +18,9 @@ from schemas.ids import attempt_id
 from schemas.jobs import JobRejected, JobState
 from schemas.subjects import DEAD, EVENTS, ledger_stream
 
+QUIET_S = 36.0
+"""An archive must have been made behind this: what readers declared after the last fault counts by then."""
+
 
 @dataclass(slots=True)
 class SimBooks:
@@ -123,6 +126,13 @@ class SimBooks:
                 out.append(f"{job.key} was not stored")
             if job.twin_at is not None and self._answers(job) < 2:
                 out.append(f"{job.id} ({job.key}) was sent with two bodies, and one was not answered")
+        archive = self.world.archive
+        if archive is not None and (
+            archive.wanted or archive.done_at < archive.undisturbed_until or archive.done_at < QUIET_S
+        ):
+            out.append(
+                f"the ledger was last archived at {archive.done_at:.1f} s, {archive.wanted and 'and is to be restored'}"
+            )
         if self.world.secrets.waiting:
             out.append(f"{self.world.secrets.waiting} teams could not tell vault all their secrets")
         for name, machine in self.world.machines.items():
@@ -186,6 +196,8 @@ class SimBooks:
             elif state is JobState.SUCCEEDED and (unfinished := self._unfinished_parts(job.id)):
                 world.violated("end", f"{job.id} has succeeded, and its parts ended elsewhere with {unfinished}")
         world.secrets.look()
+        if world.archive is not None:
+            world.archive.look()
         self._letters({job.id for job in jobs if job.twin_at is not None})
 
     def _unfinished_parts(self, job: str) -> dict[str, int | None]:

@@ -16,6 +16,9 @@ FAILPOINTS: tuple[str, ...] = (
     "preemption.planned",  # a plan is made, not sent
     "preemption.sent",  # it is stored, and forgotten
     "leases.tick",  # nothing of this second is sent
+    "archive.written",  # the file is whole, nobody has compared it
+    "archive.checked",  # it is what the ledger has, the segment is still there
+    "archive.deleted",  # it is gone, nobody was told
     "vault.changed",  # a team's secrets are stored, nobody was told
     "vault.rekeying",  # some values are under the new key, some under the old
     "agent.starting",  # nothing runs yet
@@ -41,7 +44,11 @@ STATES: tuple[str, ...] = (
     "an agent was frozen while jobs ran",
     "an agent went on",
     "an agent went on with an earlier one's work",
+    "a reader needed what was archived",
     "a secret was given to a node",
+    "a segment was deleted",
+    "an archived segment was damaged",
+    "an archived segment was restored",
     "an older version read along",
     "cut off both ways",
     "cut off one way",
@@ -53,6 +60,7 @@ STATES: tuple[str, ...] = (
     "snapshots: another version",
     "snapshots: lost",
     "snapshots: rotten",
+    "segments were archived",
     "the broker was frozen",
     "the broker's clock jumped",
     "the broker's disk was full",

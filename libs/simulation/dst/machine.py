@@ -113,6 +113,8 @@ class Machine:
         self.world.truth.starts(process, self.world.machines.values())
         self.table[key] = process
         process.timer = self.kernel.call_at(self.world.loop.now + runs_s, self.end, process, exit_code)
+        if self.life is not None and self.early_s(part):
+            self._watch(self.life, self.early_s(part))
         return process
 
     def end(self, process: SimProcess, code: int) -> None:
@@ -157,20 +159,23 @@ class Machine:
         """Until when the life's work may run."""
         if self.life is not None:
             self.life.until = deadline
-            self._watch(self.life)
+            for early_s in sorted({0.0, *(self.early_s(process.part) for process in self.running.values())}):
+                self._watch(self.life, early_s)
 
-    def _watch(self, life: Life) -> None:
-        left = life.until - self.kernel.boot_s()
+    def _watch(self, life: Life, early_s: float = 0.0) -> None:
+        """Looks when those leases end that end so long before the node's."""
+        left = life.until - early_s - self.kernel.boot_s()
         at = self.world.loop.now + max(0.0, left) / self.world.rate_of(self.name) + 0.001
-        self.kernel.call_at(max(at, self.keeper_frozen_until), self._look, life)
+        self.kernel.call_at(max(at, self.keeper_frozen_until), self._look, life, early_s)
 
-    def _look(self, life: Life) -> None:
+    def _look(self, life: Life, early_s: float) -> None:
         if self.life is not life:
             return
-        if self.world.loop.now < self.keeper_frozen_until or self.kernel.boot_s() < life.until:
-            self._watch(life)
+        if self.world.loop.now < self.keeper_frozen_until:
+            self._watch(life, early_s)
             return
-        self.kill(self.running.values())
+        now = self.kernel.boot_s()
+        self.kill([p for p in self.running.values() if now >= life.until - self.early_s(p.part)])
 
     def keeper_dies(self) -> None:
         """What it holds ends with it, and the agent hears of the keeper alone."""
@@ -249,9 +254,9 @@ class Truth:
             or self._world.loop.now < machine.keeper_frozen_until + KILL_BOUND_S
         ):
             return
-        over_s = machine.kernel.boot_s() - life.until
+        over_s = machine.kernel.boot_s() - life.until + machine.early_s(process.part)
         if over_s > KILL_BOUND_S:
-            self._world.violated("P3", f"{process.key} on {machine.name} ends {over_s:.1f} s after its node's lease")
+            self._world.violated("P3", f"{process.key} on {machine.name} ends {over_s:.1f} s after its lease")
 
     def freed(self, job: str, attempt: int, node: str, evidence: str) -> None:
         """The ledger says that nothing of a part is left. Unless keeper and agent were frozen at once, see above."""

@@ -19,6 +19,7 @@ from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import NotStored, Outbox
 from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
 from libs.simulation.dst.agents import AgentService
+from libs.simulation.dst.archives import Archivist, SimArchive
 from libs.simulation.dst.machine import KILL_BOUND_S, Machine
 from libs.simulation.dst.older import OlderReader
 from libs.simulation.dst.process import Process
@@ -96,6 +97,7 @@ class Scenario:
         older_until: a reader of an older version reads the ledger until then, s; 0: none.
         theme: what the seed dwells on (libs.simulation.dst.themes).
         vaults: processes of vault; 0: no secrets.
+        archivists: operators who archive the ledger.
     """
 
     nodes: int
@@ -108,6 +110,7 @@ class Scenario:
     older_until: float = 0.0
     theme: str = ""
     vaults: int = 0
+    archivists: int = 0
     jobs: list[Asked] = field(default_factory=list)
 
 
@@ -142,6 +145,8 @@ def draw(chance: random.Random) -> Scenario:
         scenario.boards = chance.randint(1, scenario.nodes)
     if chance.random() < 0.04:
         scenario.vaults = 1
+    if chance.random() < 0.04:
+        scenario.archivists, scenario.saves = 1, 8
     if chance.random() < 0.1:
         scenario.older_until = chance.uniform(2.0, 12.0)
     for number in range(chance.randint(5, 12)):
@@ -323,6 +328,10 @@ def populate(world: World, scenario: Scenario) -> None:
         vault = settings["vault"].model_copy(update={"keys": key_file(world.folder)})
         for number in range(scenario.vaults):
             world.add(f"vault-{number}", f"vault-{number}", partial(make_vault, vault))
+    if scenario.archivists:
+        world.archive = SimArchive(world, POOL)
+        for number in range(scenario.archivists):
+            world.add(f"archivist-{number}", f"archivist-{number}", partial(Archivist, world, world.archive, number))
     if scenario.older_until:
         world.add("older", "older", partial(_same, OlderReader(world, POOL, scenario.older_until)))
 

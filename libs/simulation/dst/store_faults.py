@@ -29,7 +29,13 @@ def mongo(world: World, chance: random.Random) -> FaultDraw:
     server = world.mongo
     what = chance.choice(("down", "slow", "empty"))
     if what == "empty":
-        return 0.0, server.empty, None
+
+        def emptied() -> None:
+            if world.archive is not None:
+                world.archive.state_lost = True
+            server.empty()
+
+        return 0.0, emptied, None
     if what == "slow":
         return chance.uniform(1, 8), lambda: setattr(server, "slow_s", 2.0), lambda: setattr(server, "slow_s", 0.0)
     return chance.uniform(0.5, 8.0), lambda: setattr(server, "down", True), lambda: setattr(server, "down", False)
@@ -78,6 +84,8 @@ def snapshots(world: World, chance: random.Random) -> FaultDraw:
     what = chance.choice(("lost", "rotten", "another version"))
 
     def begin() -> None:
+        if world.archive is not None:
+            world.archive.state_lost = True
         stream = world.disk.streams[f"OBJ_{SNAPSHOTS_BUCKET}"]
         if stream.messages:
             world.sometimes(f"snapshots: {what}")

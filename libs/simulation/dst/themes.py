@@ -104,6 +104,12 @@ def _stores(scenario: Scenario, chance: random.Random) -> None:
     scenario.doubled = chance.choice(("history", "history", "queries", ""))
 
 
+def _archived(scenario: Scenario, chance: random.Random) -> None:
+    """One operator archives the ledger, or two at once; readers save often."""
+    scenario.archivists, scenario.saves = chance.choice((1, 2)), chance.choice((2, 4))
+    scenario.placements, scenario.older_until = chance.choice((1, 2)), 0.0
+
+
 def _secrets(scenario: Scenario, chance: random.Random) -> None:
     """Most jobs need secrets, of one vault or two."""
     scenario.vaults, scenario.saves = chance.choice((1, 2)), chance.choice((8, 5000))
@@ -157,6 +163,13 @@ THEMES: dict[str, Theme] = {
         {"redis": 4, "mongo": 5, "kill": 2, "freeze": 2},
         _stores,
         ("documents.saved", "projector.written", "feed.stored"),
+    ),
+    "archive": Theme(
+        {"roll": 3, "stop archivist": 5, "archive damaged": 4, "snapshots": 2, "messages": 3, "kill": 1, "mongo": 1,
+         "unclear": 1, "broker killed": 1, "broker frozen": 1, "slow disk": 1},
+        _archived,
+        ("archive.written", "archive.checked", "archive.deleted", "archive.checked", "follower.applied"),
+        (("archive.checked", "stop archivist"), ("archive.written", "stop archivist"), ("archive.checked", "snapshots")),
     ),
     "secrets": Theme(
         {"stop vault": 5, "rekey": 5, "kill agent": 2, "freeze agent": 1, "messages": 2, "partition": 1, "full stream": 1,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.bus.streams import streams
+from libs.simulation.dst.archives import SimArchive
 from libs.simulation.dst.broker import Disk, SimBrokerServer
 from libs.simulation.dst.consumer import Consumer
 from libs.simulation.dst.loop import VirtualLoop
@@ -27,7 +28,7 @@ from libs.simulation.dst.net import SimNet
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.redis import SimRedisServer
 from libs.simulation.dst.secrecy import SimSecrets
-from libs.simulation.dst.stream import Kept
+from libs.simulation.dst.stream import Kept, Stream
 from services.agent.secrets import memory_folder
 
 Make = Callable[[], Any]
@@ -69,6 +70,8 @@ class World:
         """Of keys, nonces and values."""
         self.secrets = SimSecrets(self)
         self._folder: Path | None = None
+        self.archive: SimArchive | None = None
+        """Where operators archive the ledger."""
         self.loop = VirtualLoop()
         self.violations: list[str] = []
         self.failpoints: Counter[str] = Counter()
@@ -123,6 +126,11 @@ class World:
             )
         if ledger:
             self.on_record()
+
+    def deleting(self, stream: Stream) -> None:
+        """A stream is about to be deleted."""
+        if self.archive is not None:
+            self.archive.deleting(stream)
 
     def digest(self) -> str:
         return self._hash.hexdigest()
@@ -230,7 +238,9 @@ class World:
             process.die("it could not start or go on", error)
 
     def _ended(self, slot: ServiceSlot, process: Process, why: str, error: BaseException | None) -> None:
-        if error is not None and not self._excused(error):
+        if isinstance(error, BaseException) and self._archived(error):
+            self.note(f"{process.name} needs what is archived")
+        elif error is not None and not self._excused(error):
             import traceback
 
             where = "".join(traceback.format_exception(error)[-3:])
@@ -240,6 +250,22 @@ class World:
         if slot.wanted:
             at = self.loop.now + self.random.uniform(*slot.restart_s)
             self.loop.call_at(at, self._start, slot, context=self._outside)
+
+    def _archived(self, error: BaseException) -> bool:
+        """Whether a reader needs records that were archived, because what it had saved is lost: an operator restores them."""
+        if isinstance(error, BaseExceptionGroup):
+            return all(self._archived(one) for one in error.exceptions)
+        held = self.archive
+        if (
+            held is None
+            or not held.state_lost
+            or not held.deleted
+            or "they were archived" not in f"{error} {error.__cause__}"
+        ):
+            return False
+        held.wanted = True
+        self.sometimes("a reader needed what was archived")
+        return True
 
     def _excused(self, error: BaseException) -> bool:
         """A service may end where it cannot reach the broker at its start, an agent where its disk is full: without a new

@@ -40,6 +40,8 @@ class LedgerTime(Subject):
         self._mark: ClockMark | None = None
         self._may_tell = False
         """The record is of a later format than the first; one that declares none: a kind of such a format was seen."""
+        self._all_told = False
+        """So was the record before it. What was seen between the two, while an older reader lived, neither tells."""
         self._step: _Step | None = None
         """From the last mark to this record's."""
         self._inputs = 0
@@ -49,10 +51,14 @@ class LedgerTime(Subject):
 
     def begin(self, record: led.LedgerRecord) -> None:
         books, before, mark = self.books, self._mark, record.clock
+        could_tell = self._may_tell
         if record.format is not None:
             self._may_tell = record.format > FIRST
+            could_tell &= self._may_tell
         else:
             self._may_tell = self._may_tell or any(FORMAT_OF[event.kind] > FIRST for event in record.events)
+            could_tell = self._may_tell
+        self._all_told = could_tell
         step_us = record.t_us - books.t_us
         if step_us < 0:
             books.broken("I10", f"time goes back from {books.t_us} to {record.t_us}")
@@ -128,7 +134,7 @@ class LedgerTime(Subject):
         broken, on = self.books.broken, f"time went on by {step.on_us / 1e6:g} s"
         if step.told_us > max(0, step.on_us) + step.allowed_us:
             broken("I10", f"{on}, and jumps of the clock are told that took {step.told_us / 1e6:g} s")
-        if not self._may_tell:
+        if not self._all_told:
             return
         if step.unmeasured and not step.estimated and abs(step.on_us) > step.allowed_us:
             broken("I10", f"{on} while no clock ran through, and it is not told as a jump")
