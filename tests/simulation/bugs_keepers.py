@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from nats.errors import Error as NatsError
 from nats.js.errors import KeyNotFoundError
@@ -79,20 +78,24 @@ def readers_not_asked(stack: ExitStack) -> None:
 
 @bug("a reader whose declaration the broker does not tell is taken for none", "archive", findings=(2, 5))
 def declaration_passed_over(stack: ExitStack) -> None:
-    real = KeyValue.get
+    class Bucket:
+        """Of it, whatever goes wrong with a question looks like no answer."""
 
-    async def get(self: KeyValue, *args: Any, **named: Any) -> Any:
-        try:
-            return await real(self, *args, **named)
-        except (NatsError, TimeoutError) as error:
-            raise KeyNotFoundError from error
+        def __init__(self, kv: KeyValue) -> None:
+            self._kv, self.put, self.delete = kv, kv.put, kv.delete
 
-    async def declared(self: Readers, pool: str) -> Any:
-        with patch.object(KeyValue, "get", get):
-            return await told(self, pool)
+        async def get(self, key: str) -> Any:
+            try:
+                return await self._kv.get(key)
+            except (NatsError, TimeoutError) as error:
+                raise KeyNotFoundError from error
 
-    told = Readers.declared
-    set_on(stack, Readers, "declared", declared)
+    real = Readers._kv
+
+    async def bucket(self: Readers) -> Any:
+        return Bucket(await real(self))
+
+    set_on(stack, Readers, "_kv", bucket)
 
 
 @bug("readers declare what they have read, not what they have saved", "archive", findings=(2,))

@@ -19,6 +19,7 @@ from nacl.bindings import crypto_box_seed_keypair, crypto_generichash_blake2b_sa
 from libs.bus import boxes
 from libs.ports.host import present_host
 from services.agent import secrets as agent_secrets
+from services.history import proofs
 from services.vault import keys, store
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def install() -> None:
     """Once per process. On a real machine everything stays as it is."""
     stand_in = SimpleNamespace(PrivateKey=_PrivateKey, PublicKey=nacl.public.PublicKey, SealedBox=_SealedBox)
     boxes._nacl = lambda: stand_in
-    keys.secrets = agent_secrets.secrets = _Chance  # type: ignore[assignment]
+    keys.secrets = agent_secrets.secrets = proofs.secrets = _Chance  # type: ignore[assignment]
     store.random = _Uniform  # type: ignore[assignment]
 
 
