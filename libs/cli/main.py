@@ -38,6 +38,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "bill": CommandEntry("bill", "GPU-seconds and money"),
     "status": CommandEntry("status", "The pool's figures at a glance"),
     "replay": CommandEntry("replay", "Run a trace of a real cluster through Baton"),
+    "simulate": CommandEntry("simulate", "What would become of a workload under several orders, in virtual time"),
     "placer": CommandEntry("placer", "Score the placement engine: requests as JSON lines in, placements out"),
     "ledger": CommandEntry("ledger", "Audit the ledger"),
     "audit": CommandEntry("audit", "Who did what: list and verify commands and operators' actions (operators)"),

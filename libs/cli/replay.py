@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from libs.cli.launch import ROOT, LaunchOptions, LocalStack
-from libs.cli.traces import ENCODING, ERRORS, BadRow, TraceJob, UnknownColumns, physical_lines, read
+from libs.cli.tracefile import read_file, show_bad_rows
+from libs.cli.traces import TraceJob, UnknownColumns
 from libs.core.admission.evaluate import DEFAULT_CLASSES
 from schemas import subjects
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
@@ -25,7 +26,6 @@ from schemas.resources import Resources
 
 DEFAULT_FLEET = ROOT / "deploy" / "fleets" / "replay-8x8.yaml"
 TERMINAL = ("succeeded", "failed", "cancelled")
-MAX_BAD_ROWS_SHOWN = 20
 BILL_WAIT_S = 60.0
 
 
@@ -82,10 +82,10 @@ def command(
     if priority_class not in known:
         raise typer.BadParameter(f"no class {priority_class!r}; there are: {', '.join(known)}", param_hint="--class")
     try:
-        jobs, bad = _read(trace, limit)
+        jobs, bad = read_file(trace, limit)
     except UnknownColumns as e:
         raise typer.BadParameter(f"{trace}: {e}", param_hint="TRACE") from None
-    _show_bad_rows(console, trace, bad)
+    show_bad_rows(console, trace, bad)
     if not jobs:
         console.print(f"{trace}: no row could be read; nothing to replay")
         raise typer.Exit(1)
@@ -203,32 +203,6 @@ async def _check_books(operator: Any, outcome: ReplayOutcome, status: Any) -> No
     outcome.queue_wait_p99_s = status.queue_wait_ms.p99 / 1000 * outcome.speed
 
 
-def _read(trace: Path, limit: int) -> tuple[list[TraceJob], list[BadRow]]:
-    """The first `limit` readable jobs in order of submission, and the bad rows up to there."""
-    jobs: list[TraceJob] = []
-    bad: list[BadRow] = []
-    with trace.open(encoding=ENCODING, errors=ERRORS) as file:
-        for item in read(physical_lines(file)):
-            if isinstance(item, BadRow):
-                bad.append(item)
-                continue
-            jobs.append(item)
-            if limit and len(jobs) == limit:
-                break
-    keys: dict[str, int] = {}
-    for job in jobs:
-        keys[job.key] = keys.get(job.key, 0) + 1
-    unique = [job if keys[job.key] == 1 else _renamed(job) for job in jobs]
-    return sorted(unique, key=lambda j: (j.submit_s, j.line)), bad
-
-
-def _renamed(job: TraceJob) -> TraceJob:
-    """Two rows with one name are two jobs: the line makes the client key unique."""
-    from dataclasses import replace
-
-    return replace(job, key=f"{job.key}#{job.line}")
-
-
 def _spec(job: TraceJob, speed: float, priority_class: str, keep_types: bool) -> JobSpec:
     return JobSpec(
         name=f"trace-{job.line}",
@@ -237,13 +211,6 @@ def _spec(job: TraceJob, speed: float, priority_class: str, keep_types: bool) ->
         retry=RetryPolicy(on_lost=3),
         simulation=Simulation(duration_s=job.duration_s / speed),
     )
-
-
-def _show_bad_rows(console: Console, trace: Path, bad: Sequence[BadRow]) -> None:
-    for row in bad[:MAX_BAD_ROWS_SHOWN]:
-        console.print(f"{trace.name}:{row.line}: left out: {row.reason}", highlight=False, markup=False)
-    if len(bad) > MAX_BAD_ROWS_SHOWN:
-        console.print(f"... and {len(bad) - MAX_BAD_ROWS_SHOWN} more rows left out; all are in the result file")
 
 
 def _job_counts(outcome: ReplayOutcome) -> str:

@@ -64,7 +64,7 @@ class Backlog:
 
     # ------------------------------------------------------------------------------------------------ before a cycle
 
-    def to_consider(self, state: State, t_us: int) -> set[QueueKey]:
+    def to_consider(self, state: State, t_us: int, policy: Policy = Policy()) -> set[QueueKey]:
         """The queues that a cycle at `t_us` must look at; none: there is nothing to do.
 
         These are the queues that changes or time may help. If reservations may have moved, the queues of gangs with a due
@@ -74,9 +74,9 @@ class Backlog:
             self._retry_all(state)
         else:
             self._note_time(t_us)
-            self._note_changes(state)
+            self._note_changes(state, policy)
         self.changes.clear()
-        self._note_gone(state)
+        self._note_gone(state, policy)
         due = {key for key, tried in self._tried.items() if tried.due} if self._moved or self._untried else set()
         self._moved = self._moved and bool(due)
         return self._untried | due
@@ -86,7 +86,7 @@ class Backlog:
             self._retry([key for key, tried in self._tried.items() if t_us >= tried.again_us])
             self._soonest_us = min((tried.again_us for tried in self._tried.values()), default=_NEVER)
 
-    def _note_changes(self, state: State) -> None:
+    def _note_changes(self, state: State, policy: Policy) -> None:
         if not self.changes:
             return
         self._moved = True
@@ -95,17 +95,17 @@ class Backlog:
             if key not in state.queues:
                 self._forget(key)
             elif key in self.changes.held or self._tried.get(key, _Tried()).jobs != tuple(
-                job.id for job in front(state, key)
+                job.id for job in front(state, key, policy)
             ):
                 self._retry([key])
         helped = _Help(state, self.changes)
         self._retry([key for key, tried in self._tried.items() if helped.reaches(key, tried)])
 
-    def _note_gone(self, state: State) -> None:
+    def _note_gone(self, state: State, policy: Policy) -> None:
         """Opens the reservations of gangs that no cycle will look at any more, and retries the queues that this may help."""
         for gang in list(self.reserved):
             job = state.jobs.get(gang)
-            if job is None or all(other.id != gang for other in front(state, job.queue)):
+            if job is None or all(other.id != gang for other in front(state, job.queue, policy)):
                 rows = self.reserved.pop(gang)
                 self._retry(self._usable(state.fleet, rows, state.fleet.free_milli, state.fleet.held))
 

@@ -65,7 +65,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
 
     Raises CannotBePlanned for an error that is met at one job; the backlog is of no use then."""
     backlog = backlog if backlog is not None else Backlog()
-    queues = backlog.to_consider(state, t_us)
+    queues = backlog.to_consider(state, t_us, policy)
     if not queues:
         return Plan(waiting=dict(backlog.waiting))
     view = View.of(state.fleet, policy.chooser)

@@ -117,6 +117,7 @@ class Decider:
         self._backlog = Backlog()
         fold.apply_record(self.state, record)
         self._learn(record.events)
+        self._precede(record.events, record.t_us)
 
     def decide(self, inputs: Sequence[Item], t_us: int) -> list[ledger.LedgerEvent]:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also repartitions boards,
@@ -125,7 +126,12 @@ class Decider:
         No input and no job can keep the others from being decided: an error met at one rejects the input, or ends the job,
         and is among `faults`. Raises DecisionFailed when the error has left the state half changed."""
         decision = Decision(
-            self.state, t_us, self._backlog.changes, inputs[-1].time_us if inputs else 0, self._allowed()
+            self.state,
+            t_us,
+            self._backlog.changes,
+            inputs[-1].time_us if inputs else 0,
+            self._allowed(),
+            self.policy.precedence,
         )
         self.faults = []
         self._backlog.changes.fronts.update(job.queue for job in pass_time(self.state, t_us))
@@ -133,11 +139,14 @@ class Decider:
             self._react(decision, item)
         self._end_condemned(decision)
         self._learn_of(decision)
+        told = len(decision.events)
+        self._precede(decision.events, t_us)
         self.plan = self._planned(decision, t_us)
         for grant in self.plan.grants:
             self._grant(decision, grant)
         if any(isinstance(item.message, inbox.Tick) for item in inputs):
             self._repartition(decision, t_us)
+        self._precede(decision.events[told:], t_us)
         self.state.t_us = t_us
         if inputs:
             self.state.inbox_seq = inputs[-1].seq
@@ -156,6 +165,17 @@ class Decider:
             reject(decision, item.seq, item.subject, item.message, reason)
         decision.decided_to = item.seq
         decision.may_end_here()
+
+    def _precede(self, events: Sequence[ledger.LedgerEvent], t_us: int) -> None:
+        """Tells the rule that orders the classes, and has the queues looked at again whose first job is another one now."""
+        precedence = self.policy.precedence
+        if precedence is None:
+            return
+        for event in events:
+            precedence.note(self.state, event, t_us)
+        self._backlog.changes.held |= precedence.fell_due(self.state, t_us)
+        if precedence.relearn(self.state, t_us):
+            self._backlog.changes.anything = True
 
     def _planned(self, decision: Decision, t_us: int) -> cycle.Plan:
         """One cycle. A job that cannot be planned for is ended: it must not keep the others from their turns."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from libs.core.placement.throughput import Chooser
+from libs.core.scheduling.precedence import Precedence
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class Policy:
     reconsider_after_us: int = 300_000_000
     """What did not fit is tried again after this long, also if nothing has changed that could help it: a safety net under the
     rules that say what can help (as in Kubernetes, whose scheduler does the same after five minutes)."""
+    precedence: Precedence | None = None
+    """Orders the jobs of a class; None: by the share of their team, then by age."""
     chooser: Chooser | None = None
     """Orders device models by measured throughput, for jobs with an objective."""
     repartition: bool = True

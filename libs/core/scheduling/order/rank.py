@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from libs.core.scheduling.order.share import NOTHING, Share
 from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.precedence import OrderRule
 from libs.core.state.model import Job, QueueKey, State
 
 
@@ -16,6 +17,8 @@ class JobRank(NamedTuple):
     not_due: bool
     share: Share
     """What the job's team holds; nothing when its reservation is due: then only age counts."""
+    number: int
+    """Of the rule that orders its class (`precedence`); 0 without one, and when it is due."""
     submitted_us: int
     job_id: str
 
@@ -23,11 +26,18 @@ class JobRank(NamedTuple):
 def rank(job: Job, share: Share, t_us: int, policy: Policy) -> JobRank:
     """The rank at `t_us` of a job whose team holds `share`."""
     due = is_due(job, t_us, policy)
-    return JobRank(-job.priority, not due, NOTHING if due else share, job.submitted_us, job.id)
+    number, precedence = 0, policy.precedence
+    if precedence is not None:
+        number = 0 if due else precedence.number(job.id, t_us)
+        share = NOTHING if precedence.rule is OrderRule.FIFO else share
+    return JobRank(-job.priority, not due, NOTHING if due else share, number, job.submitted_us, job.id)
 
 
 def is_due(job: Job, t_us: int, policy: Policy) -> bool:
-    """Whether the job is a gang that has waited so long that it comes first and devices are kept for it."""
+    """Whether the job is a gang that has waited so long that it comes first and devices are kept for it. Where jobs give way
+    within their class, a gang need not wait for devices that others leave: then only the rule's own bound counts, for all."""
+    if policy.precedence is not None and policy.precedence.preempts:
+        return policy.precedence.is_due(job.id)
     return job.shape.devices > 1 and t_us >= due_us(job, policy)
 
 
@@ -36,8 +46,9 @@ def due_us(job: Job, policy: Policy) -> int:
     return job.queued_us + policy.reserve_after_us
 
 
-def in_turn(state: State, key: QueueKey) -> Iterator[str]:
-    """The ids of a queue's jobs as they are considered: first those for which devices are held, then the others, each by age.
+def in_turn(state: State, key: QueueKey, policy: Policy = Policy()) -> Iterator[str]:
+    """The ids of a queue's jobs as they are considered: first those for which devices are held, then the others, each by age,
+    or as the rule of their class has it.
 
     A job that devices are held for may stand behind one that came back to the queue, and that one may wait for just these
     devices."""
@@ -45,9 +56,11 @@ def in_turn(state: State, key: QueueKey) -> Iterator[str]:
     if queue is None:
         return iter(())
     held = held_in(state, key)
+    precedence = policy.precedence
+    others = iter(queue) if precedence is None else precedence.turn(key)
     if not held:
-        return iter(queue)
-    return chain((job.id for job in held), (job_id for job_id in queue if job_id not in state.holds))
+        return others
+    return chain((job.id for job in held), (job_id for job_id in others if job_id not in state.holds))
 
 
 def held_in(state: State, key: QueueKey) -> list[Job]:
@@ -59,9 +72,9 @@ def held_in(state: State, key: QueueKey) -> list[Job]:
     return sorted((job for job in held if job in queue), key=lambda job: (job.submitted_us, job.id))
 
 
-def front(state: State, key: QueueKey) -> Iterator[Job]:
+def front(state: State, key: QueueKey, policy: Policy = Policy()) -> Iterator[Job]:
     """The jobs of a queue that are considered while none of it is granted: those for which devices are held, and the next."""
-    for job_id in in_turn(state, key):
+    for job_id in in_turn(state, key, policy):
         yield state.jobs[job_id]
         if job_id not in state.holds:
             return

@@ -58,7 +58,7 @@ class Order:
             if key not in self._rest and key in self._state.queues:
                 if key.team not in self.used:
                     self.used[key.team] = share_of(self._state.committed(key.team))
-                self._rest[key] = in_turn(self._state, key)
+                self._rest[key] = in_turn(self._state, key, self._policy)
                 self._advance(key)
 
     def restart(self) -> None:

@@ -12,6 +12,7 @@ from libs.core.placement import Placed, View, find
 from libs.core.placement.context import context_of, reserve_host_resources
 from libs.core.placement.search.gang import shrink
 from libs.core.scheduling.limits import Tally
+from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.preemption.cost import cost_device_s
 from libs.core.state.lifecycle import PREEMPTIBLE
 from libs.core.state.model import Job, State
@@ -43,8 +44,11 @@ class Declined:
     text: str
 
 
-def check(state: State, plan: PreemptionPlanned, t_us: int) -> Accepted | Declined:
-    """The answer to `plan` in `state` at `t_us`. Changes nothing."""
+def check(
+    state: State, plan: PreemptionPlanned, t_us: int, precedence: Precedence | None = None
+) -> Accepted | Declined:
+    """The answer to `plan` in `state` at `t_us`. Changes nothing. `precedence`: the rule by which jobs of one class give way
+    to each other; None: they do not."""
     job = state.jobs.get(plan.beneficiary)
     if job is None or job.state is not JobState.QUEUED:
         return Declined(Reason.BENEFICIARY_GONE, f"{plan.beneficiary} is not waiting any more")
@@ -52,9 +56,10 @@ def check(state: State, plan: PreemptionPlanned, t_us: int) -> Accepted | Declin
         return Declined(Reason.BENEFICIARY_GONE, state.suspended[job.team].text(job.team))
     if job.id in state.holds:
         return Declined(Reason.ALREADY_HELD, f"devices are already held for {job.id}")
-    if not job.preempts:
+    within = precedence if precedence is not None and precedence.preempts else None
+    if not job.preempts and within is None:
         return Declined(Reason.MAY_NOT_PREEMPT, f"the class of {job.id} may not preempt")
-    victims = _victims(state, plan, job, t_us)
+    victims = _victims(state, plan, job, t_us, within)
     if isinstance(victims, Declined):
         return victims
     return _fits(state, plan, job, victims, t_us) or Accepted(victims)
@@ -77,7 +82,9 @@ def would_be_free(state: State, victims: list[Job]) -> View:
     return view
 
 
-def _victims(state: State, plan: PreemptionPlanned, job: Job, t_us: int) -> tuple[Victim, ...] | Declined:
+def _victims(
+    state: State, plan: PreemptionPlanned, job: Job, t_us: int, within: Precedence | None
+) -> tuple[Victim, ...] | Declined:
     """Each once, with the cost that the plan was made with; a plan that does not tell costs gets those of now."""
     told = dict(zip(plan.victims, plan.costs_device_s, strict=False))
     victims = []
@@ -85,7 +92,8 @@ def _victims(state: State, plan: PreemptionPlanned, job: Job, t_us: int) -> tupl
         victim = state.jobs.get(victim_id)
         if victim is None or victim.state not in PREEMPTIBLE:
             return Declined(Reason.VICTIM_GONE, f"{victim_id} is not running any more")
-        if victim.priority >= job.priority:
+        lower = job.preempts and victim.priority < job.priority
+        if not lower and not (within is not None and within.gives_way(victim, job, t_us)):
             return Declined(Reason.VICTIM_NOT_LOWER, f"{victim_id} is not of a lower class than {job.id}")
         cost = told[victim_id] if victim_id in told else cost_device_s(victim, t_us)
         victims.append(Victim(victim, cost))

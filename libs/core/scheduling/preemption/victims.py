@@ -195,7 +195,9 @@ def _considered(state: State, t_us: int, policy: Policy) -> list[QueueKey]:
     due = (
         key
         for key in state.queues
-        if key not in known and key.priority >= lowest and any(is_due(job, t_us, policy) for job in front(state, key))
+        if key not in known
+        and key.priority >= lowest
+        and any(is_due(job, t_us, policy) for job in front(state, key, policy))
     )
     return [*queues, *due]
 

@@ -1,6 +1,7 @@
 """What a reaction works on: the state, and the events decided so far."""
 
 from libs.core.scheduling.changes import Changes
+from libs.core.scheduling.precedence import Precedence
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
 from libs.core.state.decided import RecordEnd
@@ -20,13 +21,20 @@ class Decision:
     """
 
     def __init__(
-        self, state: State, t_us: int, changes: Changes | None = None, wall_us: int = 0, allowed: int = NEWEST
+        self,
+        state: State,
+        t_us: int,
+        changes: Changes | None = None,
+        wall_us: int = 0,
+        allowed: int = NEWEST,
+        precedence: Precedence | None = None,
     ) -> None:
-        """`wall_us`: the broker's clock at `t_us`, where it is known; 0: ledger time is its time. `allowed`: the newest
-        format that events may be of."""
+        """`precedence`: by which jobs of one class give way to each other. `wall_us`: the broker's clock at `t_us`, where it is
+        known; 0: ledger time is its time. `allowed`: the newest format that events may be of."""
         self.state = state
         self._allowed = allowed
         self.t_us = t_us
+        self.precedence = precedence
         self.wall_us = wall_us or t_us
         shift_us = t_us - wall_us if wall_us else 0
         self._shift_us = shift_us if abs(shift_us) >= NOTABLE_US else 0

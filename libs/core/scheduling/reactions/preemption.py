@@ -7,7 +7,7 @@ from schemas import inbox, ledger
 
 def preemption_planned(d: Decision, m: inbox.PreemptionPlanned) -> None:
     """A plan may be stale, which is normal: it is checked against the present, and accepted or declined."""
-    answer = check(d.state, m, d.t_us)
+    answer = check(d.state, m, d.t_us, d.precedence)
     if isinstance(answer, Declined):
         declined = ledger.PlanDeclined(
             plan_id=m.plan_id, beneficiary=m.beneficiary, reason=answer.reason, text=answer.text[:2048]

@@ -93,7 +93,7 @@ def _due(state: State, key: QueueKey, t_us: int, policy: Policy) -> JobRank | No
     """The rank of the gang of a queue that may keep devices, or a lower one; None without such a gang."""
     if key.shape.devices <= 1:
         return None
-    *_, job = front(state, key)
+    *_, job = front(state, key, policy)
     if job.id in state.holds or not is_due(job, t_us, policy):
         return None
     return rank(job, NOTHING, t_us, policy)

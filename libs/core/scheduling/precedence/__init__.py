@@ -1,0 +1,19 @@
+"""Who comes first within a class, as a rule that an operator chooses: by what a job got so far and what is left of it.
+
+| file | what it answers |
+|---|---|
+| `rules.py` | the rules, and the number that each gives a job |
+| `learned.py` | how much service one more end costs, learned from the jobs that ended (Gittins index) |
+| `served.py` | what each job got, as arrays |
+| `turns.py` | `Precedence`: folds the ledger into these, and keeps each queue in its order; ageing |
+| `exchange.py` | who gives way to whom within a class |
+
+**What it leaves to its caller.** The order between classes and teams (`order`), whether a job fits (`placement`), and the
+validation of plans (`preemption.check`). A decider without a `Precedence` orders as `order` says: the share of the team, then
+age.
+"""
+
+from libs.core.scheduling.precedence.rules import DEFAULT_RULE, OrderKnobs, OrderRule
+from libs.core.scheduling.precedence.turns import Precedence
+
+__all__ = ["DEFAULT_RULE", "OrderKnobs", "OrderRule", "Precedence"]

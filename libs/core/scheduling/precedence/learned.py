@@ -1,0 +1,103 @@
+"""How long jobs run, learned from those that ran: the expected service until one more job ends.
+
+Service is device-seconds. It is cut into cells, each `GROWTH` times as wide as the one before. Of each cell two counts are
+kept: how many jobs got so far (at risk), and how many ended in it. Their quotient is the cell's hazard; jobs that still run
+or wait count as at risk in the cells that they have passed (the product-limit estimator of Kaplan and Meier, 1958, for
+censored lives). Widths are counted apart and lean on all jobs together where there are few of a width.
+
+From the hazards follows the Gittins index (Gittins 1979; Aalto, Ayesta and Righter 2009 for service times): of a job that
+has got a, the largest quotient over all further shares d of P(it ends within d) and E(service it takes of d). Here its
+inverse is used, the *expected price* of an end in device-seconds, because it compares with a known remaining service.
+Serving the cheapest first is optimal for the mean flow time of one server with unknown sizes from one distribution.
+
+Before anything has ended, a few imagined jobs of a heavy-tailed distribution stand in: the order is least attained service
+then. They are outweighed by the first dozens of ends.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+FIRST_S = 60.0
+"""Width of the first cell, device-seconds."""
+GROWTH = 1.3
+CELLS = 74
+WIDTHS = 12
+"""Classes of gang width: 1, 2, 3-4, 5-8, ..., above 1024."""
+EDGES: Floats = FIRST_S * GROWTH ** np.arange(CELLS, dtype=np.float64)
+"""Upper ends of the cells; the last one has none in fact."""
+_SIZES: Floats = np.diff(EDGES, prepend=0.0)
+_PRIOR_JOBS = 4.0
+_PRIOR_HAZARD: Floats = np.array([0.6] + [0.13] * (CELLS - 1))
+"""The first cell reaches down to 0, over many factors of `GROWTH`."""
+_POOLED_JOBS = 10.0
+"""A width's own counts weigh as much as the pool's once so many of its jobs were at risk in a cell."""
+
+
+def cell_of(service_s: float) -> int:
+    """The cell that a service falls into."""
+    if service_s < FIRST_S:
+        return 0
+    return min(CELLS - 1, 1 + int(math.log(service_s / FIRST_S) / math.log(GROWTH) + 1e-9))
+
+
+def cells_of(service_s: Floats) -> npt.NDArray[np.int64]:
+    return np.minimum(np.searchsorted(EDGES, service_s, side="right"), CELLS - 1)
+
+
+def width_class(devices: int) -> int:
+    return min(WIDTHS - 1, max(0, devices - 1).bit_length())
+
+
+class Learned:
+    """Counts of ended jobs, and what follows from them as of the last `relearn`."""
+
+    def __init__(self) -> None:
+        self._ended = np.zeros((WIDTHS, CELLS))
+        self._passed = np.zeros((WIDTHS, CELLS))
+        """Ended jobs that were at risk in a cell."""
+        self.count = 0
+        self._learned_at = 0
+        self.price: Floats = np.zeros((WIDTHS, CELLS))
+        """Expected device-seconds until one end, of a job of this width in this cell."""
+        self.relearn(np.zeros(0, dtype=np.int64), np.zeros(0))
+
+    def ended(self, devices: int, service_s: float) -> None:
+        """A job ended by itself after this service."""
+        width, cell = width_class(devices), cell_of(service_s)
+        self._ended[width, cell] += 1
+        self._passed[width, : cell + 1] += 1
+        self.count += 1
+
+    @property
+    def due(self) -> bool:
+        """A tenth more jobs have ended than when prices were worked out."""
+        return self.count >= self._learned_at + max(4, self._learned_at // 10)
+
+    def relearn(self, widths: npt.NDArray[np.int64], attained_s: Floats) -> None:
+        """Works prices out again. The arrays are of the jobs that have not ended: width class and service so far."""
+        risk = self._passed.copy()
+        cells = cells_of(attained_s)
+        reached = np.zeros((WIDTHS, CELLS))
+        np.add.at(reached, (widths, cells), 1)
+        risk[:, :-1] += np.cumsum(reached[:, ::-1], axis=1)[:, ::-1][:, 1:]  # they passed the cells before theirs
+        pooled = (self._ended.sum(axis=0) + _PRIOR_JOBS * _PRIOR_HAZARD) / (risk.sum(axis=0) + _PRIOR_JOBS)
+        hazard = (self._ended + _POOLED_JOBS * pooled) / (risk + _POOLED_JOBS)
+        self.price = np.stack([_prices(row) for row in np.clip(hazard, 1e-9, 1 - 1e-9)])
+        self._learned_at = self.count
+
+
+def _prices(hazard: Floats) -> Floats:
+    """For each cell the least, over all later cells, of expected service up to the end of that cell by the chance of an end
+    there."""
+    alive = np.concatenate([[1.0], np.cumprod(1 - hazard)])
+    served = np.concatenate([[0.0], np.cumsum(alive[:-1] * _SIZES * (1 - hazard / 2))])
+    begin, until = np.arange(CELLS)[:, None], np.arange(1, CELLS + 1)[None, :]
+    ends = np.maximum(alive[begin] - alive[until], 1e-12 * alive[begin])
+    quotient = np.where(until > begin, (served[until] - served[begin]) / ends, np.inf)
+    best: Floats = quotient.min(axis=1)
+    return best

@@ -1,0 +1,164 @@
+"""The rules that order a class: what is learned, who is first, and who gives way."""
+
+import numpy as np
+import pytest
+
+from libs.core.scheduling.decider import Decider
+from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence
+from libs.core.scheduling.precedence.exchange import exchanges
+from libs.core.scheduling.precedence.learned import CELLS, EDGES, Learned, cell_of, cells_of
+from schemas import inbox
+from tests.core.builders import World, job, node
+
+NOBODY_ELSE = (np.zeros(0, dtype=np.int64), np.zeros(0))
+
+
+class Ruled(World):
+    """A pool whose decider has a rule."""
+
+    def __init__(self, rule: OrderRule, nodes: int = 1, knobs: OrderKnobs = OrderKnobs()) -> None:
+        super().__init__()
+        self.precedence = Precedence(rule, knobs)
+        self.decider = Decider(policy=Policy(precedence=self.precedence))
+        self.send(*(inbox.NodeRegistered(incarnation=1, inventory=node(f"n{i}"), lease_s=10) for i in range(nodes)))
+
+    def exchange(self) -> list[inbox.PreemptionPlanned]:
+        return exchanges(self.decider.state, self.precedence, self.now_us, 1, self.decider.policy)
+
+    def run(self, admitted: inbox.JobAdmitted) -> str:
+        job_id = self.submit(admitted)
+        self.started(job_id)
+        return job_id
+
+
+def test_cells_are_found_alike_one_by_one_and_all_at_once() -> None:
+    services = np.concatenate([EDGES[:-1] * 1.01, EDGES[:-1] * 0.99, [0.0, 1e18]])
+    assert [cell_of(service) for service in services] == cells_of(services).tolist()
+
+
+def test_before_anything_is_learned_what_has_got_less_is_cheaper() -> None:
+    price = Learned().price[0]
+    assert all(price[: CELLS - 8] < price[1 : CELLS - 7])
+
+
+def test_where_all_jobs_take_the_same_the_nearest_to_its_end_is_the_cheapest() -> None:
+    learned = Learned()
+    for _ in range(500):
+        learned.ended(1, 10_000.0)
+    learned.relearn(*NOBODY_ELSE)
+    price, last = learned.price[0], cell_of(10_000.0)
+    assert all(price[:last] >= price[1 : last + 1])
+    assert price[0] == pytest.approx(10_000, rel=0.3)
+
+
+def test_jobs_that_still_run_count_as_long_ones() -> None:
+    alone, beside = Learned(), Learned()
+    for learned in (alone, beside):
+        for _ in range(50):
+            learned.ended(1, 1000.0)
+    alone.relearn(*NOBODY_ELSE)
+    beside.relearn(np.zeros(200, dtype=np.int64), np.full(200, 50_000.0))
+    assert beside.price[0][0] > 2 * alone.price[0][0]
+
+
+def test_the_shortest_known_job_is_granted_first() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING)
+    known = {"long": 9000.0, "short": 100.0}
+    world.precedence.declared = lambda job: known.get(job.spec.name)
+    first = world.run(job("first", 8))
+    long, short = world.submit(job("long", 8)), world.submit(job("short", 8))
+    world.released(first)
+    assert (world.state_of(short), world.state_of(long)) == ("granted", "queued")
+
+
+def test_a_long_job_gives_way_to_a_short_one_and_no_sooner_than_it_may() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING)
+    known = {"long": 80_000.0, "short": 800.0}
+    world.precedence.declared = lambda job: known[job.spec.name]
+    long = world.run(job("long", 8))
+    short = world.submit(job("short", 8))
+    assert world.exchange() == [], "it has run for less than its minimum"
+    world.send(after_us=61_000_000)
+    (plan,) = world.exchange()
+    assert (plan.beneficiary, plan.victims, len(plan.devices)) == (short, (long,), 8)
+    world.send(plan)
+    assert world.state_of(long) == "preempting"
+    assert set(world.decider.state.holds[short]) == set(plan.devices)
+
+
+def test_jobs_of_a_kind_do_not_take_turns() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING)
+    world.precedence.declared = lambda job: 10_000.0 if job.spec.name == "one" else 9_000.0
+    world.run(job("one", 8))
+    world.submit(job("other", 8))
+    world.send(after_us=61_000_000)
+    assert world.exchange() == []
+
+
+def test_nobody_gives_way_to_another_team() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING)
+    world.precedence.declared = lambda job: 80_000.0 if job.spec.name == "long" else 80.0
+    world.run(job("long", 8))
+    world.submit(job("short", 8, team="vision"))
+    world.send(after_us=61_000_000)
+    assert world.exchange() == []
+
+
+def test_the_writer_declines_an_exchange_that_its_rule_does_not_make() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING)
+    world.precedence.declared = lambda job: 10_000.0
+    one = world.run(job("one", 8))
+    other = world.submit(job("other", 8))
+    world.send(after_us=61_000_000)
+    devices = tuple(f"n0-gpu{i}" for i in range(8))
+    (declined,) = world.send(
+        inbox.PreemptionPlanned(
+            plan_id="a-plan", base_seq=1, beneficiary=other, victims=(one,), devices=devices, cost_device_s=1.0,
+            costs_device_s=(1.0,), reason="because",
+        )
+    )  # fmt: skip
+    assert declined.kind == "plan.declined"
+
+
+def test_of_the_nodes_the_one_with_the_longest_jobs_is_freed() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING, nodes=2)
+    known = {"longer": 900_000.0, "long": 90_000.0, "short": 80.0}
+    world.precedence.declared = lambda job: known[job.spec.name]
+    world.run(job("long", 8))
+    longer = world.run(job("longer", 8))
+    world.submit(job("short", 4))
+    world.send(after_us=61_000_000)
+    (plan,) = world.exchange()
+    assert plan.victims == (longer,)
+
+
+def test_what_has_waited_too_long_comes_before_all_and_keeps_what_it_gets_for_its_slice() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING, knobs=OrderKnobs(age_s=1000.0, slice_s=500.0))
+    known = {"old": 1e6, "short": 8000.0, "shorter": 80.0}
+    world.precedence.declared = lambda job: known[job.spec.name]
+    world.run(job("short", 8))
+    old = world.submit(job("old", 8))
+    assert world.exchange() == []
+    world.send(after_us=1001_000_000)
+    (plan,) = world.exchange()
+    assert plan.beneficiary == old
+    world.send(plan)
+    victim = plan.victims[0]
+    world.observe("n0", inbox.Released(job_id=victim, attempt=1, exit_code=0, own_exit=False, reason="preempted"))
+    assert world.state_of(old) == "granted"
+    world.started(old)
+    world.submit(job("shorter", 8))
+    world.send(after_us=400_000_000)
+    assert world.exchange() == [], "its slice is not over"
+    world.send(after_us=101_000_000)
+    assert world.exchange() != []
+
+
+def test_least_attained_prefers_who_has_got_less() -> None:
+    world = Ruled(OrderRule.LEAST_ATTAINED)
+    first = world.run(job("first", 8))
+    world.send(after_us=3600_000_000)
+    second = world.submit(job("second", 8))
+    (plan,) = world.exchange()
+    assert (plan.beneficiary, plan.victims) == (second, (first,))
