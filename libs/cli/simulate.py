@@ -27,6 +27,7 @@ _SHOWN = {
     "utilization_pct": "in use, %",
     "preemptions": "preemptions",
     "lost_device_s": "lost, device-s",
+    "promises_kept_pct": "promises kept, %",
 }
 
 

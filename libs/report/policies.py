@@ -15,6 +15,7 @@ _ROWS = (
     ("mean queueing time, s", "queueing_mean_s", 0), ("longest wait in one stretch, s", "wait_max_s", 0),
     ("bounded slowdown, mean", "bounded_slowdown_mean", 2), ("devices in use, %", "utilization_pct", 1),
     ("preemptions", "preemptions", 0), ("work lost, device-s", "lost_device_s", 0),
+    ("promises kept, %", "promises_kept_pct", 2),
 )  # fmt: skip
 _CSS = """
 :root{color-scheme:light dark;font:15px/1.5 system-ui,sans-serif}body{max-width:56rem;margin:2rem auto;padding:0 1rem}

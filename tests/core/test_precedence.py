@@ -8,6 +8,7 @@ from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence
 from libs.core.scheduling.precedence.exchange import exchanges
 from libs.core.scheduling.precedence.learned import CELLS, EDGES, Learned, cell_of, cells_of
+from libs.core.scheduling.precedence.promise import promises
 from schemas import inbox
 from tests.core.builders import World, job, node
 
@@ -152,6 +153,8 @@ def test_what_has_waited_too_long_comes_before_all_and_keeps_what_it_gets_for_it
     world.send(after_us=400_000_000)
     assert world.exchange() == [], "its slice is not over"
     world.send(after_us=101_000_000)
+    assert world.exchange() == [], "it has waited for longer than that"
+    world.send(after_us=501_000_000)
     assert world.exchange() != []
 
 
@@ -162,3 +165,36 @@ def test_least_attained_prefers_who_has_got_less() -> None:
     second = world.submit(job("second", 8))
     (plan,) = world.exchange()
     assert (plan.beneficiary, plan.victims) == (second, (first,))
+
+
+def test_the_first_gang_is_promised_when_what_stands_before_it_ends() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING)
+    known = {"before": 4 * 1000.0, "after": 4 * 90_000.0, "gang": 8 * 5000.0}
+    world.precedence.declared = lambda job: known[job.spec.name]
+    world.run(job("before", 4))
+    world.run(job("after", 4))
+    gang = world.submit(job("gang", 8))
+    ((promised, start_us),) = promises(world.decider.state, world.precedence, world.now_us)
+    assert promised == gang
+    expected_s = 1000 * world.precedence.knobs.promise_margin
+    assert (start_us - world.now_us) / 1e6 == pytest.approx(expected_s, rel=0.01)
+
+
+def test_a_promise_is_kept_against_what_comes_to_stand_before_it() -> None:
+    knobs = OrderKnobs(promise_margin=1.0)
+    world = Ruled(OrderRule.SHORTEST_REMAINING, knobs=knobs)
+    known = {"before": 8 * 1000.0, "gang": 8 * 5000.0, "smaller": 8 * 4000.0}
+    world.precedence.declared = lambda job: known[job.spec.name]
+    before = world.run(job("before", 8))
+    gang = world.submit(job("gang", 8))
+    ((_, start_us),) = promises(world.decider.state, world.precedence, world.now_us)
+    world.precedence.promise(gang, start_us)
+    assert promises(world.decider.state, world.precedence, world.now_us) == [], "one each"
+    smaller = world.submit(job("smaller", 8))
+    world.send(after_us=500_000_000)
+    world.released(before)
+    assert world.state_of(smaller) == "granted", "it stands before the gang"
+    world.started(smaller)
+    world.send(after_us=start_us - int(knobs.lead_s * 1e6) - world.now_us)
+    (plan,) = world.exchange()
+    assert (plan.beneficiary, plan.victims) == (gang, (smaller,))

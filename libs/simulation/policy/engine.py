@@ -18,6 +18,7 @@ from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence
 from libs.core.scheduling.precedence.exchange import exchanges
+from libs.core.scheduling.precedence.promise import promises
 from libs.core.state.model import Job
 from libs.simulation.policy.workload import FleetSize, WorkloadRow, admitted, in_order
 from schemas import inbox
@@ -136,6 +137,8 @@ class _Engine:
             refused=len(rows) - len(ordered),
         )
         self._by_id: dict[str, SimulatedJob] = {}
+        self._promised: dict[str, tuple[int, int]] = {}
+        """Waiting gang -> its promise, and when it was made, us."""
         self._precedence = None if rule is None else Precedence(rule, knobs)
         if self._precedence is not None:
             self._precedence.reports = lambda job: world.knows is Knows.PROGRESS
@@ -263,6 +266,8 @@ class _Engine:
                     self._decider.state, self._precedence, t_us, self._run.decisions, self._decider.policy
                 )
                 self._messages.extend(plans)
+                if not plans:
+                    self._promise(t_us)
             if self._foreseen and self._foreseen[0][0] <= t_us:
                 self._happen(t_us)
             if not self._messages:
@@ -272,6 +277,13 @@ class _Engine:
                 break
         if self._precedence is not None:
             self._wake_us = self._precedence.next_change_us(t_us) if self._decider.state.queues else _NEVER
+
+    def _promise(self, t_us: int) -> None:
+        precedence = self._precedence
+        if precedence is not None and precedence.preempts and self._decider.state.queues:
+            for job_id, start_us in promises(self._decider.state, precedence, t_us):
+                precedence.promise(job_id, start_us)
+                self._promised[job_id] = (start_us, t_us)
 
     def _decide(self, t_us: int) -> None:
         items = []
@@ -294,6 +306,9 @@ class _Engine:
         job.version += 1
         job.attempt = event.attempt
         job.nodes = tuple(dict.fromkeys(claim.node for claim in event.claims))
+        promised = self._promised.pop(event.job_id, None)
+        if promised is not None:
+            self._run.promises.append((promised[0], t_us, job.waits_us))
         job.longest_wait_us = max(job.longest_wait_us, t_us - job.waits_us)
         self._foresee(t_us + int(self._world.start_delay_s * 1e6), _STARTED, event.job_id, job.version)
 

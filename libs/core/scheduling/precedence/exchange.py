@@ -56,7 +56,7 @@ def exchanges(
     slots = np.flatnonzero(served.running & (served.guarded_us <= t_us))
     if not waiting or not len(slots):
         return []
-    board = _Board(state, precedence, slots, t_us)
+    board = _ExchangeBoard(state, precedence, slots, t_us)
     tally = Tally(state)
     found = []
     for number, job in waiting[:CONSIDERED]:
@@ -94,14 +94,14 @@ def _first(state: State, precedence: Precedence, t_us: int) -> list[tuple[float,
             if job_id in state.holds:
                 continue
             job = state.jobs[job_id]
-            number = -1.0 if precedence.is_due(job_id) else precedence.number(job_id, t_us) / 1000
+            number = precedence.rank_number(job_id, t_us)
             found.append((number, job.submitted_us, job_id))
             break
     return [(number, state.jobs[job_id]) for number, _, job_id in sorted(found)]
 
 
 @dataclass(slots=True)
-class _Sorted:
+class _ByNode:
     """Devices of jobs that may give way, by node, on each those of the largest number first, shape (V,)."""
 
     rows: Ints
@@ -112,7 +112,7 @@ class _Sorted:
     """Shape (N + 1,): where each node's devices begin."""
 
 
-class _Board:
+class _ExchangeBoard:
     """Free devices and those of jobs that may give way, as plans are made one after the other."""
 
     def __init__(self, state: State, precedence: Precedence, slots: Ints, t_us: int) -> None:
@@ -124,7 +124,7 @@ class _Board:
         self._view = View.of(fleet)
         self._taken = np.zeros(len(fleet.up), dtype=np.bool_)
         self._usable: dict[Shape, tuple[Ints, Bools]] = {}
-        self._sorted: dict[tuple[str, int], _Sorted] = {}
+        self._sorted: dict[tuple[str, int], _ByNode] = {}
 
     def plan(self, job: Job, number: float, need: tuple[tuple[int, int], ...]) -> tuple[Ints, list[int]] | None:
         """Rows for the job and the slots of those who give way; None when no exchange helps it."""
@@ -167,7 +167,7 @@ class _Board:
         return taken, list(victims)
 
     def _nodes(
-        self, devices: _Sorted, free: Ints, open_: Bools, groups: int, size: int,
+        self, devices: _ByNode, free: Ints, open_: Bools, groups: int, size: int,
         number: float,
     ) -> list[int]:  # fmt: skip
         """The best nodes for so many groups of this size; fewer when there are not enough."""
@@ -186,7 +186,7 @@ class _Board:
         free = mask & (fleet.free_milli == WHOLE_MILLI) & (fleet.held == NOBODY) & ~self._taken
         return np.flatnonzero(free), mask
 
-    def _devices(self, job: Job) -> _Sorted:
+    def _devices(self, job: Job) -> _ByNode:
         known = self._sorted.get((job.team, job.priority))
         if known is not None:
             return known
@@ -199,7 +199,7 @@ class _Board:
         order = np.lexsort((slots, -self._limit[slots], fleet.node[rows]))
         rows, slots = rows[order], slots[order]
         begin = np.searchsorted(fleet.node[rows], np.arange(len(fleet.node_names) + 1))
-        made = self._sorted[(job.team, job.priority)] = _Sorted(rows, slots, self._limit[slots], begin)
+        made = self._sorted[(job.team, job.priority)] = _ByNode(rows, slots, self._limit[slots], begin)
         return made
 
     def _of_class(self, rows: Ints, job: Job) -> Ints:

@@ -64,6 +64,8 @@ class Learned:
         self._learned_at = 0
         self.price: Floats = np.zeros((WIDTHS, CELLS))
         """Expected device-seconds until one end, of a job of this width in this cell."""
+        self.median: Floats = np.zeros((WIDTHS, CELLS))
+        """Device-seconds that half of the jobs of this width that got to this cell take in all."""
         self.relearn(np.zeros(0, dtype=np.int64), np.zeros(0))
 
     def ended(self, devices: int, service_s: float) -> None:
@@ -87,8 +89,18 @@ class Learned:
         risk[:, :-1] += np.cumsum(reached[:, ::-1], axis=1)[:, ::-1][:, 1:]  # they passed the cells before theirs
         pooled = (self._ended.sum(axis=0) + _PRIOR_JOBS * _PRIOR_HAZARD) / (risk.sum(axis=0) + _PRIOR_JOBS)
         hazard = (self._ended + _POOLED_JOBS * pooled) / (risk + _POOLED_JOBS)
-        self.price = np.stack([_prices(row) for row in np.clip(hazard, 1e-9, 1 - 1e-9)])
+        hazard = np.clip(hazard, 1e-9, 1 - 1e-9)
+        self.price = np.stack([_prices(row) for row in hazard])
+        self.median = np.stack([_medians(row) for row in hazard])
         self._learned_at = self.count
+
+
+def _medians(hazard: Floats) -> Floats:
+    """For each cell the end of the first later one (or itself) by which half of those that began it have ended."""
+    alive = np.concatenate([[1.0], np.cumprod(1 - hazard)])
+    ends = np.searchsorted(-alive[1:], -alive[:-1] / 2, side="left")
+    result: Floats = EDGES[np.minimum(ends, CELLS - 1)]
+    return result
 
 
 def _prices(hazard: Floats) -> Floats:

@@ -49,6 +49,12 @@ class OrderKnobs:
     """A job that has waited so long in one stretch comes before all of its class, the oldest first."""
     slice_s: float = 3600.0
     """... and keeps its devices at least so long then."""
+    keep_ratio: float = 1.0
+    """... or for this part of the time that it has waited in all, if that is longer: who waited long is not stopped soon."""
+    promise_margin: float = 1.1
+    """What is promised, by what is expected."""
+    lead_s: float = 90.0
+    """So long before its promise a gang falls due: who gives way must have run its minimum, and must stop."""
 
 
 LEVEL_FIRST_S, LEVEL_GROWTH, LEVELS = 0.3 * 3600, 3.0, 16
@@ -65,11 +71,16 @@ def numbers(
         return LEVEL_FIRST_S * LEVEL_GROWTH**levels
     if rule is not OrderRule.SHORTEST_REMAINING:
         return np.zeros(len(widths))
-    classes = _CLASSES[np.minimum(widths, len(_CLASSES) - 1)]
-    prices = learned.price[classes, cells_of(attained_s)]
+    prices = learned.price[classes_of(widths), cells_of(attained_s)]
     known = ~np.isnan(total_s)
     result: Floats = np.where(known, np.maximum(0.0, np.where(known, total_s, 0.0) - attained_s), prices)
     result[(attained_s < looked_at) & ~known] = 0.0
+    return result
+
+
+def classes_of(widths: Ints) -> Ints:
+    """The class of each width."""
+    result: Ints = _CLASSES[np.minimum(widths, len(_CLASSES) - 1)]
     return result
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from libs.core.scheduling.precedence.learned import EDGES, Learned, width_class
-from libs.core.scheduling.precedence.rules import DEFAULT_RULE, OrderKnobs, OrderRule, next_edges, numbers
+from libs.core.scheduling.precedence.learned import EDGES, Learned, cells_of, width_class
+from libs.core.scheduling.precedence.rules import DEFAULT_RULE, OrderKnobs, OrderRule, classes_of, next_edges, numbers
 from libs.core.scheduling.precedence.served import Served
 from libs.core.state.model import Job, QueueKey, State
 from schemas import ledger as led
@@ -37,6 +37,8 @@ class Precedence:
         """Waiting job -> since when, us, and where."""
         self._due: dict[QueueKey, dict[str, None]] = {}
         self._aged: set[str] = set()
+        self._promised: dict[str, int] = {}
+        """Waiting gang -> when it was told to start, us."""
 
     @property
     def preempts(self) -> bool:
@@ -87,7 +89,29 @@ class Precedence:
             self._places.update((place[2], place) for place in line)
         return True
 
+    def promise(self, job_id: str, start_us: int) -> None:
+        """A gang that waits is told when it starts: shortly before, it falls due."""
+        since_us, _ = self._since[job_id]
+        self._promised[job_id] = start_us
+        heapq.heappush(self._aging, (start_us - int(self.knobs.lead_s * 1e6), job_id, since_us))
+
     # --------------------------------------------------------------------------------------------------- what is asked
+
+    def promised_us(self, job_id: str) -> int | None:
+        return self._promised.get(job_id)
+
+    def rank_number(self, job_id: str, t_us: int) -> float:
+        """The job's number as it stands in the order: below all when it is due."""
+        return -1.0 if job_id in self._aged else self.number(job_id, t_us) / 1000
+
+    def left_s(self, slots: Any, t_us: int) -> Any:
+        """Seconds that running jobs still take, shape (n,): what is known, else the median of those that got so far."""
+        served = self.served
+        attained = served.attained_all(slots, t_us)
+        widths = served.width[slots]
+        total = served.total_s[slots]
+        guessed = self.learned.median[classes_of(widths), cells_of(attained)]
+        return np.maximum(0.0, np.where(np.isnan(total), guessed, total) - attained) / widths
 
     def is_due(self, job_id: str) -> bool:
         return job_id in self._aged
@@ -113,7 +137,7 @@ class Precedence:
             return False
         if not self.served.running[slot] or self.served.guarded_us[slot] > t_us:
             return False
-        return self.limit(slot, t_us) > (-1.0 if self.is_due(job.id) else self.number(job.id, t_us) / 1000)
+        return self.limit(slot, t_us) > self.rank_number(job.id, t_us)
 
     def limit(self, slot: int, t_us: int) -> float:
         """A running job gives way to those whose number is below this."""
@@ -193,10 +217,15 @@ class Precedence:
     def _granted(self, state: State, e: led.JobGranted, t_us: int) -> None:
         job, slot = state.jobs[e.job_id], self.served.slots[e.job_id]
         self._leave(job.queue, job.id)
-        self._since.pop(job.id, None)
         rows = np.array([state.fleet.row(claim.device) for claim in e.claims], dtype=np.int64)
         self.served.grant(slot, rows, len(state.fleet.up), job.shape.whole)
-        guard_s = self.knobs.slice_s if job.id in self._aged else self.knobs.min_run_s
+        waited_us, _ = self._since.get(job.id, (t_us, None))
+        self.served.waited_us[slot] += t_us - waited_us
+        guard_s = self.knobs.min_run_s
+        if job.id in self._aged:
+            guard_s = max(self.knobs.slice_s, self.knobs.keep_ratio * int(self.served.waited_us[slot]) / 1e6)
+        self._promised.pop(job.id, None)
+        self._since.pop(job.id, None)
         self._aged.discard(job.id)
         self.served.guarded_us[slot] = t_us + int(guard_s * 1e6)
 
@@ -225,6 +254,7 @@ class Precedence:
         waited = self._since.pop(e.job_id, None)
         if waited is not None:
             self._leave(waited[1], e.job_id)
+            self._promised.pop(e.job_id, None)
         self._aged.discard(e.job_id)
         self.served.drop(e.job_id)
 

@@ -1,0 +1,80 @@
+"""When a gang that waits will start: the promise to the first gang that does not fit.
+
+**What it promises.** Of the gangs that wait, the first in the order (of each class and team) is told a time. By then it starts:
+shortly before, it falls due like a job that has waited too long, comes before all of its class, and others give way to it. So
+smaller jobs may use the hole until then and may overstay, because they can be stopped in time. It may start earlier. A
+gang that has a promise keeps it also when others come to stand before it.
+
+**How the time is found.** On each node the gang needs what is neither free nor with jobs that give way to it now to be given
+back by the jobs that stand before it. They end in the order of what is left of them: where that is not known, the median of
+what jobs that got so far still took. The soonest nodes that suffice decide.
+"""
+
+import numpy as np
+
+from libs.core.placement import View
+from libs.core.placement.search.gang import usable
+from libs.core.placement.view import NOBODY
+from libs.core.scheduling.precedence.exchange import needs
+from libs.core.scheduling.precedence.turns import Precedence
+from libs.core.state.model import Job, State
+from schemas.resources import WHOLE_MILLI
+
+
+def promises(state: State, precedence: Precedence, t_us: int) -> list[tuple[str, int]]:
+    """Gangs that are the first of their class and team to wait and have no promise yet, each with when it starts, us."""
+    first: dict[tuple[int, str], tuple[float, int, str]] = {}
+    for key in state.queues:
+        if key.shape.devices < 2:
+            continue
+        for job_id in precedence.turn(key):
+            if job_id in state.holds:
+                continue
+            rank = (precedence.rank_number(job_id, t_us), state.jobs[job_id].submitted_us, job_id)
+            of = (key.priority, key.team)
+            first[of] = min(first.get(of, rank), rank)
+            break
+    found = []
+    for number, _, job_id in first.values():
+        if precedence.promised_us(job_id) is None:
+            start_us = expected_start_us(state, precedence, state.jobs[job_id], number, t_us)
+            if start_us is not None:
+                found.append((job_id, start_us))
+    return found
+
+
+def expected_start_us(state: State, precedence: Precedence, job: Job, number: float, t_us: int) -> int | None:
+    """When enough of what stands before the gang has ended, if nothing else came; None: not a gang that this can tell of."""
+    need = needs(job.shape)
+    if need is None:
+        return None
+    fleet, served = state.fleet, precedence.served
+    mask = usable(View.of(fleet), job.shape)
+    rows = np.flatnonzero(mask)
+    slots = served.owner[rows] if len(served.owner) else np.full(len(rows), -1, dtype=np.int64)
+    left_s = np.full(len(rows), np.inf)
+    left_s[(fleet.free_milli[rows] == WHOLE_MILLI) & (fleet.held[rows] == NOBODY)] = 0.0
+    owned = slots >= 0
+    if owned.any():
+        holders = np.unique(slots[owned])
+        ends_s = precedence.left_s(holders, t_us)
+        guard_s = np.maximum(0.0, (served.guarded_us[holders] - t_us) / 1e6)
+        gives_way = precedence.limits(holders, t_us) > number
+        ends_s = np.where(gives_way, np.minimum(ends_s, guard_s), ends_s)
+        left_s[owned] = ends_s[np.searchsorted(holders, slots[owned])]
+    nodes = fleet.node[rows]
+    order = np.lexsort((left_s, nodes))
+    nodes, left_s = nodes[order], left_s[order]
+    begin = np.searchsorted(nodes, np.arange(len(fleet.node_names) + 1))
+    taken = np.zeros(len(fleet.node_names), dtype=np.bool_)
+    latest_s = 0.0
+    for groups, size in need:
+        at = begin[:-1] + size - 1
+        able = np.flatnonzero((at < begin[1:]) & ~taken)
+        if len(able) < groups:
+            return None
+        ready_s = left_s[at[able]]
+        best = np.argsort(ready_s, kind="stable")[:groups]
+        taken[able[best]] = True
+        latest_s = max(latest_s, float(ready_s[best].max()))
+    return None if not np.isfinite(latest_s) else t_us + int(latest_s * precedence.knobs.promise_margin * 1e6)
