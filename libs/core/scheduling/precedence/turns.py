@@ -152,8 +152,8 @@ class Precedence:
     def next_change_us(self, t_us: int) -> int:
         """When a running job's number changes or it may give way, or a waiting job falls due, at the soonest: time alone
         then changes the order."""
-        soonest = self._aging[0][0] if self._aging else _NEVER
-        if not self.preempts or not self._places:
+        soonest = max(t_us + 1, self._aging[0][0]) if self._aging else _NEVER
+        if not self.preempts or not self._since:
             return soonest
         served = self.served
         slots = np.flatnonzero(served.running & (served.since_us >= 0))
