@@ -46,7 +46,7 @@ class TooManyUsers(NoCredential):
 
 
 MOST_USERS, MOST_REVOKED = 1_000, 5_000
-"""Of one team by its own admins: a claim goes to the broker as one message, and has a line of 70 bytes for each void key."""
+"""Of one team: a claim goes to the broker as one message, and has a line of 70 bytes for each void key."""
 
 
 class AccountKeys(BaseModel):
@@ -56,6 +56,8 @@ class AccountKeys(BaseModel):
     roles: dict[str, str] = Field(default_factory=dict, repr=False)
     users: dict[str, str] = {}
     """Of each credential its public key."""
+    since: dict[str, int] = {}
+    """When each of `users` was issued, s; not there: before this was written down."""
     elsewhere: list[str] = []
     """Those of `users` whose key was made elsewhere: there is no file of theirs here, and only rotating makes another."""
     admins: list[str] = []
@@ -64,6 +66,23 @@ class AccountKeys(BaseModel):
     """Public key, or `*` -> what was issued until then is void, s."""
     issued_s: int = 0
     """When the newest claim was signed: the broker keeps the newest, so that time never stands still here."""
+
+    def issue(self, name: str, public: str, at_s: int) -> None:
+        self.users[name], self.since[name] = public, at_s
+
+    def void(self, name: str, at_s: int) -> None:
+        """What was issued to `name` so far. Lines of before the oldest credential that still counts become one."""
+        self.revoked[self.users.pop(name)] = at_s
+        self.since.pop(name, None)
+        before = min((self.since.get(one, 0) for one in self.users), default=at_s + 1) - 1
+        if gone := {key for key, until_s in self.revoked.items() if until_s <= before}:
+            self.revoked = {key: until_s for key, until_s in self.revoked.items() if key not in gone}
+            self.revoked["*"] = before
+
+    @property
+    def oldest(self) -> str:
+        """Whose credential stands longest: after it is rotated void ones of before need no lines."""
+        return min(self.users, key=lambda name: self.since.get(name, 0), default="")
 
     def role(self, name: str) -> KeyPair:
         if name not in self.roles:
@@ -214,7 +233,7 @@ class Keyring:
                     f"takes {MOST_USERS} and {MOST_REVOKED}: ask an operator"
                 )
             said = claims.user(owner.role(USER), owner.public, public_key, name, issued_s=self._tick(owner))
-            owner.users[name] = public_key
+            owner.issue(name, public_key, owner.issued_s)
             owner.elsewhere = sorted({*owner.elsewhere, name})
             (self.creds / f"{name}.creds").unlink(missing_ok=True)
         return said
@@ -225,6 +244,8 @@ class Keyring:
             owner = _account(keys, account, make=True)
             made_elsewhere = known_as in owner.elsewhere and known_as in owner.users
             if known_as not in owner.users or not (path.is_file() or made_elsewhere):
+                if not account.startswith((CORE, _NODE)):
+                    _check_revoked(owner)
                 self._issue(owner, role, known_as, path, called or known_as)
         return path
 
@@ -232,7 +253,7 @@ class Keyring:
         key = _new(KeyKind.USER)
         issued_s = self._tick(owner)
         said = claims.user(owner.role(role), owner.public, key.public, called, issued_s=issued_s)
-        owner.users[known_as] = key.public
+        owner.issue(known_as, key.public, issued_s)
         owner.elsewhere = [one for one in owner.elsewhere if one != known_as]
         self._private(path.parent)
         write_private(path, claims.credentials(said, key))
@@ -240,10 +261,12 @@ class Keyring:
     def rotate(self, name: str) -> Path:
         """A new credential for a team, or a user of one, in its file's place; the old one is void once the broker is told.
 
-        Raises NoCredential when there is none of that name.
+        Raises NoCredential when there is none of that name, TooManyUsers.
         """
         with self._changing() as keys:
             owner = _team(keys, name.partition(".")[0])
+            if name != owner.oldest:
+                _check_revoked(owner)
             self._void(owner, name)
             path = self.creds / f"{name}.creds"
             role = ADMIN if name in owner.admins else USER if "." in name else TEAM
@@ -260,7 +283,7 @@ class Keyring:
                 owner.admins = [one for one in owner.admins if one != name]
             else:
                 owner.admins = []
-                owner.users, owner.revoked = {}, {"*": self._tick(owner)}
+                owner.users, owner.since, owner.revoked = {}, {}, {"*": self._tick(owner)}
             for each in gone:
                 (self.creds / f"{each}.creds").unlink(missing_ok=True)
 
@@ -276,7 +299,7 @@ class Keyring:
     def _void(self, owner: AccountKeys, name: str) -> None:
         if name not in owner.users:
             raise NoCredential(f"{name!r} has no credential; there are: {', '.join(sorted(owner.users)) or 'none'}")
-        owner.revoked[owner.users.pop(name)] = self._tick(owner)
+        owner.void(name, self._tick(owner))
 
     # ---------------------------------------------------------------------------------------------- what the broker is told
 
@@ -334,6 +357,15 @@ class Keyring:
 
     def _private(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _check_revoked(owner: AccountKeys) -> None:
+    """Before one more is issued, which may be revoked in its turn. Revoking itself is never refused."""
+    if len(owner.revoked) >= MOST_REVOKED:
+        raise TooManyUsers(
+            f"{len(owner.revoked)} credentials of that team are void, and its claim takes {MOST_REVOKED}: rotate the oldest "
+            f"that stands (`baton team rotate {owner.oldest}`), then those of before need no lines"
+        )
 
 
 def _logs(name: str) -> str:

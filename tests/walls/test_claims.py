@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from libs.bus.creds import Address, BadCredential, speaker
-from libs.walls import accounts, claims
+from libs.walls import accounts, claims, keyring
 from libs.walls.accounts import CORE, SYSTEM
 from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.keyring import Keyring, NoCredential
@@ -117,3 +117,38 @@ def test_a_credential_says_whose_it_is(tmp_path: Path) -> None:
     ring = Keyring(tmp_path)
     assert [speaker(ring.team(name)) for name in ("blue", "blue.ana")] == ["blue", "blue.ana"]
     assert (speaker(ring.operator()), speaker(ring.node("main", "n1"))) == ("operator", "main.n1")
+
+
+def test_void_credentials_are_not_kept_for_ever(tmp_path: Path) -> None:
+    """A credential that stands from the first day keeps the lines of all that came after; once it is rotated they are one."""
+    ring = Keyring(tmp_path)
+    ring.team("red"), ring.team("red.ana")
+    gone = []
+    for _ in range(20):
+        gone.append(ring.keys().teams["red"].users["red.ana"])
+        ring.rotate("red.ana")
+    kept = ring.keys().teams["red"]
+    assert set(kept.revoked) == set(gone)
+    first = kept.users["red"]
+    ring.rotate("red")
+    kept = ring.keys().teams["red"]
+    assert set(kept.revoked) == {"*", first}, "those of before the oldest that counts are one line"
+    assert kept.revoked["*"] < min(kept.since.values())
+    ring.revoke("red.ana")
+    assert len(ring.keys().teams["red"].revoked) <= 3
+    ring.team("red.ben"), ring.rotate("red")
+    assert kept.revoked["*"] <= ring.keys().teams["red"].revoked["*"]
+
+
+def test_too_many_void_credentials_are_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyring, "MOST_REVOKED", 5)
+    ring = Keyring(tmp_path)
+    ring.team("red"), ring.team("red.ana"), ring.team("red.ben")
+    for _ in range(5):
+        ring.rotate("red.ana")
+    for refused in (lambda: ring.rotate("red.ana"), lambda: ring.team("red.cat")):
+        with pytest.raises(keyring.TooManyUsers, match="baton team rotate red`"):
+            refused()
+    ring.revoke("red.ben")
+    ring.rotate("red")
+    ring.team("red.cat")

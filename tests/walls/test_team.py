@@ -75,6 +75,8 @@ async def test_a_team_comes_changes_its_credential_and_goes(cluster: LocalStack)
 async def test_a_user_goes_and_the_others_of_the_team_stay(cluster: LocalStack) -> None:
     for name in ("red.ana", "red.ben"):
         assert (await team(cluster, "add", name)).code == 0
+    stolen = cluster.state_dir / "stolen.creds"
+    stolen.write_text((cluster.keyring.creds / "red.ana.creds").read_text())
     ana, ben = [
         await connect(Address(cluster.nats_url, cluster.keyring.creds / f"red.{user}.creds"), name=user)
         for user in ("ana", "ben")
@@ -82,6 +84,19 @@ async def test_a_user_goes_and_the_others_of_the_team_stay(cluster: LocalStack) 
     assert (await team(cluster, "revoke", "red.ana", "--reason", "left")).code == 0
     await until(lambda: not ana.is_connected)
     assert ben.is_connected
+    ring = cluster.keyring
+    carl_creds = ring.team("red.carl")
+    await tell(cluster.nats_url, ring, ["red"])
+    carl = await connect(Address(cluster.nats_url, carl_creds), name="carl")
+    ring.revoke("red.ben"), ring.rotate("red")
+    await tell(cluster.nats_url, ring, ["red"])
+    await until(lambda: not ben.is_connected)
+    assert "*" in ring.keys().teams["red"].revoked, "one line for all of before carl's"
+    with pytest.raises(BusUnavailable, match="revoked or rotated"):
+        await connect(Address(cluster.nats_url, stolen), name="thief")
+    await carl.flush()
+    assert carl.stats["reconnects"] == 0, "who stands is not touched"
+    await close(carl)
     for connection in (ana, ben):
         await close(connection)
 
