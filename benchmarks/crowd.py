@@ -1,6 +1,7 @@
 """`python -m benchmarks.crowd TEAM`: one team's crowd, in a process of its own, so that it does not hold up who measures.
 
     raw      plain JSON, encoded before, published without waiting for any acknowledgement: an attacker, as cheap as can be
+    users    as raw, each request as another user of the team: what waits of a user is bounded, these are not
     client   `libs.client.submit_many`, which waits until what it sent is stored: a team with a large batch
     control  as raw, to a stream of that broker that nobody reads
 
@@ -30,7 +31,7 @@ CONTROL = "benchmarks.control"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("team")
-    parser.add_argument("--mode", choices=("raw", "client", "control"), default="raw")
+    parser.add_argument("--mode", choices=("raw", "users", "client", "control"), default="raw")
     parser.add_argument("--rate", type=float, required=True, help="requests/s")
     parser.add_argument("--seconds", type=float, required=True)
     options = parser.parse_args()
@@ -45,12 +46,14 @@ def _address() -> Address:
 async def _raw(options: argparse.Namespace) -> int:
     body = json.dumps({"client_key": "KEY", "job": noop().model_dump(mode="json", exclude_defaults=True)}).encode()
     before, after = body.split(b"KEY")
-    subject = subjects.submit(options.team, "crowd") if options.mode == "raw" else CONTROL
+    subject = CONTROL if options.mode == "control" else subjects.submit(options.team, "crowd")
     name = uuid.uuid4().hex
     nats = await connect_bus(_address(), name="benchmark-crowd")
     began, sent = time.monotonic(), 0
     while (elapsed := time.monotonic() - began) < options.seconds:
         for number in range(sent, int(elapsed * options.rate)):
+            if options.mode == "users":
+                subject = subjects.submit(options.team, f"u{number}")
             await nats.publish(subject, b"%s%s-%d%s" % (before, name.encode(), number, after))
             sent += 1
         await asyncio.sleep(_STEP_S)

@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2000, help="of the burst that finds the sustainable rate")
     parser.add_argument("--rate", type=float, help="the sustainable rate, where it is known, jobs/s")
     parser.add_argument("--times", type=float, default=10.0, help="load, in sustainable rates")
-    parser.add_argument("--crowd", choices=("raw", "client"), default="raw")
+    parser.add_argument("--crowd", choices=("raw", "users", "client"), default="raw")
     parser.add_argument("--control", action="store_true", help="the crowd once more, on a broker that nobody reads")
     parser.add_argument("--short", action="store_true", help="a few seconds, to see that it works; not for figures")
     parser.add_argument("--state-dir", type=Path, default=Path(".baton/bench-overload"))

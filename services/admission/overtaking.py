@@ -30,6 +30,8 @@ log = logging.getLogger("baton.admission")
 
 _LOOK_S = 0.1
 """So often it is looked which teams have sent something, and how the lanes are."""
+_SENDERS = 5_000
+"""Users with a request in the stream: of more, looks are as many times rarer, for each lists them all."""
 _CALM_S = 1.0
 """A crowd is over when there was none for so long."""
 _IDLE_S = 5.0
@@ -71,6 +73,7 @@ class Overtaking:
         self._counts: dict[str, int] = {}  # team -> its requests in the stream, as they were counted last
         self._wanted: set[str] = set()  # teams that have sent something and have no lane
         self._turned_s = 0.0
+        self._senders = 0
 
     @property
     def held(self) -> dict[str, int]:
@@ -201,7 +204,7 @@ class Overtaking:
                 raise
             except (NatsError, TimeoutError, OSError) as error:
                 log.warning("no request is read out of its turn: %r", error)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_pause_s(self._senders))
 
     async def look(self) -> None:
         """Finds who has sent something, opens lanes for them where there is room, and closes those that are over. Raises nats
@@ -230,6 +233,7 @@ class Overtaking:
         pattern = subjects.anyone(subjects.COMMAND, entity="job")
         found = (await self._js.stream_info(REQUESTS, subjects_filter=pattern)).state.subjects or {}
         counts: dict[str, int] = {}
+        self._senders = len(found)
         for subject, count in found.items():
             if team := _team_of(subject):
                 counts[team] = counts.get(team, 0) + count
@@ -245,6 +249,11 @@ class Overtaking:
             if lane.broken:
                 self._wanted.add(team)
             await lane.close()
+
+
+def _pause_s(senders: int) -> float:
+    """Between two looks: a team that invents users by the ten thousand may not keep admission busy with listing them."""
+    return _LOOK_S * max(1.0, senders / _SENDERS)
 
 
 def _is_over(lane: TeamLane, now: float, idle_s: float) -> bool:

@@ -199,3 +199,9 @@ def test_one_round_shrinks_the_window_as_much_as_it_was_too_long() -> None:
 
 def test_the_first_window_is_what_is_set() -> None:
     assert Rounds(4, 100).window == 4
+
+
+def test_who_sends_as_a_hundred_thousand_users_is_looked_for_more_seldom() -> None:
+    """Each look lists all that have a request in the stream."""
+    assert overtaking._pause_s(100) == overtaking._LOOK_S
+    assert overtaking._pause_s(100_000) == pytest.approx(20 * overtaking._LOOK_S)
