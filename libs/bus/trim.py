@@ -36,7 +36,7 @@ SENDERS = 10_000
 """Subjects of a stream: when there are more, nothing is kept either, for it is not looked which of them are full."""
 
 _TURN_S = 15.0
-_RELIEVED = 1 / 4
+_RELIEVED = 1 / 16
 """Of what one subject may have: after so many were dealt with it is looked which are half full."""
 _PRESSED_TURN_S = 1.0
 _API_S = 5.0
