@@ -60,6 +60,8 @@ class Agent:
         """Nodes whose last life is being ended, and whose next one has not begun."""
         self._numberless: set[str] = set()
         """Those of them whose next life waits for its number: the disk does not take it."""
+        self._unborn: list[NodeRunner] = []
+        """Nodes that have no life since this agent started, for the same reason."""
         self._beats = 0
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
@@ -72,6 +74,39 @@ class Agent:
 
     def follow(self, desired: DesiredState) -> None:
         self.asker.follow(desired)
+
+    def begin(self, nodes: Sequence[NodeRunner]) -> None:
+        """The first lives of nodes that no earlier agent's life goes on with. Where the disk takes no number for them they
+        wait, and keep nobody waiting: what the other nodes run goes on."""
+        try:
+            fresh = self.launcher.state.next_incarnations([node.name for node in nodes])
+        except OSError as e:
+            log.error("no life can begin on %s until this is mended: %s", ", ".join(node.name for node in nodes), e)
+            for node in nodes:
+                node.wait()
+            self._unborn = list(nodes)
+            self._between.update(node.name for node in nodes)
+            self._numberless.update(node.name for node in nodes)
+            return
+        self._first_lives(nodes, fresh)
+
+    async def _begin_late(self) -> None:
+        names = [node.name for node in self._unborn]
+        try:
+            self._first_lives(self._unborn, await self._incarnations(names, {}))
+        finally:
+            self._unborn = []
+            self._between.difference_update(names)
+
+    def _first_lives(self, nodes: Sequence[NodeRunner], fresh: Mapping[str, int]) -> None:
+        for node in nodes:
+            node.begin(fresh[node.name])
+            if not node.inventory.simulated:
+                self.launcher.watch(node)  # also without work: the next agent goes on with this life
+
+    def _living(self) -> list[NodeRunner]:
+        """All nodes but those that have had no life yet."""
+        return [node for node in self.nodes.values() if node not in self._unborn]
 
     # ------------------------------------------------------------------------------------------------- leases
 
@@ -114,6 +149,8 @@ class Agent:
     async def run_watch_leases(self) -> None:
         """A node that waits for its next life keeps nobody from looking at the others."""
         async with asyncio.TaskGroup() as lives:
+            if self._unborn:
+                lives.create_task(self._begin_late())
             while True:
                 await asyncio.sleep(WATCH_S)
                 if over := self._look_at_leases(now()):
@@ -201,14 +238,14 @@ class Agent:
         while True:
             await asyncio.sleep(min(self.settings.repeat_s, self.settings.ask_s) / 2)
             if not self.reports.stalled():  # repeating what waits would only pile up
-                for node in self.nodes.values():
+                for node in self._living():
                     node.repeat(self.settings.repeat_s)
 
     # ------------------------------------------------------------------------------------------------ the rest
 
     async def run_samples(self) -> None:
         while True:
-            for node in self.nodes.values():
+            for node in self._living():
                 await self._sample(node)
             await asyncio.sleep(self.settings.sample_s)
 
@@ -233,7 +270,7 @@ class Agent:
     async def run_quarantine(self) -> None:
         while True:
             await asyncio.sleep(self.settings.quarantine_s)
-            for node in self.nodes.values():
+            for node in self._living():
                 await self.launcher.look_at_busy(node)
 
     async def run_prune(self) -> None:
@@ -251,7 +288,7 @@ class Agent:
         self._draining = True
         if self.settings.on_stop is OnStop.KEEP:
             await self._keep()
-        leaving = [node for node in self.nodes.values() if node.name not in self._kept]
+        leaving = [node for node in self._living() if node.name not in self._kept]
         for node in leaving:
             node.leave()
         with suppress(TimeoutError):

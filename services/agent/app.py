@@ -101,12 +101,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
     lives = host.before.lives if host.before is not None else {}
     adopted = [kept_id(node, part) for node, life in lives.items() for part, _ in life.parts]
     await asyncio.to_thread(launcher.secret_folders.sweep, adopted)
-    fresh = host.state.next_incarnations([node.name for node in nodes if node.name not in going_on])
-    for node in nodes:
-        if node.name in fresh:
-            node.begin(fresh[node.name])
-            if not node.inventory.simulated:
-                launcher.watch(node)  # also without work: the next agent goes on with this life
+    agent.begin([node for node in nodes if node.name not in going_on])
     if launcher.keeper.needed():
         await launcher.keeper.ensure()
         log.info("processes of jobs are held together by: %s", launcher.keeper.containment)

@@ -155,6 +155,11 @@ class NodeRunner:
         self.counts.lives += 1
         self.register()
 
+    def wait(self) -> None:
+        """No life yet, as its number cannot be written down: nothing runs, nothing is reported, nothing is followed."""
+        self._empty(0)
+        self.dying = True
+
     def adopt(self, life: EarlierLife) -> None:
         """Goes on with a life that an earlier agent began: its parts run, its lease holds. Placement need not notice."""
         self._empty(life.incarnation)

@@ -213,6 +213,28 @@ async def test_an_agent_that_comes_back_to_a_full_disk_costs_no_attempt(make_nod
             node.end()
 
 
+@pytest.mark.skipif(bool(disks.why_not()), reason=disks.why_not())
+async def test_a_node_that_cannot_begin_on_a_full_disk_waits_and_the_others_of_its_agent_go_on(
+    make_node, world, tmp_path
+):
+    with disks.small(tmp_path / "agent", 4) as folder:
+        node = make_node()
+        try:
+            pids, wanted = await run_job(world, node)
+            node.kill()
+            (node.root / "fleet.yaml").write_text(FLEET.replace("count: 1", "count: 2", 1))
+            with disks.full(folder):
+                node.start()
+                await world.want("n0", but(wanted, Action.STOP))
+                await world.sees(wanted, Released)
+                assert (len(world.lives["n0"]), "n1" in world.lives) == (1, False)
+                assert node.process.poll() is None
+            await world.joined("n1")
+            assert none_of(pids)
+        finally:
+            node.end()
+
+
 async def test_a_job_that_was_asked_to_end_before_its_agent_was_killed_did_not_end_by_itself(make_node, world):
     node = make_node()
     await world.joined("n0")
