@@ -151,18 +151,21 @@ class Supervisor:
     async def _tend(self, entry: _Supervised) -> None:
         """Run one process until it is stopped, fails to start, or ends for good."""
         final = ServerState.STOPPED
+        failed: Exception | None = None
         try:
             for name in entry.spec.depends_on:
                 await asyncio.shield(self._entries[name].started)
             final = await self._keep_running(entry)
         except Exception as failure:  # StartFailed, or a bug of ours: whoever waits must hear of it
-            final = ServerState.FAILED
+            final, failed = ServerState.FAILED, failure
             if entry.started.done():
                 _log.exception("no longer looking after %s", entry.spec.name)
-            else:
-                entry.started.set_exception(failure)
         finally:
-            await self._end(entry, final)
+            try:
+                await self._end(entry, final)
+            finally:  # told when it has ended: whoever hears of it cancels this task, which would not wait for it then
+                if failed is not None and not entry.started.done():
+                    entry.started.set_exception(failed)
 
     async def _keep_running(self, entry: _Supervised) -> ServerState:
         loop, spec = asyncio.get_running_loop(), entry.spec

@@ -92,11 +92,9 @@ class Agent:
 
     async def _begin_late(self) -> None:
         names = [node.name for node in self._unborn]
-        try:
-            self._first_lives(self._unborn, await self._incarnations(names, {}))
-        finally:
-            self._unborn = []
-            self._between.difference_update(names)
+        self._first_lives(self._unborn, await self._incarnations(names, {}))
+        self._unborn = []
+        self._between.difference_update(names)
 
     def _first_lives(self, nodes: Sequence[NodeRunner], fresh: Mapping[str, int]) -> None:
         for node in nodes:

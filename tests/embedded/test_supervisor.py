@@ -102,6 +102,26 @@ async def test_a_process_that_never_gets_ready_is_stopped_and_told_why(state_dir
             await supervisor.start(spec)
 
 
+async def test_a_process_that_never_gets_ready_has_its_time_to_end(
+    state_dir: Path, python: Build, tmp_path: Path
+) -> None:
+    """Seen on a busy machine: it was killed at once, and still there when its start had failed."""
+    up, ended = tmp_path / "up", tmp_path / "ended"
+    code = (
+        "import pathlib, signal, time\n"
+        "def end(*_):\n"
+        f"    time.sleep(0.3); pathlib.Path({str(ended)!r}).touch(); raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        f"pathlib.Path({str(up)!r}).touch()\n"
+        "while True: time.sleep(1)"
+    )
+
+    async with Supervisor(state_dir) as supervisor:
+        with pytest.raises(StartFailed, match="agent was not ready within"):
+            await supervisor.start(python("agent", code, ready=never, ready_timeout_s=2, stop_timeout_s=60))
+    assert ended.exists() or not up.exists(), "it was killed while it ended"
+
+
 async def test_one_failure_stops_everything_that_was_started_with_it(state_dir: Path, python: Build) -> None:
     async with Supervisor(state_dir) as supervisor:
         with pytest.raises(StartFailed, match="bad"):

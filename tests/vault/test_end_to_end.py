@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ from schemas.resources import Resources
 from schemas.secrets import NodeSecretsQuery
 from tests.faults.cluster import kill9
 
-VALUE = b"v4lue-of-the-token-0b9f\n\xff\xfe of this test alone"
+VALUE = b"v4lue-of-the-token-" + secrets.token_hex(8).encode() + b"\n\xff\xfe of this test alone"
+"""Of this run alone: the same test of another checkout on this machine has processes with a value of its own."""
 BATON = (sys.executable, "-m", "libs.cli")
 SERVICES = ("placement", "admission", "history", "leases", "vault")
 PRINTS = (
@@ -121,6 +123,7 @@ async def nobody_else_is_given_it(cluster: LocalStack, job: str) -> None:
 
 
 @pytest.mark.demo
+@pytest.mark.timeout(300)
 async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
     state = tmp_path / "state"
     options = LaunchOptions(
