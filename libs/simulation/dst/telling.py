@@ -23,12 +23,13 @@ _AGAIN_S = 0.5
 
 
 async def tell_secrets(world: World, nats: Any, team: str, names: list[str]) -> None:
-    """Sets each of them early, again with other values later, and removes the one that is called `gone`."""
+    """Sets all of them early and at once, one of them again with other values, and removes the one that is called `gone`."""
     chance = world.hidden
     world.secrets.waiting += 1
     await asyncio.sleep(chance.uniform(0.2, 2.0))
-    for name in names:
-        await _set(world, nats, team, name)
+    async with asyncio.TaskGroup() as together:  # of several processes of vault each gets some
+        for name in names:
+            together.create_task(_set(world, nats, team, name))
     for _ in range(chance.randint(0, 3)):
         await asyncio.sleep(chance.uniform(0.0, 6.0))
         await _set(world, nats, team, "token")
