@@ -89,9 +89,12 @@ class SimArchive:
             world.violated("L1", f"{stream.name} is deleted, and its file says something else")
         if world.offset_of("broker"):
             return  # declarations expire by its clock
+        now = self.declarations()
         for began, declared in self.runs.values():
             for key, resume in declared.items():
-                if resume < last:
+                if (
+                    max(resume, now.get(key, last)) < last
+                ):  # else it has declared itself anew meanwhile, or was forgotten
                     world.violated("L2", f"{stream.name} is deleted: {key} resumed at {resume} at {began:.2f}")
 
     def look(self) -> None:
