@@ -13,7 +13,7 @@ from libs.cli.output import hint, say
 from libs.client.where import state_dir
 from libs.walls import roles
 from libs.walls.accounts import PROVISION
-from libs.walls.keyring import Keyring, check_teams, check_users
+from libs.walls.keyring import Keyring, check_numbers, check_teams, check_users
 from libs.walls.wire import Wire
 
 
@@ -76,6 +76,7 @@ def command(
 def _made(ring: Keyring, teams: list[str], users: list[str], pools: list[str], nodes: list[str]) -> list[Path]:
     """A credential for each. Raises ValueError for a name that cannot be."""
     check_teams(teams)
+    check_numbers(teams)
     check_users(users, teams)
     made = [ring.operator(), *(ring.service(name) for name in (*roles.SERVICES, PROVISION))]
     made += [ring.team(name) for name in (*teams, *users)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from libs.walls import roles
-from libs.walls.keyring import check_teams, check_users
+from libs.walls.keyring import check_numbers, check_teams, check_users
 from schemas.subjects import token
 
 SERVICES = roles.SERVICES
@@ -70,6 +70,7 @@ class LaunchOptions:
                 f"replicas is {self.replicas}: use 1 to {MOST_REPLICAS}, 2 so that each service has a standby"
             )
         check_teams(self.teams)
+        check_numbers(self.teams)
         check_users(self.users, self.teams)
         for pool in self.pools:
             token(pool)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from libs.cli.acting import MayReason, acting
 from libs.cli.options import Url
 from libs.cli.output import say
 from libs.cli.session import run
@@ -16,6 +17,7 @@ def command(
     pool: Annotated[list[str] | None, typer.Option("--pool", help="May be repeated (BATON_POOLS, BATON_POOL).")] = None,
     replicas: Annotated[int, typer.Option("--replicas", min=1, max=5, help="Copies of each stream in a cluster.")] = 1,
     scale: Annotated[float, typer.Option("--scale", min=0.001, help="Multiplies the storage limits.")] = 1.0,
+    reason: MayReason = "",
     url: Url = None,
 ) -> None:
     """Create what is missing and check what is there. May be run any time; exits with 5 when something differs."""
@@ -27,4 +29,5 @@ def command(
         await provision(baton.nats.jetstream(), pools, replicas=replicas, scale=scale)
         say("\n".join(f"{name}\tready" for name in pools))
 
-    run(work, OPERATOR, url)
+    with acting("provision", ",".join(pool or []), reason, url=url):
+        run(work, OPERATOR, url)

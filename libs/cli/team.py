@@ -15,7 +15,7 @@ from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, hint, say, show
 from libs.cli.session import run
-from libs.client import Unreachable
+from libs.client import NotFound, Unreachable
 from libs.client.errors import ClientError
 from libs.client.where import read_instance, state_dir
 from libs.walls.keyring import Keyring
@@ -111,7 +111,7 @@ def rotate(name: Name, reason: MayReason = "", *, write: Write = None, folder: F
 
 @app.command()
 def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = None) -> None:
-    """Cut a user off, or a team with all its users. Jobs go on, and `baton team add` lets them in again."""
+    """Cut a user off, or a team with all its users and its secrets. Jobs go on, and `baton team add` lets them in again."""
     if team_admin.asks(folder):
         team_admin.manage("revoke", name, url)
         return say(name)
@@ -120,6 +120,8 @@ def revoke(name: Name, reason: ReasonOption, folder: Folder = None, url: Url = N
     with acting("team.revoke", name, reason, folder=ring.folder, url=url, needs_reason=True):
         ring.revoke(name)
         _tell(ring, [name.partition(".")[0]], folder, url)
+        if "." not in name:
+            _remove_secrets(name, url)
     say(name)
 
 
@@ -179,6 +181,16 @@ def push(folder: Folder = None, url: Url = None) -> None:
     _tell(ring, ring.accounts, folder, url)
     tell_ledger(ring.folder, url)
     say("\n".join(ring.teams))
+
+
+def _remove_secrets(team: str, url: str | None) -> None:
+    """All of the team's. Who is cut off already stays so when vault is away: it is said what to do."""
+    try:
+        run(lambda baton: baton.remove_secret(None, team), OPERATOR, url)
+    except NotFound:
+        return  # it had none
+    except ClientError as e:
+        hint(f"secrets of {team} are still there ({e.what}): `baton secret remove --of {team} --all`")
 
 
 def _suspended(url: str | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from libs.bus.connect import Address, close, connect
+from libs.cli.acting import tell as tell_ledger
 from libs.cli.exits import UsageFault
 from libs.cli.output import hint
 from libs.cli.session import run
@@ -64,7 +65,9 @@ async def answering(url: str, ring: Keyring) -> AsyncIterator[None]:
         yield
         return
     nats = await connect(Address(url, ring.service()), name="team-admins")
-    admins = TeamAdmins(nats, ring, lambda accounts: tell(url, ring, accounts))
+    admins = TeamAdmins(
+        nats, ring, lambda accounts: tell(url, ring, accounts), booked=lambda: tell_ledger(ring.folder, url)
+    )
     await admins.start()
     try:
         yield

@@ -15,7 +15,7 @@ import fcntl
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
 from libs.walls.accounts import ADMIN, CORE, LOGS, NODE, POOL_LOGS, SERVICES, SYSTEM, TEAM, USER
 from libs.walls.claims import KeyKind, KeyPair
+from schemas.ids import team_uid
 from schemas.subjects import OPERATOR, token
 
 KEYS_FILE = "keys.json"
@@ -123,6 +124,17 @@ def check_teams(teams: Sequence[str]) -> None:
         raise ValueError(f"teams named twice: {', '.join(sorted(twice))}")
 
 
+def check_numbers(teams: Iterable[str]) -> None:
+    """Raises ValueError when the processes of two teams would have one user id on nodes: then they could read each other's
+    files, and a node that has served one refuses the other."""
+    by_number: dict[int, str] = {}
+    for team in dict.fromkeys(teams):
+        if (other := by_number.setdefault(number := team_uid(team), team)) != team:
+            raise ValueError(
+                f"team {team!r} would have the user id of team {other!r} on nodes, {number}: give one of them another name"
+            )
+
+
 def check_users(users: Sequence[str], teams: Sequence[str]) -> None:
     """Raises ValueError for a user that is not `<team>.<user>` of one of `teams`."""
     for name in users:
@@ -194,10 +206,12 @@ class Keyring:
         """Of a whole team, or of a user `<team>.<user>`; a new team gets an account. `admin`: a user who manages the others;
         what it had as a plain user is void then.
 
-        Raises ValueError as `check_teams`, and for a name that cannot be a subject token.
+        Raises ValueError as `check_teams` and `check_numbers`, and for a name that cannot be a subject token.
         """
         team, dot, user = name.partition(".")
         check_teams([team])
+        if team not in (known := self.teams):
+            check_numbers([*known, team])
         if dot:
             token(user)
         path = self.creds / f"{name}.creds"
@@ -227,16 +241,16 @@ class Keyring:
             owner = _team(keys, team)
             if name in owner.users:
                 self._void(owner, name)
-            if len(owner.users) >= MOST_USERS or len(owner.revoked) >= MOST_REVOKED:
-                raise TooManyUsers(
-                    f"team {team} has {len(owner.users)} credentials and {len(owner.revoked)} void ones; the account's claim "
-                    f"takes {MOST_USERS} and {MOST_REVOKED}: ask an operator"
-                )
+            _room(owner, team)
             said = claims.user(owner.role(USER), owner.public, public_key, name, issued_s=self._tick(owner))
             owner.issue(name, public_key, owner.issued_s)
             owner.elsewhere = sorted({*owner.elsewhere, name})
             (self.creds / f"{name}.creds").unlink(missing_ok=True)
         return said
+
+    def check_room(self, team: str) -> None:
+        """Raises TooManyUsers when nothing more can be signed for the team, NoCredential when there is none."""
+        _room(_team(self.keys(), team), team)
 
     def _credential(self, account: str, role: str, known_as: str, path: Path, called: str = "") -> Path:
         """The file of a credential; made when it is not there, or is void."""
@@ -391,6 +405,14 @@ def _account(keys: Keys, name: str, make: bool = False) -> AccountKeys:
     if plain not in known:
         raise NoCredential(f"nobody is called {plain!r}; there are: {', '.join(sorted(known)) or 'none'}")
     return known[plain]
+
+
+def _room(owner: AccountKeys, team: str) -> None:
+    if len(owner.users) >= MOST_USERS or len(owner.revoked) >= MOST_REVOKED:
+        raise TooManyUsers(
+            f"team {team} has {len(owner.users)} credentials and {len(owner.revoked)} void ones; the account's claim "
+            f"takes {MOST_USERS} and {MOST_REVOKED}: ask an operator"
+        )
 
 
 def _team(keys: Keys, name: str) -> AccountKeys:

@@ -7,7 +7,8 @@ by nobody, and an admin who is revoked goes on signing. So here each request is 
 - whether that is an admin *now* is read from the keys each time;
 - an admin makes users and no admins, and touches neither admins nor the whole team's credential;
 - a new user's key is made where the user is, and only its public half comes here: what is signed is useless to whoever sees it;
-- every request, refused ones too, is a line of `team-admins.jsonl`: who, what, for whom, which key.
+- every request, refused ones too, is a line of `team-admins.jsonl`: who, what, for whom, which key;
+- what was changed is besides a line of the operator's book, and so in the ledger (`libs.walls.book`).
 
 Who made a key can use it: an admin that adds `ben` could speak as `ben`. It is in the file, and `ben`, who then has no
 credential of his own making, knows. What a revoked admin has made stays good, because it is the team's and not the admin's: the
@@ -18,6 +19,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -28,6 +30,8 @@ from pydantic import BaseModel
 
 from libs.bus.asking import FAILED, INVALID, OK, STATUS
 from libs.bus.messages import Malformed, decode_bare
+from libs.core.admission.intake import Bucket
+from libs.walls.book import Book
 from libs.walls.keyring import Keyring, NoCredential
 from libs.walls.people import People
 from schemas import subjects
@@ -36,6 +40,8 @@ from schemas.queries import ManageTeam, QueryFailed, TeamManaged, TeamUser
 
 log = logging.getLogger("baton.team")
 
+CHANGES_AT_ONCE, CHANGES_PER_S = 1_000.0, 0.1
+"""Of the users of one team, by its admins."""
 AUDIT_FILE = "team-admins.jsonl"
 _MESSAGE = BY_TYPE["io.baton.team.manage.query.v1"]
 _QUEUE = "keys"
@@ -52,9 +58,20 @@ class AdminRefused(ValueError):
 class TeamAdmins:
     """Answers on `nats` until it is stopped. Of each team one request at a time: another team never waits for it."""
 
-    def __init__(self, nats: Client, keyring: Keyring, tell: Tell, now: Callable[[], float] = time.time) -> None:
-        self._nats, self._keyring, self._tell, self._now = nats, keyring, tell, now
+    def __init__(
+        self,
+        nats: Client,
+        keyring: Keyring,
+        tell: Tell,
+        now: Callable[[], float] = time.time,
+        booked: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`booked` is called in a thread when the operator's book has new lines: it tells the ledger. Nobody waits for it."""
+        self._nats, self._keyring, self._tell, self._now, self._booked = nats, keyring, tell, now, booked
         self._people = People(keyring.folder)
+        self._book = Book(keyring.folder)
+        self._lines = asyncio.Event()
+        self._changed: dict[str, Bucket] = {}  # of teams that have an admin
         self._busy: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -62,9 +79,22 @@ class TeamAdmins:
             subjects.anyone(_MESSAGE.subject), queue=_QUEUE, cb=self._heard, pending_msgs_limit=_WAITING
         )
         await self._nats.flush()
+        self._telling = asyncio.create_task(self._tell_ledger(), name="lines of the operator's book")
+
+    async def _tell_ledger(self) -> None:
+        while True:
+            await self._lines.wait()
+            self._lines.clear()
+            try:
+                await asyncio.to_thread(self._booked)
+            except Exception:
+                log.exception(
+                    "the ledger was not told of lines of the book: the next ones tell them, or `baton audit push`"
+                )
 
     async def stop(self) -> None:
         await self._subscription.unsubscribe()
+        self._telling.cancel()
         await asyncio.gather(*self._busy.values(), return_exceptions=True)
 
     async def _heard(self, message: Msg) -> None:
@@ -94,13 +124,29 @@ class TeamAdmins:
         try:
             if asked.user:  # from here on nothing that is kept has a person's name
                 asked = asked.model_copy(update={"user": await asyncio.to_thread(self._pseudonym, team, asked)})
-            done = await asyncio.to_thread(self._carry_out, team, user, asked)
+            done = await asyncio.to_thread(self._carry_out_and_book, team, user, asked)
         except (AdminRefused, NoCredential) as e:
             self._write(team, user, asked, refused=str(e))
             raise
         if asked.what != "list":
             self._write(team, user, asked)
             await self._tell([team])
+            self._lines.set()
+        return done
+
+    def _carry_out_and_book(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
+        """What changes something has a line of the book from before it begins; what is refused does not begin."""
+        self._may(team, user, asked)
+        if asked.what == "list":
+            return self._carry_out(team, asked)
+        self._slowly(team)
+        said = {
+            "what": f"team-admin.{asked.what}", "target": f"{team}.{asked.user}", "reason": "",
+            "at_us": int(self._now() * 1e6), "host": socket.gethostname()[:255], "login": "", "tool": "",
+        }  # fmt: skip
+        with self._book.entry(said) as more:
+            done = self._carry_out(team, asked)
+            more["detail"] = f"by {team}.{user}" + (f", key {asked.public_key}" if asked.public_key else "")
         return done
 
     def _pseudonym(self, team: str, asked: ManageTeam) -> str:
@@ -108,14 +154,24 @@ class TeamAdmins:
             return self._people.pseudonym(team, asked.user)
         return self._people.known(team, asked.user)
 
-    def _carry_out(self, team: str, user: str, asked: ManageTeam) -> TeamManaged:
+    def _slowly(self, team: str) -> None:
+        """Raises AdminRefused: each change is a line of the ledger, which only grows."""
+        at_us = int(self._now() * 1e6)
+        bucket = self._changed.setdefault(team, Bucket(CHANGES_AT_ONCE, at_us))
+        if wait_s := bucket.take(CHANGES_AT_ONCE, CHANGES_PER_S, at_us):
+            raise AdminRefused(
+                f"team {team} has changed its users {CHANGES_AT_ONCE:g} times at once, and may {60 * CHANGES_PER_S:g} times a "
+                f"minute: ask again in {wait_s:.0f} s"
+            )
+
+    def _may(self, team: str, user: str, asked: ManageTeam) -> None:
+        """Raises AdminRefused."""
         ring = self._keyring
         if f"{team}.{user}" not in ring.admins(team):
             raise AdminRefused(
                 f"{team}.{user} is no admin of {team}: an operator makes one with `baton team add {team}.{user} --admin`"
             )
         name = f"{team}.{asked.user}"
-        token = ""
         if asked.what != "list":
             if not asked.user:
                 raise AdminRefused("user: say which user of your team")
@@ -129,6 +185,13 @@ class TeamAdmins:
                 raise AdminRefused(f"user = {asked.user}: has no credential; add one")
             if not asked.public_key:
                 raise AdminRefused("public_key: say for which key, the public half of one that the user made")
+            ring.check_room(team)
+        elif asked.what == "revoke" and name not in ring.users(team):
+            raise AdminRefused(f"user = {asked.user}: has no credential")
+
+    def _carry_out(self, team: str, asked: ManageTeam) -> TeamManaged:
+        ring, name, token = self._keyring, f"{team}.{asked.user}", ""
+        if asked.what in ("add", "rotate"):
             token = ring.sign(name, asked.public_key)
         elif asked.what == "revoke":
             ring.revoke(name)

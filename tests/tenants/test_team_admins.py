@@ -15,17 +15,22 @@ from libs.bus.asking import QueryError, ask
 from libs.bus.connect import Address, BusConnection, BusUnavailable, close, connect
 from libs.cli.team_admin import answering
 from libs.walls import claims
+from libs.walls.book import Book
 from libs.walls.claims import SEED_BYTES, KeyKind, KeyPair
-from libs.walls.keyring import Keyring
+from libs.walls.keyring import Keyring, check_numbers
 from libs.walls.managing import read_audit
 from libs.walls.resolver import tell
 from schemas import subjects
+from schemas.audit import ActionOutcome
 from schemas.catalog import BY_TYPE
+from schemas.ids import team_uid
 from schemas.queries import ManageTeam, TeamManaged
 from tests.cli.test_command import Result, baton
 from tests.kit.waiting import until
 from tests.walls.world import broker
 
+ONE_NUMBER = ("team-4297", "team-10338")
+"""Two names whose user ids are one."""
 MANAGE = BY_TYPE["io.baton.team.manage.query.v1"]
 
 
@@ -198,3 +203,37 @@ async def test_the_command_of_an_admin_needs_no_keys(house: House, tmp_path: Pat
     foreign, twice = await asyncio.gather(admin("add", "green.x"), admin("revoke", "blue.nobody", "--reason", "gone"))
     assert (foreign.code, twice.code) == (2, 2)
     assert "of another team than yours" in foreign.err
+
+
+async def test_what_an_admin_changes_is_a_line_of_the_operators_book(house: House) -> None:
+    ana = await house.of(house.ring.team("blue.ana"), "blue.ana")
+    book = Book(house.ring.folder)
+    before = len(book.lines())
+    key = a_key()
+    await manage(ana, "blue.ana", "add", "dora", key.public)
+    await manage(ana, "blue.ana", "revoke", "dora")
+    await manage(ana, "blue.ana", "list")
+    with pytest.raises(QueryError, match="has no credential"):
+        await manage(ana, "blue.ana", "revoke", "nobody")
+    said = [(line.what, line.target, line.outcome, line.detail) for line in book.lines()[before:]]
+    assert said[:2] == [
+        ("team-admin.add", "blue.dora", ActionOutcome.DONE, f"by blue.ana, key {key.public}"),
+        ("team-admin.revoke", "blue.dora", ActionOutcome.DONE, "by blue.ana"),
+    ]
+    assert len(said) == 2, "what is refused changes nothing, and fills no book"
+    await close(ana)
+
+
+def test_two_teams_with_one_number_are_not_both_taken(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path)
+    one, other = ONE_NUMBER
+    assert team_uid(one) == team_uid(other)
+    ring.team(one)
+    with pytest.raises(ValueError, match=f"{other}.* the user id of team '{one}' on nodes, {team_uid(one)}"):
+        ring.team(other)
+    with pytest.raises(ValueError, match="give one of them another name"):
+        ring.team(f"{other}.ana")
+    assert ring.teams == [one]
+    ring.team(f"{one}.ana")
+    with pytest.raises(ValueError, match="give one of them another name"):
+        check_numbers(ONE_NUMBER)
