@@ -21,6 +21,9 @@ BATCH_SECONDS = Histogram(
     registry=None,
 )
 TRIMMED = Counter("baton_bus_trims_total", "Times that a stream was trimmed", ["stream"], registry=None)
+SENDERS_NOW = Gauge(
+    "baton_bus_senders", "Subjects of a stream in which each sender has its own", ["stream"], registry=None
+)
 QUERIES = Counter("baton_bus_queries_total", "Questions by how they were answered", ["query", "status"], registry=None)
 QUERY_SECONDS = Histogram(
     "baton_bus_query_seconds",
@@ -33,5 +36,6 @@ QUERY_SECONDS = Histogram(
 
 def register(registry: CollectorRegistry) -> None:
     """Shows these in `registry`: a service calls it once for its own."""
-    for collector in (ERRORS, PUBLISHED, RETRIED, SETTLED, PARKED_NOW, TRIMMED, BATCH_SECONDS, QUERIES, QUERY_SECONDS):
+    counted = (ERRORS, PUBLISHED, RETRIED, SETTLED, PARKED_NOW, TRIMMED, SENDERS_NOW, QUERIES)
+    for collector in (*counted, BATCH_SECONDS, QUERY_SECONDS):
         registry.register(collector)

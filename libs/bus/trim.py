@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 
-from libs.bus.metrics import TRIMMED
+from libs.bus.metrics import SENDERS_NOW, TRIMMED
 from libs.bus.patience import in_turns
 from libs.bus.table import durable_of
 
@@ -116,7 +116,9 @@ class Trimmer:
     async def _senders(self) -> int:
         """How many subjects the stream has; nats-py does not tell it."""
         told = await self._js._api_request(f"{self._js._prefix}.STREAM.INFO.{self.stream}", timeout=_API_S)
-        return int(told["state"].get("num_subjects", 0))
+        found = int(told["state"].get("num_subjects", 0))
+        SENDERS_NOW.labels(self.stream).set(found)
+        return found
 
     async def turn(self, now: float) -> bool:
         """Trims what may go at `now` (seconds of a monotonic clock); whether the stream is pressed. Raises nats errors."""

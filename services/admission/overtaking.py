@@ -10,6 +10,7 @@ take is the queue's. Of a long or costly request less goes at a time (`_cost`).
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -32,6 +33,8 @@ _LOOK_S = 0.1
 """So often it is looked which teams have sent something, and how the lanes are."""
 _SENDERS = 5_000
 """Users with a request in the stream: of more, looks are as many times rarer, for each lists them all."""
+_WARN_S = 60.0
+_FIX = "if it invents them, `baton team revoke` cuts it off"
 _CALM_S = 1.0
 """A crowd is over when there was none for so long."""
 _IDLE_S = 5.0
@@ -74,6 +77,7 @@ class Overtaking:
         self._wanted: set[str] = set()  # teams that have sent something and have no lane
         self._turned_s = 0.0
         self._senders = 0
+        self._warned_s = float("-inf")
 
     @property
     def held(self) -> dict[str, int]:
@@ -233,10 +237,18 @@ class Overtaking:
         pattern = subjects.anyone(subjects.COMMAND, entity="job")
         found = (await self._js.stream_info(REQUESTS, subjects_filter=pattern)).state.subjects or {}
         counts: dict[str, int] = {}
+        users: Counter[str] = Counter()
         self._senders = len(found)
         for subject, count in found.items():
             if team := _team_of(subject):
                 counts[team] = counts.get(team, 0) + count
+                users[team] += 1
+        if self._senders > _SENDERS and now - self._warned_s >= _WARN_S:
+            self._warned_s = now
+            ((team, some),) = users.most_common(1)
+            log.warning(
+                "team %s has requests of %d users in the stream, so they are hardly bounded: %s", team, some, _FIX
+            )
         changed = {team for team, count in counts.items() if self._counts.get(team) != count}
         for team in changed & self.lanes.keys():
             self.lanes[team].heard_s = now

@@ -205,3 +205,19 @@ def test_who_sends_as_a_hundred_thousand_users_is_looked_for_more_seldom() -> No
     """Each look lists all that have a request in the stream."""
     assert overtaking._pause_s(100) == overtaking._LOOK_S
     assert overtaking._pause_s(100_000) == pytest.approx(20 * overtaking._LOOK_S)
+
+
+async def test_an_operator_is_told_which_team_sends_as_many_users(
+    reader: Reader, team: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(overtaking, "_SENDERS", 0)
+    await reader.submit([f"{team}-quiet"])
+    for number in range(200):  # teams of other tests are on the same stream
+        await reader.js.publish(f"baton.cmd.job.v1.submit.{team}.u{number}", b"{}")
+    reader.teams = [*reader.teams, team]
+    with caplog.at_level("WARNING", logger="baton.admission"):
+        await reader.overtaking.look()
+        await reader.overtaking.look()
+    (said,) = [record.getMessage() for record in caplog.records if "users in the stream" in record.getMessage()]
+    assert said.startswith(f"team {team} has requests of 200 users")
+    assert "baton team revoke" in said
