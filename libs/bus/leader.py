@@ -39,7 +39,8 @@ _TRUST = 0.8
 class Leadership:
     """`run` as a task; then `held` says whether this process leads, and `lead(work)` does `work` while it does.
 
-    `name` is the role's, e.g. `history-main`. `holder` names this process (default: host, process id, a random part).
+    `name` is the role's, `<service>.<pool>`: that service alone may write what begins so (`libs.walls.roles`). `holder` names
+    this process (default: host, process id, a random part).
     """
 
     def __init__(self, js: JetStreamContext, name: str, holder: str = "", *, ttl_s: float = TTL_S) -> None:

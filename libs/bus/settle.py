@@ -173,7 +173,7 @@ class _Shell:
         messages: Sequence[Msg] = raw if isinstance(raw, list) else [raw]
         try:
             if self._excused is None:
-                self._excused = Excused(Cursors(self._outbox().js), self._durable)
+                self._excused = Excused(Cursors(self._outbox().js, self._origin), self._durable)
             excused = self._excused
             left = list(messages)
             async with _in_progress(left):

@@ -49,13 +49,24 @@ _READS: Final = (
 """Of every stream, less those of `_closed`: segments of ledgers come and go, and a token has no wildcard for its beginning."""
 
 _REMEMBERS: Final = (
-    f"$KV.{CURSORS_BUCKET}.>",
-    f"$KV.{READERS_BUCKET}.>",
     f"$O.{SNAPSHOTS_BUCKET}.>",
     f"$JS.API.STREAM.PURGE.OBJ_{SNAPSHOTS_BUCKET}",  # the parts of a snapshot that is replaced
     f"$JS.API.DIRECT.GET.KV_{CURSORS_BUCKET}.>",
     f"$JS.API.DIRECT.GET.KV_{READERS_BUCKET}.>",
 )
+
+_READERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "placement": ("placement", "projection"),
+    "history": ("history-feed", "history-documents", "history-proofs"),
+}
+"""As which readers of the ledger a service declares itself: by default its own name."""
+
+
+def _own_entries(service: str) -> list[str]:
+    """What a service writes into the buckets of cursors and readers: what bears its name."""
+    readers = _READERS.get(service, (service,))
+    return [f"$KV.{CURSORS_BUCKET}.{service}.>", *(f"$KV.{READERS_BUCKET}.*.{name}.>" for name in readers)]
+
 
 _ANSWERS: Final = ("_R_.>", f"_INBOX_{OPERATOR}.>", f"{subjects.service_inbox('services')}.>")
 """To teams and nodes, whose reply subjects the broker writes; to operators; to who administers."""
@@ -75,6 +86,7 @@ _BESIDES: Final[Mapping[str, tuple[str, ...]]] = {
     # Segments of the ledger are streams, made, sealed and given back by their writer; so it may make any stream.
     "placement": (
         subjects.anyone(subjects.SEGMENT),
+        f"$KV.{CURSORS_BUCKET}.ledger-format.*",
         "$JS.API.STREAM.CREATE.*",
         "$JS.API.STREAM.UPDATE.*",
         "$JS.API.STREAM.DELETE.*",
@@ -121,7 +133,8 @@ def service_may(service: str) -> list[str]:
     says = {subjects.anyone(message.subject) for message in CATALOG if message.producer == service}
     letters = subjects.fill(subjects.DEAD_LETTER, origin=service)
     return [
-        *sorted(says), letters, f"{letters}.*", *_BESIDES.get(service, ()), *_REMEMBERS, *_LOOKS, *_READS, *_ANSWERS,
+        *sorted(says), letters, f"{letters}.*", *_BESIDES.get(service, ()), *_own_entries(service), *_REMEMBERS, *_LOOKS,
+        *_READS, *_ANSWERS,
         f"{subjects.service_inbox(service)}.>",
     ]  # fmt: skip
 

@@ -82,7 +82,7 @@ def make_app(settings: HistorySettings) -> AsgiFastStream:
                 keep_days=settings.proof_days,
                 snapshot_records=settings.snapshot_records,
             )
-            history.leadership = leadership = Leadership(js, f"history-{settings.pool}", ttl_s=settings.leader_ttl_s)
+            history.leadership = leadership = Leadership(js, f"history.{settings.pool}", ttl_s=settings.leader_ttl_s)
             tasks.start("leadership", leadership.run())
             tasks.start("documents", leadership.lead(history.documents.run))
             tasks.start("feed", leadership.lead(history.feed.run))

@@ -41,7 +41,7 @@ class FeedLoop:
         self._pool = pool
         self._source = f"/baton/{pool}/history"
         self._outbox = Outbox(js, batches=True)
-        self._cursors = Cursors(js)
+        self._cursors = Cursors(js, "history")
         self._cursor: dict[str, Any] = {}
         self._cannot = ""
         self._told = Counter("baton_history_events", "events told to teams", ["what"], registry=registry)

@@ -103,7 +103,7 @@ def make_app(settings: PreemptionSettings) -> AsgiFastStream:
     async def lifespan() -> AsyncIterator[None]:
         async with connected(settings, "preemption") as nats:
             js = nats.jetstream()
-            leadership = Leadership(js, f"preemption-{settings.pool}", ttl_s=settings.leader_ttl_s)
+            leadership = Leadership(js, f"preemption.{settings.pool}", ttl_s=settings.leader_ttl_s)
             tasks.start("leadership", leadership.run())
             tasks.start("ledger reader", preemption.run(js, leadership))
             async with tasks.until_stopped():

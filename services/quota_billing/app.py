@@ -95,7 +95,10 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
             )  # fmt: skip
             tasks.start("metering", follower.run())
             tasks.start("trim of requests", trimmer_of(js, REQUESTS, durable, keep_s=settings.trim_keep_s).run())
-            tasks.start("quotas of the file", apply_file(wanted, follower, Cursors(js), billing.outbox, pool, policy))
+            tasks.start(
+                "quotas of the file",
+                apply_file(wanted, follower, Cursors(js, "quota_billing"), billing.outbox, pool, policy),
+            )
             async with tasks.until_stopped():
                 yield
 

@@ -7,7 +7,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType
 from nats.js.errors import APIError, ServiceUnavailableError
 
 from libs.bus.connect import BusConnection, close, connect
-from libs.bus.cursors import Cursors
+from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.streams import StreamDrift, StreamsMissing, bind, provision
 from libs.bus.table import DEAD_OF_A_SENDER, SNAPSHOTS_BUCKET, durable_of, durables, streams
 from schemas import subjects
@@ -156,6 +156,22 @@ async def test_cursors_remember_and_survive(nats: BusConnection, pool: str) -> N
     await cursors.save(f"history.{pool}", {"seq": 1})
     await cursors.save(f"history.{pool}", {"seq": 2, "hash": "é"})
     assert await Cursors(nats.jetstream()).load(f"history.{pool}") == {"seq": 2, "hash": "é"}
+
+
+async def test_a_cursor_of_before_is_read_until_its_owner_has_written_one(nats: BusConnection, pool: str) -> None:
+    before, name = Cursors(nats.jetstream()), f"feed-{pool}"
+    await before.save(name, {"seq": 7})
+    own = Cursors(nats.jetstream(), "history")
+    assert await own.load(name) == {"seq": 7}
+    await own.move(name, {"seq": 8})
+    await own.move(name, {"seq": 9})
+    assert await Cursors(nats.jetstream(), "history").load(name) == {"seq": 9}
+    assert await before.load(name) == {"seq": 7}
+    late = Cursors(nats.jetstream(), "history")
+    await late.load(name)
+    await own.move(name, {"seq": 10})
+    with pytest.raises(Overtaken):
+        await late.move(name, {"seq": 9})
 
 
 async def test_the_snapshot_store_takes_large_objects(nats: BusConnection, pool: str) -> None:

@@ -100,7 +100,7 @@ async def test_a_crash_before_the_cursor_is_saved_repeats_the_same_ids(
         await complete(loop, written)
     seq, following = written.records[9][0], written.records[10][1]
     cursor = {"seq": seq, "hash": following.prev_hash, "position": seq}
-    await Cursors(nats.jetstream()).save(f"{NAME}-{pool}", cursor)
+    await Cursors(nats.jetstream(), "history").save(f"{NAME}-{pool}", cursor)
     async with running(nats, pool, snapshot_records=1000) as loop:
         await complete(loop, written)
     assert [event for _, _, event in await heard(nats, team)] == expected(world, team, pool)
@@ -138,7 +138,7 @@ async def test_another_ledger_than_the_one_told_stops_the_service(
     nats: Client, pool: str, written: Written, team: str, cursor: dict
 ) -> None:
     await written.write(busy_world(team).records[:10])
-    await Cursors(nats.jetstream()).save(f"{NAME}-{pool}", cursor)
+    await Cursors(nats.jetstream(), "history").save(f"{NAME}-{pool}", cursor)
     with pytest.raises(LedgerRewound):
         await FeedLoop(nats.jetstream(), pool, CollectorRegistry()).run()
 

@@ -170,6 +170,10 @@ async def test_a_service_reads_only_its_streams(bus: tuple[str, Keyring], servic
         "$SYS.REQ.SERVER.PING",
         "$JS.ACK.DEAD.x.1.1.1.1.1",
     ]
+    others = [other for other in roles.SERVICES if other != service]
+    tried += [f"$KV.baton-cursors.{other}.x" for other in others] + ["$KV.baton-cursors.x"]
+    tried += ["$KV.baton-readers.main.older.h-1-x", *(f"$KV.baton-readers.main.{other}.h-1-x" for other in others)]
+    tried += ["$KV.baton-cursors.ledger-format.main"] if service != "placement" else []
     tried = sorted(set(tried))
     for subject in tried:
         await speaker.nats.publish(subject, b"{}")
