@@ -291,8 +291,9 @@ class ManageTeam(Strict):
 
     what: Literal["list", "add", "rotate", "revoke"]
     user: User = Field(default="", description="which user of the own team, or the person behind a pseudonym")
-    pseudonym: bool = Field(
-        default=False, description="of a new user: a person, whose name stays with the keys and can be erased"
+    pseudonym: bool | None = Field(
+        default=None,
+        description="of a new user: a person, whose name stays with the keys and can be erased; null: as the instance does it",
     )
     public_key: str = Field(
         default="",

@@ -9,6 +9,7 @@ from libs.cli import units
 from libs.cli.get import DEVICES as DEVICE_COLUMNS
 from libs.cli.options import JobArgument, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
+from libs.cli.people import Names, names_of, shown
 from libs.cli.session import run, whole_id
 from libs.client import Baton, NotFound
 from schemas.queries import AttemptDocument, DeviceView, JobDocument, NodeView
@@ -35,28 +36,29 @@ _ATTEMPTS = [
 def job(job: JobArgument, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """A job: what was asked for, where it stands, every attempt."""
 
-    async def ask(baton: Baton) -> JobDocument:
-        return await baton.get(await whole_id(baton, job))
+    async def ask(baton: Baton) -> tuple[JobDocument, Names]:
+        found = await baton.get(await whole_id(baton, job))
+        return found, await names_of(baton, [(found.team, found.user)]) if output in (Format.TABLE, Format.WIDE) else {}
 
-    found = run(ask, team, url)
+    found, names = run(ask, team, url)
     if output in (Format.JSON, Format.YAML):
         document(found, output)
     elif output is Format.NAME:
         say(found.job_id)
     else:
-        fields(_job_fields(found))
+        fields(_job_fields(found, shown(names, found.team, found.user)))
         if found.attempts:
             say("")
             show(found.attempts, _ATTEMPTS)
 
 
-def _job_fields(job: JobDocument) -> Iterable[tuple[str, object]]:
+def _job_fields(job: JobDocument, user: str) -> Iterable[tuple[str, object]]:
     spec, attempts = job.spec, job.attempts
     last: AttemptDocument | None = attempts[-1] if attempts else None
     yield "job", job.job_id
     yield "name", job.name
     yield "team", job.team
-    yield "user", job.user
+    yield "user", user
     yield "pool", job.pool
     yield "key", job.client_key
     yield "class", f"{job.priority_class} (priority {job.priority})"

@@ -10,6 +10,7 @@ from libs.cli import units
 from libs.cli.exits import UsageFault
 from libs.cli.options import Limit, NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
+from libs.cli.people import Names, names_of, shown
 from libs.cli.session import run, short, whole_id
 from libs.client import Baton
 from schemas.billing import TeamUsage
@@ -19,13 +20,13 @@ from schemas.queries import JobDocument
 app = typer.Typer(help="List jobs, nodes, devices, queues or quotas.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def _job_columns() -> list[Column]:
+def _job_columns(names: Names) -> list[Column]:
     people = sys.stdout.isatty()
     return [
         Column("JOB", lambda j: short(j.job_id) if people else j.job_id),
         Column("NAME", lambda j: j.name),
         Column("TEAM", lambda j: j.team),
-        Column("USER", lambda j: j.user, wide=True),
+        Column("USER", lambda j: shown(names, j.team, j.user), wide=True),
         Column("POOL", lambda j: j.pool, wide=True),
         Column("CLASS", lambda j: j.priority_class),
         Column("STATE", lambda j: j.state.value),
@@ -69,7 +70,11 @@ def jobs(
     """Jobs, newest first."""
     states = [_state(text) for part in state or [] for text in part.split(",")]
 
-    async def ask(baton: Baton) -> Sequence[JobDocument]:
+    async def ask(baton: Baton) -> tuple[Sequence[JobDocument], Names]:
+        found = await chosen(baton)
+        return found, await names_of(baton, ((j.team, j.user) for j in found)) if output is Format.WIDE else {}
+
+    async def chosen(baton: Baton) -> Sequence[JobDocument]:
         if ids:
             return [await baton.get(await whole_id(baton, text)) for text in ids]
         found: list[JobDocument] = []
@@ -83,7 +88,8 @@ def jobs(
         hint(f"the newest {limit} are shown; use --limit for more")
         return found
 
-    show(run(ask, team, url), _job_columns(), output, name=lambda j: j.job_id, header=not no_header)
+    found, names = run(ask, team, url)
+    show(found, _job_columns(names), output, name=lambda j: j.job_id, header=not no_header)
 
 
 def _state(text: str) -> JobState:

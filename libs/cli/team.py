@@ -31,11 +31,12 @@ Folder = Annotated[
 ]
 
 Pseudonym = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--pseudonym",
+        "--pseudonym/--plain",
         envvar="BATON_PSEUDONYMS",
-        help="The name stays beside the keys and can be erased; all else has another.",
+        help="The name stays beside the keys and can be erased, all else has another; or is told to all. By default the first.",
+        show_default=False,
     ),
 ]
 Write = Annotated[
@@ -74,7 +75,7 @@ def add(
     reason: MayReason = "",
     *,
     admin: Annotated[bool, typer.Option("--admin", help="A user who manages the users of its own team.")] = False,
-    pseudonym: Pseudonym = False,
+    pseudonym: Pseudonym = None,
     write: Write = None,
     folder: Folder = None,
     url: Url = None,
@@ -85,7 +86,7 @@ def add(
     if not admin and team_admin.asks(folder):
         return say(str(team_admin.credential("add", name, write, url, pseudonym=pseudonym)))
     ring = _ring(folder)
-    name = _new_person(ring, name) if pseudonym else _person(ring, name)
+    name = _new_person(ring, name, pseudonym)
     with acting("team.add", name, reason, folder=ring.folder, url=url):
         path = _checked(ring, name, admin)
         if not path.is_file():
@@ -223,9 +224,14 @@ def _checked(ring: Keyring, name: str, admin: bool) -> Path:
         raise UsageFault(str(e)) from None
 
 
-def _new_person(ring: Keyring, name: str) -> str:
-    """The pseudonym of a person of a team, drawn when there is none."""
+def _new_person(ring: Keyring, name: str, asked: bool | None) -> str:
+    """The pseudonym of a person of a team, drawn when there is none; or the name, of a team, of a user who has a credential by
+    that name, or if a plain one is wanted."""
     team, dot, user = name.partition(".")
+    if (dot and team in ring.teams and name in ring.users(team)) or not People(ring.folder).wanted(asked):
+        return _person(ring, name)
+    if not dot and not asked:
+        return name
     if not dot:
         raise UsageFault(f"{name!r} is a whole team: a pseudonym is one person's, TEAM.NAME")
     try:

@@ -30,7 +30,7 @@ def asks(folder: Path | None) -> bool:
     return not Keyring(folder or state_dir()).exists and bool(os.environ.get("BATON_NATS_CREDS"))
 
 
-def credential(what: str, name: str, write: Path | None, url: str | None, *, pseudonym: bool = False) -> Path:
+def credential(what: str, name: str, write: Path | None, url: str | None, *, pseudonym: bool | None = None) -> Path:
     """Asks for the user `<team>.<user>`; its key is made here, and nobody else is told the secret half. Where it is written."""
     path = write or Path(f"{name}.creds")
     if what == "add" and path.exists():
@@ -42,7 +42,9 @@ def credential(what: str, name: str, write: Path | None, url: str | None, *, pse
     return path
 
 
-def manage(what: str, name: str, url: str | None, public_key: str = "", *, pseudonym: bool = False) -> TeamManaged:
+def manage(
+    what: str, name: str, url: str | None, public_key: str = "", *, pseudonym: bool | None = None
+) -> TeamManaged:
     """Asks the holder of the keys. Raises ClientError: Invalid with the reason when it is refused."""
     team, dot, user = name.partition(".")
     if name and not dot:

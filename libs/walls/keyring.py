@@ -27,6 +27,7 @@ from libs.embedded.servers import Trust
 from libs.walls import accounts, claims
 from libs.walls.accounts import ADMIN, CORE, LOGS, NODE, POOL_LOGS, SERVICES, SYSTEM, TEAM, USER
 from libs.walls.claims import KeyKind, KeyPair
+from libs.walls.people import People
 from schemas.ids import team_uid
 from schemas.subjects import OPERATOR, token
 
@@ -366,6 +367,8 @@ class Keyring:
             keys = self.keys() if self.exists else _new_keys()
             before = keys.model_dump() if self.exists else None
             yield keys
+            if before is None:
+                People(self.folder).begin()
             if (after := keys.model_dump()) != before:
                 write_private(self._file, json.dumps(after, indent=1) + "\n")
 

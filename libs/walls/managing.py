@@ -150,7 +150,8 @@ class TeamAdmins:
         return done
 
     def _pseudonym(self, team: str, asked: ManageTeam) -> str:
-        if asked.pseudonym and asked.what == "add":
+        new = asked.what == "add" and f"{team}.{asked.user}" not in self._keyring.users(team)
+        if new and self._people.wanted(asked.pseudonym):
             return self._people.pseudonym(team, asked.user)
         return self._people.known(team, asked.user)
 

@@ -4,7 +4,7 @@ A ledger only grows, and archives, backups of it and bills are made of it. So a 
 person's credential carries a pseudonym (`vision.u-7f3a9c01d2e4`), drawn at random, and with it every subject, record, document,
 event and bill. Only `people.json`, beside the keys, says whose it is:
 
-    {"version": 1, "teams": {"vision": {"u-7f3a9c01d2e4": "ana"}}}
+    {"version": 1, "by_default": true, "teams": {"vision": {"u-7f3a9c01d2e4": "ana"}}}
 
 Erasing deletes the line. What the pseudonym did stays and adds up; nobody can say any more who that was. A person who comes
 back gets another one.
@@ -12,6 +12,7 @@ back gets another one.
 
 import fcntl
 import json
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,12 +28,19 @@ MOST_PEOPLE, MOST_NAME = 10_000, 256
 """Of one team, and characters of a name."""
 
 
+def is_pseudonym(user: str) -> bool:
+    """Whether a user's token has the form of a pseudonym."""
+    return re.fullmatch(rf"{_PREFIX}[0-9a-f]{{{2 * _RANDOM_BYTES}}}", user) is not None
+
+
 class NoSuchPerson(LookupError):
     """Nobody of that name has a pseudonym; the text says which team was looked at."""
 
 
 class _Mapping(BaseModel):
     version: int = 1
+    by_default: bool = False
+    """New people get a pseudonym unless a plain name is asked for: so in every instance that was begun with this version."""
     teams: dict[str, dict[str, str]] = {}
 
 
@@ -41,6 +49,15 @@ class People:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._file = folder, folder / PEOPLE_FILE
+
+    def begin(self) -> None:
+        """Of an instance that has nobody yet: from here on new people get pseudonyms."""
+        with self._changing() as mapping:
+            mapping.by_default = True
+
+    def wanted(self, asked: bool | None) -> bool:
+        """Whether a new person gets a pseudonym; `asked`: what was said of it, None: nothing."""
+        return self._read().by_default if asked is None else asked
 
     def pseudonym(self, team: str, name: str) -> str:
         """Of a person of `team`; drawn when there is none yet. Raises ValueError for a name that is empty or too long, or when

@@ -69,7 +69,7 @@ def a_key() -> KeyPair:
 
 async def manage(nats: Client, asker: str, what: str, user: str = "", key: str = "") -> TeamManaged:
     team, _, name = asker.partition(".")
-    asked = ManageTeam(what=what, user=user, public_key=key)  # type: ignore[arg-type]
+    asked = ManageTeam(what=what, user=user, public_key=key, pseudonym=False)  # type: ignore[arg-type]
     answer: TeamManaged = await ask(nats, MANAGE, asked, team=team, user=name)
     return answer
 
@@ -196,7 +196,7 @@ async def test_the_command_of_an_admin_needs_no_keys(house: House, tmp_path: Pat
         return await baton("team", *words, BATON_NATS_URL=house.url, **env)
 
     path = tmp_path / "ida.creds"
-    added = await admin("add", "blue.ida", "--write", str(path))
+    added = await admin("add", "blue.ida", "--plain", "--write", str(path))
     assert (added.code, added.out) == (0, f"{path}\n"), added.err
     assert path.stat().st_mode & 0o077 == 0
     await close(await house.of(path, "blue.ida"))

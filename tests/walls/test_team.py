@@ -74,7 +74,7 @@ async def test_a_team_comes_changes_its_credential_and_goes(cluster: LocalStack)
 
 async def test_a_user_goes_and_the_others_of_the_team_stay(cluster: LocalStack) -> None:
     for name in ("red.ana", "red.ben"):
-        assert (await team(cluster, "add", name)).code == 0
+        assert (await team(cluster, "add", name, "--plain")).code == 0
     stolen = cluster.state_dir / "stolen.creds"
     stolen.write_text((cluster.keyring.creds / "red.ana.creds").read_text())
     ana, ben = [

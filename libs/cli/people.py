@@ -1,0 +1,50 @@
+"""Who a pseudonym is, for who may know: whoever has the keys here, an admin of the team, and each user of itself.
+
+Asked only when there is a pseudonym to be shown. Whoever may not know sees the pseudonym, and so do all once it was erased.
+"""
+
+from collections.abc import Iterable
+
+from libs.client import Baton
+from libs.client.asking import ask
+from libs.client.errors import ClientError
+from libs.client.where import state_dir
+from libs.walls.keyring import Keyring
+from libs.walls.people import People, is_pseudonym
+from schemas.queries import ManageTeam, TeamManaged
+from schemas.subjects import OPERATOR
+
+Names = dict[tuple[str, str], str]
+"""Team and user -> what is shown of the user, where that is another text."""
+
+_ASK_S = 3.0
+
+
+async def names_of(baton: Baton, users: Iterable[tuple[str, str]]) -> Names:
+    """What is shown of these users, as `name (pseudonym)`. `users`: team and user of each."""
+    wanted = {(team, user) for team, user in users if is_pseudonym(user)}
+    if not wanted:
+        return {}
+    place = baton.place
+    found: Names = {(place.team, place.user): "you"}
+    ring = Keyring(state_dir())
+    if ring.exists:
+        for team in {team for team, _ in wanted}:
+            found |= {(team, user): name for user, name in People(ring.folder).of(team).items()}
+    elif place.team != OPERATOR:
+        found |= await _by_admin(baton)
+    return {one: f"{found[one]} ({one[1]})" for one in wanted if one in found}
+
+
+async def _by_admin(baton: Baton) -> Names:
+    """Of the own team's users, if we manage them; else nobody."""
+    try:
+        told: TeamManaged = await ask(baton.nats, "team.manage", baton.place, ManageTeam(what="list"), timeout_s=_ASK_S)
+    except ClientError:
+        return {}
+    return {(told.team, user.name.partition(".")[2]): user.person for user in told.users if user.person}
+
+
+def shown(names: Names, team: str, user: str) -> str:
+    """What people are shown of a user."""
+    return names.get((team, user), user)
