@@ -13,7 +13,7 @@ def told(*attempts: AttemptDocument, preemptions: int = 0) -> dict[str, Any]:
         state=JobState.QUEUED, devices=1, submitted_us=0, queued_us=0, spec=JobSpec(name="train", command=("true",)),
         attempts=attempts, preemptions=preemptions, seq=1,
     )  # fmt: skip
-    return dict(_job_fields(document))
+    return dict(_job_fields(document, ""))
 
 
 def attempt(number: int, cost_device_s: float | None = None) -> AttemptDocument:
