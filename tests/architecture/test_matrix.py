@@ -1,4 +1,4 @@
-"""The fault matrix names tests that exist, every row has one or says why not, and docs/reliability.md shows it."""
+"""Fault matrix and findings name tests that exist; each row of the matrix has one or says why not; the page shows both."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from libs.simulation.dst.faults import DRAWS
 from tests.faults.chaos.faults import FAULTS
 from tests.faults.matrix import PAGE, ROWS, page
+from tests.simulation.issue_findings import FINDINGS
 
 TESTS = Path(__file__).parents[1]
 
@@ -23,6 +24,11 @@ def test_the_tests_that_are_named_exist() -> None:
 def test_the_page_shows_the_matrix() -> None:
     text = PAGE.read_text()
     assert page(text) == text, "run python -m tests.faults.matrix"
+
+
+def test_each_finding_has_tests_that_exist() -> None:
+    assert list(FINDINGS) == list(range(1, 18))
+    assert [n for n, one in FINDINGS.items() if not one.tests or not all(map(_exists, one.tests))] == []
 
 
 def _exists(name: str) -> bool:

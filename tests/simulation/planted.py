@@ -85,11 +85,11 @@ def table(found: dict[str, Any]) -> str:
 
 def findings_table(found: dict[str, Any]) -> str:
     """Of the findings, and of the planted bugs that bring them back."""
-    rows = ["| finding | planted bugs, each with the seed that finds it | besides |", "|---|---|---|"]
+    rows = ["| finding | planted bugs, each with the seed that finds it | tests |", "|---|---|---|"]
     for number, finding in FINDINGS.items():
         names = [name for name, one in BUGS.items() if number in one.findings and not one.harmless]
         seeds = ", ".join(f"`{name}` {found.get(name, {}).get('seed')}" for name in names)
-        rows.append(f"| {number}. {finding.what} | {seeds} | {finding.besides} |")
+        rows.append(f"| {number}. {finding.what} | {seeds} | {finding.shown()} |")
     return "\n".join(rows)
 
 
