@@ -14,7 +14,6 @@ message that was changed, which the chain does not cover. A name that ends in `.
 """
 
 import base64
-import binascii
 import gzip
 import hashlib
 import json
@@ -27,14 +26,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self, cast
 
+from pydantic import TypeAdapter, ValidationError
+
 from libs.ledger.chain import GENESIS, Head, next_head
 from libs.ledger.tail import Stored
+from schemas.base import Name
 
 FORMAT: Final = 1
 _LONGEST_LINE = 16 * 1024 * 1024
 """A payload of 1 MiB takes at most six times as much when each of its characters must be escaped."""
 _PUBLISHING = frozenset({"nats-msg-id", "nats-expected-last-sequence"})
 """Headers that only say how a record was published. They are not written: the first is the payload's hash."""
+_POOL: TypeAdapter[str] = TypeAdapter(Name)
 
 
 class BadLedgerFile(ValueError):
@@ -158,7 +161,7 @@ class LedgerFile:
             if first.get("baton_ledger") != FORMAT:
                 raise self._bad(f"is no ledger file of format {FORMAT}: `baton ledger export` writes them")
             self.start = FileStart(
-                self._text(first, "pool"),
+                self._pool(first),
                 self._count(first, "first_seq"),
                 Head(self._count(first, "head_seq"), self._text(first, "head_hash")),
             )
@@ -178,9 +181,7 @@ class LedgerFile:
                 seq += 1
                 if self._count(line, "seq") != seq:
                     raise self._bad(f"is message {line['seq']}, and {seq} is missing")
-                stored = Stored(
-                    seq, "", dict(line.get("headers") or {}), self._payload(line), self._count(line, "time_us")
-                )
+                stored = Stored(seq, "", self._headers(line), self._payload(line), self._count(line, "time_us"))
                 self.head = next_head(self.head, self.start.pool, seq, stored.payload)
                 yield stored
 
@@ -218,14 +219,28 @@ class LedgerFile:
 
     def _payload(self, line: dict[str, Any]) -> bytes:
         if "payload_base64" in line:
+            text = self._text(line, "payload_base64")
             try:
-                return base64.b64decode(self._text(line, "payload_base64"), validate=True)
-            except binascii.Error as error:
+                return base64.b64decode(text, validate=True)
+            except ValueError as error:  # also what is not even ASCII
                 raise self._bad(f"has a payload_base64 that is none ({error})") from error
         try:
             return self._text(line, "payload").encode()
         except UnicodeEncodeError as error:
             raise self._bad(f"has a payload that is no text ({error.reason})") from error
+
+    def _headers(self, line: dict[str, Any]) -> dict[str, str]:
+        value = line.get("headers", {})
+        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+            raise self._bad("has headers that are no object of texts")
+        return value
+
+    def _pool(self, line: dict[str, Any]) -> str:
+        value = self._text(line, "pool")
+        try:
+            return _POOL.validate_python(value)
+        except ValidationError:
+            raise self._bad(f"names the pool {value!r}, which is no pool's name") from None
 
     def _text(self, line: dict[str, Any], name: str) -> str:
         value = line.get(name)

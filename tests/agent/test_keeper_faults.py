@@ -195,6 +195,12 @@ def test_a_keeper_starts_on_a_full_disk_and_is_found_although_it_could_not_write
         assert find.running(folder) is None
 
 
+def test_a_keeper_that_cannot_have_a_file_for_its_words_is_started_all_the_same(tmp_path):
+    """A file system may have room for bytes and none for another file."""
+    with find._open_for_words(tmp_path / "no folder" / "keeper.log") as words:
+        words.write(b"lost")
+
+
 @pytest.mark.skipif(bool(disks.why_not()), reason=disks.why_not())
 async def test_an_agent_that_comes_back_to_a_full_disk_costs_no_attempt(make_node, world, tmp_path):
     with disks.small(tmp_path / "agent", 4) as folder:

@@ -15,7 +15,12 @@ class Finding:
 
     def shown(self) -> str:
         """The cell of the table."""
-        return "<br>".join([*([self.besides] if self.besides else []), *(f"`{test}`" for test in self.tests)])
+        return "<br>".join([*([self.besides] if self.besides else []), *map(_place, self.tests)])
+
+
+def _place(test: str) -> str:
+    file, _, name = test.partition("::")
+    return f"`tests/{file}.py::{name}`"
 
 
 FINDINGS: dict[int, Finding] = {
