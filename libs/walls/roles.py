@@ -11,6 +11,7 @@ was taken over can still have what it may read delivered to any subject of the c
 takes them for a service's: a record must follow on the one before, and what is stored twice has the first one's message id.
 """
 
+from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -59,12 +60,22 @@ _READERS: Final[Mapping[str, tuple[str, ...]]] = {
     "placement": ("placement", "projection"),
     "history": ("history-feed", "history-documents", "history-proofs"),
 }
-"""As which readers of the ledger a service declares itself: by default its own name."""
+"""As which readers of the ledger a service declares itself, and calls its snapshots: by default its own name."""
+
+
+def _readers(service: str) -> tuple[str, ...]:
+    return _READERS.get(service, (service,))
+
+
+def _snapshots(service: str, pools: Sequence[str]) -> list[str]:
+    """Where the bucket keeps which snapshots a service has. A name is one token there, so there is no wildcard for it."""
+    slots = [f"{pool}/{name}/{slot}" for pool in pools for name in _readers(service) for slot in ("a", "b")]
+    return [f"$O.{SNAPSHOTS_BUCKET}.M.{urlsafe_b64encode(slot.encode()).decode()}" for slot in slots]
 
 
 def _own_entries(service: str) -> list[str]:
     """What a service writes into the buckets of cursors and readers: what bears its name."""
-    readers = _READERS.get(service, (service,))
+    readers = _readers(service)
     return [f"$KV.{CURSORS_BUCKET}.{service}.>", *(f"$KV.{READERS_BUCKET}.*.{name}.>" for name in readers)]
 
 
@@ -140,7 +151,7 @@ def service_may(service: str) -> list[str]:
 
 
 def service_may_not(service: str, pools: Sequence[str] = ()) -> list[str]:
-    """What is taken from the wildcards of `service_may`. `pools`: those whose inboxes are known by name."""
+    """What is taken from the wildcards of `service_may`. `pools`: those whose inboxes and snapshots are known by name."""
     consumes = _CONSUMES.get(service, ())
     inboxes = [] if _INBOXES in consumes else [subjects.inbox_stream(pool) for pool in pools]
     closed = [stream for stream in (*_STREAMS, *inboxes) if stream not in consumes]
@@ -153,6 +164,7 @@ def service_may_not(service: str, pools: Sequence[str] = ()) -> list[str]:
             never += ["$JS.API.CONSUMER." + verb.format(stream) for verb in making]
             if stream not in _DURABLE.get(service, ()):
                 never += [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"]
+    never += [entry for other in SERVICES if other != service for entry in _snapshots(other, pools)]
     if service in _DURABLE:
         never += [f"$JS.API.CONSUMER.MSG.NEXT.{REQUESTS}.admission", f"$JS.ACK.{REQUESTS}.admission.>"]
     if service == "placement":

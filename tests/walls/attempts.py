@@ -105,7 +105,7 @@ ATTEMPTS = (
             f"{_ROLES}::test_a_service_is_refused_what_is_anothers", "MAY_NOT"),
     Attempt(0, _SERVICE, "to hear others' questions and answers", "the same",
             f"{_ROLES}::test_a_service_hears_only_what_it_answers"),
-    Attempt(0, _SERVICE, "to move another's cursor, take its role, declare itself as another reader", "keys bear the name",
+    Attempt(0, _SERVICE, "to write another's cursor, role, declaration or snapshot", "keys bear the name",
             f"{_ROLES}::test_a_service_reads_only_its_streams", "$KV.baton-cursors"),
     Attempt(0, _SERVICE, "to read, purge or delete others' streams", "the same",
             f"{_ROLES}::test_a_service_reads_only_its_streams", "STREAM.PURGE.DEAD"),

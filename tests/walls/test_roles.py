@@ -1,5 +1,6 @@
 """Each service speaks for itself: what its role lets it say, and that this is all it needs."""
 
+import base64
 from collections.abc import Iterator
 
 import nats
@@ -92,6 +93,12 @@ class Speaker:
         return [text for text in self.refused if "permissions violation" in text]
 
 
+def snapshot(service: str, slot: str = "a") -> str:
+    """Where the store says which snapshot of its state of the pool `main` a service has."""
+    reader = {"history": "history-feed"}.get(service, service)
+    return f"$O.baton-snapshots.M.{base64.urlsafe_b64encode(f'main/{reader}/{slot}'.encode()).decode()}"
+
+
 FOREIGN = {
     service: [
         message
@@ -174,9 +181,22 @@ async def test_a_service_reads_only_its_streams(bus: tuple[str, Keyring], servic
     tried += [f"$KV.baton-cursors.{other}.x" for other in others] + ["$KV.baton-cursors.x"]
     tried += ["$KV.baton-readers.main.older.h-1-x", *(f"$KV.baton-readers.main.{other}.h-1-x" for other in others)]
     tried += ["$KV.baton-cursors.ledger-format.main"] if service != "placement" else []
+    tried += [snapshot(other) for other in others]
     tried = sorted(set(tried))
     for subject in tried:
         await speaker.nats.publish(subject, b"{}")
     refused = await speaker.refusals(len(tried))
     assert len(refused) == len(tried), [s for s in tried if not any(f'"{s.lower()}"' in text for text in refused)]
+    await speaker.nats.close()
+
+
+@pytest.mark.parametrize("service", ["placement", "history", "queries"])
+async def test_a_service_keeps_its_own_snapshots(bus: tuple[str, Keyring], service: str) -> None:
+    """By the store's own client, and it finds them again; nobody else can put another in their place."""
+    speaker = await Speaker.of(bus, service)
+    store = await speaker.nats.jetstream().object_store("baton-snapshots")
+    reader = "history-feed" if service == "history" else service
+    await store.put(f"main/{reader}/a", b"a state")
+    assert (await store.get(f"main/{reader}/a")).data == b"a state"
+    assert speaker.refused == []
     await speaker.nats.close()
