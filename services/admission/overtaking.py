@@ -245,10 +245,8 @@ class Overtaking:
                 users[team] += 1
         if self._senders > _SENDERS and now - self._warned_s >= _WARN_S:
             self._warned_s = now
-            ((team, some),) = users.most_common(1)
-            log.warning(
-                "team %s has requests of %d users in the stream, so they are hardly bounded: %s", team, some, _FIX
-            )
+            for team, some in users.most_common(1):
+                log.warning("team %s has requests of %d users in the stream, so hardly bounded: %s", team, some, _FIX)
         changed = {team for team, count in counts.items() if self._counts.get(team) != count}
         for team in changed & self.lanes.keys():
             self.lanes[team].heard_s = now
