@@ -14,6 +14,7 @@ import pytest
 
 from libs.bus.connect import Address, BusUnavailable, close, connect
 from libs.bus.streams import provision
+from libs.bus.table import WAITING_OF_A_SENDER
 from libs.embedded import NatsOptions, ServerOptions, Servers
 from libs.walls.keyring import Keyring
 from libs.walls.resolver import tell
@@ -130,4 +131,30 @@ async def test_who_was_revoked_while_a_server_was_away_stays_out_there(
     began = time.monotonic()
     await measured("refused at the server that came back", lambda: refused(Address(urls[gone], stolen)), began)
     assert await let_in(Address(urls[gone], ring.team("green")))
+    await close(core)
+
+
+async def test_what_waits_of_a_user_is_bounded_in_a_cluster_too(cluster: tuple[Servers, Keyring]) -> None:
+    """A crowd that waits for no answer: each server counts for itself what it stores, and all count the same."""
+    servers, ring = cluster
+    core = await connect(Address(servers.nats_url, ring.service()), name="core")
+    js = core.jetstream(timeout=10)
+    loud = subjects.submit("blue", "ana")
+    for _ in range(WAITING_OF_A_SENDER + 500):
+        await core.publish(loud, b"{}")
+    await core.flush()
+
+    async def other() -> bool:
+        try:
+            return (await js.publish(subjects.submit("green", "ben"), b"{}")).seq > WAITING_OF_A_SENDER
+        except (nats.errors.Error, TimeoutError):  # a leader is being elected
+            return False
+
+    async def agreed() -> bool:
+        info = await js.stream_info(subjects.REQUESTS, subjects_filter=loud)
+        replicas = info.cluster.replicas if info.cluster is not None else None
+        return info.state.subjects == {loud: WAITING_OF_A_SENDER} and all(one.current for one in replicas or ())
+
+    await until(other)
+    await until(agreed)
     await close(core)
