@@ -11,7 +11,7 @@ digests, and fetched once (`NodeSpecsQuery`). `DesiredState`, everything with ev
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName
 from schemas.clock import BootReading
@@ -217,6 +217,15 @@ class DeviceSample(Fact):
     throttled: bool = False
 
 
+class NodeWalls(Fact):
+    """What keeps jobs apart on a node, as its agent found it at its start."""
+
+    tier: str = Field(pattern=r"^[a-z]{1,16}$", description="full, namespaces or none (docs/jobs-walls.md)")
+    lacks: tuple[Annotated[str, StringConstraints(max_length=512)], ...] = Field(
+        default=(), max_length=16, description="what is missing there, and why, in words"
+    )
+
+
 class NodeSampled(Fact):
     """Readings of a node's devices, every 15 s. Sent by the agent (stream TELEMETRY: on disk, drops the oldest)."""
 
@@ -224,3 +233,6 @@ class NodeSampled(Fact):
     incarnation: int = Field(ge=1)
     at_us: Micros = Field(description="the node's own clock: for display only")
     devices: tuple[DeviceSample, ...] = Field(max_length=4096)
+    walls: NodeWalls | None = Field(
+        default=None, description="around its jobs; none: no processes run there, or not told"
+    )

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
 from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason
+from schemas.nodes import NodeWalls
 from schemas.resources import Span
 
 
@@ -393,6 +394,10 @@ class NodeView(Fact):
     memory_mib: int = 0
     labels: dict[str, str] = Field(default_factory=dict)
     simulated: bool = False
+    walls: NodeWalls | None = Field(
+        default=None,
+        description="what keeps jobs apart there; none: no processes run there, or its agent has not told yet",
+    )
 
 
 class NodeList(Fact):

@@ -134,6 +134,8 @@ def node(
             ("labels", [f"{k}={v}" for k, v in sorted(view.labels.items())]),
             ("incarnation", view.incarnation),
             ("simulated", "yes" if view.simulated else ""),
+            ("walls", "" if view.walls is None else view.walls.tier),
+            ("walls lack", [] if view.walls is None else list(view.walls.lacks)),
         ]
     )
     say("")

@@ -108,6 +108,7 @@ _NODES = [
     Column("UTIL%", lambda n: None if n.utilization_pct is None else round(n.utilization_pct), right=True),
     Column("PLACE", lambda n: f"{n.zone}/{n.spine}/{n.leaf}"),
     Column("HEARTBEAT", lambda n: None if n.heartbeat_age_s is None else units.duration(n.heartbeat_age_s)),
+    Column("WALLS", lambda n: "" if n.walls is None else n.walls.tier),
     Column("SIMULATED", lambda n: "yes" if n.simulated else "no", wide=True),
     Column("CPUS", lambda n: n.cpus, wide=True, right=True),
     Column("MEMORY", lambda n: units.gib(n.memory_mib), wide=True, right=True),

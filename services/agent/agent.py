@@ -254,7 +254,13 @@ class Agent:
         samples = node.layer.sample(busy) if simulated else await asyncio.to_thread(node.layer.sample, busy)
         at_us = clock.wall_us()
         message = outgoing(
-            NodeSampled(node=node.name, incarnation=node.incarnation, at_us=at_us, devices=samples),
+            NodeSampled(
+                node=node.name,
+                incarnation=node.incarnation,
+                at_us=at_us,
+                devices=samples,
+                walls=self.launcher.walls.found(),
+            ),
             subject=subjects.sample(self._pool, node.name),
             type=_SAMPLE.type,
             source=self._source,

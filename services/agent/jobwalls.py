@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.ids import FIRST_TEAM_UID, team_uid
+from schemas.nodes import NodeWalls
 from services.agent import view as views
 from services.agent.keeper import callfilter, walls
 from services.agent.keeper.client import KeeperClient
@@ -37,7 +38,16 @@ class JobWalls:
 
     def told(self) -> str:
         """In one line."""
-        return ": ".join(filter(None, (self._keeper.tier, "; ".join(filter(None, (self._keeper.why, *lacks()))))))
+        return ": ".join(filter(None, (self._keeper.tier, "; ".join(self._lacks()))))
+
+    def found(self) -> NodeWalls | None:
+        """What the pool is told; None before the keeper has tried, and where nothing needs one."""
+        if not self._keeper.connected():
+            return None
+        return NodeWalls(tier=self._keeper.tier, lacks=tuple(text[:512] for text in self._lacks()))
+
+    def _lacks(self) -> list[str]:
+        return [text for text in (self._keeper.why, *lacks()) if text]
 
     def not_served(self, team: str, trusted: str) -> str:
         """Why processes of this team are not run here, or ""; of team "" whether any team's are not."""

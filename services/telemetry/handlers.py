@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from libs.bus.queries import NothingFound
 from libs.core.projections.hot_state import Row
-from schemas.nodes import DeviceSample
+from schemas.nodes import DeviceSample, NodeWalls
 from schemas.queries import DeviceList, DeviceListQuery, DeviceView, NodeList, NodeListQuery, NodeView
 from schemas.resources import WHOLE_MILLI
 from schemas.subjects import OPERATOR
@@ -29,11 +29,22 @@ def node_list(
     readings: Mapping[str, DeviceSample],
     age: Callable[[str], float | None],
     sight: "Sight",
+    *,
+    walls: Mapping[str, NodeWalls] | None = None,
 ) -> NodeList:
-    """All nodes, by name."""
+    """All nodes, by name. `walls`: what keeps jobs apart, of those that have told."""
+    around = walls or {}
     return NodeList(
         nodes=tuple(
-            _node(name, row, [(d, devices[d]) for d in row["devices"] if d in devices], readings, age(name), sight)
+            _node(
+                name,
+                row,
+                [(d, devices[d]) for d in row["devices"] if d in devices],
+                readings,
+                age(name),
+                sight,
+                walls=around.get(name),
+            )
             for name, row in sorted(nodes.items())
         )
     )
@@ -83,6 +94,8 @@ def _node(
     readings: Mapping[str, DeviceSample],
     age: float | None,
     sight: Sight,
+    *,
+    walls: NodeWalls | None,
 ) -> NodeView:
     samples = [sight.sample(device, readings.get(name)) for name, device in devices]
     seen = [sample.utilization_pct for sample in samples if sample is not None]
@@ -103,6 +116,7 @@ def _node(
         memory_mib=row["memory_mib"],
         labels=row["labels"],
         simulated=row["simulated"],
+        walls=walls,
     )
 
 

@@ -6,7 +6,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from libs.core.projections.hot_state import HotState
-from schemas.nodes import DeviceSample, NodeSampled
+from schemas.nodes import DeviceSample, NodeSampled, NodeWalls
 
 _MAX_NODES = 20_000
 LABELS = ("gpu", "UUID", "device", "modelName", "Hostname", "hostname")
@@ -57,6 +57,10 @@ class Readings:
             if now - at <= self._fresh_s
             for device in sample.devices
         }
+
+    def walls(self) -> dict[str, NodeWalls]:
+        """By node, as it was told last: an agent finds them once, at its start."""
+        return {name: sample.walls for name, (_, sample) in self._nodes.items() if sample.walls is not None}
 
 
 class DeviceCollector(Collector):

@@ -221,6 +221,16 @@ async def test_walls_that_cannot_be_had_end_the_start(start, tmp_path):
     assert "walls 'namespaces' cannot be had here, but 'full'" in (tmp_path / "agent/keeper.log").read_text()
 
 
+async def test_the_pool_is_told_which_walls_there_are_and_what_they_lack(start, world):
+    async with start(walls=walls.NONE) as node:
+        await node.up(of("blue", VICTIM))
+        await node.agent._sample(node.agent.nodes["n0"])
+        await until(lambda: world.samples)
+        told = world.samples[-1].walls
+        assert (told.tier, told.lacks[0]) == (walls.NONE, "none were asked for")
+        assert told == node.agent.launcher.walls.found()
+
+
 @pytest.mark.parametrize("name", ["readable", "writable"])
 def test_a_folder_of_the_agents_cannot_be_shown(tmp_path, name):
     with pytest.raises(Exposed, match="is the agent's own"):

@@ -9,7 +9,7 @@ from libs.ledger.chain import ChainEntry
 from libs.ledger.follower import FollowedEntry
 from schemas import inbox
 from schemas.ledger import LedgerRecord
-from schemas.nodes import DeviceSample, NodeSampled
+from schemas.nodes import DeviceSample, NodeSampled, NodeWalls
 from schemas.queries import DeviceListQuery, NodeListQuery
 from services.telemetry import figures, handlers
 from services.telemetry.figures import PoolFigures
@@ -126,6 +126,18 @@ def test_node_list_joins_rows_readings_and_ages() -> None:
     assert (a.node, a.status, a.devices, a.milli_used, a.milli_total) == ("a", "up", 2, 2000, 2000)
     assert (a.models, a.utilization_pct, a.heartbeat_age_s, a.simulated) == ({"H100": 2}, 50.0, 1.234, True)
     assert (b.status, b.utilization_pct, b.heartbeat_age_s) == ("lost", None, None)
+
+
+def test_the_walls_of_a_node_are_shown_as_its_agent_has_told_them() -> None:
+    hot, readings = folded(World(node("a", 2), node("b", 2))), Readings(60)
+    told = NodeWalls(tier="namespaces", lacks=("the agent is not root",))
+    readings.take(sampled("a", 50).model_copy(update={"walls": told}), 0.0)
+    readings.take(sampled("b", 50), 0.0)
+    args = NodeListQuery(), hot.nodes, hot.devices, readings.fresh(900.0), {}.get, handlers.Sight("blue")
+    a, b = handlers.node_list(*args, walls=readings.walls()).nodes
+    assert (a.walls, b.walls) == (told, None), "also when its last sample is old: an agent finds them once"
+    readings.take(sampled("a", 50, incarnation=2), 1.0)
+    assert readings.walls() == {}, "another agent, that has not told"
 
 
 def test_a_team_sees_its_own_jobs_on_devices_and_no_others() -> None:
