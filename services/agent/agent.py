@@ -277,6 +277,14 @@ class Agent:
             for node in self._living():
                 await self.launcher.look_at_busy(node)
 
+    async def run_limits(self) -> None:
+        """Ends attempts that have taken more of the machine than they may."""
+        while True:
+            await asyncio.sleep(self.settings.limits_s)
+            for node in self.nodes.values():
+                for part in list(node.parts.values()):
+                    await part.look_at_limits()
+
     async def run_prune(self) -> None:
         while True:
             await asyncio.sleep(_PRUNE_S)

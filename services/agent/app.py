@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from services.agent.quarantine import QuarantineFile
 from services.agent.reports import Reports
 from services.agent.secrets import SecretFolders, SecretSource
 from services.agent.settings import AgentSettings
-from services.agent.state import AgentState
+from services.agent.state import AgentState, group_name
 from services.agent.takeover import Predecessor, look, sweep
 from services.agent.timers import Timers
 from services.agent.view import view_of
@@ -125,6 +126,17 @@ async def _adopt(before: Predecessor | None, launcher: Launcher, nodes: Mapping[
     return set(before.lives)
 
 
+def _memory_base(settings: AgentSettings, host: PreparedHost, roots: Sequence[str]) -> Path | None:
+    """Where memory is limited. Groups that an agent and its keeper have left when both were killed are removed."""
+    base = tree.memory_base(host.group_base) if settings.cgroups else None
+    if base is not None:
+        for root in roots:
+            for left in base.glob(f"{group_name(root)}-*"):
+                with suppress(OSError):  # an attempt goes on in it
+                    left.rmdir()
+    return base
+
+
 def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: frozenset[str]) -> Launcher:
     state_dir = settings.state_path()
     workdir = settings.workdir or state_dir / "jobs"
@@ -156,6 +168,8 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         secrets=SecretSource(nats, settings.pool, settings.secrets_wait_s),
         secret_folders=SecretFolders(state_dir, settings.secrets),
         trusted_team=settings.trusted_team,
+        memory_base=_memory_base(settings, host, roots),
+        job_disk=settings.job_disk_mib * _MIB or shutil.disk_usage(workdir).total // 2,
     )
 
 
@@ -193,6 +207,7 @@ def make_app(settings: AgentSettings) -> AsgiFastStream:
                 tasks.start("desired state", agent.run_ask())
                 tasks.start("samples", agent.run_samples())
                 tasks.start("quarantine", agent.run_quarantine())
+                tasks.start("limits", agent.run_limits())
                 tasks.start("prune", agent.run_prune())
                 yield
                 await agent.drain(DRAIN_S)

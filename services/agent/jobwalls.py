@@ -83,9 +83,9 @@ class JobWalls:
         new.write_text(json.dumps(self._teams))
         new.replace(self._file)
 
-    def behind(self, team: str, folders: Sequence[Path], devices: Sequence[str]) -> dict[str, Any] | None:
-        """What the keeper is told of the walls around a job with these folders and device files; the folders are its
-        team's from now on. None without walls. Raises OSError, or NotServed."""
+    def behind(self, team: str, folders: Sequence[Path], devices: Sequence[str], memory: int) -> dict[str, Any] | None:
+        """What the keeper is told of the walls around a job with these folders, device files and bytes of
+        memory; the folders are its team's from now on. None without walls. Raises OSError, or NotServed."""
         if self._keeper.tier == walls.NONE:
             return None
         root = os.geteuid() == 0
@@ -93,7 +93,7 @@ class JobWalls:
         if root:
             for folder in folders:
                 hand_over(folder, uid)
-        return views.spec(self._view, uid, gid, self._view.arguments(folders, devices))
+        return views.spec(self._view, uid, gid, self._view.arguments(folders, devices, memory=memory))
 
 
 def lacks() -> list[str]:

@@ -19,6 +19,7 @@ from services.agent.jobwalls import JobWalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
+from services.agent.limits import AttemptLimits, Watched, memory_of
 from services.agent.logs import LogStore
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
@@ -53,6 +54,10 @@ class Launcher:
     secrets: SecretSource
     secret_folders: SecretFolders
     walls: JobWalls
+    memory_base: Path | None = None
+    """Where cgroups may be made that limit memory, or None: then it is watched."""
+    job_disk: int = 0
+    """Bytes that the folders of one attempt may hold."""
     trusted_team: str = ""
     """The only team that is served where nothing holds the processes of a job together, or keeps teams apart."""
     timed: dict[str, int] = field(default_factory=dict)
@@ -155,6 +160,18 @@ class Launcher:
         root = tree.marker_root(node.name, self.state_dir)
         return None if self.group_base is None else self.group_base / group_name(root) / str(node.incarnation)
 
+    def _limits(self, node: NodeRunner, part: DesiredPart, group: Path | None) -> AttemptLimits:
+        memory_group = ""
+        if self.memory_base is not None:
+            name = f"{part.job_id}.{part.attempt}"
+            if self.memory_base == self.group_base and group is not None:
+                memory_group = str(group / name)
+            else:
+                memory_group = str(
+                    self.memory_base / f"{group_name(tree.marker_root(node.name, self.state_dir))}-{name}"
+                )
+        return AttemptLimits(memory_of(part), self.job_disk, memory_group)
+
     def _launch(self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any] | None) -> AttemptLaunch:
         """Raises BadEnvironment, NoDevices or OSError, before anything is started."""
         attempt = self.logs.begin(part.job_id, part.attempt, part.team)
@@ -190,6 +207,8 @@ class Launcher:
         ]
         group = self._group(node)
         own = [home, saves, attempt / "acknowledge", *([] if secrets is None else [secrets])]
+
+        limits = self._limits(node, part, group)
 
         def set_live(rank: int, live: bool) -> None:
             self.logs.set_live(part.job_id, part.attempt, rank, live)
@@ -227,7 +246,8 @@ class Launcher:
             log_limit=self.log_limit,
             early_s=early_s(part.lease_s, node.lease_s),
             may_run=lambda: node.lease.valid(node.now()),
-            behind=lambda: self.walls.behind(part.team, own, node.layer.files(devices)),
+            behind=lambda: self.walls.behind(part.team, own, node.layer.files(devices), limits.memory),
+            watched=Watched(limits, [home, saves]),
             set_live=set_live,
             not_served=lambda: self.not_served(part.team),
             settle=settle,
@@ -251,6 +271,7 @@ class _Nothing:
     def stop(self) -> None: ...
     def save_early(self) -> None: ...
     def heard(self) -> None: ...
+    async def look_at_limits(self) -> None: ...
     async def kill(self) -> None: ...
     async def leave(self) -> None: ...
 

@@ -16,6 +16,7 @@ from services.agent import failures
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
 from services.agent.keeper.client import KeptAttempt
 from services.agent.keeper.find import NoKeeper
+from services.agent.limits import Watched, mib
 from services.agent.quarantine import GRACE_S, Since
 from services.agent.reconcile import Phase
 from services.agent.secrets import NOTHING, Delivered, NotWanted, SecretMissing, SecretsUnavailable
@@ -73,6 +74,8 @@ class AttemptLaunch:
     adopted: Mapping[str, Any] | None = None
     behind: Callable[[], dict[str, Any] | None] = lambda: None
     """Makes its folders its team's, and describes the walls around it, if there are any. Raises OSError or NotServed."""
+    watched: Watched | None = None
+    """What it may take of the machine, and what it has taken."""
     set_live: Callable[[int, bool], None] = lambda rank, live: None
     not_served: Callable[[], str] = lambda: ""
     """Why this team's processes are not run here, once the keeper has said how it holds them; or ""."""
@@ -111,6 +114,7 @@ class ProcessPart:
     _acknowledged: bool = False
     _ordered: bool = False
     _terminated: bool = False
+    _exceeded: tuple[str, KnownByAgent] | None = None
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -138,6 +142,14 @@ class ProcessPart:
         await self._cancel()
         await self._vanish()
         await self.launch.settle(0.0)
+
+    async def look_at_limits(self) -> None:
+        """An attempt that has taken more than it may is ended at once: it had its chance to stop."""
+        if self.launch.watched is None or self._exceeded is not None or not self._alive():
+            return
+        self._exceeded = await self.launch.watched.exceeded(self.launch.kept.shim)
+        if self._exceeded is not None:
+            self._wake.set()
 
     def heard(self) -> None:
         """Its end is known: the keeper need not tell it again."""
@@ -177,6 +189,9 @@ class ProcessPart:
         self.report(Started(job_id=self.part.job_id, attempt=self.part.attempt))
         acknowledgements = self._acknowledgements()
         await self._watch(acknowledgements)
+        if self._exceeded is not None and self._alive():
+            await self._end_for(*self._exceeded)
+            return
         self._ordered = self.phase is not Phase.RUNNING and (bool(self._alive()) or self.launch.adopted is not None)
         if self.phase is Phase.SAVING and self._alive():
             await self._save(acknowledgements)
@@ -187,6 +202,12 @@ class ProcessPart:
         await self._vanish()
         await self.launch.settle(GRACE_S)
         await self._release()
+
+    async def _end_for(self, reason: str, category: KnownByAgent) -> None:
+        await self._vanish()
+        await self.launch.settle(GRACE_S)
+        self.phase = Phase.ENDED
+        self._report_released(128 + signal.SIGKILL, reason, True, category)
 
     def _acknowledgements(self) -> list[Acknowledgement]:
         """One for each rank. After an adoption, those that were there when the job was asked to save are not new."""
@@ -223,6 +244,7 @@ class ProcessPart:
             "command": list(self.part.spec.command),  # an argv list, never a shell
             "workdir": str(launch.workdir),
             "group": str(launch.group or ""),
+            "memory": None if launch.watched is None else launch.watched.limits.told(),
             "log_limit": launch.log_limit,
             "remove": str(launch.secrets_folder or ""),
             "walls": launch.behind(),
@@ -262,7 +284,7 @@ class ProcessPart:
         poll_s = POLL_S if self.part.spec.checkpoint else None
         deadline: float | None = None
         loop = asyncio.get_running_loop()
-        while self._alive() and self.phase is Phase.RUNNING:
+        while self._alive() and self.phase is Phase.RUNNING and self._exceeded is None:
             if self._failed and deadline is None:
                 deadline = loop.time() + AFTER_FAILURE_S
             if deadline is not None and loop.time() >= deadline:
@@ -342,6 +364,8 @@ class ProcessPart:
         finished = not self._failed and not self._acknowledged and not self._terminated
         own_exit = not self._ordered or finished
         category = await asyncio.to_thread(self._why_failed) if self._failed and own_exit else None
+        if self._failed and self.launch.kept.oom_kills and self.launch.watched is not None:
+            self._reason += f": the kernel ended it, its memory is limited to {mib(self.launch.watched.limits.memory)}"
         self.phase = Phase.ENDED
         self._report_released(self._failed, self._reason, own_exit, category)
 

@@ -149,6 +149,14 @@ class AgentSettings(ServiceSettings):
         le=4_000_000,
         description="processes and threads that a team's jobs may have here, with walls",
     )
+    job_disk_mib: int = Field(
+        default=0,
+        ge=0,
+        description="what the folders of one attempt on this machine may hold, checkpoints included, MiB; 0: half of the disk",
+    )
+    limits_s: float = Field(
+        default=2.0, gt=0, le=3600, description="how often what an attempt takes of memory and disk is looked at, s"
+    )
     cgroups: bool = Field(default=True, description="put jobs into cgroups of their own where that is possible")
 
     @property

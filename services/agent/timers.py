@@ -96,6 +96,9 @@ class TimerPart:
     def save_early(self) -> None:
         """The lease is in danger: nothing is at stake that a report could still save."""
 
+    async def look_at_limits(self) -> None:
+        """It takes nothing."""
+
     def heard(self) -> None:
         """Nothing remembers its end but the node."""
 

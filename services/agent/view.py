@@ -40,11 +40,17 @@ class JobView:
     scratch_mib: int
     processes: int
 
-    def arguments(self, writable: Sequence[Path] = (), devices: Sequence[str] = (), network: bool = True) -> list[str]:
-        """bubblewrap's, for a job that has these folders and device files."""
+    def arguments(
+        self,
+        writable: Sequence[Path] = (),
+        devices: Sequence[str] = (),
+        network: bool = True,
+        memory: int | None = None,
+    ) -> list[str]:
+        """bubblewrap's, for a job that has these folders and device files, and so many bytes of memory."""
         beside = self.device_files if devices else ()
         hidden = [folder for folder in self.own if any(_below(folder, shown) for shown in self.shown)]
-        scratch = str(self.scratch_mib * _MIB)
+        scratch = str(min(self.scratch_mib * _MIB, self.scratch_mib * _MIB if memory is None else memory // 2))
         return [
             *("--cap-drop", "ALL", "--unshare-ipc"),
             *(() if network else ("--unshare-net",)),

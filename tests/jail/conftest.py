@@ -58,7 +58,10 @@ def start(world, nats_url, tmp_path):
         own = await connect(nats_url, name="agent")
         agent = await build(settings, own, prepare(settings, [Hosted(one, SimulatedLayer(one.devices))]), NodeCounts())
         await agent.subscribe()
-        tasks = [asyncio.create_task(getattr(agent, f"run_{loop}")()) for loop in ("heartbeats", "watch_leases", "ask")]
+        tasks = [
+            asyncio.create_task(getattr(agent, f"run_{loop}")())
+            for loop in ("heartbeats", "watch_leases", "ask", "limits")
+        ]
         tasks.append(asyncio.create_task(agent.reports.run()))
         try:
             await world.joined("n0")

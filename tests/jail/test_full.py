@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from schemas.attempts import Category
 from schemas.ids import FIRST_TEAM_UID, team_uid
+from schemas.inbox import Released
+from schemas.resources import Resources
 from services.agent import tree
 from services.agent.keeper import proc, walls
 from services.agent.keeper.find import NoKeeper
@@ -254,3 +257,60 @@ def uid_of(pid):
         return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return -1
+
+
+HOG = "held = [bytearray(b'x' * 2**20) for _ in range(400)]; print('held'); import time; time.sleep(600)"
+
+
+async def test_a_job_that_takes_more_memory_than_it_asked_for_harms_itself_alone(start):
+    async with start() as node:
+        victim = of("blue", VICTIM)
+        await node.up(victim)
+        hog = of("red", HOG, device=2, resources=Resources(devices=1, host_memory_mib=200))
+        end = await ended(node, victim, hog)
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.OUT_OF_MEMORY)
+        assert "limited to 200 MiB" in end.reason
+        filler = of("red", FILL_TMP, device=3, resources=Resources(devices=1, host_memory_mib=200))
+        end = await ended(node, victim, filler)
+        assert (end.exit_code, "No space left" in node.says(filler)) == (1, True), "half of it is for /tmp"
+        group = node.agent.launcher.memory_base
+        assert group is not None
+        await until(lambda: not list(group.glob("*" + filler.job_id + "*")))
+
+
+FILL_TMP = "open('/tmp/all', 'wb').write(bytes(150 * 2**20))"
+FILL_HOME = """
+import os, time
+os.makedirs('a/b')
+n = 0
+while True:
+    n += 1
+    with open(f'a/b/{n}', 'wb') as file:
+        file.write(bytes(2**20))
+    time.sleep(0.002)
+"""
+
+
+async def ended(node, *parts):
+    """The end of the last of them, while the others go on."""
+    await node.world.want("n0", *parts)
+    return await node.world.sees(parts[-1], Released)
+
+
+async def test_a_job_that_fills_its_folder_is_ended_with_the_figures(start):
+    async with start(job_disk_mib=64, limits_s=0.2) as node:
+        victim = of("blue", VICTIM)
+        await node.up(victim)
+        filler = of("red", FILL_HOME, device=2)
+        end = await ended(node, victim, filler)
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert "its folders hold" in end.reason
+        assert "may hold 64 MiB" in end.reason
+        assert "up" in node.says(victim)
+
+
+async def test_memory_is_watched_where_no_group_holds_it(start):
+    async with start(cgroups=False, limits_s=0.2) as node:
+        end = await ended(node, of("red", HOG, resources=Resources(devices=1, host_memory_mib=200)))
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.OUT_OF_MEMORY)
+        assert "of memory, and may use 200 MiB" in end.reason

@@ -32,6 +32,8 @@ class KeptAttempt:
         self.codes: dict[int, int] = {}
         self.ended = asyncio.Event()
         self.oom_kills = 0
+        self.shim = 0
+        """The process that holds it; 0: not known yet."""
         self.changed: Callable[[], None] = lambda: None
         """Called after each piece of news."""
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -66,6 +68,7 @@ class KeptAttempt:
     def take(self, news: wire.WireMessage) -> None:
         match news["is"]:
             case "started":
+                self.shim = news.get("shim", 0)
                 self._resolve(None)
             case "failed":
                 self._resolve(_error(news))
@@ -80,7 +83,7 @@ class KeptAttempt:
     def adopt(self, row: Mapping[str, Any]) -> None:
         """What an earlier agent has left: one row of the keeper's table."""
         self.codes = {int(rank): code for rank, code in row["codes"].items()}
-        self.oom_kills = row.get("oom_kills", 0)
+        self.oom_kills, self.shim = row.get("oom_kills", 0), row.get("shim", 0)
         if row["state"] == GONE:
             self.ended.set()
         if row.get("failed"):

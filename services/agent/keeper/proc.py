@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from zlib import crc32
 
 
@@ -107,6 +108,17 @@ def enter_group(group: str) -> None:
     write_text(f"{group}/cgroup.procs", "0")
 
 
+def limit_memory(group: str, limit: int) -> None:
+    """Makes a group of the memory controller (of version 2, or else 1) with a limit in bytes, and moves this process into it.
+    Swap counts as memory. Raises OSError."""
+    os.makedirs(group, exist_ok=True)
+    first = os.path.exists(f"{group}/memory.limit_in_bytes")
+    write_text(f"{group}/{'memory.limit_in_bytes' if first else 'memory.max'}", str(limit))
+    with suppress(OSError):  # a kernel that does not count swap
+        write_text(f"{group}/{'memory.memsw.limit_in_bytes' if first else 'memory.swap.max'}", str(first * limit))
+    write_text(f"{group}/cgroup.procs", "0")
+
+
 def group_members(group: str) -> set[int]:
     """Live process ids in a cgroup and those below it."""
     found: set[int] = set()
@@ -153,12 +165,14 @@ def remove_group(group: str) -> None:
 
 def oom_kills(group: str) -> int:
     """How many of its processes the kernel has killed for memory; 0 where the memory controller is off. To be asked before
-    the group is removed. (Linux, admin-guide/cgroup-v2, `memory.events`: `oom_kill`.)"""
-    try:
-        lines = read_text(f"{group}/memory.events").splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    the group is removed. (Linux, admin-guide/cgroup-v2, `memory.events`: `oom_kill`; of version 1 `memory.oom_control`.)"""
+    for name in ("memory.events", "memory.oom_control"):
+        try:
+            lines = read_text(f"{group}/{name}").splitlines()
+        except OSError:
+            continue
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return 0
 
 
 def _below(group: str) -> list[str]:

@@ -232,6 +232,7 @@ class Keeper:
             )
             return
         attempt.note = dict(told.get("note") or {})
+        attempt.memory = str((told.get("memory") or {}).get("group", ""))
         try:
             self._spawn(attempt, {key: told.get(key) for key in SPEC})
         except OSError as e:
@@ -357,9 +358,9 @@ class Keeper:
         del self._dying[attempt.id]
         self._clean.discard(attempt.id)
         attempt.state = GONE
-        if attempt.group:
-            attempt.oom_kills = proc.oom_kills(attempt.group)
-            proc.remove_group(attempt.group)
+        for group in filter(None, (attempt.group, attempt.memory)):
+            attempt.oom_kills += proc.oom_kills(group)
+            proc.remove_group(group)
         self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills})
         life = self.table.lives.get(attempt.node)
         if life is None or life.incarnation != attempt.incarnation:

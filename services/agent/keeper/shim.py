@@ -26,8 +26,9 @@ _DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal
 _LONGEST_PAUSE_S = 0.05
 
 
-SPEC = ("group", "workdir", "command", "ranks", "log_limit", "remove", "walls")
-"""What a shim needs of the agent's start message. `walls`: see `walls.Spec`, or None."""
+SPEC = ("group", "memory", "workdir", "command", "ranks", "log_limit", "remove", "walls")
+"""What a shim needs of the agent's start message. `walls`: see `walls.Spec`, or None. `memory`: a cgroup to be made, `group`,
+and its limit in `bytes`; or None."""
 
 
 class Shim:
@@ -78,6 +79,8 @@ class Shim:
         """Raises OSError or ValueError, as starting a program does; what was started before that is still there."""
         if self.spec.get("group"):
             proc.enter_group(self.spec["group"])
+        if memory := self.spec.get("memory"):
+            proc.limit_memory(memory["group"], memory["bytes"])
         if self.kind == contain.NAMESPACE:
             contain.mount_own_proc()
         elif self.kind != contain.NONE:

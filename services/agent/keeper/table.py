@@ -35,8 +35,8 @@ class HeldAttempt:
     """One attempt on one node. `about` is the agent's and opaque here, `note` too: what it must know to go on."""
 
     __slots__ = (
-        "about", "codes", "doomed", "early", "failed", "group", "id", "incarnation", "node", "note", "oom_kills", "shim",
-        "state",
+        "about", "codes", "doomed", "early", "failed", "group", "id", "incarnation", "memory", "node", "note", "oom_kills",
+        "shim", "state",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,8 @@ class HeldAttempt:
         """Rank -> exit code; minus n for signal n."""
         self.failed: Note | None = None
         self.oom_kills = 0
+        self.memory = ""
+        """The cgroup that holds it to its memory."""
 
     def shown(self) -> Note:
         return {

@@ -1,0 +1,114 @@
+"""What one attempt may take of its machine: memory and disk. The kernel holds it to its memory where a cgroup can be had; what
+no cgroup holds is looked at from time to time, and an attempt that has taken more is ended, with the figures in its reason."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from schemas.attempts import Category, KnownByAgent
+from schemas.nodes import DesiredPart
+from services.agent.keeper import proc
+
+_MIB = 1024 * 1024
+_KEPT_FREE = 20
+"""Of the machine's memory, a twentieth is no job's."""
+MOST_ENTRIES = 500_000
+"""A folder is looked at so far. More files than that are more than a node should serve: it counts as full."""
+SHARE = 20
+"""A look at an attempt's folders may cost a twentieth of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptLimits:
+    """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none."""
+
+    memory: int
+    disk: int
+    memory_group: str = ""
+
+    def told(self) -> dict[str, Any] | None:
+        """As the keeper is told of it."""
+        return {"group": self.memory_group, "bytes": self.memory} if self.memory_group else None
+
+
+def memory_of(part: DesiredPart) -> int:
+    """Bytes that the processes of a part may have together: what the job asks for, for each device, and where it asks for
+    nothing, or more than there is, nearly the whole machine's."""
+    total = psutil.virtual_memory().total
+    most = total - total // _KEPT_FREE
+    asked = part.spec.resources.host_memory_mib * _MIB * len(part.ranks)
+    return min(asked, most) or most
+
+
+class Watched:
+    """One attempt's folders and processes, as they are looked at."""
+
+    def __init__(self, limits: AttemptLimits, folders: Sequence[Path]) -> None:
+        self.limits, self.folders = limits, folders
+        self._next = 0.0
+
+    async def exceeded(self, shim: int) -> tuple[str, KnownByAgent] | None:
+        """What it has taken too much of, in words, and the category of that; None: nothing."""
+        if time.monotonic() < self._next:
+            return None
+        return await asyncio.to_thread(self._look, shim)
+
+    def _look(self, shim: int) -> tuple[str, KnownByAgent] | None:
+        began = time.monotonic()
+        try:
+            if not self.limits.memory_group and shim:
+                used = memory_used(proc.descendants([shim]))
+                if used > self.limits.memory:
+                    return (
+                        f"it used {mib(used)} of memory, and may use {mib(self.limits.memory)}",
+                        Category.OUT_OF_MEMORY,
+                    )
+            used = disk_used(self.folders, self.limits.disk)
+            if used > self.limits.disk:
+                return f"its folders hold {mib(used)}, and may hold {mib(self.limits.disk)}", Category.USER_ERROR
+            return None
+        finally:
+            ended = time.monotonic()
+            self._next = ended + SHARE * (ended - began)
+
+
+def memory_used(pids: Iterable[int]) -> int:
+    """Bytes of memory of these processes, what they share divided between those who share it."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = proc.read_text(f"/proc/{pid}/smaps_rollup").splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+    return total
+
+
+def disk_used(folders: Iterable[Path], limit: int) -> int:
+    """Bytes on disk below these folders, no further than is needed to know that it is more than `limit`."""
+    total = entries = 0
+    todo = [str(folder) for folder in folders]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                    if total > limit or entries > MOST_ENTRIES:
+                        return max(total, limit + 1)
+        except OSError:  # it was removed meanwhile, or is not ours to read
+            continue
+    return total
+
+
+def mib(count: int) -> str:
+    """For people."""
+    return f"{count / _MIB:,.0f} MiB"
