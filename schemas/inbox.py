@@ -14,7 +14,7 @@ from schemas.attempts import KnownByAgent
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import BootReading
-from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, AcceptedSpec, Checkpoint, Latency
+from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, NETWORK_SAYS, AcceptedSpec, Checkpoint, Latency, Network
 from schemas.proofs import Hash, Sum
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
@@ -33,6 +33,7 @@ class JobAdmitted(Fact):
     submitted_us: Micros = Field(description="broker's time of the submit")
     user: User = Field(default="", description="who submitted it")
     lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
+    network: Network = Field(default=Network.HOST, description=NETWORK_SAYS)
     longest_grace_s: float | None = Field(default=None, gt=0, description="of its class; null: no limit but the spec's")
     cause: str = Field(default="", max_length=128, description="the request, by stream and sequence")
     policy: PolicyVersion = Field(default="", description="of the classes and limits by which it was let in")

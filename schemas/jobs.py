@@ -60,6 +60,15 @@ class Latency(StrEnum):
     FAST = "fast"
 
 
+class Network(StrEnum):
+    """What of the network the jobs of a class have: their machine's, or nothing but a loopback of their own."""
+
+    HOST = "host"
+    NONE = "none"
+
+
+NETWORK_SAYS = "of its class: host, the machine's; none, a loopback of its own"
+
 DEFAULT_LEASE_S = 300.0
 """How long work goes on after its node's last renewal, where its class says nothing else, s."""
 LEASE_SAYS = (

@@ -18,7 +18,7 @@ from schemas.attempts import Category, Evidence, KnownByAgent, Outcome, StopCaus
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import ClockMark, MeasuredBy
-from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, AcceptedSpec, Checkpoint, JobState, Latency
+from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, NETWORK_SAYS, AcceptedSpec, Checkpoint, JobState, Latency, Network
 from schemas.proofs import Hash, Sum
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
 
@@ -91,6 +91,7 @@ class JobQueued(Fact):
     latency: Latency = Latency.NORMAL
     user: User = Field(default="", description="who submitted it")
     lease_s: float = Field(default=DEFAULT_LEASE_S, ge=0, description=LEASE_SAYS)
+    network: Network = Field(default=Network.HOST, description=NETWORK_SAYS)
     cause: str = Field(default="", max_length=128, description="the request, by stream and sequence")
     policy: PolicyVersion = Field(default="", description="of the classes and limits by which it was let in")
 

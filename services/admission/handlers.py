@@ -169,6 +169,7 @@ def _submit(asked: _Asked) -> Handled:
         preempts=outcome.priority_class.preempts,
         latency=outcome.priority_class.latency,
         lease_s=outcome.priority_class.lease_s,
+        network=outcome.priority_class.network,
         longest_grace_s=outcome.priority_class.longest_grace_s,
         submitted_us=received.time_us,
         user=asked.user,

@@ -10,6 +10,7 @@ from typing import Any
 
 from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.nodes import NodeWalls
+from schemas.jobs import Network
 from services.agent import view as views
 from services.agent.keeper import callfilter, walls
 from services.agent.keeper.client import KeeperClient
@@ -49,6 +50,12 @@ class JobWalls:
     def _lacks(self) -> list[str]:
         return [text for text in (self._keeper.why, *lacks()) if text]
 
+    def no_walls_for(self, network: Network) -> str:
+        """Why jobs that may have no network are not run here, or ""."""
+        if network is Network.HOST or self._keeper.tier != walls.NONE:
+            return ""
+        return f"its class has no network, and nothing on this machine takes it from a job ({self._keeper.why})"
+
     def not_served(self, team: str, trusted: str) -> str:
         """Why processes of this team are not run here, or ""; of team "" whether any team's are not."""
         tier = self._keeper.tier
@@ -83,9 +90,11 @@ class JobWalls:
         new.write_text(json.dumps(self._teams))
         new.replace(self._file)
 
-    def behind(self, team: str, folders: Sequence[Path], devices: Sequence[str], memory: int) -> dict[str, Any] | None:
-        """What the keeper is told of the walls around a job with these folders, device files and bytes of
-        memory; the folders are its team's from now on. None without walls. Raises OSError, or NotServed."""
+    def behind(
+        self, team: str, folders: Sequence[Path], devices: Sequence[str], memory: int, network: bool = True
+    ) -> dict[str, Any] | None:
+        """What the keeper is told of the walls around a job with these folders, device files and bytes of memory; the folders
+        are its team's from now on. None without walls. Raises OSError, or NotServed."""
         if self._keeper.tier == walls.NONE:
             return None
         root = os.geteuid() == 0
@@ -93,7 +102,8 @@ class JobWalls:
         if root:
             for folder in folders:
                 hand_over(folder, uid)
-        return views.spec(self._view, uid, gid, self._view.arguments(folders, devices, memory=memory))
+        arguments = self._view.arguments(folders, devices, network, memory)
+        return views.spec(self._view, uid, gid, arguments, network)
 
 
 def lacks() -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from libs.adapters.devices import NoDevices
 from schemas.inbox import Observation, Released
+from schemas.jobs import Network
 from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.failures import why_not_prepared
@@ -246,10 +247,12 @@ class Launcher:
             log_limit=self.log_limit,
             early_s=early_s(part.lease_s, node.lease_s),
             may_run=lambda: node.lease.valid(node.now()),
-            behind=lambda: self.walls.behind(part.team, own, node.layer.files(devices), limits.memory),
+            behind=lambda: self.walls.behind(
+                part.team, own, node.layer.files(devices), limits.memory, part.network is Network.HOST
+            ),
             watched=Watched(limits, [home, saves]),
             set_live=set_live,
-            not_served=lambda: self.not_served(part.team),
+            not_served=lambda: self.not_served(part.team) or self.walls.no_walls_for(part.network),
             settle=settle,
             since=since,
             silent_devices=silent_devices,

@@ -11,6 +11,7 @@ import pytest
 from schemas.attempts import Category
 from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.inbox import Released
+from schemas.jobs import Network
 from schemas.resources import Resources
 from services.agent import tree
 from services.agent.keeper import proc, walls
@@ -314,3 +315,41 @@ async def test_memory_is_watched_where_no_group_holds_it(start):
         end = await ended(node, of("red", HOG, resources=Resources(devices=1, host_memory_mib=200)))
         assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.OUT_OF_MEMORY)
         assert "of memory, and may use 200 MiB" in end.reason
+
+
+LONELY = """
+import os, socket
+port = int(os.environ["PORT"])
+for host, port in (("127.0.0.1", port), ("10.0.0.1", 4222), ("::1", port)):
+    try:
+        socket.create_connection((host, port), timeout=2)
+        print("REACHED", host, port)
+    except OSError as e:
+        print("refused", e.errno)
+with socket.create_server(("127.0.0.1", 0)) as own:
+    socket.create_connection(own.getsockname(), timeout=5)
+    print("own loopback")
+print(sorted(name for _, name in socket.if_nameindex()))
+"""
+
+
+@pytest.mark.parametrize("network", Network)
+async def test_a_class_without_network_has_nothing_but_a_loopback_of_its_own(start, network):
+    with socket.create_server(("127.0.0.1", 0)) as hosts:
+        port = hosts.getsockname()[1]
+        async with start() as node:
+            job = of("red", LONELY, env={"PORT": str(port)}).model_copy(update={"network": network})
+            end = await ended(node, job)
+            assert end.exit_code == 0, node.says(job)
+            said = node.says(job)
+            assert ("REACHED" in said) is (network is Network.HOST), said
+            assert "own loopback" in said
+            assert ("['lo']" in said) is (network is Network.NONE)
+
+
+async def test_without_walls_no_class_without_network_is_served(start):
+    async with start(walls=walls.NONE) as node:
+        job = of("red", "pass").model_copy(update={"network": Network.NONE})
+        end = await ended(node, job)
+        assert (end.own_exit, end.category) == (True, Category.HARDWARE)
+        assert "its class has no network" in end.reason

@@ -26,7 +26,7 @@ from libs.core.state.limits import Limits, Usage
 from libs.core.state.model import Shape, shape_of
 from schemas.base import Name, Strict
 from schemas.ids import content_hash, job_id
-from schemas.jobs import JobSpec, Latency, SubmitJob
+from schemas.jobs import JobSpec, Latency, Network, SubmitJob
 
 MAX_COMMAND_BYTES = 65_536
 """Command, environment and working directory together: each grant of the job sends them to its nodes."""
@@ -45,6 +45,10 @@ class PriorityClass(Strict):
         default="5m",
         pattern=r"^(keep|[1-9][0-9]{0,5}[smh])$",
         description="how long its jobs run on after their node's last renewal: `30s`, `5m`, or `keep`: no silence ends them",
+    )
+    network: Network = Field(
+        default=Network.HOST,
+        description="none: its jobs have no network but their own loopback; gangs of nodes need host",
     )
     longest_grace_s: float = Field(
         default=3600, gt=0, le=3600, description="the most time that a job may take to save or to stop, s"

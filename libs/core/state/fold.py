@@ -150,7 +150,7 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
         raise lifecycle.Forbidden(f"{e.job_id} is queued a second time")
     job = Job(
         e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec),
-        latency=e.latency, lease_s=e.lease_s,
+        latency=e.latency, lease_s=e.lease_s, network=e.network,
     )  # fmt: skip
     state.jobs[e.job_id] = job
     state.early_cancels.forget(e.job_id)

@@ -14,7 +14,7 @@ from libs.core.state.limits import Cap, Limits, Suspension
 from libs.core.state.line import Line
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
-from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency
+from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network
 from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, Claim, Level, Resources, Role, Span, TopologyPolicy
 
@@ -267,6 +267,8 @@ class Job:
     """It is not granted anything before: it was lost several times in a row."""
     preemptions: int = 0
     first_grant_us: int = 0
+    network: Network = Network.HOST
+    """From its class: the machine's, or none."""
     lease_s: float = DEFAULT_LEASE_S
     """From its class: how long it runs on after its node's last renewal, s; 0: no silence ends it."""
     latency: Latency = Latency.NORMAL

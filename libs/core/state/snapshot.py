@@ -27,7 +27,7 @@ from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, S
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off, enqueue
 from schemas.attempts import Category, Cause
-from schemas.jobs import Checkpoint, JobSpec, JobState, Latency
+from schemas.jobs import Checkpoint, JobSpec, JobState, Latency, Network
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory, Span
 
@@ -204,6 +204,7 @@ def _dump_job(job: Job) -> dict[str, Any]:
         **{name: getattr(job, name) for name in _JOB_PLAIN},
         "state": job.state.value,
         "latency": job.latency.value,
+        "network": job.network.value,
         "endings": job.endings,
         "resume": job.resume.model_dump(mode="json") if job.resume else None,
         "current": _dump_attempt(job.current) if job.current else None,
@@ -231,6 +232,7 @@ def _load_job(raw: dict[str, Any]) -> Job:
         shape=shape_of(spec),
         state=JobState(raw["state"]),
         latency=Latency(raw["latency"]),
+        network=Network(raw.get("network", Network.HOST)),
         endings={Category(name): count for name, count in raw["endings"].items()},
         resume=_checkpoint(raw["resume"]),
         current=_load_attempt(raw["current"]) if raw["current"] else None,

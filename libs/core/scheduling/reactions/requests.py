@@ -37,6 +37,7 @@ def job_admitted(d: Decision, m: inbox.JobAdmitted) -> None:
             submitted_us=submitted_us,
             latency=m.latency,
             lease_s=m.lease_s,
+            network=m.network,
             user=m.user,
             cause=m.cause,
             policy=m.policy,
