@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from schemas.ids import FIRST_TEAM_UID, team_uid
-from schemas.nodes import NodeWalls
 from schemas.jobs import Network
+from schemas.nodes import NodeWalls
 from services.agent import view as views
 from services.agent.keeper import callfilter, walls
 from services.agent.keeper.client import KeeperClient
