@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from services.history.settings import HistorySettings
 from services.quota_billing.app import make_app as make_billing
 from services.quota_billing.settings import QuotaBillingSettings
 from tests.admission.running import running
+from tests.cli.test_command import baton
 from tests.core.builders import World, job, node
 from tests.history.written import Written, until
 from tests.kit.waiting import stored
@@ -68,7 +70,7 @@ class Pool:
 
 
 async def test_a_team_checks_its_part_and_bill_and_what_was_changed_is_found(
-    nats: Client, nats_url: str, mongo_url: str, pool: str, team: str
+    nats: Client, nats_url: str, mongo_url: str, pool: str, team: str, tmp_path: Path
 ) -> None:
     here = Pool(nats, pool, mongo_url)
     other = f"{team}-2"
@@ -130,6 +132,16 @@ async def test_a_team_checks_its_part_and_bill_and_what_was_changed_is_found(
             said = json.loads(target["text"])
             changed = target | {"text": json.dumps(said | {"t_us": said["t_us"] + 7 * S}, separators=(",", ":"))}
             kept.replace_one({"_id": target["_id"]}, changed)
+            command = ("audit", "verify", "--team", team, "--pool", pool)
+            env = {
+                "BATON_NATS_URL": nats_url,
+                "XDG_STATE_HOME": str(tmp_path),
+                "BATON_STATE_DIR": str(tmp_path / "none"),
+            }
+            wrong_one = await baton(*command, **env)
+            assert wrong_one.code == 1, wrong_one.err
+            assert "wrong: the lines up to line" in wrong_one.err
+            assert list(tmp_path.rglob("*.json")) == [], "what is wrong is not noted"
             found = (await here.check(team)).findings
             assert any("are not those of sum 9" in one for one in found), found
             place = next(one for one in found if one.startswith("what differs is after record"))
@@ -137,7 +149,10 @@ async def test_a_team_checks_its_part_and_bill_and_what_was_changed_is_found(
             assert after < target["seq"] <= to
             assert any("milli-us" in one and "job-" in one for one in found), "the attempt is named"
             kept.replace_one({"_id": target["_id"]}, target)
-            assert (await here.check(team)).findings == []
+            right = await baton(*command, **env)
+            assert (right.code, "the bill is what they come to" in right.err) == (0, True), right.out + right.err
+            (notebook,) = tmp_path.rglob("*.json")
+            assert json.loads(notebook.read_text())["number"] == 9
 
             kept.delete_one({"_id": target["_id"]})
             found = (await here.check(team)).findings

@@ -18,8 +18,8 @@ from schemas import ledger as led
 from schemas.proofs import Sum
 from schemas.resources import kind_of
 
-MOST_SINCE = 500_000
-"""Lines since the last sum that can be taken back, about 60 MB: a sum of further back than that is not judged."""
+MOST_SINCE = 50_000
+"""The last lines, that can be taken back, about 6 MB: a sum that came into the ledger later than that counts for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
