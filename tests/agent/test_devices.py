@@ -54,6 +54,12 @@ class Nvml:
     def nvmlDeviceGetHandleByIndex(self, index):
         return self._ok(self.boards[index])
 
+    def nvmlDeviceGetIndex(self, handle):
+        return self.boards.index(handle)
+
+    def nvmlDeviceGetMinorNumber(self, handle):
+        return self.boards.index(handle)
+
     def nvmlDeviceGetUUID(self, h):
         return h["uuid"]
 

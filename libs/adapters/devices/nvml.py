@@ -16,6 +16,7 @@ import psutil
 import pynvml
 
 from libs.adapters.devices import nvml_mig
+from libs.adapters.devices.cdi import CdiEdits, CdiSpecs
 from libs.adapters.devices.handles import holders
 from libs.adapters.devices.layer import NoDevices, RepartitionFailed, process_environment
 from libs.core.accelerators.catalog import find_model
@@ -60,6 +61,7 @@ class NvmlLayer:
         root: Path = Path("/"),
     ) -> None:
         self._api, self._root = api, root
+        self._specs = CdiSpecs(root)
         self._is_job = is_job
         self._dynamic = dynamic
         self._boards_by_id: dict[str, Any] = {}
@@ -294,7 +296,7 @@ class NvmlLayer:
 
     def files(self, devices: Collection[str]) -> tuple[str, ...]:
         """A GPU's own file; of a MIG instance its board's, with the two that give the right to the instance. Beside them the
-        driver's control files."""
+        driver's control files, and what a CDI spec of the machine names."""
         with self._lock:
             found: list[str] = []
             for device in devices:
@@ -305,7 +307,24 @@ class NvmlLayer:
                 found += [] if minor is None else [f"/dev/nvidia{minor}"]
                 if board is not None and minor is not None:
                     found += self._rights(minor, handle)
-        return tuple(dict.fromkeys(found + [f"/dev/{name}" for name in _CONTROL])) if found else ()
+            said = self._edits(devices).files
+        if not found and not said:
+            return ()
+        return tuple(dict.fromkeys((*found, *(f"/dev/{name}" for name in _CONTROL), *said)))
+
+    def _edits(self, devices: Collection[str]) -> CdiEdits:
+        """Specs name a device by its UUID or, `nvidia-ctk`'s usual way, a whole GPU by its number."""
+        said = CdiEdits()
+        for device in devices if self._specs.any() else ():
+            if (handle := self._handles.get(device)) is not None:
+                board = self._parents.get(device)
+                number = "" if board is not None else self._number(handle)
+                minor = self._minor(handle if board is None else board)
+                said += self._specs.of_gpu([device, number], f"/dev/nvidia{minor}")
+        return said
+
+    def _number(self, handle: Any) -> str:
+        return str(self._try(lambda: self._api.nvmlDeviceGetIndex(handle), ""))
 
     def _rights(self, minor: int, instance: Any) -> list[str]:
         """The files of /dev/nvidia-caps without which a MIG instance cannot be opened."""
@@ -374,7 +393,10 @@ class NvmlLayer:
             return otherwise
 
     def environment(self, ranks: Sequence[Rank]) -> dict[str, str]:
-        return process_environment(ranks, self._devices)
+        """What a CDI spec says, too; the variables that make devices visible are ours."""
+        with self._lock:
+            said = dict(self._edits(sorted({rank.device for rank in ranks})).environment)
+        return said | process_environment(ranks, self._devices)
 
 
 def short_model(name: str | bytes) -> str:
