@@ -66,6 +66,8 @@ class Learned:
         """Expected device-seconds until one end, of a job of this width in this cell."""
         self.median: Floats = np.zeros((WIDTHS, CELLS))
         """Device-seconds that half of the jobs of this width that got to this cell take in all."""
+        self.rest: Floats = np.zeros((WIDTHS, CELLS))
+        """Mean of the device-seconds that a job of this width that got to this cell still takes."""
         self.relearn(np.zeros(0, dtype=np.int64), np.zeros(0))
 
     def ended(self, devices: int, service_s: float) -> None:
@@ -92,6 +94,7 @@ class Learned:
         hazard = np.clip(hazard, 1e-9, 1 - 1e-9)
         self.price = np.stack([_prices(row) for row in hazard])
         self.median = np.stack([_medians(row) for row in hazard])
+        self.rest = np.stack([_rests(row) for row in hazard])
         self._learned_at = self.count
 
 
@@ -100,6 +103,14 @@ def _medians(hazard: Floats) -> Floats:
     alive = np.concatenate([[1.0], np.cumprod(1 - hazard)])
     ends = np.searchsorted(-alive[1:], -alive[:-1] / 2, side="left")
     result: Floats = EDGES[np.minimum(ends, CELLS - 1)]
+    return result
+
+
+def _rests(hazard: Floats) -> Floats:
+    """For each cell the mean service that is still taken by those that began it."""
+    alive = np.concatenate([[1.0], np.cumprod(1 - hazard)])
+    served = alive[:-1] * _SIZES * (1 - hazard / 2)
+    result: Floats = np.cumsum(served[::-1])[::-1] / np.maximum(alive[:-1], 1e-12)
     return result
 
 

@@ -36,7 +36,7 @@ def promises(state: State, precedence: Precedence, t_us: int) -> list[tuple[str,
             break
     found = []
     for number, _, job_id in first.values():
-        if precedence.promised_us(job_id) is None:
+        if precedence.promised_us(job_id) is None and not state.jobs[job_id].attempts:
             start_us = expected_start_us(state, precedence, state.jobs[job_id], number, t_us)
             if start_us is not None:
                 found.append((job_id, start_us))

@@ -47,10 +47,16 @@ class OrderKnobs:
     """A job runs so long before it gives way within its class."""
     age_s: float = 30 * 86_400.0
     """A job that has waited so long in one stretch comes before all of its class, the oldest first."""
-    slice_s: float = 3600.0
+    slice_s: float = 600.0
     """... and keeps its devices at least so long then."""
-    keep_ratio: float = 1.0
-    """... or for this part of the time that it has waited in all, if that is longer: who waited long is not stopped soon."""
+    in_turn: float = 1.5
+    """A gang comes before all when it has waited this many times as long as all that stood there when it came takes on all
+    devices: about what it had waited in order of age. Then it keeps its devices to its end. 0: no gang does."""
+    in_turn_least_s: float = 3600.0
+    """... and after no less than this: who finds the pool idle is as any other."""
+    in_turn_most_s: float = 2 * 86_400.0
+    """... if that was no more than this. In a standing overload nobody can have its turn in time, and the short ones would
+    wait with the long ones."""
     promise_margin: float = 1.1
     """What is promised, by what is expected."""
     lead_s: float = 90.0

@@ -17,6 +17,7 @@ from schemas.jobs import JobState
 _Place = tuple[int, int, str]
 """Number (thousandths), submitted_us, job id."""
 _NEVER = 1 << 62
+_FOR_GOOD_S = 1e9
 
 
 class Precedence:
@@ -37,6 +38,8 @@ class Precedence:
         """Waiting job -> since when, us, and where."""
         self._due: dict[QueueKey, dict[str, None]] = {}
         self._aged: set[str] = set()
+        self._in_turn_us: dict[str, int] = {}
+        """Gang -> when it would have had its turn in order of age, us."""
         self._promised: dict[str, int] = {}
         """Waiting gang -> when it was told to start, us."""
 
@@ -202,7 +205,8 @@ class Precedence:
 
     def _wait(self, job: Job, t_us: int) -> None:
         self._since[job.id] = (t_us, job.queue)
-        heapq.heappush(self._aging, (t_us + int(self.knobs.age_s * 1e6), job.id, t_us))
+        due_us = min(t_us + int(self.knobs.age_s * 1e6), max(t_us, self._in_turn_us.get(job.id, _NEVER)))
+        heapq.heappush(self._aging, (due_us, job.id, t_us))
         self._stand(job)
 
     def _queued(self, state: State, e: led.JobQueued, t_us: int) -> None:
@@ -212,18 +216,34 @@ class Precedence:
             declared = self.declared(job)
             if declared is not None:
                 self.served.total_s[slot] = declared
+            if self.preempts and job.shape.devices > 1 and self.knobs.in_turn > 0:
+                ahead_s = self._backlog_s(slot, state, t_us)
+                if ahead_s <= self.knobs.in_turn_most_s:
+                    self._in_turn_us[job.id] = t_us + int(
+                        max(self.knobs.in_turn_least_s, self.knobs.in_turn * ahead_s) * 1e6
+                    )
             self._wait(job, t_us)
+
+    def _backlog_s(self, but_slot: int, state: State, t_us: int) -> float:
+        """How long all that waits and runs takes on all devices, without one job, s."""
+        served = self.served
+        slots = np.flatnonzero(served.width)
+        slots = slots[slots != but_slot]
+        attained = served.attained_all(slots, t_us)
+        total = served.total_s[slots]
+        guessed = attained + self.learned.rest[classes_of(served.width[slots]), cells_of(attained)]
+        left = np.maximum(0.0, np.where(np.isnan(total), guessed, total) - attained)
+        return float(left.sum()) / max(1, int(np.count_nonzero(state.fleet.up)))
 
     def _granted(self, state: State, e: led.JobGranted, t_us: int) -> None:
         job, slot = state.jobs[e.job_id], self.served.slots[e.job_id]
         self._leave(job.queue, job.id)
         rows = np.array([state.fleet.row(claim.device) for claim in e.claims], dtype=np.int64)
         self.served.grant(slot, rows, len(state.fleet.up), job.shape.whole)
-        waited_us, _ = self._since.get(job.id, (t_us, None))
-        self.served.waited_us[slot] += t_us - waited_us
         guard_s = self.knobs.min_run_s
         if job.id in self._aged:
-            guard_s = max(self.knobs.slice_s, self.knobs.keep_ratio * int(self.served.waited_us[slot]) / 1e6)
+            in_turn = t_us >= self._in_turn_us.get(job.id, _NEVER)
+            guard_s = _FOR_GOOD_S if in_turn else self.knobs.slice_s
         self._promised.pop(job.id, None)
         self._since.pop(job.id, None)
         self._aged.discard(job.id)
@@ -256,6 +276,7 @@ class Precedence:
             self._leave(waited[1], e.job_id)
             self._promised.pop(e.job_id, None)
         self._aged.discard(e.job_id)
+        self._in_turn_us.pop(e.job_id, None)
         self.served.drop(e.job_id)
 
 
