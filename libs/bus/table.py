@@ -50,7 +50,7 @@ DEAD_SUBJECTS: Final = sorted(map(subjects.anyone, (subjects.DEAD_LETTER, subjec
 DEAD_OF_A_SENDER: Final = 500
 """Letters that are kept of one sender and one service; then its own oldest go. Of the largest size, 450 MB."""
 
-WAITING_OF_A_SENDER: Final = 1_024
+WAITING_OF_A_SENDER: Final = 512
 """Requests of one kind that a user may have in REQUESTS; the broker refuses the next, and writes nothing for it. What was
 answered leaves it as soon as it is half of that (`libs.bus.trim`)."""
 

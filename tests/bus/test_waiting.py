@@ -65,14 +65,14 @@ async def test_what_was_answered_makes_room_and_what_was_not_stays(js: JetStream
     await Outbox(js).publish_many([*requests(WAITING_OF_A_SENDER), *requests(10, BEN, "b")])
     trimmer = trimmer_of(js, REQUESTS, "admission")
     relief = asyncio.create_task(trimmer.relieve())
-    await read(js, 600)
-    trimmer.dealt_with(600)
-    await until(lambda: has(js, ANA, WAITING_OF_A_SENDER - 600))
+    await read(js, 300)
+    trimmer.dealt_with(300)
+    await until(lambda: has(js, ANA, WAITING_OF_A_SENDER - 300))
     assert await held(js, BEN) == 10
-    await read(js, 200)
-    trimmer.dealt_with(200)
+    await read(js, 100)
+    trimmer.dealt_with(100)
     await asyncio.sleep(0.3)
-    assert await held(js) == WAITING_OF_A_SENDER - 600, (
+    assert await held(js) == WAITING_OF_A_SENDER - 300, (
         "less than half: it stays for the broker's memory, and for people"
     )
     relief.cancel()
