@@ -75,9 +75,10 @@ class Consumer:
             await self.broker.stop()
 
     async def send(self, *reasons: str) -> None:
-        for reason in reasons:
+        for number, reason in enumerate(reasons):
+            user = ("ana", "ben")[number % 2]  # what waits of one is bounded
             await self.js.publish(
-                cancel("research", "ana"), CancelJob(job_id=JOB, reason=reason).model_dump_json().encode()
+                cancel("research", user), CancelJob(job_id=JOB, reason=reason).model_dump_json().encode()
             )
 
     async def done(self) -> list[str]:
