@@ -3,14 +3,11 @@
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from nats.errors import Error as NatsError
-from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 
 from libs.bus.boxes import decoded, encoded
 from libs.ledger import archive
 from libs.ledger.follower import Follower
-from libs.ledger.readers import Readers
 from services.vault import store
 from services.vault.keys import KeyFile, MasterKey
 from tests.simulation.bug import bug, set_on
@@ -74,28 +71,6 @@ def readers_not_asked(stack: ExitStack) -> None:
         return real(segment, last, found, resume and dict.fromkeys(resume, last))
 
     set_on(stack, archive, "_needed", needed)
-
-
-@bug("a reader whose declaration the broker does not tell is taken for none", "archive", findings=(2, 5))
-def declaration_passed_over(stack: ExitStack) -> None:
-    class Bucket:
-        """Of it, whatever goes wrong with a question looks like no answer."""
-
-        def __init__(self, kv: KeyValue) -> None:
-            self._kv, self.put, self.delete = kv, kv.put, kv.delete
-
-        async def get(self, key: str) -> Any:
-            try:
-                return await self._kv.get(key)
-            except (NatsError, TimeoutError) as error:
-                raise KeyNotFoundError from error
-
-    real = Readers._kv
-
-    async def bucket(self: Readers) -> Any:
-        return Bucket(await real(self))
-
-    set_on(stack, Readers, "_kv", bucket)
 
 
 @bug("readers declare what they have read, not what they have saved", "archive", findings=(2,))
