@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from libs.simulation.dst.faults import DRAWS
+from tests.faults import undone
 from tests.faults.chaos.faults import FAULTS
 from tests.faults.matrix import PAGE, ROWS, page
 from tests.simulation.issue_findings import FINDINGS
@@ -19,6 +20,12 @@ def test_every_fault_has_a_test_or_a_reason() -> None:
 def test_the_tests_that_are_named_exist() -> None:
     missing = [name for row in ROWS for name in row.tests if not _exists(name)]
     assert missing == []
+
+
+def test_the_tests_of_undone_mends_exist_and_the_page_shows_them() -> None:
+    assert [one.test for one in undone.MENDS if not _exists(one.test)] == []
+    text = PAGE.read_text()
+    assert undone.page(text) == text, "run python -m tests.faults.undone"
 
 
 def test_the_page_shows_the_matrix() -> None:

@@ -74,7 +74,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "the broker frozen",
         ("sim: broker frozen", "chaos: leader frozen"),
-        "memory of real services meanwhile is not measured",
+        "the memory of real services meanwhile is bounded in `./dev chaos --real` only",
     ),
     Row(
         "Redis emptied, killed, restored from an old copy",
@@ -113,7 +113,11 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "a slow consumer",
-        ("bus/test_trim::test_what_was_acknowledged_goes_and_what_another_has_not_read_stays", "sim: mongo"),
+        (
+            "bus/test_trim::test_what_was_acknowledged_goes_and_what_another_has_not_read_stays",
+            "bus/test_trim::test_a_stream_takes_many_times_its_size_while_its_reader_keeps_up",
+            "sim: mongo",
+        ),
     ),
     Row(
         "the disk full under the broker",
@@ -234,12 +238,22 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "a burst of ten times the rate",
-        ("bus/test_busy::test_so_many_wait_and_the_others_are_told",),
+        (
+            "bus/test_busy::test_so_many_wait_and_the_others_are_told",
+            "bus/test_waiting::test_a_large_submit_goes_in_as_fast_as_it_is_answered",
+            "admission/test_overtaking::test_the_window_follows_how_long_rounds_take",
+        ),
         "rates are measured by benchmarks, not by tests",
     ),
     Row(
         "one team floods",
-        ("bus/test_busy::test_so_many_wait_and_the_others_are_told",),
+        (
+            "bus/test_waiting::test_the_next_request_of_a_user_is_refused_and_no_other_users",
+            "admission/test_service::test_a_crowd_of_one_teams_requests_holds_up_no_other_team",
+            "admission/test_service::test_two_crowds_move_side_by_side",
+            "bus/test_busy::test_a_loud_sender_drops_its_own_dead_letters_only",
+            "walls/test_hostile::test_a_hostile_team_at_rate_harms_nobody",
+        ),
         "latencies of the others are measured by benchmarks, not by tests",
     ),
     Row(
