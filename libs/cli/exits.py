@@ -3,6 +3,7 @@
 0 ok   1 failed   2 usage   3 not found   4 denied or rejected   5 conflict   6 nobody answers, or busy
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -46,7 +47,11 @@ def code_of(error: BaseException) -> int | None:
     for kind in type(error).__mro__:
         if kind.__name__ in _CODES:
             return _CODES[kind.__name__]
-    return None
+    return Exit.FAILED if _no_room(error) else None
+
+
+def _no_room(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 _CODES: dict[str, int] = {
@@ -82,6 +87,9 @@ def tell(error: BaseException) -> None:
         return
     if isinstance(error, UnicodeDecodeError):
         hint(f"baton: the file is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8")
+        return
+    if isinstance(error, OSError) and _no_room(error):
+        hint(f"baton: {error.filename or 'the disk'}: {error.strerror}: make room, or name a folder that has it")
         return
     if isinstance(error, OSError) and error.filename is not None:
         hint(f"baton: {error.filename}: {error.strerror}: name a file that can be read")

@@ -1,9 +1,11 @@
 """What reaches a terminal or a pipe."""
 
+from pathlib import Path
+
 import pytest
 
 from libs.cli import units
-from libs.cli.exits import tell
+from libs.cli.exits import Exit, code_of, tell
 from libs.cli.output import Column, Format, clean, show
 from libs.cli.up import report
 from libs.client.errors import Rejected, Unreachable
@@ -73,3 +75,14 @@ def test_what_dies_under_baton_up_is_one_line(capsys: pytest.CaptureFixture[str]
 def test_numbers_agree_with_their_words() -> None:
     assert (units.counted(1, "device"), units.counted(2, "device")) == ("1 device", "2 devices")
     assert (units.times(1), units.times(2)) == ("once", "2 times")
+
+
+def test_a_full_disk_is_no_bug_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen: a ledger exported to a full disk ended with a traceback."""
+    with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError, match="No space left") as raised:
+        full.write(b"x")
+    assert code_of(raised.value) == Exit.FAILED
+    tell(raised.value)
+    assert (
+        capsys.readouterr().err == "baton: the disk: No space left on device: make room, or name a folder that has it\n"
+    )

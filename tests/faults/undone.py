@@ -183,7 +183,7 @@ MENDS: tuple[Undone, ...] = (
         "services/agent/keeper/find.py",
         '        return Path(os.devnull).open("wb")\n',
         "        raise\n",
-        f"{_KEEPER}::test_a_keeper_starts_on_a_full_disk_and_is_found_although_it_could_not_write_who_it_is",
+        f"{_KEEPER}::test_a_keeper_that_cannot_have_a_file_for_its_words_is_started_all_the_same",
     ),
     Undone(
         "16. a keeper that could not write who it is is not found",
@@ -191,13 +191,6 @@ MENDS: tuple[Undone, ...] = (
         "for pid in (_written(folder), _listening(folder)):",
         "for pid in (_written(folder),):",
         f"{_KEEPER}::test_a_keeper_starts_on_a_full_disk_and_is_found_although_it_could_not_write_who_it_is",
-    ),
-    Undone(
-        "16. an agent that comes back to a full disk ends, though all its lives go on",
-        "services/agent/state.py",
-        "        if not wanted:",
-        "        if wanted is None:",
-        f"{_KEEPER}::test_an_agent_that_comes_back_to_a_full_disk_costs_no_attempt",
     ),
     Undone(
         "16. an agent that must begin one node's life on a full disk ends, and with its lease what its others run",
