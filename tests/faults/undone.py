@@ -252,7 +252,7 @@ def tried(one: Undone, folder: Path) -> str:
 def table() -> str:
     """The mends as Markdown."""
     lines = ["| what comes back when its mend is undone | where | the test that fails then |", "|---|---|---|"]
-    lines += [f"| {one.finding} | `{one.file}` | `{one.test}` |" for one in MENDS]
+    lines += [f"| {one.finding} | `{one.file}` | `tests/{one.test.replace('::', '.py::')}` |" for one in MENDS]
     return "\n".join(lines)
 
 
