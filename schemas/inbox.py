@@ -273,6 +273,10 @@ class ResumeTeam(Fact):
     user: User = ""
 
 
+MOST_VICTIMS = 1024
+"""Of one plan."""
+
+
 class PreemptionPlanned(Fact):
     """Who should give way to whom, and where the beneficiary would then run. Sent by preemption; placement checks it
     against the present and accepts it (`DevicesHeld`) or declines it (`PlanDeclined`): a stale plan is normal."""
@@ -280,13 +284,13 @@ class PreemptionPlanned(Fact):
     plan_id: str
     base_seq: int = Field(ge=0, description="ledger sequence that the plan was made on")
     beneficiary: JobId
-    victims: tuple[JobId, ...] = Field(min_length=1, max_length=1024)
+    victims: tuple[JobId, ...] = Field(min_length=1, max_length=MOST_VICTIMS)
     devices: tuple[DeviceId, ...] = Field(
         min_length=1, max_length=MOST_DEVICES, description="the beneficiary's, in rank order"
     )
     cost_device_s: float = Field(ge=0, description="device-seconds of work that the victims lose")
     costs_device_s: tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        default=(), max_length=1024, description="of each victim, in their order; may be left out"
+        default=(), max_length=MOST_VICTIMS, description="of each victim, in their order; may be left out"
     )
     reason: str = "priority"
 

@@ -67,6 +67,18 @@ def test_experiments_on_a_wider_level_give_way_before_a_production_job_on_a_near
     assert {w.nodes_of(one)[0] for one in lower} == {"n0", "n1"}, "a node has at most one production job and one other"
 
 
+def test_who_needs_more_victims_than_a_plan_names_waits_and_ends_no_planning():
+    """Preemption ended at each start, as long as these jobs ran: 1,025 small jobs of anybody on two devices were enough."""
+    w = World(node("n0", 2))
+    for n in range(inbox.MOST_VICTIMS + 1):
+        w.submit(job(f"small{n}", share_milli=1))
+    w.submit(job("urgent", 2, **URGENT))
+    assert preemption.plans(w.decider.state, w.now_us, len(w.records)) == []
+    w.released(job_id("research", "small0"))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
+    assert len(plan.victims) == inbox.MOST_VICTIMS
+
+
 def test_of_two_classes_that_must_give_way_the_higher_one_gives_as_little_as_it_can():
     w = World(node("n0"))
     cheap = running(w, "production small", 1, priority=50)

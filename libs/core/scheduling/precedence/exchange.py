@@ -25,7 +25,7 @@ from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.state.fleet import Bools
 from libs.core.state.model import Job, Shape, State
 from schemas.ids import event_id
-from schemas.inbox import PreemptionPlanned
+from schemas.inbox import MOST_VICTIMS, PreemptionPlanned
 from schemas.resources import WHOLE_MILLI, Level
 
 CONSIDERED = 32
@@ -69,6 +69,8 @@ def exchanges(
         if plan is None:
             continue
         rows, victims = plan
+        if len(victims) > MOST_VICTIMS:
+            continue
         tally.take(job, rows.tolist())
         costs = tuple(precedence.knobs.loss_s * int(served.width[slot]) for slot in victims)
         found.append(

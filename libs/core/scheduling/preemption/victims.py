@@ -21,7 +21,7 @@ from libs.core.scheduling.reservation import Reservations
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.model import Job, QueueKey, State
 from schemas.ids import event_id
-from schemas.inbox import PreemptionPlanned
+from schemas.inbox import MOST_VICTIMS, PreemptionPlanned
 
 _TRIES = 32
 """The clean-up tries to spare each of up to so many victims. With more, it tries so many of the highest class, then drops
@@ -225,7 +225,8 @@ def _best(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
 
 
 def _cheapest(holdings: Holdings, index: VictimIndex, groups: list[Ints]) -> VictimChoice | None:
-    """The best choice within one of `groups` (rows each), the most promising group searched first."""
+    """The best choice within one of `groups` (rows each), the most promising group searched first. One that takes more than a
+    plan may name is none: its beneficiary waits."""
     best: list[Job] | None = None
     where: Placed | None = None
     bounds = sorted(
@@ -235,7 +236,9 @@ def _cheapest(holdings: Holdings, index: VictimIndex, groups: list[Ints]) -> Vic
         if best is not None and least >= index.costs(best):
             break
         found = _within(index, group)
-        if found is not None and (best is None or _rank(index, found[0]) < _rank(index, best)):
+        if found is None or len(found[0]) > MOST_VICTIMS:
+            continue
+        if best is None or _rank(index, found[0]) < _rank(index, best):
             best, where = found
     if best is None or where is None:
         return None
