@@ -16,6 +16,7 @@ from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import BootReading
 from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, NETWORK_SAYS, AcceptedSpec, Checkpoint, Latency, Network
 from schemas.proofs import Hash, Sum
+from schemas.queues import Queues, QueuesVersion
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
 
@@ -255,6 +256,16 @@ class SumProposed(Fact):
     nonce: Hash
 
 
+class ApplyQueues(Fact):
+    """An operator gives a pool its queues, all of them, or none. Sent by `baton apply`; placement refuses the whole when
+    anything in it is wrong, or another version was applied meanwhile."""
+
+    version: QueuesVersion = Field(description="above that of the queues there are, unless they are the same")
+    queues: Queues
+    reason: str = Field(default="", max_length=1024)
+    user: User = ""
+
+
 class SuspendTeam(Fact):
     """An operator pauses a team: nothing new of it is admitted or granted. Sent by `baton team suspend`. Said again it changes
     the reason, or stops what runs."""
@@ -310,6 +321,7 @@ InboxMessage = (
     | BoardCut
     | Tick
     | QuotaChanged
+    | ApplyQueues
     | SuspendTeam
     | ResumeTeam
     | PreemptionPlanned

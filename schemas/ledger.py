@@ -20,6 +20,7 @@ from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import ClockMark, MeasuredBy
 from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, NETWORK_SAYS, AcceptedSpec, Checkpoint, JobState, Latency, Network
 from schemas.proofs import Hash, Sum
+from schemas.queues import Queues, QueuesVersion
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
 
 LEDGER_VERSION: Final = 1
@@ -55,6 +56,17 @@ class QuotaSet(Fact):
     cause: str = Field(default="", max_length=128, description="the command, by stream and sequence, or the file")
     policy: PolicyVersion = Field(default="", description="of the teams' file, when that is where it is from")
     reason: str = Field(default="", max_length=1024, description="in the operator's words")
+
+
+class QueuesApplied(Fact):
+    """From here on these are the pool's queues, all of them. What runs is left alone. Never `skippable`: whoever grants without
+    it grants to others."""
+
+    kind: Literal["queues.applied"] = "queues.applied"
+    version: QueuesVersion
+    queues: Queues
+    reason: str = Field(default="", max_length=1024, description="in the operator's words")
+    user: User = Field(default="", description="the operator who said it")
 
 
 class TeamSuspended(Fact):
@@ -467,6 +479,7 @@ LedgerEvent = Annotated[
     NodeJoined
     | NodeLeft
     | QuotaSet
+    | QueuesApplied
     | TeamSuspended
     | TeamResumed
     | EventOfJob

@@ -15,6 +15,7 @@ from pydantic import Field
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
 from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason
 from schemas.nodes import NodeWalls
+from schemas.queues import Queue, QueuesVersion
 from schemas.resources import Span
 
 
@@ -270,6 +271,40 @@ class QueueList(Fact):
 
     jobs: tuple[QueuedJob, ...]
     total: int = Field(ge=0, description="of what the asker may see, 5000 at the most")
+    ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")
+
+
+class QueuesQuery(Strict):
+    """How the pool is shared: what each queue is guaranteed, holds and should have. Answered by queries (`queues.list`)."""
+
+
+class QueueShare(Fact):
+    """One queue: what is said of it, and how it stands. Amounts are thousandths; without a key they are of accelerators."""
+
+    queue: Queue
+    applied: bool = Field(default=True, description="false: a team that no queue was given; it has weight 1")
+    holds: dict[str, int] = Field(default_factory=dict, description="kind of device -> what its jobs hold")
+    held_milli: int = Field(default=0, ge=0, description="of whole accelerators; a MIG slice is its part of one")
+    borrowed_milli: int = Field(default=0, ge=0, description="of it, what is above the guarantee of `*`")
+    share_milli: int = Field(
+        default=0,
+        ge=0,
+        description="its fair share now: guarantees first, the rest by weight; to a team: as if all others wanted all",
+    )
+    waiting_jobs: int = Field(default=0, ge=0)
+    waiting_milli: int = Field(default=0, ge=0, description="accelerators that they ask for")
+
+
+class QueuesReply(Fact):
+    """The queues in order, each right before those below it. The operator sees all, a team its own and those below it. Sent by
+    queries."""
+
+    version: QueuesVersion = Field(default=0, description="of the queues that were applied last; 0: none were")
+    shares: tuple[QueueShare, ...] = ()
+    classes: tuple[str, ...] = Field(
+        default=(), description="priority classes that a queue may name; told to operators"
+    )
+    kinds: tuple[str, ...] = Field(default=(), description="kinds of device that the pool has; told to operators")
     ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")
 
 

@@ -161,6 +161,11 @@ def lift_quarantine(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="quarantine-lifted", pool=pool, team=OPERATOR, user=user)
 
 
+def apply_queues(pool: str, user: str) -> str:
+    """Operators only: who is guaranteed what in `pool`."""
+    return fill(OPERATOR_INPUT, what="queues-applied", pool=pool, team=OPERATOR, user=user)
+
+
 def suspend_team(pool: str, user: str) -> str:
     """Operators only: a team is paused in `pool`."""
     return fill(OPERATOR_INPUT, what="team-suspended", pool=pool, team=OPERATOR, user=user)

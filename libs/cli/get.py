@@ -1,4 +1,4 @@
-"""`baton get jobs|nodes|devices|queues|quotas`: lists."""
+"""`baton get jobs|waiting|nodes|devices|queues|quotas`: lists."""
 
 import sys
 from collections.abc import Sequence
@@ -13,11 +13,15 @@ from libs.cli.output import Column, Format, hint, show
 from libs.cli.people import Names, names_of, shown
 from libs.cli.session import run, short, whole_id
 from libs.client import Baton
+from libs.client.asking import ask
 from schemas.billing import TeamUsage
 from schemas.jobs import JobState
-from schemas.queries import JobDocument
+from schemas.queries import JobDocument, QueueShare, QueuesQuery, QueuesReply
+from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
 
-app = typer.Typer(help="List jobs, nodes, devices, queues or quotas.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="List jobs, waiting jobs, nodes, devices, queues or quotas.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 def _job_columns(names: Names) -> list[Column]:
@@ -132,7 +136,7 @@ DEVICES = [
     Column("JOBS", lambda d: [short(job) if sys.stdout.isatty() else job for job in d.jobs]),
 ]
 
-_QUEUE = [
+_WAITING = [
     Column("JOB", lambda j: short(j.job_id) if sys.stdout.isatty() else j.job_id),
     Column("NAME", lambda j: j.name),
     Column("TEAM", lambda j: j.team),
@@ -141,6 +145,21 @@ _QUEUE = [
     Column("DEVICES", lambda j: j.devices, right=True),
     Column("WAITING", lambda j: units.age(j.waiting_since_us)),
     Column("REASON", lambda j: j.reason),
+]
+
+
+_QUEUES = [
+    Column("QUEUE", lambda s: s.queue.name),
+    Column("GUARANTEED", lambda s: units.devices(s.queue.guaranteed.get(ANY_ACCELERATOR, 0)), right=True),
+    Column("USED", lambda s: units.devices(s.held_milli), right=True),
+    Column("BORROWED", lambda s: units.devices(s.borrowed_milli), right=True),
+    Column("SHARE", lambda s: units.devices(s.share_milli), right=True),
+    Column("LIMIT", lambda s: units.devices(s.queue.limit.get(ANY_ACCELERATOR)), right=True),
+    Column("WEIGHT", lambda s: f"{s.queue.weight_milli / WHOLE_MILLI:g}", right=True),
+    Column("WAITING", lambda s: s.waiting_jobs, right=True),
+    Column("ASKED", lambda s: units.devices(s.waiting_milli), right=True),
+    Column("TYPES", lambda s: [f"{kind} {units.devices(milli)}" for kind, milli in s.holds.items()], wide=True),
+    Column("CLASSES", lambda s: "all" if s.queue.classes is None else list(s.queue.classes), wide=True),
 ]
 
 
@@ -188,9 +207,8 @@ def devices(
     _list(run(lambda b: b.devices(node), team, url, pool=pool).devices, DEVICES, output, no_header, "device")
 
 
-@app.command("queues")
-@app.command("queue", hidden=True)
-def queues(
+@app.command("waiting")
+def waiting(
     limit: Limit = 200,
     pool: Pool = None,
     team: Team = None,
@@ -202,7 +220,39 @@ def queues(
     reply = run(lambda b: b.queue(min(limit, 5000)), team, url, pool=pool)
     if reply.total > len(reply.jobs):
         hint(f"{reply.total} jobs wait; the first {len(reply.jobs)} are shown")
-    _list(reply.jobs, _QUEUE, output, no_header, "job_id")
+    _list(reply.jobs, _WAITING, output, no_header, "job_id")
+
+
+@app.command("queues")
+@app.command("queue", hidden=True)
+def queues(
+    pool: Pool = None,
+    team: Team = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+    no_header: NoHeader = False,
+) -> None:
+    """How the pool is shared, in accelerators: what each queue is guaranteed, holds, has borrowed and should have now."""
+
+    async def asked(baton: Baton) -> QueuesReply:
+        reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
+        return reply
+
+    shares = run(asked, team, url, pool=pool).shares
+    rows = indented(shares) if output in (Format.TABLE, Format.WIDE) else shares
+    show(rows, _QUEUES, output, name=lambda share: share.queue.name, header=not no_header)
+
+
+def indented(shares: Sequence[QueueShare]) -> list[QueueShare]:
+    """Names moved to the right under their parent's."""
+    depth: dict[str, int] = {}
+    rows = []
+    for share in shares:
+        queue = share.queue
+        depth[queue.name] = depth[queue.parent] + 1 if queue.parent in depth else 0
+        shown = "  " * depth[queue.name] + queue.name
+        rows.append(share.model_copy(update={"queue": queue.model_copy(update={"name": shown})}))
+    return rows
 
 
 @app.command("quotas")

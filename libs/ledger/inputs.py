@@ -9,7 +9,16 @@ from pydantic import TypeAdapter, ValidationError
 from libs.ledger.tail import Stored
 from schemas import envelope, subjects
 from schemas.catalog import CATALOG
-from schemas.inbox import ActionTold, InboxMessage, NodeDead, NodeRegistered, QuarantineLifted, ResumeTeam, SuspendTeam
+from schemas.inbox import (
+    ActionTold,
+    ApplyQueues,
+    InboxMessage,
+    NodeDead,
+    NodeRegistered,
+    QuarantineLifted,
+    ResumeTeam,
+    SuspendTeam,
+)
 
 MAX_INPUT_BYTES = 256 * 1024
 
@@ -59,7 +68,7 @@ def read_input(stored: Stored, pool: str) -> InboxItem:
         message = kind.parse(_data(stored, kind.type))
         if (problem := foreign(message, keys.get("node"))) is not None:
             message, error = None, problem
-        elif isinstance(message, NodeDead | QuarantineLifted | SuspendTeam | ResumeTeam | ActionTold):
+        elif isinstance(message, NodeDead | QuarantineLifted | ApplyQueues | SuspendTeam | ResumeTeam | ActionTold):
             message = message.model_copy(update={"user": keys["user"]})  # the subject says who speaks
     except ValueError as problem:  # of the subject, the envelope (EnvelopeError) or the body (ValidationError)
         error = _describe(problem)

@@ -100,6 +100,7 @@ class Facts:
     ignored: ClassVar = frozenset({
         "attempt.starting", "attempt.stopping", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
+        "queues.applied",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
         "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip

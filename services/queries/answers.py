@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from libs.bus.queries import NothingFound
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.explain.dry_run import DryRunInputs, dry_run
+from libs.core.explain.queue_shares import queue_shares
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view, waiting_jobs
 from libs.core.projections.pool_status import Glance
@@ -27,6 +28,8 @@ from schemas.queries import (
     PoolStatus,
     QueueList,
     QueueListQuery,
+    QueuesQuery,
+    QueuesReply,
 )
 from schemas.subjects import OPERATOR
 from services.queries.replica import Latencies, Replica
@@ -114,6 +117,11 @@ class Answers:
         total = min(_QUEUE_VIEW, waiting_jobs(state, seen_by=asked.team))
         return QueueList(jobs=tuple(jobs), total=total, ledger_seq=asked.seq)
 
+    def queues(self, replica: Replica, query: QueuesQuery, asked: AskedBy) -> QueuesReply:
+        """How the pool is shared. A team sees its own queue and those below it, the operator all."""
+        reply = queue_shares(replica.state, asked.team, self._inputs.classes)
+        return reply.model_copy(update={"ledger_seq": asked.seq})
+
     def plan(self, replica: Replica, query: PlanQuery, asked: AskedBy) -> PlanReply:
         """What would become of a job that is submitted now."""
         began = time.perf_counter()
@@ -166,6 +174,7 @@ class _KeptShape:
                     self._shape.join(node.inventory)
             self._version = fleet.version
         self._shape.quotas, self._shape.suspended = dict(state.quotas), dict(state.suspended)
+        self._shape.tree = state.tree
         return self._shape
 
 

@@ -156,6 +156,7 @@ def make_app(settings: QueriesSettings) -> AsgiFastStream:
     ask(BY_TYPE["io.baton.job.explain.query.v1"], queries.explain_job)
     ask(BY_TYPE["io.baton.job.plan.query.v1"], queries.heavy(answers.plan))
     ask(BY_TYPE["io.baton.queue.list.query.v1"], queries.heavy(answers.queue_list))
+    ask(BY_TYPE["io.baton.queues.list.query.v1"], queries.heavy(answers.queues))
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:

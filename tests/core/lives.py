@@ -12,6 +12,7 @@ from schemas.clock import BootReading, ClockMark, MeasuredBy
 from schemas.ids import job_id
 from schemas.jobs import JobSpec, RetryPolicy, Simulation
 from schemas.ledger import ClockJumped, GranterNamed, LedgerRecord, SegmentSealed
+from schemas.queues import Queue
 from schemas.resources import (
     Content,
     Device,
@@ -259,6 +260,31 @@ def suspended() -> World:
     return w
 
 
+def queued_up() -> World:
+    """A pool is given queues while jobs of two teams run; a limit above both holds, and is raised."""
+    w = World(node("n0"), node("n1"))
+    tree = (
+        Queue(name="lab", limit={"*": 10_000}),
+        Queue(name="research", parent="lab", guaranteed={}, weight_milli=2000),
+        Queue(name="blue", parent="lab"),
+    )
+    w.started(first := w.submit(job("first", 6)))
+    w.send(inbox.ApplyQueues(version=1, queues=tree, reason="the year begins", user="olga"))
+    w.send(inbox.ApplyQueues(version=1, queues=tree, user="olga"))
+    w.send(inbox.ApplyQueues(version=1, queues=tree[:1], user="olga"))
+    w.started(second := w.submit(job("second", 4, team="blue")))
+    third = w.submit(job("third", 4, team="blue"))
+    w.released(first)
+    w.started(third)
+    fourth = w.submit(job("fourth", 8))
+    raised = tree[0].model_copy(update={"limit": {"*": 16_000}})
+    w.send(inbox.ApplyQueues(version=2, queues=(raised, *tree[1:]), user="olga"))
+    w.started(fourth)
+    for each in (second, third, fourth):
+        w.released(each)
+    return w
+
+
 def begins_anew(w: World, name: str) -> None:
     known = w.decider.state.fleet.nodes[name]
     w.send(inbox.NodeRegistered(incarnation=known.incarnation + 1, inventory=known.inventory, lease_s=10))
@@ -321,6 +347,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "suspended": suspended,
     "audited": audited,
     "summed": summed,
+    "queues": queued_up,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

@@ -19,7 +19,7 @@ from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
 from libs.core.projections.verify.limit_books import LimitBooks, _against
 from libs.core.scheduling import cycle, limits, preemption
-from libs.core.scheduling.limits import OVER_LIMIT, Tally, exceeded
+from libs.core.scheduling.limits import OVER_LIMIT, LimitsUse, Tally, exceeded
 from libs.core.state import snapshot
 from libs.core.state.lifecycle import ACTIVE
 from libs.core.state.limits import Limits
@@ -203,7 +203,8 @@ def test_before_and_after_judge_alike(stated, held, more) -> None:
     books.grant("a", "job-1", [(parts_of(kind), milli) for kind, milli in held.items()])
     books.set("a", *stated)
     told = books.grant("a", "job-2", [(parts_of(kind), milli) for kind, milli in more.items()])
-    reached = exceeded(Limits.of(*stated), held, more)
+    limits = Limits.of(*stated)
+    reached = exceeded([LimitsUse(limits, held)] if limits else [], more)
     assert bool(told) == (reached is not None)
     if reached is not None:
         counted = {parts_of(kind): milli for kind, milli in held.items()}

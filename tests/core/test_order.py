@@ -173,7 +173,7 @@ def test_what_a_walk_grants_counts_at_once_and_exactly() -> None:
         row = state.fleet.row(asked[waiting.id])
         order.granted(waiting, [row])
         held = held.plus(share_of({state.fleet.kind(row): waiting.shape.milli}))
-        assert order.used["one"] == held
+        assert order.shares.of(waiting.queue) == held
     assert held == Share(GRAINS * 1000 // 7 + GRAINS * 250, 1000)
 
 

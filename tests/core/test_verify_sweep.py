@@ -36,6 +36,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "node.silent": "the first: that a node is silent, and which leases have ended, may be told in one",
         "board.recut-withdrawn": "the node may have answered late instead",
         "quota.set": f"{NEVER_USED}: nobody reached the limit",
+        "queues.applied": f"{NEVER_USED}: nobody reached a limit; who comes first is not told by a ledger",
         "lease.granter": "the last one: leases themselves are not in the ledger",
         "plan.declined": NEVER_USED,
         "input.rejected": NEVER_USED,
@@ -67,6 +68,7 @@ UNSEEN: dict[str, dict[str, str]] = {
     "later": {
         "node.joined": IN_TIME,
         "quota.set": IN_TIME,
+        "queues.applied": IN_TIME,
         "job.queued": IN_TIME,
         "job.granted": IN_TIME,
         "job.finished": "of a job that was cancelled while it waited: it waits a moment longer",

@@ -20,7 +20,7 @@ GOLDEN = [golden for golden in load() if golden.type in BY_TYPE and "~" not in g
 FACTS = [g for g in GOLDEN if issubclass(BY_TYPE[g.type].model, Fact)]
 COMMANDS = [g for g in GOLDEN if issubclass(BY_TYPE[g.type].model, Strict)]
 NEW = "from_the_future"
-TABLES = {"labels", "env", "models", "jobs", "specs"}  # their keys are data, not fields
+TABLES = {"labels", "env", "models", "jobs", "specs", "guaranteed", "limit", "holds"}  # their keys are data, not fields
 
 
 def objects(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

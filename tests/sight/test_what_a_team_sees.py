@@ -41,6 +41,7 @@ from schemas.queries import (
     PlanQuery,
     PoolStatusQuery,
     QueueListQuery,
+    QueuesQuery,
 )
 from schemas.resources import Resources
 from schemas.secrets import SecretListQuery, SecretRemove, SecretSet
@@ -92,6 +93,7 @@ def questions(two: TwoTeams) -> dict[str, list[BaseModel]]:
             plan(4, "H100", "production", at="a"),
         ],
         "queue.list": [QueueListQuery(), QueueListQuery(limit=1)],
+        "queues.list": [QueuesQuery()],
         "pool.status": [PoolStatusQuery()],
         "node.list": [NodeListQuery()],
         "device.list": [DeviceListQuery(), DeviceListQuery(node="c"), DeviceListQuery(node="nothing")],

@@ -161,7 +161,7 @@ def evaluate(
     refusals = [
         *_age(submitted_us, context.fleet),
         *_client_key(request, job_of_key, same),
-        *_class(job, context),
+        *_class(job, team, context),
         *_environment(job),
         *_secrets(job),
         *_role_names(job),
@@ -198,7 +198,7 @@ def _client_key(request: SubmitJob, job_of_key: str, same: bool | None) -> Itera
         )
 
 
-def _class(job: JobSpec, context: AdmissionContext) -> Iterator[Refusal]:
+def _class(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refusal]:
     if job.priority_class not in context.classes:
         names = sorted(context.classes, key=lambda name: -context.classes[name].priority)
         yield refuse(
@@ -209,6 +209,15 @@ def _class(job: JobSpec, context: AdmissionContext) -> Iterator[Refusal]:
             f"{meant(job.priority_class, names)}use one of: {', '.join(names)}",
         )
         return
+    allowed = context.fleet.tree.classes(team)
+    if allowed is not None and job.priority_class not in allowed:
+        yield refuse(
+            Why.CLASS,
+            "job.priority_class",
+            job.priority_class,
+            f"the queue of team {team} may not use it",
+            f"use one of: {', '.join(allowed)}" if allowed else "ask the operators: the queue may use no class",
+        )
     longest_s = context.classes[job.priority_class].longest_grace_s
     graces = {"job.stop_grace_s": job.stop_grace_s}
     if job.checkpoint is not None:
@@ -305,18 +314,20 @@ def _hardware(job: JobSpec) -> Iterator[Refusal]:
 
 def _quota(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refusal]:
     """What is above a limit of its team even when the team holds nothing: waiting would not help."""
-    limits, shape = context.fleet.quotas.get(team), shape_of(job)
-    if limits is None:
-        return
+    fleet, shape = context.fleet, shape_of(job)
+    bounds = [(f"team {team}", own)] if (own := fleet.quotas.get(team)) is not None else []
+    bounds += [(f"queue {queue}", limits) for queue, limits in fleet.tree.bounds(team)]
     if offered := tuple(name for name in shape.types if name in context.fleet.models()):
         shape = replace(shape, types=offered)
-    room = context.room(limits, {}, shape, context.fleet.accelerators())
-    if room.request is None:
-        limit = room.reached[0]
-        yield refuse(
-            Why.QUOTA,
-            "job.resources.devices",
-            job.resources.devices,
-            f"team {team} may hold {limit.limit} at once, this job alone asks for {limit.needs}",
-            f"ask for at most {limit.limit}, or have an operator raise the quota",
-        )
+    for who, limits in bounds:
+        room = context.room(limits, {}, shape, fleet.accelerators())
+        if room.request is None:
+            limit = room.reached[0]
+            yield refuse(
+                Why.QUOTA,
+                "job.resources.devices",
+                job.resources.devices,
+                f"{who} may hold {limit.limit} at once, this job alone asks for {limit.needs}",
+                f"ask for at most {limit.limit}, or have an operator raise the quota",
+            )
+            return

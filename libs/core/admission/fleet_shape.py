@@ -22,6 +22,7 @@ from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import NO_SPREAD, Shape
+from libs.core.state.queue_tree import QueueTree
 from schemas import ledger as led
 from schemas.resources import Inventory
 
@@ -58,6 +59,7 @@ class FleetShape:
         self.fleet = Fleet()
         """Every node as it last told, with nothing taken; nodes that left stay."""
         self.quotas: dict[str, Limits] = {}
+        self.tree = QueueTree()
         self.suspended: dict[str, Suspension] = {}
         self.t_us = 0
         """The ledger's time, microseconds."""
@@ -126,6 +128,9 @@ class FleetShape:
             self.quotas.pop(event.team, None)
         else:
             self.quotas[event.team] = limits
+
+    def _queues_applied(self, event: led.QueuesApplied, t_us: int) -> None:
+        self.tree = QueueTree.of(event.queues, event.version)
 
     def _team_suspended(self, event: led.TeamSuspended, t_us: int) -> None:
         known = self.suspended.get(event.team)
@@ -236,6 +241,7 @@ class FleetShape:
         return state_parts.write(
             {
                 "quotas": {team: limits.dump() for team, limits in self.quotas.items()},
+                "tree": self.tree.dump(),
                 "suspended": self.suspended,
                 "t_us": self.t_us,
                 "inbox_seq": self.inbox_seq,
@@ -254,6 +260,7 @@ class FleetShape:
         about, tables = state_parts.read(parts)
         shape = cls()
         shape.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}
+        shape.tree = QueueTree.load(about.get("tree", {}))
         shape.suspended = {team: Suspension(*how) for team, how in about.get("suspended", {}).items()}
         shape.t_us, shape.inbox_seq = about["t_us"], about["inbox_seq"]
         ended: list[Any] = []
@@ -294,6 +301,7 @@ _FOLD: dict[type, Callable[[FleetShape, Any, int], None]] = {
     led.NodeJoined: FleetShape._offered,
     led.BoardCutDone: FleetShape._offered,
     led.QuotaSet: FleetShape._quota_set,
+    led.QueuesApplied: FleetShape._queues_applied,
     led.TeamSuspended: FleetShape._team_suspended,
     led.TeamResumed: FleetShape._team_resumed,
 }

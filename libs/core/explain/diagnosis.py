@@ -200,7 +200,7 @@ def _changes(state: State, job: Job, outcome: Blocked, view: View, context: Cont
 def _capped(state: State, tally: Tally, job: Job, shape: Shape) -> Shape:
     """`shape` with the caps that the limits of `job`'s team set on every model of the pool, so that a change of types keeps
     to them as well."""
-    if job.team not in state.quotas:
+    if not tally.limited(job.team):
         return shape
     anywhere = shape if shape.roles else replace(shape, types=tuple(state.fleet.models.names))
     return replace(shape, caps=tally.room(job, anywhere).caps)

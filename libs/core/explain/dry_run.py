@@ -124,7 +124,7 @@ def dry_run(
 def shape_of_fleet(state: State) -> FleetShape:
     """What admission knows of the pool, made from placement's state."""
     shape = FleetShape.of((node.inventory for node in state.fleet.nodes.values()), state.quotas)
-    shape.suspended = dict(state.suspended)
+    shape.suspended, shape.tree = dict(state.suspended), state.tree
     return shape
 
 

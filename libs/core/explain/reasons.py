@@ -17,7 +17,7 @@ from libs.core.placement.context import context_of, release_host_resources_of, r
 from libs.core.placement.throughput import Chooser
 from libs.core.placement.view import NOBODY
 from libs.core.scheduling.limits import OVER_LIMIT, Tally
-from libs.core.scheduling.order import JobRank, Share, front, rank, share_of
+from libs.core.scheduling.order import JobRank, Shares, front, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import KeptRows, keep_ahead, kept
 from libs.core.state.fold import hold_code
@@ -33,7 +33,7 @@ class Reasons:
         self.tally = Tally(state)
         self._found: dict[QueueKey, Blocked | None] = {}
         self._searched: dict[Any, Placed | Blocked] = {}
-        self._shares: dict[str, Share] = {}
+        self._shares = Shares(state)
 
     def of(self, key: QueueKey) -> Blocked | None:
         """Why the queue waits; None when its next job fits."""
@@ -47,10 +47,7 @@ class Reasons:
 
     def rank_of(self, job: Job) -> JobRank:
         """Where it comes in the order, while nothing is granted."""
-        share = self._shares.get(job.team)
-        if share is None:
-            share = self._shares[job.team] = share_of(self.state.committed(job.team))
-        return rank(job, share, self.t_us, self.policy)
+        return rank(job, self._shares.of(job.queue), self.t_us, self.policy)
 
     @cached_property
     def kept(self) -> list[KeptRows]:

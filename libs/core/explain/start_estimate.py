@@ -182,9 +182,10 @@ class _Replay:
     def after(self, ends: int, job: Job, context: Context) -> Placed | None:
         """Where `job` would go after so many ends, counted from the beginning."""
         tally = self._tally.copy()
-        for ended in self._jobs[:ends] if job.team in self._state.quotas else ():
-            for part in _open_parts(ended) if ended.team == job.team else ():
-                tally.give_back(job.team, part)
+        together = self._state.tree.bounded_with(job.team)
+        for ended in self._jobs[:ends] if tally.limited(job.team) else ():
+            for part in _open_parts(ended) if ended.team in together else ():
+                tally.give_back(ended.team, part)
         request = tally.room(job).request
         placed = None if request is None else find(self._freed(ends), request, context=context)
         return placed if isinstance(placed, Placed) else None

@@ -36,7 +36,7 @@ class HotState:
     ignored: ClassVar = frozenset({
         "attempt.checkpointed", "attempt.closed", "devices.held", "hold.released", "board.recut", "input.rejected",
         "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
-        "lease.granter", "node.declared-dead", "operator.acted", "command.refused", "ledger.summed",
+        "queues.applied", "lease.granter", "node.declared-dead", "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip
     """No column shows them."""
 

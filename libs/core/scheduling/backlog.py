@@ -212,7 +212,7 @@ class _Help:
     def reaches(self, key: QueueKey, tried: _Tried) -> bool:
         """Whether a queue that was tried may fit now."""
         team, shape = key.team, key.shape
-        if tried.limited and (team in self._changes.teams or self._changes.joined):
+        if tried.limited and (self._changes.joined or self._less_used(team)):
             return True
         if tried.shut:
             return False
@@ -225,6 +225,9 @@ class _Help:
         if not any(job_id in self._state.holds for job_id in tried.jobs):
             rows = rows[fleet.held[rows] == NOBODY]
         return _serve(fleet, rows, fleet.free_milli, shape)
+
+    def _less_used(self, team: str) -> bool:
+        return not self._changes.teams.isdisjoint(self._state.tree.bounded_with(team))
 
 
 def _serve(fleet: Fleet, rows: Ints, free_milli: Ints, shape: Shape) -> bool:

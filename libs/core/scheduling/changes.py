@@ -112,6 +112,7 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.NodeJoined: _devices_came,
     led.NodeLeft: _devices_went,
     led.QuotaSet: _limit_set,
+    led.QueuesApplied: _anything,
     led.TeamSuspended: _anything,
     led.TeamResumed: _anything,
     led.JobQueued: _job_queued,

@@ -129,6 +129,7 @@ class Fleet:
         """What the constraints that do not pass leave, by kind of request (`placement.constraints`)."""
         self.scorer: Any = None
         """The placer's scorer (`libs.core.placement.score.scorer`), where there is one: views of this fleet carry it."""
+        self._capacity: tuple[int, dict[str, int]] = (-1, {})
         self.version = 0
         """Grows when nodes or devices come or go: whoever caches something derived from the shape compares it."""
         for name in _DEVICE_COLUMNS:
@@ -265,6 +266,18 @@ class Fleet:
     def kind(self, row: int) -> str:
         """The kind of a device by name: `H100`, or `H100:1g.10gb` for a MIG instance."""
         return kind_of(self.models.names[int(self.model[row])], self.profiles.names[int(self.profile[row])])
+
+    def capacity(self) -> dict[str, int]:
+        """Kind of device -> thousandths of devices that are up. Not to be changed."""
+        version, known = self._capacity
+        if version != self.version:
+            known = {kind: WHOLE_MILLI * count for kind, count in self.kinds(np.flatnonzero(self.up).tolist()).items()}
+            self._capacity = (self.version, known)
+        return known
+
+    def offered(self) -> set[str]:
+        """Every kind of device that there is or was."""
+        return set(self.kinds(range(len(self.devices.names)))) if self.devices.names else set()
 
     def kinds(self, rows: Sequence[int]) -> dict[str, int]:
         """How many of the devices `rows` are of each kind."""

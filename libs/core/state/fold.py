@@ -16,6 +16,7 @@ from libs.core.state import lifecycle
 from libs.core.state.early_cancels import EarlyCancel
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, shape_of
+from libs.core.state.queue_tree import QueueTree
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent, reopen
 from libs.core.state.waiting import back_off, dequeue, enqueue, park, pass_time, unpark
 from schemas import ledger as led
@@ -132,6 +133,10 @@ def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
         state.quotas.pop(e.team, None)
     else:
         state.quotas[e.team] = limits
+
+
+def _queues_applied(state: State, e: led.QueuesApplied, t_us: int) -> None:
+    state.tree = QueueTree.of(e.queues, e.version)
 
 
 def _team_suspended(state: State, e: led.TeamSuspended, t_us: int) -> None:
@@ -381,6 +386,7 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.NodeJoined: _node_joined,
     led.NodeLeft: _node_left,
     led.QuotaSet: _quota_set,
+    led.QueuesApplied: _queues_applied,
     led.TeamSuspended: _team_suspended,
     led.TeamResumed: _team_resumed,
     led.JobQueued: _job_queued,

@@ -92,6 +92,7 @@ TABLE: Mapping[type, Rule] = {
     led.NodeJoined: _NOTHING,
     led.NodeLeft: _NOTHING,
     led.QuotaSet: _NOTHING,
+    led.QueuesApplied: _NOTHING,
     led.TeamSuspended: _NOTHING,
     led.TeamResumed: _NOTHING,
     led.BoardRecut: _NOTHING,

@@ -12,6 +12,7 @@ from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Cap, Limits, Suspension
 from libs.core.state.line import Line
+from libs.core.state.queue_tree import QueueTree
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
 from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network
@@ -318,6 +319,8 @@ class State:
     """Node -> ids of the jobs that hold devices there, in order of grant."""
     quotas: dict[str, Limits] = field(default_factory=dict)
     """Team -> its limits; a team without any is not in it."""
+    tree: QueueTree = field(default_factory=QueueTree)
+    """Who is guaranteed what; empty until an operator has said so."""
     suspended: dict[str, Suspension] = field(default_factory=dict)
     """Teams that an operator has paused."""
     parked: dict[QueueKey, Line] = field(default_factory=dict)
@@ -363,6 +366,11 @@ class State:
                 for kind, milli in self.kept(beneficiary).items():
                     total[kind] = total.get(kind, 0) + milli
         return total
+
+    def all_committed(self) -> dict[str, dict[str, int]]:
+        """`committed` of every team that holds anything, or for which anything is kept."""
+        teams = {*self.used, *(self.jobs[job].team for job in self.holds if job in self.jobs)}
+        return {team: self.committed(team) for team in sorted(teams)}
 
     def kept(self, job_id: str) -> dict[str, int]:
         """The devices that are kept for a job, kind -> thousandths: an elastic one may get fewer than it asked for."""

@@ -24,6 +24,7 @@ from libs.core.state.fold import mark_holds
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, grant_order, shape_of
+from libs.core.state.queue_tree import QueueTree
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off, enqueue
 from schemas.attempts import Category, Cause
@@ -65,6 +66,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "repartition_us": state.repartition_us,
         "holds": [[beneficiary, list(devices)] for beneficiary, devices in state.holds.items()],
         "suspended": dict(sorted(state.suspended.items())),
+        "tree": state.tree.dump(),
         "quotas": {team: limits.dump() for team, limits in state.quotas.items()},
         **{name: getattr(state, name) for name in _PLAIN},
     }
@@ -94,6 +96,7 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     body = json.loads(next(source, b"").removeprefix(b"H"))
     state = State(**{name: body[name] for name in _PLAIN})
     state.quotas = {team: Limits.load(limits) for team, limits in body["quotas"].items()}
+    state.tree = QueueTree.load(body.get("tree", {}))
     state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
     nodes: list[Any] = []
     devices: list[Any] = []

@@ -85,6 +85,9 @@ class AuditLines:
             "policy": e.policy, "teams": (e.team,),
         }  # fmt: skip
 
+    def _queues(self, e: led.QueuesApplied) -> Iterator[dict[str, Any]]:
+        yield _operator("queues.apply", f"version {e.version}", e.user, e.reason)
+
     def _paused(self, e: led.TeamSuspended | led.TeamResumed) -> Iterator[dict[str, Any]]:
         kind = "team.suspend" if isinstance(e, led.TeamSuspended) else "team.resume"
         yield _operator(kind, e.team, e.user, e.reason) | {"teams": (e.team,)}
@@ -135,6 +138,7 @@ class AuditLines:
 _SAID = {
     "node-dead": "node.declare-dead",
     "quarantine-lifted": "node.release",
+    "queues-applied": "queues.apply",
     "team-suspended": "team.suspend",
     "team-resumed": "team.resume",
     "acted": "audit.tell",
@@ -145,6 +149,7 @@ _LINES: dict[type, Callable[[AuditLines, Any], Iterator[dict[str, Any]]]] = {
     led.AttemptStopping: AuditLines._stopping,
     led.JobFinished: AuditLines._finished,
     led.QuotaSet: AuditLines._quota,
+    led.QueuesApplied: AuditLines._queues,
     led.TeamSuspended: AuditLines._paused,
     led.TeamResumed: AuditLines._paused,
     led.NodeDeclaredDead: AuditLines._dead,

@@ -6,7 +6,7 @@ random histories (tests/core/test_limits_properties.py).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 from functools import cache
 
@@ -26,6 +26,9 @@ class LimitBooks:
     def __init__(self) -> None:
         self._limits: dict[str, dict[str, int]] = {}
         """Team -> key of a limit (`*`, type, type:profile) -> thousandths of what the key names."""
+        self._queue_limits: dict[str, dict[str, int]] = {}
+        self._above: dict[str, list[str]] = {}
+        """Queue -> itself and all above it."""
         self._used: dict[str, Counter[Kind]] = defaultdict(Counter)
         self._held: dict[str, tuple[str, Counter[Kind]]] = {}
         self._handed_over: tuple[str, Counter[Kind]] = ("", Counter())
@@ -35,9 +38,22 @@ class LimitBooks:
         """From here on these are all of its limits. What it holds already is left to it."""
         self._limits[team] = dict(by_type) | ({} if limit_milli is None else {"*": limit_milli})
 
+    def set_queues(self, queues: Iterable[tuple[str, str, Mapping[str, int]]]) -> None:
+        """From here on these are all queues: (name, parent, limits).
+
+        A queue holds what teams called like it or like one below it hold."""
+        parent: dict[str, str] = {}
+        self._queue_limits = {}
+        for name, above, limits in queues:
+            parent[name], self._queue_limits[name] = above, dict(limits)
+        self._above = {name: [name] for name in parent}
+        for line in self._above.values():
+            while line[-1] in parent and parent[line[-1]] and len(line) <= len(parent):
+                line.append(parent[line[-1]])
+
     def hold(self, team: str, job_id: str, taken: Taken) -> list[str]:
         """Devices are kept for a job."""
-        before = self._counted(team)
+        before = self._all_counted(team)
         self._held[job_id] = (team, _sum(taken))
         return self._lifted(team, before)
 
@@ -48,12 +64,10 @@ class LimitBooks:
 
     def grant(self, team: str, job_id: str, taken: Taken) -> list[str]:
         """A job gets devices, perhaps those that were kept for it until now."""
-        if not self._limits.get(team):
-            _add(self._used[team], taken, 1)
-            return []
-        before = self._counted(team)
+        before = self._all_counted(team)
         if self._handed_over[0] == job_id:
-            before.update(self._handed_over[1])
+            for counted in before.values():
+                counted.update(self._handed_over[1])
         _add(self._used[team], taken, 1)
         return self._lifted(team, before)
 
@@ -61,20 +75,33 @@ class LimitBooks:
         """Devices of a team are free again."""
         _add(self._used[team], taken, -1)
 
-    def _counted(self, team: str) -> Counter[Kind]:
-        total = Counter(self._used[team])
+    def _all_counted(self, team: str) -> dict[str, Counter[Kind]]:
+        """What counts against each limit that holds for the team, by whose it is: `team NAME` or `queue NAME`."""
+        counted = {f"team {team}": self._counted({team})} if self._limits.get(team) else {}
+        for queue in self._above.get(team, ()):
+            if self._queue_limits[queue]:
+                counted[f"queue {queue}"] = self._counted({name for name, up in self._above.items() if queue in up})
+        return counted
+
+    def _counted(self, teams: Collection[str]) -> Counter[Kind]:
+        total: Counter[Kind] = Counter()
+        for team in teams:
+            total.update(self._used.get(team, {}))
         for holder, kinds in self._held.values():
-            if holder == team:
+            if holder in teams:
                 total.update(kinds)
         return total
 
-    def _lifted(self, team: str, before: Counter[Kind]) -> list[str]:
-        """The limits that the team is above now, and was not as far above `before` (one may have been lowered)."""
-        now, found = self._counted(team), []
-        for key, limit in self._limits.get(team, {}).items():
-            total = _against(key, now)
-            if total > limit and total > _against(key, before):
-                found.append(f"team {team} holds {float(total):g} milli of {key}, its quota is {limit}")
+    def _lifted(self, team: str, before: Mapping[str, Counter[Kind]]) -> list[str]:
+        """The limits that are exceeded now, and were not as much `before` (one may have been lowered)."""
+        found = []
+        for whose, now in self._all_counted(team).items():
+            what, _, name = whose.partition(" ")
+            limits = self._limits[name] if what == "team" else self._queue_limits[name]
+            for key, limit in limits.items():
+                total = _against(key, now)
+                if total > limit and total > _against(key, before[whose]):
+                    found.append(f"{whose} holds {float(total):g} milli of {key}, its quota is {limit}")
         return found
 
 

@@ -1,4 +1,4 @@
-"""Limits of teams (I7): no grant and no hold lifts a team above one, in books of fractions of their own (`limit_books`).
+"""Limits of teams and queues (I7): no grant and no hold lifts one above them, in books of their own (`limit_books`).
 A team that is suspended gets no grant, no hold and no new job."""
 
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ class TeamLimits(Subject):
 
     handlers: ClassVar = {
         led.QuotaSet: "set",
+        led.QueuesApplied: "applied",
         led.TeamSuspended: "suspended",
         led.TeamResumed: "resumed",
         led.JobQueued: "queued",
@@ -27,9 +28,16 @@ class TeamLimits(Subject):
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._limits = LimitBooks()
+        self._version = -1
 
     def set(self, e: led.QuotaSet) -> None:
         self._limits.set(e.team, e.limit_milli, e.by_type)
+
+    def applied(self, e: led.QueuesApplied) -> None:
+        self._limits.set_queues((queue.name, queue.parent, queue.limit) for queue in e.queues)
+        if e.version <= self._version:
+            self.books.broken("I7", f"queues of version {e.version} are applied after version {self._version}")
+        self._version = e.version
 
     def suspended(self, e: led.TeamSuspended) -> None:
         self.books.suspended.add(e.team)

@@ -11,7 +11,7 @@ The caller decides where the request goes (`Room.request` carries the caps that 
 (`Reached.text`). A limit that is lowered evicts nobody.
 """
 
-from libs.core.scheduling.limits.rule import OVER_LIMIT, Reached, Room, exceeded, room
+from libs.core.scheduling.limits.rule import OVER_LIMIT, LimitsUse, Reached, Room, exceeded, room, room_within
 from libs.core.scheduling.limits.tally import Tally
 
-__all__ = ["OVER_LIMIT", "Reached", "Room", "Tally", "exceeded", "room"]
+__all__ = ["OVER_LIMIT", "LimitsUse", "Reached", "Room", "Tally", "exceeded", "room", "room_within"]

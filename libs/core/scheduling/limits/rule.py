@@ -5,9 +5,10 @@ limits that count this model leave. Roles of a nested gang may go to different o
 of all models that it counts, together.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from libs.core.accelerators.kinds import GRAINS, grains, weight
 from libs.core.placement.answer import Blocked, BlockReason
@@ -33,11 +34,14 @@ class Reached:
     used: int
     asked: int
     """What the smallest useful part of the request would add, in grains."""
+    queue: str = ""
+    """Whose limit it is, when it is that of a queue; empty: the team's own."""
 
     def text(self, team: str) -> str:
         """For people: "team vision holds 7 of its limit of 8 H100 and the job needs 2"."""
         used, asked = _shown(self.used), _shown(self.asked)
-        return f"team {team} holds {used} of its limit of {self.limit} and the job needs {asked}"
+        who = f"queue {self.queue}" if self.queue else f"team {team}"
+        return f"{who} holds {used} of its limit of {self.limit} and the job needs {asked}"
 
     @property
     def limit(self) -> str:
@@ -65,6 +69,23 @@ class Room:
     caps: tuple[Cap, ...] = ()
 
 
+class LimitsUse(NamedTuple):
+    """Limits, and what counts against them. `queue`: whose they are; empty: the team's own."""
+
+    limits: Limits
+    used: Usage
+    queue: str = ""
+
+
+class _Line(NamedTuple):
+    """One limit, and what counts against it, grains."""
+
+    key: str
+    limit_milli: int
+    held: int
+    queue: str
+
+
 def noun(key: str) -> str:
     """What a limit on `key` counts, for people."""
     model, profile = parts_of(key)
@@ -85,26 +106,42 @@ def room(
         models: device models that a request (or role) without types of its own may go to.
         kept: what is kept for this request: its own, also when a limit was lowered since.
     """
-    if limits is None:
+    return room_within(() if limits is None else (LimitsUse(limits, used),), shape, models, kept)
+
+
+def room_within(
+    bounds: Sequence[LimitsUse], shape: Shape, models: Collection[str], kept: Usage = MappingProxyType({})
+) -> Room:
+    """As `room`, within all of `bounds` at once: a team's own and those of the queues that it is in."""
+    if not bounds:
         return Room(shape)
-    return _nested(limits, used, shape, models, kept) if shape.roles else _single(limits, used, shape, models, kept)
+    lines = _lines(bounds)
+    return _nested(lines, shape, models, kept) if shape.roles else _single(lines, shape, models, kept)
 
 
-def exceeded(limits: Limits | None, used: Usage, added: Usage) -> Reached | None:
-    """The first limit that `added` would lift a team above which holds `used`; None when none."""
-    for key, limit_milli in limits or ():
+def exceeded(bounds: Sequence[LimitsUse], added: Usage) -> Reached | None:
+    """The first limit that `added` would lift one above which holds what its bound says; None when none."""
+    for key, limit_milli, held, queue in _lines(bounds):
         more = grains(key, added)
-        if more and grains(key, used) + more > limit_milli * GRAINS:
-            return Reached(key, limit_milli, grains(key, used), more)
+        if more and held + more > limit_milli * GRAINS:
+            return Reached(key, limit_milli, held, more, queue)
     return None
 
 
-def _single(limits: Limits, used: Usage, shape: Shape, models: Collection[str], kept: Usage) -> Room:
+def _lines(bounds: Sequence[LimitsUse]) -> list[_Line]:
+    return [
+        _Line(key, limit_milli, grains(key, bound.used), bound.queue)
+        for bound in bounds
+        for key, limit_milli in bound.limits
+    ]
+
+
+def _single(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usage) -> Room:
     """Each model's room, and the limit that makes it so small; the model with the most room decides the size."""
     rooms: dict[str, int] = {}
     reached: list[tuple[int, Reached]] = []
     for model in shape.types or models or _NAMELESS:
-        devices, limit = _on(model, limits, used, shape)
+        devices, limit = _on(model, lines, shape)
         rooms[model] = max(devices, kept.get(kind_of(model, shape.profile), 0) // shape.milli)
         if limit is not None and rooms[model] < shape.devices:
             reached.append((rooms[model], limit))
@@ -116,21 +153,20 @@ def _single(limits: Limits, used: Usage, shape: Shape, models: Collection[str], 
     return Room(request, told, caps)
 
 
-def _on(model: str, limits: Limits, used: Usage, shape: Shape) -> tuple[int, Reached | None]:
+def _on(model: str, lines: list[_Line], shape: Shape) -> tuple[int, Reached | None]:
     """Devices of `model` that all limits allow, and the limit that allows the fewest; None when none counts this model."""
     kind, fewest, told = kind_of(model, shape.profile), UNLIMITED, None
-    for key, limit_milli in limits:
+    for key, limit_milli, held, queue in lines:
         each = weight(key, kind) * shape.milli
         if not each:
             continue
-        held = grains(key, used)
         devices = max(0, limit_milli * GRAINS - held) // each
         if devices < fewest:
-            fewest, told = devices, Reached(key, limit_milli, held, shape.least * each)
+            fewest, told = devices, Reached(key, limit_milli, held, shape.least * each, queue)
     return fewest, told
 
 
-def _nested(limits: Limits, used: Usage, shape: Shape, models: Collection[str], kept: Usage) -> Room:
+def _nested(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usage) -> Room:
     """A cap for each limit, over the models that it counts. Whether roles can share what the caps leave, `find` sees."""
     options = [role.types or tuple(models) or _NAMELESS for role in shape.roles]
     least = [role.min_count * role.devices for role in shape.roles]
@@ -138,11 +174,11 @@ def _nested(limits: Limits, used: Usage, shape: Shape, models: Collection[str], 
     request: Shape | None = shape
     caps: list[Cap] = []
     reached: list[tuple[int, Reached]] = []
-    for key, limit_milli in limits:
+    for key, limit_milli, held, queue in lines:
         counted = tuple(dict.fromkeys(m for names in options for m in names if weight(key, m)))
         if not counted:
             continue
-        held, own = grains(key, used), sum(kept.get(model, 0) for model in counted) // WHOLE_MILLI
+        own = sum(kept.get(model, 0) for model in counted) // WHOLE_MILLI
         devices = max(max(0, limit_milli * GRAINS - held) // (GRAINS * WHOLE_MILLI), own)
         only = [set(names) <= set(counted) for names in options]
         some = [not set(names).isdisjoint(counted) for names in options]
@@ -150,7 +186,7 @@ def _nested(limits: Limits, used: Usage, shape: Shape, models: Collection[str], 
         if devices < sum(n for n, touched in zip(most, some, strict=True) if touched):
             caps.append(Cap(counted, devices))
             asked = needed or min(n for n, touched in zip(least, some, strict=True) if touched)
-            reached.append((devices, Reached(key, limit_milli, held, asked * GRAINS * WHOLE_MILLI)))
+            reached.append((devices, Reached(key, limit_milli, held, asked * GRAINS * WHOLE_MILLI, queue)))
         if devices < needed:
             request = None
         elif all(only) and request is not None:

@@ -1,9 +1,11 @@
 """What each team holds while a plan is made, and so what its limits leave. Nothing is written to the state."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from types import MappingProxyType
 
 from libs.core.accelerators.kinds import named_only
-from libs.core.scheduling.limits.rule import Reached, Room, exceeded, room
+from libs.core.scheduling.limits.rule import LimitsUse, Reached, Room, exceeded, room_within
+from libs.core.state.limits import Usage
 from libs.core.state.model import Job, Shape, State
 from schemas.resources import Claim
 
@@ -18,24 +20,43 @@ class Tally:
 
     def room(self, job: Job, shape: Shape | None = None) -> Room:
         """How much of `shape` (its own without one) `job` may have; what is kept for the job is its own."""
-        state, shape = self._state, shape or job.shape
-        limits = state.quotas.get(job.team)
-        if limits is None:
+        shape = shape or job.shape
+        if not self.limited(job.team):
             return Room(shape)
-        kept = state.kept(job.id)
-        used = self.used(job.team)
-        if kept:
-            used = {kind: milli - kept.get(kind, 0) for kind, milli in used.items()}
-        return room(limits, used, shape, self._accelerators(), kept)
+        kept = self._state.kept(job.id)
+        return room_within(self._bounds(job.team, kept), shape, self._accelerators(), kept)
 
     def exceeded(self, job: Job, devices: Sequence[int]) -> Reached | None:
         """The limit that `job` on these devices (rows of the fleet) would lift its team above; None when none."""
-        limits = self._state.quotas.get(job.team)
-        return None if limits is None else exceeded(limits, self.used(job.team), self._usage(job, devices))
+        return exceeded(self._bounds(job.team), self._usage(job, devices)) if self.limited(job.team) else None
+
+    def limited(self, team: str) -> bool:
+        """Whether the team, or a queue that it is in, has a limit."""
+        return team in self._state.quotas or bool(self._state.tree.bounds(team))
+
+    def _bounds(self, team: str, less: Usage = MappingProxyType({})) -> list[LimitsUse]:
+        """All limits that hold for `team`, with what counts against each; `less`: without that of it."""
+        state, found = self._state, []
+        if (own := state.quotas.get(team)) is not None:
+            found.append(LimitsUse(own, self._sum((team,), less)))
+        found += [
+            LimitsUse(limits, self._sum(state.tree.below(queue), less), queue)
+            for queue, limits in state.tree.bounds(team)
+        ]
+        return found
+
+    def _sum(self, teams: Collection[str], less: Usage) -> Usage:
+        if len(teams) == 1 and not less:
+            return self.used(next(iter(teams)))
+        total = {kind: -milli for kind, milli in less.items()}
+        for team in teams:
+            for kind, milli in self.used(team).items():
+                total[kind] = total.get(kind, 0) + milli
+        return total
 
     def take(self, job: Job, devices: Sequence[int]) -> None:
         """`job` gets these devices (rows of the fleet); devices that were held for it count no longer."""
-        if job.team not in self._state.quotas:
+        if not self.limited(job.team):
             return
         used = self.used(job.team)
         for kind, milli in self._state.kept(job.id).items():
@@ -45,7 +66,7 @@ class Tally:
 
     def give_back(self, team: str, claims: Iterable[Claim]) -> None:
         """A job of `team` gives these back."""
-        if team not in self._state.quotas:
+        if not self.limited(team):
             return
         used, fleet = self.used(team), self._state.fleet
         for claim in claims:

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from libs.core.scheduling.order.rank import JobRank, held_in, rank
-from libs.core.scheduling.order.share import Share, share_of
+from libs.core.scheduling.order.share import Shares
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State
 
@@ -33,7 +33,7 @@ class JobsAhead:
         self._state, self._t_us, self._policy = state, t_us, policy
         self._due_us = t_us - policy.reserve_after_us
         """A gang that was queued after this is not due."""
-        self._shares: dict[str, Share] = {}
+        self._shares = Shares(state)
         self._counted: dict[str, dict[QueueKey, int]] = {}
 
     def count(self, job: Job, team: str = "") -> int:
@@ -70,13 +70,7 @@ class JobsAhead:
         return count
 
     def _rank(self, job: Job) -> JobRank:
-        return rank(job, self._share(job.team), self._t_us, self._policy)
-
-    def _share(self, team: str) -> Share:
-        share = self._shares.get(team)
-        if share is None:
-            share = self._shares[team] = share_of(self._state.committed(team))
-        return share
+        return rank(job, self._shares.of(job.queue), self._t_us, self._policy)
 
     def _reach(self, job: Job) -> _Reach:
         line, held = self._state.queues[job.queue], held_in(self._state, job.queue)
@@ -115,7 +109,7 @@ class JobsAhead:
                 return 0
             not_due = line.queued_after(self._due_us, *_OLDEST, held)
             return min(not_due, line.before(*age))
-        share = self._share(key.team)
+        share = self._shares.of(key)
         if share < reach.share:
             return len(line)
         begin = _OLDEST if share > reach.share else age

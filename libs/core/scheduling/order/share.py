@@ -1,12 +1,18 @@
-"""How busy a team is, as the order compares teams: in whole accelerators, by the same weights as limits
-(`libs.core.accelerators.kinds`), so that seven `1g` slices of seven are one board."""
+"""How well teams are served, as the order compares them.
+
+In a pool without queues: by what each holds, in whole accelerators, by the same weights as limits
+(`libs.core.accelerators.kinds`), so that seven `1g` slices of seven are one board. With queues: by their standing
+(`libs.core.scheduling.queues`).
+"""
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from libs.core.accelerators.kinds import grains, is_cpu
-from schemas.resources import ANY_ACCELERATOR, parts_of
+from libs.core.scheduling.queues import Standing, Standings
+from libs.core.state.model import QueueKey, Shape, State
+from schemas.resources import ANY_ACCELERATOR, kind_of, parts_of
 
 
 class Share(NamedTuple):
@@ -19,9 +25,6 @@ class Share(NamedTuple):
 
     def plus(self, other: "Share") -> "Share":
         return Share(self.grains + other.grains, self.processors_milli + other.processors_milli)
-
-    def less(self, other: "Share") -> "Share":
-        return Share(self.grains - other.grains, self.processors_milli - other.processors_milli)
 
 
 NOTHING = Share()
@@ -38,3 +41,54 @@ def share_of(held: Mapping[str, int]) -> Share:
 @lru_cache(maxsize=4096)  # few kinds, and of each few amounts: asked for every grant
 def _of(kind: str, milli: int) -> Share:
     return Share(grains(ANY_ACCELERATOR, {kind: milli}), milli if is_cpu(parts_of(kind)[0]) else 0)
+
+
+Served = tuple[Any, ...]
+"""A `Share`, or a `Standing` where the pool has queues. The lower comes first; the two are never compared."""
+
+
+class Shares:
+    """How well teams are served while a plan is made. Begins with what `state` says; reads it, and changes only itself."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._share: dict[str, Share] = {}
+        self._standings = None
+        if len(state.tree):
+            self._standings = Standings(state.tree, state.all_committed(), state.fleet.capacity())
+            self._standing: dict[QueueKey, Standing] = {}
+
+    def of(self, key: QueueKey) -> Served:
+        """Of the jobs of a queue."""
+        if self._standings is None:
+            return self._of_team(key.team)
+        found = self._standing.get(key)
+        if found is None:
+            found = self._standing[key] = self._standings.of(key.team, kinds_asked(key.shape))
+        return found
+
+    def got(self, team: str, kinds: Mapping[str, int]) -> None:
+        """A job of `team` got these: kind of device -> thousandths."""
+        if self._standings is None:
+            self._share[team] = self._of_team(team).plus(share_of(kinds))
+        else:
+            self._standings.took(team, kinds)
+            self._standing.clear()
+
+    def gave(self, team: str, kinds: Mapping[str, int]) -> None:
+        """The inverse of `got`."""
+        self.got(team, {kind: -milli for kind, milli in kinds.items()})
+
+    def _of_team(self, team: str) -> Share:
+        share = self._share.get(team)
+        if share is None:
+            share = self._share[team] = share_of(self._state.committed(team))
+        return share
+
+
+@lru_cache(maxsize=4096)
+def kinds_asked(shape: Shape) -> tuple[str, ...]:
+    """The kinds of device that a request names; none: any accelerator."""
+    if shape.roles:
+        return tuple(dict.fromkeys(model for role in shape.roles for model in role.types))
+    return tuple(kind_of(model, shape.profile) for model in shape.types)

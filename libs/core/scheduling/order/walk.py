@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
 from libs.core.scheduling.order.rank import JobRank, in_turn, rank
-from libs.core.scheduling.order.share import Share, share_of
+from libs.core.scheduling.order.share import Shares
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State
 
@@ -16,12 +16,12 @@ class Order:
             order.granted(job, devices)   # or
             order.passed(job)             # or neither: the job waits, and its queue with it
 
-    `used` is what teams hold, grants of this walk included.
+    `shares` is how well teams are served, grants of this walk included.
     """
 
     def __init__(self, state: State, t_us: int, policy: Policy, queues: Iterable[QueueKey] | None = None) -> None:
         """`queues`: the only ones to look at; None: all."""
-        self.used: dict[str, Share] = {}
+        self.shares = Shares(state)
         self._state, self._t_us, self._policy = state, t_us, policy
         self._rest: dict[QueueKey, Iterator[str]] = {}
         self._heap: list[tuple[JobRank, Job]] = []
@@ -43,9 +43,9 @@ class Order:
         that were held for it count no longer."""
         self._granted.add(job.id)
         gets = {kind: count * job.shape.milli for kind, count in self._state.fleet.kinds(devices).items()}
-        self.used[job.team] = self.used[job.team].plus(share_of(gets))
+        self.shares.got(job.team, gets)
         if job.id in self._state.holds:
-            self.used[job.team] = self.used[job.team].less(share_of(self._state.kept(job.id)))
+            self.shares.gave(job.team, self._state.kept(job.id))
         self._advance(job.queue)
 
     def passed(self, job: Job) -> None:
@@ -56,8 +56,6 @@ class Order:
         """Walks over these queues too. Queues that the walk has met already are left as they are."""
         for key in queues:
             if key not in self._rest and key in self._state.queues:
-                if key.team not in self.used:
-                    self.used[key.team] = share_of(self._state.committed(key.team))
                 self._rest[key] = in_turn(self._state, key, self._policy)
                 self._advance(key)
 
@@ -75,7 +73,7 @@ class Order:
                 return
 
     def _rank(self, job: Job) -> JobRank:
-        return rank(job, self.used[job.team], self._t_us, self._policy)
+        return rank(job, self.shares.of(job.queue), self._t_us, self._policy)
 
 
 def in_order(state: State, t_us: int, policy: Policy, queues: Iterable[QueueKey] | None = None) -> Iterator[Job]:

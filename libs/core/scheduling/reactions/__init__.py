@@ -50,6 +50,7 @@ _REACTIONS: dict[type, Callable[[Decision, Any], None]] = {
     inbox.BoardCut: agents.board_cut,
     inbox.Tick: telemetry.tick,
     inbox.QuotaChanged: quotas.quota_changed,
+    inbox.ApplyQueues: quotas.queues_applied,
     inbox.SuspendTeam: teams.suspend_team,
     inbox.ResumeTeam: teams.resume_team,
     inbox.PreemptionPlanned: preemption.preemption_planned,

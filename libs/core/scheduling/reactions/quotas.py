@@ -1,7 +1,9 @@
-"""What quota_billing says: how much a team may hold from here on."""
+"""How much a team may hold from here on, as quota_billing says; and how the pool is shared, as operators say."""
 
-from libs.core.scheduling.reactions.decision import Decision
+from libs.core.scheduling.queues import problems
+from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.limits import Limits
+from libs.core.state.queue_tree import QueueTree
 from schemas import inbox, ledger
 
 
@@ -18,3 +20,23 @@ def quota_changed(d: Decision, m: inbox.QuotaChanged) -> None:
                 reason=m.reason,
             )
         )
+
+
+def queues_applied(d: Decision, m: inbox.ApplyQueues) -> None:
+    """All or nothing. The version keeps two operators from undoing each other's work unseen."""
+    now, then = d.state.tree, QueueTree.of(m.queues, m.version)
+    if then == now:
+        return
+    if m.version <= now.version:
+        raise InputRefused(
+            f"version {m.version} is not above {now.version}, which was applied already: look at `baton diff`, "
+            f"then raise the file's version to {now.version + 1}"
+        )
+    if wrong := problems(m.queues, offered=d.state.fleet.offered()):
+        first = wrong[0]
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise InputRefused(f"queue {first.queue}: {first.field} = {first.value}: {first.problem}; {first.fix}{more}")
+    event = ledger.QueuesApplied(version=m.version, queues=m.queues, reason=m.reason, user=m.user)
+    if not d.may(event):
+        raise InputRefused("a reader of this ledger is of a release that knows no queues: `baton ledger readers`")
+    d.emit(event)

@@ -107,7 +107,7 @@ def _kept_of(queues: list[QueueKey], view: View, state: State, t_us: int, policy
     found: list[KeptRows] = []
     reach: JobRank | None = None
     while len(found) < policy.reservations and (gang := order.next()) is not None:
-        here = rank(gang, order.used[gang.team], t_us, policy)
+        here = rank(gang, order.shares.of(gang.queue), t_us, policy)
         reach = here if reach is None or here > reach else reach
         reservations.keep(gang, tally.room(gang).request)
         if gang.id in rows:

@@ -1,0 +1,125 @@
+"""A queue file: the queues of a pool, with every problem found at once and located.
+
+version: 3                      # raise it with every change
+queues:
+  - name: research
+    guaranteed: 64              # short for {"*": 64}; also {H100: 32, "H100:1g.10gb": 14}
+    weight: 2                   # of what nobody is guaranteed or uses; 1 without it
+    limit: {"*": 96}
+    classes: [experiment]       # all without it
+  - name: vision
+    parent: research
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+
+from libs.bus.reasons import reasons_of
+from libs.cli.yamlfile import Broken, Document, YamlProblem, read
+from libs.core.scheduling.queues import problems
+from schemas.base import Name, Strict
+from schemas.queues import AmountKey, Queue, Queues, QueuesVersion
+from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
+
+
+def _thousandths(amount: float) -> float:
+    if abs(amount * WHOLE_MILLI - round(amount * WHOLE_MILLI)) > 1e-6:
+        raise ValueError("counted in thousandths: give at most three decimals")
+    return amount
+
+
+def _short(amounts: Any) -> Any:
+    return {ANY_ACCELERATOR: amounts} if isinstance(amounts, int | float) and not isinstance(amounts, bool) else amounts
+
+
+_Amount = Annotated[float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
+_Amounts = Annotated[dict[AmountKey, _Amount], Field(max_length=16), BeforeValidator(_short)]
+
+
+class QueueItem(Strict):
+    """One queue as people write it: in devices."""
+
+    name: Name
+    parent: Name | None = None
+    guaranteed: _Amounts = Field(default_factory=dict)
+    weight: _Amount = 1
+    limit: _Amounts = Field(default_factory=dict)
+    classes: tuple[Name, ...] | None = Field(default=None, max_length=64)
+
+    @property
+    def queue(self) -> Queue:
+        return Queue(
+            name=self.name,
+            parent=self.parent or "",
+            guaranteed=_milli(self.guaranteed),
+            weight_milli=round(self.weight * WHOLE_MILLI),
+            limit=_milli(self.limit),
+            classes=self.classes,
+        )
+
+
+class QueueFile(Strict):
+    """A queue file."""
+
+    version: Annotated[int, Field(ge=1, le=2**53)]
+    queues: Annotated[tuple[QueueItem, ...], Field(max_length=1000)]
+
+
+class QueueFileError(Exception):
+    """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
+
+    def __init__(self, name: str, problems: Sequence[YamlProblem]) -> None:
+        self.problems = sorted(problems)
+        super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
+
+
+def read_queues(
+    text: str, name: str = "queue file", classes: Collection[str] | None = None, offered: Collection[str] = ()
+) -> tuple[QueuesVersion, Queues]:
+    """Version and queues of a YAML text. Raises QueueFileError.
+
+    Args:
+        classes: the priority classes that there are; None: not known.
+        offered: kinds of device that the pool has, besides those of the catalogue.
+    """
+    try:
+        documents = read(text)
+    except Broken as e:
+        raise QueueFileError(name, [e.problem]) from None
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        fix = "write `version: 1` and `queues: [...]`"
+        raise QueueFileError(name, [YamlProblem(1, 1, "file", "is not one mapping of fields", fix)])
+    document = documents[0]
+    try:
+        file = QueueFile.model_validate(document.data)
+    except ValidationError as e:
+        found = [
+            _at(document, tuple(detail["loc"]), reason.problem, reason.fix.replace("send ", "write "))
+            for reason, detail in zip(reasons_of(e, model=QueueFile), e.errors(include_url=False), strict=False)
+        ]
+        raise QueueFileError(name, [*document.problems, *found]) from None
+    queues = tuple(item.queue for item in file.queues)
+    places = {item.name: number for number, item in enumerate(file.queues)}
+    wrong = [
+        _at(
+            document,
+            ("queues", places[p.queue], *p.field.split(".", 1)),
+            f"queue {p.queue}: {p.value} {p.problem}".strip() if p.value else f"queue {p.queue}: {p.problem}",
+            p.fix,
+        )
+        for p in problems(queues, classes, offered)
+    ]
+    if document.problems or wrong:
+        raise QueueFileError(name, [*document.problems, *wrong])
+    return file.version, queues
+
+
+def _at(document: Document, path: tuple[str | int, ...], problem: str, fix: str) -> YamlProblem:
+    line, column = document.at(path)
+    return YamlProblem(line, column, ".".join(map(str, path)), problem, fix)
+
+
+def _milli(amounts: dict[str, float]) -> dict[str, int]:
+    return {key: round(amount * WHOLE_MILLI) for key, amount in amounts.items()}

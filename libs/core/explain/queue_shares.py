@@ -1,0 +1,83 @@
+"""How a pool is shared between its queues now, as people ask it."""
+
+from collections.abc import Collection
+
+from libs.core.accelerators.kinds import GRAINS, grains
+from libs.core.scheduling.order import kinds_asked
+from libs.core.scheduling.queues import divide_tree
+from libs.core.state.model import State
+from libs.core.state.queue_tree import ROOT
+from schemas.queries import QueueShare, QueuesReply
+from schemas.queues import Queue
+from schemas.resources import ANY_ACCELERATOR
+from schemas.subjects import OPERATOR
+
+
+def queue_shares(state: State, seen_by: str, classes: Collection[str] = ()) -> QueuesReply:
+    """Every queue that `seen_by` may see, and teams without one that hold or want something. Costs a look at each line of
+    waiting jobs."""
+    tree, held = state.tree, state.all_committed()
+    jobs: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+    for key, line in [*state.queues.items(), *state.parked.items()]:
+        jobs[key.team] = jobs.get(key.team, 0) + len(line)
+        kind = next(iter(kinds_asked(key.shape)), ANY_ACCELERATOR)
+        each = grains(ANY_ACCELERATOR, {kind: key.shape.milli * key.shape.devices})
+        waiting[key.team] = waiting.get(key.team, 0) + len(line) * each
+    teams = {*held, *jobs}
+    has = {team: grains(ANY_ACCELERATOR, held.get(team, {})) for team in teams}
+    wanted = {team: has[team] + waiting.get(team, 0) for team in teams}
+    operator, all_there_is = seen_by == OPERATOR, grains(ANY_ACCELERATOR, state.fleet.capacity())
+    if not operator:  # what others want is not its to know: as if they wanted everything
+        wanted = {name: all_there_is for name in tree.queues if name != seen_by} | {seen_by: wanted.get(seen_by, 0)}
+    fair = divide_tree(tree, ANY_ACCELERATOR, all_there_is, wanted, unit=GRAINS)
+    holds, waits, asks = tree.sums(has), tree.sums(waiting), tree.sums(jobs)
+    shown = [
+        name
+        for name in _in_order(state, {*teams} if operator else {seen_by})
+        if operator or name in tree.below(seen_by)
+    ]
+    shares = []
+    for name in shown:
+        guaranteed = tree[name].guaranteed.get(ANY_ACCELERATOR, 0)
+        holds_milli = -(-holds.get(name, 0) // GRAINS)
+        queue = tree[name] if name in tree else Queue(name=name)
+        if name == seen_by:
+            queue = queue.model_copy(update={"parent": ROOT})
+        shares.append(
+            QueueShare(
+                queue=queue,
+                applied=name in tree,
+                holds=_sum([held[team] for team in held if team in tree.below(name)]),
+                held_milli=holds_milli,
+                borrowed_milli=max(0, holds_milli - guaranteed),
+                share_milli=fair.get(name, 0) // GRAINS if operator or name in tree else 0,
+                waiting_jobs=asks.get(name, 0),
+                waiting_milli=-(-waits.get(name, 0) // GRAINS),
+            )
+        )
+    return QueuesReply(
+        version=tree.version,
+        shares=tuple(shares),
+        classes=tuple(classes) if operator else (),
+        kinds=tuple(sorted(state.fleet.capacity())) if operator else (),
+    )
+
+
+def _in_order(state: State, teams: Collection[str]) -> list[str]:
+    """Each queue right before those below it; then teams that have none."""
+    found: list[str] = []
+    todo = sorted(state.tree.children(ROOT), reverse=True)
+    while todo:
+        name = todo.pop()
+        found.append(name)
+        todo += sorted(state.tree.children(name), reverse=True)
+    return found + sorted(team for team in teams if team not in state.tree)
+
+
+def _sum(held: Collection[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for kinds in held:
+        for kind, milli in kinds.items():
+            total[kind] = total.get(kind, 0) + milli
+    return dict(sorted(total.items()))

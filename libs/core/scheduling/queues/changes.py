@@ -1,0 +1,58 @@
+"""What applying a new tree would change."""
+
+from typing import NamedTuple
+
+from libs.core.state.queue_tree import QueueTree
+from schemas.queues import Queue
+from schemas.resources import WHOLE_MILLI
+
+
+class Change(NamedTuple):
+    """One field of one queue. `field` is empty for a queue that comes or goes as a whole; "": nothing was or is said."""
+
+    queue: str
+    field: str
+    before: str
+    after: str
+
+    def text(self) -> str:
+        """For people, one line: `~ vision  weight: 1 -> 2`."""
+        if not self.field:
+            return f"+ {self.queue}  {self.after}" if self.after else f"- {self.queue}  {self.before}"
+        return f"~ {self.queue}  {self.field}: {self.before or 'none'} -> {self.after or 'none'}"
+
+
+def changes(before: QueueTree, after: QueueTree) -> list[Change]:
+    """Queue by queue, in the order of their names; empty when both say the same (versions are not compared)."""
+    found: list[Change] = []
+    for name in sorted({*before.queues, *after.queues}):
+        old, new = before.queues.get(name), after.queues.get(name)
+        if old is None and new is not None:
+            found.append(Change(name, "", "", _summary(new)))
+        elif new is None and old is not None:
+            found.append(Change(name, "", _summary(old), ""))
+        elif old is not None and new is not None:
+            was, now = _fields(old), _fields(new)
+            found += [
+                Change(name, field, was.get(field, ""), now.get(field, ""))
+                for field in dict.fromkeys([*was, *now])
+                if was.get(field, "") != now.get(field, "")
+            ]
+    return found
+
+
+def _fields(queue: Queue) -> dict[str, str]:
+    said = {"parent": queue.parent, "weight": _shown(queue.weight_milli)}
+    said |= {f"guaranteed.{key}": _shown(milli) for key, milli in sorted(queue.guaranteed.items())}
+    said |= {f"limit.{key}": _shown(milli) for key, milli in sorted(queue.limit.items())}
+    if queue.classes is not None:
+        said["classes"] = ", ".join(queue.classes) or "(none)"
+    return said
+
+
+def _summary(queue: Queue) -> str:
+    return ", ".join(f"{field} {value}" for field, value in _fields(queue).items() if value)
+
+
+def _shown(milli: int) -> str:
+    return f"{milli / WHOLE_MILLI:g}"

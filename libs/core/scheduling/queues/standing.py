@@ -1,0 +1,105 @@
+"""How well each queue is served now, as the order of jobs compares siblings: the worst served is next.
+
+Within its guarantee a queue comes before all that are beyond theirs, the emptier the sooner; beyond it the queue comes first
+that holds the least over its guarantee for its weight. Granting to the first of this order, device by device, ends at
+the division of `division` (progressive filling gives weighted max-min fairness: Bertsekas and Gallager, Data Networks,
+6.5.2), and needs no count of what waits. Of several types the one that a queue holds the largest part of the pool of
+counts (Dominant Resource Fairness, Ghodsi et al., NSDI 2011).
+"""
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import NamedTuple
+
+from libs.core.accelerators.kinds import GRAINS, grains, weight
+from libs.core.state.queue_tree import QueueTree
+from schemas.queues import Queue
+from schemas.resources import ANY_ACCELERATOR
+
+WITHIN, BEYOND, WITHOUT_WEIGHT = range(3)
+
+
+class QueueLevel(NamedTuple):
+    """One queue among its siblings: the lower comes first; equals by name, so that jobs of one queue stay together."""
+
+    tier: int
+    amount: Fraction
+    """Within its guarantee: the part of it that is held. Beyond: the part of the pool held over it, for its weight."""
+    name: str
+
+
+Standing = tuple[QueueLevel, ...]
+"""From the top queue down to the leaf. Compared from the left: siblings are compared where two paths part."""
+
+
+class Standings:
+    """The standing of every queue while a plan is made. Reads the tree; changes only itself."""
+
+    def __init__(self, tree: QueueTree, held: Mapping[str, Mapping[str, int]], capacity: Mapping[str, int]) -> None:
+        """`held`: team -> kind of device -> thousandths held; `capacity`: kind -> thousandths in the pool."""
+        self._tree = tree
+        self._capacity = dict(capacity)
+        self._held: dict[str, dict[str, int]] = {}
+        for team, kinds in held.items():
+            self.took(team, kinds)
+
+    def took(self, team: str, kinds: Mapping[str, int]) -> None:
+        """A job of `team` got these (kind -> thousandths; less than 0: gave back)."""
+        for name in self._tree.line(team):
+            held = self._held.setdefault(name, {})
+            for kind, milli in kinds.items():
+                held[kind] = held.get(kind, 0) + milli
+
+    def of(self, team: str, kinds: Iterable[str] = ()) -> Standing:
+        """Of a job of `team` that may go to `kinds`; none named: to any accelerator."""
+        asked = tuple(kinds)
+        return tuple(self._level(name, asked) for name in self._tree.line(team))
+
+    def within(self, team: str, kinds: Iterable[str], milli: int) -> bool:
+        """Whether the queue of `team` and all above it stay within their guarantees with `milli` thousandths more of `kinds`:
+        then it may take back what others borrowed."""
+        asked = tuple(kinds)
+        return all(
+            (keys := self._relevant(self._tree[name], asked))
+            and all(
+                self._grains(name, key) + milli * GRAINS <= self._tree[name].guaranteed.get(key, 0) * GRAINS
+                for key in keys
+            )
+            for name in self._tree.path(team)
+        )
+
+    def _level(self, name: str, asked: tuple[str, ...]) -> QueueLevel:
+        queue = self._tree[name]
+        keys = self._relevant(queue, asked)
+        if keys and all(self._grains(name, key) < queue.guaranteed.get(key, 0) * GRAINS for key in keys):
+            part = max(Fraction(self._grains(name, k), queue.guaranteed.get(k, 0) * GRAINS) for k in keys)
+            return QueueLevel(WITHIN, part, name)
+        if not queue.weight_milli:
+            return QueueLevel(WITHOUT_WEIGHT, Fraction(0), name)
+        return QueueLevel(BEYOND, self._beyond(name, queue) / queue.weight_milli, name)
+
+    def _relevant(self, queue: Queue, asked: tuple[str, ...]) -> tuple[str, ...]:
+        """The keys of its guarantee that count what is asked for."""
+        return tuple(
+            key
+            for key, milli in queue.guaranteed.items()
+            if milli and (any(weight(key, kind) for kind in asked) if asked else key == ANY_ACCELERATOR)
+        )
+
+    def _beyond(self, name: str, queue: Queue) -> Fraction:
+        """The part of the pool that it holds over its guarantee, of the type that it holds the largest part of. A guarantee of
+        any accelerators covers each type; one of types covers as much of all as it covers of them."""
+        of_any = queue.guaranteed.get(ANY_ACCELERATOR)
+        most = Fraction(0)
+        for key in (ANY_ACCELERATOR, *self._capacity):
+            has, holds = grains(key, self._capacity), self._grains(name, key)
+            if key == ANY_ACCELERATOR and of_any is None:
+                covered = sum(min(self._grains(name, of), m * GRAINS) for of, m in queue.guaranteed.items())
+            else:
+                covered = max(queue.guaranteed.get(key, 0), of_any or 0) * GRAINS
+            if has and holds > covered:
+                most = max(most, Fraction(holds - covered, has))
+        return most
+
+    def _grains(self, name: str, key: str) -> int:
+        return grains(key, self._held.get(name, {}))

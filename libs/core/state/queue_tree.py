@@ -1,0 +1,128 @@
+"""The queues of a pool as a tree."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from libs.core.state.limits import Limits
+from schemas.queues import Queue
+from schemas.resources import ANY_ACCELERATOR
+
+ROOT = ""
+"""Stands for the pool, above the top queues."""
+OWN = "/own"
+"""Ends the name of the queue for what a team with queues below its own submits itself. No name has a slash."""
+
+
+_UNSAID = Queue(name="unsaid")
+
+
+@dataclass(frozen=True)
+class QueueTree:
+    """Queues without problems (`problems`), by name. `version`: what its writer calls it; it grows with every change."""
+
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    version: int = 0
+
+    @classmethod
+    def of(cls, queues: Collection[Queue], version: int = 0) -> "QueueTree":
+        return cls({queue.name: queue for queue in sorted(queues, key=lambda q: q.name)}, version)
+
+    def dump(self) -> dict[str, Any]:
+        """For a snapshot, as JSON takes it."""
+        return {"version": self.version, "queues": [queue.model_dump(mode="json") for queue in self]}
+
+    @classmethod
+    def load(cls, dumped: Mapping[str, Any]) -> "QueueTree":
+        """The inverse of `dump`; an empty tree of nothing."""
+        return cls.of([Queue.model_validate(queue) for queue in dumped.get("queues", ())], dumped.get("version", 0))
+
+    def __getitem__(self, name: str) -> Queue:
+        """A queue that is not there has weight 1, and nothing is guaranteed to it or kept from it."""
+        return self.queues.get(name, _UNSAID)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.queues
+
+    def __len__(self) -> int:
+        return len(self.queues)
+
+    def __iter__(self) -> Iterator[Queue]:
+        return iter(self.queues.values())
+
+    @cached_property
+    def _children(self) -> dict[str, list[str]]:
+        below: dict[str, list[str]] = {}
+        for queue in self.queues.values():
+            below.setdefault(queue.parent, []).append(queue.name)
+        return below
+
+    def children(self, name: str) -> list[str]:
+        """By name; of `ROOT` the top queues."""
+        return self._children.get(name, [])
+
+    def path(self, name: str) -> tuple[str, ...]:
+        """From the top queue down to `name`, itself included; one that is not there is a top queue."""
+        return self._paths.get(name, (name,))
+
+    def line(self, team: str) -> tuple[str, ...]:
+        """The queues in which a team's jobs stand, from the top. Those of a team whose queue has others below it stand beside
+        these, in a queue of their own."""
+        path = self.path(team)
+        return (*path, f"{team}{OWN}") if team in self._children else path
+
+    @cached_property
+    def _paths(self) -> dict[str, tuple[str, ...]]:
+        paths: dict[str, tuple[str, ...]] = {ROOT: ()}
+        todo = [ROOT]
+        while todo:
+            above = todo.pop()
+            for child in self.children(above):
+                paths[child] = (*paths[above], child)
+                todo.append(child)
+        return paths
+
+    def classes(self, name: str) -> tuple[str, ...] | None:
+        """Which classes a queue's jobs may use: the nearest statement upwards; None: any."""
+        return next((q.classes for q in self._upwards(name) if q.classes is not None), None)
+
+    def _upwards(self, name: str) -> Iterator[Queue]:
+        return (self[above] for above in reversed(self.path(name)))
+
+    def below(self, name: str) -> frozenset[str]:
+        """The names of a queue and of all under it: those teams' jobs are in it."""
+        return self._below.get(name, frozenset((name,)))
+
+    @cached_property
+    def _below(self) -> dict[str, frozenset[str]]:
+        found: dict[str, set[str]] = {}
+        for name, path in self._paths.items():
+            for above in path:
+                found.setdefault(above, set()).add(name)
+        return {name: frozenset(names) for name, names in found.items()}
+
+    def bounds(self, team: str) -> list[tuple[str, Limits]]:
+        """The queues whose limits count what `team` holds, from its own upwards."""
+        return [(name, self._limits[name]) for name in reversed(self.path(team)) if name in self._limits]
+
+    @cached_property
+    def _limits(self) -> dict[str, Limits]:
+        found = {}
+        for name, queue in self.queues.items():
+            rest = {key: milli for key, milli in queue.limit.items() if key != ANY_ACCELERATOR}
+            if (limits := Limits.of(queue.limit.get(ANY_ACCELERATOR), rest)) is not None:
+                found[name] = limits
+        return found
+
+    def bounded_with(self, team: str) -> frozenset[str]:
+        """`team`, and those that share a limit with it: what one of them gives back may help all."""
+        return frozenset((team,)).union(*(self.below(name) for name, _ in self.bounds(team)))
+
+    def sums(self, of: Mapping[str, int]) -> dict[str, int]:
+        """What teams have, summed up for every queue that they stand in."""
+        total: dict[str, int] = {}
+        for team, amount in of.items():
+            for above in self.line(team):
+                total[above] = total.get(above, 0) + amount
+        return total

@@ -1,0 +1,37 @@
+"""The queue tree: who is guaranteed what, who borrows how much of the rest, and who may have how much at most."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from schemas.base import Fact, Name
+
+AmountKey = Annotated[str, Field(pattern=r"^(\*|[^:*]{1,64}(:[^:*]{1,32})?)$")]
+"""What an amount is of: `*` accelerators of any type, a device type (`H100`), or a type and a MIG profile (`H100:1g.10gb`)."""
+
+Amounts = Annotated[dict[AmountKey, Annotated[int, Field(ge=0, le=1_000_000_000)]], Field(max_length=16)]
+"""Thousandths of what each key names."""
+
+
+class Queue(Fact):
+    """One queue: an organisation, a team or a project. A queue that is called like a team takes that team's jobs."""
+
+    name: Name
+    parent: Name | Literal[""] = Field(default="", description="the queue above; empty: none")
+    guaranteed: Amounts = Field(default_factory=dict, description="what it gets back whenever it has work for it")
+    weight_milli: int = Field(
+        default=1000,
+        ge=0,
+        le=1_000_000_000,
+        description="its part of what nobody is guaranteed or uses, beside siblings",
+    )
+    limit: Amounts = Field(default_factory=dict, description="what it may hold at most, all queues below it included")
+    classes: tuple[Name, ...] | None = Field(
+        default=None, max_length=64, description="the priority classes that its jobs may use; null: those of its parent"
+    )
+
+
+Queues = Annotated[tuple[Queue, ...], Field(max_length=1000)]
+"""All queues of a pool. Their order does not matter."""
+QueuesVersion = Annotated[int, Field(ge=0, le=2**53)]
+"""What the writer of a file calls it; it grows with every change."""

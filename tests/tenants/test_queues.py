@@ -1,0 +1,155 @@
+"""`baton apply`, `baton diff` and `baton get queues` against real services: all or nothing, and what they change."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from libs.bus.connect import BusConnection
+from libs.cli.queuesfile import QueueFileError, read_queues
+from schemas import inbox, subjects
+from schemas.ids import job_id
+from schemas.jobs import JobRejected
+from schemas.ledger import InputRejected, JobGranted, JobQueued, QueuesApplied
+from services.admission.app import make_app as make_admission
+from services.admission.settings import AdmissionSettings
+from services.history.feed import FeedLoop
+from services.placement.app import make_app as make_placement
+from services.placement.settings import PlacementSettings
+from services.queries.app import make_app as make_queries
+from services.queries.settings import QueriesSettings
+from tests.admission.running import running
+from tests.cli.test_command import Result, baton
+from tests.core.builders import node
+from tests.kit.tasks import beside
+from tests.kit.waiting import stored, until
+from tests.services.pool import Pool
+
+Serving = Callable[[], Any]
+
+FILE = """\
+version: {version}
+queues:
+  - name: lab
+    guaranteed: 3
+    limit: {{"*": {limit}}}
+  - name: {blue}
+    parent: lab
+    guaranteed: 2
+    classes: [experiment]
+  - name: {red}
+    parent: lab
+    weight: 2.5
+"""
+
+
+@pytest.fixture
+def world(nats: BusConnection, pool: str) -> Pool:
+    return Pool(nats, pool)
+
+
+@pytest.fixture
+def serving(world: Pool, nats_url: str, redis_url: str) -> Serving:
+    @asynccontextmanager
+    async def started() -> AsyncIterator[None]:
+        common: dict[str, Any] = {"nats_url": nats_url, "pool": world.name}
+        feed = FeedLoop(world.js, world.name, CollectorRegistry())
+        async with AsyncExitStack() as all_of_them:
+            for app in (
+                make_admission(AdmissionSettings(**common)),
+                make_placement(PlacementSettings(**common, redis_url=redis_url), writer_id="w1"),
+                make_queries(QueriesSettings(**common, redis_url=redis_url)),
+            ):
+                await all_of_them.enter_async_context(running(app))
+            await all_of_them.enter_async_context(beside(feed.run()))
+            yield
+
+    return started
+
+
+async def submit(world: Pool, team: str, key: str, devices: int = 1, klass: str = "experiment") -> str:
+    body = {"client_key": key, "job": {"command": ["true"], "priority_class": klass, "resources": {"devices": devices}}}
+    await world.js.publish(subjects.submit(team, "ana"), json.dumps(body).encode())
+    return job_id(team, key)
+
+
+async def test_queues_are_applied_compared_shown_and_held_to(
+    world: Pool, serving: Serving, team: str, nats_url: str, tmp_path: Path
+) -> None:
+    blue, red, path = f"{team}-blue", f"{team}-red", tmp_path / "queues.yaml"
+
+    async def said(*words: str) -> Result:
+        return await baton(*words, "--pool", world.name, url=nats_url)
+
+    async with serving():
+        await world.put(inbox.NodeRegistered(incarnation=1, inventory=node("n1", 4), lease_s=600))
+        path.write_text(FILE.format(version=1, limit=3, blue=blue, red=red))
+        differs = await said("diff", "-f", str(path))
+        assert differs.code == 1
+        assert "+ lab  weight 1, guaranteed.* 3, limit.* 3" in differs.out
+        applied = await said("apply", "-f", str(path), "--reason", "spring", "--user", "olga")
+        assert applied.code == 0, applied.err
+        assert (await world.event(QueuesApplied)).user == "olga"
+        assert (await said("diff", "-f", str(path))).code == 0, "nothing differs"
+        assert (await said("apply", "-f", str(path))).code == 0, "said again it is as it was"
+
+        await world.event(JobGranted, job_id=await submit(world, blue, "one", 2))
+        waits = await submit(world, red, "two", 2)
+        await world.event(JobQueued, job_id=waits)
+        serving_class = await submit(world, blue, "three", 1, "serving")
+        (told,) = await until(lambda: stored(world.js, subjects.EVENTS, subjects.event("rejected", blue)))
+        refused = JobRejected.model_validate_json(told.data)
+        assert (refused.job_id, refused.reasons[0].field) == (serving_class, "job.priority_class")
+        assert "experiment" in refused.reasons[0].fix
+
+        rows = json.loads((await said("get", "queues", "--team", "operator", "-o", "json")).out)
+        shown = {row["queue"]["name"]: row for row in rows}
+        assert [row["queue"]["name"] for row in rows] == ["lab", blue, red]
+        assert (shown["lab"]["held_milli"], shown[red]["waiting_jobs"]) == (2000, 1)
+        table = (await said("get", "queues", "--team", "operator")).out
+        assert f"  {red}" in table
+        assert "GUARANTEED" in table
+
+        path.write_text(FILE.format(version=1, limit=4, blue=blue, red=red))
+        outdated = await said("apply", "-f", str(path))
+        assert outdated.code != 0
+        assert "version: 2" in outdated.err
+        path.write_text(FILE.format(version=2, limit=4, blue=blue, red=red))
+        assert "limit.*: 3 -> 4" in (await said("apply", "-f", str(path))).out
+        await world.event(JobGranted, job_id=waits)
+
+        await world.put(inbox.ApplyQueues(version=1, queues=(), user="olga"))
+        assert "version 1 is not above 2" in (await world.event(InputRejected)).reason
+        path.write_text("version: 3\nqueues: []\n")
+        assert (await said("apply", "-f", str(path))).out.count("- ") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("version: 1\nqueues:\n  - name: a\n    parent: b\n  - name: b\n    parent: a\n", 4, "cycle: a -> b -> a"),
+        ("version: 1\nqueues:\n  - name: a\n    parent: nobody\n", 4, "no such queue"),
+        ("version: 1\nqueues:\n- name: a\n  guaranteed: 4\n- name: b\n  parent: a\n  guaranteed: 5\n", 7, "parent's to 5"),
+        ("version: 1\nqueues:\n  - name: a\n    weight: 0\n", 4, "weight 0"),
+        ("version: 1\nqueues:\n  - name: a\n    guaranteed: {H10O: 4}\n", 4, "did you mean H100"),
+        ("version: 1\nqueues:\n  - name: a\n    classes: [servin]\n", 4, "did you mean serving"),
+        ("version: 1\nqueues:\n  - name: a\n    wieght: 2\n", 4, "weight"),
+        ("version: 1\nqueues:\n  - name: a\n    guaranteed: -1\n", 4, "0"),
+        ("version: 1\nqueues:\n  - name: a\n    guaranteed: 0.0001\n", 4, "three decimals"),
+        ("version: 1\nqueues:\n  - name: A B\n", 3, "name"),
+        ("queues: []\n", 1, "version"),
+        ("version: 1\nqueues:\n  - name: a\n   bad\n", 4, "not YAML"),
+        ("version: 1\nqueues: &x []\n", 2, "anchors"),
+        ("", 1, "not one mapping"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_with_line_field_and_fix(text: str, line: int, words: str) -> None:
+    with pytest.raises(QueueFileError) as refused:
+        read_queues(text, "q.yaml", ["serving", "experiment"])
+    told = str(refused.value)
+    assert words in told
+    assert f"q.yaml:{line}:" in told
