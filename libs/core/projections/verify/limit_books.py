@@ -79,7 +79,7 @@ class LimitBooks:
         """What counts against each limit that holds for the team, by whose it is: `team NAME` or `queue NAME`."""
         counted = {f"team {team}": self._counted({team})} if self._limits.get(team) else {}
         for queue in self._above.get(team, ()):
-            if self._queue_limits[queue]:
+            if self._queue_limits.get(queue):
                 counted[f"queue {queue}"] = self._counted({name for name, up in self._above.items() if queue in up})
         return counted
 
