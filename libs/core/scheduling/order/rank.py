@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from libs.core.scheduling.order.share import NOTHING, Served
+from libs.core.scheduling.order.share import NOTHING, HowServed
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import OrderRule
 from libs.core.state.model import Job, QueueKey, State
@@ -15,7 +15,7 @@ class JobRank(NamedTuple):
 
     minus_priority: int
     not_due: bool
-    share: Served
+    share: HowServed
     """How well the job's team is served; nothing when its reservation is due: then only age counts."""
     number: int
     """Of the rule that orders its class (`precedence`); 0 without one, and when it is due."""
@@ -23,7 +23,7 @@ class JobRank(NamedTuple):
     job_id: str
 
 
-def rank(job: Job, share: Served, t_us: int, policy: Policy) -> JobRank:
+def rank(job: Job, share: HowServed, t_us: int, policy: Policy) -> JobRank:
     """The rank at `t_us` of a job whose team is served as `share` says."""
     due = is_due(job, t_us, policy)
     number, precedence = 0, policy.precedence

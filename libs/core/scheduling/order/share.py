@@ -43,7 +43,7 @@ def _of(kind: str, milli: int) -> Share:
     return Share(grains(ANY_ACCELERATOR, {kind: milli}), milli if is_cpu(parts_of(kind)[0]) else 0)
 
 
-Served = tuple[Any, ...]
+HowServed = tuple[Any, ...]
 """A `Share`, or a `Standing` where the pool has queues. The lower comes first; the two are never compared."""
 
 
@@ -58,7 +58,7 @@ class Shares:
             self._standings = Standings(state.tree, state.all_committed(), state.fleet.capacity())
             self._standing: dict[QueueKey, Standing] = {}
 
-    def of(self, key: QueueKey) -> Served:
+    def of(self, key: QueueKey) -> HowServed:
         """Of the jobs of a queue."""
         if self._standings is None:
             return self._of_team(key.team)
