@@ -21,7 +21,7 @@ from libs.core.scheduling.precedence.exchange import exchanges
 from libs.core.scheduling.precedence.promise import promises
 from libs.core.state.model import Job
 from libs.simulation.policy.workload import FleetSize, WorkloadRow, admitted, in_order
-from schemas import inbox
+from schemas import inbox, subjects
 from schemas import ledger as led
 from schemas.resources import Inventory
 
@@ -93,7 +93,7 @@ class _Item:
     seq: int
     time_us: int
     message: Any
-    subject: str = "baton.in.simulated"
+    subject: str = subjects.inbox("simulated", "told", "simulated")
     error: str = ""
 
 
