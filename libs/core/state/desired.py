@@ -169,7 +169,7 @@ def _about(job: Job, node: str) -> dict[str, Any]:
         "resume": job.resume,
         "started": attempt.parts[node].started,
         "lease_s": job.lease_s,
-        "network": job.network.value,
+        "network": job.network,
     }
 
 
