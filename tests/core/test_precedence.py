@@ -25,7 +25,7 @@ class Ruled(World):
         self.send(*(inbox.NodeRegistered(incarnation=1, inventory=node(f"n{i}"), lease_s=10) for i in range(nodes)))
 
     def exchange(self) -> list[inbox.PreemptionPlanned]:
-        return exchanges(self.decider.state, self.precedence, self.now_us, 1, self.decider.policy)
+        return exchanges(self.decider.state, self.precedence, self.now_us, 1)
 
     def run(self, admitted: inbox.JobAdmitted) -> str:
         job_id = self.submit(admitted)

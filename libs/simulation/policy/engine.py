@@ -262,9 +262,7 @@ class _Engine:
             while self._messages:
                 self._decide(t_us)
             if self._precedence is not None:
-                plans = exchanges(
-                    self._decider.state, self._precedence, t_us, self._run.decisions, self._decider.policy
-                )
+                plans = exchanges(self._decider.state, self._precedence, t_us, self._run.decisions)
                 self._messages.extend(plans)
                 if not plans:
                     self._promise(t_us)

@@ -19,7 +19,6 @@ from libs.core.placement import View
 from libs.core.placement.search.gang import usable
 from libs.core.placement.view import NOBODY
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.state.fleet import Bools
@@ -45,9 +44,7 @@ def needs(shape: Shape) -> tuple[tuple[int, int], ...] | None:
     return ((1, shape.devices),) if shape.level is Level.NODE else None
 
 
-def exchanges(
-    state: State, precedence: Precedence, t_us: int, base_seq: int, policy: Policy = Policy()
-) -> list[PreemptionPlanned]:
+def exchanges(state: State, precedence: Precedence, t_us: int, base_seq: int) -> list[PreemptionPlanned]:
     """Plans for waiting jobs that others of their class should give way to now. Changes nothing."""
     if not precedence.preempts or not state.queues:
         return []
