@@ -43,9 +43,10 @@ def acting(
     url: str | None = None,
     needs_reason: bool = False,
     tells: bool = True,
+    tells_failure: bool = True,
 ) -> Iterator[dict[str, str]]:
     """An action, from before it begins to its line in the ledger. The block may set `detail` and `digest`. Not `tells`: there
-    is no broker yet; the next action's telling has its line, too.
+    is no broker yet; the next action's telling has its line, too. Not `tells_failure`: when it failed, there may be none.
 
     Raises UsageFault, before anything is done, when a reason is needed and there is none.
     """
@@ -57,11 +58,13 @@ def acting(
         "what": what, "target": target[:512], "reason": reason[:1024], "at_us": time.time_ns() // 1000,
         "host": socket.gethostname()[:255], "login": session_user()[:64], "tool": tool(),
     }  # fmt: skip
+    failed = True
     try:
         with book.entry(said) as more:
             yield more
+        failed = False
     finally:
-        if tells:
+        if tells and (tells_failure or not failed):
             tell(home, url)
 
 

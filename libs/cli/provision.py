@@ -29,5 +29,5 @@ def command(
         await provision(baton.nats.jetstream(), pools, replicas=replicas, scale=scale)
         say("\n".join(f"{name}\tready" for name in pools))
 
-    with acting("provision", ",".join(pool or []), reason, url=url):
+    with acting("provision", ",".join(pool or []), reason, url=url, tells_failure=False):
         run(work, OPERATOR, url)

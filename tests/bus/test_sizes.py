@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -27,10 +28,11 @@ def store_of(config: Path) -> int:
 
 
 def baton(*args: str, creds: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **({"BATON_NATS_CREDS": str(creds)} if creds else {})}
-    return subprocess.run(
-        [sys.executable, "-m", "libs.cli", *args], cwd=ROOT, capture_output=True, text=True, timeout=60, env=env
-    )
+    with TemporaryDirectory() as book:  # of what operators do: not into the home of who runs the test
+        env = {**os.environ, "XDG_STATE_HOME": book, **({"BATON_NATS_CREDS": str(creds)} if creds else {})}
+        return subprocess.run(
+            [sys.executable, "-m", "libs.cli", *args], cwd=ROOT, capture_output=True, text=True, timeout=60, env=env
+        )
 
 
 def test_the_sizes_of_all_streams_stand_in_one_table_and_fit_into_what_is_allowed() -> None:
