@@ -292,6 +292,10 @@ class NodeRunner:
         """Whether there is work here that no lease ends."""
         return any(self._early.get(key) is None for key in self.parts)
 
+    def shortest_lease_s(self) -> float:
+        """Of the node and of the parts that run here, s."""
+        return self.lease_s - max((early for early in self._early.values() if early is not None), default=0.0)
+
     def end_leases(self) -> None:
         """Begins to kill the parts whose own lease has ended."""
         now = self.now()

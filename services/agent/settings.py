@@ -93,7 +93,7 @@ class AgentSettings(ServiceSettings):
         description="work stops so long after the last renewal, or sooner if its class says so, s",
     )
     heartbeat_s: float = Field(
-        default=3.0, gt=0, le=60, description="how often the lease is renewed, s; at least three times in its length"
+        default=3.0, gt=0, le=60, description="how often leases are renewed, s; at least thrice in the shortest there"
     )
     ask_s: float = Field(default=3.0, gt=0, le=60, description="how often the whole desired state is asked for, s")
     repeat_s: float = Field(default=5.0, gt=0, le=60, description="unheard ends are reported again after this, s")

@@ -219,6 +219,17 @@ async def test_a_short_lease_ends_its_part_alone_and_the_node_goes_on_in_its_lif
         assert world.of(long, Released) == []
 
 
+async def test_a_short_lease_is_renewed_three_times_in_its_length_however_long_the_nodes_is(world, start):
+    async with start(lease_s=600.0, heartbeat_s=60.0) as agent:
+        node, short = agent.nodes["n0"], part(simulated(60), lease_s=9.0)
+        await world.want("n0", short)
+        await world.sees(short, Started)
+        for _ in range(2):
+            before = node.lease.deadline
+            await until(lambda before=before: node.lease.deadline > before)
+        assert world.of(short, Released) == []
+
+
 async def test_no_silence_ends_work_that_is_kept(world, start):
     """Everything else ends with the node's lease, nothing new starts, and the life goes on when the node is heard."""
     async with start(lease_s=1.5, heartbeat_s=0.2) as agent:
