@@ -284,7 +284,7 @@ def operator_may() -> list[str]:
         "$KV.baton-cursors.ledger-format.*",
         "$KV.baton-readers.>",
     ]  # `baton ledger readers`, `baton ledger upgrade`
-    return [*everything, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", *kept, f"_INBOX_{OPERATOR}.>"]
+    return [*everything, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$O.>", *kept, f"_INBOX_{OPERATOR}.>"]
 
 
 def operator_may_not() -> list[str]:

@@ -15,7 +15,16 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
-from libs.bus.table import Durable, consumer_config, durables, former, reserved_bytes, streams
+from libs.bus.moving import make_room, move
+from libs.bus.table import (
+    SNAPSHOTS_BUCKET,
+    Durable,
+    consumer_config,
+    durables,
+    former,
+    reserved_bytes,
+    streams,
+)
 from libs.bus.trim import trimmer_of
 from schemas import subjects
 
@@ -57,6 +66,7 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
             + "\n  ".join(drift)
             + "\nChange them by hand after checking why, or start from an empty broker."
         )
+    await make_room(js, next(config.max_bytes or 0 for config in wanted if config.name == f"OBJ_{SNAPSHOTS_BUCKET}"))
     made: list[str] = []
     for config in wanted:
         existing = found[str(config.name)]
@@ -72,6 +82,7 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
     for entry in durables(pools):
         if await _found_consumer(js, entry) is None:
             await js.add_consumer(entry.stream, consumer_config(entry, replicas=replicas))
+    await move(js)
 
 
 async def _take_back(js: JetStreamContext, made: Sequence[str]) -> None:
@@ -112,7 +123,7 @@ async def bind(js: JetStreamContext, pools: Sequence[str], *, wait_s: float = 60
 
     Services call it at start. Raises StreamsMissing after `wait_s`.
     """
-    wanted = streams(pools)
+    wanted = _needed(pools)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     pause = 0.05
@@ -125,6 +136,14 @@ async def bind(js: JetStreamContext, pools: Sequence[str], *, wait_s: float = 60
             raise StreamsMissing(f"{problem}: run `baton provision {pool_options}`")
         await asyncio.sleep(pause)
         pause = min(1.0, pause * 2)
+
+
+def _needed(pools: Sequence[str]) -> list[StreamConfig]:
+    """Of the buckets of snapshots the last alone is looked for: all were made before it, and each look is a question of
+    each process."""
+    table = streams(pools)
+    buckets = [config.name for config in table if str(config.name).startswith(f"OBJ_{SNAPSHOTS_BUCKET}")]
+    return [config for config in table if config.name not in buckets[:-1]]
 
 
 async def _missing(js: JetStreamContext, configs: Sequence[StreamConfig], wanted: Sequence[Durable]) -> str:

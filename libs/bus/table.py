@@ -28,9 +28,43 @@ from schemas.subjects import DEAD, EVENTS, REQUESTS, TELEMETRY
 
 CURSORS_BUCKET = "baton-cursors"
 SNAPSHOTS_BUCKET = "baton-snapshots"
+"""Of readers that no service has: tools, tests. Once it had those of all; `libs.bus.moving` gives each service its own."""
 READERS_BUCKET = "baton-readers"
 SECRETS_BUCKET = "baton-secrets"
 """One entry for each team: names, and values that vault alone can open."""
+
+SNAPSHOTS_MIB: Final = {
+    "placement": 1_024,
+    "history": 704,
+    "preemption": 512,
+    "queries": 512,
+    "admission": 384,
+    "quota_billing": 384,
+    "telemetry": 384,
+    "leases": 128,
+    "vault": 64,
+}
+"""What a service's snapshots may take: of each reader two; the state of 500,000 waiting jobs takes about 60 MiB."""
+
+READERS: Final[dict[str, tuple[str, ...]]] = {service: (service,) for service in SNAPSHOTS_MIB} | {
+    "placement": ("placement", "projection"),
+    "history": ("history-feed", "history-documents", "history-proofs"),
+}
+"""As which readers of the ledger a service declares itself, and calls its snapshots: by default its own name."""
+
+
+def snapshots_of(service: str) -> str:
+    """The bucket that this service alone writes."""
+    return f"{SNAPSHOTS_BUCKET}-{service}"
+
+
+_KEEPERS: Final = {reader: snapshots_of(service) for service, readers in READERS.items() for reader in readers}
+
+
+def snapshots_bucket(reader: str) -> str:
+    """Where the snapshots of a reader of that name lie."""
+    return _KEEPERS.get(reader, SNAPSHOTS_BUCKET)
+
 
 SIZES_MIB: Final = {
     REQUESTS: 1_024,  # trimmed behind what is answered (libs.bus.trim): what waits, and some minutes
@@ -40,7 +74,8 @@ SIZES_MIB: Final = {
     CURSORS_BUCKET: 64,
     READERS_BUCKET: 16,
     SECRETS_BUCKET: 256,  # of 700 teams that use all that they may; of most some KiB
-    SNAPSHOTS_BUCKET: 4_096,  # of each reader two; the state of 500,000 waiting jobs takes about 60 MiB
+    SNAPSHOTS_BUCKET: 64,
+    **{snapshots_of(service): size for service, size in SNAPSHOTS_MIB.items()},
     subjects.INBOX: 1_024,  # trimmed behind what the ledger has decided
     subjects.LEDGER: 8_192,  # in segments of `SEGMENT_BYTES`
 }
@@ -63,6 +98,7 @@ FORMER: Final[dict[str, dict[str, object]]] = {
         "subjects": [subjects.anyone(subjects.DEAD_LETTER)],
         "max_msgs_per_subject": -1,
     },
+    **{f"KV_{bucket}": {"allow_rollup_hdrs": True} for bucket in (CURSORS_BUCKET, READERS_BUCKET, SECRETS_BUCKET)},
 }
 """What stood in this table before, by stream, and is changed where it is found."""
 
@@ -114,6 +150,7 @@ def streams(pools: Sequence[str], *, replicas: int = 1, scale: float = 1.0) -> l
         _key_value(READERS_BUCKET, SIZES_MIB[READERS_BUCKET], max_age=_HOUR_S),
         _key_value(SECRETS_BUCKET, SIZES_MIB[SECRETS_BUCKET]),
         _objects(SNAPSHOTS_BUCKET, SIZES_MIB[SNAPSHOTS_BUCKET]),
+        *(_objects(snapshots_of(service), size) for service, size in SNAPSHOTS_MIB.items()),
     ]
     for pool in pools:
         inbox = _kept(subjects.INBOX, pool=pool)
@@ -260,9 +297,10 @@ def _stream(
 
 
 def _key_value(bucket: str, max_mib: int, *, max_age: float = 0) -> StreamConfig:
-    """As nats.py's `create_key_value` makes it, and like every other stream in this table compared with what exists."""
+    """As nats.py's `create_key_value` makes it, and like every other stream in this table compared with what exists. Without
+    rollups: by such a header who may write one key empties the whole bucket."""
     config = _stream(f"KV_{bucket}", [f"$KV.{bucket}.>"], max_mib, max_age=max_age, deny_delete=True)
-    return config.evolve(max_msgs_per_subject=1, allow_rollup_hdrs=True)
+    return config.evolve(max_msgs_per_subject=1)
 
 
 def _objects(bucket: str, max_mib: int) -> StreamConfig:

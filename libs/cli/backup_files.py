@@ -25,7 +25,7 @@ from typing import Any
 
 from libs.bus.connect import Address, close, connect
 from libs.bus.copies import NotCopied, copy_stream, put_back, sha256
-from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SNAPSHOTS_BUCKET
+from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SNAPSHOTS_BUCKET, SNAPSHOTS_MIB, snapshots_of
 from libs.cli.exits import UsageFault
 from libs.cli.fencing import Fence, fence, verified
 from libs.cli.launch import RESTORED, VAULT_FOLDER
@@ -43,7 +43,8 @@ MANIFEST = "manifest.json"
 VERSION = 1
 STATE = (KEYS_FILE, "creds", "tls", PEOPLE_FILE, AUDIT_FILE, BOOK_FILE, VAULT_FOLDER)
 """What of a state directory nothing can make again."""
-_FIRST = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", f"OBJ_{SNAPSHOTS_BUCKET}", REQUESTS, EVENTS)
+_SNAPSHOTS = (f"OBJ_{SNAPSHOTS_BUCKET}", *(f"OBJ_{snapshots_of(service)}" for service in SNAPSHOTS_MIB))
+_FIRST = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", *_SNAPSHOTS, REQUESTS, EVENTS)
 _LEDGER = re.compile(r"LEDGER-.+|SEGMENT-.+-\d{20}")
 _SCRATCH_BYTES = 1 << 40
 """What a broker of a restore lets streams reserve; the disk is not asked for it."""

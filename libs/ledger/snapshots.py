@@ -1,4 +1,5 @@
-"""Snapshots of a folded ledger, so that a restart need not read it from its beginning (object store `baton-snapshots`).
+"""Snapshots of a folded ledger, so that a restart need not read it from its beginning (an object store for each
+service, `libs.bus.table.snapshots_bucket`).
 
 A snapshot is an optimisation and never the truth: one of another version, one that cannot be read, or one whose head is
 not on the chain is ignored. Each name has two slots that are written in turn, so a crash while writing leaves the other
@@ -27,6 +28,7 @@ from nats.js.api import ObjectMeta
 from nats.js.errors import BadObjectMetaError, DigestMismatchError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
+from libs.bus.table import snapshots_bucket
 from libs.ledger.chain import Head
 from libs.ledger.segments import readable, stored_at
 from libs.ports.host import failpoint
@@ -35,7 +37,6 @@ from schemas.subjects import token
 
 log = logging.getLogger("baton.ledger")
 
-BUCKET = "baton-snapshots"
 _SLOTS = ("a", "b")
 _READ_S = 60.0
 _LOOKS = 4  # a slot that another process writes meanwhile is looked at anew, so often
@@ -74,7 +75,7 @@ class _Slot:
 
 
 class SnapshotStore:
-    """A pool's snapshots. The bucket is provisioned with the streams (`libs.bus.streams`)."""
+    """A pool's snapshots. The buckets are provisioned with the streams (`libs.bus.streams`)."""
 
     def __init__(self, js: JetStreamContext, pool: str) -> None:
         self._js = js
@@ -93,7 +94,7 @@ class SnapshotStore:
 
     async def put(self, name: str, version: int, head: Head, position: int, packed: bytes) -> None:
         """The second half of `save`: store what `pack` made."""
-        store = await self._js.object_store(BUCKET)
+        store = await self._js.object_store(snapshots_bucket(name))
         used = {slot.object: slot.position for slot in await self._slots(store, name)}
         oldest = min(self._objects(name), key=lambda key: used.get(key, -1))
         about = json.dumps({"seq": head.seq, "hash": head.hash, "position": position, "version": version})
@@ -107,7 +108,7 @@ class SnapshotStore:
 
         Raises nats errors when the broker does not answer: starting from the beginning is then not the remedy.
         """
-        store = await self._js.object_store(BUCKET)
+        store = await self._js.object_store(snapshots_bucket(name))
         for _ in range(_LOOKS):
             replaced = False
             for slot in sorted(await self._slots(store, name), key=lambda slot: slot.position, reverse=True):
@@ -128,7 +129,7 @@ class SnapshotStore:
 
     async def forget(self, name: str, version: int) -> None:
         """Drop the snapshots of this version. Raises nats errors; some may then be gone and others not."""
-        store = await self._js.object_store(BUCKET)
+        store = await self._js.object_store(snapshots_bucket(name))
         for slot in await self._slots(store, name):
             if slot.version == version:
                 await store.delete(slot.object)

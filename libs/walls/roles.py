@@ -4,18 +4,25 @@ remember.
 So a service that is wrong, is given another's message to repeat, or was taken over, cannot speak for another: the ledger's
 subjects are placement's alone, a node is lost because leases says so, and nobody but admission lets a job in. It hears what the
 catalogue says that it answers or reads, and its own replies; it can make consumers only of the streams that it reads, of the
-ledger, and of the bucket of snapshots.
+ledger, and of its own bucket of snapshots.
 
-What the broker cannot check is where a consumer delivers: that stands in the request, and not in its subject. So a service that
-was taken over can still have what it may read delivered to any subject of the core. It cannot choose the words, and no reader
-takes them for a service's: a record must follow on the one before, and what is stored twice has the first one's message id.
+This stops a service that is wrong, or repeats what it was told. It does not stop who has taken one over and knows how: the
+broker checks neither where a consumer delivers nor where an answer goes, and both go with its own rights. So what a service can
+write anywhere (a snapshot), it can have delivered to any subject of the core. Services are trusted, therefore; teams and nodes,
+who are not, are in accounts of their own, where this reaches nothing.
 """
 
-from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from libs.bus.table import CURSORS_BUCKET, READERS_BUCKET, SECRETS_BUCKET, SNAPSHOTS_BUCKET
+from libs.bus.table import (
+    CURSORS_BUCKET,
+    READERS,
+    READERS_BUCKET,
+    SECRETS_BUCKET,
+    SNAPSHOTS_BUCKET,
+    snapshots_of,
+)
 from schemas import subjects
 from schemas.catalog import CATALOG
 from schemas.subjects import DEAD, EVENTS, OPERATOR, REQUESTS, TELEMETRY
@@ -24,9 +31,12 @@ SERVICES: Final = (
     "placement", "admission", "history", "quota_billing", "telemetry", "leases", "preemption", "queries", "vault",
 )  # fmt: skip
 
-_BUCKETS: Final = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}", f"OBJ_{SNAPSHOTS_BUCKET}")
+_BUCKETS: Final = (f"KV_{CURSORS_BUCKET}", f"KV_{READERS_BUCKET}")
 _SECRETS: Final = f"KV_{SECRETS_BUCKET}"
-_STREAMS: Final = (REQUESTS, EVENTS, TELEMETRY, DEAD, *_BUCKETS, _SECRETS)
+_SNAPSHOTS: Final[Mapping[str, str]] = {service: f"OBJ_{snapshots_of(service)}" for service in SERVICES}
+_STREAMS: Final = (
+    REQUESTS, EVENTS, TELEMETRY, DEAD, *_BUCKETS, _SECRETS, f"OBJ_{SNAPSHOTS_BUCKET}", *_SNAPSHOTS.values(),
+)  # fmt: skip
 """Those of the table whose names are fixed; inboxes and ledgers bear their pool's."""
 
 _LOOKS: Final = (
@@ -47,36 +57,24 @@ _READS: Final = (
     "$JS.API.CONSUMER.DELETE.*.*",
     "$JS.FC.>",
 )
-"""Of every stream, less those of `_closed`: segments of ledgers come and go, and a token has no wildcard for its beginning."""
+"""Of every stream, less those that `service_may_not` closes: segments of ledgers come and go, and a token has no wildcard for
+its beginning."""
 
 _REMEMBERS: Final = (
-    f"$O.{SNAPSHOTS_BUCKET}.>",
-    f"$JS.API.STREAM.PURGE.OBJ_{SNAPSHOTS_BUCKET}",  # the parts of a snapshot that is replaced
     f"$JS.API.DIRECT.GET.KV_{CURSORS_BUCKET}.>",
     f"$JS.API.DIRECT.GET.KV_{READERS_BUCKET}.>",
 )
 
-_READERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "placement": ("placement", "projection"),
-    "history": ("history-feed", "history-documents", "history-proofs"),
-}
-"""As which readers of the ledger a service declares itself, and calls its snapshots: by default its own name."""
-
-
-def _readers(service: str) -> tuple[str, ...]:
-    return _READERS.get(service, (service,))
-
-
-def _snapshots(service: str, pools: Sequence[str]) -> list[str]:
-    """Where the bucket keeps which snapshots a service has. A name is one token there, so there is no wildcard for it."""
-    slots = [f"{pool}/{name}/{slot}" for pool in pools for name in _readers(service) for slot in ("a", "b")]
-    return [f"$O.{SNAPSHOTS_BUCKET}.M.{urlsafe_b64encode(slot.encode()).decode()}" for slot in slots]
-
 
 def _own_entries(service: str) -> list[str]:
-    """What a service writes into the buckets of cursors and readers: what bears its name."""
-    readers = _readers(service)
-    return [f"$KV.{CURSORS_BUCKET}.{service}.>", *(f"$KV.{READERS_BUCKET}.*.{name}.>" for name in readers)]
+    """What a service writes into the buckets of cursors and readers: what bears its name; and its own bucket of snapshots,
+    from which it removes the parts of one that it replaced."""
+    return [
+        f"$KV.{CURSORS_BUCKET}.{service}.>",
+        *(f"$KV.{READERS_BUCKET}.*.{name}.>" for name in READERS[service]),
+        f"$O.{snapshots_of(service)}.>",
+        f"$JS.API.STREAM.PURGE.{_SNAPSHOTS[service]}",
+    ]
 
 
 _ANSWERS: Final = ("_R_.>", f"_INBOX_{OPERATOR}.>", f"{subjects.service_inbox('services')}.>")
@@ -151,26 +149,23 @@ def service_may(service: str) -> list[str]:
 
 
 def service_may_not(service: str, pools: Sequence[str] = ()) -> list[str]:
-    """What is taken from the wildcards of `service_may`. `pools`: those whose inboxes and snapshots are known by name."""
-    consumes = _CONSUMES.get(service, ())
+    """What is taken from the wildcards of `service_may`. `pools`: those whose inboxes are known by name."""
+    consumes = (*_CONSUMES.get(service, ()), _SNAPSHOTS[service])
     inboxes = [] if _INBOXES in consumes else [subjects.inbox_stream(pool) for pool in pools]
     closed = [stream for stream in (*_STREAMS, *inboxes) if stream not in consumes]
     never: list[str] = []
     for stream in closed:
         if stream not in _BUCKETS:
             never += [f"$JS.API.STREAM.MSG.GET.{stream}"]
-        if stream != f"OBJ_{SNAPSHOTS_BUCKET}":
-            making = ("CREATE.{}", "CREATE.{}.>", "DELETE.{}.*")
-            never += ["$JS.API.CONSUMER." + verb.format(stream) for verb in making]
-            if stream not in _DURABLE.get(service, ()):
-                never += [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"]
-    never += [entry for other in SERVICES if other != service for entry in _snapshots(other, pools)]
+        making = ("CREATE.{}", "CREATE.{}.>", "DELETE.{}.*")
+        never += ["$JS.API.CONSUMER." + verb.format(stream) for verb in making]
+        if stream not in _DURABLE.get(service, ()):
+            never += [f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*"]
     if service in _DURABLE:
         never += [f"$JS.API.CONSUMER.MSG.NEXT.{REQUESTS}.admission", f"$JS.ACK.{REQUESTS}.admission.>"]
     if service == "placement":
         never += [f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE", "DELETE") for stream in _STREAMS]
-        kept = f"OBJ_{SNAPSHOTS_BUCKET}"
-        never += [f"$JS.API.STREAM.PURGE.{stream}" for stream in _STREAMS if stream != kept]
+        never += [f"$JS.API.STREAM.PURGE.{stream}" for stream in _STREAMS if stream not in consumes]
     return never
 
 

@@ -11,9 +11,10 @@ import pytest
 from nats.js.api import ObjectMeta
 from nats.js.errors import APIError
 
+from libs.bus.table import snapshots_bucket
 from libs.ledger.chain import GENESIS, Head, LedgerGap, LedgerRewound, UnknownRecord
 from libs.ledger.follower import FollowedEntry, Follower, Gather
-from libs.ledger.snapshots import BUCKET, Restored, SnapshotStore
+from libs.ledger.snapshots import Restored, SnapshotStore
 from schemas.subjects import ledger, ledger_stream
 from tests.kit.tasks import beside
 from tests.ledger.tally import Tally
@@ -318,7 +319,7 @@ async def test_bytes_that_were_damaged_are_refolded_from_the_log(
     """Damaged before the broker took its digest, so that only the packing shows it."""
     await grow(world, 5)
     await snapshot(world, 4)
-    bucket = await world.js.object_store(BUCKET)
+    bucket = await world.js.object_store(snapshots_bucket(NAME))
     (info,) = await bucket.list()
     packed = (await bucket.get(info.name)).data
     assert packed is not None

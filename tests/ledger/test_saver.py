@@ -8,6 +8,7 @@ import pytest
 from nats.js.errors import APIError
 
 from libs.bus.cancel import cancel
+from libs.bus.table import snapshots_bucket
 from libs.core.admission.fleet_shape import FleetShape
 from libs.core.billing.metering import Meter
 from libs.core.projections.history import Feed
@@ -17,7 +18,7 @@ from libs.ledger import saver
 from libs.ledger.chain import GENESIS, Head
 from libs.ledger.follower import Follower
 from libs.ledger.saver import SnapshotSaver
-from libs.ledger.snapshots import BUCKET, SnapshotStore
+from libs.ledger.snapshots import SnapshotStore
 from libs.ledger.writer import LedgerWriter
 from services.preemption.planner import PreemptionPlanner
 from services.telemetry.figures import PoolFigures
@@ -56,7 +57,7 @@ async def test_every_reader_starts_beside_a_snapshot_of_another_version(world: W
 
 
 async def test_without_a_store_the_ledger_is_folded_and_saves_fail_and_nothing_ends(world: World) -> None:
-    await world.js.delete_stream(f"OBJ_{BUCKET}")
+    await world.js.delete_stream(f"OBJ_{snapshots_bucket('placement')}")
     writer = world.writer("w1", batch=1, snapshot_every=2)
     task = world.start(writer)
     for n in range(6):

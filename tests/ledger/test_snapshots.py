@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from nats.js.api import ObjectMeta
 
+from libs.bus.table import snapshots_bucket
 from libs.ledger.chain import GENESIS, Head
-from libs.ledger.snapshots import BUCKET, BadSnapshot, Restored, SnapshotStore, pack, unpack
+from libs.ledger.snapshots import BadSnapshot, Restored, SnapshotStore, pack, unpack
 from tests.ledger.toy import Toy, admitted, cancelled
 from tests.ledger.world import POOL, World
 
@@ -133,7 +134,7 @@ async def test_what_0_1_0_left_is_ignored_and_in_time_replaced(world: World) -> 
     """It kept no version beside its snapshots, and packed them in another way."""
     head = await world.chain(2)
     store = SnapshotStore(world.js, POOL)
-    bucket = await world.js.object_store(BUCKET)
+    bucket = await world.js.object_store(snapshots_bucket("x"))
     about = json.dumps({"seq": head.seq, "hash": head.hash, "position": 2})
     for slot in "ab":
         name = f"{POOL}/x/{slot}"

@@ -43,7 +43,7 @@ ATTEMPTS = (
     Attempt(1, _TEAM, "... another team's request", _STAYS, _REPLY, "baton.cmd.job.v1.submit.green.eve"),
     Attempt(1, _TEAM, "... another team's event", _STAYS, _REPLY, "baton.evt.job.v1.succeeded.green"),
     Attempt(1, _TEAM, "... what a node is told to run", _STAYS, _REPLY, "baton.cmd.node.v1.desired.main.n1"),
-    Attempt(1, _TEAM, "... the buckets of cursors and snapshots", _STAYS, _REPLY, "$O.baton-snapshots.C.x"),
+    Attempt(1, _TEAM, "... the buckets of cursors and snapshots", _STAYS, _REPLY, "$O.baton-snapshots-placement.C.x"),
     Attempt(1, _TEAM, "... an API of JetStream or of the broker", _STAYS, _REPLY, "$JS.API.STREAM.PURGE.REQUESTS"),
     Attempt(1, _TEAM, "... an answer that somebody else waits for", _STAYS, _REPLY, "_INBOX_green.eve.x"),
     Attempt(1, _NODE, "the same as a node, and both without permissions of a role", _STAYS, _REPLY, "world"),
@@ -107,6 +107,8 @@ ATTEMPTS = (
             f"{_ROLES}::test_a_service_hears_only_what_it_answers"),
     Attempt(0, _SERVICE, "to write another's cursor, role, declaration or snapshot", "keys bear the name",
             f"{_ROLES}::test_a_service_reads_only_its_streams", "$KV.baton-cursors"),
+    Attempt(0, _SERVICE, "to empty a bucket by a rollup of its own key", "buckets take no rollups",
+            f"{_ROLES}::test_nobody_empties_a_bucket_by_a_key_of_its_own"),
     Attempt(0, _SERVICE, "to read, purge or delete others' streams", "the same",
             f"{_ROLES}::test_a_service_reads_only_its_streams", "STREAM.PURGE.DEAD"),
     # 3: brokers without walls

@@ -49,7 +49,7 @@ TARGETS = [
     "baton.dead.admission.green",
     "$KV.baton-cursors.ledger-format.main",
     "$KV.baton-readers.x",
-    "$O.baton-snapshots.C.x",
+    "$O.baton-snapshots-placement.C.x",
     "$JS.API.STREAM.PURGE.REQUESTS",
     "$JS.API.STREAM.DELETE.LEDGER-main",
     "$JS.API.STREAM.CREATE.MINE",

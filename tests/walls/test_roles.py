@@ -1,14 +1,19 @@
 """Each service speaks for itself: what its role lets it say, and that this is all it needs."""
 
-import base64
 from collections.abc import Iterator
 
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.js.api import ObjectMeta
+from nats.js.errors import APIError, ObjectNotFoundError
 
 from libs.bus.connect import Address
+from libs.bus.streams import provision
+from libs.bus.table import READERS, snapshots_of
 from libs.cli.launch import SERVICES as LAUNCHED
+from libs.ledger.chain import GENESIS
+from libs.ledger.snapshots import SnapshotStore
 from libs.walls import roles
 from libs.walls.keyring import Keyring
 from schemas import subjects
@@ -93,12 +98,6 @@ class Speaker:
         return [text for text in self.refused if "permissions violation" in text]
 
 
-def snapshot(service: str, slot: str = "a") -> str:
-    """Where the store says which snapshot of its state of the pool `main` a service has."""
-    reader = {"history": "history-feed"}.get(service, service)
-    return f"$O.baton-snapshots.M.{base64.urlsafe_b64encode(f'main/{reader}/{slot}'.encode()).decode()}"
-
-
 FOREIGN = {
     service: [
         message
@@ -181,7 +180,9 @@ async def test_a_service_reads_only_its_streams(bus: tuple[str, Keyring], servic
     tried += [f"$KV.baton-cursors.{other}.x" for other in others] + ["$KV.baton-cursors.x"]
     tried += ["$KV.baton-readers.main.older.h-1-x", *(f"$KV.baton-readers.main.{other}.h-1-x" for other in others)]
     tried += ["$KV.baton-cursors.ledger-format.main"] if service != "placement" else []
-    tried += [snapshot(other) for other in others]
+    for bucket in ("baton-snapshots", *map(snapshots_of, others)):
+        tried += [f"$O.{bucket}.M.x", f"$O.{bucket}.C.x", f"$JS.API.STREAM.PURGE.OBJ_{bucket}"]
+        tried += [f"$JS.API.CONSUMER.CREATE.OBJ_{bucket}", f"$JS.API.STREAM.MSG.GET.OBJ_{bucket}"]
     tried = sorted(set(tried))
     for subject in tried:
         await speaker.nats.publish(subject, b"{}")
@@ -192,11 +193,53 @@ async def test_a_service_reads_only_its_streams(bus: tuple[str, Keyring], servic
 
 @pytest.mark.parametrize("service", ["placement", "history", "queries"])
 async def test_a_service_keeps_its_own_snapshots(bus: tuple[str, Keyring], service: str) -> None:
-    """By the store's own client, and it finds them again; nobody else can put another in their place."""
+    """By the store's own way; it replaces them, and finds them again."""
     speaker = await Speaker.of(bus, service)
-    store = await speaker.nats.jetstream().object_store("baton-snapshots")
-    reader = "history-feed" if service == "history" else service
-    await store.put(f"main/{reader}/a", b"a state")
-    assert (await store.get(f"main/{reader}/a")).data == b"a state"
+    store = SnapshotStore(speaker.nats.jetstream(), "main")
+    for text in (b"one", b"two", b"three"):
+        await store.save(READERS[service][0], 1, GENESIS, 0, [text])
+    found = await store.load(READERS[service][0], 1, list)
+    assert found is not None
+    assert found.value[0] in (b"two", b"three")
     assert speaker.refused == []
     await speaker.nats.close()
+
+
+async def test_nobody_empties_a_bucket_by_a_key_of_its_own(bus: tuple[str, Keyring]) -> None:
+    """A rollup of `all` is a header of any message, and would remove every other key of the stream."""
+    placement, leases = await Speaker.of(bus, "placement"), await Speaker.of(bus, "leases")
+    await placement.nats.jetstream().publish("$KV.baton-cursors.placement.x", b"kept")
+    with pytest.raises(APIError, match="rollup"):
+        await leases.nats.jetstream().publish("$KV.baton-cursors.leases.x", b"", headers={"Nats-Rollup": "all"})
+    kept = await placement.nats.jetstream().key_value("baton-cursors")
+    assert (await kept.get("placement.x")).value == b"kept"
+    for speaker in (placement, leases):
+        await speaker.nats.close()
+
+
+async def test_an_operator_moves_what_one_bucket_had_of_all(bus: tuple[str, Keyring]) -> None:
+    """`baton provision` on a broker from before each service had its own: nothing is lost, and what is newer stays."""
+    url, ring = bus
+    admin = await nats.connect(url, **Address("", ring.service()).options())
+    js = admin.jetstream()
+    await js.update_stream((await js.stream_info("OBJ_baton-snapshots")).config.evolve(max_bytes=64 << 20))
+    old, own = await js.object_store("baton-snapshots"), await js.object_store(snapshots_of("telemetry"))
+    about = '{"seq": 0, "hash": "", "position": 0, "version": 1}'
+    for name in ("main/telemetry/a", "main/telemetry/b", "main/x/a"):
+        await old.put(name, b"old", ObjectMeta(name=name, description=about))
+    await own.put("main/telemetry/b", b"new", ObjectMeta(name="main/telemetry/b", description=about))
+    options = Address("", ring.operator()).options()
+    operator = await nats.connect(url, inbox_prefix="_INBOX_operator", **options)
+    for _ in range(2):
+        await provision(operator.jetstream(), ["main"], scale=0.01)
+    assert (await own.get("main/telemetry/a")).data == b"old"
+    assert (await own.get("main/telemetry/b")).data == b"new"
+    assert (await old.get("main/x/a")).data == b"old", "a reader's that is no service's stays"
+    for name in ("main/telemetry/a", "main/telemetry/b"):
+        with pytest.raises(ObjectNotFoundError):
+            await old.get(name)
+    assert (await js.stream_info("OBJ_baton-snapshots")).config.max_bytes == 1 << 20, (
+        "it gives back what it had reserved"
+    )
+    for connection in (admin, operator):
+        await connection.close()

@@ -8,6 +8,7 @@ from libs.ledger.rolling import ASKED
 from libs.ledger.segments import SegmentState, first_of
 from libs.simulation.dst.aimed import FaultDraw, die, service_of
 from libs.simulation.dst.scenario import POOL
+from libs.simulation.dst.stream import Stream
 from libs.simulation.dst.world import World
 from schemas import subjects
 from schemas.envelope import MSG_ID
@@ -79,6 +80,18 @@ def roll(world: World, chance: random.Random) -> FaultDraw:
     return 0.0, begin, None
 
 
+def _spoil(stream: Stream, what: str) -> None:
+    if what == "lost":
+        stream.purge()
+        return
+    for seq, kept in list(stream.messages.items()):
+        about = ".M." in kept.subject
+        if what == "rotten" and not about:
+            stream.messages[seq] = replace(kept, data=kept.data[:-1] + bytes([kept.data[-1] ^ 1]))
+        elif what == "another version" and about:
+            stream.messages[seq] = replace(kept, data=kept.data.replace(b'\\"version\\": ', b'\\"version\\": 9'))
+
+
 def snapshots(world: World, chance: random.Random) -> FaultDraw:
     """The store of snapshots loses all, or its contents rot, or another version of Baton has written them."""
     what = chance.choice(("lost", "rotten", "another version"))
@@ -86,19 +99,12 @@ def snapshots(world: World, chance: random.Random) -> FaultDraw:
     def begin() -> None:
         if world.archive is not None:
             world.archive.state_lost = True
-        stream = world.disk.streams[f"OBJ_{SNAPSHOTS_BUCKET}"]
-        if stream.messages:
+        stores = [kept for name, kept in world.disk.streams.items() if name.startswith(f"OBJ_{SNAPSHOTS_BUCKET}")]
+        if any(stream.messages for stream in stores):
             world.sometimes(f"snapshots: {what}")
         world.note(f"snapshots: {what}")
-        if what == "lost":
-            stream.purge()
-            return
-        for seq, kept in list(stream.messages.items()):
-            about = ".M." in kept.subject
-            if what == "rotten" and not about:
-                stream.messages[seq] = replace(kept, data=kept.data[:-1] + bytes([kept.data[-1] ^ 1]))
-            elif what == "another version" and about:
-                stream.messages[seq] = replace(kept, data=kept.data.replace(b'\\"version\\": ', b'\\"version\\": 9'))
+        for stream in stores:
+            _spoil(stream, what)
 
     victim = service_of(world, chance) if chance.random() < 0.6 else ""
     return chance.uniform(0.05, 2.0), begin, (lambda: die(world, victim)) if victim else None
