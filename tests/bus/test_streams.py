@@ -9,7 +9,7 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.streams import StreamDrift, StreamsMissing, bind, provision
-from libs.bus.table import DEAD_OF_A_SENDER, SNAPSHOTS_BUCKET, durable_of, durables, streams
+from libs.bus.table import DEAD_OF_A_SENDER, durable_of, durables, snapshots_of, streams
 from schemas import subjects
 from schemas.catalog import CATALOG
 from tests.kit.background import ServerInBackground
@@ -175,7 +175,7 @@ async def test_a_cursor_of_before_is_read_until_its_owner_has_written_one(nats: 
 
 
 async def test_the_snapshot_store_takes_large_objects(nats: BusConnection, pool: str) -> None:
-    store = await nats.jetstream().object_store(SNAPSHOTS_BUCKET)
+    store = await nats.jetstream().object_store(snapshots_of("placement"))
     data = bytes(range(256)) * 8_192
     await store.put(f"{pool}/state", data)
     assert (await store.get(f"{pool}/state")).data == data
