@@ -110,13 +110,11 @@ def _digest(files: list[Path]) -> str:
 
 
 async def _roll(baton: Baton, pool: str) -> str:
-    from libs.ledger.rolling import ASKED
+    from libs.ledger.rolling import ask_to_roll
     from libs.ledger.segments import readable
 
     js = baton.nats.jetstream()
-    before = (await readable(js, pool))[-1]
-    config = (await js.stream_info(before.name)).config
-    await js.update_stream(config.evolve(metadata={ASKED: "1"}))
+    before = await ask_to_roll(js, pool)
     deadline = asyncio.get_running_loop().time() + _ROLLED_S
     while asyncio.get_running_loop().time() < deadline:
         now = (await readable(js, pool))[-1]

@@ -19,7 +19,17 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from libs.bus.table import SEGMENT_BYTES
 from libs.bus.trim import fill_of
-from libs.ledger.segments import Segment, SegmentState, is_seal, name_of, readable, records_of, segments, stored_at
+from libs.ledger.segments import (
+    NotOpenYet,
+    Segment,
+    SegmentState,
+    is_seal,
+    name_of,
+    readable,
+    records_of,
+    segments,
+    stored_at,
+)
 from schemas import subjects
 
 log = logging.getLogger("baton.ledger")
@@ -36,6 +46,24 @@ SEAL_BYTES = 8 * 1024
 _LOOK_BYTES = 32 * 1024
 _SLACK_BYTES = 1024 * 1024
 _IN_USE = (10058, 10065)  # the stream's name, or its subject, is taken
+
+
+async def ask_to_roll(js: JetStreamContext, pool: str) -> Segment:
+    """Marks the open segment: its writer is to begin the next one. Returns it.
+
+    Raises `NotOpenYet` in the middle of a roll: it is asked for in vain, as one has just begun; and nats errors.
+    """
+    last = (await readable(js, pool))[-1]
+    config = (await js.stream_info(last.name)).config
+    if config.sealed:
+        raise NotOpenYet(f"{last.name} is sealed, and the next segment is not open yet")
+    try:
+        await js.update_stream(config.evolve(metadata={ASKED: "1"}))
+    except APIError as error:
+        if (await js.stream_info(last.name)).config.sealed:
+            raise NotOpenYet(f"{last.name} was sealed meanwhile") from error
+        raise
+    return last
 
 
 class Rolling:

@@ -14,8 +14,8 @@ from libs.ledger import rolling
 from libs.ledger.chain import GENESIS, Head
 from libs.ledger.follower import Follower
 from libs.ledger.reader import LedgerReader
-from libs.ledger.rolling import ASKED, SEAL_BYTES, Rolling
-from libs.ledger.segments import Segment, SegmentState, last_seq, name_of, readable, segments
+from libs.ledger.rolling import SEAL_BYTES, Rolling
+from libs.ledger.segments import Segment, SegmentState, last_seq, name_of, segments
 from libs.ledger.verify import export, verify_files
 from libs.ledger.writer import LedgerWriter
 from schemas.ledger import SegmentSealed
@@ -45,10 +45,7 @@ async def small(broker: Broker) -> AsyncIterator[World]:
 
 
 async def ask_to_roll(world: World) -> None:
-    """As `baton ledger roll` does."""
-    open_ = (await readable(world.js, POOL))[-1].name
-    config = (await world.js.stream_info(open_)).config
-    await world.js.update_stream(config.evolve(metadata={ASKED: "1"}))
+    await rolling.ask_to_roll(world.js, POOL)
 
 
 async def rolled(world: World, count: int) -> list[Segment]:

@@ -18,7 +18,7 @@ from libs.ledger.chain import GENESIS
 from libs.ledger.reader import LedgerReader
 from libs.ledger.snapshots import SnapshotStore, pack
 from libs.ledger.tail import Tail
-from schemas.subjects import ledger
+from schemas.subjects import ledger, segment
 
 Behaviour = Callable[[Any, str], Awaitable[None]]
 BEHAVIOURS: list[Behaviour] = []
@@ -144,6 +144,17 @@ async def a_ledger_can_be_neither_purged_nor_deleted_from(net: Any, pool: str) -
         await js.purge_stream(f"LEDGER-{pool}")
     with pytest.raises(APIError):
         await js.delete_msg(f"LEDGER-{pool}", 1)
+
+
+@behaviour
+async def a_sealed_stream_stays_sealed(net: Any, pool: str) -> None:
+    """Whoever changes a configuration that it read before the seal is refused."""
+    js = net.jetstream()
+    before = (await js.stream_info(f"LEDGER-{pool}")).config
+    await js.update_stream(before.evolve(subjects=[segment("sealed", pool, 1)], sealed=True))
+    with pytest.raises(APIError, match="unseal"):
+        await js.update_stream(before.evolve(metadata={"asked": "1"}))
+    assert (await js.stream_info(f"LEDGER-{pool}")).config.sealed
 
 
 @behaviour

@@ -27,7 +27,6 @@ from schemas.jobs import JobSpec, JobState
 from schemas.resources import Resources
 from schemas.secrets import NodeSecretsQuery
 from tests.faults.cluster import kill9
-from tests.kit.waiting import until
 
 VALUE = b"v4lue-of-the-token-" + secrets.token_hex(8).encode() + b"\n\xff\xfe of this test alone"
 """Of this run alone: the same test of another checkout on this machine has processes with a value of its own."""
@@ -162,8 +161,8 @@ async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
         _, folder, mode = lines[2].split()
         assert mode == "0o40700"
         assert state not in Path(folder).parents, "in memory"
-        pids = await until(lambda: [int(p.name) for p in Path("/proc").glob("[0-9]*") if holds(p, b"TOKEN=" + VALUE)])
-        assert len(pids) == 1, f"the job's environment, and no other's: {pids}, {await red.get(job)}"
+        pids, unread = holders(b"TOKEN=" + VALUE)
+        assert len(pids) == 1, f"the job's environment, and no other's: {pids}, {unread}, {await red.get(job)}"
         assert await asyncio.to_thread(found, wherever(state, pids[0])) == []
         await nobody_else_is_given_it(cluster, job)
         assert [info.version for info in await red.secrets()] == [1]
@@ -190,8 +189,13 @@ async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
     assert (state / "vault" / "keys.json").stat().st_mode & 0o777 == 0o600
 
 
-def holds(process: Path, what: bytes) -> bool:
-    try:
-        return what in (process / "environ").read_bytes()
-    except OSError:
-        return False
+def holders(what: bytes) -> tuple[list[int], list[str]]:
+    """The processes in whose environment it is, and those that show none."""
+    pids, unread = [], []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if what in (process / "environ").read_bytes():
+                pids.append(int(process.name))
+        except OSError as e:
+            unread.append(f"{process.name}: {e.strerror}")
+    return pids, unread

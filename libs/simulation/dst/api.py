@@ -102,6 +102,8 @@ class Api:
         stream = self._stream(rest[0])
         if body.get("subjects") != stream.config.get("subjects") and self.server.disk.taken(body):
             raise ApiError(400, 10065, "subjects overlap with an existing stream")
+        if stream.config.get("sealed") and not body.get("sealed"):
+            raise ApiError(500, 10052, "stream configuration update can not unseal a sealed stream")
         stream.config = body
         self.server.disk.changed()
         return self._stream_info(rest, {})

@@ -19,8 +19,8 @@ from libs.bus.table import READERS_BUCKET
 from libs.ledger.archive import NotArchived, archive, files_of, path_of, restore
 from libs.ledger.export import BadLedgerFile, LedgerFile
 from libs.ledger.readers import Declared, Readers, process_name_of
-from libs.ledger.rolling import ASKED
-from libs.ledger.segments import SegmentState, first_of, readable
+from libs.ledger.rolling import ask_to_roll
+from libs.ledger.segments import SegmentState, first_of
 from libs.service.app import Tasks
 from schemas import subjects
 
@@ -168,7 +168,7 @@ class Archivist:
             await asyncio.sleep(chance.uniform(0.5, 4.0))
             try:
                 if chance.random() < 0.5 and self._world.loop.now < _ROLLS_S:
-                    await self._roll(js)
+                    await ask_to_roll(js, self._held.pool)
                 await self._run(js)
             except (BadLedgerFile, NotArchived) as error:
                 self._world.note(f"archivist-{self._number}: {type(error).__name__}")
@@ -190,11 +190,6 @@ class Archivist:
             self._world.sometimes("segments were archived")
             self._world.note(f"{one.segment.name} is archived, {one.kept or 'deleted'}")
         held.done_at = max(held.done_at, now)
-
-    async def _roll(self, js: Any) -> None:
-        last = (await readable(js, self._held.pool))[-1]
-        config = (await js.stream_info(last.name)).config
-        await js.update_stream(config.evolve(metadata={ASKED: "1"}))
 
     async def _restore(self, js: Any) -> None:
         held = self._held

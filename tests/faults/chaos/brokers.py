@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from libs.bus.connect import close, connect
 from libs.bus.patience import AWAY
 from libs.cli.launch import LocalStack
-from libs.ledger.rolling import ASKED
+from libs.ledger import rolling
 from libs.ledger.segments import Segment, readable
 from tests.kit.waiting import until
 
@@ -68,8 +68,7 @@ async def ask_to_roll(js: JetStreamContext, pool: str) -> None:
 
     async def asked() -> bool:
         with suppress(*AWAY):
-            config = (await js.stream_info((await readable(js, pool))[-1].name)).config
-            await js.update_stream(config.evolve(metadata={ASKED: "1"}))
+            await rolling.ask_to_roll(js, pool)
             return True
         return False
 
