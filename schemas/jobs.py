@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from schemas.base import Fact, JobId, Micros, Name, Strict, User
-from schemas.resources import Precision, Resources
+from schemas.resources import MOST_MIB, Precision, Resources
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Argument = Annotated[str, Field(max_length=4096)]
@@ -183,6 +183,26 @@ class SecretUse(Strict):
         return self.file or (None if self.env else self.secret)
 
 
+class JobLimits(Strict):
+    """What an attempt may take of each of its nodes beside devices, processors and memory. What is left out is the class's,
+    or else the node's affair; a node that allows less keeps to that."""
+
+    processes: int | None = Field(default=None, ge=8, le=4_000_000, description="processes and threads together")
+    open_files: int | None = Field(default=None, ge=64, le=1_048_576, description="open files of each process")
+    scratch_mib: int | None = Field(
+        default=None, ge=1, le=MOST_MIB, description="size of its /tmp, and of its /dev/shm, MiB: memory of the node"
+    )
+    disk_mib: int | None = Field(
+        default=None, ge=1, le=MOST_MIB, description="what its folder and its checkpoints may hold together, MiB"
+    )
+
+    def or_else(self, other: "JobLimits | None") -> "JobLimits":
+        """These, and where they say nothing the other's."""
+        if other is None:
+            return self
+        return JobLimits(**{**other.model_dump(exclude_none=True), **self.model_dump(exclude_none=True)})
+
+
 class JobSpec(Strict):
     """One job as its team describes it: what to run, on what, how important, and what to do when it is interrupted."""
 
@@ -208,6 +228,11 @@ class JobSpec(Strict):
     launch: Launch = Field(default=Launch.PER_DEVICE, description="one process per device, or one per node")
     checkpoint: CheckpointPolicy | None = None
     retry: RetryPolicy = Field(default_factory=RetryPolicy)
+    limits: JobLimits | None = Field(
+        default=None,
+        description="what it may take of a node beside its resources",
+        exclude_if=lambda limits: limits is None,  # as with secrets
+    )
     stop_grace_s: float = Field(default=5.0, ge=0, le=3600, description="SIGTERM to SIGKILL when it is cancelled, s")
     time_limit_s: float = Field(default=0, ge=0, le=31_536_000, description="running longer is stopped, s; 0: no limit")
     model: ModelShape | None = None

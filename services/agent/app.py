@@ -126,9 +126,9 @@ async def _adopt(before: Predecessor | None, launcher: Launcher, nodes: Mapping[
     return set(before.lives)
 
 
-def _memory_base(settings: AgentSettings, host: PreparedHost, roots: Sequence[str]) -> Path | None:
-    """Where memory is limited. Groups that an agent and its keeper have left when both were killed are removed."""
-    base = tree.memory_base(host.group_base) if settings.cgroups else None
+def _limit_base(controller: str, settings: AgentSettings, host: PreparedHost, roots: Sequence[str]) -> Path | None:
+    """Where memory, or processes, are limited. Groups that a killed agent and keeper have left are removed."""
+    base = tree.limit_base(controller, host.group_base) if settings.cgroups else None
     if base is not None:
         for root in roots:
             for left in base.glob(f"{group_name(root)}-*"):
@@ -168,7 +168,8 @@ def _launcher(settings: AgentSettings, nats: Client, host: PreparedHost, names: 
         secrets=SecretSource(nats, settings.pool, settings.secrets_wait_s),
         secret_folders=SecretFolders(state_dir, settings.secrets),
         trusted_team=settings.trusted_team,
-        memory_base=_memory_base(settings, host, roots),
+        memory_base=_limit_base("memory", settings, host, roots),
+        process_base=_limit_base("pids", settings, host, roots),
         job_disk=settings.job_disk_mib * _MIB or shutil.disk_usage(workdir).total // 2,
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.ids import FIRST_TEAM_UID, team_uid
-from schemas.jobs import Network
+from schemas.jobs import JobLimits, Network
 from schemas.nodes import NodeWalls
 from services.agent import view as views
 from services.agent.keeper import callfilter, walls
@@ -91,10 +91,16 @@ class JobWalls:
         new.replace(self._file)
 
     def behind(
-        self, team: str, folders: Sequence[Path], devices: Sequence[str], memory: int, network: bool = True
+        self,
+        team: str,
+        folders: Sequence[Path],
+        devices: Sequence[str],
+        memory: int,
+        network: bool = True,
+        limits: JobLimits | None = None,
     ) -> dict[str, Any] | None:
-        """What the keeper is told of the walls around a job with these folders, device files and bytes of memory; the folders
-        are its team's from now on. None without walls. Raises OSError, or NotServed."""
+        """What the keeper is told of the walls around a job with these folders, device files, bytes of memory and limits that
+        it asked for; the folders are its team's from now on. None without walls. Raises OSError, or NotServed."""
         if self._keeper.tier == walls.NONE:
             return None
         root = os.geteuid() == 0
@@ -102,8 +108,8 @@ class JobWalls:
         if root:
             for folder in folders:
                 hand_over(folder, uid)
-        arguments = self._view.arguments(folders, devices, network, memory)
-        return views.spec(self._view, uid, gid, arguments, network)
+        arguments = self._view.arguments(folders, devices, network, memory, limits.scratch_mib if limits else None)
+        return views.spec(self._view, uid, gid, arguments, network, limits)
 
 
 def lacks() -> list[str]:

@@ -20,7 +20,7 @@ from services.agent.jobwalls import JobWalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
-from services.agent.limits import AttemptLimits, Watched, memory_of
+from services.agent.limits import AttemptLimits, Watched, limits_of
 from services.agent.logs import LogStore
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
@@ -57,6 +57,8 @@ class Launcher:
     walls: JobWalls
     memory_base: Path | None = None
     """Where cgroups may be made that limit memory, or None: then it is watched."""
+    process_base: Path | None = None
+    """The same for processes."""
     job_disk: int = 0
     """Bytes that the folders of one attempt may hold."""
     trusted_team: str = ""
@@ -162,16 +164,15 @@ class Launcher:
         return None if self.group_base is None else self.group_base / group_name(root) / str(node.incarnation)
 
     def _limits(self, node: NodeRunner, part: DesiredPart, group: Path | None) -> AttemptLimits:
-        memory_group = ""
-        if self.memory_base is not None:
-            name = f"{part.job_id}.{part.attempt}"
-            if self.memory_base == self.group_base and group is not None:
-                memory_group = str(group / name)
-            else:
-                memory_group = str(
-                    self.memory_base / f"{group_name(tree.marker_root(node.name, self.state_dir))}-{name}"
-                )
-        return AttemptLimits(memory_of(part), self.job_disk, memory_group)
+        name = f"{part.job_id}.{part.attempt}"
+        beside = f"{group_name(tree.marker_root(node.name, self.state_dir))}-{name}"
+
+        def group_in(base: Path | None) -> str:
+            if base is None:
+                return ""
+            return str(group / name if base == self.group_base and group is not None else base / beside)
+
+        return limits_of(part, self.job_disk, group_in(self.memory_base), group_in(self.process_base))
 
     def _launch(self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any] | None) -> AttemptLaunch:
         """Raises BadEnvironment, NoDevices or OSError, before anything is started."""
@@ -248,7 +249,7 @@ class Launcher:
             early_s=early_s(part.lease_s, node.lease_s),
             may_run=lambda: node.lease.valid(node.now()),
             behind=lambda: self.walls.behind(
-                part.team, own, node.layer.files(devices), limits.memory, part.network is Network.HOST
+                part.team, own, node.layer.files(devices), limits.memory, part.network is Network.HOST, part.spec.limits
             ),
             watched=Watched(limits, [home, saves]),
             set_live=set_live,

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from schemas.attempts import Category, KnownByAgent
+from schemas.jobs import JobLimits
 from schemas.nodes import DesiredPart
 from services.agent.keeper import proc
 
@@ -26,15 +27,20 @@ SHARE = 20
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none."""
+    """Bytes. `memory_group`: the cgroup that holds the attempt to its memory, to be made; "": there is none. `processes`:
+    processes and threads that its job asked to be held to, 0: its job said nothing; `process_group` as `memory_group`."""
 
     memory: int
     disk: int
     memory_group: str = ""
+    processes: int = 0
+    process_group: str = ""
 
-    def told(self) -> dict[str, Any] | None:
+    def told(self) -> dict[str, dict[str, Any] | None]:
         """As the keeper is told of it."""
-        return {"group": self.memory_group, "bytes": self.memory} if self.memory_group else None
+        memory = {"group": self.memory_group, "bytes": self.memory} if self.memory_group else None
+        held = self.processes and self.process_group
+        return {"memory": memory, "pids": {"group": self.process_group, "most": self.processes} if held else None}
 
 
 def memory_of(part: DesiredPart) -> int:
@@ -44,6 +50,18 @@ def memory_of(part: DesiredPart) -> int:
     most = total - total // _KEPT_FREE
     asked = part.spec.resources.host_memory_mib * _MIB * len(part.ranks)
     return min(asked, most) or most
+
+
+def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: str) -> AttemptLimits:
+    """What a part is held to: what its job asked for, and of the disk no more than `disk` bytes."""
+    asked = part.spec.limits or JobLimits()
+    return AttemptLimits(
+        memory=memory_of(part),
+        disk=disk if asked.disk_mib is None else min(disk, asked.disk_mib * _MIB),
+        memory_group=memory_group,
+        processes=asked.processes or 0,
+        process_group=process_group,
+    )
 
 
 class Watched:
@@ -62,6 +80,11 @@ class Watched:
     def _look(self, shim: int) -> tuple[str, KnownByAgent] | None:
         began = time.monotonic()
         try:
+            limits = self.limits
+            if limits.processes and not limits.process_group and shim:
+                count = sum(map(proc.threads, proc.descendants([shim])))
+                if count > limits.processes:
+                    return f"it had {count} processes and threads, and may have {limits.processes}", Category.USER_ERROR
             if not self.limits.memory_group and shim:
                 used = memory_used(proc.descendants([shim]))
                 if used > self.limits.memory:

@@ -244,7 +244,7 @@ class ProcessPart:
             "command": list(self.part.spec.command),  # an argv list, never a shell
             "workdir": str(launch.workdir),
             "group": str(launch.group or ""),
-            "memory": None if launch.watched is None else launch.watched.limits.told(),
+            **({} if launch.watched is None else launch.watched.limits.told()),
             "log_limit": launch.log_limit,
             "remove": str(launch.secrets_folder or ""),
             "walls": launch.behind(),

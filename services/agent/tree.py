@@ -37,9 +37,9 @@ def cgroup_base() -> Path | None:
     return None
 
 
-def memory_base(group_base: Path | None) -> Path | None:
-    """Where this process may make cgroups that limit memory: of version 1, or below `group_base` where version 2 has the
-    controller; None: nowhere."""
+def limit_base(controller: str, group_base: Path | None) -> Path | None:
+    """Where this process may make cgroups of a controller, e.g. `memory`: of version 1, or below `group_base` where
+    version 2 has the controller; None: nowhere."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
@@ -47,13 +47,13 @@ def memory_base(group_base: Path | None) -> Path | None:
         return None
     for line in mounts:
         left, _, right = line.partition(" - ")
-        if right.startswith("cgroup ") and "memory" in right.split()[-1].split(",") and "memory" in own:
-            base = Path(left.split()[4] + own["memory"].rstrip("/"))
+        if right.startswith("cgroup ") and controller in right.split()[-1].split(",") and controller in own:
+            base = Path(left.split()[4] + own[controller].rstrip("/"))
             if _may_make_groups(base):
                 return base
     if group_base is not None:
         try:
-            proc.write_text(f"{group_base}/cgroup.subtree_control", "+memory")
+            proc.write_text(f"{group_base}/cgroup.subtree_control", f"+{controller}")
         except OSError:
             return None
         return group_base

@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from schemas.jobs import JobLimits
+from services.agent.keeper import walls
 from services.agent.settings import AgentSettings
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
@@ -46,11 +48,14 @@ class JobView:
         devices: Sequence[str] = (),
         network: bool = True,
         memory: int | None = None,
+        scratch_mib: int | None = None,
     ) -> list[str]:
-        """bubblewrap's, for a job that has these folders and device files, and so many bytes of memory."""
+        """bubblewrap's, for a job that has these folders and device files, so many bytes of memory, and asked for a /tmp of
+        that size."""
         beside = self.device_files if devices else ()
         hidden = [folder for folder in self.own if any(_below(folder, shown) for shown in self.shown)]
-        scratch = str(min(self.scratch_mib * _MIB, self.scratch_mib * _MIB if memory is None else memory // 2))
+        most = self.scratch_mib if scratch_mib is None else min(scratch_mib, self.scratch_mib)
+        scratch = str(most * _MIB if memory is None or scratch_mib is not None else min(most * _MIB, memory // 2))
         return [
             *("--cap-drop", "ALL", "--unshare-ipc"),
             *(() if network else ("--unshare-net",)),
@@ -109,15 +114,27 @@ def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")
     )
 
 
-def spec(view: JobView, uid: int, gid: int, arguments: Sequence[str], network: bool = True) -> dict[str, Any]:
-    """As the keeper is told of it (`walls.Spec`)."""
+def spec(
+    view: JobView,
+    uid: int,
+    gid: int,
+    arguments: Sequence[str],
+    network: bool = True,
+    limits: JobLimits | None = None,
+) -> dict[str, Any]:
+    """As the keeper is told of it (`walls.Spec`). Where a user id is one team's, its jobs share a count of processes, and a
+    job's own limit is a cgroup's."""
+    asked, root = limits or JobLimits(), os.geteuid() == 0
+    shared = view.processes
+    files = [walls.OPEN_FILES, *([] if asked.open_files is None else [asked.open_files])]
     return {
         "args": list(arguments),
         "namespaces": ["mnt", "ipc"] if network else ["mnt", "ipc", "net"],
-        "root": os.geteuid() == 0,
+        "root": root,
         "uid": uid,
         "gid": gid,
-        "processes": view.processes,
+        "processes": shared if root or asked.processes is None else min(shared, asked.processes + walls.OF_OURS),
+        "files": min(files),
     }
 
 

@@ -23,7 +23,7 @@ from libs.core.admission.refusal import Why
 from libs.core.scheduling import limits
 from schemas import ledger as led
 from schemas.ids import content_hash, job_id
-from schemas.jobs import JobSpec, ModelShape, Simulation, SubmitJob, Workload
+from schemas.jobs import JobLimits, JobSpec, ModelShape, Simulation, SubmitJob, Workload
 from schemas.resources import (
     Device,
     DeviceKind,
@@ -386,6 +386,23 @@ def test_the_shipped_classes_are_those_of_the_code() -> None:
     path = Path(__file__).parents[2] / "deploy/classes.yaml"
     shipped = tuple(PriorityClass(**entry) for entry in yaml.safe_load(path.read_text())["classes"])
     assert shipped == DEFAULT_CLASSES
+
+
+def test_a_class_says_what_its_jobs_may_take_where_they_say_nothing() -> None:
+    """The body that was sent stays the job's body: the same request again is the same job."""
+    held = DEFAULT_CLASSES[-1].model_copy(update={"limits": JobLimits(processes=100, disk_mib=500)})
+    context = AdmissionContext(fleet(*TWO_LEAVES), limits.room, {held.name: held})
+    found = []
+    for asked in ({}, {"limits": {"processes": 20, "open_files": 64}}):
+        request = submit(**asked)
+        admitted = evaluate(request, "research", context)
+        assert isinstance(admitted, Admitted)
+        assert admitted.spec_hash == content_hash(request.model_dump_json().encode())
+        found.append(admitted.job.limits)
+    assert found == [JobLimits(processes=100, disk_mib=500), JobLimits(processes=20, open_files=64, disk_mib=500)]
+    plain = evaluate(submit(), "research", AdmissionContext(fleet(*TWO_LEAVES), limits.room))
+    assert isinstance(plain, Admitted)
+    assert "limits" not in plain.job.model_dump(), "a body without them is the body that it was before they came"
 
 
 def test_what_no_node_has_is_refused_with_what_it_has() -> None:

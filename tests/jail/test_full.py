@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from schemas.attempts import Category
 from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.inbox import Released
-from schemas.jobs import Network
+from schemas.jobs import JobLimits, Network
 from schemas.resources import Resources
 from services.agent import tree
 from services.agent.keeper import proc, walls
@@ -308,6 +309,69 @@ async def test_a_job_that_fills_its_folder_is_ended_with_the_figures(start):
         assert "its folders hold" in end.reason
         assert "may hold 64 MiB" in end.reason
         assert "up" in node.says(victim)
+
+
+GREEDY = """
+import errno, os, subprocess, sys
+files, started = [], []
+try:
+    while True:
+        files.append(os.open("/dev/null", os.O_RDONLY))
+except OSError as e:
+    print("files", len(files), errno.errorcode[e.errno], flush=True)
+for fd in files:
+    os.close(fd)
+try:
+    while True:
+        started.append(subprocess.Popen(["sleep", "600"]))
+except OSError as e:
+    print("processes", len(started), errno.errorcode[e.errno], flush=True)
+for one in started:
+    one.kill()
+for at in ("/tmp", "/dev/shm"):
+    try:
+        open(at + "/all", "wb").write(bytes(64 * 2**20))
+    except OSError as e:
+        print(at, errno.errorcode[e.errno], flush=True)
+"""
+ASKED = JobLimits(processes=24, open_files=128, scratch_mib=32, disk_mib=48)
+
+
+async def test_a_job_is_held_to_the_limits_that_it_asked_for(start):
+    """And another job of the same team, whose user id it shares, is not."""
+    async with start() as node:
+        other = of("red", "import subprocess as s; [s.Popen(['sleep', '600']) for _ in range(60)]; print('up', flush=True); "
+                   "import time; time.sleep(600)", device=3)  # fmt: skip
+        await node.up(other)
+        greedy = of("red", GREEDY, device=2, limits=ASKED)
+        end = await ended(node, other, greedy)
+        said = node.says(greedy)
+        assert end.exit_code == 0, said
+        found = dict(re.findall(r"(files|processes) (\d+) ", said))
+        assert 100 <= int(found["files"]) < 128, said
+        assert 16 <= int(found["processes"]) <= 24 + 4, said
+        assert "processes" in said
+        assert "EAGAIN" in said
+        assert "/tmp ENOSPC" in said
+        assert "/dev/shm ENOSPC" in said
+        base = node.agent.launcher.process_base
+        assert base is not None
+        await until(lambda: not list(base.glob("*" + greedy.job_id + "*")))
+
+
+async def test_a_job_that_fills_the_disk_that_it_asked_for_is_ended(start):
+    async with start(limits_s=0.2) as node:
+        end = await ended(node, of("red", FILL_HOME, limits=ASKED))
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert "may hold 48 MiB" in end.reason
+
+
+async def test_processes_are_counted_where_no_group_holds_them(start):
+    async with start(cgroups=False, limits_s=0.2) as node:
+        many = "import subprocess as s, time; [s.Popen(['sleep', '600']) for _ in range(60)]; time.sleep(600)"
+        end = await ended(node, of("red", many, limits=ASKED))
+        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert "processes and threads, and may have 24" in end.reason
 
 
 async def test_memory_is_watched_where_no_group_holds_it(start):

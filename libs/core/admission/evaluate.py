@@ -26,7 +26,7 @@ from libs.core.state.limits import Limits, Usage
 from libs.core.state.model import Shape, shape_of
 from schemas.base import Name, Strict
 from schemas.ids import content_hash, job_id
-from schemas.jobs import JobSpec, Latency, Network, SubmitJob
+from schemas.jobs import JobLimits, JobSpec, Latency, Network, SubmitJob
 
 MAX_COMMAND_BYTES = 65_536
 """Command, environment and working directory together: each grant of the job sends them to its nodes."""
@@ -49,6 +49,9 @@ class PriorityClass(Strict):
     network: Network = Field(
         default=Network.HOST,
         description="none: its jobs have no network but their own loopback; gangs of nodes need host",
+    )
+    limits: JobLimits | None = Field(
+        default=None, description="what its jobs may take of a node, where they say nothing themselves"
     )
     longest_grace_s: float = Field(
         default=3600, gt=0, le=3600, description="the most time that a job may take to save or to stop, s"
@@ -115,7 +118,8 @@ class AdmissionContext:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """`job` may differ from what was submitted in `resources.memory_mib`: see `estimate` in docs/vram.md.
+    """`job` may differ from what was submitted in `resources.memory_mib` (`estimate` in docs/vram.md), and has the
+    limits of its class where it says none.
 
     `note` says what the job waits for when nothing could be checked.
     """
@@ -177,6 +181,8 @@ def evaluate(
         job = job.model_copy(update={"resources": resources})
     note = "no node has registered yet: it waits for the first" if context.fleet.empty else ""
     priority_class = context.classes[job.priority_class]
+    if priority_class.limits is not None:
+        job = job.model_copy(update={"limits": (job.limits or JobLimits()).or_else(priority_class.limits)})
     return Admitted(job_of_key, job, spec_hash, priority_class, note)
 
 

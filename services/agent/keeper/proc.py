@@ -119,6 +119,25 @@ def limit_memory(group: str, limit: int) -> None:
     write_text(f"{group}/cgroup.procs", "0")
 
 
+def limit_processes(group: str, most: int) -> None:
+    """The same of the controller of process ids: so many processes and threads, and `_OF_OURS`. Raises OSError."""
+    os.makedirs(group, exist_ok=True)
+    write_text(f"{group}/pids.max", str(most + _OF_OURS))
+    write_text(f"{group}/cgroup.procs", "0")
+
+
+_OF_OURS = 4
+"""The shim, and what makes walls before the job starts."""
+
+
+def threads(pid: int) -> int:
+    """How many threads a process has; 0 when it is gone."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
 def group_members(group: str) -> set[int]:
     """Live process ids in a cgroup and those below it."""
     found: set[int] = set()

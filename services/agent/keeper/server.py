@@ -232,7 +232,7 @@ class Keeper:
             )
             return
         attempt.note = dict(told.get("note") or {})
-        attempt.memory = str((told.get("memory") or {}).get("group", ""))
+        attempt.memory, attempt.pids = (str((told.get(key) or {}).get("group", "")) for key in ("memory", "pids"))
         try:
             self._spawn(attempt, {key: told.get(key) for key in SPEC})
         except OSError as e:
@@ -358,7 +358,7 @@ class Keeper:
         del self._dying[attempt.id]
         self._clean.discard(attempt.id)
         attempt.state = GONE
-        for group in filter(None, (attempt.group, attempt.memory)):
+        for group in filter(None, dict.fromkeys((attempt.group, attempt.memory, attempt.pids))):
             attempt.oom_kills += proc.oom_kills(group)
             proc.remove_group(group)
         self._say({"is": "gone", "id": attempt.id, "oom_kills": attempt.oom_kills})

@@ -26,9 +26,9 @@ _DEFAULT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal
 _LONGEST_PAUSE_S = 0.05
 
 
-SPEC = ("group", "memory", "workdir", "command", "ranks", "log_limit", "remove", "walls")
+SPEC = ("group", "memory", "pids", "workdir", "command", "ranks", "log_limit", "remove", "walls")
 """What a shim needs of the agent's start message. `walls`: see `walls.Spec`, or None. `memory`: a cgroup to be made, `group`,
-and its limit in `bytes`; or None."""
+and its limit in `bytes`; or None. `pids`: the same, and how many processes it may have at `most`."""
 
 
 class Shim:
@@ -81,6 +81,8 @@ class Shim:
             proc.enter_group(self.spec["group"])
         if memory := self.spec.get("memory"):
             proc.limit_memory(memory["group"], memory["bytes"])
+        if pids := self.spec.get("pids"):
+            proc.limit_processes(pids["group"], pids["most"])
         if self.kind == contain.NAMESPACE:
             contain.mount_own_proc()
         elif self.kind != contain.NONE:

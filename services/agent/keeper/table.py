@@ -36,7 +36,7 @@ class HeldAttempt:
 
     __slots__ = (
         "about", "codes", "doomed", "early", "failed", "group", "id", "incarnation", "memory", "node", "note", "oom_kills",
-        "shim", "state",
+        "pids", "shim", "state",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,8 @@ class HeldAttempt:
         self.oom_kills = 0
         self.memory = ""
         """The cgroup that holds it to its memory."""
+        self.pids = ""
+        """The same of its processes."""
 
     def shown(self) -> Note:
         return {

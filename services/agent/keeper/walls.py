@@ -30,6 +30,8 @@ TIERS = (FULL, NAMESPACES, NONE)
 TRUE = "/usr/bin/true"
 OPEN_FILES = 65_536
 """Descriptors that one process of a job may have."""
+OF_OURS = 2
+"""Threads of the shim and of what makes its view, which count as the user's where there is no other."""
 
 _INFO, _BLOCK = 100, 101
 _MOST_SAID = 4096
@@ -47,7 +49,7 @@ _LIBC.syscall.restype = ctypes.c_long
 
 Spec = dict[str, Any]
 """`args`: bubblewrap's, which describe the view; `namespaces`: names of those to enter; `root`: whether the keeper is root;
-`uid`, `gid`: of the processes; `processes`: how many, threads too, that user may have."""
+`uid`, `gid`: of the processes; `processes`: how many, threads too, that user may have; `files`: how many each may have open."""
 
 
 def _checked(result: int, what: str) -> int:
@@ -120,7 +122,7 @@ def own_user(uid: int, gid: int) -> None:
         proc.write_text(f"/proc/self/{name}", text)
 
 
-def give_up(processes: int) -> None:
+def give_up(processes: int, files: int) -> None:
     """Of this process, and so of all that it starts: capabilities beyond the few that a shim needs, new privileges, calls that
     reach the kernel itself, abstract sockets and signals of others. Raises OSError."""
     contain.gain_no_rights()
@@ -137,7 +139,7 @@ def give_up(processes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    most = files if hard == resource.RLIM_INFINITY else min(files, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
@@ -258,4 +260,4 @@ def put_up(bwrap: str, spec: Spec) -> None:
     enter(bwrap, spec)
     if not root:
         own_user(spec["uid"], spec["gid"])
-    give_up(spec["processes"])
+    give_up(spec["processes"], spec.get("files", OPEN_FILES))
