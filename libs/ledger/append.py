@@ -19,7 +19,7 @@ from schemas.envelope import MSG_ID
 
 log = logging.getLogger("baton.ledger")
 
-_WRONG_LAST_SEQUENCE = 10071
+WRONG_LAST_SEQUENCE = 10071
 
 
 class AppendOutcome(StrEnum):
@@ -44,7 +44,7 @@ async def append(
     except ConnectionClosedError:
         raise
     except APIError as error:
-        if error.err_code == _WRONG_LAST_SEQUENCE:
+        if error.err_code == WRONG_LAST_SEQUENCE:
             return AppendOutcome.REFUSED
         log.error("%s: the broker refuses to append: %s", subject, error.description)
         return AppendOutcome.FULL if is_full(error) else AppendOutcome.UNCLEAR

@@ -14,11 +14,16 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.errors import APIError, BadRequestError
 
+from libs.ledger.append import WRONG_LAST_SEQUENCE
 from libs.ledger.chain import GENESIS, Head, LedgerStopped
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
-from libs.ledger.segments import Segment, SegmentState, messages, name_of, readable, segments, stored_at
+from libs.ledger.rolling import IN_USE
+from libs.ledger.segments import Segment, SegmentState, messages, messages_of, name_of, readable, segments, stored_at
+from libs.ledger.tail import Stored
 from libs.ports.host import failpoint
 from schemas import subjects
 from schemas.ids import content_hash
@@ -79,17 +84,21 @@ async def archive(
 
 async def check(js: JetStreamContext, pool: str, path: Path) -> None:
     """The file is what the broker has. Raises NotArchived, BadLedgerFile."""
-    file = LedgerFile(path)
-    last = file.start.first_seq - 1
-    ours = iter(file)
-    async for stored in messages(js, pool, file.start.first_seq, _last_of(path)):
+    file, last = LedgerFile(path), _last_of(path)
+    await _same(file, messages(js, pool, file.start.first_seq, last), path)
+    await _continued(js, pool, path, file.head, last)
+
+
+async def _same(file: LedgerFile, there: AsyncIterator[Stored], path: Path) -> None:
+    """The file has just these messages. Raises NotArchived, BadLedgerFile."""
+    ours, last = iter(file), file.start.first_seq - 1
+    async for stored in there:
         copy = next(ours, None)
         if copy is None or (copy.seq, copy.payload) != (stored.seq, stored.payload):
-            raise NotArchived(f"{path}: message {stored.seq} is another one in the ledger of pool {pool}")
+            raise NotArchived(f"{path}: message {stored.seq} is another one in the ledger of pool {file.start.pool}")
         last = stored.seq
     if next(ours, None) is not None or file.end is None or file.end.last_seq != last:
         raise NotArchived(f"{path} does not end with message {last}, as the segment does")
-    await _continued(js, pool, path, file.head, last)
 
 
 async def restore(js: JetStreamContext, pool: str, path: Path) -> Segment:
@@ -107,26 +116,58 @@ async def restore(js: JetStreamContext, pool: str, path: Path) -> Segment:
     kept = await segments(js, pool)
     if any(segment.first <= last and segment.last >= first for segment in kept if segment.kept):
         raise NotArchived(f"records {first} to {last} of pool {pool} are in the ledger: nothing needs to be restored")
+    try:
+        await _load(js, pool, path)
+    except NatsError:
+        if (done := await _kept(js, pool, first, last)) is None:  # by another restore, beside this one
+            raise
+        return done
+    restored = await _kept(js, pool, first, last)
+    if restored is None:
+        raise NotArchived(f"{path}: its segment was deleted while it was restored: try again")
+    return restored
+
+
+async def _load(js: JetStreamContext, pool: str, path: Path) -> None:
+    """Fills the segment with what it lacks, and seals it. Several may do so at once, or go on with what one left that was
+    ended: a message is stored at its place or not at all, and only a segment that has what the file has is sealed."""
+    file = LedgerFile(path)
+    first, last = file.start.first_seq, _last_of(path)
     name, loading = name_of(pool, first), subjects.segment(SegmentState.RESTORING.value, pool, first)
     like = (await js.stream_info((await readable(js, pool))[-1].name)).config
-    for half in (segment for segment in kept if segment.name == name):  # of a restore that was ended
-        await js.delete_stream(half.name)
-    config = like.evolve(name=name, subjects=[loading], first_seq=first, sealed=False, metadata=None)
-    await js.add_stream(config)
-    file = LedgerFile(path)
-    for stored in file:
-        expected = {"Nats-Expected-Last-Sequence": str(stored.seq - 1)}
-        await js.publish(loading, stored.payload, headers=stored.headers | expected)
     try:
+        await js.add_stream(like.evolve(name=name, subjects=[loading], first_seq=first, sealed=False, metadata=None))
+    except BadRequestError as error:
+        if error.err_code not in IN_USE:  # of another restore
+            raise
+    there = (await js.stream_info(name)).state.last_seq
+    for stored in file:
+        if stored.seq <= there:
+            continue
+        expected = {"Nats-Expected-Last-Sequence": str(stored.seq - 1)}
+        try:
+            await js.publish(loading, stored.payload, headers=stored.headers | expected)
+        except APIError as error:
+            if error.err_code != WRONG_LAST_SEQUENCE:
+                raise
+            there = (await js.stream_info(name)).state.last_seq
+    end = (await js.stream_info(name)).state.last_seq
+    try:
+        await _same(LedgerFile(path), messages_of(js, name, first - 1, end), path)
         await _continued(js, pool, path, file.head, last)
     except NotArchived:
         await js.delete_stream(name)
         raise
     info = await js.stream_info(name)
-    size = min(info.config.max_bytes or 0, info.state.bytes + _SLACK_BYTES)
-    sealed = [subjects.segment(SegmentState.SEALED.value, pool, first)]
-    await js.update_stream(info.config.evolve(subjects=sealed, sealed=True, max_bytes=size))
-    return next(segment for segment in await segments(js, pool) if segment.name == name)
+    if not info.config.sealed:
+        size = min(info.config.max_bytes or 0, info.state.bytes + _SLACK_BYTES)
+        sealed = [subjects.segment(SegmentState.SEALED.value, pool, first)]
+        await js.update_stream(info.config.evolve(subjects=sealed, sealed=True, max_bytes=size))
+
+
+async def _kept(js: JetStreamContext, pool: str, first: int, last: int) -> Segment | None:
+    """The segment of just these records, if it can be read."""
+    return next((s for s in await readable(js, pool) if (s.first, s.last) == (first, last)), None)
 
 
 def _make(folder: Path) -> None:

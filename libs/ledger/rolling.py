@@ -45,7 +45,7 @@ SEAL_BYTES = 8 * 1024
 
 _LOOK_BYTES = 32 * 1024
 _SLACK_BYTES = 1024 * 1024
-_IN_USE = (10058, 10065)  # the stream's name, or its subject, is taken
+IN_USE = (10058, 10065)  # the stream's name, or its subject, is taken
 
 
 async def ask_to_roll(js: JetStreamContext, pool: str) -> Segment:
@@ -149,7 +149,7 @@ class Rolling:
         try:
             await self._js.add_stream(config)
         except BadRequestError as error:
-            if error.err_code not in _IN_USE:  # made before, by us or by another writer
+            if error.err_code not in IN_USE:  # made before, by us or by another writer
                 raise
 
     async def _seal(self, config: StreamConfig, old: Segment) -> None:

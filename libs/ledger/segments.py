@@ -177,11 +177,22 @@ async def messages(js: JetStreamContext, pool: str, first: int, last: int) -> As
     while position < last:
         segment = holding(found, pool, position + 1)
         end = min([last, *(later.first - 1 for later in found if later.first > segment.first)])
-        tail = Tail(js, segment.name, position)
-        try:
-            while position < end:
-                for stored in await tail.messages(min(256, end - position), 1.0):
-                    position = stored.seq
-                    yield stored
-        finally:
-            await tail.close()
+        if segment.last < end:
+            raise LedgerGap(
+                f"{segment.name} ends with {segment.last}, and should with {end}: restore it from the archive"
+            )
+        async for stored in messages_of(js, segment.name, position, end):
+            yield stored
+        position = end
+
+
+async def messages_of(js: JetStreamContext, stream: str, position: int, end: int) -> AsyncIterator[Stored]:
+    """The messages of one stream after `position`, up to `end`, which is there."""
+    tail = Tail(js, stream, position)
+    try:
+        while position < end:
+            for stored in await tail.messages(min(256, end - position), 1.0):
+                position = stored.seq
+                yield stored
+    finally:
+        await tail.close()

@@ -1,17 +1,20 @@
 """Segments go to a folder and come back; none is deleted that is not there, byte for byte, or that a reader needs."""
 
+import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from nats.errors import ConnectionClosedError
 
 from libs.ledger.archive import NotArchived, archive, files_of, restore
 from libs.ledger.chain import GENESIS, Head, LedgerGap
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.reader import LedgerReader
-from libs.ledger.segments import SegmentState, last_seq, segments
+from libs.ledger.segments import Segment, SegmentState, last_seq, segments
 from libs.ledger.tail import Stored
 from libs.ledger.verify import verify, verify_files
 from tests.ledger.broker import Broker
@@ -86,6 +89,30 @@ async def test_segments_are_archived_deleted_and_restored(three: World, folder: 
     await submit(three, writer, 77)
     again = await archive(three.js, POOL, folder, resume={"placement": last})
     assert [one.kept for one in again] == ["", "", "the last sealed one"], "what was restored is as it was"
+
+
+async def test_restores_beside_each_other_and_after_one_that_was_ended_make_one_segment(
+    three: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen in simulation: each took the other's for one that was ended, and an empty segment was sealed."""
+    before = await everything(three)
+    await archive(three.js, POOL, folder, resume={"placement": 10_000})
+    first, second = files_of(folder, POOL)[:2]
+    made = await asyncio.gather(*(restore(three.js, POOL, second) for _ in range(3)), return_exceptions=True)
+    assert any(isinstance(one, Segment) for one in made)
+    assert all(isinstance(one, Segment | NotArchived) for one in made), made
+
+    monkeypatch.setattr("libs.ledger.archive._same", _ended)
+    with pytest.raises(ConnectionClosedError):
+        await restore(three.js, POOL, first)
+    monkeypatch.undo()
+    assert [s.state for s in await segments(three.js, POOL)].count(SegmentState.RESTORING) == 1
+    await restore(three.js, POOL, first)
+    assert await everything(three) == before
+
+
+async def _ended(*_: Any) -> None:
+    raise ConnectionClosedError
 
 
 def _head(path: Path) -> Head:
