@@ -162,7 +162,8 @@ async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
         assert mode == "0o40700"
         assert state not in Path(folder).parents, "in memory"
         pids, unread = holders(b"TOKEN=" + VALUE)
-        assert len(pids) == 1, f"the job's environment, and no other's: {pids}, {unread}, {await red.get(job)}"
+        wrote = await printed(red, job, 3)
+        assert len(pids) == 1, f"the job's environment, and no other's: {pids}, {wrote}, {unread}, {await red.get(job)}"
         assert await asyncio.to_thread(found, wherever(state, pids[0])) == []
         await nobody_else_is_given_it(cluster, job)
         assert [info.version for info in await red.secrets()] == [1]
