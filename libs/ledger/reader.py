@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerRewound, UnknownRecord, judge
-from libs.ledger.segments import NotOpenYet, Segment, holding, is_seal, last_seq, readable
+from libs.ledger.segments import NotOpenYet, OpenSegment, Segment, holding, is_seal, readable
 from libs.ledger.tail import Tail
 from schemas.ids import content_hash
 from schemas.ledger import SegmentSealed
@@ -51,6 +51,7 @@ class LedgerReader:
         self.voids = 0
         self.sealed = False
         self._js = js
+        self._open = OpenSegment(js, pool)
         self._tail = Tail(js, ledger_stream(pool), self.position, where=self._segment)
 
     async def next(self, max_batch: int = 256, wait_s: float = 1.0) -> list[ChainEntry]:
@@ -96,7 +97,7 @@ class LedgerReader:
 
     async def last_seq(self) -> int:
         """The last sequence in the ledger now."""
-        return await last_seq(self._js, self.pool)
+        return (await self._open.info()).state.last_seq
 
     def lag(self) -> int:
         """Records known to be in the stream and not read yet. No question to the broker."""

@@ -133,6 +133,28 @@ async def last_seq(js: JetStreamContext, pool: str) -> int:
     return (await readable(js, pool))[-1].last
 
 
+class OpenSegment:
+    """The stream that takes a pool's records. It is remembered: while it is open, to look at it is one question, however many
+    segments there are."""
+
+    def __init__(self, js: JetStreamContext, pool: str) -> None:
+        self._js, self._pool = js, pool
+        self._name = ""
+
+    async def info(self) -> StreamInfo:
+        """As it is now; in the middle of a roll, the sealed one. Raises nats errors."""
+        if self._name:
+            try:
+                info = await self._js.stream_info(self._name)
+            except NotFoundError:
+                pass  # sealed, archived and deleted
+            else:
+                if not info.config.sealed:
+                    return info
+        self._name = (await readable(self._js, self._pool))[-1].name
+        return await self._js.stream_info(self._name)
+
+
 async def stored_at(js: JetStreamContext, pool: str, seq: int) -> bytes | None:
     """The payload of the message `seq`; None when it is not kept here (any more). Raises nats errors."""
     try:

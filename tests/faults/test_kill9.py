@@ -18,7 +18,7 @@ from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
-JOBS = 130
+JOBS = 90
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
