@@ -11,20 +11,22 @@ next turn.
 
 A subject of REQUESTS, one user's, may have so many messages there and no more: the broker refuses the next. A turn every
 15 s would then let through so many in 15 s, so whoever deals with them says so (`dealt_with`), and subjects are relieved as
-often as it takes.
+often as it takes. While a crowd holds up what others have in the stream, it gets its room back in part only (`held_back`): what
+was answered of it stays and fills its subject.
 """
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 
 from libs.bus.metrics import SENDERS_NOW, TRIMMED
 from libs.bus.patience import in_turns
-from libs.bus.table import durable_of
+from libs.bus.table import WAITING_OF_A_SENDER, durable_of
 
 log = logging.getLogger("baton.trim")
 
@@ -42,18 +44,33 @@ _PRESSED_TURN_S = 1.0
 _API_S = 5.0
 _RELIEF_S = 0.1
 """Between two looks at subjects, at the least."""
+_FOLLOWED = 64
+"""Subjects of which it is known where what was answered lies: those that were answered last."""
 
 Floor = Callable[[], Awaitable[int]]
 """The sequence up to which everything has been dealt with, and what follows from it is stored elsewhere."""
+HeldBack = Callable[[str, int], float]
+"""Told a subject and how many messages it may have: the share of them (0 to 1) that what was answered of it goes on taking up,
+so that so much less of it can wait."""
 
 
 class Trimmer:
     """Trims `stream`, or those of its messages that `subject` matches, behind `floor`."""
 
     def __init__(
-        self, js: JetStreamContext, stream: str, floor: Floor, *, subject: str = "", keep_s: float = KEEP_S
+        self,
+        js: JetStreamContext,
+        stream: str,
+        floor: Floor,
+        *,
+        subject: str = "",
+        keep_s: float = KEEP_S,
+        held_back: HeldBack | None = None,
     ) -> None:
         self.stream = stream
+        self._held_back = held_back
+        self._answered: OrderedDict[str, deque[int]] = OrderedDict()  # subject -> sequences, as they were dealt with
+        self._keeps_back = False
         self.trimmed_to = 0
         self._js = js
         self._floor = floor
@@ -80,8 +97,13 @@ class Trimmer:
         if floor := await self._floor():
             await self._js.purge_stream(self.stream, seq=floor + 1, subject=self._subject or None)
 
-    def dealt_with(self, count: int = 1) -> None:
-        """So many more messages were."""
+    def dealt_with(self, count: int = 1, subject: str = "", seq: int = 0) -> None:
+        """So many more messages were; of one it may be said which."""
+        if subject:
+            self._answered.setdefault(subject, deque(maxlen=WAITING_OF_A_SENDER)).append(seq)
+            self._answered.move_to_end(subject)
+            if len(self._answered) > _FOLLOWED:
+                self._answered.popitem(last=False)
         self._dealt_with += count
         if self._dealt_with >= self._enough:
             self._dealt_with = 0
@@ -91,7 +113,9 @@ class Trimmer:
         """For ever: trims subjects that are half full, when enough was dealt with. Raises ConnectionClosedError."""
 
         async def turn() -> float:
-            await self._look.wait()
+            with suppress(TimeoutError):  # what is held back must go also when nobody sends any more
+                async with asyncio.timeout(_PRESSED_TURN_S if self._keeps_back else None):
+                    await self._look.wait()
             self._look.clear()
             await self._relieve(await self._js.stream_info(self.stream), await self._floor())
             return _RELIEF_S
@@ -101,17 +125,27 @@ class Trimmer:
     async def _relieve(self, info: StreamInfo, floor: int) -> None:
         """Trims those subjects that have half of what they may have."""
         most = (info.config.max_msgs_per_subject or 0) if info.config.discard_new_per_subject else 0
-        if most <= 0 or not self._subject or await self._senders() > SENDERS:
+        if most <= 0 or not self._subject:
+            return
+        if await self._senders() > SENDERS:
             return
         self._enough = max(1, int(most * _RELIEVED))
         counts = (await self._js.stream_info(self.stream, subjects_filter=self._subject)).state.subjects or {}
         pressed = [subject for subject, count in counts.items() if count >= most * PRESSED]
         self._relieved = {subject: self._relieved.get(subject, 0) for subject in pressed}
+        self._keeps_back = False
         for subject in pressed:
-            if floor > self._relieved[subject]:
-                await self._js.purge_stream(self.stream, seq=floor + 1, subject=subject)
-                self._relieved[subject] = floor
+            keep = int(most * self._held_back(subject, most)) if self._held_back is not None else 0
+            self._keeps_back |= keep > 0
+            if (upto := self._behind(subject, floor, keep)) > self._relieved[subject]:
+                await self._js.purge_stream(self.stream, seq=upto + 1, subject=subject)
+                self._relieved[subject] = upto
                 TRIMMED.labels(self.stream).inc()
+
+    def _behind(self, subject: str, floor: int, keep: int) -> int:
+        """The sequence up to which a subject may go: never above the floor. `keep` of what was answered of it stay."""
+        answered = sorted(seq for seq in self._answered.get(subject, ()) if seq <= floor)
+        return answered[-min(keep, len(answered))] - 1 if keep and answered else floor
 
     async def _senders(self) -> int:
         """How many subjects the stream has; nats-py does not tell it."""
@@ -148,8 +182,17 @@ def fill_of(info: StreamInfo) -> float:
     return info.state.bytes / limit if limit > 0 else 0.0
 
 
-def trimmer_of(js: JetStreamContext, stream: str, durable: str, *, keep_s: float = KEEP_S) -> Trimmer:
-    """A trimmer of what the durable consumer reads, behind what it has acknowledged. Raises KeyError as `durable_of`."""
+def trimmer_of(
+    js: JetStreamContext,
+    stream: str,
+    durable: str,
+    *,
+    keep_s: float = KEEP_S,
+    answered: Callable[[int], None] | None = None,
+    held_back: HeldBack | None = None,
+) -> Trimmer:
+    """A trimmer of what the durable consumer reads, behind what it has acknowledged, which `answered` is told whenever it is
+    looked. Raises KeyError as `durable_of`."""
     (subject,) = durable_of(stream, durable).filter_subjects
 
     async def acknowledged() -> int:
@@ -159,4 +202,10 @@ def trimmer_of(js: JetStreamContext, stream: str, durable: str, *, keep_s: float
             return last
         return consumer.ack_floor.stream_seq if consumer.ack_floor is not None else 0
 
-    return Trimmer(js, stream, acknowledged, subject=subject, keep_s=keep_s)
+    async def floor() -> int:
+        found = await acknowledged()
+        if answered is not None:
+            answered(found)
+        return found
+
+    return Trimmer(js, stream, floor, subject=subject, keep_s=keep_s, held_back=held_back)

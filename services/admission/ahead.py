@@ -8,7 +8,16 @@ What is known here is lost with the process, and then the queue decides them aga
 and answers have the ids that they had.
 """
 
+from collections import deque
 from collections.abc import Iterable
+from typing import Final
+
+_EACH: Final = 3
+"""A request of another team that is done ahead of the queue costs a crowd the room of so many."""
+_LEAST_ROOM: Final = 1 / 8
+"""A crowd always keeps this share of its room, or the queue would stand."""
+_OVERTAKES: Final = 1 / 4
+"""Who has so much done ahead, of what the team has that has most there, is no crowd."""
 
 
 class Ahead:
@@ -20,6 +29,7 @@ class Ahead:
         self._done: set[int] = set()
         self._read: dict[str, int] = {}  # team -> the last of its requests that was taken
         self._held: dict[str, int] = {}  # team -> one of its requests that must wait its turn, and so all behind it
+        self._ahead: dict[str, deque[int]] = {}  # team -> what was done of it and lies behind what is not, oldest first
         self._next = ""
 
     def __len__(self) -> int:
@@ -56,12 +66,34 @@ class Ahead:
         self._read[team] = max(seq, self._read.get(team, 0))
         if seq > self.reached:
             self._done.add(seq)
+            self._ahead.setdefault(team, deque()).append(seq)
 
     def hold(self, team: str, seq: int) -> None:
         """The team's request at `seq` could not be decided out of its turn: nothing of the team is taken before the queue has
         come there."""
         self._held[team] = seq
         self._read.pop(team, None)
+
+    def settled(self, floor: int) -> None:
+        """Everything up to `floor` is answered, by whatever process: it is forgotten, or what another process met in the queue
+        would be remembered for ever."""
+        for team, seqs in list(self._ahead.items()):
+            while seqs and seqs[0] <= floor:
+                self._done.discard(seqs.popleft())
+            if not seqs:
+                del self._ahead[team]
+
+    def held_back(self, team: str, most: int) -> float:
+        """Which share of its room in the stream a team may not have now, where a sender may have `most` requests.
+
+        What is done ahead of the queue stays in the stream, in its sender's room, until the oldest request of the crowd that it
+        overtook is answered. If the crowd had all its room, whoever sends as much as is answered of it would be refused as
+        well. So a team of which little is done ahead gets the less room the more of another team lies there; the crowd's oldest
+        request is the sooner answered, and that room free."""
+        longest = max((len(seqs) for name, seqs in self._ahead.items() if name != team), default=0)
+        if len(self._ahead.get(team, ())) >= longest * _OVERTAKES:
+            return 0.0
+        return min(1 - _LEAST_ROOM, _EACH * longest / most)
 
     def is_done(self, seq: int) -> bool:
         """Whether the request was decided ahead of the queue."""

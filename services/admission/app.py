@@ -97,8 +97,9 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         return await overtaking[0].portion(left)
 
     def in_line(received: Received) -> list[Outgoing]:
-        trimmers[0].dealt_with()
-        return [] if overtaking[0].ahead.done(received.stream_seq) else decide(received)
+        done = overtaking[0].ahead.done(received.stream_seq)
+        trimmers[0].dealt_with(subject=received.subject, seq=received.stream_seq)
+        return [] if done else decide(received)
 
     def decide(received: Received) -> list[Outgoing]:
         pools = {known.pool: AdmissionContext(known.projection, limits.room, classes) for known in followers}
@@ -161,7 +162,10 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
                 room = rooms[known.pool] = room_of(js, known.pool)
                 tasks.start(f"room of {known.pool}", room.run())
             tasks.start("pools of other admission processes", watch(nats, settings.all_pools))
-            trimmers[:] = [trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s)]
+            answered, held_back = overtaking[0].ahead.settled, overtaking[0].held_back
+            trimmers[:] = [
+                trimmer_of(js, REQUESTS, DURABLE, keep_s=settings.trim_keep_s, answered=answered, held_back=held_back)
+            ]
             tasks.start("trim of requests", trimmers[0].run())
             tasks.start("relief of who sends many requests", trimmers[0].relieve())
             async with tasks.until_stopped():

@@ -84,6 +84,10 @@ class Overtaking:
         """Bytes of the requests in memory, by team."""
         return {team: lane.bytes for team, lane in self.lanes.items() if lane.held}
 
+    def held_back(self, subject: str, most: int) -> float:
+        """Which share of the `most` requests that a sender may have in the stream this subject's may not have now."""
+        return self.ahead.held_back(_team_of(subject), most)
+
     def moved(self) -> None:
         """A ledger was read on, so more may go in."""
         self._pace.moved()

@@ -15,7 +15,7 @@ from libs.bus.messages import Outgoing
 from libs.bus.outbox import Crowded, Outbox, is_crowded
 from libs.bus.streams import provision
 from libs.bus.table import WAITING_OF_A_SENDER, streams
-from libs.bus.trim import trimmer_of
+from libs.bus.trim import Trimmer, trimmer_of
 from schemas.subjects import REQUESTS, cancel, submit
 from tests.bus.test_trim import read
 from tests.kit.background import ServerInBackground
@@ -75,6 +75,32 @@ async def test_what_was_answered_makes_room_and_what_was_not_stays(js: JetStream
     assert await held(js) == WAITING_OF_A_SENDER - 300, (
         "less than half: it stays for the broker's memory, and for people"
     )
+    relief.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await relief
+
+
+async def test_a_crowd_gets_back_a_part_of_its_room_and_others_all_of_it(js: JetStreamContext) -> None:
+    """What is answered of a crowd stays and fills its subject; what is not answered stays anyhow; and in the end all goes."""
+    most, share = WAITING_OF_A_SENDER, 0.75
+    await Outbox(js).publish_many(requests(most))  # 1 ... most: a crowd
+    await Outbox(js).publish_many(requests(most, BEN, "b"))  # who overtakes it
+
+    async def floor() -> int:
+        return most + 300
+
+    def held_back(subject: str, room: int) -> float:
+        return share if (subject, room) == (ANA, most) else 0.0
+
+    trimmer = Trimmer(js, REQUESTS, floor, subject=f"{ANA.rsplit('.', 2)[0]}.>", held_back=held_back)
+    for seq in range(1, most + 300):
+        trimmer.dealt_with(subject=ANA if seq <= most else BEN, seq=seq)
+    relief = asyncio.create_task(trimmer.relieve())
+    await until(lambda: has(js, BEN, most - 300))
+    await until(lambda: has(js, ANA, int(most * share)))
+    share = 0.0
+    await until(lambda: has(js, ANA, 0))  # nobody says that more was dealt with
+    assert await held(js, BEN) == most - 300
     relief.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await relief
