@@ -73,4 +73,6 @@ class ToldRefusals:
 
 
 def _away(error: Exception, failures: int) -> None:
-    log.warning("what was refused before cannot be read: %r", error)
+    """Told once of each row of failures: an outage is one thing, however often it is asked again."""
+    if not failures:
+        log.warning("what was refused before cannot be read: %r", error)

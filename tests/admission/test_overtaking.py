@@ -128,6 +128,39 @@ async def test_behind_a_request_that_fails_its_team_waits_for_the_queue(reader: 
     assert not reader.decided.count(ill)
 
 
+@pytest.mark.parametrize("irregular", ["reconnect", "silence"])
+async def test_a_lane_that_broke_is_opened_again_behind_what_was_decided(
+    reader: Reader, team: str, irregular: str
+) -> None:
+    """What it held is forgotten and read again; nothing of the team is decided twice, and nothing is left."""
+    await reader.submit([team], each=3)
+    await reader.read(
+        lambda: len(reader.overtaking.lanes[team].held) == 3 if team in reader.overtaking.lanes else False
+    )
+    await reader.overtaking.turn()
+    await reader.submit([team], each=4)
+    await until(lambda: len(reader.overtaking.lanes[team].held) > 0)
+    broken = reader.overtaking.lanes[team]
+
+    def is_anew() -> bool:
+        if irregular == "reconnect":
+            broken._reconnects = -1
+        else:
+            broken._alive_s -= 60.0  # again and again: the broker's heartbeats go on
+        return reader.overtaking.lanes.get(team, broken) is not broken
+
+    await reader.read(is_anew)
+    assert broken.broken
+
+    async def decided() -> bool:
+        await reader.overtaking.look()
+        await reader.overtaking.turn()
+        return reader.decided.count(team) >= 7
+
+    await until(decided)
+    assert reader.decided.count(team) == 7
+
+
 async def test_a_crowd_that_is_alone_moves_in_large_portions_once_that_is_known(reader: Reader, team: str) -> None:
     """Seen: for five seconds from its beginning every burst moved in portions of 32, and cost a third more."""
     await reader.js.purge_stream(REQUESTS)  # a team of another test may wait on it
