@@ -11,15 +11,16 @@ stays: the open one may be empty, and then its end is the head that everybody ho
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, BadRequestError
+from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from libs.ledger.append import WRONG_LAST_SEQUENCE
-from libs.ledger.chain import GENESIS, Head, LedgerStopped
+from libs.ledger.chain import GENESIS, Head, LedgerGap, LedgerStopped
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.rolling import IN_USE
 from libs.ledger.segments import Segment, SegmentState, messages, messages_of, name_of, readable, segments, stored_at
@@ -61,7 +62,8 @@ async def archive(
     """Writes every sealed segment that is not in `folder` yet, and verifies all that are there.
 
     With `resume` (reader -> the sequence that it goes on behind after a restart) those are deleted here that nobody needs.
-    Raises NotArchived, BadLedgerFile, OSError of the folder, and nats errors.
+    Others may archive at the same time. Raises NotArchived, BadLedgerFile, LedgerGap (a segment went, and is not in `folder`),
+    OSError of the folder, and nats errors.
     """
     _make(folder)
     found = await readable(js, pool)
@@ -69,14 +71,20 @@ async def archive(
     for segment, following in itertools.pairwise(found):
         last = following.first - 1
         path = path_of(folder, pool, segment.first, last)
-        if not path.exists():
-            await _write(js, pool, segment.first, last, path)
-            failpoint("archive.written")
-        await check(js, pool, path)
+        try:
+            if not path.exists():
+                await _write(js, pool, segment.first, last, path)
+                failpoint("archive.written")
+            await check(js, pool, path)
+        except LedgerGap:
+            if not path.exists() or segment.name in [one.name for one in await segments(js, pool)]:
+                raise
+            continue  # another has archived it here meanwhile, and deleted it
         kept = _needed(segment, last, found, resume)
         if not kept:
             failpoint("archive.checked")
-            await js.delete_stream(segment.name)
+            with suppress(NotFoundError):
+                await js.delete_stream(segment.name)
             failpoint("archive.deleted")
         done.append(Archived(segment, last, path, kept))
     return done

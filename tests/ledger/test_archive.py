@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from nats.errors import ConnectionClosedError
 
+from libs.ledger import archive as ledger_archive
 from libs.ledger.archive import NotArchived, archive, files_of, restore
 from libs.ledger.chain import GENESIS, Head, LedgerGap
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
@@ -109,6 +110,22 @@ async def test_restores_beside_each_other_and_after_one_that_was_ended_make_one_
     assert [s.state for s in await segments(three.js, POOL)].count(SegmentState.RESTORING) == 1
     await restore(three.js, POOL, first)
     assert await everything(three) == before
+
+
+async def test_archiving_goes_on_past_what_another_has_archived_and_deleted_meanwhile(
+    three: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = ledger_archive.check
+
+    async def another_is_quicker(*args: Any) -> None:
+        monkeypatch.setattr(ledger_archive, "check", check)
+        await archive(three.js, POOL, folder, resume={"placement": 10_000})
+        await check(*args)
+
+    monkeypatch.setattr(ledger_archive, "check", another_is_quicker)
+    done = await archive(three.js, POOL, folder, resume={"placement": 10_000})
+    assert [one.kept for one in done] == ["the last sealed one"]
+    assert len(files_of(folder, POOL)) == 3
 
 
 async def _ended(*_: Any) -> None:
