@@ -118,7 +118,8 @@ class SimBooks:
         self.catch_up()
         out = []
         for job in jobs:
-            if job.stored and job.id not in self.ended and job.id not in self._rejected:
+            refused = job.id in self._rejected or (job.twin_at is None and self._answers(job) > 0)
+            if job.stored and job.id not in self.ended and not refused:
                 story = self.stories.get(job.id)
                 where = "not in the ledger" if story is None else story.document.state.value
                 out.append(f"{job.id} ({job.key}, {where})")
