@@ -33,7 +33,12 @@ async def test_what_is_kept_is_succeeded_only_once_an_operator_has_said_that_its
         teams=("a",),
         real_node="cpu",
         services=SERVICES,
-        env={"admission": {"BATON_ADMISSION_CLASSES": str(classes)}, REAL: {"BATON_AGENT_LEASE_S": "2"}},
+        env={
+            "admission": {"BATON_ADMISSION_CLASSES": str(classes)},
+            "leases": {"BATON_LEASES_SILENT_S": "2", "BATON_LEASES_TERM_S": "3", "BATON_LEASES_BROKER_S": "1"},
+            REAL: {"BATON_AGENT_LEASE_S": "2"},
+        },
+        sync_always=False,
     )
     agent = options.state_dir / "services" / REAL / "agent"
     async with LocalStack(options) as stack, await connect(stack.address("a"), "a") as team:
