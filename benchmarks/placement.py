@@ -29,10 +29,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import chart, machine
-from libs.core.placement import Context, Placed, View, find
+from libs.core.placement.answer import Placed
 from libs.core.placement.consolidate import Movable, block_gain, propose
+from libs.core.placement.find import find
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
+from libs.core.placement.view import Context, View
 from libs.core.scheduling.cycle import plan
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, Shape, State

@@ -13,9 +13,11 @@ import json
 from collections.abc import Iterable
 from typing import IO, Any
 
-from libs.core.placement import Context, Placed, View, find
+from libs.core.placement.answer import Placed
+from libs.core.placement.find import find
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
+from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Shape
 from schemas.resources import WHOLE_MILLI, Device, Inventory, Level, Objective

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.placement import Placed, View, find
+from libs.core.placement.answer import Placed
 from libs.core.placement.consolidate import Effort, Movable, Proposal, block_gain, propose
+from libs.core.placement.find import find
 from libs.core.placement.search.topology import span_of
+from libs.core.placement.view import View
 from libs.core.state.fleet import Fleet
 from libs.core.state.levels import LEVELS
 from libs.core.state.model import Shape

@@ -10,10 +10,12 @@ from libs.core.accelerators.catalog import catalog
 from libs.core.accelerators.precisions import computes
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
-from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
+from libs.core.placement.answer import Blocked, BlockReason, Placed
 from libs.core.placement.context import context_of
+from libs.core.placement.find import find
 from libs.core.placement.search.constraints import per_node_limit
 from libs.core.placement.search.locality import seconds_to_ready
+from libs.core.placement.view import Context, View
 from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.preemption.victims import plans

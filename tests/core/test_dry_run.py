@@ -14,8 +14,7 @@ from libs.core.explain.dry_run import DryRunInputs, dry_run
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.right_sizing import OfferedKind, kinds_of, suggest
 from libs.core.explain.waiting import explain
-from libs.core.placement import Blocked, BlockReason
-from libs.core.placement.answer import dominant
+from libs.core.placement.answer import Blocked, BlockReason, dominant
 from libs.core.placement.throughput import Chooser, Measured, Throughputs
 from libs.core.scheduling import preemption
 from libs.core.scheduling.decider import Decider

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.placement import View
 from libs.core.placement.score.fragmentation import fragmentation, unusable_percent
+from libs.core.placement.view import View
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Shape
 from schemas.resources import Device, Inventory

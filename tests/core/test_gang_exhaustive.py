@@ -11,11 +11,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from libs.core.placement import Placed, View, find
+from libs.core.placement.answer import Placed
+from libs.core.placement.find import find
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.search.links import link_gb_s
 from libs.core.placement.search.topology import groups_at
+from libs.core.placement.view import View
 from libs.core.state.fleet import Fleet
 from libs.core.state.levels import LEVELS
 from libs.core.state.model import Shape, shape_of

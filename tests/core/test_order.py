@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from libs.core.accelerators.kinds import GRAINS
 from libs.core.explain.reasons import Reasons, open_view
 from libs.core.explain.waiting import explain, jobs_ahead, queue_view
-from libs.core.placement import Placed, find
+from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
+from libs.core.placement.find import find
 from libs.core.scheduling import cycle, preemption
 from libs.core.scheduling.order import Order, Share, front, share_of
 from libs.core.scheduling.policy import Policy

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
+from libs.core.placement.answer import Blocked, BlockReason, Placed
+from libs.core.placement.find import find
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
 from libs.core.placement.throughput import Chooser, Throughputs
+from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet, Overcommitted
 from libs.core.state.model import Shape, shape_of
 from schemas.jobs import JobSpec

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.placement import Placed, View, find
+from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
+from libs.core.placement.find import find
 from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
+from libs.core.placement.view import View
 from libs.core.scheduling import preemption
 from libs.core.scheduling.preemption.index import Holdings
 from libs.core.scheduling.preemption.victims import _groups

@@ -3,7 +3,7 @@
 import pytest
 
 from libs.adapters.devices.fleet import parse_fleet
-from libs.core.placement import Blocked, BlockReason
+from libs.core.placement.answer import Blocked, BlockReason
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import JobSpec

@@ -10,9 +10,12 @@ from libs.core.accelerators.mig_boards import GEOMETRIES
 from libs.core.admission.demand import demand_of
 from libs.core.admission.feasible import objections
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.placement import Placed, View, find, mig
+from libs.core.placement import mig
+from libs.core.placement.answer import Placed
+from libs.core.placement.find import find
 from libs.core.placement.score.mix import Mix, kind_of
 from libs.core.placement.score.scorer import Scorer
+from libs.core.placement.view import View
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet

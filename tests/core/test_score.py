@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.placement import Blocked, Context, Placed, View, find
+from libs.core.placement.answer import Blocked, Placed
+from libs.core.placement.find import find
 from libs.core.placement.score import weights
 from libs.core.placement.score.kernels import clear
 from libs.core.placement.score.mix import Mix, RequestKind, kind_of, sample
 from libs.core.placement.score.scorer import MARKET, Scorer, Settings
+from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Shape
 from schemas.resources import Device, Inventory

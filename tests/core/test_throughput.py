@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.core.placement import Placed, View, find
+from libs.core.placement.answer import Placed
+from libs.core.placement.find import find
 from libs.core.placement.throughput import (
     Chooser,
     Measured,
@@ -14,6 +15,7 @@ from libs.core.placement.throughput import (
     choose,
     parse_gavel,
 )
+from libs.core.placement.view import View
 from libs.core.state.model import Shape
 from tests.core.builders import World, node
 

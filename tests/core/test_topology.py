@@ -9,9 +9,11 @@ import pytest
 
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
-from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
+from libs.core.placement.answer import Blocked, BlockReason, Placed
+from libs.core.placement.find import find
 from libs.core.placement.search.gang import gap, shrink
 from libs.core.placement.search.links import LINKS, link_gb_s
+from libs.core.placement.view import Context, View
 from libs.core.scheduling import preemption
 from libs.core.scheduling.reservation import reserve
 from libs.core.state.desired import desired

@@ -6,9 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
+from libs.core.placement.answer import Blocked, BlockReason, Placed
+from libs.core.placement.find import find
 from libs.core.placement.search.gang import gap
 from libs.core.placement.search.links import link_gb_s
+from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet
 from libs.core.state.levels import LEVELS
 from libs.core.state.model import Shape, shape_of

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from libs.core.accelerators.catalog import tpu_generations
 from libs.core.accelerators.vendors.tpu_boxes import legal, nearest
-from libs.core.placement import Blocked, Context, Placed, View, find
+from libs.core.placement.answer import Blocked, Placed
+from libs.core.placement.find import find
 from libs.core.placement.search.torus import find_box, place_box
+from libs.core.placement.view import Context, View
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Shape
 from schemas.resources import Device, DeviceKind, Inventory, Position, Runtime

@@ -7,7 +7,8 @@ import pytest
 from libs.adapters.devices.fleet import read_fleet
 from libs.core.admission.evaluate import AdmissionContext, Admitted, NotAdmitted, evaluate
 from libs.core.admission.fleet_shape import FleetShape
-from libs.core.placement import View, find
+from libs.core.placement.find import find
+from libs.core.placement.view import View
 from libs.core.scheduling import limits
 from libs.core.state.model import Shape
 from libs.core.state.snapshot import dump, load

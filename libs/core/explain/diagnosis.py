@@ -13,8 +13,10 @@ from itertools import islice
 import numpy as np
 
 from libs.core.accelerators import vram
-from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
+from libs.core.placement.answer import Blocked, BlockReason, Placed
+from libs.core.placement.find import find
 from libs.core.placement.search.constraints import fitting
+from libs.core.placement.view import Context, View
 from libs.core.scheduling.limits import Tally
 from libs.core.state.fleet import Ints
 from libs.core.state.levels import beyond

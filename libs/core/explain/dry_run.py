@@ -32,11 +32,13 @@ from libs.core.explain.diagnosis import diagnose
 from libs.core.explain.planned_cost import cost_of, right_sizes
 from libs.core.explain.reasons import Reasons, open_view
 from libs.core.explain.start_estimate import counted, estimate_start, grace_s
-from libs.core.placement import Blocked, BlockReason, Context, Placed, View, find
+from libs.core.placement.answer import Blocked, BlockReason, Placed
 from libs.core.placement.context import context_of
+from libs.core.placement.find import find
 from libs.core.placement.search.links import slowest
 from libs.core.placement.search.topology import span_of
 from libs.core.placement.throughput import Chooser, Throughputs
+from libs.core.placement.view import Context, View
 from libs.core.scheduling import cycle, limits, preemption
 from libs.core.scheduling.order import JobsAhead
 from libs.core.scheduling.policy import Policy

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from libs.core.placement import Blocked, Placed, View, find
+from libs.core.placement.answer import Blocked, Placed
 from libs.core.placement.context import context_of, release_host_resources_of, reserve_host_resources
+from libs.core.placement.find import find
 from libs.core.placement.throughput import Chooser
-from libs.core.placement.view import NOBODY
+from libs.core.placement.view import NOBODY, View
 from libs.core.scheduling.limits import OVER_LIMIT, Tally
 from libs.core.scheduling.order import JobRank, Shares, front, rank
 from libs.core.scheduling.policy import Policy

@@ -18,8 +18,10 @@ from math import sqrt
 import numpy as np
 
 from libs.core.explain.reasons import open_view
-from libs.core.placement import Context, Placed, View, find
+from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
+from libs.core.placement.find import find
+from libs.core.placement.view import Context, View
 from libs.core.scheduling import limits
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy

@@ -9,8 +9,9 @@ from itertools import islice
 
 from libs.core.explain.diagnosis import diagnose
 from libs.core.explain.reasons import Reasons
-from libs.core.placement import Blocked, find
+from libs.core.placement.answer import Blocked
 from libs.core.placement.context import context_of
+from libs.core.placement.find import find
 from libs.core.scheduling import retry
 from libs.core.scheduling.limits import OVER_LIMIT
 from libs.core.scheduling.order import JobsAhead, in_order

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libs.core.placement import Blocked, View
+from libs.core.placement.answer import Blocked
 from libs.core.placement.search.gang import usable_of
-from libs.core.placement.view import NOBODY, processors_among
+from libs.core.placement.view import NOBODY, View, processors_among
 from libs.core.scheduling.changes import Changes
 from libs.core.scheduling.order import due_us, front, is_due
 from libs.core.scheduling.policy import Policy

@@ -12,7 +12,7 @@ Priority is strict: a lower class gets only what the higher classes leave.
 
 from dataclasses import dataclass, field
 
-from libs.core.placement import Blocked, Placed, View, find
+from libs.core.placement.answer import Blocked, Placed
 from libs.core.placement.context import (
     SpreadKey,
     context_of,
@@ -22,8 +22,9 @@ from libs.core.placement.context import (
     reserve_host_resources_of,
     spread_key,
 )
+from libs.core.placement.find import find
 from libs.core.placement.granted import claims_of, span_of_gang
-from libs.core.placement.view import NOBODY, Context
+from libs.core.placement.view import NOBODY, Context, View
 from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.limits import OVER_LIMIT, Tally
 from libs.core.scheduling.order import Order

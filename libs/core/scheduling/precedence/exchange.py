@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libs.core.placement import View
 from libs.core.placement.search.gang import usable
-from libs.core.placement.view import NOBODY
+from libs.core.placement.view import NOBODY, View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence

@@ -12,9 +12,8 @@ what jobs that got so far still took. The soonest nodes that suffice decide.
 
 import numpy as np
 
-from libs.core.placement import View
 from libs.core.placement.search.gang import usable
-from libs.core.placement.view import NOBODY
+from libs.core.placement.view import NOBODY, View
 from libs.core.scheduling.precedence.exchange import needs
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.state.model import Job, State

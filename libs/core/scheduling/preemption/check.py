@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libs.core.placement import Placed, View, find
+from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of, reserve_host_resources
+from libs.core.placement.find import find
 from libs.core.placement.search.gang import shrink
+from libs.core.placement.view import View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.preemption.cost import cost_device_s

@@ -5,8 +5,10 @@ from functools import cached_property
 
 import numpy as np
 
-from libs.core.placement import Placed, View, find
+from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
+from libs.core.placement.find import find
+from libs.core.placement.view import View
 from libs.core.scheduling.preemption.check import would_be_free
 from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_thousandths
 from libs.core.state.fleet import Bools, Ints

@@ -8,10 +8,12 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from libs.core.placement import Placed, View, find
+from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
+from libs.core.placement.find import find
 from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
+from libs.core.placement.view import View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import Order, front, is_due
 from libs.core.scheduling.policy import Policy

@@ -18,10 +18,10 @@ import numpy as np
 
 from libs.core.accelerators.mig_boards import Geometry
 from libs.core.accelerators.precisions import computes
-from libs.core.placement import View, mig
+from libs.core.placement import mig
 from libs.core.placement.context import context_of
 from libs.core.placement.search.constraints import cap_of, fitting
-from libs.core.placement.view import NOBODY
+from libs.core.placement.view import NOBODY, View
 from libs.core.scheduling.cycle import Plan
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import Order, front

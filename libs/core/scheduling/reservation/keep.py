@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from libs.core.placement import View
 from libs.core.placement.context import context_of
 from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
-from libs.core.placement.view import NOBODY, Context
+from libs.core.placement.view import NOBODY, Context, View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import NOTHING, JobRank, Order, front, is_due, rank
 from libs.core.scheduling.policy import Policy
