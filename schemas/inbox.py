@@ -14,7 +14,7 @@ from schemas.attempts import KnownByAgent
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import BootReading
-from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, NETWORK_SAYS, AcceptedSpec, Checkpoint, Latency, Network
+from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, NETWORK_SAYS, AcceptedSpec, Checkpoint, Latency, Network, Progress
 from schemas.proofs import Hash, Sum
 from schemas.queues import Queues, QueuesVersion
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
@@ -115,12 +115,25 @@ class Refused(Fact):
 Observation = Annotated[Started | CheckpointTaken | Released | Refused, Field(discriminator="kind")]
 
 
+class ProgressSeen(Fact):
+    """How far an attempt is: the word of its rank 0, with the rate as its agent measured it. Only the newest counts."""
+
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    progress: Progress
+
+
+SeenOfPart = Observation | ProgressSeen
+"""What an agent sees of a part that runs on its node."""
+
+
 class NodeObserved(Fact):
     """What an agent saw on its node, in order. Sent by the agent, repeated until the ledger shows it."""
 
     node: NodeName
     incarnation: int = Field(ge=1)
     observations: tuple[Observation, ...] = Field(max_length=4096)
+    progress: tuple[ProgressSeen, ...] = Field(default=(), max_length=4096)
 
 
 _EPOCH = "of the granter of leases that says so: after its successor nobody heeds it; 0: not told"

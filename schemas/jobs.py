@@ -76,6 +76,9 @@ LEASE_SAYS = (
 )
 
 
+MOST_STEPS = 10**15
+
+
 class CheckpointPolicy(Strict):
     """How to ask the job to save its work (docs/checkpoint-protocol.md); without one it is stopped and starts over."""
 
@@ -299,6 +302,41 @@ class Checkpoint(Fact):
     reference: str = Field(max_length=4096, description="where it is stored, as the job named it; opaque to Baton")
 
 
+class ProgressDoubt(StrEnum):
+    """Why an attempt's progress reports are not believed any more: what is left of it is learned from others, as of any job."""
+
+    WENT_BACK = "went-back"
+    """A step that is lower than one before it."""
+    JUMPED = "jumped"
+    """Far more steps at once than its measured rate allows."""
+    BEYOND_TOTAL = "beyond-total"
+    """A step above the number of steps in all."""
+    TOTAL_CHANGED = "total-changed"
+    """Another number of steps in all than before."""
+    NOT_A_NUMBER = "not-a-number"
+    """A step or a total that is no whole number, below zero, or larger than any job has."""
+    RUNS_ON = "runs-on"
+    """All steps are done, and it does not end."""
+
+
+class Progress(Fact):
+    """How far an attempt is: its own word for the steps, its agent's measure for the time."""
+
+    step: int = Field(ge=0, le=MOST_STEPS, description="steps that are done")
+    steps: int = Field(ge=1, le=MOST_STEPS, description="steps in all")
+    loss: float | None = Field(default=None, allow_inf_nan=False)
+    left_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e10,
+        description="what is left at the measured rate, s, as likely more as less; null: unknown",
+    )
+    left_p90_s: float | None = Field(
+        default=None, ge=0, le=1e10, description="nine of ten attempts with such a spread of rates end within this, s"
+    )
+    doubt: ProgressDoubt | None = Field(default=None, description="why it is not believed; then nothing is left to say")
+
+
 class Reason(Fact):
     """Why a request was refused: what is wrong, with which value, and what to do instead."""
 
@@ -327,7 +365,7 @@ class JobEvent(Fact):
     """Something happened to a job. Sent by history (from the ledger) to the job's team, in ledger order per job.
 
     `what` is also the subject's and the type's last part: queued, granted, starting, running, preempting, checkpointed,
-    requeued, stopping, succeeded, failed, cancelled.
+    progress, requeued, stopping, succeeded, failed, cancelled.
     """
 
     job_id: JobId
@@ -341,6 +379,7 @@ class JobEvent(Fact):
     nodes: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = None
+    progress: Progress | None = None
     exit_code: int | None = None
     pool: str = Field(default="", description="which pool's ledger told it")
     number: int = Field(

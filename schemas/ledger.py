@@ -18,7 +18,17 @@ from schemas.attempts import Category, Evidence, KnownByAgent, Outcome, StopCaus
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import ClockMark, MeasuredBy
-from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, NETWORK_SAYS, AcceptedSpec, Checkpoint, JobState, Latency, Network
+from schemas.jobs import (
+    DEFAULT_LEASE_S,
+    LEASE_SAYS,
+    NETWORK_SAYS,
+    AcceptedSpec,
+    Checkpoint,
+    JobState,
+    Latency,
+    Network,
+    Progress,
+)
 from schemas.proofs import Hash, Sum
 from schemas.queues import Queues, QueuesVersion
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
@@ -143,6 +153,17 @@ class AttemptCheckpointed(Fact):
     job_id: JobId
     attempt: int = Field(ge=1)
     checkpoint: Checkpoint
+
+
+class AttemptProgress(Fact):
+    """How far the attempt is, and how long it still takes: told when that changed by much, and now and then. It orders jobs of
+    one team, and is shown; no reader's books depend on it."""
+
+    kind: Literal["attempt.progress"] = "attempt.progress"
+    job_id: JobId
+    attempt: int = Field(ge=1)
+    progress: Progress
+    skippable: Literal[True] = True
 
 
 class AttemptPreempting(Fact):
@@ -464,6 +485,7 @@ EventOfJob = (
     | AttemptStarting
     | AttemptRunning
     | AttemptCheckpointed
+    | AttemptProgress
     | AttemptPreempting
     | AttemptStopping
     | DevicesFreed

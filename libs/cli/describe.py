@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from libs.cli import units
+from libs.cli.bars import progress_in_full
 from libs.cli.get import DEVICES as DEVICE_COLUMNS
 from libs.cli.options import JobArgument, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
@@ -72,6 +73,7 @@ def _job_fields(job: JobDocument, user: str) -> Iterable[tuple[str, object]]:
     yield "submitted", units.moment(job.submitted_us)
     yield "waited", units.between(job.submitted_us, attempts[0].granted_us if attempts else job.finished_us)
     yield "finished", job.finished_us and units.moment(job.finished_us)
+    yield "progress", progress_in_full(last) if last else ""
     yield "preempted", _preempted(job)
     yield "on", last.nodes if last and last.closed_us is None else ""
 

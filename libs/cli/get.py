@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from libs.cli import units
+from libs.cli.bars import progress
 from libs.cli.exits import UsageFault
 from libs.cli.options import Limit, NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
@@ -41,6 +42,7 @@ def _job_columns(names: Names) -> list[Column]:
         Column("PREEMPTED", lambda j: j.preemptions, wide=True, right=True),
         Column("WAITED", _waited),
         Column("RAN", _ran),
+        Column("PROGRESS", progress),
         Column("AGE", lambda j: units.age(j.submitted_us)),
         Column("KEY", lambda j: j.client_key, wide=True),
         Column("REASON", lambda j: j.reason),

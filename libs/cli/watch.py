@@ -83,6 +83,12 @@ def detail(event: JobEvent) -> str:
         parts.append(f"{len(event.devices)} devices on {','.join(event.nodes)}")
     if event.checkpoint is not None:
         parts.append(f"step {event.checkpoint.step}")
+    if (told := event.progress) is not None:
+        parts.append(f"step {told.step} of {told.steps}")
+        if told.left_s is not None:
+            parts.append(f"{units.duration(told.left_s)} left")
+        if told.doubt is not None:
+            parts.append(f"not believed any more: {told.doubt.value}")
     if event.exit_code is not None:
         parts.append(f"exit {event.exit_code}")
     return ", ".join(part for part in parts if part) or "-"

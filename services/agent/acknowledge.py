@@ -4,12 +4,15 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from schemas.jobs import Checkpoint
 
 _LARGEST = 16_384
+_LINE = 1_024
+"""Of a progress report, bytes: one line."""
 
 
 class BadAcknowledgement(ValueError):
@@ -54,3 +57,35 @@ class Acknowledgement:
             raise BadAcknowledgement(
                 f"{self.path.name} is not JSON ({e}); write to another name and rename it, so that it is never half there"
             ) from None
+
+
+@dataclass(slots=True)
+class ProgressFile:
+    """Rank 0's word of how far it is: one line of JSON, in a file that it replaces or overwrites as often as it likes."""
+
+    path: Path
+    _seen: tuple[int, int, int] | None = None
+
+    def news(self) -> Any:
+        """What is written there, if that changed since the last call; else None. A line that is half written is left for the
+        next call. Raises BadAcknowledgement for what is no line of this kind."""
+        try:
+            stat = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return None
+        identity = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if identity == self._seen:
+            return None
+        if stat.st_size > _LINE:
+            self._seen = identity
+            raise BadAcknowledgement(f"{self.path.name} has {stat.st_size} bytes; write one line of at most {_LINE}")
+        try:
+            with open(self.path, "rb", opener=lambda p, f: os.open(p, f | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+                said = json.loads(file.read(_LINE))
+        except OSError as e:
+            self._seen = identity
+            raise BadAcknowledgement(f"{self.path.name} cannot be read ({e.strerror}); write a regular file") from None
+        except (ValueError, RecursionError):
+            return None
+        self._seen = identity
+        return said

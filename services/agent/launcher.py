@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.adapters.devices import NoDevices
-from schemas.inbox import Observation, Released
+from schemas.inbox import Released, SeenOfPart
 from schemas.jobs import Network
 from schemas.nodes import DesiredPart
 from services.agent import tree
@@ -66,7 +66,7 @@ class Launcher:
     timed: dict[str, int] = field(default_factory=dict)
     """Node -> the life of it in which a timer was started: that life ends with this agent."""
 
-    def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[Observation], None]) -> RunningPart:
+    def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[SeenOfPart], None]) -> RunningPart:
         if part.spec.simulation is not None:
             self._timed(node)
             return TimerPart(part, self.timers, report)
@@ -74,7 +74,7 @@ class Launcher:
         return self._run(node, part, report)
 
     def adopt(
-        self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any], report: Callable[[Observation], None]
+        self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any], report: Callable[[SeenOfPart], None]
     ) -> RunningPart:
         """Goes on with an attempt of an earlier agent: `row` is the keeper's."""
         return self._run(node, part, report, row)
@@ -83,7 +83,7 @@ class Launcher:
         self,
         node: NodeRunner,
         part: DesiredPart,
-        report: Callable[[Observation], None],
+        report: Callable[[SeenOfPart], None],
         row: Mapping[str, Any] | None = None,
     ) -> RunningPart:
         try:

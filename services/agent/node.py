@@ -22,6 +22,7 @@ from schemas.inbox import (
     Observation,
     Refused,
     Released,
+    SeenOfPart,
     Started,
 )
 from schemas.nodes import DesiredPart, DesiredState, LiftedQuarantine
@@ -59,9 +60,9 @@ class RunningPart(Protocol):
     async def leave(self) -> None: ...
 
 
-ReportOf = Callable[[str, int, Observation | NodeRegistered | BoardCut | NodeQuarantine], None]
-MakePart = Callable[["NodeRunner", DesiredPart, Callable[[Observation], None]], RunningPart]
-AdoptPart = Callable[["NodeRunner", DesiredPart, Mapping[str, Any], Callable[[Observation], None]], RunningPart]
+ReportOf = Callable[[str, int, SeenOfPart | NodeRegistered | BoardCut | NodeQuarantine], None]
+MakePart = Callable[["NodeRunner", DesiredPart, Callable[[SeenOfPart], None]], RunningPart]
+AdoptPart = Callable[["NodeRunner", DesiredPart, Mapping[str, Any], Callable[[SeenOfPart], None]], RunningPart]
 
 
 QUARANTINE_AGAIN_S = 60.0
@@ -253,16 +254,16 @@ class NodeRunner:
         if self.view.parts[key].phase is not Phase.ENDED:
             self.parts[key] = made
 
-    def _reporter(self, key: Key) -> Callable[[Observation], None]:
+    def _reporter(self, key: Key) -> Callable[[SeenOfPart], None]:
         incarnation = self.incarnation
 
-        def report(seen: Observation) -> None:
+        def report(seen: SeenOfPart) -> None:
             if incarnation == self.incarnation:
                 self._observe(key, seen)
 
         return report
 
-    def _observe(self, key: Key, seen: Observation) -> None:
+    def _observe(self, key: Key, seen: SeenOfPart) -> None:
         """What a part reports. After the lease's end nothing counts any more: the keeper may have killed it, and it
         would look like an exit of its own."""
         if self.dying or key in self._ending:

@@ -9,17 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from libs.core.scheduling.progress import SAMPLE_S
 from schemas.attempts import KnownByAgent
-from schemas.inbox import CheckpointTaken, Observation, Released, Started
+from schemas.inbox import CheckpointTaken, Released, SeenOfPart, Started
 from schemas.nodes import DesiredPart
 from services.agent import failures
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
 from services.agent.keeper.client import KeptAttempt
 from services.agent.keeper.find import NoKeeper
 from services.agent.limits import Watched, mib
+from services.agent.progress import Progressing
 from services.agent.quarantine import GRACE_S, Since
 from services.agent.reconcile import Phase
 from services.agent.secrets import NOTHING, Delivered, NotWanted, SecretMissing, SecretsUnavailable
+from services.agent.variables import progress_of
 
 log = logging.getLogger("baton.agent")
 
@@ -95,7 +98,7 @@ class AttemptLaunch:
 
 @dataclass(eq=False, slots=True)
 class ProcessPart:
-    """A part's life, in one task. `report` gets Started, CheckpointTaken and, last and exactly once, Released.
+    """A part's life, in one task. `report` gets Started, CheckpointTaken, ProgressSeen and, last and exactly once, Released.
 
     The processes are the keeper's. A part that is adopted begins where the agent before it was: the keeper has the exit
     codes, and a note of what was asked of it.
@@ -103,7 +106,7 @@ class ProcessPart:
 
     part: DesiredPart
     launch: AttemptLaunch
-    report: Callable[[Observation], None]
+    report: Callable[[SeenOfPart], None]
     phase: Phase = Phase.RUNNING
     _codes: dict[int, int] = field(default_factory=dict)
     """Rank -> exit code (128 + n for signal n), of those that have ended."""
@@ -281,7 +284,8 @@ class ProcessPart:
 
     async def _watch(self, acknowledgements: list[Acknowledgement]) -> None:
         """Until all have ended, one has failed and the others had time to notice, or a request to save or stop came."""
-        poll_s = POLL_S if self.part.spec.checkpoint else None
+        progressing = self._progressing()
+        poll_s = POLL_S if self.part.spec.checkpoint else SAMPLE_S if progressing else None
         deadline: float | None = None
         loop = asyncio.get_running_loop()
         while self._alive() and self.phase is Phase.RUNNING and self._exceeded is None:
@@ -293,6 +297,13 @@ class ProcessPart:
                 min((t for t in (poll_s, deadline and deadline - loop.time()) if t is not None), default=None)
             )
             self._look_safely(acknowledgements)
+            if progressing is not None and (told := progressing.news(loop.time())) is not None:
+                self.report(told)
+
+    def _progressing(self) -> Progressing | None:
+        """Of the part that rank 0 is in: it speaks for the whole job."""
+        of = next((command.acknowledgement for command in self.launch.commands if command.rank == 0), None)
+        return Progressing.of(self.part, progress_of(of)) if of is not None else None
 
     async def _save(self, acknowledgements: list[Acknowledgement]) -> None:
         """Signals the processes and waits for an acknowledgement that is newer than the signal, or the grace's end."""

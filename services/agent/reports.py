@@ -15,7 +15,16 @@ from libs.ports import clock
 from libs.ports.host import failpoint
 from schemas import subjects
 from schemas.catalog import TYPE_OF
-from schemas.inbox import BoardCut, CheckpointTaken, NodeLost, NodeObserved, NodeQuarantine, NodeRegistered, Observation
+from schemas.inbox import (
+    BoardCut,
+    CheckpointTaken,
+    NodeLost,
+    NodeObserved,
+    NodeQuarantine,
+    NodeRegistered,
+    ProgressSeen,
+    SeenOfPart,
+)
 
 log = logging.getLogger("baton.agent")
 
@@ -34,7 +43,7 @@ _BATCH_COUNT = 1000
 Publish = Callable[[Sequence[Outgoing]], Awaitable[Any]]
 Whole = NodeRegistered | NodeLost | BoardCut | NodeQuarantine
 """What is a message of its own."""
-Entry = tuple[str, int, Observation | Whole]
+Entry = tuple[str, int, SeenOfPart | Whole]
 """(node, incarnation at the time of the observation, what was seen)."""
 _SUBJECTS: dict[type[Whole], str] = {
     NodeRegistered: "registered", NodeLost: "lost", BoardCut: "board-cut", NodeQuarantine: "quarantine"
@@ -58,9 +67,9 @@ class Reports:
         self._since = 0.0
         self.published = 0
 
-    def add(self, node: str, incarnation: int, seen: Observation | Whole) -> None:
-        if isinstance(seen, CheckpointTaken):
-            self._drop_older(node, seen)
+    def add(self, node: str, incarnation: int, seen: SeenOfPart | Whole) -> None:
+        if isinstance(seen, CheckpointTaken | ProgressSeen):
+            self._drop_older(seen)
         self._waiting.append((node, incarnation, seen))
         self._wake.set()
 
@@ -95,21 +104,21 @@ class Reports:
                 log.warning("%d messages wait for the broker: %s", len(batch), problem)
             await asyncio.sleep(RETRY_S)
 
-    def _drop_older(self, node: str, seen: CheckpointTaken) -> None:
-        """Only the newest checkpoint of an attempt matters; the rest would pile up while the broker is away."""
+    def _drop_older(self, seen: CheckpointTaken | ProgressSeen) -> None:
+        """Only the newest of its kind of an attempt matters; the rest would pile up while the broker is away."""
         if len(self._waiting) > _BATCH_COUNT:
             key = (seen.job_id, seen.attempt)
             self._waiting = [
                 entry
                 for entry in self._waiting
-                if not (isinstance(entry[2], CheckpointTaken) and (entry[2].job_id, entry[2].attempt) == key)
+                if not (isinstance(entry[2], type(seen)) and (entry[2].job_id, entry[2].attempt) == key)
             ]
 
     def _messages(self, entries: Iterable[Entry]) -> list[Outgoing]:
         """One message per node and life, in the order of their first entries; registrations, cuts and farewells
         stand between."""
         out: list[Outgoing] = []
-        groups: dict[tuple[str, int], list[Observation]] = {}
+        groups: dict[tuple[str, int], list[SeenOfPart]] = {}
         for node, incarnation, seen in entries:
             if isinstance(seen, Whole):
                 earlier = [key for key in groups if key[0] == node]
@@ -122,15 +131,10 @@ class Reports:
             out.extend(self._observed(*key, observations))
         return out
 
-    def _observed(self, node: str, incarnation: int, observations: list[Observation]) -> list[Outgoing]:
+    def _observed(self, node: str, incarnation: int, seen: list[SeenOfPart]) -> list[Outgoing]:
         return [
-            self._message(
-                NodeObserved(node=node, incarnation=incarnation, observations=tuple(piece)),
-                "observed",
-                node,
-                incarnation,
-            )
-            for piece in _pieces(observations, self._most)
+            self._message(_observed(node, incarnation, piece), "observed", node, incarnation)
+            for piece in _pieces(seen, self._most)
         ]
 
     def _message(self, model: NodeObserved | Whole, what: str, node: str, incarnation: int) -> Outgoing:
@@ -145,10 +149,19 @@ class Reports:
         )
 
 
-def _pieces(observations: Sequence[Observation], most: int) -> Iterable[list[Observation]]:
+def _observed(node: str, incarnation: int, seen: Sequence[SeenOfPart]) -> NodeObserved:
+    return NodeObserved(
+        node=node,
+        incarnation=incarnation,
+        observations=tuple(one for one in seen if not isinstance(one, ProgressSeen)),
+        progress=tuple(one for one in seen if isinstance(one, ProgressSeen)),
+    )
+
+
+def _pieces(observations: Sequence[SeenOfPart], most: int) -> Iterable[list[SeenOfPart]]:
     """In pieces that stay below `most` bytes. One that is too large by itself is cut, with a note: a start or an end is never
     lost for its words."""
-    piece: list[Observation] = []
+    piece: list[SeenOfPart] = []
     size = 0
     for whole in observations:
         seen = whole if (extra := _size(whole)) <= most else _shortened(whole)
@@ -169,7 +182,7 @@ def _size(model: Any) -> int:
     return len(model.__pydantic_serializer__.to_json(model)) + 1
 
 
-def _shortened(seen: Observation) -> Observation | None:
+def _shortened(seen: SeenOfPart) -> SeenOfPart | None:
     """The fact without its words. A reference cannot be cut: half of it names nothing."""
     if isinstance(seen, CheckpointTaken):
         return None

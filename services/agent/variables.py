@@ -131,6 +131,7 @@ def variables(
         "BATON_PART": marker,
         "BATON_CHECKPOINT_DIR": paths.checkpoints,
         "BATON_CHECKPOINT_FILE": paths.acknowledgement.format(rank=rank),
+        "BATON_PROGRESS_FILE": str(progress_of(Path(paths.acknowledgement.format(rank=rank)))),
     }
     if secrets is not None:
         out["BATON_SECRETS_DIR"] = str(secrets)
@@ -147,6 +148,11 @@ def _of_roles(part: DesiredPart, slot: RoleSlot, addresses: Mapping[str, str]) -
         hosts = ",".join(addresses[part.nodes[i]] for i in role.nodes)
         out[f"BATON_ROLE_HOSTS_{variable_part(role.name)}"] = hosts
     return out
+
+
+def progress_of(acknowledgement: Path) -> Path:
+    """The file in which a process says how far it is: beside that of its acknowledgements."""
+    return acknowledgement.with_suffix(".progress")
 
 
 def addresses_of(part: DesiredPart, local_nodes: frozenset[str], template: str) -> dict[str, str]:

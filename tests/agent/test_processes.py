@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.inbox import CheckpointTaken, Released, Started
+from schemas.inbox import CheckpointTaken, ProgressSeen, Released, Started
 from schemas.jobs import CheckpointPolicy
 from services.agent.processes import ProcessPart
 from tests.agent.build import part, rank, spec
@@ -249,3 +249,50 @@ async def test_a_process_that_a_signal_ends_is_reported_with_it(place, number):
     released = await place.released()
     assert released.exit_code == 128 + number
     assert {9: "SIGKILL", 40: "signal 40"}[number] in released.reason
+
+
+PROGRESSES = """
+import json, os, time
+file = os.environ["BATON_PROGRESS_FILE"]
+print("up", flush=True)
+open(file, "w").write('{"step": 1, "st')  # half a line is no report
+step = 5000
+while True:
+    step += 1
+    with open(file + ".new", "w") as out:
+        json.dump({"step": step, "steps": 10**9, "loss": 0.5}, out)
+    os.rename(file + ".new", file)  # as often as it can
+"""
+
+
+async def test_progress_is_read_now_and_then_measured_here_and_told_once(place, monkeypatch):
+    for where in ("libs.core.scheduling.progress.gauge", "services.agent.processes"):
+        monkeypatch.setattr(f"{where}.SAMPLE_S", 0.05)
+    place.start(part(spec(PROGRESSES)))
+    await until(lambda: any(isinstance(s, ProgressSeen) for s in place.seen))
+    told = [s.progress for s in place.seen if isinstance(s, ProgressSeen)]
+    assert len(told) == 1
+    assert (told[0].steps, told[0].loss, told[0].doubt) == (10**9, 0.5, None)
+    assert told[0].step > 5000
+    assert told[0].left_s > 0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "open(file, 'w').write(' ' * 5000)",
+        "os.mkfifo(file)",
+        "os.symlink('/etc/passwd', file)",
+        "os.mkdir(file)",
+        "open(file, 'w').write('[' * 1000)",
+        'open(file, \'w\').write(\'{"step": "x", "steps": 2}\')',
+    ],
+    ids=("large", "pipe", "link", "folder", "deep", "words"),
+)
+async def test_whatever_lies_there_instead_of_a_report_harms_nothing(place, monkeypatch, write):
+    monkeypatch.setattr("libs.core.scheduling.progress.gauge.SAMPLE_S", 0.01)
+    monkeypatch.setattr("services.agent.processes.SAMPLE_S", 0.01)
+    place.start(part(spec(f"import os, time\nfile = os.environ['BATON_PROGRESS_FILE']\n{write}\ntime.sleep(0.3)")))
+    released = await place.released()
+    assert (released.exit_code, released.own_exit) == (0, True)
+    assert [type(s) for s in place.seen] == [Started, Released]

@@ -10,7 +10,7 @@ from schemas import inbox
 from schemas.audit import ActionOutcome, OperatorAction, RefusedCommand, line_hash
 from schemas.clock import BootReading, ClockMark, MeasuredBy
 from schemas.ids import job_id
-from schemas.jobs import JobSpec, RetryPolicy, Simulation
+from schemas.jobs import JobSpec, Progress, RetryPolicy, Simulation
 from schemas.ledger import ClockJumped, GranterNamed, LedgerRecord, SegmentSealed
 from schemas.queues import Queue
 from schemas.resources import (
@@ -285,6 +285,31 @@ def queued_up() -> World:
     return w
 
 
+def progressing() -> World:
+    """A job tells how far it is, and is believed until it goes back; it gives way, and begins anew to be believed."""
+    w = World(node("n0"))
+    runs = w.submit(job("tells", 8))
+    w.started(runs)
+
+    def says(step: int, left_s: float) -> None:
+        told = Progress(step=step, steps=900, left_s=left_s, left_p90_s=left_s * 1.5)
+        seen = inbox.ProgressSeen(job_id=runs, attempt=w.attempt(runs), progress=told)
+        w.send(inbox.NodeObserved(node="n0", incarnation=1, observations=(), progress=(seen,)), after_us=60 * S)
+
+    for step in (60, 120, 100, 140):
+        says(step, 900 - step)
+    urgent = w.submit(job("urgent", 8, priority=100, preempts=True))
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
+    w.send(plan)
+    w.released(runs, exit_code=143, own_exit=False)
+    w.started(urgent)
+    w.released(urgent)
+    w.started(runs)
+    says(10, 890)
+    w.released(runs)
+    return w
+
+
 def begins_anew(w: World, name: str) -> None:
     known = w.decider.state.fleet.nodes[name]
     w.send(inbox.NodeRegistered(incarnation=known.incarnation + 1, inventory=known.inventory, lease_s=10))
@@ -348,6 +373,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "audited": audited,
     "summed": summed,
     "queues": queued_up,
+    "progressing": progressing,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

@@ -46,6 +46,7 @@ JOBS = spelt("""
     attempt.starting: granted|starting -> starting
     attempt.running: granted|starting -> running
     attempt.checkpointed: granted|starting|running|preempting|stopping -> =
+    attempt.progress: granted|starting|running -> =
     attempt.preempting: granted|starting|running -> preempting
     attempt.stopping: granted|starting|running|preempting -> stopping
     devices.freed: granted|starting|running|preempting|stopping -> =
@@ -62,6 +63,7 @@ ATTEMPTS = spelt("""
     attempt.starting: granted|starting -> starting
     attempt.running: granted|starting -> running
     attempt.checkpointed: granted|starting|running|preempting|stopping -> =
+    attempt.progress: granted|starting|running -> =
     attempt.preempting: granted|starting|running -> preempting
     attempt.stopping: granted|starting|running|preempting -> stopping
     devices.freed: granted|starting|running|preempting|stopping -> =

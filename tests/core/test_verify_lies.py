@@ -194,6 +194,7 @@ def _again(e: led.JobFinished) -> led.JobRequeued:
 
 
 AUDITED = "audited"
+PROGRESSING = "progressing"
 
 
 def acted(**update: Any) -> Callable[[Any], Any]:
@@ -385,6 +386,24 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a checkpoint goes back in a later attempt": (
         END, changed("attempt.checkpointed", with_(checkpoint=Checkpoint(step=1, reference="s3://x")), 2), "I12"
     ),
+    "progress is told after it was doubted": (PROGRESSING, then("attempt.progress", lambda e: e, 2), "I15"),
+    "progress goes back": (
+        PROGRESSING, changed("attempt.progress", lambda e: e.model_copy(
+            update={"progress": e.progress.model_copy(update={"step": 9})}), 1), "I15"
+    ),
+    "the steps in all become fewer": (
+        PROGRESSING, changed("attempt.progress", lambda e: e.model_copy(
+            update={"progress": e.progress.model_copy(update={"steps": 899})}), 1), "I15"
+    ),
+    "progress goes beyond its end": (
+        PROGRESSING, changed("attempt.progress", lambda e: e.model_copy(
+            update={"progress": e.progress.model_copy(update={"step": 901})}), 0), "I15"
+    ),
+    "progress is known and doubted": (
+        PROGRESSING, changed("attempt.progress", lambda e: e.model_copy(
+            update={"progress": e.progress.model_copy(update={"doubt": None})}), 2), "I15"
+    ),
+    "progress is told twice": (PROGRESSING, then("attempt.progress", lambda e: e), "I15"),
     "a checkpoint is told twice": (END, then("attempt.checkpointed", lambda e: e), "I12"),
     "a job is queued again without its checkpoint": (END, changed("job.requeued", with_(resume=None), of="gang"), "I12"),
     "a job goes on from nothing": (END, changed("job.granted", with_(resume=None), 1, of="gang"), "I12"),

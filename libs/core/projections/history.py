@@ -26,6 +26,7 @@ JobLedgerEvent = (
     | led.AttemptStarting
     | led.AttemptRunning
     | led.AttemptCheckpointed
+    | led.AttemptProgress
     | led.AttemptPreempting
     | led.AttemptStopping
     | led.DevicesFreed
@@ -51,6 +52,7 @@ _WHAT: dict[type, str] = {
     led.AttemptStarting: "starting",
     led.AttemptRunning: "running",
     led.AttemptCheckpointed: "checkpointed",
+    led.AttemptProgress: "progress",
     led.AttemptPreempting: "preempting",
     led.AttemptStopping: "stopping",
     led.JobRequeued: "requeued",
@@ -95,6 +97,8 @@ def advance(story: JobStory | None, events: Sequence[JobLedgerEvent], t_us: int,
         document = apply(document, event, t_us, seq, pool)
         about = _About(document.team, document.name, document.state, _attempt_of(document))
         if (news := _told(event, t_us, about)) is not None:
+            if news.what == "progress":  # only the last: they would push out what happened
+                told = [old for old in told if old.what != "progress"]
             told.append(news.model_copy(update={"nodes": (), "devices": ()}) if news.what == "granted" else news)
     assert document is not None
     return JobStory(document, tuple(told[-KEEP_EVENTS:]))
@@ -119,6 +123,8 @@ def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: i
             change["attempts"] = _changed(document, event.attempt, running_us=t_us)
         case led.AttemptCheckpointed():
             change["attempts"] = _changed(document, event.attempt, checkpoint=event.checkpoint)
+        case led.AttemptProgress():
+            change["attempts"] = _changed(document, event.attempt, progress=event.progress, progress_us=t_us)
         case led.AttemptPreempting():
             change |= {"reason": event.reason, "preemptions": document.preemptions + 1}
             change["attempts"] = _changed(document, event.attempt, preemption_cost_device_s=event.cost_device_s)
@@ -292,6 +298,8 @@ def _told(event: JobLedgerEvent, t_us: int, job: _About) -> JobEvent | None:
             news = {"nodes": (event.node,)}
         case led.AttemptCheckpointed():
             news = {"checkpoint": event.checkpoint}
+        case led.AttemptProgress():
+            news = {"progress": event.progress}
         case led.AttemptPreempting() | led.AttemptStopping():
             news = {"reason": event.reason}
         case led.JobRequeued():

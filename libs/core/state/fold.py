@@ -204,6 +204,11 @@ def _attempt_checkpointed(state: State, e: led.AttemptCheckpointed, t_us: int) -
     job.resume = e.checkpoint
 
 
+def _attempt_progress(state: State, e: led.AttemptProgress, t_us: int) -> None:
+    _, attempt = _current(state, e.job_id, e.attempt)
+    attempt.progress, attempt.progress_us = e.progress, t_us
+
+
 def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> None:
     job, attempt = _current(state, e.job_id, e.attempt)
     attempt.ended_us = t_us
@@ -394,6 +399,7 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.AttemptStarting: _attempt_starting,
     led.AttemptRunning: _attempt_running,
     led.AttemptCheckpointed: _attempt_checkpointed,
+    led.AttemptProgress: _attempt_progress,
     led.AttemptPreempting: _attempt_preempting,
     led.AttemptStopping: _attempt_stopping,
     led.DevicesFreed: _devices_freed,

@@ -12,6 +12,7 @@ then each decision falls back to what the format before it could say:
     node.silent, .heard     left out: a silent node is given up as a whole, when its longest lease has ended
     node.declared-dead      left out: the reason of node.left says it
     device.quarantined      left out, .returned too: the node refuses what it is granted there
+    attempt.progress        left out: jobs are ordered as if none told how far it is
     operator.acted          left out, and command.refused: the operator's book and the team's answer have them
     ledger.summed           left out: teams have their lines, and nothing to check them by
     a back-off              left out of job.requeued: a job that was lost again runs again at once

@@ -81,6 +81,7 @@ TABLE: Mapping[type, Rule] = {
     led.AttemptStarting: _moves(A.STARTING, A.GRANTED, A.STARTING),
     led.AttemptRunning: _moves(A.RUNNING, A.GRANTED, A.STARTING),
     led.AttemptCheckpointed: Rule(job=_stays(ACTIVE), attempt=_stays(OPEN)),
+    led.AttemptProgress: Rule(job=_stays(PREEMPTIBLE), attempt=_stays(UNDECIDED)),
     led.AttemptPreempting: _moves(A.PREEMPTING, *UNDECIDED),
     led.AttemptStopping: _moves(A.STOPPING, *UNDECIDED, A.PREEMPTING),
     led.DevicesFreed: Rule(job=_stays(ACTIVE), attempt=_stays(OPEN)),

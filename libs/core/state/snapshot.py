@@ -28,7 +28,7 @@ from libs.core.state.queue_tree import QueueTree
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off, enqueue
 from schemas.attempts import Category, Cause
-from schemas.jobs import Checkpoint, JobSpec, JobState, Latency, Network
+from schemas.jobs import Checkpoint, JobSpec, JobState, Latency, Network, Progress
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory, Span
 
@@ -223,6 +223,7 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
         "claims": [c.model_dump(mode="json") for c in attempt.claims],
         "parts": [asdict(part) | {"claims": None} for part in attempt.parts.values()],
         "checkpoint": attempt.checkpoint.model_dump(mode="json") if attempt.checkpoint else None,
+        "progress": [attempt.progress.model_dump(mode="json"), attempt.progress_us] if attempt.progress else None,
         "span": attempt.span.model_dump(mode="json") if attempt.span else None,
     }
 
@@ -247,8 +248,11 @@ def _load_attempt(raw: dict[str, Any]) -> Attempt:
     parts = {
         p["node"]: NodePart(**p | {"claims": tuple(c for c in claims if c.node == p["node"])}) for p in raw["parts"]
     }
+    progress, progress_us = raw.get("progress") or (None, 0)
     return Attempt(
         **{name: raw[name] for name in _ATTEMPT_PLAIN},
+        progress=Progress.model_validate(progress) if progress else None,
+        progress_us=progress_us,
         state=AttemptState(raw["state"]),
         cause=Cause(raw["cause"]) if raw["cause"] else None,
         failed_category=Category(raw["failed_category"]) if raw["failed_category"] else None,

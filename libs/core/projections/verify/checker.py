@@ -15,6 +15,7 @@ from libs.core.projections.verify.limits import TeamLimits
 from libs.core.projections.verify.lives import Ends, Lives
 from libs.core.projections.verify.nodes import Nodes
 from libs.core.projections.verify.outcomes import Outcomes
+from libs.core.projections.verify.progress import AttemptsProgress
 from libs.core.projections.verify.records import Records
 from libs.core.projections.verify.report import Verification
 from libs.core.projections.verify.summed import Summed
@@ -35,6 +36,7 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Attempts,
     Outcomes,
     Checkpoints,
+    AttemptsProgress,
     Ends,
     Told,
     Summed,

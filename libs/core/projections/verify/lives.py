@@ -17,6 +17,7 @@ _MAY_COME: dict[type, tuple[frozenset[Where], Where | None, bool, str]] = {
     led.AttemptStarting: (frozenset({W.GRANTED, W.STARTING}), W.STARTING, True, "seen starting"),
     led.AttemptRunning: (frozenset({W.GRANTED, W.STARTING}), W.RUNNING, True, "seen running"),
     led.AttemptCheckpointed: (_OPEN, None, True, "checkpointed"),
+    led.AttemptProgress: (_UNDECIDED, None, True, "said to be at a step"),
     led.AttemptPreempting: (_UNDECIDED, W.PREEMPTING, True, "preempted"),
     led.AttemptStopping: (_UNDECIDED | {W.PREEMPTING}, W.STOPPING, True, "stopped"),
     led.DevicesFreed: (_OPEN, None, True, "freeing devices"),

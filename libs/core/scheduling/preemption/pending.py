@@ -24,6 +24,7 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.AttemptStarting,
         ledger.AttemptRunning,
         ledger.AttemptCheckpointed,
+        ledger.AttemptProgress,
         ledger.AttemptClosed,
         ledger.InputRejected,
         ledger.PlanDeclined,

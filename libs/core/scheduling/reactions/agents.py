@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from libs.core.scheduling.progress import believed
 from libs.core.scheduling.reactions.attempts import after_loss, close_if_gone, free, stop, vacate
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.scheduling.reactions.quarantine import follow
@@ -41,6 +42,8 @@ def node_observed(d: Decision, m: inbox.NodeObserved) -> None:
         if not attempt.parts[m.node].freed:
             _OBSERVE[type(seen)](d, m.node, job, attempt, seen)
             d.may_end_here()
+    for told in m.progress:
+        _progressed(d, m.node, told)
 
 
 def _started(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Started) -> None:
@@ -57,6 +60,27 @@ def _checkpointed(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbo
     if last is not None and (seen.checkpoint == last or seen.checkpoint.step < last.step):
         return
     d.emit(ledger.AttemptCheckpointed(job_id=job.id, attempt=attempt.number, checkpoint=seen.checkpoint))
+
+
+PROGRESS_LEAST_US = 10_000_000
+"""An attempt's progress is told this often at the most, whatever its agent says."""
+
+
+def _progressed(d: Decision, node: str, seen: inbox.ProgressSeen) -> None:
+    """Only rank 0's node speaks for the job. What cannot be is told once, and nothing after it."""
+    job = d.state.jobs.get(seen.job_id)
+    attempt = job.current if job is not None else None
+    if job is None or attempt is None or attempt.number != seen.attempt or attempt.claims[0].node != node:
+        return
+    last, new = attempt.progress, believed(attempt.progress, seen.progress)
+    if last is not None:
+        too_soon = new.doubt is None and d.t_us < attempt.progress_us + PROGRESS_LEAST_US
+        if too_soon or last.doubt is not None:
+            return
+    event = ledger.AttemptProgress(job_id=job.id, attempt=attempt.number, progress=new)
+    if d.may(event) and lifecycle.allows(ledger.AttemptProgress, *job.states):
+        d.emit(event)
+        d.may_end_here()
 
 
 def _released(d: Decision, node: str, job: Job, attempt: Attempt, seen: inbox.Released) -> None:

@@ -1,0 +1,41 @@
+"""Progress (I15): an attempt's steps never go back and stay within a total that stays; once doubted, it is not told again."""
+
+from typing import ClassVar
+
+from libs.core.projections.verify.books import Books, Subject
+from schemas import ledger as led
+from schemas.jobs import Progress
+
+LEAST_US = 10_000_000
+"""Between two reports of one attempt that are believed."""
+
+
+class AttemptsProgress(Subject):
+    """Keeps what was told last of each open attempt, and when."""
+
+    handlers: ClassVar = {led.AttemptProgress: "told", led.AttemptClosed: "closed"}
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._last: dict[str, tuple[int, Progress, int]] = {}
+
+    def told(self, e: led.AttemptProgress) -> None:
+        new, name = e.progress, f"{e.job_id}.{e.attempt}"
+        if new.step > new.steps:
+            self.books.broken("I15", f"{name} is told to be at step {new.step} of {new.steps}")
+        if (new.left_s is not None) is (new.doubt is not None):
+            self.books.broken("I15", f"{name} is told to be doubted and known at once, or neither")
+        number, last, told_us = self._last.get(e.job_id, (0, new, 0))
+        if number == e.attempt:
+            if last.doubt is not None:
+                self.books.broken("I15", f"{name}: its progress is told after it was doubted ({last.doubt})")
+            elif new.doubt is None and self.books.t_us < told_us + LEAST_US:
+                self.books.broken("I15", f"{name}: its progress is told twice within {LEAST_US // 1_000_000} s")
+            if new.step < last.step or new.steps != last.steps:
+                self.books.broken(
+                    "I15", f"{name}: from step {last.step} of {last.steps} to step {new.step} of {new.steps}"
+                )
+        self._last[e.job_id] = (e.attempt, new, self.books.t_us)
+
+    def closed(self, e: led.AttemptClosed) -> None:
+        self._last.pop(e.job_id, None)
