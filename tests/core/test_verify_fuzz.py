@@ -50,6 +50,7 @@ UNSEEN: dict[str, str] = {
     "lease.granter holder": ELSEWHERE, "lease.granter term_s": ELSEWHERE, "lease.granter max_lease_s": ELSEWHERE,
     "node.joined incarnation": "lives may be left out",
     "attempt.running job_id": f"{NODES}: of another attempt that was granted, and not seen running yet",
+    "attempt.starting node": f"{NODES}: of another part of it, that was not seen running yet",
     "queues.applied version": ELSEWHERE, "queues.applied queues": f"{ELSEWHERE}: nobody reached a limit",
     "quota.set team": ELSEWHERE, "quota.set limit_milli": f"{ELSEWHERE}: nobody reached it", "quota.set by_type": ELSEWHERE,
     "operator.acted action": "the first word of it, or a line whose neighbours were not told",
