@@ -14,7 +14,16 @@ from schemas.attempts import KnownByAgent
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.clock import BootReading
-from schemas.jobs import DEFAULT_LEASE_S, LEASE_SAYS, NETWORK_SAYS, AcceptedSpec, Checkpoint, Latency, Network, Progress
+from schemas.jobs import (
+    DEFAULT_LEASE_S,
+    LEASE_SAYS,
+    NETWORK_SAYS,
+    AcceptedSpec,
+    Checkpoint,
+    Latency,
+    Network,
+    StepProgress,
+)
 from schemas.proofs import Hash, Sum
 from schemas.queues import Queues, QueuesVersion
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
@@ -120,7 +129,7 @@ class ProgressSeen(Fact):
 
     job_id: JobId
     attempt: int = Field(ge=1)
-    progress: Progress
+    progress: StepProgress
 
 
 SeenOfPart = Observation | ProgressSeen

@@ -319,7 +319,7 @@ class ProgressDoubt(StrEnum):
     """All steps are done, and it does not end."""
 
 
-class Progress(Fact):
+class StepProgress(Fact):
     """How far an attempt is: its own word for the steps, its agent's measure for the time."""
 
     step: int = Field(ge=0, le=MOST_STEPS, description="steps that are done")
@@ -379,7 +379,7 @@ class JobEvent(Fact):
     nodes: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = None
-    progress: Progress | None = None
+    progress: StepProgress | None = None
     exit_code: int | None = None
     pool: str = Field(default="", description="which pool's ledger told it")
     number: int = Field(

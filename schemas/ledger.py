@@ -27,7 +27,7 @@ from schemas.jobs import (
     JobState,
     Latency,
     Network,
-    Progress,
+    StepProgress,
 )
 from schemas.proofs import Hash, Sum
 from schemas.queues import Queues, QueuesVersion
@@ -162,7 +162,7 @@ class AttemptProgress(Fact):
     kind: Literal["attempt.progress"] = "attempt.progress"
     job_id: JobId
     attempt: int = Field(ge=1)
-    progress: Progress
+    progress: StepProgress
     skippable: Literal[True] = True
 
 

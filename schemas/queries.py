@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
-from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Progress, Reason
+from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason, StepProgress
 from schemas.nodes import NodeWalls
 from schemas.queues import Queue, QueuesVersion
 from schemas.resources import Span
@@ -61,7 +61,7 @@ class AttemptDocument(Fact):
     )
     resume: Checkpoint | None = None
     checkpoint: Checkpoint | None = None
-    progress: Progress | None = Field(default=None, description="as it was told last")
+    progress: StepProgress | None = Field(default=None, description="as it was told last")
     progress_us: Micros | None = Field(default=None, description="when that was, in ledger time")
     exit_code: int | None = None
     span: Span | None = Field(default=None, description="of a gang: how close together it is")

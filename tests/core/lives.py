@@ -10,7 +10,7 @@ from schemas import inbox
 from schemas.audit import ActionOutcome, OperatorAction, RefusedCommand, line_hash
 from schemas.clock import BootReading, ClockMark, MeasuredBy
 from schemas.ids import job_id
-from schemas.jobs import JobSpec, Progress, RetryPolicy, Simulation
+from schemas.jobs import JobSpec, RetryPolicy, Simulation, StepProgress
 from schemas.ledger import ClockJumped, GranterNamed, LedgerRecord, SegmentSealed
 from schemas.queues import Queue
 from schemas.resources import (
@@ -292,7 +292,7 @@ def progressing() -> World:
     w.started(runs)
 
     def says(step: int, left_s: float) -> None:
-        told = Progress(step=step, steps=900, left_s=left_s, left_p90_s=left_s * 1.5)
+        told = StepProgress(step=step, steps=900, left_s=left_s, left_p90_s=left_s * 1.5)
         seen = inbox.ProgressSeen(job_id=runs, attempt=w.attempt(runs), progress=told)
         w.send(inbox.NodeObserved(node="n0", incarnation=1, observations=(), progress=(seen,)), after_us=60 * S)
 

@@ -12,7 +12,7 @@ from libs.core.scheduling.reactions.agents import PROGRESS_LEAST_US
 from libs.core.state.snapshot import dump, load
 from schemas import inbox
 from schemas.inbox import ProgressSeen
-from schemas.jobs import Progress, ProgressDoubt
+from schemas.jobs import ProgressDoubt, StepProgress
 from schemas.ledger import AttemptProgress
 from tests.core.builders import World, job, node
 
@@ -22,7 +22,7 @@ S = 1_000_000
 
 def told(
     gauge: Gauge, until_s: int, step_s: float = 1.0, steps: int = 10_000, begin: int = 0
-) -> list[tuple[int, Progress]]:
+) -> list[tuple[int, StepProgress]]:
     """What is told of a job that writes each second."""
     out = []
     for second in range(until_s):
@@ -102,7 +102,7 @@ def test_impossible_progress_is_told_once_and_nothing_is_believed_after_it(said:
     told(gauge, 11, steps=100)
     gauge.note(11, json.loads(json.dumps(said)))
     news = gauge.news(11)
-    assert news == Progress(step=10, steps=100, doubt=doubt)
+    assert news == StepProgress(step=10, steps=100, doubt=doubt)
     gauge.note(12, {"step": 12, "steps": 100})
     assert gauge.news(2000) is None
     assert gauge.left(2000) is None
@@ -150,14 +150,16 @@ def running(name: str = "one", devices: int = 1) -> tuple[World, str]:
     return world, runs
 
 
-def say(world: World, runs: str, progress: Progress, *, at: str = "", after_us: int = 60 * S, attempt: int = 1) -> list:
+def say(
+    world: World, runs: str, progress: StepProgress, *, at: str = "", after_us: int = 60 * S, attempt: int = 1
+) -> list:
     name = at or world.nodes_of(runs)[0]
     seen = ProgressSeen(job_id=runs, attempt=attempt, progress=progress)
     message = inbox.NodeObserved(node=name, incarnation=1, observations=(), progress=(seen,))
     return [e for e in world.send(message, after_us=after_us) if isinstance(e, AttemptProgress)]
 
 
-AT_10 = Progress(step=10, steps=100, left_s=90, left_p90_s=100)
+AT_10 = StepProgress(step=10, steps=100, left_s=90, left_p90_s=100)
 
 
 def test_the_state_knows_how_far_an_attempt_is_also_from_a_snapshot() -> None:
@@ -191,7 +193,7 @@ def test_what_cannot_be_is_told_as_a_doubt_and_nothing_after_it(later: dict, dou
     world, runs = running()
     say(world, runs, AT_10)
     (event,) = say(world, runs, AT_10.model_copy(update=later))
-    assert event.progress == Progress(step=10, steps=100, doubt=doubt)
+    assert event.progress == StepProgress(step=10, steps=100, doubt=doubt)
     assert say(world, runs, AT_10.model_copy(update={"step": 50})) == []
     world.check()
 
@@ -212,4 +214,4 @@ def test_what_is_left_shrinks_with_time_and_the_bar_never_passes_its_end() -> No
     left = left_now(AT_10, 0, 45 * S)
     assert left == (45.0, 55.0, 55)
     assert left_now(AT_10, 0, 10_000 * S) == (0.0, 0.0, 100)
-    assert left_now(Progress(step=1, steps=2, doubt=D.JUMPED), 0, 1) is None
+    assert left_now(StepProgress(step=1, steps=2, doubt=D.JUMPED), 0, 1) is None

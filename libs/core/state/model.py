@@ -15,7 +15,7 @@ from libs.core.state.line import Line
 from libs.core.state.queue_tree import QueueTree
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
-from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network, Progress
+from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network, StepProgress
 from schemas.ledger import BoardRecut
 from schemas.resources import WHOLE_MILLI, Claim, Level, Resources, Role, Span, TopologyPolicy
 
@@ -201,7 +201,7 @@ class Attempt:
     """What giving way to `beneficiary` costs, device-seconds."""
     checkpoint: Checkpoint | None = None
     checkpoint_us: int = 0
-    progress: Progress | None = None
+    progress: StepProgress | None = None
     """How far it was when that was told last."""
     progress_us: int = 0
     span: Span | None = None

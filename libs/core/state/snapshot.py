@@ -28,7 +28,7 @@ from libs.core.state.queue_tree import QueueTree
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off, enqueue
 from schemas.attempts import Category, Cause
-from schemas.jobs import Checkpoint, JobSpec, JobState, Latency, Network, Progress
+from schemas.jobs import Checkpoint, JobSpec, JobState, Latency, Network, StepProgress
 from schemas.ledger import BoardRecut
 from schemas.resources import Claim, Inventory, Span
 
@@ -251,7 +251,7 @@ def _load_attempt(raw: dict[str, Any]) -> Attempt:
     progress, progress_us = raw.get("progress") or (None, 0)
     return Attempt(
         **{name: raw[name] for name in _ATTEMPT_PLAIN},
-        progress=Progress.model_validate(progress) if progress else None,
+        progress=StepProgress.model_validate(progress) if progress else None,
         progress_us=progress_us,
         state=AttemptState(raw["state"]),
         cause=Cause(raw["cause"]) if raw["cause"] else None,

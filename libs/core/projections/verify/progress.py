@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, Subject
 from schemas import ledger as led
-from schemas.jobs import Progress
+from schemas.jobs import StepProgress
 
 LEAST_US = 10_000_000
 """Between two reports of one attempt that are believed."""
@@ -17,7 +17,7 @@ class AttemptsProgress(Subject):
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._last: dict[str, tuple[int, Progress, int]] = {}
+        self._last: dict[str, tuple[int, StepProgress, int]] = {}
 
     def told(self, e: led.AttemptProgress) -> None:
         new, name = e.progress, f"{e.job_id}.{e.attempt}"

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.jobs import MOST_STEPS, Progress, ProgressDoubt
+from schemas.jobs import MOST_STEPS, ProgressDoubt, StepProgress
 
 SAMPLE_S = 1.0
 """Steps are noted this often at the most: what is written in between is not looked at."""
@@ -115,7 +115,7 @@ class Gauge:
         each = (last - notes[0][1]) / len(paces)
         return left_s, left_s * (1 + _P90 * spread * math.sqrt(1 / len(paces) + each / max(todo, each)))
 
-    def news(self, now_s: float) -> Progress | None:
+    def news(self, now_s: float) -> StepProgress | None:
         """What to tell now, if anything; then it counts as told."""
         if self._doubt is None and self._notes and self._runs_on(now_s):
             self._doubt = ProgressDoubt.RUNS_ON
@@ -129,7 +129,7 @@ class Gauge:
         if since_s < EVERY_S and not (moved and since_s >= LEAST_S):
             return None
         self._told_s, self._told_end_s = now_s, end_s
-        return Progress(
+        return StepProgress(
             step=self._notes[-1][1],
             steps=self._steps,
             loss=self._loss,
@@ -141,10 +141,10 @@ class Gauge:
         (first_s, _), (last_s, last) = self._notes[0], self._notes[-1]
         return last >= self._steps and now_s - last_s > max(OVERDUE_S, OVERDUE * (last_s - first_s))
 
-    def _tell_doubt(self) -> Progress:
+    def _tell_doubt(self) -> StepProgress:
         self._told_doubt = True
         step = self._notes[-1][1] if self._notes else 0
-        return Progress(step=step, steps=max(self._steps, step, 1), doubt=self._doubt)
+        return StepProgress(step=step, steps=max(self._steps, step, 1), doubt=self._doubt)
 
 
 def _short(seconds: float) -> float:

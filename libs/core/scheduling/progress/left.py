@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from schemas.jobs import Progress, ProgressDoubt
+from schemas.jobs import ProgressDoubt, StepProgress
 
 
 class Left(NamedTuple):
@@ -13,7 +13,7 @@ class Left(NamedTuple):
     step: int
 
 
-def left_now(told: Progress, told_us: int, now_us: int) -> Left | None:
+def left_now(told: StepProgress, told_us: int, now_us: int) -> Left | None:
     """From what was told at `told_us`; None: it is not believed, or its rate is not known."""
     if told.doubt is not None or told.left_s is None:
         return None
@@ -24,7 +24,7 @@ def left_now(told: Progress, told_us: int, now_us: int) -> Left | None:
     return Left(max(0.0, told.left_s - passed_s), max(0.0, high_s - passed_s), step)
 
 
-def believed(last: Progress | None, new: Progress) -> Progress:
+def believed(last: StepProgress | None, new: StepProgress) -> StepProgress:
     """`new` of an attempt of which `last` was told; with the doubt that the two together raise, if they do."""
     if new.doubt is not None:
         doubt = new.doubt
@@ -39,4 +39,4 @@ def believed(last: Progress | None, new: Progress) -> Progress:
     else:
         return new
     known = last if last is not None else new
-    return Progress(step=min(known.step, known.steps), steps=known.steps, doubt=doubt)
+    return StepProgress(step=min(known.step, known.steps), steps=known.steps, doubt=doubt)
