@@ -1,12 +1,11 @@
 """`baton apply -f FILE` and `baton diff -f FILE`: the queues of a pool, from a file, all or nothing."""
 
-import asyncio
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
@@ -14,17 +13,12 @@ from libs.cli.queuesfile import QueueFileError, read_queues
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
-from libs.client.errors import Failed, TimedOut
+from libs.client.errors import Failed
 from libs.core.scheduling.queues import Change, changes
 from libs.core.state.queue_tree import QueueTree
 from schemas import subjects
-from schemas.catalog import TYPE_OF
 from schemas.inbox import ApplyQueues
 from schemas.queries import QueuesQuery, QueuesReply
-
-_GIVE_UP_S = 30.0
-_DECIDED_S = 15.0
-_LOOK_S = 0.1
 
 QueueFileOption = Annotated[Path, typer.Option("--file", "-f", help="A queue file, YAML; - for standard input.")]
 
@@ -96,9 +90,6 @@ def _tree(told: QueuesReply) -> QueueTree:
 
 
 async def _apply(baton: Baton, before: QueueTree, then: QueueTree, reason: str) -> None:
-    from libs.bus.messages import outgoing
-    from libs.client.sending import deliver
-
     who = baton.place.user or "operator"
     if then.version <= before.version:
         raise Failed(
@@ -106,26 +97,11 @@ async def _apply(baton: Baton, before: QueueTree, then: QueueTree, reason: str) 
             "another file was applied, or this one was changed without raising its version",
             f"look at the lines of `baton diff`, then write `version: {before.version + 1}`",
         )
-    said = ApplyQueues(version=then.version, queues=tuple(then), reason=reason, user=who)
-    item = outgoing(
-        said,
-        subject=subjects.apply_queues(baton.place.pool, who),
-        type=TYPE_OF[ApplyQueues],
-        source="/baton/cli",
-        cause=f"queues:{then.version}:{os.urandom(8).hex()}",
-    )
-    await deliver(baton.nats, [item], give_up_s=_GIVE_UP_S)
-    for _ in range(int(_DECIDED_S / _LOOK_S)):
+
+    async def applied() -> bool:
         told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
-        if told.version == then.version and _tree(told) == then:
-            return
-        if told.version > before.version:
-            raise Failed(
-                f"version {told.version} was applied meanwhile", "somebody else was quicker", "look at `baton diff`"
-            )
-        await asyncio.sleep(_LOOK_S)
-    raise TimedOut(
-        f"the pool has not decided it within {_DECIDED_S:g} s",
-        "its placement is away, slow, or has refused it",
-        "`baton dead list` says why it was refused; `baton status` whether it decides",
-    )
+        return told.version == then.version and _tree(told) == then
+
+    said = ApplyQueues(version=then.version, queues=tuple(then), reason=reason, user=who)
+    subject = subjects.apply_queues(baton.place.pool, who)
+    await say_to_pool(baton, baton.place.pool, said, subject, f"queues:{then.version}", done=applied)

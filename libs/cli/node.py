@@ -1,19 +1,16 @@
 """`baton node declare-dead NODE --fenced-by TEXT`, `baton node release NODE DEVICE --reason TEXT`."""
 
-import os
 from typing import Annotated
 
 import typer
 
+from libs.cli.decided import say_to_pool
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run
 from libs.client import Baton
-from schemas.catalog import TYPE_OF
 from schemas.inbox import NodeDead, QuarantineLifted
 from schemas.subjects import OPERATOR, declare_dead, lift_quarantine
-
-_GIVE_UP_S = 30.0
 
 app = typer.Typer(help="What an operator says of a node.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -45,13 +42,11 @@ def dead(
 
         who = baton.place.user or "operator"
         said = valid(NodeDead, node=node, incarnation=life, fenced_by=fenced_by, user=who)
-        await _say_to_pool(baton, said, declare_dead(baton.place.pool, who), f"{node}:{life}")
+        await say_to_pool(baton, baton.place.pool, said, declare_dead(baton.place.pool, who), f"{node}:{life}")
 
     run(work, OPERATOR, url, user=user, pool=pool)
     say(node)
-    hint(
-        "it is decided in a moment: `baton get nodes` then shows it as lost; `baton dead list` says why it was refused"
-    )
+    hint("what ran there is over: its jobs wait or run elsewhere; the node kills everything before it comes back")
 
 
 @app.command("release")
@@ -72,21 +67,8 @@ def release(
 
         who = baton.place.user or "operator"
         said = valid(QuarantineLifted, node=node, device=device, reason=reason, user=who)
-        await _say_to_pool(baton, said, lift_quarantine(baton.place.pool, who), device)
+        await say_to_pool(baton, baton.place.pool, said, lift_quarantine(baton.place.pool, who), device)
 
     run(work, OPERATOR, url, user=user, pool=pool)
     say(device)
-    hint(
-        "it is decided in a moment: `baton get devices` then shows it as free; `baton dead list` says why it was refused"
-    )
-
-
-async def _say_to_pool(baton: Baton, said: NodeDead | QuarantineLifted, subject: str, about: str) -> None:
-    """Each time it is said it is meant anew. Raises Denied, Unreachable or Busy."""
-    from libs.bus.messages import outgoing
-    from libs.client.sending import deliver
-
-    item = outgoing(
-        said, subject=subject, type=TYPE_OF[type(said)], source="/baton/cli", cause=f"{about}:{os.urandom(8).hex()}"
-    )
-    await deliver(baton.nats, [item], give_up_s=_GIVE_UP_S)
+    hint("the device may be granted again, whatever uses it")

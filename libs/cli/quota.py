@@ -4,10 +4,12 @@ from typing import Annotated
 
 import typer
 
+from libs.cli.decided import decisions, of_command
 from libs.cli.exits import UsageFault
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import say
 from libs.cli.session import run
+from libs.client import Baton
 from libs.core.accelerators.kinds import problem_with
 from schemas.resources import kind_of
 from schemas.subjects import OPERATOR
@@ -40,7 +42,17 @@ def set_quota(
 ) -> None:
     """From now on these are the team's limits in the pool, all of them; what it holds already is left to it."""
     limit, by_type = _milli(devices), _by_type(types or [], url, pool)
-    run(lambda baton: baton.set_quota(team, limit, by_type, reason=reason), OPERATOR, url, user=user, pool=pool)
+
+    async def work(baton: Baton) -> None:
+        async def done() -> bool:
+            now = next((one for one in (await baton.quotas()).teams if one.team == team), None)
+            return (limit, by_type) == ((now.limit_milli, now.by_type) if now else (None, {}))
+
+        async with decisions(baton, baton.place.pool) as decided:
+            cause = await baton.set_quota(team, limit, by_type, reason=reason)
+            await decided(lambda record: of_command(record, cause), done)
+
+    run(work, OPERATOR, url, user=user, pool=pool)
     say("\t".join([team, devices, *(types or ())]))
 
 

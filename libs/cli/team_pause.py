@@ -1,25 +1,19 @@
 """`baton team suspend|resume TEAM`: what an operator says to the pools, and what they then say of it."""
 
-import asyncio
-import os
 from typing import Annotated
 
 import typer
 
+from libs.cli.decided import say_to_pool, say_to_pools
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
-from libs.client.errors import Failed, TimedOut
+from libs.client.errors import Failed
 from schemas import subjects
-from schemas.catalog import TYPE_OF
 from schemas.inbox import ResumeTeam, SuspendTeam
 from schemas.queries import PoolStatus, PoolStatusQuery, SuspendedTeam
-
-_GIVE_UP_S = 30.0
-_DECIDED_S = 15.0
-_LOOK_S = 0.1
 
 TeamName = Annotated[str, typer.Argument(help="A team. It need not have a credential any more.", metavar="TEAM")]
 
@@ -63,27 +57,37 @@ def resume(
 
 
 async def pause(baton: Baton, team: str, reason: str, *, stop: bool = False, only: str | None = None) -> list[str]:
-    """Suspends `team`; the pools in which it is. Raises ClientError; TimedOut when a pool does not decide in time."""
+    """Suspends `team`; the pools in which it is. Raises as `say_to_pool`."""
     who = baton.place.user or "operator"
     pools = [only] if only else await pools_of(baton)
-    for pool in pools:
+
+    async def say_it(pool: str) -> None:
+        async def paused() -> bool:
+            there = (await suspended(baton, pool))[pool].get(team)
+            return there is not None and there.reason == reason
+
         said = SuspendTeam(team=team, reason=reason, stop=stop, user=who)
-        await _say(baton, said, subjects.suspend_team(pool, who), team)
-    for pool in pools:
-        await _until(baton, pool, team, paused=True)
+        await say_to_pool(baton, pool, said, subjects.suspend_team(pool, who), team, done=paused)
+
+    await say_to_pools(pools, say_it)
     return pools
 
 
 async def go_on(baton: Baton, team: str, reason: str, *, only: str | None = None) -> list[str]:
-    """Resumes `team` where it is suspended; the pools in which it was. Raises ClientError; Failed when it is nowhere."""
+    """Resumes `team` where it is suspended; the pools in which it was. Raises as `say_to_pool`; Failed when it is nowhere."""
     who = baton.place.user or "operator"
     found = [pool for pool, there in (await suspended(baton, only)).items() if team in there]
     if not found:
         raise Failed(f"team {team} is not suspended", "no pool says so", "`baton team list` shows which teams are")
-    for pool in found:
-        await _say(baton, ResumeTeam(team=team, reason=reason, user=who), subjects.resume_team(pool, who), team)
-    for pool in found:
-        await _until(baton, pool, team, paused=False)
+
+    async def say_it(pool: str) -> None:
+        async def goes_on() -> bool:
+            return team not in (await suspended(baton, pool))[pool]
+
+        said = ResumeTeam(team=team, reason=reason, user=who)
+        await say_to_pool(baton, pool, said, subjects.resume_team(pool, who), team, done=goes_on)
+
+    await say_to_pools(found, say_it)
     return found
 
 
@@ -103,27 +107,3 @@ async def pools_of(baton: Baton) -> list[str]:
     while page := await baton.nats.jetstream().streams_info(offset=len(names)):
         names += [info.config.name or "" for info in page]
     return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix)) or [baton.place.pool]
-
-
-async def _until(baton: Baton, pool: str, team: str, *, paused: bool) -> None:
-    """Waits until the pool has decided it."""
-    for _ in range(int(_DECIDED_S / _LOOK_S)):
-        if (team in (await suspended(baton, pool))[pool]) is paused:
-            return
-        await asyncio.sleep(_LOOK_S)
-    raise TimedOut(
-        f"pool {pool} has not decided it within {_DECIDED_S:g} s",
-        "its placement is away, slow, or has refused it",
-        "`baton dead list` says why it was refused; `baton status` whether it decides",
-    )
-
-
-async def _say(baton: Baton, said: SuspendTeam | ResumeTeam, subject: str, team: str) -> None:
-    """Each time it is said it is meant anew."""
-    from libs.bus.messages import outgoing
-    from libs.client.sending import deliver
-
-    item = outgoing(
-        said, subject=subject, type=TYPE_OF[type(said)], source="/baton/cli", cause=f"{team}:{os.urandom(8).hex()}"
-    )
-    await deliver(baton.nats, [item], give_up_s=_GIVE_UP_S)

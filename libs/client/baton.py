@@ -19,7 +19,7 @@ from libs.bus.messages import Outgoing
 from libs.client import following, logs, secrets
 from libs.client.asking import ask
 from libs.client.errors import ClientError, Invalid, NotFound, TimedOut, Unreachable
-from libs.client.sending import command, deliver, valid
+from libs.client.sending import command, deliver, store, valid
 from libs.client.verdict import Verdict
 from libs.client.where import Place, find
 from schemas import subjects
@@ -194,8 +194,9 @@ class Baton:
         reason: str = "",
         pool: str = "",
         give_up_s: float = 30.0,
-    ) -> None:
-        """Operators only: from now on these are all limits of `team` in the pool.
+    ) -> str:
+        """Operators only: from now on these are all limits of `team` in the pool. Returns when the command is stored: what the
+        ledger calls it, as the `cause` of the limits or of its refusal.
 
         Args:
             team: whose.
@@ -213,7 +214,8 @@ class Baton:
             team=subjects.OPERATOR,
             cause=uuid.uuid4().hex,
         )
-        await deliver(self.nats, [message], give_up_s=give_up_s)
+        (ack,) = await store(self.nats, [message], give_up_s=give_up_s)
+        return f"{ack.stream}:{ack.seq}"
 
     # ------------------------------------------------------------------------------------------------------- following
 

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from nats.aio.client import Client
+from nats.js.api import PubAck
 from nats.js.errors import APIError
 from pydantic import BaseModel, ValidationError
 
@@ -48,7 +49,12 @@ def command(model: Strict, *, subject: str, type: str, team: str, cause: str) ->
 
 
 async def deliver(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) -> list[bool]:
-    """Stores every item, each once, and tells for each whether the broker had it already.
+    """Stores every item, each once, and tells for each whether the broker had it already. Raises as `store`."""
+    return [bool(ack.duplicate) for ack in await store(nats, items, give_up_s=give_up_s)]
+
+
+async def store(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) -> list[PubAck]:
+    """Stores every item, each once; the broker's acknowledgements, in their order.
 
     Raises:
         Denied: the credential does not allow a subject.
@@ -58,7 +64,7 @@ async def deliver(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) 
     """
     outbox = Outbox(nats.jetstream(), give_up_s=give_up_s)
     try:
-        acks = await unless_denied(nats, outbox.publish_many(items))
+        return await unless_denied(nats, outbox.publish_many(items))
     except Crowded as e:
         why = f"a user may have {WAITING_OF_A_SENDER:,} requests waiting, so {len(e.unstored)} of {len(items)} are not stored"
         raise Busy(why, _RETRY_AFTER_S) from e
@@ -70,7 +76,6 @@ async def deliver(nats: Client, items: Sequence[Outgoing], *, give_up_s: float) 
         if is_full(e):
             raise Busy("the broker's stream of requests is full", _RETRY_AFTER_S) from e
         raise Failed("the broker refused the request", str(e), "an operator should look at the stream REQUESTS") from e
-    return [bool(ack.duplicate) for ack in acks]
 
 
 async def unless_denied(nats: Client, work: Coroutine[Any, Any, T]) -> T:

@@ -1,18 +1,37 @@
 """What operators say: of nodes and devices into the pool's inbox, of readers of the ledger; and what teams may not say."""
 
 import json
+from collections.abc import AsyncIterator
+from itertools import count
+from uuid import uuid4
 
 import pytest
+from pydantic import BaseModel
 
 from libs.bus.connect import Address, BusConnection
+from libs.bus.messages import outgoing
+from libs.bus.outbox import Outbox
+from libs.bus.streams import provision
+from libs.cli.decided import say_to_pool
+from libs.client import TimedOut, connect
+from libs.core.scheduling.decider import Deciders
 from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.readers import Declared, Readers
 from libs.ledger.tail import Stored
-from schemas.inbox import NodeDead, QuarantineLifted
-from schemas.subjects import inbox_stream
+from libs.ledger.writer import LedgerWriter
+from schemas.catalog import TYPE_OF
+from schemas.inbox import BusyDevice, NodeDead, NodeQuarantine, NodeRegistered, NodeSilent, QuarantineLifted
+from schemas.subjects import OPERATOR, declare_dead, inbox_stream
 from tests.cli.test_command import baton
+from tests.core.builders import node
+from tests.kit.inputs import input_subject
+from tests.kit.tasks import beside
 
+DECIDED = "decided"
+"""A pool whose ledger has a writer, so that what operators say of it is decided."""
+LIVES = count(1)
+"""Of node n1: the tests share a pool."""
 OLD = Declared(pool="main", name="telemetry", process="host-1-7", release="0.1.0", format=FIRST, position=7, resume=5)
 NEW = OLD.model_copy(update={"name": "history", "process": "host-2-9", "format": NEWEST})
 
@@ -20,31 +39,89 @@ NEW = OLD.model_copy(update={"name": "history", "process": "host-2-9", "format":
 async def last_input(services: BusConnection) -> InboxItem:
     """What lies last in the pool's inbox, as placement reads it."""
     js = services.jetstream()
-    seq = (await js.stream_info(inbox_stream("main"))).state.last_seq
-    message = await js.get_msg(inbox_stream("main"), seq)
+    seq = (await js.stream_info(inbox_stream(DECIDED))).state.last_seq
+    message = await js.get_msg(inbox_stream(DECIDED), seq)
     headers = message.headers or {}
-    return read_input(Stored(seq, message.subject or "", headers, message.data or b"", 1), "main")
+    return read_input(Stored(seq, message.subject or "", headers, message.data or b"", 1), DECIDED)
+
+
+@pytest.fixture
+async def placement(services: BusConnection) -> AsyncIterator[None]:
+    js = services.jetstream()
+    await provision(js, [DECIDED], scale=0.01)
+    writer = LedgerWriter(js, DECIDED, Deciders(), writer_id="w1")
+    async with beside(writer.run()):
+        yield
+
+
+async def put(services: BusConnection, *models: BaseModel) -> None:
+    items = [
+        outgoing(
+            model, subject=input_subject(model, DECIDED), type=TYPE_OF[type(model)], source="/test", cause=uuid4().hex
+        )
+        for model in models
+    ]
+    await Outbox(services.jetstream()).publish_many(items)
 
 
 async def test_a_node_is_declared_dead_in_the_name_of_who_says_so(
-    urls: dict[str, Address], services: BusConnection
+    urls: dict[str, Address], services: BusConnection, placement: None
 ) -> None:
-    words = ("node", "declare-dead", "n1", "--fenced-by", "BMC power off", "--user", "olga", "--pool", "main")
-    result = await baton(*words, "--incarnation", "7", url=urls["operator"])
+    life = next(LIVES)
+    joins = NodeRegistered(incarnation=life, inventory=node("n1", 1), lease_s=600)
+    await put(services, joins, NodeSilent(node="n1", incarnation=life, silent_s=60))
+    words = ("node", "declare-dead", "n1", "--fenced-by", "BMC power off", "--user", "olga", "--pool", DECIDED)
+    other = await baton(*words, "--incarnation", f"{life + 7}", url=urls["operator"])
+    assert (other.code, other.out) == (4, ""), "another life of the node"
+    assert f"node n1 is in life {life} and not {life + 7}" in other.err
+    result = await baton(*words, "--incarnation", f"{life}", url=urls["operator"])
     assert (result.code, result.out) == (0, "n1\n"), result.err
     said = (await last_input(services)).message
-    assert said == NodeDead(node="n1", incarnation=7, fenced_by="BMC power off", user="olga")
+    assert said == NodeDead(node="n1", incarnation=life, fenced_by="BMC power off", user="olga")
     again = await baton(*words, url=urls["operator"])
-    assert again.code == 0
+    assert (again.code, again.out) == (4, ""), "it is dead already"
+    assert "node n1 is not up" in again.err
     assert (await last_input(services)).message == NodeDead(node="n1", fenced_by="BMC power off", user="olga")
 
 
-async def test_a_quarantine_is_lifted_with_a_reason(urls: dict[str, Address], services: BusConnection) -> None:
-    words = ("node", "release", "n1", "GPU-7", "--reason", "the site's monitor", "--user", "olga", "--pool", "main")
+async def test_what_a_pool_refuses_does_not_end_with_0_and_says_why_and_what_to_do(
+    urls: dict[str, Address], services: BusConnection, placement: None
+) -> None:
+    about = ("--pool", DECIDED, "--user", "olga")
+    for words, why in (
+        (("node", "declare-dead", "n404", "--fenced-by", "power off"), "node n404 is not up"),
+        (("node", "release", "n404", "GPU-9", "--reason", "mine"), "device GPU-9 of node n404 is not in quarantine"),
+        (("team", "suspend", "operator", "--reason", "why not"), "they cannot be suspended"),
+    ):
+        result = await baton(*words, *about, url=urls["operator"])
+        assert (result.code, result.out) == (4, ""), words
+        assert "pool decided has refused it, and nothing has changed" in result.err
+        assert why in result.err
+
+
+async def test_what_is_not_decided_in_time_is_not_taken_for_done(
+    urls: dict[str, Address], services: BusConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libs.cli.decided._DECIDED_S", 0.3)
+    async with await connect(urls["operator"], OPERATOR, pool=DECIDED) as operator:
+        said = NodeDead(node="n1", fenced_by="power off")
+        with pytest.raises(TimedOut, match=r"pool decided has not decided it within 0\.3 s"):
+            await say_to_pool(operator, DECIDED, said, declare_dead(DECIDED, "olga"), "n1")
+
+
+async def test_a_quarantine_is_lifted_with_a_reason(
+    urls: dict[str, Address], services: BusConnection, placement: None
+) -> None:
+    life = next(LIVES)
+    joins = NodeRegistered(incarnation=life, inventory=node("n1", 1), lease_s=600)
+    device = joins.inventory.devices[0].id
+    busy = BusyDevice(device=device, users="pid 7", since_us=1)
+    await put(services, joins, NodeQuarantine(node="n1", incarnation=life, devices=(busy,)))
+    words = ("node", "release", "n1", device, "--reason", "the site's monitor", "--user", "olga", "--pool", DECIDED)
     result = await baton(*words, url=urls["operator"])
-    assert (result.code, result.out) == (0, "GPU-7\n"), result.err
+    assert (result.code, result.out) == (0, f"{device}\n"), result.err
     said = (await last_input(services)).message
-    assert said == QuarantineLifted(node="n1", device="GPU-7", reason="the site's monitor", user="olga")
+    assert said == QuarantineLifted(node="n1", device=device, reason="the site's monitor", user="olga")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def quarantine_lifted(d: Decision, m: inbox.QuarantineLifted) -> None:
             f"device {m.device} of node {m.node} is not in quarantine: `baton get devices` shows which are"
         )
     user = m.user or "operator"
-    _emit(d, ledger.DeviceReturned(node=m.node, device=m.device, since_us=known.since_us, user=user, reason=m.reason))
+    back = ledger.DeviceReturned(node=m.node, device=m.device, since_us=known.since_us, user=user, reason=m.reason)
+    if not _emit(d, back):
+        raise InputRefused("a reader of this ledger is of a release that knows no quarantine: `baton ledger readers`")
 
 
 def _emit(d: Decision, event: ledger.DeviceQuarantined | ledger.DeviceReturned) -> bool:

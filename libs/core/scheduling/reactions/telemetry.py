@@ -75,7 +75,9 @@ def node_dead(d: Decision, m: inbox.NodeDead) -> None:
     """An operator's word frees what no silence does. It is refused for a node that is heard: that one can be asked."""
     known = d.state.fleet.nodes.get(m.node)
     if known is None or not known.up:
-        raise InputRefused(f"node {m.node} is not up: the ledger has nothing that runs there")
+        raise InputRefused(
+            f"node {m.node} is not up, so nothing of the ledger runs there: `baton get nodes` shows which are silent"
+        )
     if m.incarnation is not None and m.incarnation != known.incarnation:
         raise InputRefused(f"node {m.node} is in life {known.incarnation} and not {m.incarnation}: look again")
     said = ledger.NodeDeclaredDead(node=m.node, incarnation=known.incarnation, fenced_by=m.fenced_by, user=m.user)

@@ -1,0 +1,134 @@
+"""What an operator says to a pool, and what the pool has decided of it: one home for "a refused command does not end with 0".
+
+    await say_to_pool(baton, pool, NodeDead(...), subject, about)
+
+What is stored is not yet decided: it may be refused for what the ledger shows at that moment. So the command follows the
+ledger, from where it ended before, until a record decides it. Refused: exit code 4, with the pool's own reason. Not decided in
+time: exit code 6, and what was said stays stored.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from libs.client import Baton
+from libs.client.errors import Denied, Failed, TimedOut, Unreachable
+from schemas.catalog import TYPE_OF
+from schemas.inbox import ApplyQueues, NodeDead, QuarantineLifted, ResumeTeam, SuspendTeam
+from schemas.ledger import CommandRefused, InputRejected, LedgerRecord, QuotaSet, kinds_of
+
+Said = ApplyQueues | NodeDead | QuarantineLifted | ResumeTeam | SuspendTeam
+Done = Callable[[], Awaitable[bool]]
+Decided = Callable[[Callable[[LedgerRecord], bool], Done | None], Awaitable[None]]
+
+_GIVE_UP_S = 30.0
+_DECIDED_S = 15.0
+_SHOWN_S = 5.0
+_LOOK_S = 0.1
+
+
+class PoolRefused(Denied):
+    """The pool has refused what an operator said; `why` is its own reason."""
+
+
+async def say_to_pool(
+    baton: Baton, pool: str, said: Said, subject: str, about: str, *, done: Done | None = None
+) -> None:
+    """Stores `said` in the inbox of `pool` and waits until it is decided. Each time it is said it is meant anew.
+
+    `done`, if given, tells whether those who answer questions show the pool as was asked. A word that changes nothing leads to
+    no record; and after a record they are waited for, 5 s at the most, so that the next question has the new answer.
+    Raises PoolRefused; TimedOut when it is not decided within 15 s; Denied, Unreachable, Busy when it is not stored.
+    """
+    from libs.bus.messages import outgoing
+    from libs.client.sending import store
+
+    item = outgoing(
+        said, subject=subject, type=TYPE_OF[type(said)], source="/baton/cli", cause=f"{about}:{os.urandom(8).hex()}"
+    )
+    async with decisions(baton, pool) as decided:
+        (ack,) = await store(baton.nats, [item], give_up_s=_GIVE_UP_S)
+        await decided(lambda record: _of_input(record, ack.seq), done)
+    for _ in range(int(_SHOWN_S / _LOOK_S)):
+        if done is None or await _shown(done):
+            break
+        await asyncio.sleep(_LOOK_S)
+
+
+async def say_to_pools(pools: Sequence[str], say: Callable[[str], Awaitable[None]]) -> None:
+    """`say(pool)` for all of them at once: one that is away keeps none of the others from being told. Raises what the first one
+    raised, once all have ended."""
+    ended = await asyncio.gather(*(say(pool) for pool in pools), return_exceptions=True)
+    for error in ended:
+        if error is not None:
+            raise error
+
+
+@asynccontextmanager
+async def decisions(baton: Baton, pool: str) -> AsyncIterator[Decided]:
+    """What waits until that is decided which is said within the block: until a record after the block's begin is one that its
+    first argument knows for the decision (which raises PoolRefused if that is a refusal), or `done()`. Raises TimedOut."""
+    from libs.client.sending import unless_denied
+    from libs.ledger.chain import GENESIS, Head
+    from libs.ledger.reader import LedgerReader
+    from libs.ledger.segments import last_seq, stored_at
+    from schemas.ids import content_hash
+
+    js = baton.nats.jetstream()
+    last = await unless_denied(baton.nats, last_seq(js, pool))
+    stored = await stored_at(js, pool, last)
+    head = GENESIS if stored is None else Head(last, content_hash(stored))
+    reader = LedgerReader(js, pool, head, only=kinds_of((InputRejected, CommandRefused, QuotaSet)))
+
+    async def decided(decides: Callable[[LedgerRecord], bool], done: Done | None) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _DECIDED_S
+        while loop.time() < deadline:
+            for entry in await reader.next(wait_s=_LOOK_S):
+                if entry.valid and decides(entry.record):
+                    return
+            if done is not None and await _shown(done):
+                return
+        raise TimedOut(
+            f"pool {pool} has not decided it within {_DECIDED_S:g} s",
+            "the service that decides it is away, or slow",
+            "it stays stored, and is decided when that is back: `baton status` says whether the pool decides",
+        )
+
+    try:
+        yield decided
+    finally:
+        await reader.close()
+
+
+def _of_input(record: LedgerRecord, seq: int) -> bool:
+    """Whether the record decides the message `seq` of the inbox. Raises PoolRefused."""
+    for event in record.events:
+        if isinstance(event, InputRejected) and event.inbox_seq == seq:
+            raise refused(record.pool, event.reason)
+    return record.inbox_seq >= seq and not record.more
+
+
+def of_command(record: LedgerRecord, cause: str) -> bool:
+    """Whether the record tells what became of a command that a service decides before the pool does. Raises PoolRefused."""
+    for event in record.events:
+        if isinstance(event, CommandRefused) and event.command.cause == cause:
+            raise refused(record.pool, event.command.reason)
+        if isinstance(event, QuotaSet) and event.cause == cause:
+            return True
+    return False
+
+
+def refused(pool: str, reason: str) -> PoolRefused:
+    """Why, and what to do, stand in a pool's reason around a colon."""
+    why, _, fix = reason.partition(": ")
+    return PoolRefused(f"pool {pool} has refused it, and nothing has changed", why, fix)
+
+
+async def _shown(done: Done) -> bool:
+    """Whether it is; False as well while nobody answers."""
+    try:
+        return await done()
+    except (Unreachable, Failed):
+        return False
