@@ -54,6 +54,9 @@ SIMULATED, REAL = "agent-sim", "agent"
 ROOT = Path(__file__).parents[2]
 """Of the source tree: shipped fleets, prices and traces lie under it."""
 
+_KERNELS = "libs.core.placement.find:warm"
+"""Loads what is compiled of placement: three of the services decide or explain by it."""
+
 VAULT_FOLDER = "vault"
 """In the state directory: where the master key of secrets lies."""
 RESTORED = "restored.json"
@@ -184,6 +187,9 @@ class LocalStack:
         self._make_credentials()
         self._servers = Servers(self.state_dir, self._server_options(), on_event=self._on_event)
         async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self._servers.supervisor.stop)
+            if shared := self._shared():
+                await self._servers.supervisor.prepare(shared, _interpreter())
             await self._servers.start()
             undo.push_async_callback(self._servers.stop)
             if options.external and self.keyring.exists:
@@ -270,6 +276,13 @@ class LocalStack:
             specs.append(self._spec(f"{SIMULATED}.{pool}", "agent", _simulated(fleet), undo, pool))
         return specs
 
+    def _shared(self) -> list[str]:
+        """What the processes will import and load, for them to be forked from one that has it."""
+        options = self.options
+        agents = ("agent",) if options.fleet is not None or options.real_node != "none" else ()
+        kernels = [_KERNELS] if "placement" in options.services else []
+        return [*(f"services.{service}.app" for service in (*options.services, *agents)), *kernels]
+
     def _replicas(self, name: str, service: str, undo: contextlib.AsyncExitStack, pool: str = "") -> list[ProcessSpec]:
         """The first is called as the service is, the others have a number."""
         options = self.options
@@ -299,10 +312,10 @@ class LocalStack:
         return ProcessSpec(
             name=name,
             argv=[sys.executable, "-m", f"services.{service}"],
+            module=f"services.{service}",
             log_path=self.state_dir / "logs" / f"{name}.log",
             env={
-                "PYTHONUNBUFFERED": "1",
-                "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+                **_interpreter(),
                 **address.environ(),
                 "BATON_INSECURE": str(int(options.insecure)),
                 **self._stores(service, pool),
@@ -351,6 +364,12 @@ class LocalStack:
             "http_tokens": self.http_tokens,
         }
         write_private(self.state_dir / CLIENT_FILE, json.dumps(document, indent=1) + "\n")
+
+
+def _interpreter() -> dict[str, str]:
+    """What the interpreter of a service reads when it starts."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {"PYTHONUNBUFFERED": "1", "PYTHONPATH": path}
 
 
 def _simulated(fleet: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -11,6 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from libs.embedded.forkserver import Forked, ForkServer, NotForked
+
+_log = logging.getLogger(__name__)
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -32,11 +37,13 @@ class StartFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSpec:
-    """What to run and how to tell that it is ready. `env` is added to the environment of the caller."""
+    """What to run and how to tell that it is ready. `env` is added to the environment of the caller. `module` says that
+    `argv` is `python -m module`: where a fork server runs, it is forked."""
 
     name: str
     argv: Sequence[str]
     log_path: Path
+    module: str | None = None
     env: Mapping[str, str] | None = None
     cwd: Path | None = None
     ready: Probe | None = None  # None: ready as soon as it runs
@@ -57,7 +64,7 @@ class ProcessSpec:
 class Child:
     """One run of a spec. The process leads a session and group of its own, so Ctrl-C reaches only the supervisor."""
 
-    def __init__(self, spec: ProcessSpec, process: asyncio.subprocess.Process, log_start: int) -> None:
+    def __init__(self, spec: ProcessSpec, process: "asyncio.subprocess.Process | Forked", log_start: int) -> None:
         self.spec = spec
         self.pid = process.pid
         self._process = process
@@ -65,7 +72,7 @@ class Child:
         self._buried = False
 
     @classmethod
-    async def spawn(cls, spec: ProcessSpec) -> "Child":
+    async def spawn(cls, spec: ProcessSpec, forks: ForkServer | None = None) -> "Child":
         """Run the command with its output appended to the log.
 
         Raises:
@@ -76,10 +83,11 @@ class Child:
             raise StartFailed(spec.name, f"cannot start: {spec.argv[0]} is not an executable", spec.log_path, "")
         cap_log(spec.log_path)
         try:
-            with _open_log(spec.log_path) as log:
+            with open_log(spec.log_path) as log:
                 log_start = log.seek(0, os.SEEK_END)
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *spec.argv),
+                process = await _forked(spec, environment, log, forks) or await asyncio.create_subprocess_exec(
+                    *guarded(),
+                    *spec.argv,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -151,7 +159,25 @@ class Child:
         return StartFailed(self.spec.name, problem, self.spec.log_path, log_tail(self.spec.log_path, self._log_start))
 
 
-def _open_log(path: Path) -> BinaryIO:
+def guarded() -> tuple[str, ...]:
+    """What to put before a command line so that it dies with this process."""
+    return (sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()))
+
+
+async def _forked(
+    spec: ProcessSpec, environment: Mapping[str, str], log: BinaryIO, forks: ForkServer | None
+) -> Forked | None:
+    if spec.module is None or forks is None:
+        return None
+    try:
+        return await forks.fork(spec.module, environment, spec.cwd, log)
+    except NotForked as error:
+        _log.warning("%s starts by itself: %s", spec.name, error)
+        return None
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Appends; only our user may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 

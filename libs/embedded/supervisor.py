@@ -7,20 +7,23 @@ are left alone: it comes back on the same port, and their clients reconnect.
 
 import asyncio
 import logging
+import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from libs.embedded.events import Backoff, EventKind, ProcessEvent, ServerState
-from libs.embedded.process import Child, ProcessSpec, StartFailed, cap_log, describe_exit
+from libs.embedded.forkserver import ForkServer
+from libs.embedded.process import Child, ProcessSpec, StartFailed, cap_log, describe_exit, guarded, open_log
 from libs.embedded.records import ProcessRecord, start_ticks, write_processes
 
 _log = logging.getLogger(__name__)
 _EVENTS_KEPT = 1000
 _LOG_CHECK_S = 10.0
+_FORKS_LOG = "forkserver.log"
 
 
 @dataclass(eq=False)
@@ -55,6 +58,9 @@ class Supervisor:
         self._entries: dict[str, _Supervised] = {}
         self._changed = asyncio.Event()  # set, and replaced by a new one, at each change of state
         self._log_keeper: asyncio.Task[None] | None = None
+        self._forkable: tuple[Sequence[str], Mapping[str, str]] | None = None
+        self._forks: ForkServer | None = None
+        self._forks_turn = asyncio.Lock()
 
     async def start(self, *specs: ProcessSpec) -> None:
         """Start processes, each as soon as those it depends on are ready, and return when all are ready.
@@ -75,6 +81,12 @@ class Supervisor:
                 del self._entries[entry.spec.name]
             raise
 
+    async def prepare(self, what: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start the process from which those with a `module` will be forked (see `ForkServer.start`); `env` is added to the
+        caller's environment. Returns at once."""
+        self._forkable = tuple(what), {**os.environ, **env}
+        await self._keep_forks()
+
     async def stop(self, *names: str) -> None:
         """Stop the named processes (default: all), dependents before what they depend on. Safe to repeat.
 
@@ -82,9 +94,14 @@ class Supervisor:
             KeyError: a name is unknown.
         """
         await self._stop([self._entry(name) for name in names] if names else list(self._entries.values()))
-        if not names and self._log_keeper is not None:
+        if names:
+            return
+        if self._log_keeper is not None:
             self._log_keeper.cancel()
             self._log_keeper = None
+        if self._forks is not None:
+            await self._forks.stop()
+            self._forks = None
 
     async def restart(self, name: str) -> None:
         """Stop one process and start it again with the same spec.
@@ -194,7 +211,9 @@ class Supervisor:
             entry.restarts += 1
 
     async def _bring_up(self, entry: _Supervised) -> None:
-        entry.child = await Child.spawn(entry.spec)
+        if entry.spec.module is not None:
+            await self._keep_forks()
+        entry.child = await Child.spawn(entry.spec, self._forks)
         self._set(entry, ServerState.STARTING)
         await entry.child.until_ready()
         self._set(entry, ServerState.READY)
@@ -203,6 +222,18 @@ class Supervisor:
         else:
             self._tell(EventKind.STARTED, entry)
             entry.started.set_result(None)
+
+    async def _keep_forks(self) -> None:
+        """A fork server that has died took with it what it forked; all of that comes here for a new one."""
+        async with self._forks_turn:
+            if self._forkable is None or (self._forks is not None and self._forks.alive):
+                return
+            what, environment = self._forkable
+            try:
+                with open_log(self.state_dir / "logs" / _FORKS_LOG) as log:
+                    self._forks = await ForkServer.start(what, guarded(), environment, log)
+            except OSError as error:
+                _log.warning("no fork server, processes start by themselves: %s", error)
 
     async def _end(self, entry: _Supervised, final: ServerState) -> None:
         try:

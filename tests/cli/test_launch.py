@@ -105,9 +105,7 @@ def test_a_missing_fleet_file_is_told(tmp_path: Path) -> None:
 async def each_service_has_its_own_stores_alone(cluster: LocalStack) -> None:
     """And tells its state to those who have its own token: an agent's is readable by jobs that run as its user."""
     for name in cluster.http:
-        pid = cluster.processes()[name].pid
-        lines = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-        environ = dict(line.split("=", 1) for line in lines if line)
+        environ = dict(cluster.supervisor.spec(name).env or {})
         users = {"placement": "placement.main", "telemetry": "telemetry.main"}
         user = environ.get("BATON_REDIS_URL", "").removeprefix("redis://").split(":")[0]
         assert user == users.get(name, ""), name

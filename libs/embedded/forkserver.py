@@ -1,0 +1,198 @@
+"""A fork server: services that share most of what they import are forked from one process that has imported it.
+
+A service's imports cost a second of CPU and 60 to 140 MiB, of which a fork costs 10 ms and the pages that it changes. Its exit
+code comes from the fork server, its end from a pidfd: so a fork server that is frozen hides no end. When the fork server
+dies, so does by the kernel what it forked, and the supervisor starts all that again, with a new one.
+"""
+
+import array
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from libs.embedded.forked import MESSAGE_BYTES
+
+_log = logging.getLogger(__name__)
+_ANSWER_S = 30.0
+"""An answer takes a millisecond, the imports before the first one seconds. After this a process starts by itself."""
+_CODE_S = 1.0
+"""How long after its end a process's exit code is waited for."""
+
+
+class NotForked(RuntimeError):
+    """The fork server cannot start this process: start it by itself."""
+
+
+class Forked:
+    """One forked process, with the methods of `asyncio.subprocess.Process` that `Child` uses."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._pidfd = os.pidfd_open(pid)
+        self._told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._over = asyncio.ensure_future(self._watch())
+
+    async def wait(self) -> int:
+        """Its exit code, negative for a signal; -9 also where the fork server took it to its grave."""
+        return await asyncio.shield(self._over)
+
+    def send_signal(self, number: int) -> None:
+        """Raises ProcessLookupError when it has ended."""
+        if self.returncode is not None:
+            raise ProcessLookupError(self.pid)
+        signal.pidfd_send_signal(self._pidfd, number)
+
+    def ended(self, code: int) -> None:
+        """Told by the fork server."""
+        if not self._told.done():
+            self._told.set_result(code)
+
+    async def _watch(self) -> int:
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._pidfd, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(self._pidfd)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._told), _CODE_S)
+        self.returncode = self._told.result() if self._told.done() else -signal.SIGKILL
+        os.close(self._pidfd)
+        return self.returncode
+
+
+class ForkServer:
+    """`await ForkServer.start(...)`; then `fork` as often as wanted; `stop` ends it and all that it forked."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: socket.socket, environment: Mapping[str, str]
+    ) -> None:
+        self._process = process
+        self._channel = channel
+        self._interpreter = _of_interpreter(environment)
+        self._asked: deque[asyncio.Future[Forked]] = deque()
+        self._forked: dict[int, Forked] = {}
+        asyncio.get_running_loop().add_reader(channel.fileno(), self._read)
+
+    @classmethod
+    async def start(
+        cls, prepared: Iterable[str], argv: Iterable[str], environment: Mapping[str, str], log: BinaryIO
+    ) -> "ForkServer":
+        """Returns at once; meanwhile it imports the modules `prepared`, and calls what is given as `module:function`. `argv`
+        comes before the interpreter's own.
+
+        Raises OSError when the system refuses to make a process.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        environment = {**environment, "OPENBLAS_NUM_THREADS": "1"}  # numpy's library starts a thread for each core
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    *(sys.executable, "-m", "libs.embedded.forked", str(theirs.fileno()), *prepared),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError:
+                ours.close()
+                raise
+        return cls(process, ours, environment)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None and self._channel.fileno() >= 0
+
+    async def fork(self, module: str, environment: Mapping[str, str], cwd: Path | None, log: BinaryIO) -> Forked:
+        """A process that runs `module` as `python -m` does, its output appended to `log`.
+
+        Raises NotForked: the environment changes how Python itself works, or the fork server is gone, or does not answer.
+        """
+        if not self.alive:
+            raise NotForked("the fork server is gone")
+        if _of_interpreter(environment) != self._interpreter:
+            raise NotForked("its environment is for an interpreter of its own")
+        request = {"module": module, "title": module, "env": dict(environment), "cwd": cwd and str(cwd)}
+        message = json.dumps(request).encode()
+        if len(message) > MESSAGE_BYTES:
+            raise NotForked("its environment is too long")
+        answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
+        try:
+            descriptor = array.array("i", [log.fileno()])
+            self._channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
+            self._asked.append(answer)
+            return await asyncio.wait_for(asyncio.shield(answer), _ANSWER_S)
+        except (OSError, TimeoutError) as error:
+            answer.add_done_callback(_end)  # if it comes after all
+            raise NotForked(f"the fork server does not answer: {error!r}") from error
+        except asyncio.CancelledError:
+            answer.add_done_callback(_end)
+            raise
+
+    async def stop(self) -> None:
+        """Safe to repeat."""
+        self._close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+    def _read(self) -> None:
+        try:
+            data = self._channel.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close()
+            return
+        told = json.loads(data)
+        pid = told["pid"]
+        if "status" in told:
+            if forked := self._forked.pop(pid, None):
+                forked.ended(os.waitstatus_to_exitcode(told["status"]))
+            return
+        try:
+            self._forked[pid] = forked = Forked(pid)
+        except OSError as error:  # gone already, and buried
+            self._asked.popleft().set_exception(NotForked(f"it ended at once: {error}"))
+            return
+        self._asked.popleft().set_result(forked)
+
+    def _close(self) -> None:
+        if self._channel.fileno() < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._channel.fileno())
+        self._channel.close()
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_exception(NotForked("the fork server is gone"))
+                answer.exception()  # seen
+        self._asked.clear()
+
+
+def _end(answer: "asyncio.Future[Forked]") -> None:
+    """Nobody waits for this process any more: another has been started in its place."""
+    if not answer.cancelled() and answer.exception() is None:
+        with contextlib.suppress(ProcessLookupError):
+            answer.result().send_signal(signal.SIGKILL)
+
+
+def _of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
+    """What is read when Python or a library starts, and not by a service: a forked process has it from the fork server."""
+    read = ("PYTHON", "NUMBA_", "LD_", "MALLOC_")
+    return {name: value for name, value in environment.items() if name.startswith(read)}
