@@ -385,6 +385,9 @@ class JobEvent(Fact):
     number: int = Field(
         default=0, ge=0, description="of the team's events of that pool, from 1 on without gaps; 0: not numbered"
     )
+    previous_us: Micros | None = Field(
+        default=None, description="when the event with the number before it happened; null: there is none, or not known"
+    )
 
 
 class TeamEvent(Fact):

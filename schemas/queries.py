@@ -100,7 +100,8 @@ class JobList(Fact):
 
 
 class EventListQuery(Strict):
-    """What happened to a team's jobs, in ledger order. Answered by history (`event.list`)."""
+    """What happened to a team's jobs, in ledger order. Answered by history (`event.list`): the first events after `after_us`;
+    without that, the first after the numbers of `seen`, some of before that among them; without either, the last ones."""
 
     job_id: JobId | None = None
     after_us: Micros | None = None
@@ -117,9 +118,12 @@ class EventsLost(Fact):
 
     what: Literal["events.lost"] = "events.lost"
     pool: Name
-    first: int = Field(ge=1)
+    first: int = Field(
+        ge=1, description="asked by a time: 1, for which numbers are from before that time is not known any more"
+    )
     last: int = Field(ge=1)
     before_us: Micros = Field(description="all of them are older than the event of this time")
+    team: str = Field(default="", description="whose they were; told to the operator, who hears of all teams")
 
 
 class EventList(Fact):

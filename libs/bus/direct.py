@@ -68,6 +68,19 @@ async def get(
         await subscription.unsubscribe()
 
 
+async def last(js: JetStreamContext, stream: str, pattern: str) -> Msg | None:
+    """The last message of `stream` whose subject matches `pattern`; None: there is none. Raises TimeoutError when the broker
+    does not answer, or refuses."""
+    request = json.dumps({"last_by_subj": pattern}).encode()
+    message = await js._nc.request(f"{js._prefix}.DIRECT.GET.{stream}", request, timeout=_WAIT_S)
+    headers = message.headers or {}
+    if SEQUENCE in headers:
+        return message
+    if headers.get("Status") == "404":
+        return None
+    raise TimeoutError(f"stream {stream} answers {headers.get('Status', '')} {headers.get('Description', '')}")
+
+
 def received_of(message: Msg) -> Received:
     """A message of `get`, as a consumer would have got it."""
     headers = message.headers or {}

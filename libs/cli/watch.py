@@ -18,26 +18,40 @@ from schemas.queries import EventsLost
 
 
 def command(
+    *,
     job: Annotated[
         str | None, typer.Argument(help="One job, until it has ended; all of the team's without.", metavar="[JOB]")
     ] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="Begin so long ago, e.g. 1h; `all` for everything.")
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--after", metavar="[POOL=]NUMBER", help="Go on behind the event of this `number` (-o json shows it)."
+        ),
+    ] = None,
     team: Team = None,
     url: Url = None,
     output: Output = Format.TABLE,
     no_header: NoHeader = False,
 ) -> None:
-    """Events, each once and in order; a job's from its first to its last, a team's from now on."""
+    """Events, each once and in order; a job's from its first to its last, a team's from now on, from a time, or behind one.
+
+    What was dropped before you came back is told on stderr as events.lost, with its numbers."""
     if output is Format.YAML:
         raise UsageFault("events are written as they come, which YAML is not fit for: use -o json, one object a line")
-    after_us = _start(since)
+    after_us, numbers = _start(since), [_number(text) for text in after or ()]
+    if numbers and (job is not None or since is not None):
+        raise UsageFault("--after NUMBER is where all of the team's events go on: leave out JOB and --since")
 
     async def follow(baton: Baton) -> None:
         if output not in (Format.JSON, Format.NAME) and not no_header:
             say(_line("TIME", "JOB", "NAME", "EVENT", "ATTEMPT", "DETAIL"))
-        found = baton.watch(await whole_id(baton, job)) if job else baton.events(after_us, on_lost=_tell_lost)
+        seen = {pool or baton.place.pool: number for pool, number in numbers} or None
+        found = (
+            baton.watch(await whole_id(baton, job)) if job else baton.events(after_us, after=seen, on_lost=_tell_lost)
+        )
         async with contextlib.aclosing(found) as events:
             async for event in events:
                 say(_shown(event, output))
@@ -47,8 +61,10 @@ def command(
 
 def _tell_lost(lost: EventsLost) -> None:
     count, before = lost.last - lost.first + 1, units.moment(lost.before_us)
+    whose = f" of team {lost.team}" if lost.team else ""
     hint(
-        f"events.lost: {count} events of pool {lost.pool} before {before} (numbers {lost.first} to {lost.last}) are not kept"
+        f"events.lost: {count} events of pool {lost.pool}{whose} before {before} (numbers {lost.first} to {lost.last}) "
+        "are not kept"
     )
 
 
@@ -65,6 +81,14 @@ def _start(since: str | None) -> int | None:
         return max(0, int((time.time() - parse_duration(since)) * 1e6))
     except ValueError as e:
         raise UsageFault(str(e)) from None
+
+
+def _number(text: str) -> tuple[str, int]:
+    """The pool ("": the one that is asked) and the number of the last event that was handled. Raises UsageFault."""
+    pool, equals, number = text.rpartition("=")
+    if (equals and not pool) or not number.isdecimal() or len(number) > 18:
+        raise UsageFault(f"--after {text}: not understood; write the number of an event, e.g. 4711 or west=4711")
+    return pool, int(number)
 
 
 def _shown(event: JobEvent, output: Format) -> str:

@@ -231,7 +231,7 @@ class Baton:
         async with following.Live(self.nats, self.team, job_id) as live:
             deadline = time.monotonic() + _STARTS_WITHIN_S
 
-            async def ask_history(after_us: int, limit: int, seen: Mapping[str, int]) -> EventList:
+            async def ask_history(after_us: int | None, limit: int, seen: Mapping[str, int]) -> EventList:
                 page = await self._event_page(after_us, limit, job_id)
                 if not page.events and not heard.is_set():
                     document = await self._known(job_id)
@@ -268,21 +268,37 @@ class Baton:
         raise Unreachable(f"{job_id}: the events ended before the job did")
 
     async def events(
-        self, after_us: int | None = None, *, on_lost: Callable[[EventsLost], None] | None = None
+        self,
+        after_us: int | None = None,
+        *,
+        after: Mapping[str, int] | None = None,
+        on_lost: Callable[[EventsLost], None] | None = None,
     ) -> AsyncGenerator[JobEvent, None]:
-        """The team's events (the operator: everybody's) after `after_us`, then live, for ever, each once.
+        """The team's events (the operator: everybody's), then live, for ever, each once.
 
-        Without `after_us` they begin now, by this machine's clock; 0 is everything that history has. History keeps a bounded
-        number of each team's events: `on_lost` hears of those that were dropped meanwhile; without it they are logged.
+        Args:
+            after_us: they begin after this time, microseconds since 1970 by the ledger's clock; 0: with the first that history
+                has; None: now, by this machine's clock.
+            after: in place of a time, by pool: they begin after the event of this `number`, the last that was handled.
+            on_lost: History keeps a bounded number of each team's events: this hears of those that were dropped meanwhile;
+                without it they are logged.
+
+        Raises Invalid when both are given, or the operator gives numbers: each team has its own.
         """
-        start = time.time_ns() // 1000 if after_us is None else after_us
+        if after is not None and (after_us is not None or self.team == subjects.OPERATOR):
+            raise Invalid(
+                "events begin after a time or after numbers, and the operator's after a time",
+                "numbers are a team's own",
+                "give after_us alone, or speak as a team",
+            )
+        start = time.time_ns() // 1000 if after_us is None and after is None else after_us
         async with following.Live(self.nats, self.team) as live:
 
-            async def ask_history(position: int, limit: int, seen: Mapping[str, int]) -> EventList:
+            async def ask_history(position: int | None, limit: int, seen: Mapping[str, int]) -> EventList:
                 # The operator's events are of all teams, each with numbers of its own.
                 return await self._event_page(position, limit, None, seen if self.team != subjects.OPERATOR else None)
 
-            found = following.follow(live, ask_history, after_us=start, on_lost=on_lost)
+            found = following.follow(live, ask_history, after_us=start, seen=after, on_lost=on_lost)
             async with contextlib.aclosing(found) as events:
                 async for event in events:
                     yield event
@@ -415,7 +431,7 @@ class Baton:
         return submitted, message
 
     async def _event_page(
-        self, after_us: int, limit: int, job_id: str | None, seen: Mapping[str, int] | None = None
+        self, after_us: int | None, limit: int, job_id: str | None, seen: Mapping[str, int] | None = None
     ) -> EventList:
         query = EventListQuery(job_id=job_id, after_us=after_us, limit=limit, seen=dict(seen) if seen else None)
         try:

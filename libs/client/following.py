@@ -30,8 +30,9 @@ _LARGEST_PAGE = 10_000
 _HISTORY_LAGS_S = 2.0
 _ASK_AGAIN_S = 0.05
 
-Ask = Callable[[int, int, Mapping[str, int]], Awaitable[EventList]]
-"""(after_us, limit, pool -> number of the last event that we have) -> the events that history has, in ledger order."""
+Ask = Callable[[int | None, int, Mapping[str, int]], Awaitable[EventList]]
+"""(after_us, limit, pool -> number of the last event that we have) -> the events that history has, in ledger order; `after_us`
+None: after these numbers."""
 
 OnLost = Callable[[EventsLost], None]
 
@@ -96,10 +97,17 @@ def read_event(message: Msg) -> JobEvent | None:
 
 
 async def follow(
-    live: Live, ask: Ask, *, after_us: int, quiet_s: float = QUIET_S, on_lost: OnLost | None = None
+    live: Live,
+    ask: Ask,
+    *,
+    after_us: int | None,
+    seen: Mapping[str, int] | None = None,
+    quiet_s: float = QUIET_S,
+    on_lost: OnLost | None = None,
 ) -> AsyncGenerator[JobEvent, None]:
-    """Every event after `after_us` (0: from the first) once, in history's order, for ever. History keeps a bounded number of
-    each team's events: `on_lost` hears of those that were dropped before we could ask for them.
+    """Every event after `after_us` (0: from the first; None: after the numbers of `seen`, by pool) once, in history's order,
+    for ever. History keeps a bounded number of each team's events: `on_lost` hears of those that were dropped before we could
+    ask for them.
 
     An event is told live a moment before history can be asked for it. So at the start and after an interruption the
     first live event is held until history has it, and with it all that came before; from there on they come in order.
@@ -107,7 +115,7 @@ async def follow(
     Raises what `ask` raises the first time; later on a silent history only delays what was missed. A history that
     answers but lacks its store (Failed) does not keep live events from being told.
     """
-    past = _Past(ask, after_us, on_lost or _log_lost)
+    past = _Past(ask, after_us, on_lost or _log_lost, seen)
     with contextlib.suppress(Failed):
         async for event in past.missed():
             yield event
@@ -126,10 +134,13 @@ async def follow(
 class _Past:
     """What history has, from where we are; and which events were told already."""
 
-    def __init__(self, ask: Ask, after_us: int, on_lost: OnLost) -> None:
+    def __init__(self, ask: Ask, after_us: int | None, on_lost: OnLost, seen: Mapping[str, int] | None = None) -> None:
         self._ask = ask
         self._on_lost = on_lost
-        self._numbers: dict[str, int] = {}
+        self._had = dict(seen or {})
+        self._numbers = dict(self._had)
+        self._lost: dict[tuple[str, str], int] = {}
+        """Of a team in a pool: the last that was told to be lost."""
         self._position = after_us
         self._told: OrderedDict[tuple[object, ...], None] = OrderedDict()
         self._admitted: OrderedDict[str, None] = OrderedDict()
@@ -149,13 +160,13 @@ class _Past:
         self._told[identity] = None
         if len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)
-        return True
+        return not event.number or event.number > self._had.get(event.pool, 0)
 
     async def missed(self, until: JobEvent | None = None) -> AsyncGenerator[JobEvent, None]:
         """Events that were not told yet; asks again for a while until `until` is among them."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _HISTORY_LAGS_S
-        if until is not None:
+        if until is not None and self._position is not None:
             self._position = min(self._position, until.at_us - 1)  # our clock may be ahead of the broker's
         while True:
             async for event in self._pages():
@@ -173,7 +184,7 @@ class _Past:
             for event in fresh:
                 yield event
             # Several events may carry the same time, so the next page begins just before the last one's.
-            self._position = max(self._position, page[-1].at_us - 1)
+            self._position = max(self._position or 0, page[-1].at_us - 1)
             if fresh:
                 continue
             if len(page) < limit:
@@ -185,7 +196,8 @@ class _Past:
     async def _page(self, limit: int) -> tuple[JobEvent, ...]:
         reply = await self._ask(self._position, limit, self._numbers)
         for lost in reply.lost:
-            if lost.last > self._numbers.get(lost.pool, 0):
+            if lost.last > self._lost.get((lost.team, lost.pool), 0):
+                self._lost[lost.team, lost.pool] = lost.last
                 self._on_lost(lost)
         for event in reply.events:
             if event.number:

@@ -3,7 +3,7 @@
 The broker says how many messages match after a sequence. So the last `limit` events are found by bisection over sequences.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +15,8 @@ from schemas import subjects
 from schemas.jobs import JobEvent, JobRejected, rejection_event
 
 _BATCH = 512
+_STORED_WITHIN_US = 600_000_000
+_PROBED = 32  # messages, where the numbers of all pools are looked for
 _OF_TEAM = subjects.team_event("-", "-").split("-")[0]
 _LOOKED_AT = 5_000  # rejections, when one job's is asked for
 
@@ -25,12 +27,20 @@ class EventLog:
     def __init__(self, js: JetStreamContext) -> None:
         self._js = js
 
-    async def read(self, team: str | None, *, after_us: int | None, limit: int) -> list[JobEvent]:
-        """Events of `team` (None: of all) in the order of the ledger: the first `limit` after `after_us`, or without it
-        the last `limit`. Raises TimeoutError when the broker does not answer."""
+    async def read(
+        self, team: str | None, *, after_us: int | None, limit: int, seen: Mapping[str, int] | None = None
+    ) -> list[JobEvent]:
+        """Events of `team` (None: of all) in the order of the ledger: the first `limit` after `after_us`, or after the numbers
+        of `seen` (by pool; some of before that may be among them), or without either the last `limit`. Raises TimeoutError
+        when the broker does not answer."""
         pattern = _pattern(team)
-        if after_us is not None:
-            start: dict[str, Any] = {"start_time": datetime.fromtimestamp(after_us / 1e6, UTC).isoformat()}
+        if after_us:
+            lead_us = await self._lead(pattern)
+            start: dict[str, Any] = {"start_time": datetime.fromtimestamp((after_us - lead_us) / 1e6, UTC).isoformat()}
+        elif after_us == 0:
+            start = {"seq": 1}
+        elif seen:
+            start = {"seq": await self._behind(pattern, seen)}
         else:
             start = {"seq": await self._last(pattern, limit)}
         found: list[JobEvent] = []
@@ -41,6 +51,32 @@ class EventLog:
                 break
             start = {"seq": int((piece.messages[-1].headers or {})["Nats-Sequence"]) + 1}
         return sorted(found, key=lambda event: (event.at_us, event.number))
+
+    async def _lead(self, pattern: str) -> int:
+        """How much earlier than its time, which is the ledger's, an event may have been stored by the broker's clock, us. 0,
+        unless the broker's clock was set back: then the newest event tells, and an older one may have been stored quicker."""
+        newest = await direct.last(self._js, subjects.EVENTS, pattern)
+        event = _event(newest) if newest is not None else None
+        lead_us = event.at_us - direct.received_of(newest).time_us if newest is not None and event is not None else 0
+        return lead_us + _STORED_WITHIN_US if lead_us > 0 else 0
+
+    async def _behind(self, pattern: str, seen: Mapping[str, int]) -> int:
+        """A sequence before which every event of the pools of `seen` has a number that was seen, as late as can be told: where
+        the messages there are of other pools alone, what lies before them is taken to be wanted."""
+        state = (await self._js.stream_info(subjects.EVENTS)).state
+        low, high = max(1, state.first_seq), state.last_seq + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            first: dict[str, int] = {}
+            for message in (await self._get(pattern, {"seq": middle}, _PROBED)).messages:
+                event = _event(message)
+                if event is not None and event.number:
+                    first.setdefault(event.pool, event.number)
+            if all(pool in first and first[pool] <= number for pool, number in seen.items()):
+                low = middle
+            else:
+                high = middle
+        return low
 
     async def rejection(self, job_id: str, team: str | None) -> JobEvent | None:
         """The last word on a job that has no document: its rejection, or None when it was queued after that. Looks at

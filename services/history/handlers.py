@@ -44,10 +44,12 @@ async def list_jobs(store: JobStore, query: JobListQuery, team: str) -> JobList:
 
 
 async def list_events(store: JobStore, log: EventLog, query: EventListQuery, team: str) -> EventList:
-    """One job's events from its document; a team's from the stream that told them. With `after_us` the first ones
-    after it, else the last ones."""
+    """One job's events from its document; a team's from the stream that told them. With `after_us`, or `seen` alone, the
+    first ones after that; else the last ones."""
+    by_number = query.after_us is None and query.job_id is None and team != OPERATOR and bool(query.seen)
     if query.job_id is None:
-        events = await log.read(_owner(team), after_us=query.after_us, limit=query.limit)
+        seen = query.seen if by_number else None
+        events = await log.read(_owner(team), after_us=query.after_us, limit=query.limit, seen=seen)
     else:
         try:
             events = tell(await _story_of(store, query.job_id, team))
@@ -56,29 +58,42 @@ async def list_events(store: JobStore, log: EventLog, query: EventListQuery, tea
             if rejected is None:
                 raise
             events = [rejected]
-    if query.after_us is None:
+    if query.after_us is None and not by_number:
         events = events[-query.limit :]
         events = events[len(events) - _fitting(events[::-1]) :]
-    else:
-        events = [event for event in events if event.at_us > query.after_us][: query.limit]
-        events = events[: _fitting(events)]
-    # An operator's are of all teams, each with numbers of its own; the last ones follow on nothing.
-    told = team != OPERATOR and query.after_us is not None
-    lost = lost_of(events, query.seen or {}, whole=query.after_us == 0) if told else ()
-    return EventList(events=tuple(events), lost=lost)
+        return EventList(events=tuple(events))  # the last ones follow on nothing
+    events = [event for event in events if event.at_us > (query.after_us or 0)][: query.limit]
+    events = events[: _fitting(events)]
+    if query.job_id is not None:
+        return EventList(events=tuple(events))
+    # An operator's are of all teams, each with numbers of its own: there is nothing to have `seen`.
+    seen = (query.seen or {}) if team != OPERATOR else {}
+    lost = lost_of(events, {(team, pool): number for pool, number in seen.items()}, query.after_us)
+    named = [one if team == OPERATOR else one.model_copy(update={"team": ""}) for one in lost]
+    return EventList(events=tuple(events), lost=tuple(named))
 
 
-def lost_of(events: Sequence[JobEvent], seen: Mapping[str, int], *, whole: bool) -> tuple[EventsLost, ...]:
-    """The gaps in the numbers of `events`, from those that were `seen` on; of pools that were not seen, from the first on
-    when the `whole` past was asked for. Events from before there were numbers leave that open."""
+def lost_of(
+    events: Sequence[JobEvent], seen: Mapping[tuple[str, str], int], after_us: int | None
+) -> tuple[EventsLost, ...]:
+    """The gaps in the numbers of `events`, which are the first ones after `after_us`, from those that were `seen` (of a team
+    in a pool) on. Of others a gap shows in the event behind it: the one before that happened after `after_us`, too, and is
+    not here. Events from before there were numbers leave that open."""
     last, gaps = dict(seen), []
-    whole = whole and all(event.number or event.what == "rejected" for event in events)
+    whole = after_us == 0 and all(event.number or event.what == "rejected" for event in events)
     for event in events:
-        before = last.get(event.pool, 0 if whole else None)
-        if event.number and before is not None:
-            if event.number > before + 1:
-                gaps.append(EventsLost(pool=event.pool, first=before + 1, last=event.number - 1, before_us=event.at_us))
-            last[event.pool] = max(before, event.number)
+        if not event.number:
+            continue
+        key = event.team, event.pool
+        dropped = after_us is not None and event.previous_us is not None and event.previous_us > after_us
+        before = last.get(key, 0 if whole or dropped else event.number - 1)
+        if event.number > before + 1:
+            gaps.append(
+                EventsLost(
+                    pool=event.pool, first=before + 1, last=event.number - 1, before_us=event.at_us, team=event.team
+                )
+            )
+        last[key] = max(before, event.number)
     return tuple(gaps)
 
 

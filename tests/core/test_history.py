@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from libs.core.billing.metering import Meter
 from libs.core.projections import history
 from libs.core.projections.history import Feed, JobStory, UnknownJob, advance, apply, job_events, tell
+from libs.core.state import parts
 from schemas import inbox
 from schemas import ledger as led
 from schemas.jobs import JobEvent, JobState
@@ -72,7 +73,13 @@ def test_the_team_is_told_each_step_once_in_order() -> None:
 
 def plain(event: JobEvent) -> JobEvent:
     """Without its number, which a document does not know."""
-    return event.model_copy(update={"pool": "", "number": 0})
+    return event.model_copy(update={"pool": "", "number": 0, "previous_us": None})
+
+
+def test_numbers_go_on_over_a_snapshot_of_a_release_that_kept_no_times() -> None:
+    feed = Feed.load(list(parts.write({}, {"jobs": iter(()), "numbers": iter([("research", 3)])})))
+    assert [(number, at) for number, at in feed._last.values()] == [(3, None)]
+    assert Feed.load(feed.dump())._last == feed._last
 
 
 def test_a_job_that_was_never_queued_is_not_guessed() -> None:

@@ -1,5 +1,6 @@
 """A loud team loses its own past and nobody else's; and who follows is told what was dropped, by number."""
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ async def js(tmp_path: Path) -> AsyncIterator[JetStreamContext]:
 def event(team: str, number: int, *, reason: str = "x" * 400) -> JobEvent:
     return JobEvent(
         job_id=f"job-{number:032x}", team=team, name="n", what="queued", state=JobState.QUEUED, at_us=number,
-        reason=reason, pool="p", number=number,
+        reason=reason, pool="p", number=number, previous_us=number - 1 or None,
     )  # fmt: skip
 
 
@@ -73,8 +74,21 @@ async def test_a_loud_team_drops_its_own_events_only_and_its_follower_hears_of_i
     assert reply.lost == (EventsLost(pool="p", first=101, last=loud[0] - 1, before_us=loud[0]),)
     whole = await list_events(STORE, EventLog(js), EventListQuery(after_us=0), "loud")
     assert [(lost.first, lost.last) for lost in whole.lost] == [(1, loud[0] - 1)]
+    late = await list_events(STORE, EventLog(js), EventListQuery(after_us=70), "loud")
+    assert [(lost.first, lost.last) for lost in late.lost] == [(1, loud[0] - 1)], "events after that time were dropped"
+    since = await list_events(STORE, EventLog(js), EventListQuery(after_us=loud[0] - 1), "loud")
+    assert (since.lost, since.events[0].number) == ((), loud[0]), (
+        "all that was dropped is older than what was asked for"
+    )
+    behind = await list_events(STORE, EventLog(js), EventListQuery(seen={"p": 1000}), "loud")
+    assert (behind.lost, behind.events[-1].number) == ((), 1100)
+    assert loud[0] < behind.events[0].number <= 1001, "found by number, not read from the first on"
+    missed = await list_events(STORE, EventLog(js), EventListQuery(seen={"p": 9}), "loud")
+    assert [(lost.first, lost.last) for lost in missed.lost] == [(10, loud[0] - 1)]
+    elsewhere = await list_events(STORE, EventLog(js), EventListQuery(seen={"p": 1000, "west": 7}), "loud")
+    assert elsewhere.events[0].number == loud[0], "a pool without events there: nothing is left out"
     everybody = await list_events(STORE, EventLog(js), EventListQuery(after_us=0), subjects.OPERATOR)
-    assert everybody.lost == ()
+    assert [(lost.team, lost.first, lost.last) for lost in everybody.lost] == [("loud", 1, loud[0] - 1)]
     calm = await list_events(STORE, EventLog(js), EventListQuery(after_us=0), "quiet")
     assert (calm.lost, len(calm.events)) == ((), 20)
 
@@ -105,12 +119,41 @@ async def test_following_tells_what_was_lost_between_two_pages() -> None:
     assert [(lost.first, lost.last) for lost in heard] == [(3, 6)]
 
 
+async def test_who_goes_on_behind_a_number_gets_what_follows_it_once() -> None:
+    pages = [
+        EventList(events=tuple(event("t", number) for number in (5, 6, 9)), lost=()),
+        EventList(events=(event("t", 9), event("t", 10))),
+    ]
+    asked: list[tuple[int | None, dict[str, int]]] = []
+
+    async def ask(after_us: int | None, limit: int, numbers: Any) -> EventList:
+        asked.append((after_us, dict(numbers)))
+        return pages.pop(0) if pages else EventList(events=())
+
+    past = following._Past(ask, None, lambda lost: None, {"p": 6})
+    assert [e.number async for e in past.missed()] == [9, 10]
+    assert asked[:2] == [(None, {"p": 6}), (8, {"p": 9})]
+    assert [e.number async for e in past.missed()] == []
+
+
+async def test_events_are_found_by_the_ledgers_time_when_the_brokers_clock_was_set_back(js: JetStreamContext) -> None:
+    ahead_us = time.time_ns() // 1000 + 3 * 3600 * 1_000_000
+    items = [event("t", 1).model_copy(update={"at_us": ahead_us + second}) for second in range(3)]
+    subject = subjects.event("queued", "t")
+    await Outbox(js).publish_many([Outgoing(subject, e.model_dump_json().encode(), {}) for e in items])
+    found = await EventLog(js).read("t", after_us=ahead_us, limit=10)
+    assert [e.at_us - ahead_us for e in found] == [1, 2]
+    assert await EventLog(js).read("nobody", after_us=ahead_us, limit=10) == []
+
+
 def test_gaps_are_told_per_pool_and_only_where_numbers_are_known() -> None:
     here, there = event("t", 4), event("t", 9).model_copy(update={"pool": "west"})
-    assert [(g.pool, g.first, g.last) for g in lost_of([here, there], {"p": 2}, whole=False)] == [("p", 3, 3)]
-    assert [g.pool for g in lost_of([here, there], {}, whole=True)] == ["p", "west"]
+    assert [(g.pool, g.first, g.last) for g in lost_of([here, there], {("t", "p"): 2}, 8)] == [("p", 3, 3)]
+    assert [g.pool for g in lost_of([here, there], {}, 0)] == ["p", "west"]
+    assert [g.pool for g in lost_of([here, there], {}, 3)] == ["west"], "the event before it was after that time, too"
     old = event("t", 1).model_copy(update={"number": 0})
-    assert lost_of([old, here], {}, whole=True) == (), "it was told before events had numbers"
+    without = here.model_copy(update={"previous_us": None})
+    assert lost_of([old, without], {}, 0) == (), "it was told before events had numbers"
 
 
 @pytest.mark.parametrize(

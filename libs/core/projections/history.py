@@ -204,8 +204,8 @@ class Feed:
 
     def __init__(self) -> None:
         self._jobs: dict[str, _About] = {}
-        self._numbers: dict[str, int] = {}
-        """Team -> number of its last event."""
+        self._last: dict[str, tuple[int, int | None]] = {}
+        """Team -> number and time of its last event; None: a snapshot of an earlier release does not say when."""
 
     def apply(self, record: led.LedgerRecord, seq: int) -> list[JobEvent | JobRejected | TeamEvent]:
         """What the valid record at `seq` tells teams, in its order: their jobs' events, and requests that placement refused.
@@ -225,8 +225,9 @@ class Feed:
 
     def _numbered(self, event: JobEvent, pool: str) -> JobEvent:
         """Numbers are the ledger's: whoever folds it gives the same, so a gap in them is an event that was dropped."""
-        self._numbers[event.team] = number = self._numbers.get(event.team, 0) + 1
-        return event.model_copy(update={"pool": pool, "number": number})
+        number, previous_us = self._last.get(event.team, (0, None))
+        self._last[event.team] = number + 1, event.at_us
+        return event.model_copy(update={"pool": pool, "number": number + 1, "previous_us": previous_us})
 
     def skip(self, seq: int) -> None:
         """A void record: nobody is told anything."""
@@ -248,7 +249,7 @@ class Feed:
     def dump(self) -> Iterator[bytes]:
         """Parts for a snapshot; the feed must not change before the last one is taken."""
         jobs = ((job, a.team, a.name, a.state.value, a.attempt) for job, a in self._jobs.items())
-        return parts.write({}, {"jobs": jobs, "numbers": iter(self._numbers.items())})
+        return parts.write({}, {"jobs": jobs, "numbers": ((team, *last) for team, last in self._last.items())})
 
     @classmethod
     def load(cls, dumped: Iterable[bytes]) -> "Feed":
@@ -258,7 +259,7 @@ class Feed:
         for table, rows in tables:
             for row in rows:
                 if table == "numbers":
-                    feed._numbers[row[0]] = row[1]
+                    feed._last[row[0]] = (row[1], row[2] if len(row) > 2 else None)
                 else:
                     job, team, name, state, attempt = row
                     feed._jobs[job] = _About(team, name, JobState(state), attempt)
