@@ -25,7 +25,7 @@ from schemas.jobs import (
     StepProgress,
 )
 from schemas.proofs import Hash, Sum
-from schemas.queues import Queues, QueuesVersion
+from schemas.queues import QueueOrder, Queues, QueuesVersion
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
 
@@ -284,6 +284,7 @@ class ApplyQueues(Fact):
 
     version: QueuesVersion = Field(description="above that of the queues there are, unless they are the same")
     queues: Queues
+    order: QueueOrder | None = Field(default=None, description="of queues that say none; null: fair-share")
     reason: str = Field(default="", max_length=1024)
     user: User = ""
 

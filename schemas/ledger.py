@@ -30,7 +30,7 @@ from schemas.jobs import (
     StepProgress,
 )
 from schemas.proofs import Hash, Sum
-from schemas.queues import Queues, QueuesVersion
+from schemas.queues import QueueOrder, Queues, QueuesVersion
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
 
 LEDGER_VERSION: Final = 1
@@ -75,6 +75,7 @@ class QueuesApplied(Fact):
     kind: Literal["queues.applied"] = "queues.applied"
     version: QueuesVersion
     queues: Queues
+    order: QueueOrder | None = Field(default=None, description="of queues that say none; null: fair-share")
     reason: str = Field(default="", max_length=1024, description="in the operator's words")
     user: User = Field(default="", description="the operator who said it")
 

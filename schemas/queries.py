@@ -15,7 +15,7 @@ from pydantic import Field
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
 from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason, StepProgress
 from schemas.nodes import NodeWalls
-from schemas.queues import Queue, QueuesVersion
+from schemas.queues import Queue, QueueOrder, QueuesVersion
 from schemas.resources import Span
 
 
@@ -306,6 +306,7 @@ class QueuesReply(Fact):
     queries."""
 
     version: QueuesVersion = Field(default=0, description="of the queues that were applied last; 0: none were")
+    order: QueueOrder | None = Field(default=None, description="of queues that say none; null: fair-share")
     shares: tuple[QueueShare, ...] = ()
     classes: tuple[str, ...] = Field(
         default=(), description="priority classes that a queue may name; told to operators"

@@ -13,6 +13,10 @@ Amounts = Annotated[dict[AmountKey, Annotated[int, Field(ge=0, le=1_000_000_000)
 """Thousandths of what each key names."""
 
 
+QueueOrder = Literal["fifo", "fair-share", "least-attained", "shortest-remaining"]
+"""Which jobs of one class and queue come first (docs/scheduling.md)."""
+
+
 class Queue(Fact):
     """One queue: an organisation, a team or a project. A queue that is called like a team takes that team's jobs."""
 
@@ -26,6 +30,10 @@ class Queue(Fact):
         description="its part of what nobody is guaranteed or uses, beside siblings",
     )
     limit: Amounts = Field(default_factory=dict, description="what it may hold at most, all queues below it included")
+    order: QueueOrder | None = Field(
+        default=None,
+        description="in which its jobs of one class come; null: as its parent says, at the top as the pool does",
+    )
     classes: tuple[Name, ...] | None = Field(
         default=None, max_length=64, description="the priority classes that its jobs may use; null: those of its parent"
     )

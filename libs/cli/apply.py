@@ -9,7 +9,7 @@ from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
-from libs.cli.queuesfile import QueueFileError, read_queues
+from libs.cli.queuesfile import QueueFileError, read_tree
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
@@ -78,15 +78,15 @@ async def _compared(baton: Baton, text: str, name: str) -> tuple[QueueTree, Queu
     """The queues that there are, and those of the file. Raises UsageFault when the file is wrong."""
     told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
     try:
-        version, queues = read_queues(text, name, told.classes or None, told.kinds)
+        then = read_tree(text, name, told.classes or None, told.kinds)
     except QueueFileError as error:
         raise UsageFault(str(error)) from None
-    return _tree(told), QueueTree.of(queues, version)
+    return _tree(told), then
 
 
 def _tree(told: QueuesReply) -> QueueTree:
     """Without teams that only stand where they are because nobody has given them a queue."""
-    return QueueTree.of([share.queue for share in told.shares if share.applied], told.version)
+    return QueueTree.of([share.queue for share in told.shares if share.applied], told.version, told.order)
 
 
 async def _apply(baton: Baton, before: QueueTree, then: QueueTree, reason: str) -> None:
@@ -102,6 +102,6 @@ async def _apply(baton: Baton, before: QueueTree, then: QueueTree, reason: str) 
         told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
         return told.version == then.version and _tree(told) == then
 
-    said = ApplyQueues(version=then.version, queues=tuple(then), reason=reason, user=who)
+    said = ApplyQueues(version=then.version, queues=tuple(then), order=then.order, reason=reason, user=who)
     subject = subjects.apply_queues(baton.place.pool, who)
     await say_to_pool(baton, baton.place.pool, said, subject, f"queues:{then.version}", done=applied)

@@ -158,6 +158,7 @@ _QUEUES = [
     Column("SHARE", lambda s: units.devices(s.share_milli), right=True),
     Column("LIMIT", lambda s: units.devices(s.queue.limit.get(ANY_ACCELERATOR)), right=True),
     Column("WEIGHT", lambda s: f"{s.queue.weight_milli / WHOLE_MILLI:g}", right=True),
+    Column("ORDER", lambda s: s.queue.order or "", wide=True),
     Column("WAITING", lambda s: s.waiting_jobs, right=True),
     Column("ASKED", lambda s: units.devices(s.waiting_milli), right=True),
     Column("TYPES", lambda s: [f"{kind} {units.devices(milli)}" for kind, milli in s.holds.items()], wide=True),

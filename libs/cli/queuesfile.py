@@ -7,6 +7,7 @@ queues:
     weight: 2                   # of what nobody is guaranteed or uses; 1 without it
     limit: {"*": 96}
     classes: [experiment]       # all without it
+    order: shortest-remaining   # that of its parent without it
   - name: vision
     parent: research
 """
@@ -19,8 +20,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from libs.bus.reasons import reasons_of
 from libs.cli.yamlfile import Broken, Document, YamlProblem, read
 from libs.core.scheduling.queues import problems
+from libs.core.state.queue_tree import QueueTree
 from schemas.base import Name, Strict
-from schemas.queues import AmountKey, Queue, Queues, QueuesVersion
+from schemas.queues import AmountKey, Queue, QueueOrder, Queues, QueuesVersion
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
 
 
@@ -46,6 +48,7 @@ class QueueItem(Strict):
     guaranteed: _Amounts = Field(default_factory=dict)
     weight: _Amount = 1
     limit: _Amounts = Field(default_factory=dict)
+    order: QueueOrder | None = None
     classes: tuple[Name, ...] | None = Field(default=None, max_length=64)
 
     @property
@@ -56,6 +59,7 @@ class QueueItem(Strict):
             guaranteed=_milli(self.guaranteed),
             weight_milli=round(self.weight * WHOLE_MILLI),
             limit=_milli(self.limit),
+            order=self.order,
             classes=self.classes,
         )
 
@@ -64,6 +68,7 @@ class QueueFile(Strict):
     """A queue file."""
 
     version: Annotated[int, Field(ge=1, le=2**53)]
+    order: QueueOrder | None = None
     queues: Annotated[tuple[QueueItem, ...], Field(max_length=1000)]
 
 
@@ -78,12 +83,27 @@ class QueueFileError(Exception):
 def read_queues(
     text: str, name: str = "queue file", classes: Collection[str] | None = None, offered: Collection[str] = ()
 ) -> tuple[QueuesVersion, Queues]:
-    """Version and queues of a YAML text. Raises QueueFileError.
+    """Version and queues of a YAML text (`read_tree`)."""
+    file, queues = _read(text, name, classes, offered)
+    return file.version, queues
+
+
+def read_tree(
+    text: str, name: str = "queue file", classes: Collection[str] | None = None, offered: Collection[str] = ()
+) -> QueueTree:
+    """What a YAML text says of a pool. Raises QueueFileError.
 
     Args:
         classes: the priority classes that there are; None: not known.
         offered: kinds of device that the pool has, besides those of the catalogue.
     """
+    file, queues = _read(text, name, classes, offered)
+    return QueueTree.of(queues, file.version, file.order)
+
+
+def _read(
+    text: str, name: str, classes: Collection[str] | None, offered: Collection[str]
+) -> tuple[QueueFile, tuple[Queue, ...]]:
     try:
         documents = read(text)
     except Broken as e:
@@ -113,7 +133,7 @@ def read_queues(
     ]
     if document.problems or wrong:
         raise QueueFileError(name, [*document.problems, *wrong])
-    return file.version, queues
+    return file, queues
 
 
 def _at(document: Document, path: tuple[str | int, ...], problem: str, fix: str) -> YamlProblem:

@@ -6,7 +6,7 @@ the replica stands still. What they keep from one question to the next therefore
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -89,9 +89,9 @@ class Answers:
         self._reasons_seq = -1
         self._shape = _KeptShape()
 
-    @property
-    def policy(self) -> Policy:
-        return self._inputs.policy
+    def _policy(self, replica: Replica) -> Policy:
+        """That of the pool's cycles, with the order that the ledger has led to."""
+        return replace(self._inputs.policy, precedence=replica.decider.turns)
 
     def pool_status(self, replica: Replica, team: str, seq: int, at_least: int = 0) -> PoolStatus:
         """The pool at a glance, as `team` may see it; quick, and so often asked that it is kept for a moment."""
@@ -107,13 +107,13 @@ class Answers:
                 f"no job {query.job_id} is waiting or running; `baton describe {query.job_id}` shows one that has ended",
                 asked.seq,
             )
-        told = explain(state, job, self._why(state, asked.seq), seen_by=asked.team)
+        told = explain(state, job, self._why(replica, asked.seq), seen_by=asked.team)
         return told.model_copy(update={"ledger_seq": asked.seq})
 
     def queue_list(self, replica: Replica, query: QueueListQuery, asked: AskedBy) -> QueueList:
         """A team sees its own waiting jobs, the operator all."""
         state = replica.state
-        jobs = queue_view(state, self._why(state, asked.seq), query.limit, seen_by=asked.team)
+        jobs = queue_view(state, self._why(replica, asked.seq), query.limit, seen_by=asked.team)
         total = min(_QUEUE_VIEW, waiting_jobs(state, seen_by=asked.team))
         return QueueList(jobs=tuple(jobs), total=total, ledger_seq=asked.seq)
 
@@ -132,10 +132,11 @@ class Answers:
         took_ms = round((time.perf_counter() - began) * 1000, 3)
         return reply.model_copy(update={"took_ms": took_ms, "ledger_seq": asked.seq})
 
-    def _why(self, state: State, seq: int) -> Reasons:
+    def _why(self, replica: Replica, seq: int) -> Reasons:
         """Why queues wait, shared by the questions of one state."""
+        state = replica.state
         if self._reasons is None or self._reasons.state is not state or self._reasons_seq != seq:
-            self._reasons, self._reasons_seq = Reasons(state, self.policy), seq
+            self._reasons, self._reasons_seq = Reasons(state, self._policy(replica)), seq
         return self._reasons
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from libs.core.proofs.chains import TeamChains
 from libs.core.scheduling import preemption
+from libs.core.scheduling.precedence.exchange import exchanges
 from schemas import inbox
 from schemas.audit import ActionOutcome, OperatorAction, RefusedCommand, line_hash
 from schemas.clock import BootReading, ClockMark, MeasuredBy
@@ -310,6 +311,34 @@ def progressing() -> World:
     return w
 
 
+def exchanged() -> World:
+    """A queue is ordered by what is left: a job with much left gives way to one of its own class and team."""
+    w = World(node("n0"), node("n1"))
+    queues = (Queue(name="research", order="shortest-remaining"), Queue(name="blue"))
+    w.send(inbox.ApplyQueues(version=1, queues=queues, order="fifo", user="olga"))
+    runs = {team: w.submit(job("long", 8, team=team)) for team in ("research", "blue")}
+    for each in runs.values():
+        w.started(each)
+    told = StepProgress(step=1, steps=10**6, left_s=900_000, left_p90_s=900_000)
+    seen = inbox.ProgressSeen(job_id=runs["research"], attempt=1, progress=told)
+    (where,) = w.nodes_of(runs["research"])
+    w.send(inbox.NodeObserved(node=where, incarnation=1, observations=(), progress=(seen,)), after_us=20 * S)
+    waits = w.submit(job("waits", 8))
+    w.submit(job("waits", 8, team="blue"))
+    w.send(inbox.Tick(), after_us=120 * S)
+    (plan,) = exchanges(w.decider.state, w.decider.turns, w.now_us, len(w.records))
+    w.send(plan)
+    w.released(runs["research"], exit_code=143, own_exit=False)
+    w.started(waits)
+    w.released(waits)
+    w.released(runs["blue"])
+    while jobs := w.decider.state.jobs:
+        last = next(one.id for one in jobs.values() if one.current is not None)
+        w.started(last)
+        w.released(last)
+    return w
+
+
 def begins_anew(w: World, name: str) -> None:
     known = w.decider.state.fleet.nodes[name]
     w.send(inbox.NodeRegistered(incarnation=known.incarnation + 1, inventory=known.inventory, lease_s=10))
@@ -374,6 +403,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "summed": summed,
     "queues": queued_up,
     "progressing": progressing,
+    "exchanged": exchanged,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

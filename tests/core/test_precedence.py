@@ -193,7 +193,7 @@ def test_a_promise_is_kept_against_what_comes_to_stand_before_it() -> None:
     world.released(before)
     assert world.state_of(smaller) == "granted", "it stands before the gang"
     world.started(smaller)
-    world.send(after_us=start_us - int(knobs.lead_s * 1e6) - world.now_us)
+    world.send(after_us=start_us - int(knobs.lead_s * 1e6) - world.now_us + 1)
     (plan,) = world.exchange()
     assert (plan.beneficiary, plan.victims) == (gang, (smaller,))
 

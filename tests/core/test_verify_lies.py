@@ -195,6 +195,7 @@ def _again(e: led.JobFinished) -> led.JobRequeued:
 
 AUDITED = "audited"
 PROGRESSING = "progressing"
+EXCHANGED = "exchanged"
 
 
 def acted(**update: Any) -> Callable[[Any], Any]:
@@ -385,6 +386,13 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     ),
     "a checkpoint goes back in a later attempt": (
         END, changed("attempt.checkpointed", with_(checkpoint=Checkpoint(step=1, reference="s3://x")), 2), "I12"
+    ),
+    "one gives way within its class, and its queue's order has no such": (
+        EXCHANGED, changed("queues.applied", lambda e: e.model_copy(
+            update={"queues": tuple(q.model_copy(update={"order": "fifo"}) for q in e.queues)})), "I11"
+    ),
+    "one gives way to another team of its class": (
+        EXCHANGED, changed("attempt.preempting", with_(beneficiary=job_id("blue", "waits"))), "I11"
     ),
     "progress is told after it was doubted": (PROGRESSING, then("attempt.progress", lambda e: e, 2), "I15"),
     "progress goes back": (

@@ -58,6 +58,7 @@ def queue_shares(state: State, seen_by: str, classes: Collection[str] = ()) -> Q
         )
     return QueuesReply(
         version=tree.version,
+        order=tree.order if operator else None,
         shares=tuple(shares),
         classes=tuple(classes) if operator else (),
         kinds=tuple(sorted(state.fleet.capacity())) if operator else (),

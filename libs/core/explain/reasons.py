@@ -68,7 +68,7 @@ class Reasons:
         """Of the last job of the queue that a cycle looks at: those for which devices are held are passed by."""
         reach: JobRank | None = None
         outcome: Placed | Blocked | None = None
-        for job in front(self.state, key):
+        for job in front(self.state, key, self.policy):
             here = self.rank_of(job)
             reach = here if reach is None or here > reach else reach
             outcome = self._search(job, reach)

@@ -8,12 +8,14 @@ did not fit (`backlog`) goes with it.
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from libs.core.placement.view import Scores, View
 from libs.core.scheduling import cycle, repartition
 from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.reactions import Decision, react, reject
 from libs.core.scheduling.reactions.attempts import release_hold
 from libs.core.state import fold, snapshot
@@ -86,9 +88,15 @@ class Decider:
         allowed: Callable[[], int] = lambda: NEWEST,
         largest_event: int = sys.maxsize,
         condemned: dict[str, str] | None = None,
+        *,
+        beside: Sequence[bytes] = (),
     ) -> None:
-        """`allowed`: the newest format of the ledger that may be written now (`libs.core.state.formats`)."""
+        """`allowed`: the newest format of the ledger that may be written now (`libs.core.state.formats`). `beside`: what was
+        learned beside `state`, as a snapshot has it."""
         self.state = state if state is not None else State()
+        self.turns = policy.precedence or Precedence.beside(self.state, beside)
+        """What orders the jobs of a class."""
+        self.state.turns = self.turns
         self.state.fleet.scorer = learner
         self.learner = learner
         self.policy = policy
@@ -105,6 +113,15 @@ class Decider:
         """Of the last decision: errors that it met, and went on from."""
 
     @property
+    def policy(self) -> Policy:
+        """That of its cycles, with the order that it keeps."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy if policy.precedence is not None else replace(policy, precedence=self.turns)
+
+    @property
     def inbox_seq(self) -> int:
         return self.state.inbox_seq
 
@@ -117,7 +134,6 @@ class Decider:
         self._backlog = Backlog()
         fold.apply_record(self.state, record)
         self._learn(record.events)
-        self._precede(record.events, record.t_us)
 
     def decide(self, inputs: Sequence[Item], t_us: int) -> list[ledger.LedgerEvent]:
         """The events that `inputs` lead to at `t_us`, in order; then one scheduling cycle. A tick also repartitions boards,
@@ -134,19 +150,21 @@ class Decider:
             self.policy.precedence,
         )
         self.faults = []
-        self._backlog.changes.fronts.update(job.queue for job in pass_time(self.state, t_us))
+        back = pass_time(self.state, t_us)
+        self._backlog.changes.fronts.update(job.queue for job in back)
+        fell_due = self.turns.begin(self.state, t_us, back)
         for item in inputs:
             self._react(decision, item)
         self._end_condemned(decision)
         self._learn_of(decision)
-        told = len(decision.events)
-        self._precede(decision.events, t_us)
+        self._backlog.changes.held |= fell_due
+        if self.turns.shuffled():
+            self._backlog.changes.anything = True
         self.plan = self._planned(decision, t_us)
         for grant in self.plan.grants:
             self._grant(decision, grant)
         if any(isinstance(item.message, inbox.Tick) for item in inputs):
             self._repartition(decision, t_us)
-        self._precede(decision.events[told:], t_us)
         self.state.t_us = t_us
         if inputs:
             self.state.inbox_seq = inputs[-1].seq
@@ -165,17 +183,6 @@ class Decider:
             reject(decision, item.seq, item.subject, item.message, reason)
         decision.decided_to = item.seq
         decision.may_end_here()
-
-    def _precede(self, events: Sequence[ledger.LedgerEvent], t_us: int) -> None:
-        """Tells the rule that orders the classes, and has the queues looked at again whose first job is another one now."""
-        precedence = self.policy.precedence
-        if precedence is None:
-            return
-        for event in events:
-            precedence.note(self.state, event, t_us)
-        self._backlog.changes.held |= precedence.fell_due(self.state, t_us)
-        if precedence.relearn(self.state, t_us):
-            self._backlog.changes.anything = True
 
     def _planned(self, decision: Decision, t_us: int) -> cycle.Plan:
         """One cycle. A job that cannot be planned for is ended: it must not keep the others from their turns."""
@@ -250,10 +257,10 @@ class Decider:
     def load(
         cls, parts: Iterable[bytes], policy: Policy = Policy(), learner: Learner | None = None, **how: Any
     ) -> "Decider":
-        state, learned = snapshot.load_learned(parts)
+        state, learned, beside = snapshot.load_all(parts)
         if learner is not None and learned is not None:
             learner.restore(learned)
-        return cls(state, policy, learner, **how)
+        return cls(state, policy, learner, beside=beside, **how)
 
     def _learn_of(self, decision: Decision) -> None:
         try:

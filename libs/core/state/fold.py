@@ -50,7 +50,13 @@ def apply(state: State, event: led.LedgerEvent, t_us: int) -> None:
     about = lifecycle.of_job(event)
     if about is None:
         _FOLD[type(event)](state, event, t_us)
-        return
+    else:
+        _of_job(state, about, event, t_us)
+    if state.turns is not None:
+        state.turns.note(state, event, t_us)
+
+
+def _of_job(state: State, about: led.EventOfJob, event: led.LedgerEvent, t_us: int) -> None:
     if state.cuts:
         state.cuts.before_change(about.job_id)
     job = state.jobs.get(about.job_id)
@@ -65,7 +71,9 @@ def apply(state: State, event: led.LedgerEvent, t_us: int) -> None:
 
 def apply_record(state: State, record: led.LedgerRecord) -> None:
     """Changes `state` by a whole valid record."""
-    pass_time(state, record.t_us)
+    back = pass_time(state, record.t_us)
+    if state.turns is not None:
+        state.turns.begin(state, record.t_us, back)
     for event in record.events:
         apply(state, event, record.t_us)
     state.t_us = record.t_us
@@ -136,7 +144,7 @@ def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
 
 
 def _queues_applied(state: State, e: led.QueuesApplied, t_us: int) -> None:
-    state.tree = QueueTree.of(e.queues, e.version)
+    state.tree = QueueTree.of(e.queues, e.version, e.order)
 
 
 def _team_suspended(state: State, e: led.TeamSuspended, t_us: int) -> None:

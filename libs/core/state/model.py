@@ -1,9 +1,10 @@
 """The state that a ledger folds into: fleet, jobs, attempts, quotas. Changed by `libs.core.state.fold` alone."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from libs.core.state.cut import Cuts
 from libs.core.state.early_cancels import EarlyCancels
@@ -16,7 +17,7 @@ from libs.core.state.queue_tree import QueueTree
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
 from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network, StepProgress
-from schemas.ledger import BoardRecut
+from schemas.ledger import BoardRecut, LedgerEvent
 from schemas.resources import WHOLE_MILLI, Claim, Level, Resources, Role, Span, TopologyPolicy
 
 
@@ -302,6 +303,14 @@ def grant_order(job: Job) -> tuple[int, int, str]:
     return (attempt.granted_us, attempt.claims[0].epoch, job.id) if attempt is not None else (0, 0, job.id)
 
 
+class Following(Protocol):
+    """What is learned beside the state, and follows each step of its fold (`libs.core.scheduling.precedence`)."""
+
+    def begin(self, state: "State", t_us: int, back: Sequence[Job]) -> Any: ...
+    def note(self, state: "State", event: LedgerEvent, t_us: int) -> None: ...
+    def dump(self) -> Iterator[bytes]: ...
+
+
 @dataclass(slots=True)
 class State:
     """Everything placement knows. Two states folded from the same ledger are equal (`libs.core.state.snapshot.dump`)."""
@@ -356,6 +365,8 @@ class State:
     grants: int = 0
     preemptions: int = 0
     finished_by_state: dict[str, int] = field(default_factory=dict)
+    turns: Following | None = field(default=None, compare=False, repr=False)
+    """Told of every event, after it."""
     cuts: "Cuts[Job]" = field(default_factory=Cuts, compare=False)
     """Snapshots of `jobs` that are being written: each job is shown to them before it changes."""
 

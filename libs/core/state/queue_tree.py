@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from libs.core.state.limits import Limits
-from schemas.queues import Queue
+from schemas.queues import Queue, QueueOrder
 from schemas.resources import ANY_ACCELERATOR
 
 ROOT = ""
@@ -24,19 +24,26 @@ class QueueTree:
 
     queues: Mapping[str, Queue] = field(default_factory=dict)
     version: int = 0
+    order: QueueOrder | None = None
+    """Of queues that say none; None: fair-share."""
 
     @classmethod
-    def of(cls, queues: Collection[Queue], version: int = 0) -> "QueueTree":
-        return cls({queue.name: queue for queue in sorted(queues, key=lambda q: q.name)}, version)
+    def of(cls, queues: Collection[Queue], version: int = 0, order: QueueOrder | None = None) -> "QueueTree":
+        return cls({queue.name: queue for queue in sorted(queues, key=lambda q: q.name)}, version, order)
 
     def dump(self) -> dict[str, Any]:
         """For a snapshot, as JSON takes it."""
-        return {"version": self.version, "queues": [queue.model_dump(mode="json") for queue in self]}
+        return {
+            "version": self.version,
+            "order": self.order,
+            "queues": [queue.model_dump(mode="json") for queue in self],
+        }
 
     @classmethod
     def load(cls, dumped: Mapping[str, Any]) -> "QueueTree":
         """The inverse of `dump`; an empty tree of nothing."""
-        return cls.of([Queue.model_validate(queue) for queue in dumped.get("queues", ())], dumped.get("version", 0))
+        queues = [Queue.model_validate(queue) for queue in dumped.get("queues", ())]
+        return cls.of(queues, dumped.get("version", 0), dumped.get("order"))
 
     def __getitem__(self, name: str) -> Queue:
         """A queue that is not there has weight 1, and nothing is guaranteed to it or kept from it."""
@@ -86,6 +93,10 @@ class QueueTree:
     def classes(self, name: str) -> tuple[str, ...] | None:
         """Which classes a queue's jobs may use: the nearest statement upwards; None: any."""
         return next((q.classes for q in self._upwards(name) if q.classes is not None), None)
+
+    def order_of(self, name: str) -> QueueOrder | None:
+        """In which order a queue's jobs come: the nearest statement upwards, at last the pool's."""
+        return next((q.order for q in self._upwards(name) if q.order is not None), self.order)
 
     def _upwards(self, name: str) -> Iterator[Queue]:
         return (self[above] for above in reversed(self.path(name)))

@@ -5,6 +5,7 @@ A part is bounded (some milliseconds of work) and begins with one letter that sa
     H  the header: everything small, JSON
     N  nodes: a JSON line each
     D  devices of the fleet, JSON
+    P  what is learned beside the state, JSON (`libs.core.scheduling.precedence.keep`)
     L  when jobs reach their time limits, JSON
     J  jobs: a JSON line each
     E  ids of ended jobs: a JSON line of numbers, then a slice of the table as it is (`libs.core.state.ended`)
@@ -14,7 +15,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from libs.core.state.cut import chunks
 from libs.core.state.early_cancels import EarlyCancels
@@ -72,12 +73,14 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
     }
     first = b"H" + _json(header)
     nodes, devices, limited = _nodes(state.fleet), _devices(state.fleet), list(state.limited.items())
+    beside = state.turns.dump() if state.turns is not None else iter(())
     ended, jobs = state.finished.copy(), state.cuts.take(state.jobs, _encode_job)
 
     def parts() -> Iterator[bytes]:
         yield first
         yield from (b"N" + part for part in nodes)
         yield from (b"D" + part for part in devices)
+        yield from beside
         yield from (b"L" + _json(some) for some in chunks(limited, _CHUNK))
         yield from (b"E" + _json(numbers) + b"\n" + data for numbers, data in ended.dump())
         yield from (b"J" + part for part in jobs.parts())
@@ -85,13 +88,23 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
     return parts()
 
 
+class Loaded(NamedTuple):
+    """What a snapshot held."""
+
+    state: State
+    learned: Any
+    """What the placer knew of the mix of requests; None: nothing."""
+    beside: list[bytes]
+    """What was learned beside the state."""
+
+
 def load(parts: Iterable[bytes]) -> State:
-    """The inverse of `dump`, of parts that this `VERSION` wrote."""
-    return load_learned(parts)[0]
+    """The inverse of `dump`, of parts that this `VERSION` wrote, without what is learned."""
+    return load_all(parts).state
 
 
-def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
-    """The state, and what was `learned` (None: nothing). Raises ValueError when the first part is no header."""
+def load_all(parts: Iterable[bytes]) -> Loaded:
+    """All that was dumped. Raises ValueError when the first part is no header."""
     source = iter(parts)
     body = json.loads(next(source, b"").removeprefix(b"H"))
     state = State(**{name: body[name] for name in _PLAIN})
@@ -101,6 +114,7 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     nodes: list[Any] = []
     devices: list[Any] = []
     ended: list[tuple[list[int], bytes]] = []
+    beside: list[bytes] = []
     for part in source:
         kind, data = part[:1], part[1:]
         if kind == b"J":
@@ -112,6 +126,8 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
             ended.append((json.loads(numbers), table))
         elif kind == b"N":
             nodes += map(json.loads, data.split(b"\n"))
+        elif kind == b"P":
+            beside.append(data)
         elif kind == b"L":
             state.limited.update(json.loads(data))
         else:
@@ -130,7 +146,7 @@ def load_learned(parts: Iterable[bytes]) -> tuple[State, Any]:
     mark_silent(state)
     state.quarantined = {device: Quarantine(*how) for device, how in body["quarantined"].items()}
     mark_quarantined(state)
-    return state, body["learned"]
+    return Loaded(state, body["learned"], beside)
 
 
 def _index(state: State) -> None:

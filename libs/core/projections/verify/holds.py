@@ -1,4 +1,5 @@
-"""Preemption and what it keeps (I11): only a job of a lower class gives way, to one that waits and may preempt; what is kept
+"""Preemption and what it keeps (I11): only a job of a lower class gives way, to one that waits and may preempt, or one of the
+same class and team where the order of its queue has it so; what is kept
 for one is granted to nobody else; and a plan that makes somebody give way keeps devices for its beneficiary."""
 
 from typing import ClassVar
@@ -19,6 +20,7 @@ class Holds(Subject):
         led.HoldReleased: "released",
         led.JobGranted: "granted",
         led.JobFinished: "finished",
+        led.QueuesApplied: "applied",
         led.TeamSuspended: "suspended",
         led.NodeSilence: "silent",
         led.NodeHeard: "heard",
@@ -37,6 +39,18 @@ class Holds(Subject):
         """Nodes that are not heard: what is held there is let go."""
         self._was_on: dict[str, set[str]] = {}
         """The nodes of such holds."""
+        self._queues: dict[str, tuple[str, str | None]] = {"": ("", None)}
+        """Queue -> the one above it, and the order that it says; "": the pool."""
+
+    def applied(self, e: led.QueuesApplied) -> None:
+        self._queues = {"": ("", e.order), **{queue.name: (queue.parent, queue.order) for queue in e.queues}}
+
+    def _exchanges(self, team: str) -> bool:
+        """Whether jobs of one class and team give way to each other: its queue says an order that does, or the next above."""
+        name = team if team in self._queues else ""
+        while name and self._queues[name][1] is None:
+            name = self._queues[name][0]
+        return self._queues[name][1] in ("least-attained", "shortest-remaining")
 
     def preempting(self, e: led.AttemptPreempting) -> None:
         books = self.books
@@ -46,6 +60,12 @@ class Holds(Subject):
         self._plans.setdefault(e.beneficiary, set()).add(e.plan_id)
         if winner is None or winner.where is not Where.WAITING:
             books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, which does not wait")
+        elif victim is not None and victim.team == winner.team and victim.priority == winner.priority:
+            if not self._exchanges(winner.team):
+                books.broken(
+                    "I11", f"{e.job_id} gives way to {e.beneficiary} of its own class, in an order that has no such"
+                )
+            return
         elif not winner.preempts:
             books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, whose class may not preempt")
         if victim is not None and winner is not None and victim.priority >= winner.priority:
@@ -64,7 +84,7 @@ class Holds(Subject):
             books.broken("I11", f"devices are held for {e.job_id} a second time")
             self._forget(e.job_id)
         job = books.jobs.get(e.job_id)
-        if job is not None and not job.preempts:
+        if job is not None and not job.preempts and not self._exchanges(job.team):
             books.broken("I11", f"devices are held for {e.job_id}, whose class may not preempt")
         if job is not None and books.format is not None:
             fewest, most = sizes(job.spec.resources)

@@ -6,7 +6,8 @@ come to the highest rank among those that stand before it in its own queue, itse
 queue so many were met before as stand before the first one that ranks behind that reach.
 
 In a queue rank follows age, with two exceptions: jobs for which devices are held come first, and there are few of them; and
-gangs whose reservation is not due come behind all that are due, which `Line` finds by when they were queued.
+gangs whose reservation is not due come behind all that are due, which `Line` finds by when they were queued. Queues that are
+ordered by numbers are kept in that order (`precedence.turns`), what is due before the rest.
 """
 
 from collections.abc import Collection
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from libs.core.scheduling.order.rank import JobRank, held_in, rank
 from libs.core.scheduling.order.share import Shares
 from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.precedence import Precedence
 from libs.core.state.model import Job, QueueKey, State
 
 _OLDEST = (0, "")
@@ -74,6 +76,17 @@ class JobsAhead:
 
     def _reach(self, job: Job) -> _Reach:
         line, held = self._state.queues[job.queue], held_in(self._state, job.queue)
+        if self._by_number(job.queue) and job.id not in self._state.holds:
+            turns = self._turns()
+            due = [other for other in turns.due(job.queue) if other not in self._state.holds]
+            place = due.index(job.id) if job.id in due else len(due) + turns.place(job.queue, job.id, self._state.holds)
+            before = due[: place + 1] if job.id in due else due
+            ranks = [
+                self._rank(job),
+                *map(self._rank, held),
+                *(self._rank(self._state.jobs[other]) for other in before),
+            ]
+            return _Reach(max(ranks), len(held) + place)
         if job.id in self._state.holds:
             first = [other for other in held if (other.submitted_us, other.id) <= (job.submitted_us, job.id)]
             return _Reach(max(map(self._rank, first)), len(first) - 1)
@@ -96,10 +109,34 @@ class JobsAhead:
         for number, job in enumerate(held):
             if self._rank(job) > reach:
                 return number
+        if self._by_number(key):
+            return len(held) + self._met_by_number(key, reach)
         stop = self._first_behind(key, reach, [job.id for job in held])
         if not held:
             return stop
         return len(held) + stop - sum(line.before(job.submitted_us, job.id) < stop for job in held)
+
+    def _by_number(self, key: QueueKey) -> bool:
+        """Whether the queue is in the order of numbers, and not of age."""
+        return self._policy.precedence is not None and self._policy.precedence.orders(key.team)
+
+    def _turns(self) -> Precedence:
+        assert self._policy.precedence is not None
+        return self._policy.precedence
+
+    def _met_by_number(self, key: QueueKey, reach: JobRank) -> int:
+        """Of those for which nothing is held."""
+        turns, holds = self._turns(), self._state.holds
+        due = [job_id for job_id in turns.due(key) if job_id not in holds]
+        for number, job_id in enumerate(due):
+            if self._rank(self._state.jobs[job_id]) > reach:
+                return number
+        if not reach.not_due:
+            return len(due)
+        share = self._shares.of(key)
+        if share != reach.share:
+            return len(due) + (turns.place(key, None, holds) if share < reach.share else 0)
+        return len(due) + turns.before(key, (reach.number, reach.submitted_us, reach.job_id), holds)
 
     def _first_behind(self, key: QueueKey, reach: JobRank, held: Collection[str]) -> int:
         """How many of a queue of the same priority stand before the first, not counting `held`, that ranks behind `reach`."""
@@ -110,7 +147,7 @@ class JobsAhead:
             not_due = line.queued_after(self._due_us, *_OLDEST, held)
             return min(not_due, line.before(*age))
         share = self._shares.of(key)
-        if share < reach.share:
+        if share < reach.share or (share == reach.share and reach.number):  # here all numbers are 0
             return len(line)
         begin = _OLDEST if share > reach.share else age
         return line.queued_after(self._due_us, *begin, held) if gangs else line.before(*begin)

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from libs.core.scheduling.order.share import NOTHING, HowServed
 from libs.core.scheduling.policy import Policy
-from libs.core.scheduling.precedence import OrderRule
 from libs.core.state.model import Job, QueueKey, State
 
 
@@ -29,14 +28,14 @@ def rank(job: Job, share: HowServed, t_us: int, policy: Policy) -> JobRank:
     number, precedence = 0, policy.precedence
     if precedence is not None:
         number = 0 if due else precedence.number(job.id, t_us)
-        share = NOTHING if precedence.rule is OrderRule.FIFO else share
+        share = NOTHING if precedence.flat else share
     return JobRank(-job.priority, not due, NOTHING if due else share, number, job.submitted_us, job.id)
 
 
 def is_due(job: Job, t_us: int, policy: Policy) -> bool:
     """Whether the job is a gang that has waited so long that it comes first and devices are kept for it. Where jobs give way
     within their class, a gang need not wait for devices that others leave: then only the rule's own bound counts, for all."""
-    if policy.precedence is not None and policy.precedence.preempts:
+    if policy.precedence is not None and policy.precedence.orders(job.team):
         return policy.precedence.is_due(job.id)
     return job.shape.devices > 1 and t_us >= due_us(job, policy)
 
@@ -57,7 +56,7 @@ def in_turn(state: State, key: QueueKey, policy: Policy = Policy()) -> Iterator[
         return iter(())
     held = held_in(state, key)
     precedence = policy.precedence
-    others = iter(queue) if precedence is None else precedence.turn(key)
+    others = iter(queue) if precedence is None or not precedence.orders(key.team) else precedence.turn(key)
     if not held:
         return others
     return chain((job.id for job in held), (job_id for job_id in others if job_id not in state.holds))

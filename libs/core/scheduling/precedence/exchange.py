@@ -11,6 +11,7 @@ are those of `libs.core.scheduling.preemption`), jobs of other classes and other
 `min_run_s` and jobs that were let in for their age, for `slice_s`.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +50,7 @@ def exchanges(state: State, precedence: Precedence, t_us: int, base_seq: int) ->
         return []
     waiting = _first(state, precedence, t_us)
     served = precedence.served
-    slots = np.flatnonzero(served.running & (served.guarded_us <= t_us))
+    slots = np.flatnonzero(served.running & (served.guarded_us <= t_us) & (served.rule > 0))
     if not waiting or not len(slots):
         return []
     board = _ExchangeBoard(state, precedence, slots, t_us)
@@ -78,9 +79,25 @@ def exchanges(state: State, precedence: Precedence, t_us: int, base_seq: int) ->
                 devices=tuple(state.fleet.devices.names[row] for row in rows.tolist()),
                 cost_device_s=sum(costs),
                 costs_device_s=costs,
-                reason=f"{precedence.rule.value}: much less is left of it",
+                reason=f"{precedence.rule_of(job.team).value}: much less is left of it",
             )
         )
+    return found
+
+
+def apart(
+    plans: Iterable[PreemptionPlanned], others: Iterable[PreemptionPlanned], waiting: Collection[str] = ()
+) -> list[PreemptionPlanned]:
+    """The plans that have nothing to do with `others`, nor with each other's; none for those of `waiting`."""
+    taken: set[str] = set(waiting)
+    for other in others:
+        taken |= {other.beneficiary, *other.victims, *other.devices}
+    found = []
+    for plan in plans:
+        names = {plan.beneficiary, *plan.victims, *plan.devices}
+        if taken.isdisjoint(names):
+            found.append(plan)
+            taken |= names
     return found
 
 
@@ -88,7 +105,7 @@ def _first(state: State, precedence: Precedence, t_us: int) -> list[tuple[float,
     """The first job of each queue for which nothing is held, the smallest number first; one that is due counts as 0."""
     found = []
     for key in state.queues:
-        for job_id in precedence.turn(key):
+        for job_id in precedence.turn(key) if precedence.orders(key.team) else ():
             if job_id in state.holds:
                 continue
             job = state.jobs[job_id]

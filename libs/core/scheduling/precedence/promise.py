@@ -24,7 +24,7 @@ def promises(state: State, precedence: Precedence, t_us: int) -> list[tuple[str,
     """Gangs that are the first of their class and team to wait and have no promise yet, each with when it starts, us."""
     first: dict[tuple[int, str], tuple[float, int, str]] = {}
     for key in state.queues:
-        if key.shape.devices < 2:
+        if key.shape.devices < 2 or not precedence.orders(key.team):
             continue
         for job_id in precedence.turn(key):
             if job_id in state.holds:

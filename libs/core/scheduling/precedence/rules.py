@@ -28,6 +28,11 @@ class OrderRule(StrEnum):
     SHORTEST_REMAINING = "shortest-remaining"
 
 
+EXCHANGING = (OrderRule.LEAST_ATTAINED, OrderRule.SHORTEST_REMAINING)
+"""Jobs of one class and team give way to each other."""
+CODES = {rule: code for code, rule in enumerate(EXCHANGING, 1)}
+"""As columns of numbers have it; 0: none of them."""
+
 DEFAULT_RULE = OrderRule.SHORTEST_REMAINING
 
 

@@ -21,7 +21,8 @@ class Served:
     `width`: devices of the gang. `attained_s`: device-seconds up to `since_us`. `since_us`: when it began to run, or
     NOT_RUNNING. `total_s`: device-seconds in all, where somebody knows; else NaN. `guarded_us`: until when it does not
     give way. `running`: it holds devices
-    and nothing has been decided about its end. `reports`: it tells its progress.
+    and nothing has been decided about its end. `reports`: it tells its progress. `rule`: by which its queue is ordered
+    (`rules.CODES`).
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class Served:
         self.guarded_us: Ints = np.zeros(0, dtype=np.int64)
         self.running: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.reports: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self.rule: Ints = np.zeros(0, dtype=np.int64)
         self.owner: Ints = np.zeros(0, dtype=np.int64)
         """Row of the fleet -> slot of the running job that has the whole device, or -1."""
         self.rows: dict[int, Ints] = {}
@@ -47,7 +49,7 @@ class Served:
             grown = max(64, size)
             self._free = list(range(size + grown - 1, size - 1, -1))
             fill: dict[str, Any] = {"since_us": NOT_RUNNING, "total_s": np.nan}
-            for name in ("width", "attained_s", "since_us", "total_s", "guarded_us", "running", "reports"):
+            for name in ("width", "attained_s", "since_us", "total_s", "guarded_us", "running", "reports", "rule"):
                 old = getattr(self, name)
                 setattr(self, name, np.concatenate([old, np.full(grown, fill.get(name, 0), dtype=old.dtype)]))
             self.ids.extend([""] * grown)
@@ -55,6 +57,7 @@ class Served:
         self.slots[job.id], self.ids[slot] = slot, job.id
         self.width[slot], self.attained_s[slot], self.since_us[slot] = max(1, job.shape.devices), 0.0, NOT_RUNNING
         self.total_s[slot], self.guarded_us[slot], self.reports[slot] = np.nan, 0, reports
+        self.rule[slot] = 0
         return slot
 
     def drop(self, job_id: str) -> None:

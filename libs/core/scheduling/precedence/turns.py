@@ -1,16 +1,28 @@
 """Whose turn it is within a class: folds the ledger into what each job got, and keeps every queue in the rule's order."""
 
 import heapq
+import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from libs.core.scheduling.precedence import keep
 from libs.core.scheduling.precedence.learned import EDGES, Learned, cells_of, width_class
-from libs.core.scheduling.precedence.rules import DEFAULT_RULE, OrderKnobs, OrderRule, classes_of, next_edges, numbers
+from libs.core.scheduling.precedence.rules import (
+    CODES,
+    DEFAULT_RULE,
+    EXCHANGING,
+    OrderKnobs,
+    OrderRule,
+    classes_of,
+    next_edges,
+    numbers,
+)
 from libs.core.scheduling.precedence.served import Served
 from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.queue_tree import QueueTree
 from schemas import ledger as led
 from schemas.jobs import JobState
 
@@ -21,10 +33,17 @@ _FOR_GOOD_S = 1e9
 
 
 class Precedence:
-    """One order for one decider. Told of every ledger event, in order; asked by the order, the backlog and the exchange."""
+    """What orders the jobs of one state. Follows its fold, event by event; asked by the order, the backlog and the exchange.
 
-    def __init__(self, rule: OrderRule = DEFAULT_RULE, knobs: OrderKnobs = OrderKnobs()) -> None:
+    All of it follows from the ledger: who folds the same records, or goes on from a snapshot (`keep`), has the same."""
+
+    def __init__(self, rule: OrderRule | None = DEFAULT_RULE, knobs: OrderKnobs = OrderKnobs()) -> None:
+        """`rule`: of every queue; None: each queue's own, as the state's tree says."""
         self.rule, self.knobs = rule, knobs
+        self._tree = QueueTree()
+        self._rules: dict[str, OrderRule] = {}
+        """Team -> its rule, of those that were asked for."""
+        self._shuffled = False
         self.served, self.learned = Served(), Learned()
         self.reports: Callable[[Job], bool] = lambda job: False
         """Whether a job reports its progress."""
@@ -45,8 +64,45 @@ class Precedence:
 
     @property
     def preempts(self) -> bool:
-        """Jobs of one class give way to each other."""
-        return self.rule in (OrderRule.LEAST_ATTAINED, OrderRule.SHORTEST_REMAINING)
+        """In some queue jobs of one class give way to each other."""
+        if self.rule is not None:
+            return self.rule in EXCHANGING
+        return self._tree.order in EXCHANGING or any(queue.order in EXCHANGING for queue in self._tree)
+
+    @property
+    def flat(self) -> bool:
+        """All jobs of a class come by age, whoever's they are."""
+        return self.rule is OrderRule.FIFO or (self.rule is None and not len(self._tree) and self._tree.order == "fifo")
+
+    def rule_of(self, team: str) -> OrderRule:
+        """Of a team's jobs."""
+        if self.rule is not None:
+            return self.rule
+        found = self._rules.get(team)
+        if found is None:
+            found = self._rules[team] = OrderRule(self._tree.order_of(team) or OrderRule.FAIR_SHARE)
+        return found
+
+    def orders(self, team: str) -> bool:
+        """A team's jobs come by their numbers, and give way to each other."""
+        return self.rule_of(team) in EXCHANGING
+
+    def dump(self) -> Iterator[bytes]:
+        """Parts for a snapshot, as of this call (`keep`)."""
+        return keep.dump(self)
+
+    @classmethod
+    def beside(cls, state: State, parts: Sequence[bytes] = (), rule: OrderRule | None = None) -> "Precedence":
+        """One that follows `state` from now on, as it was dumped beside it."""
+        made = cls(rule)
+        keep.load(made, state, parts)
+        state.turns = made
+        return made
+
+    def shuffled(self) -> bool:
+        """Whether the order of jobs that wait may be another than when this was asked last."""
+        was, self._shuffled = self._shuffled, False
+        return was
 
     # -------------------------------------------------------------------------------------------------- what is told
 
@@ -57,7 +113,8 @@ class Precedence:
             told(self, state, event, t_us)
 
     def tell(self, state: State, job_id: str, total_s: float) -> None:
-        """Somebody knows how much service (device-seconds) the job takes in all: measured progress, or a declaration."""
+        """Somebody knows how much service (device-seconds) the job takes in all: measured progress, or a declaration; NaN:
+        nobody does any more."""
         slot = self.served.slots.get(job_id)
         if slot is not None:
             self.served.total_s[slot] = total_s
@@ -65,10 +122,14 @@ class Precedence:
                 self._leave(state.jobs[job_id].queue, job_id)
                 self._stand(state.jobs[job_id])
 
-    def fell_due(self, state: State, t_us: int) -> set[QueueKey]:
-        """Moves jobs that have waited too long before the others; the queues in which this changes who is first."""
+    def begin(self, state: State, t_us: int, back: Sequence[Job] = ()) -> set[QueueKey]:
+        """Something is decided, or folded, at `t_us`; `back` wait in their queues again, after losses. Moves jobs that have
+        waited too long before the others; the queues in which this changes who is first. What falls due at `t_us` itself does
+        so the next time, so that all records of one decision see the same."""
+        for job in back:
+            self._wait(job, job.not_before_us)
         changed = set()
-        while self._aging and self._aging[0][0] <= t_us:
+        while self._aging and self._aging[0][0] < t_us:
             _, job_id, since = heapq.heappop(self._aging)
             waits_since, key = self._since.get(job_id, (-1, None))
             if waits_since == since and key is not None:
@@ -78,10 +139,8 @@ class Precedence:
                 changed.add(key)
         return changed
 
-    def relearn(self, state: State, t_us: int) -> bool:
-        """Works out anew what has been learned, if enough is new; whether the order may be another now."""
-        if self.rule is not OrderRule.SHORTEST_REMAINING or not self.learned.due:
-            return False
+    def _relearn(self, t_us: int) -> None:
+        """Works out anew what has been learned."""
         slots = np.fromiter(self.served.slots.values(), dtype=np.int64, count=len(self.served.slots))
         widths = np.array([width_class(int(width)) for width in self.served.width[slots]], dtype=np.int64)
         self.learned.relearn(widths, self.served.attained_all(slots, t_us))
@@ -90,13 +149,17 @@ class Precedence:
             line[:] = [(int(n * 1000), at, job_id) for n, (_, at, job_id) in zip(fresh, line, strict=True)]
             line.sort()
             self._places.update((place[2], place) for place in line)
-        return True
+        self._shuffled = True
 
     def promise(self, job_id: str, start_us: int) -> None:
         """A gang that waits is told when it starts: shortly before, it falls due."""
-        since_us, _ = self._since[job_id]
         self._promised[job_id] = start_us
-        heapq.heappush(self._aging, (start_us - int(self.knobs.lead_s * 1e6), job_id, since_us))
+        self._await_promise(job_id)
+
+    def _await_promise(self, job_id: str) -> None:
+        since_us, _ = self._since[job_id]
+        due_us = self._promised[job_id] - int(self.knobs.lead_s * 1e6)
+        heapq.heappush(self._aging, (due_us, job_id, since_us))
 
     # --------------------------------------------------------------------------------------------------- what is asked
 
@@ -125,7 +188,9 @@ class Precedence:
         if place is not None:
             return place[0]
         slot = self.served.slots.get(job_id)
-        return 0 if slot is None or job_id in self._aged else int(self._number(slot, t_us) * 1000)
+        if slot is None or job_id in self._aged or not self.served.rule[slot]:
+            return 0
+        return int(self._number(slot, t_us) * 1000)
 
     def turn(self, key: QueueKey) -> Iterator[str]:
         """The jobs of a queue in their order."""
@@ -133,10 +198,25 @@ class Precedence:
         for _, _, job_id in self._lines.get(key, ()):
             yield job_id
 
+    def due(self, key: QueueKey) -> tuple[str, ...]:
+        """The jobs of a queue that stand before the others, in their order."""
+        return tuple(self._due.get(key, ()))
+
+    def place(self, key: QueueKey, job_id: str | None, but: Collection[str]) -> int:
+        """How many of a queue's line stand before a job in it (None: behind all), `but` not counted."""
+        return self.before(key, self._places[job_id], but) if job_id is not None else self.before(key, None, but)
+
+    def before(self, key: QueueKey, place: tuple[int, int, str] | None, but: Collection[str]) -> int:
+        """How many of a queue's line stand before this number, age and id (None: behind all), `but` not counted."""
+        line = self._lines.get(key, [])
+        stop = len(line) if place is None else bisect_left(line, place)
+        left_out = [self._places[job_id] for job_id in but if job_id in self._places]
+        return stop - sum(1 for one in left_out if (place is None or one < place) and self._since[one[2]][1] == key)
+
     def gives_way(self, victim: Job, job: Job, t_us: int) -> bool:
         """Whether `victim`, which runs, gives way to `job`, which waits, of the same class and team."""
         slot = self.served.slots.get(victim.id)
-        if slot is None or (victim.priority, victim.team) != (job.priority, job.team):
+        if slot is None or (victim.priority, victim.team) != (job.priority, job.team) or not self.orders(job.team):
             return False
         if not self.served.running[slot] or self.served.guarded_us[slot] > t_us:
             return False
@@ -159,17 +239,18 @@ class Precedence:
         if not self.preempts or not self._since:
             return soonest
         served = self.served
-        slots = np.flatnonzero(served.running & (served.since_us >= 0))
+        slots = np.flatnonzero(served.running & (served.since_us >= 0) & (served.rule > 0))
         guards = served.guarded_us[slots]
         guards = guards[guards > t_us]
         if len(guards):
             soonest = min(soonest, int(guards.min()))
-        if self.rule is OrderRule.SHORTEST_REMAINING:
-            slots = slots[np.isnan(served.total_s[slots])]
+        slots = slots[np.isnan(served.total_s[slots]) | (served.rule[slots] != CODES[OrderRule.SHORTEST_REMAINING])]
         if not len(slots):
             return soonest
-        attained = served.attained_all(slots, t_us)
-        ahead = (next_edges(self.rule, attained, EDGES) - attained) / served.width[slots]
+        attained, ahead = served.attained_all(slots, t_us), np.full(len(slots), np.inf)
+        for rule in EXCHANGING:
+            of = served.rule[slots] == CODES[rule]
+            ahead[of] = (next_edges(rule, attained[of], EDGES) - attained[of]) / served.width[slots[of]]
         return min(soonest, t_us + max(1_000_000, int(min(float(ahead.min()), 1e12) * 1e6) + 1))
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -181,9 +262,20 @@ class Precedence:
         served = self.served
         looked = np.where(served.reports[slots], self.knobs.look_s * served.width[slots], 0.0)
         attained = served.attained_all(slots, t_us)
-        return numbers(self.rule, self.learned, served.width[slots], attained, served.total_s[slots], looked)
+        if self.rule is not None:
+            return numbers(self.rule, self.learned, served.width[slots], attained, served.total_s[slots], looked)
+        found = np.zeros(len(slots))
+        for rule in EXCHANGING:
+            of = served.rule[slots] == CODES[rule]
+            if of.any():
+                at = slots[of]
+                found[of] = numbers(rule, self.learned, served.width[at], attained[of], served.total_s[at], looked[of])
+        return found
 
     def _stand(self, job: Job) -> None:
+        """In a queue that is ordered by numbers; the others stand by age, in the state."""
+        if not self.orders(job.team):
+            return
         number = self._number(self.served.slots[job.id], 0)
         place = self._places[job.id] = (int(number * 1000), job.submitted_us, job.id)
         insort(self._lines.setdefault(job.queue, []), place)
@@ -205,18 +297,25 @@ class Precedence:
 
     def _wait(self, job: Job, t_us: int) -> None:
         self._since[job.id] = (t_us, job.queue)
+        self._age(job, t_us)
+        self._stand(job)
+
+    def _age(self, job: Job, t_us: int) -> None:
+        """When it falls due, that waits since `t_us`."""
+        if not self.orders(job.team):
+            return
         due_us = min(t_us + int(self.knobs.age_s * 1e6), max(t_us, self._in_turn_us.get(job.id, _NEVER)))
         heapq.heappush(self._aging, (due_us, job.id, t_us))
-        self._stand(job)
 
     def _queued(self, state: State, e: led.JobQueued, t_us: int) -> None:
         job = state.jobs.get(e.job_id)
         if job is not None and e.job_id not in self.served.slots:
             slot = self.served.add(job, self.reports(job))
+            self.served.rule[slot] = CODES.get(self.rule_of(job.team), 0)
             declared = self.declared(job)
             if declared is not None:
                 self.served.total_s[slot] = declared
-            if self.preempts and job.shape.devices > 1 and self.knobs.in_turn > 0:
+            if self.orders(job.team) and job.shape.devices > 1 and self.knobs.in_turn > 0:
                 ahead_s = self._backlog_s(slot, state, t_us)
                 if ahead_s <= self.knobs.in_turn_most_s:
                     self._in_turn_us[job.id] = t_us + int(
@@ -233,7 +332,8 @@ class Precedence:
         total = served.total_s[slots]
         guessed = attained + self.learned.rest[classes_of(served.width[slots]), cells_of(attained)]
         left = np.maximum(0.0, np.where(np.isnan(total), guessed, total) - attained)
-        return float(left.sum()) / max(1, int(np.count_nonzero(state.fleet.up)))
+        # In whole device-seconds: the same sum, in whatever order a reader has the jobs.
+        return float(np.round(left.sum())) / max(1, int(np.count_nonzero(state.fleet.up)))
 
     def _granted(self, state: State, e: led.JobGranted, t_us: int) -> None:
         job, slot = state.jobs[e.job_id], self.served.slots[e.job_id]
@@ -261,8 +361,42 @@ class Precedence:
 
     def _requeued(self, state: State, e: led.JobRequeued, t_us: int) -> None:
         job = state.jobs.get(e.job_id)
-        if job is not None:
+        if job is not None and job.id not in state.backing_off:
             self._wait(job, t_us)
+
+    def _progress(self, state: State, e: led.AttemptProgress, t_us: int) -> None:
+        slot = self.served.slots.get(e.job_id)
+        if slot is not None:
+            left_s = e.progress.left_s
+            so_far_s = self.served.attained(slot, t_us)
+            total_s = so_far_s + left_s * int(self.served.width[slot]) if left_s is not None else math.nan
+            self.tell(state, e.job_id, total_s)
+
+    def _applied(self, state: State, e: led.QueuesApplied, t_us: int) -> None:
+        """Queues may be ordered by another rule from here on."""
+        self.follow(state)
+
+    def follow(self, state: State) -> None:
+        """Orders by the rules of the state's tree, what waits already too."""
+        self._tree, self._rules, self._shuffled = state.tree, {}, True
+        if self.rule is not None:
+            return
+        for job_id, slot in self.served.slots.items():
+            self.served.rule[slot] = CODES.get(self.rule_of(state.jobs[job_id].team), 0)
+        self._places.clear()
+        self._lines.clear()
+        self._aging.clear()
+        for job_id, (since_us, key) in self._since.items():
+            job = state.jobs[job_id]
+            if job_id in self._aged and self.orders(job.team):
+                continue
+            if job_id in self._aged:
+                self._aged.discard(job_id)
+                self._leave(key, job_id)
+            self._age(job, since_us)
+            self._stand(job)
+            if job_id in self._promised:
+                self._await_promise(job_id)
 
     def _finished(self, state: State, e: led.JobFinished, t_us: int) -> None:
         slot = self.served.slots.get(e.job_id)
@@ -271,6 +405,8 @@ class Precedence:
         self.served.stop(slot, t_us)
         if e.state is JobState.SUCCEEDED:
             self.learned.ended(int(self.served.width[slot]), float(self.served.attained_s[slot]))
+            if self.learned.due:
+                self._relearn(t_us)
         waited = self._since.pop(e.job_id, None)
         if waited is not None:
             self._leave(waited[1], e.job_id)
@@ -284,6 +420,8 @@ _NOTED: dict[type, Callable[..., None]] = {
     led.JobQueued: Precedence._queued,
     led.JobGranted: Precedence._granted,
     led.AttemptRunning: Precedence._running,
+    led.AttemptProgress: Precedence._progress,
+    led.QueuesApplied: Precedence._applied,
     led.AttemptPreempting: Precedence._stopping,
     led.AttemptStopping: Precedence._stopping,
     led.AttemptClosed: Precedence._stopping,

@@ -58,7 +58,7 @@ def check(
         return Declined(Reason.BENEFICIARY_GONE, state.suspended[job.team].text(job.team))
     if job.id in state.holds:
         return Declined(Reason.ALREADY_HELD, f"devices are already held for {job.id}")
-    within = precedence if precedence is not None and precedence.preempts else None
+    within = precedence if precedence is not None and precedence.orders(job.team) else None
     if not job.preempts and within is None:
         return Declined(Reason.MAY_NOT_PREEMPT, f"the class of {job.id} may not preempt")
     victims = _victims(state, plan, job, t_us, within)

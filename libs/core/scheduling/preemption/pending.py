@@ -97,6 +97,10 @@ class PendingPlans:
         """The plans of the last computation were not stored, as far as is known: another is due, whatever changed."""
         self._again = True
 
+    def look_again(self) -> None:
+        """Something changed that may make another plan possible, although its kind of event mostly does not."""
+        self._changes += 1
+
     def apply(self, record: ledger.LedgerRecord) -> list[PlanAnswer]:
         """Takes in a valid record. The answers in it to plans that were sent from here."""
         answers = []

@@ -25,6 +25,8 @@ class Change(NamedTuple):
 def changes(before: QueueTree, after: QueueTree) -> list[Change]:
     """Queue by queue, in the order of their names; empty when both say the same (versions are not compared)."""
     found: list[Change] = []
+    if before.order != after.order:
+        found.append(Change("(the pool)", "order", before.order or "", after.order or ""))
     for name in sorted({*before.queues, *after.queues}):
         old, new = before.queues.get(name), after.queues.get(name)
         if old is None and new is not None:
@@ -45,6 +47,8 @@ def _fields(queue: Queue) -> dict[str, str]:
     said = {"parent": queue.parent, "weight": _shown(queue.weight_milli)}
     said |= {f"guaranteed.{key}": _shown(milli) for key, milli in sorted(queue.guaranteed.items())}
     said |= {f"limit.{key}": _shown(milli) for key, milli in sorted(queue.limit.items())}
+    if queue.order is not None:
+        said["order"] = queue.order
     if queue.classes is not None:
         said["classes"] = ", ".join(queue.classes) or "(none)"
     return said

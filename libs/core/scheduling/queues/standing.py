@@ -7,12 +7,12 @@ the division of `division` (progressive filling gives weighted max-min fairness:
 counts (Dominant Resource Fairness, Ghodsi et al., NSDI 2011).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
 from libs.core.accelerators.kinds import GRAINS, grains, weight
-from libs.core.state.queue_tree import QueueTree
+from libs.core.state.queue_tree import ROOT, QueueTree
 from schemas.queues import Queue
 from schemas.resources import ANY_ACCELERATOR
 
@@ -53,7 +53,16 @@ class Standings:
     def of(self, team: str, kinds: Iterable[str] = ()) -> Standing:
         """Of a job of `team` that may go to `kinds`; none named: to any accelerator."""
         asked = tuple(kinds)
-        return tuple(self._level(name, asked) for name in self._tree.line(team))
+        return tuple(self._level(name, asked) for name in self._compared(team))
+
+    def _compared(self, team: str) -> Iterator[str]:
+        """The queues of a team that are compared with their siblings. All jobs below one that orders by age are one line."""
+        above = ROOT
+        for name in self._tree.line(team):
+            if (self._tree.order_of(above) if above != ROOT else self._tree.order) == "fifo":
+                return
+            yield name
+            above = name
 
     def within(self, team: str, kinds: Iterable[str], milli: int) -> bool:
         """Whether the queue of `team` and all above it stay within their guarantees with `milli` thousandths more of `kinds`:
