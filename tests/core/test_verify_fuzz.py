@@ -39,7 +39,7 @@ UNSEEN: dict[str, str] = {
     "node.silent kept": "only kept work is there: it could be told so a little later",
     "attempt.checkpointed checkpoint": f"{NODES}, and {ELSEWHERE}",
     "attempt.progress job_id": f"{NODES}: of another job that runs",
-    "queues.applied order": ELSEWHERE,
+    "queues.applied order": ELSEWHERE, "quota.set kind": f"another word of an operator about a team: {ELSEWHERE}",
     "attempt.progress progress": f"{NODES}: it may be further, or slower, as long as it is possible",
     "job.queued priority": CLASS, "job.queued preempts": CLASS, "job.queued lease_s": CLASS, "job.queued latency": CLASS,
     "job.queued network": CLASS,
