@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nats.js import JetStreamContext
-from pydantic import ValidationError
 
 from libs.core.projections.audit import AuditLine, AuditLines
-from libs.ledger.chain import GENESIS, ChainEntry, ChainLink, Head, UnknownRecord, judge
+from libs.ledger.chain import GENESIS, ChainLink, Head, UnknownRecord, break_before, judge
 from libs.ledger.export import LedgerFile
 from libs.ledger.segments import last_seq, messages, readable
 from libs.ledger.tail import Stored
@@ -48,7 +47,8 @@ class AuditReader:
             return
         if not entry.valid:
             audit.voids += 1
-            self._void(entry, stored)
+            if found := break_before(audit.head, entry):
+                self._break(found)
             return
         audit.records += 1
         audit.head = entry.head
@@ -58,21 +58,6 @@ class AuditReader:
         for line in self._lines.of(entry.record, entry.seq):
             audit.lines += 1
             yield line
-
-    def _void(self, entry: ChainEntry, stored: Stored) -> None:
-        """A void message is no fault: a writer that came too late names an older record. One that names the last valid record
-        with another hash, or a message that is void, or one to come, goes on from what is not here."""
-        try:
-            link = ChainLink.model_validate_json(stored.payload)
-        except ValidationError:
-            return
-        head = self.audit.head
-        if link.prev_seq == head.seq and link.prev_hash != head.hash:
-            self._break(f"message {stored.seq} follows a record {head.seq} with the hash {link.prev_hash[:16]}, and the one "
-                        f"that is here has {head.hash[:16]}: record {head.seq} was changed, or this is forged")  # fmt: skip
-        elif link.prev_seq > head.seq:
-            self._break(f"message {stored.seq} follows record {link.prev_seq}, and the chain ends with {head.seq} here: "
-                        f"record {head.seq + 1} was changed, left out, or moved")  # fmt: skip
 
     def _break(self, what: str) -> None:
         if not self.audit.broken:

@@ -15,6 +15,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -66,8 +67,8 @@ class ChainEntry:
     """One message of the ledger stream. Apply `record` only when `valid`; otherwise `why` says what is wrong with it.
 
     `hash` is of the payload as stored, `time_us` the broker's timestamp in microseconds. A void payload that is no
-    record at all has a `record` without events, by writer "unreadable". `unknown` are events of kinds that this version
-    does not know and may pass over; they are not among the record's.
+    record at all has a `record` without events, by writer "unreadable", with the link that it has, if any. `unknown`
+    are events of kinds that this version does not know and may pass over; they are not among the record's.
     """
 
     seq: int
@@ -117,6 +118,26 @@ def continues(head: Head, record: LedgerRecord | ChainLink) -> bool:
     return record.prev_seq == head.seq and record.prev_hash == head.hash
 
 
+def break_before(head: Head, entry: ChainEntry) -> str:
+    """What is wrong with the ledger before a void message that goes on from something that is not here; "" when nothing is.
+
+    A void message by itself is no fault: a writer that came too late names an older record. One that names the last valid
+    record with another hash, or a message that is void, or one to come, shows that a record was changed, left out or moved.
+    """
+    link = entry.record
+    if not entry.valid and link.prev_seq == head.seq and link.prev_hash != head.hash:
+        return (
+            f"message {entry.seq} follows a record {head.seq} with the hash {link.prev_hash[:16]}, and the one that is here "
+            f"has {head.hash[:16]}: record {head.seq} was changed, or this is forged"
+        )
+    if not entry.valid and link.prev_seq > head.seq:
+        return (
+            f"message {entry.seq} follows record {link.prev_seq}, and the chain ends with {head.seq} here: "
+            f"record {head.seq + 1} was changed, left out, or moved"
+        )
+    return ""
+
+
 def next_head(head: Head, pool: str, seq: int, payload: bytes) -> Head:
     """The head after the message at `seq`, by the chain alone: whether the record is understood does not matter here."""
     try:
@@ -141,9 +162,9 @@ def judge(
     try:
         record = _decode(payload, digest) if only is None else _record(_narrowed(payload, only))
     except ValidationError as error:
-        problem = _describe(error)
-        if not _linked(head, payload):
-            return _void(pool, seq, digest, time_us, f"is no record that continues the chain ({problem})")
+        problem, link = _describe(error), _link_of(payload)
+        if link is None or not continues(head, link):
+            return _void(pool, seq, digest, time_us, f"is no record that continues the chain ({problem})", link)
         record, unknown = _passing_over(pool, seq, payload, problem)
     why = ""
     if not continues(head, record):
@@ -179,15 +200,18 @@ def _describe(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc'])) or 'payload'}: {first['msg']}"[:500]
 
 
-def _linked(head: Head, payload: bytes) -> bool:
+def _link_of(payload: bytes) -> ChainLink | None:
     try:
-        return continues(head, _link(payload))
+        return cast(ChainLink, _link(payload))
     except ValidationError:
-        return False
+        return None
 
 
-def _void(pool: str, seq: int, digest: str, time_us: int, why: str) -> ChainEntry:
-    blank = LedgerRecord(pool=pool, prev_seq=0, prev_hash="", inbox_seq=0, t_us=0, writer="unreadable", events=())
+def _void(pool: str, seq: int, digest: str, time_us: int, why: str, link: ChainLink | None) -> ChainEntry:
+    prev_seq, prev_hash = (max(0, link.prev_seq), link.prev_hash) if link is not None else (0, "")
+    blank = LedgerRecord(
+        pool=pool, prev_seq=prev_seq, prev_hash=prev_hash, inbox_seq=0, t_us=0, writer="unreadable", events=()
+    )
     return ChainEntry(seq, blank, digest, time_us, False, why)
 
 

@@ -7,7 +7,7 @@ from nats.js import JetStreamContext
 
 from libs.core.projections.verify import Checker, Verification
 from libs.ledger.archive import before
-from libs.ledger.chain import GENESIS, ChainEntry, Head, judge
+from libs.ledger.chain import GENESIS, ChainEntry, Head, break_before, judge
 from libs.ledger.export import BadLedgerFile, FileEnd, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.reader import LedgerReader
 from libs.ledger.segments import last_seq, messages, readable
@@ -96,7 +96,11 @@ async def export(js: JetStreamContext, pool: str, path: Path, progress: Progress
 
 def _step(checker: Checker, entry: ChainEntry, head: Head) -> Head:
     checker.step(entry.seq, entry.record, entry.valid)
-    return entry.head if entry.valid else head
+    if entry.valid:
+        return entry.head
+    if found := break_before(head, entry):
+        checker.report.violated("I10", entry.seq, found)
+    return head
 
 
 def _finished(checker: Checker, head: Head) -> Verification:

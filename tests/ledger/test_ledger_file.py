@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from libs.ledger.chain import GENESIS, Head
+from libs.ledger.chain import GENESIS, Head, encode
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.tail import Stored
 from libs.ledger.verify import export, verify, verify_files
 from schemas.subjects import ledger
 from tests.core.builders import World as Pool
 from tests.core.builders import job, node
+from tests.core.lives import EVERY, records_of
 from tests.ledger.world import POOL, World
 
 PAGE = Path(__file__).parents[2] / "docs/ledger-file.md"
@@ -136,6 +137,36 @@ def test_a_compressed_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-12])
     with pytest.raises(BadLedgerFile, match=r"cannot be read|cut short"):
         list(LedgerFile(path))
+
+
+def _later(payload: bytes) -> bytes:
+    return payload.replace(b'"t_us":', b'"t_us":1', 1)
+
+
+FORGED: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "a record changed": lambda r: [*r[:2], _later(r[2]), *r[3:]],
+    "a record made no record": lambda r: [*r[:2], b"gone", *r[3:]],
+    "a record left out": lambda r: [*r[:2], *r[3:]],
+    "a record twice, and another one less": lambda r: [*r[:2], r[1], *r[3:]],
+    "two records swapped": lambda r: [*r[:2], r[3], r[2], *r[4:]],
+    "a record put in": lambda r: [*r[:2], _later(r[2]), *r[2:]],
+}
+"""Whoever changes a file can write its numbers and its last line anew; the hashes that records name are not theirs."""
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_a_file_whose_chain_was_broken_is_no_ledger_that_holds(tmp_path: Path, forge: Any) -> None:
+    head, payloads = GENESIS, list[bytes]()
+    for seq, record in enumerate(records_of(EVERY[0])[:8], 1):
+        payload, digest = encode(
+            record.model_copy(update={"pool": "main", "prev_seq": head.seq, "prev_hash": head.hash})
+        )
+        head = Head(seq, digest)
+        payloads.append(payload)
+    assert verify_files([written(tmp_path / "as it was", payloads)]).ok
+    report = verify_files([written(tmp_path / "forged", forge(payloads))])
+    assert report.violations[0].startswith("I10"), report.violations
+    assert "was changed" in report.violations[0]
 
 
 def test_a_file_that_is_not_finished_leaves_nothing(tmp_path: Path) -> None:
