@@ -3,6 +3,7 @@
 import pytest
 
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.billing.accounts import Accounts
 from libs.core.billing.metering import Meter
 from libs.core.projections.history import Feed, JobChanges
 from libs.core.projections.hot_state import HotState
@@ -22,7 +23,7 @@ PROJECTIONS = {
     "placement's state": (fold.HANDLED, fold.IGNORED),
     **{p.__name__: (p.handled, p.ignored) for p in (
         FleetShape, HotState, NodeLives, Feed, JobChanges, Meter, PoolFigures, PreemptionPlanner, Replica, Checker, Facts,
-        SecretUsers, TeamChains,
+        SecretUsers, TeamChains, Accounts,
     )},
 }  # fmt: skip
 

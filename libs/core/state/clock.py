@@ -162,3 +162,12 @@ class Calendar:
                 until = min(stop, (period + 1) * period_us - add)
                 yield period, until - start_us
                 start_us = until
+
+    def straight(self, start_us: int, end_us: int) -> Iterator[tuple[int, int, int]]:
+        """The span [start_us, end_us) of ledger time in pieces within which the wall clock did not jump, each as (start, end,
+        wall time at its start); nothing when it is empty or reversed."""
+        while start_us < end_us:
+            at = bisect_right(self._from, start_us)
+            stop = min(end_us, self._from[at]) if at < len(self._from) else end_us
+            yield start_us, stop, start_us + (self._add[at - 1] if at else 0)
+            start_us = stop

@@ -1,0 +1,345 @@
+"""Folds ledger records into postings: what closes is posted, what goes on is open."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from libs.core.billing.accounts.capacity import pieces
+from libs.core.billing.accounts.posting import Account, Posting
+from libs.core.billing.accounts.rows import NOBODY, REST, DeviceBook, Key, BookLine, Payer
+from libs.core.billing.metering import Unbillable
+from libs.core.state.clock import Calendar
+from libs.core.state.queue_tree import QueueTree
+from schemas import ledger as led
+from schemas.attempts import Evidence
+from schemas.resources import Inventory
+
+_NO_WORD = frozenset({Evidence.LEASE_ENDED, Evidence.NEW_INCARNATION})
+"""Evidence that is no word of the life in which the part ran: what it did in silence is not known."""
+
+
+@dataclass(slots=True)
+class _Silence:
+    """Of a node that is up and not heard."""
+
+    since_us: int
+    ended: list[tuple[BookLine, int, int]] = field(default_factory=list)
+    """Lines of nobody's that ended meanwhile, each with the time and the record: what they were is known when the node speaks
+    or is lost."""
+
+
+class Accounts:
+    """Folds ledger records, each once and in order. Memory: a few hundred bytes per device and per attempt that runs."""
+
+    handled: ClassVar[frozenset[str]]
+    ignored: ClassVar = frozenset({
+        "quota.set", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress",
+        "attempt.preempting", "attempt.stopping", "attempt.closed", "job.requeued", "board.recut-withdrawn",
+        "input.rejected", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
+        "lease.granter", "node.declared-dead", "operator.acted", "command.refused", "ledger.summed",
+    })  # fmt: skip
+    """A start, a checkpoint and a stop are the attempt's own; a withdrawn repartition lasts until its node answers."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.t_us = 0
+        self.posted: Counter[Account] = Counter()
+        """Account -> unit-microseconds of all postings so far."""
+        self._pool = ""
+        self._devices: dict[str, DeviceBook] = {}
+        self._on_node: dict[str, set[str]] = {}
+        self._jobs: dict[str, Payer] = {}
+        self._holds: dict[str, tuple[str, ...]] = {}
+        self._cleaning: dict[str, tuple[str, frozenset[str]]] = {}
+        """Board -> its node, and what goes, while it is being repartitioned."""
+        self._silent: dict[str, _Silence] = {}
+        self._lost: dict[str, tuple[_Silence, str]] = {}
+        """Nodes whose silence ended in this record without a word of them, each with the proof."""
+        self._freed: dict[tuple[str, Key], tuple[int, str]] = {}
+        """Of this record: what was freed without a word of its node -> when that was heard last, and the proof."""
+        self._touched: dict[str, None] = {}
+        self._tree = QueueTree()
+        self._calendar = Calendar()
+        self._units = 0
+        self._capacity_unit_us = 0
+        self._out: list[Posting] = []
+
+    def apply(self, record: led.LedgerRecord, seq: int) -> list[Posting]:
+        """Folds one valid record at ledger sequence `seq`; returns what it closed. One that was applied before changes nothing.
+
+        Raises Unbillable when it says what no valid ledger says.
+        """
+        if seq <= self.seq:
+            return []
+        t_us = record.t_us
+        if t_us < self.t_us:
+            raise Unbillable(f"record {seq} is of {t_us}, after {self.t_us}")
+        self._calendar.note(t_us, record.wall_us)
+        self._pool = record.pool
+        self._capacity_unit_us += self._units * (t_us - self.t_us)
+        self._out = []
+        for event in record.events:
+            fold = _FOLD.get(type(event))
+            if fold is not None:
+                fold(self, event, t_us)
+        if self._touched:
+            self._settle(t_us, seq)
+        self.seq, self.t_us = seq, t_us
+        return self._out
+
+    def skip(self, seq: int) -> None:
+        """A void record: it counts for nothing."""
+        self.seq = max(self.seq, seq)
+
+    def open(self, until_us: int) -> Iterator[Posting]:
+        """What is open, counted up to `until_us`, as it would be posted if nothing more were ever known: what a silent node
+        does is unconfirmed. None of these is posted; the next records may tell it otherwise."""
+        for node, silence in sorted(self._silent.items()):
+            for line, end_us, seq in silence.ended:
+                yield from self._cut(line, min(end_us, until_us), seq, silence.since_us, f"{node} is silent")
+        for book in self._devices.values():
+            for line in book.lines.values():
+                known, node = self._silent.get(line.about.node), line.about.node
+                since_us, why = (known.since_us, f"{node} is silent") if known is not None else (None, "")
+                yield from self._cut(line, until_us, self.seq, since_us, why)
+
+    def balances(self, until_us: int | None = None) -> dict[Account, int]:
+        """Every account -> unit-microseconds, what is open counted up to `until_us` (default: the last record)."""
+        sums = Counter(self.posted)
+        for posting in self.open(self.t_us if until_us is None else until_us):
+            sums[posting.account] += posting.unit_us
+        return {account: sums[account] for account in Account}
+
+    def capacity_unit_us(self, until_us: int | None = None) -> int:
+        """What existed, units x microseconds, up to `until_us`, which is not before the last record (default: that)."""
+        return self._capacity_unit_us + self._units * (0 if until_us is None else until_us - self.t_us)
+
+    # ----------------------------------------------------------------------------------------------------- the fold
+
+    def _joined(self, event: led.NodeJoined, t_us: int) -> None:
+        node = event.inventory.node
+        self._silence_ends(node, "a new life of its node began")
+        for board in [board for board, (of, _) in self._cleaning.items() if of == node]:
+            self._cleaned(board)
+        self._offers(event.inventory)
+
+    def _offers(self, inventory: Inventory) -> None:
+        node = inventory.node
+        on_node = self._on_node.setdefault(node, set())
+        offered = set()
+        for piece in pieces(inventory):
+            offered.add(piece.device)
+            book = self._devices.get(piece.device)
+            if book is None:
+                self._devices[piece.device] = book = DeviceBook(piece.device, node, *piece[1:])
+            elif book.node != node:
+                self._on_node.get(book.node, set()).discard(piece.device)
+                book.quarantine = None
+            self._touch(book.id)
+            on_node.add(piece.device)
+            book.node, (book.model, book.profile, book.units, book.board) = node, piece[1:]
+            book.exists = True
+        for device in on_node - offered:
+            self._gone(device)
+            self._devices[device].quarantine = None
+
+    def _left(self, event: led.NodeLeft, t_us: int) -> None:
+        self._silence_ends(event.node, event.reason)
+        for board in [board for board, (of, _) in self._cleaning.items() if of == event.node]:
+            self._cleaned(board)
+        for device in self._on_node.get(event.node, ()):
+            self._gone(device)
+
+    def _cut_asked(self, event: led.BoardRecut, t_us: int) -> None:
+        board = event.recut.board
+        going = frozenset((*event.recut.destroy, board))
+        self._cleaning[board] = (event.node, going)
+        for device in going:
+            self._touch(device)
+
+    def _cut_done(self, event: led.BoardCutDone, t_us: int) -> None:
+        self._cleaned(event.board)
+        self._offers(event.inventory)
+
+    def _silenced(self, event: led.NodeSilence, t_us: int) -> None:
+        if event.node not in self._silent:
+            self._silent[event.node] = _Silence(max(0, t_us - int(event.silent_s * 1_000_000)))
+
+    def _heard(self, event: led.NodeHeard, t_us: int) -> None:
+        silence = self._silent.pop(event.node, None)
+        for line, end_us, seq in silence.ended if silence is not None else ():
+            self._post(self._cut(line, end_us, seq))
+
+    def _quarantined(self, event: led.DeviceQuarantined, t_us: int) -> None:
+        if (book := self._devices.get(event.device)) is not None:
+            book.quarantine = event.users
+            self._touch(book.id)
+
+    def _returned(self, event: led.DeviceReturned, t_us: int) -> None:
+        if (book := self._devices.get(event.device)) is not None:
+            book.quarantine = None
+            self._touch(book.id)
+
+    def _queues(self, event: led.QueuesApplied, t_us: int) -> None:
+        self._tree = QueueTree.of(event.queues, event.version)
+
+    def _queued(self, event: led.JobQueued, t_us: int) -> None:
+        klass = event.spec.priority_class
+        self._jobs[event.job_id] = Payer(event.team, event.user, event.job_id, 0, klass)
+
+    def _granted(self, event: led.JobGranted, t_us: int) -> None:
+        payer = self._payer(event.job_id, event.attempt)
+        for claim in event.claims:
+            book = self._devices.get(claim.device)
+            if book is None:
+                raise Unbillable(f"{event.job_id} is granted {claim.device}, which no node has brought")
+            book.claims[event.job_id, event.attempt] = payer, claim.milli
+            self._touch(book.id)
+
+    def _given_back(self, event: led.DevicesFreed, t_us: int) -> None:
+        key = (event.job_id, event.attempt)
+        silence = self._silent.get(event.node)
+        if silence is None and (lost := self._lost.get(event.node)) is not None:
+            silence = lost[0]
+        since_us = silence.since_us if silence is not None else None
+        if since_us is None and event.silent_s is not None:
+            since_us = max(0, t_us - int(event.silent_s * 1_000_000))
+        for device in event.devices:
+            book = self._devices.get(device)
+            if book is None or book.claims.pop(key, None) is None:
+                raise Unbillable(f"{event.job_id}.{event.attempt} frees {device} and does not hold it")
+            if since_us is not None and event.evidence in _NO_WORD:
+                self._freed[device, key] = since_us, event.reason or event.evidence.value
+            self._touch(device)
+
+    def _finish(self, event: led.JobFinished, t_us: int) -> None:
+        self._jobs.pop(event.job_id, None)
+
+    def _held(self, event: led.DevicesHeld, t_us: int) -> None:
+        self._holds[event.job_id] = event.devices
+        payer = self._payer(event.job_id, 0)
+        for device in event.devices:
+            if (book := self._devices.get(device)) is not None:
+                book.held_for = payer
+                self._touch(device)
+
+    def _let_go(self, event: led.HoldReleased, t_us: int) -> None:
+        for device in self._holds.pop(event.job_id, ()):
+            book = self._devices.get(device)
+            if book is not None and book.held_for is not None and book.held_for.job_id == event.job_id:
+                book.held_for = None
+                self._touch(device)
+
+    # --------------------------------------------------------------------------------------------- what these share
+
+    def _payer(self, job_id: str, attempt: int) -> Payer:
+        payer = self._jobs.get(job_id)
+        if payer is None:
+            raise Unbillable(f"{job_id} is given devices and was never queued, or has ended")
+        return payer._replace(attempt=attempt, queue="/".join(self._tree.path(payer.team)))
+
+    def _touch(self, device: str) -> None:
+        self._touched[device] = None
+
+    def _gone(self, device: str) -> None:
+        self._devices[device].exists = False
+        self._touch(device)
+
+    def _cleaned(self, board: str) -> None:
+        for device in self._cleaning.pop(board, ("", frozenset()))[1]:
+            self._touch(device)
+
+    def _silence_ends(self, node: str, proof: str) -> None:
+        silence = self._silent.pop(node, None)
+        if silence is not None:
+            self._lost[node] = silence, proof
+            for device in self._on_node.get(node, ()):
+                self._touch(device)
+
+    def _settle(self, t_us: int, seq: int) -> None:
+        """At the end of a record: closes the lines that are not as they were, and opens those that are new."""
+        for silence, proof in self._lost.values():
+            for line, end_us, end_seq in silence.ended:
+                self._post(self._cut(line, end_us, end_seq, silence.since_us, proof))
+        for device in self._touched:
+            book = self._devices.get(device)
+            if book is not None:
+                self._settle_device(book, t_us, seq)
+        self._lost.clear()
+        self._freed.clear()
+        self._touched.clear()
+
+    def _settle_device(self, book: DeviceBook, t_us: int, seq: int) -> None:
+        asked = self._cleaning.get(book.board) if book.board else None
+        now = book.now(asked is not None and book.id in asked[1])
+        before, lost = book.lines, self._lost.get(book.node)
+        for key, line in before.items():
+            new = now.get(key)
+            if new is not None and new.same(line) and not (lost is not None and key == REST):
+                now[key] = line
+                continue
+            self._units -= line.units
+            self._close(book, key, line, t_us, seq)
+        for key, line in now.items():
+            if before.get(key) is not line:
+                line.since_us, line.seq = t_us, seq
+                self._units += line.units
+        book.lines = now
+        if not now and not book.exists and book.quarantine is None:
+            del self._devices[book.id]
+            self._on_node.get(book.node, set()).discard(book.id)
+
+    def _close(self, book: DeviceBook, key: Key, line: BookLine, t_us: int, seq: int) -> None:
+        if key == REST:
+            lost, silence = self._lost.get(line.about.node), self._silent.get(line.about.node)
+            if lost is not None:
+                self._post(self._cut(line, t_us, seq, lost[0].since_us, lost[1]))
+            elif silence is not None:
+                if t_us > line.since_us:
+                    silence.ended.append((line, t_us, seq))
+            else:
+                self._post(self._cut(line, t_us, seq))
+        else:
+            since_us, proof = self._freed.get((book.id, key), (None, ""))
+            self._post(self._cut(line, t_us, seq, since_us, proof))
+
+    def _cut(
+        self, line: BookLine, end_us: int, seq: int, since_us: int | None = None, proof: str = ""
+    ) -> Iterator[Posting]:
+        """The postings of a line; from `since_us` on nobody knows what became of it."""
+        until = end_us if since_us is None else min(end_us, max(since_us, line.since_us))
+        known = (line.account, line.payer, line.since_us, until, line.cause)
+        payer = line.payer if line.payer.attempt else NOBODY
+        for account, who, start_us, stop_us, cause in (known, (Account.UNCONFIRMED, payer, until, end_us, proof)):
+            for start, end, wall in self._calendar.straight(start_us, stop_us):
+                yield Posting(
+                    account, self._pool, *line.about, line.units, start, end, wall, wall + end - start,
+                    who.team, who.user, who.job_id, who.attempt, who.priority_class, who.queue,
+                    line.seq, seq, cause,
+                )  # fmt: skip
+
+    def _post(self, postings: Iterator[Posting]) -> None:
+        for posting in postings:
+            self.posted[posting.account] += posting.unit_us
+            self._out.append(posting)
+
+
+_FOLD: Mapping[type, Callable[[Accounts, Any, int], None]] = {
+    led.NodeJoined: Accounts._joined,
+    led.NodeLeft: Accounts._left,
+    led.BoardRecut: Accounts._cut_asked,
+    led.BoardCutDone: Accounts._cut_done,
+    led.NodeSilence: Accounts._silenced,
+    led.NodeHeard: Accounts._heard,
+    led.DeviceQuarantined: Accounts._quarantined,
+    led.DeviceReturned: Accounts._returned,
+    led.QueuesApplied: Accounts._queues,
+    led.JobQueued: Accounts._queued,
+    led.JobGranted: Accounts._granted,
+    led.DevicesFreed: Accounts._given_back,
+    led.JobFinished: Accounts._finish,
+    led.DevicesHeld: Accounts._held,
+    led.HoldReleased: Accounts._let_go,
+}
+Accounts.handled = led.kinds_of(_FOLD)

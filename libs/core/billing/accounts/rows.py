@@ -1,0 +1,96 @@
+"""The open books of a device: what it is, what is known of it, and the lines that its capacity is divided into now."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from libs.core.billing.accounts.capacity import units_of_share
+from libs.core.billing.accounts.posting import Account
+
+
+class Payer(NamedTuple):
+    """Whom a line is in the name of."""
+
+    team: str = ""
+    user: str = ""
+    job_id: str = ""
+    attempt: int = 0
+    priority_class: str = ""
+    queue: str = ""
+
+
+NOBODY = Payer()
+REST = ("", 0)
+"""The key of the line of what no attempt holds."""
+
+Key = tuple[str, int]
+"""Of a line: job and attempt; or `REST`."""
+
+
+class About(NamedTuple):
+    """Where a line's device is, and what it is."""
+
+    node: str
+    device: str
+    model: str
+    profile: str
+
+
+@dataclass(slots=True)
+class BookLine:
+    """A part of a device that is in one account since `since_us`."""
+
+    about: About
+    account: Account
+    payer: Payer
+    units: int
+    cause: str = ""
+    since_us: int = 0
+    seq: int = 0
+
+    def same(self, other: "BookLine") -> bool:
+        return self._what() == other._what()
+
+    def _what(self) -> tuple[About, Account, Payer, int, str]:
+        return self.about, self.account, self.payer, self.units, self.cause
+
+
+@dataclass(slots=True)
+class DeviceBook:
+    """A device, a MIG instance, or what is in no instance of a board. It is kept while it exists or is held."""
+
+    id: str
+    node: str
+    model: str
+    profile: str
+    units: int
+    board: str
+    exists: bool = True
+    claims: dict[Key, tuple[Payer, int]] = field(default_factory=dict)
+    """Who holds it, and how many thousandths."""
+    held_for: Payer | None = None
+    quarantine: str | None = None
+    """Who uses it though nobody was granted it; None: it is in no quarantine."""
+    lines: dict[Key, BookLine] = field(default_factory=dict)
+    """What is open."""
+
+    def now(self, cleaning: bool) -> dict[Key, BookLine]:
+        """What its capacity is divided into, by all that is known. Of a device that is gone, what is still held exists."""
+        out: dict[Key, BookLine] = {}
+        taken, about = 0, About(self.node, self.id, self.model, self.profile)
+        for key, (payer, milli) in self.claims.items():
+            units = units_of_share(self.units, milli)
+            taken += units
+            if units:
+                out[key] = BookLine(about, Account.BILLED, payer, units)
+        if self.exists and taken < self.units:
+            out[REST] = self._rest(about, self.units - taken, cleaning)
+        return out
+
+    def _rest(self, about: About, units: int, cleaning: bool) -> BookLine:
+        if self.quarantine is not None:
+            return BookLine(about, Account.FAULTY, NOBODY, units, self.quarantine)
+        if cleaning:
+            return BookLine(about, Account.CLEANING, NOBODY, units)
+        if self.held_for is not None:
+            return BookLine(about, Account.HELD, self.held_for, units)
+        return BookLine(about, Account.IDLE, NOBODY, units)
