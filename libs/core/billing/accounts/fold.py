@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from libs.core.billing.accounts.capacity import pieces
 from libs.core.billing.accounts.posting import Account, Posting
-from libs.core.billing.accounts.rows import NOBODY, REST, DeviceBook, Key, BookLine, Payer
+from libs.core.billing.accounts.rows import NOBODY, REST, BookLine, DeviceBook, Key, Payer
 from libs.core.billing.metering import Unbillable
 from libs.core.state.clock import Calendar
 from libs.core.state.queue_tree import QueueTree
