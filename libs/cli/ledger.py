@@ -239,5 +239,10 @@ def _counts(report: Any) -> Iterable[tuple[str, object]]:
     yield "device-seconds", f"{report.milli_us / 1e9:.6f}"
     for team, amount in sorted(report.by_team.items()):
         yield f"device-seconds of {team}", f"{amount / 1e9:.6f}"
+    yield "unit-us of capacity that existed (7,000 a device)", report.capacity_unit_us
+    for account, amount in report.accounts.items():
+        yield f"unit-us {account}", amount
+    if report.accounts:
+        yield "unit-us of all accounts together", sum(report.accounts.values())
     yield "violations", report.violations_total
     yield f"is the last valid record ({report.head_hash[:16]})", report.head_seq

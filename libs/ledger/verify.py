@@ -5,8 +5,9 @@ from pathlib import Path
 
 from nats.js import JetStreamContext
 
-from libs.core.projections.verify import Checker, Verification
+from libs.core.projections.verify import Verification
 from libs.ledger.archive import before
+from libs.ledger.audited import AuditedLedger
 from libs.ledger.chain import GENESIS, ChainEntry, Head, break_before, judge
 from libs.ledger.export import BadLedgerFile, FileEnd, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.reader import LedgerReader
@@ -32,7 +33,7 @@ async def verify(
 
     Raises LedgerStopped (see libs.ledger.chain) when the ledger cannot be read from its beginning.
     """
-    checker, head, position = Checker(), GENESIS, 0
+    checker, head, position = AuditedLedger(), GENESIS, 0
     if archive is not None:
         gone = before(archive, pool, (await readable(js, pool))[0].first)
         head, position = _read_files(checker, list(gone), lambda done, of: None)
@@ -54,12 +55,12 @@ def verify_files(paths: Sequence[Path], progress: Progress = lambda done, of: No
 
     Raises BadLedgerFile when a file is damaged, or does not follow the one before it; LedgerStopped as `verify` does.
     """
-    checker = Checker()
+    checker = AuditedLedger()
     head, _ = _read_files(checker, paths, progress)
     return _finished(checker, head)
 
 
-def _read_files(checker: Checker, paths: Sequence[Path], progress: Progress) -> tuple[Head, int]:
+def _read_files(checker: AuditedLedger, paths: Sequence[Path], progress: Progress) -> tuple[Head, int]:
     """The head after the files, and the last message in them."""
     head, last_seq, pool = GENESIS, 0, ""
     for path in paths:
@@ -94,7 +95,7 @@ async def export(js: JetStreamContext, pool: str, path: Path, progress: Progress
         return out.finish()
 
 
-def _step(checker: Checker, entry: ChainEntry, head: Head) -> Head:
+def _step(checker: AuditedLedger, entry: ChainEntry, head: Head) -> Head:
     checker.step(entry.seq, entry.record, entry.valid)
     if entry.valid:
         return entry.head
@@ -103,7 +104,7 @@ def _step(checker: Checker, entry: ChainEntry, head: Head) -> Head:
     return head
 
 
-def _finished(checker: Checker, head: Head) -> Verification:
+def _finished(checker: AuditedLedger, head: Head) -> Verification:
     report = checker.finish()
     report.head_seq, report.head_hash = head.seq, head.hash
     return report

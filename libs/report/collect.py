@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from libs.client import Baton
-from libs.core.projections.verify import Checker, Verification
+from libs.core.projections.verify import Verification
+from libs.ledger.audited import AuditedLedger
 from libs.ledger.reader import LedgerReader
+from libs.report.accounts import AccountCurves
 from libs.report.document import Report, Step
 from libs.report.facts import Facts
 from libs.report.figures import report
@@ -26,6 +28,7 @@ class RunStory:
     facts: Facts
     audit: Verification
     bill: BillReply
+    curves: AccountCurves
 
 
 async def collect(baton: Baton) -> RunStory:
@@ -34,7 +37,8 @@ async def collect(baton: Baton) -> RunStory:
     Raises LedgerStopped when the ledger cannot be read from its beginning, and what `Baton.bill` raises.
     """
     pool = baton.place.pool
-    facts, checker = Facts(), Checker()
+    facts, curves = Facts(), AccountCurves()
+    checker = AuditedLedger(curves.add)
     reader = LedgerReader(baton.nats.jetstream(), pool)
 
     async def read_on() -> int:
@@ -50,7 +54,10 @@ async def collect(baton: Baton) -> RunStory:
         await read_on()
     finally:
         await reader.close()
-    return RunStory(pool, facts, checker.finish(), bill)
+    audit = checker.finish()
+    for posting in checker.accounts.open(audit.last_t_us):
+        curves.add(posting)
+    return RunStory(pool, facts, audit, bill, curves)
 
 
 async def _bill_at_least(baton: Baton, seq: int) -> BillReply:
@@ -70,5 +77,5 @@ def write(story: RunStory, folder: Path, *, title: str, steps: Sequence[Step] = 
     folder.mkdir(parents=True, exist_ok=True)
     as_json, as_html = folder / "report.json", folder / "report.html"
     as_json.write_text(numbers.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    as_html.write_text(page(story.facts, numbers), encoding="utf-8")
+    as_html.write_text(page(story.facts, numbers, story.curves), encoding="utf-8")
     return numbers, as_json, as_html

@@ -97,5 +97,10 @@ class Report(_Part):
     teams: list[TeamFigures]
     ledger: LedgerFigures
     bill: BillFigures
+    accounts: dict[str, int] = Field(
+        default_factory=dict,
+        description="account -> capacity units x microseconds, over the whole ledger (docs/billing.md)",
+    )
+    capacity_unit_us: int = Field(default=0, description="what existed, capacity units (7,000 a device) x microseconds")
     steps: list[Step] = Field(description="the story's checks, in order; empty for a report without a story")
-    ok: bool = Field(description="ledger verified, bill equal, and every step ok")
+    ok: bool = Field(description="ledger verified, bill equal, accounts sum to what existed, and every step ok")

@@ -112,6 +112,11 @@ def bill_figures(audit: Verification, bill: BillReply) -> BillFigures:
     )
 
 
+def sums_up(audit: Verification) -> bool:
+    """Whether the accounts, where they were kept, sum to what existed."""
+    return not audit.accounts or sum(audit.accounts.values()) == audit.capacity_unit_us
+
+
 def report(
     facts: Facts, audit: Verification, bill: BillReply, *, title: str, pool: str, steps: Sequence[Step]
 ) -> Report:
@@ -146,8 +151,10 @@ def report(
         teams=[_team(facts, team, rows.get(team), available) for team in facts.teams],
         ledger=ledger,
         bill=money,
+        accounts=audit.accounts,
+        capacity_unit_us=audit.capacity_unit_us,
         steps=list(steps),
-        ok=ledger.verified and money.equal and all(step.ok for step in steps),
+        ok=ledger.verified and money.equal and sums_up(audit) and all(step.ok for step in steps),
     )
 
 

@@ -8,7 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from libs.report import svg
+from libs.report import accounts, svg
+from libs.report.accounts import AccountCurves
 from libs.report.document import Report, Step, TeamFigures
 from libs.report.facts import AttemptFacts, Facts
 from libs.report.figures import end_of, window
@@ -22,8 +23,8 @@ _MIX = (100, 66, 40)
 """How much of its team's colour the highest, the second and every lower class keeps, per cent."""
 
 
-def page(facts: Facts, report: Report) -> str:
-    """The whole document, with the picture of `facts` and the numbers of `report`."""
+def page(facts: Facts, report: Report, curves: AccountCurves | None = None) -> str:
+    """The whole document, with the picture of `facts`, the numbers of `report`, and where capacity was over time."""
     picture = draw(facts, window(facts))
     classes = classes_of(facts)
     moments = [(i, s.at_s, s.ok) for i, s in enumerate(report.steps, 1) if s.at_s is not None]
@@ -39,6 +40,7 @@ def page(facts: Facts, report: Report) -> str:
         "caption": _caption(picture, bool(moments)),
         "story": _story(report.steps),
         "teams": _teams(report, facts),
+        "accounts": accounts.figure(report, curves),
         "problems": _problems(report),
         "notes": _notes(report),
         "footer": _footer(report),
@@ -211,6 +213,10 @@ def _notes(report: Report) -> str:
         "Scheduling latency": "the same span, for jobs that fitted at once: their grant is in the record that queued them.",
         "Preemption rate": "attempts that ended by preemption, of all attempts.",
         "Device-seconds, cost": "as quota_billing bills them: from grant to freeing, times the share, each row rounded once.",
+        "Accounts": (
+            "capacity units (7,000 a device) x microseconds of ledger time over the whole ledger; every unit is in exactly one "
+            "account at every microsecond, so they sum to what existed (docs/billing.md)."
+        ),
         "Ledger": (
             f"every record read again by a checker with books of its own ({report.ledger.events:,} events, "
             f"{report.ledger.attempts:,} attempts, {report.ledger.void} void records); its integral is compared with the bill."

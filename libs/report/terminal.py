@@ -30,6 +30,8 @@ def _figures(report: Report) -> Table:
         ("ledger", f"{'verified' if report.ledger.verified else 'BROKEN'}, {verified}"),
         ("bill", f"{_money(report, report.bill.total_cost_micros)}, {_equal(report)}"),
     ]
+    if report.accounts:
+        rows.append(("accounts", _accounts(report)))
     for name, text in rows:
         table.add_row(name, Text(text))
     return table
@@ -61,6 +63,13 @@ def _spread(values: Quartiles, unit: str, digits: int) -> str:
 def _equal(report: Report) -> str:
     same = report.bill.total_milli_us == report.bill.integral_milli_us and report.bill.equal
     return "equal to the ledger's integral" if same else "DIFFERENT from the ledger's integral"
+
+
+def _accounts(report: Report) -> str:
+    total = sum(report.accounts.values())
+    parts = ", ".join(f"{name} {n / total:.1%}" for name, n in report.accounts.items() if n)
+    exact = "is exactly what existed" if total == report.capacity_unit_us else f"is NOT {report.capacity_unit_us:,}"
+    return f"{parts}: {total:,} unit-us, which {exact}"
 
 
 def _money(report: Report, micros: int) -> str:

@@ -7,10 +7,13 @@ from itertools import count
 from typing import Any
 
 from libs.core.accelerators.catalog import models
+from libs.core.billing.accounts import Accounts
 from libs.core.billing.metering import Meter
 from libs.core.billing.pricing import Prices, bill
 from libs.core.projections.verify import Verification
 from libs.core.scheduling.preemption.victims import plans
+from libs.ledger.audited import reconciled
+from libs.report.accounts import AccountCurves
 from libs.report.facts import Facts
 from schemas import inbox
 from schemas.billing import BillQuery, BillReply, Price, PriceBook
@@ -57,7 +60,7 @@ class Run:
     def __post_init__(self) -> None:
         self.world = World()
         self.world.now_us = T0_US
-        self.facts, self._meter = Facts(), Meter()
+        self.facts, self._meter, self.accounts, self.curves = Facts(), Meter(), Accounts(), AccountCurves()
         self._order = count()
         self._calendar: list[tuple[int, int, str, Any]] = []
         self._jobs: dict[str, Ask] = {}
@@ -72,7 +75,7 @@ class Run:
 
     @property
     def audit(self) -> Verification:
-        return self.world.checker.finish()
+        return reconciled(self.world.checker.finish(), self.accounts)
 
     @property
     def bill(self) -> BillReply:
@@ -92,6 +95,8 @@ class Run:
         record, seq = self.world.records[-1], len(self.world.records)
         self.facts.apply(record, seq, record.t_us + self.delay_us)
         self._meter.apply(record, seq)
+        for posting in self.accounts.apply(record, seq):
+            self.curves.add(posting)
         for event in record.events:
             if event.kind == "job.granted":
                 self._at(self.world.now_us + 30_000, "start", (event.job_id, event.attempt))

@@ -44,6 +44,7 @@ def test_the_story_holds_in_simulation(run: Run):
         checks.all_ended(run.facts, len(run.facts.jobs), ()),
         checks.verified(run.audit),
         checks.billed(run.audit, run.bill),
+        checks.accounted(run.audit),
     ]
     assert [step for step in steps if not step.ok] == []
     assert all(step.observed for step in steps)
@@ -166,7 +167,7 @@ async def test_the_demo_passes_its_own_checks(tmp_path: Path):
     with Screen(Console(file=io.StringIO())) as screen:
         result = await Demo(tmp_path / "state", tmp_path / "out", screen, scale=0.2).play()
     assert [step for step in result.report.steps if not step.ok] == []
-    assert len(result.report.steps) == 10
+    assert len(result.report.steps) == 11
     assert result.report.ok
     assert result.report.preempted == 1
     assert json.loads(result.as_json.read_text())["ok"] is True

@@ -1,12 +1,14 @@
 """The report says what the ledger says: figures against arithmetic by hand, the page against what a browser needs."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from libs.bus.connect import BusConnection
+from libs.cli.demo import checks
 from libs.client import Baton
 from libs.client.where import Place
 from libs.ledger.append import AppendOutcome, append
@@ -103,6 +105,21 @@ def test_a_wrong_bill_a_failed_step_or_a_violation_makes_the_report_fail(run: Ru
     broken.world.checker.report.violated("I1", 1, "two holders")
     assert not numbers(broken).ok
     assert "two holders" in page(broken.facts, numbers(broken))
+
+
+def test_the_accounts_are_in_the_numbers_and_a_picture(run: Run):
+    found = numbers(run)
+    assert sum(found.accounts.values()) == found.capacity_unit_us > 0
+    assert found.accounts["billed"] == 7 * run.audit.milli_us
+    shown = page(run.facts, found, run.curves)
+    assert f"{found.capacity_unit_us:,}" in shown
+    assert "exactly what existed" in shown
+    assert "Capacity over time, stacked by account" in shown
+    parts = run.curves.shares(7)
+    assert sum(sum(values) for values in parts.values()) > 0
+    wrong = replace(run.audit, capacity_unit_us=run.audit.capacity_unit_us + 1)
+    assert not report(run.facts, wrong, run.bill, title="t", pool="p", steps=()).ok
+    assert not checks.accounted(wrong).ok
 
 
 def test_quantiles_are_values_that_occurred():
@@ -205,7 +222,7 @@ def test_a_large_picture_is_bounded_and_says_so(run: Run, monkeypatch: pytest.Mo
 
 
 def test_both_files_are_written(run: Run, tmp_path: Path):
-    story = RunStory("test", run.facts, run.audit, run.bill)
+    story = RunStory("test", run.facts, run.audit, run.bill, run.curves)
     found, as_json, as_html = write(story, tmp_path / "new" / "folder", title="a run")
     assert Report.model_validate_json(as_json.read_text()) == found
     assert as_html.read_text().startswith("<!doctype html>")

@@ -6,6 +6,7 @@ import pytest
 
 from libs.core.billing.accounts import PAID, Account, Accounts, Posting, units_of
 from libs.core.billing.metering import Meter
+from libs.ledger.audited import AuditedLedger
 from schemas.ledger import LedgerRecord
 from tests.core.lives import EVERY, records_of
 
@@ -23,6 +24,18 @@ def test_the_sum_of_all_accounts_is_what_existed(life: str) -> None:
     books, posted = fold(records_of(life))
     assert sum(books.balances().values()) == books.capacity_unit_us() == sum(p.unit_us for p in posted) > 0
     assert all(p.end_us > p.start_us and p.units > 0 for p in posted)
+
+
+@pytest.mark.parametrize("life", EVERY)
+def test_the_checker_comes_to_the_same_sums_by_its_own_books(life: str) -> None:
+    audited = AuditedLedger()
+    head = 0
+    for seq, record in enumerate(records_of(life), 1):
+        audited.step(seq, record.model_copy(update={"prev_seq": head}), valid=True)
+        head = seq
+    report = audited.finish()
+    assert report.violations == []
+    assert sum(report.accounts.values()) == report.capacity_unit_us > 0
 
 
 @pytest.mark.parametrize("life", EVERY)

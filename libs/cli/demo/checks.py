@@ -170,6 +170,17 @@ def billed(audit: Verification, bill: BillReply) -> Step:
     )
 
 
+def accounted(audit: Verification) -> Step:
+    total = sum(audit.accounts.values())
+    parts = ", ".join(f"{name} {n / total:.1%}" for name, n in audit.accounts.items() if n)
+    return Step(
+        name="The accounts sum to what existed",
+        expected=f"{audit.capacity_unit_us} capacity units x microseconds, to the microsecond",
+        observed=f"{total} ({parts})",
+        ok=total == audit.capacity_unit_us > 0,
+    )
+
+
 def held_at(facts: Facts, t_us: int) -> int:
     """Thousandths of accelerators that were held at `t_us`."""
     return sum(

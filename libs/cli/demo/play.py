@@ -76,6 +76,7 @@ class Demo:
             restarted = sorted({e.name for e in launch.supervisor.events if e.kind is EventKind.EXITED})
             self._check(checks.verified(story.audit))
             self._check(checks.billed(story.audit, story.bill))
+            self._check(checks.accounted(story.audit))
             numbers, as_json, as_html = write(story, self.out, title=TITLE, steps=self.steps)
             self.screen.phase("stop everything")
         return DemoResult(numbers, as_json, as_html, time.monotonic() - began, tuple(restarted))

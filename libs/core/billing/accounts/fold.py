@@ -46,6 +46,8 @@ class Accounts:
         self.t_us = 0
         self.posted: Counter[Account] = Counter()
         """Account -> unit-microseconds of all postings so far."""
+        self.posted_to_attempts = 0
+        """Of these, in the name of attempts: the bill."""
         self._pool = ""
         self._devices: dict[str, DeviceBook] = {}
         self._on_node: dict[str, set[str]] = {}
@@ -110,6 +112,11 @@ class Accounts:
         for posting in self.open(self.t_us if until_us is None else until_us):
             sums[posting.account] += posting.unit_us
         return {account: sums[account] for account in Account}
+
+    def of_attempts(self, until_us: int | None = None) -> int:
+        """What of the balances is in the name of attempts, unit-microseconds: the bill."""
+        now = self.open(self.t_us if until_us is None else until_us)
+        return self.posted_to_attempts + sum(posting.unit_us for posting in now if posting.attempt)
 
     def capacity_unit_us(self, until_us: int | None = None) -> int:
         """What existed, units x microseconds, up to `until_us`, which is not before the last record (default: that)."""
@@ -322,6 +329,8 @@ class Accounts:
     def _post(self, postings: Iterator[Posting]) -> None:
         for posting in postings:
             self.posted[posting.account] += posting.unit_us
+            if posting.attempt:
+                self.posted_to_attempts += posting.unit_us
             self._out.append(posting)
 
 

@@ -14,6 +14,7 @@ made would be found by nobody. It keeps books of its own (`books`), written and 
     attempts     open, seen, freed, closed; the bill          boards       repartitions
     outcomes     how attempts and jobs end                    holds        preemption, and what it keeps
     checkpoints  never back, always resumed from              asked        a grant is what was asked for
+    capacity     what existed, and what attempts held of it
     devices      compute, memory, epochs
 
 It goes on after a violation, so that a report names them all; one lie may be named several times. Its books hold what is

@@ -6,6 +6,7 @@ from libs.core.projections.verify.asked import AsAsked
 from libs.core.projections.verify.attempts import Attempts
 from libs.core.projections.verify.boards import Boards
 from libs.core.projections.verify.books import Books, Handler, Subject
+from libs.core.projections.verify.capacity import CapacityBooks
 from libs.core.projections.verify.checkpoints import Checkpoints
 from libs.core.projections.verify.clock import LedgerTime
 from libs.core.projections.verify.devices import Devices
@@ -29,7 +30,8 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Holds,
     AsAsked,
     Boards,
-    Devices,  # these four free what the attempt's row says, so before `Attempts` strikes it
+    CapacityBooks,  # these five free what the attempt's row says, so before `Attempts` strikes it
+    Devices,
     Hosts,
     TeamLimits,
     Nodes,

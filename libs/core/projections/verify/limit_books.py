@@ -124,12 +124,12 @@ def _against(key: str, kinds: Counter[Kind]) -> Fraction:
         if key == (f"{model}:{profile}" if profile else model):
             total += milli
         elif key == model or (key == "*" and model != "CPU"):
-            total += milli * _part_of_board(model, profile)
+            total += milli * part_of_board(model, profile)
     return total
 
 
 @cache
-def _part_of_board(model: str, profile: str) -> Fraction:
+def part_of_board(model: str, profile: str) -> Fraction:
     """The compute slices of an instance of those of its board; 1 for a whole device, and where no board is known."""
     boards = sorted({a.mig for a in catalog().values() if a.model == model} & GEOMETRIES.keys())
     if not profile or not boards:

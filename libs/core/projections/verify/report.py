@@ -26,6 +26,12 @@ class Verification:
     """Over all teams' lines, repeats as well."""
     milli_us: int = 0
     by_team: dict[str, int] = field(default_factory=dict)
+    capacity_unit_us: int = 0
+    """What existed, capacity units (7,000 a device) x microseconds, up to the last record."""
+    held_unit_us: int = 0
+    """What of it attempts held, those that still hold as well."""
+    accounts: dict[str, int] = field(default_factory=dict)
+    """Account -> unit-microseconds: their sum is `capacity_unit_us`. Empty: nobody kept the accounts beside the checker."""
     violations: list[str] = field(default_factory=list)
     violations_total: int = 0
     last_seq: int = 0

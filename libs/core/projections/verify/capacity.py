@@ -1,0 +1,79 @@
+"""How much capacity existed, and how much of it attempts held (I16): what the sum of all accounts must be.
+
+It shares no code with the accounts (`libs.core.billing.accounts`), whose sums are compared with these where both are at hand
+(`libs.ledger.audited`). Capacity is counted in units, 7,000 a device; a MIG instance has its part of its board's; a board of
+which some is in no instance is a whole one all the same.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from libs.core.projections.verify.books import Books, Subject
+from libs.core.projections.verify.limit_books import part_of_board
+from schemas import ledger as led
+from schemas.resources import WHOLE_MILLI, Claim, Inventory
+
+_UNITS = 7000
+
+
+class CapacityBooks(Subject):
+    """Integrates over ledger time what nodes offer and what attempts hold."""
+
+    handlers: ClassVar = {
+        led.NodeJoined: "offered",
+        led.BoardCutDone: "offered",
+        led.NodeLeft: "left",
+        led.DevicesFreed: "freed",
+    }
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._nodes: dict[str, int] = {}
+        self._units = 0
+        self._since_us = 0
+        self._existed = 0
+        self._held = 0
+
+    def offered(self, e: led.NodeJoined | led.BoardCutDone) -> None:
+        self._now(e.inventory.node, _units(e.inventory))
+
+    def left(self, e: led.NodeLeft) -> None:
+        self._now(e.node, 0)
+
+    def freed(self, e: led.DevicesFreed) -> None:
+        found = self.books.attempt(e.job_id, e.attempt)
+        if found is not None:
+            self._held += self._of(found[1].parts.get(e.node, ())) * (self.books.t_us - found[1].opened_us)
+
+    def finish(self) -> None:
+        books, report = self.books, self.books.report
+        report.capacity_unit_us = self._existed + self._units * (books.t_us - self._since_us)
+        report.held_unit_us = self._held
+        for open_now in (job.open for job in books.jobs.values() if job.open is not None):
+            units = sum(map(self._of, open_now.parts.values()))
+            report.held_unit_us += units * (books.t_us - open_now.opened_us)
+
+    def _now(self, node: str, units: int) -> None:
+        self._existed += self._units * (self.books.t_us - self._since_us)
+        self._since_us = self.books.t_us
+        self._units += units - self._nodes.get(node, 0)
+        self._nodes[node] = units
+
+    def _of(self, claims: Iterable[Claim]) -> int:
+        """Units of what is held."""
+        units = 0
+        for claim in claims:
+            row = self.books.devices.get(claim.device)
+            units += int(_UNITS * part_of_board(*row.kind)) * claim.milli // WHOLE_MILLI if row is not None else 0
+        return units
+
+
+def _units(inventory: Inventory) -> int:
+    total, boards = 0, {board.id: 0 for board in inventory.boards}
+    for device in inventory.devices:
+        part = int(_UNITS * part_of_board(device.model, device.mig_profile))
+        if device.mig_profile and device.parent:
+            boards[device.parent] = boards.get(device.parent, 0) + part
+        else:
+            total += part
+    return total + sum(max(_UNITS, used) for used in boards.values())

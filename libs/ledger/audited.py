@@ -1,0 +1,59 @@
+"""A ledger, checked and with its accounts kept: the checker and the books side by side, and whether they come to the same."""
+
+from collections.abc import Callable
+
+from libs.core.billing.accounts import Accounts, Posting
+from libs.core.billing.metering import Unbillable
+from libs.core.projections.verify import Checker, Verification
+from schemas.ledger import LedgerRecord
+
+
+class AuditedLedger:
+    """Feed it every record of a ledger in stream order, void ones too; then ask for the report (I1 to I16)."""
+
+    def __init__(self, posting: Callable[[Posting], None] = lambda p: None) -> None:
+        """`posting` is shown each one as it is made."""
+        self._checker, self._accounts, self._posting = Checker(), Accounts(), posting
+        self._stopped = ""
+
+    @property
+    def report(self) -> Verification:
+        """What was found so far; `finish` brings its sums up to date."""
+        return self._checker.report
+
+    @property
+    def accounts(self) -> Accounts:
+        return self._accounts
+
+    def step(self, seq: int, record: LedgerRecord, valid: bool) -> None:
+        """One record at stream sequence `seq`; `valid` is what the chain's reader rule says of it."""
+        self._checker.step(seq, record, valid)
+        if not valid:
+            self._accounts.skip(seq)
+        elif not self._stopped:
+            try:
+                for posting in self._accounts.apply(record, seq):
+                    self._posting(posting)
+            except Unbillable as e:
+                self._stopped = f"the accounts end here: {e}"
+                self._checker.report.violated("I16", seq, self._stopped)
+
+    def finish(self) -> Verification:
+        """The report so far, with the accounts: that they sum to what existed, and attempts' to the bill, is checked here."""
+        report = self._checker.finish()
+        if self._stopped:
+            return report
+        return reconciled(report, self._accounts)
+
+
+def reconciled(report: Verification, accounts: Accounts) -> Verification:
+    """The checker's report of a ledger with the accounts of the same one, and with what they do not agree upon (I16)."""
+    report.accounts = {account.value: amount for account, amount in accounts.balances().items()}
+    total, paid = sum(report.accounts.values()), accounts.of_attempts()
+    if total != report.capacity_unit_us:
+        what = f"the accounts sum to {total} unit-us, {report.capacity_unit_us} existed"
+        report.violated("I16", report.last_seq, what)
+    if paid != report.held_unit_us:
+        what = f"attempts are in the accounts with {paid} unit-us, they held {report.held_unit_us}"
+        report.violated("I16", report.last_seq, what)
+    return report
