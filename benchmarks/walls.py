@@ -89,21 +89,27 @@ class _Side:
     async def turn(self, spec: JobSpec, count: int) -> dict[str, float]:
         before = self._cpu_s()
         found = await _burst(self.client, self.operator, spec, count)
+        used = {part: round(1000 * (s - before.get(part, 0.0)) / count, 3) for part, s in self._cpu_s().items()}
         return {
             "jobs_per_s": found["jobs_per_s"],
             "granted_p99_ms": found["submit_to_granted"]["p99_ms"],
-            "cpu_ms_per_job": round(1000 * (self._cpu_s() - before) / count, 3),
+            "cpu_ms_per_job": round(sum(used.values()), 3),
+            **{f"cpu_ms_{part}": ms for part, ms in used.items()},
         }
 
-    def _cpu_s(self) -> float:
-        """Of this stack's processes, and of jobs that they have waited for."""
-        records = [*self.cluster.processes().values()]
-        records += self.servers.supervisor.processes().values() if self.servers else []
-        total = 0.0
-        for process in [each for one in records for each in _family(one.pid)]:
-            with contextlib.suppress(psutil.Error):
-                total += sum(process.cpu_times()[:4])
-        return total
+    def _cpu_s(self) -> dict[str, float]:
+        """Of this stack's processes by part, s, and of jobs that they have waited for; a keeper counts with its agent."""
+        records = dict(self.cluster.processes())
+        records |= self.servers.supervisor.processes() if self.servers else {}
+        known = {one.pid for one in records.values()}
+        used: dict[str, float] = {}
+        for name, one in records.items():
+            for process in _family(one.pid):
+                if process.pid != one.pid and process.pid in known:
+                    continue  # a service that was forked from this one is a part of its own
+                with contextlib.suppress(psutil.Error):
+                    used[name] = used.get(name, 0.0) + sum(process.cpu_times()[:4])
+        return used
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -151,7 +157,7 @@ def _compared(turns: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Of each stack's turns, round by round."""
 
     def median(name: str, what: str) -> float:
-        return round(statistics.median(turn[what] for turn in turns[name]), 3)
+        return round(statistics.median(turn.get(what, 0.0) for turn in turns[name]), 3)
 
     def ratio(what: str) -> float:
         pairs = zip(turns[WALLS], turns[BARE], strict=True)
