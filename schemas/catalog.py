@@ -151,6 +151,8 @@ CATALOG: tuple[Message, ...] = (
     _inbox("node", "quarantine", inbox.NodeQuarantine, "agent"),
     _of_operator("quarantine-lifted", inbox.QuarantineLifted),
     _of_operator("queues-applied", inbox.ApplyQueues),
+    _of_operator("prices-applied", inbox.ApplyPrices),
+    _of_operator("period-closed", inbox.ClosePeriod),
     _of_operator("team-suspended", inbox.SuspendTeam),
     _of_operator("team-resumed", inbox.ResumeTeam),
     _of_operator("acted", inbox.ActionTold),

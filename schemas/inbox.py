@@ -24,6 +24,7 @@ from schemas.jobs import (
     Network,
     StepProgress,
 )
+from schemas.prices import Book, ClosedPeriod
 from schemas.proofs import Hash, Sum
 from schemas.queues import QueueOrder, Queues, QueuesVersion
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
@@ -289,6 +290,23 @@ class ApplyQueues(Fact):
     user: User = ""
 
 
+class ApplyPrices(Fact):
+    """An operator gives a pool its price book. Sent by `baton prices apply`; placement refuses the whole when anything in it is
+    wrong, or another version was applied meanwhile."""
+
+    book: Book
+    reason: str = Field(default="", max_length=1024)
+    user: User = ""
+
+
+class ClosePeriod(Fact):
+    """An operator closes a period of bills. Sent by `baton bill close`; periods follow each other without a gap."""
+
+    period: ClosedPeriod
+    reason: str = Field(default="", max_length=1024)
+    user: User = ""
+
+
 class SuspendTeam(Fact):
     """An operator pauses a team: nothing new of it is admitted or granted. Sent by `baton team suspend`. Said again it changes
     the reason, or stops what runs."""
@@ -345,6 +363,8 @@ InboxMessage = (
     | Tick
     | QuotaChanged
     | ApplyQueues
+    | ApplyPrices
+    | ClosePeriod
     | SuspendTeam
     | ResumeTeam
     | PreemptionPlanned

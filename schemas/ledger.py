@@ -29,6 +29,7 @@ from schemas.jobs import (
     Network,
     StepProgress,
 )
+from schemas.prices import Book, ClosedPeriod
 from schemas.proofs import Hash, Sum
 from schemas.queues import QueueOrder, Queues, QueuesVersion
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
@@ -76,6 +77,25 @@ class QueuesApplied(Fact):
     version: QueuesVersion
     queues: Queues
     order: QueueOrder | None = Field(default=None, description="of queues that say none; null: fair-share")
+    reason: str = Field(default="", max_length=1024, description="in the operator's words")
+    user: User = Field(default="", description="the operator who said it")
+
+
+class PricesApplied(Fact):
+    """From here on this is the pool's price book, all of it. What was posted before keeps its price; where the book changes the
+    price of a time that was billed, the difference is posted as a correction by this record."""
+
+    kind: Literal["prices.applied"] = "prices.applied"
+    book: Book
+    reason: str = Field(default="", max_length=1024, description="in the operator's words")
+    user: User = Field(default="", description="the operator who said it")
+
+
+class PeriodClosed(Fact):
+    """A period of bills is closed: whatever changes it later is a row of the open period."""
+
+    kind: Literal["period.closed"] = "period.closed"
+    period: ClosedPeriod
     reason: str = Field(default="", max_length=1024, description="in the operator's words")
     user: User = Field(default="", description="the operator who said it")
 
@@ -503,6 +523,8 @@ LedgerEvent = Annotated[
     | NodeLeft
     | QuotaSet
     | QueuesApplied
+    | PricesApplied
+    | PeriodClosed
     | TeamSuspended
     | TeamResumed
     | EventOfJob

@@ -166,6 +166,16 @@ def apply_queues(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="queues-applied", pool=pool, team=OPERATOR, user=user)
 
 
+def apply_prices(pool: str, user: str) -> str:
+    """Operators only: what a device costs in `pool`."""
+    return fill(OPERATOR_INPUT, what="prices-applied", pool=pool, team=OPERATOR, user=user)
+
+
+def close_period(pool: str, user: str) -> str:
+    """Operators only: a period of bills is closed in `pool`."""
+    return fill(OPERATOR_INPUT, what="period-closed", pool=pool, team=OPERATOR, user=user)
+
+
 def suspend_team(pool: str, user: str) -> str:
     """Operators only: a team is paused in `pool`."""
     return fill(OPERATOR_INPUT, what="team-suspended", pool=pool, team=OPERATOR, user=user)

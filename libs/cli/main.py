@@ -45,6 +45,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "dead": CommandEntry("dead", "Messages that could not be processed (operators)"),
     "apply": CommandEntry("apply", "Give the pool the queues of a file (operators)"),
     "diff": CommandEntry("diff", "What applying a queue file would change (operators)"),
+    "prices": CommandEntry("prices", "Check and apply the pool's price book (operators)"),
     "quota": CommandEntry("quota", "Set a team's quota (operators)"),
     "secret": CommandEntry("secret", "What jobs need and nobody else may know: set, list, remove"),
     "node": CommandEntry("node", "Declare a silent node dead (operators)"),

@@ -11,7 +11,9 @@ from schemas import envelope, subjects
 from schemas.catalog import CATALOG
 from schemas.inbox import (
     ActionTold,
+    ApplyPrices,
     ApplyQueues,
+    ClosePeriod,
     InboxMessage,
     NodeDead,
     NodeRegistered,
@@ -21,6 +23,9 @@ from schemas.inbox import (
 )
 
 MAX_INPUT_BYTES = 256 * 1024
+_OPERATORS_SAY = (
+    NodeDead | QuarantineLifted | ApplyQueues | ApplyPrices | ClosePeriod | SuspendTeam | ResumeTeam | ActionTold
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ def read_input(stored: Stored, pool: str) -> InboxItem:
         message = kind.parse(_data(stored, kind.type))
         if (problem := foreign(message, keys.get("node"))) is not None:
             message, error = None, problem
-        elif isinstance(message, NodeDead | QuarantineLifted | ApplyQueues | SuspendTeam | ResumeTeam | ActionTold):
+        elif isinstance(message, _OPERATORS_SAY):
             message = message.model_copy(update={"user": keys["user"]})  # the subject says who speaks
     except ValueError as problem:  # of the subject, the envelope (EnvelopeError) or the body (ValidationError)
         error = _describe(problem)

@@ -100,7 +100,7 @@ class Facts:
     ignored: ClassVar = frozenset({
         "attempt.starting", "attempt.progress", "attempt.stopping", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
-        "queues.applied",
+        "queues.applied", "prices.applied", "period.closed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
         "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip

@@ -13,6 +13,7 @@ from schemas.clock import BootReading, ClockMark, MeasuredBy
 from schemas.ids import job_id
 from schemas.jobs import JobSpec, RetryPolicy, Simulation, StepProgress
 from schemas.ledger import ClockJumped, GranterNamed, LedgerRecord, SegmentSealed
+from schemas.prices import Book, ClosedPeriod, ListPrice
 from schemas.queues import Queue
 from schemas.resources import (
     Content,
@@ -339,6 +340,27 @@ def exchanged() -> World:
     return w
 
 
+def priced() -> World:
+    """A pool is given prices, again, worse ones and better ones; a period is closed, twice, and one that leaves a gap."""
+    w = World(node("n0"))
+    book = Book(version=1, currency="USD", prices=(ListPrice(device="H100", micros=2_990_000, from_us=0),))
+    w.started(first := w.submit(job("first", 2)))
+    w.send(inbox.ApplyPrices(book=book, reason="the year begins", user="olga"))
+    w.send(inbox.ApplyPrices(book=book, user="olga"))
+    w.send(inbox.ApplyPrices(book=book.model_copy(update={"version": 2, "currency": "EUR"}), user="olga"))
+    w.send(inbox.ApplyPrices(book=book.model_copy(update={"prices": book.prices * 2}), user="olga"))
+    w.released(first)
+    until = w.now_us
+    seal = ClosedPeriod(from_us=0, to_us=until, upto_seq=1, head="a" * 64, rows="b" * 64, currency="USD")
+    w.send(inbox.ClosePeriod(period=seal, reason="paid", user="olga"))
+    w.send(inbox.ClosePeriod(period=seal, user="olga"))
+    w.send(inbox.ClosePeriod(period=seal.model_copy(update={"from_us": until + 1, "to_us": until + 2}), user="olga"))
+    w.send(inbox.ClosePeriod(period=seal.model_copy(update={"from_us": until, "to_us": until + 10**12}), user="olga"))
+    dearer = ListPrice(device="H100", micros=3_990_000, from_us=0)
+    w.send(inbox.ApplyPrices(book=Book(version=2, currency="USD", prices=(dearer,)), user="olga"))
+    return w
+
+
 def begins_anew(w: World, name: str) -> None:
     known = w.decider.state.fleet.nodes[name]
     w.send(inbox.NodeRegistered(incarnation=known.incarnation + 1, inventory=known.inventory, lease_s=10))
@@ -404,6 +426,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "queues": queued_up,
     "progressing": progressing,
     "exchanged": exchanged,
+    "priced": priced,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

@@ -24,6 +24,7 @@ MAY_WAIT = (
 )
 SAID_ALREADY = "it says what is so already, and counts nothing"
 APART = "the two have nothing to do with each other"
+ELSEWHERE_MONEY = "what was billed is in the seals of closed periods, which `baton bill verify` recomputes"
 IN_TIME = "what relies on it comes later still"
 
 UNSEEN: dict[str, dict[str, str]] = {
@@ -38,6 +39,8 @@ UNSEEN: dict[str, dict[str, str]] = {
         "board.recut-withdrawn": "the node may have answered late instead",
         "quota.set": f"{NEVER_USED}: nobody reached the limit",
         "queues.applied": f"{NEVER_USED}: nobody reached a limit; who comes first is not told by a ledger",
+        "prices.applied": ELSEWHERE_MONEY,
+        "period.closed": f"the last one: {NEVER_USED}",
         "lease.granter": "the last one: leases themselves are not in the ledger",
         "plan.declined": NEVER_USED,
         "input.rejected": NEVER_USED,
@@ -70,6 +73,8 @@ UNSEEN: dict[str, dict[str, str]] = {
         "node.joined": IN_TIME,
         "quota.set": IN_TIME,
         "queues.applied": IN_TIME,
+        "prices.applied": IN_TIME,
+        "period.closed": IN_TIME,
         "job.queued": IN_TIME,
         "job.granted": IN_TIME,
         "job.finished": "of a job that was cancelled while it waited: it waits a moment longer",

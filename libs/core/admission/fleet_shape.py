@@ -50,7 +50,7 @@ class FleetShape:
         "devices.held", "hold.released", "board.recut", "board.recut-withdrawn", "input.rejected",
         "plan.declined", "clock.jumped", "segment.sealed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
-        "operator.acted", "command.refused", "ledger.summed",
+        "operator.acted", "command.refused", "ledger.summed", "prices.applied", "period.closed",
     })  # fmt: skip
     """What is free or busy, and who is there now: placement's question."""
 

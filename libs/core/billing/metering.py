@@ -87,7 +87,7 @@ class Meter:
         "node.left", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress", "attempt.preempting",
         "attempt.stopping", "attempt.closed", "job.requeued", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
-        "team.suspended", "team.resumed", "queues.applied",
+        "team.suspended", "team.resumed", "queues.applied", "prices.applied", "period.closed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
         "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip

@@ -38,6 +38,7 @@ class HotState:
         "input.rejected", "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended",
         "team.resumed", "queues.applied", "lease.granter", "node.declared-dead", "operator.acted", "command.refused",
         "ledger.summed",
+        "prices.applied", "period.closed",
     })  # fmt: skip
     """No column shows them."""
 

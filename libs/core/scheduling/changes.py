@@ -113,6 +113,8 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.NodeLeft: _devices_went,
     led.QuotaSet: _limit_set,
     led.QueuesApplied: _anything,
+    led.PricesApplied: _nothing,
+    led.PeriodClosed: _nothing,
     led.TeamSuspended: _anything,
     led.TeamResumed: _anything,
     led.JobQueued: _job_queued,

@@ -147,6 +147,14 @@ def _queues_applied(state: State, e: led.QueuesApplied, t_us: int) -> None:
     state.tree = QueueTree.of(e.queues, e.version, e.order)
 
 
+def _prices_applied(state: State, e: led.PricesApplied, t_us: int) -> None:
+    state.book = e.book
+
+
+def _period_closed(state: State, e: led.PeriodClosed, t_us: int) -> None:
+    state.closed_us = (state.closed_us[0] if state.closed_us else e.period.from_us, e.period.to_us)
+
+
 def _team_suspended(state: State, e: led.TeamSuspended, t_us: int) -> None:
     known = state.suspended.get(e.team)
     state.suspended[e.team] = Suspension(known.since_us if known is not None else t_us, e.reason, e.user)
@@ -400,6 +408,8 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.NodeLeft: _node_left,
     led.QuotaSet: _quota_set,
     led.QueuesApplied: _queues_applied,
+    led.PricesApplied: _prices_applied,
+    led.PeriodClosed: _period_closed,
     led.TeamSuspended: _team_suspended,
     led.TeamResumed: _team_resumed,
     led.JobQueued: _job_queued,

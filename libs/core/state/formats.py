@@ -15,6 +15,8 @@ then each decision falls back to what the format before it could say:
     attempt.progress        left out: jobs are ordered as if none told how far it is
     operator.acted          left out, and command.refused: the operator's book and the team's answer have them
     ledger.summed           left out: teams have their lines, and nothing to check them by
+    prices.applied          refused: prices stay those of the file
+    period.closed           refused: the period stays open
     a back-off              left out of job.requeued: a job that was lost again runs again at once
 """
 

@@ -94,6 +94,8 @@ TABLE: Mapping[type, Rule] = {
     led.NodeLeft: _NOTHING,
     led.QuotaSet: _NOTHING,
     led.QueuesApplied: _NOTHING,
+    led.PricesApplied: _NOTHING,
+    led.PeriodClosed: _NOTHING,
     led.TeamSuspended: _NOTHING,
     led.TeamResumed: _NOTHING,
     led.BoardRecut: _NOTHING,

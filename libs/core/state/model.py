@@ -18,6 +18,7 @@ from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
 from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network, StepProgress
 from schemas.ledger import BoardRecut, LedgerEvent
+from schemas.prices import Book
 from schemas.resources import WHOLE_MILLI, Claim, Level, Resources, Role, Span, TopologyPolicy
 
 
@@ -333,6 +334,10 @@ class State:
     """Team -> its limits; a team without any is not in it."""
     tree: QueueTree = field(default_factory=QueueTree)
     """Who is guaranteed what; empty until an operator has said so."""
+    book: Book | None = None
+    """The pool's prices; None until an operator has given a book."""
+    closed_us: tuple[int, int] | None = None
+    """From when to when bills are closed, by the wall; None: no period is."""
     suspended: dict[str, Suspension] = field(default_factory=dict)
     """Teams that an operator has paused."""
     parked: dict[QueueKey, Line] = field(default_factory=dict)

@@ -88,6 +88,12 @@ class AuditLines:
     def _queues(self, e: led.QueuesApplied) -> Iterator[dict[str, Any]]:
         yield _operator("queues.apply", f"version {e.version}", e.user, e.reason)
 
+    def _prices(self, e: led.PricesApplied) -> Iterator[dict[str, Any]]:
+        yield _operator("prices.apply", f"version {e.book.version}", e.user, e.reason)
+
+    def _closed(self, e: led.PeriodClosed) -> Iterator[dict[str, Any]]:
+        yield _operator("bill.close", f"{e.period.from_us}-{e.period.to_us}", e.user, e.reason)
+
     def _paused(self, e: led.TeamSuspended | led.TeamResumed) -> Iterator[dict[str, Any]]:
         kind = "team.suspend" if isinstance(e, led.TeamSuspended) else "team.resume"
         yield _operator(kind, e.team, e.user, e.reason) | {"teams": (e.team,)}
@@ -139,6 +145,8 @@ _SAID = {
     "node-dead": "node.declare-dead",
     "quarantine-lifted": "node.release",
     "queues-applied": "queues.apply",
+    "prices-applied": "prices.apply",
+    "period-closed": "bill.close",
     "team-suspended": "team.suspend",
     "team-resumed": "team.resume",
     "acted": "audit.tell",
@@ -150,6 +158,8 @@ _LINES: dict[type, Callable[[AuditLines, Any], Iterator[dict[str, Any]]]] = {
     led.JobFinished: AuditLines._finished,
     led.QuotaSet: AuditLines._quota,
     led.QueuesApplied: AuditLines._queues,
+    led.PricesApplied: AuditLines._prices,
+    led.PeriodClosed: AuditLines._closed,
     led.TeamSuspended: AuditLines._paused,
     led.TeamResumed: AuditLines._paused,
     led.NodeDeclaredDead: AuditLines._dead,

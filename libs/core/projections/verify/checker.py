@@ -14,6 +14,7 @@ from libs.core.projections.verify.holds import Holds
 from libs.core.projections.verify.hosts import Hosts
 from libs.core.projections.verify.limits import TeamLimits
 from libs.core.projections.verify.lives import Ends, Lives
+from libs.core.projections.verify.money import Money
 from libs.core.projections.verify.nodes import Nodes
 from libs.core.projections.verify.outcomes import Outcomes
 from libs.core.projections.verify.progress import AttemptsProgress
@@ -42,6 +43,7 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Ends,
     Told,
     Summed,
+    Money,
 )
 """In this order each hears of an event."""
 

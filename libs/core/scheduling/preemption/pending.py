@@ -36,6 +36,8 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.OperatorActed,
         ledger.CommandRefused,
         ledger.LedgerSummed,
+        ledger.PricesApplied,
+        ledger.PeriodClosed,
     }
 )
 """Events that make no other plan possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a victim

@@ -11,7 +11,17 @@ true leads to `InputRejected` with a reason, and neither holds up the next messa
 from collections.abc import Callable
 from typing import Any
 
-from libs.core.scheduling.reactions import agents, audit, preemption, quarantine, quotas, requests, teams, telemetry
+from libs.core.scheduling.reactions import (
+    agents,
+    audit,
+    preemption,
+    prices,
+    quarantine,
+    quotas,
+    requests,
+    teams,
+    telemetry,
+)
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from schemas import inbox, ledger
 
@@ -51,6 +61,8 @@ _REACTIONS: dict[type, Callable[[Decision, Any], None]] = {
     inbox.Tick: telemetry.tick,
     inbox.QuotaChanged: quotas.quota_changed,
     inbox.ApplyQueues: quotas.queues_applied,
+    inbox.ApplyPrices: prices.prices_applied,
+    inbox.ClosePeriod: prices.period_closed,
     inbox.SuspendTeam: teams.suspend_team,
     inbox.ResumeTeam: teams.resume_team,
     inbox.PreemptionPlanned: preemption.preemption_planned,

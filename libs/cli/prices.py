@@ -1,0 +1,68 @@
+"""`baton prices`: the pool's price book, as a record of the ledger."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.cli.decided import say_to_pool
+from libs.cli.exits import UsageFault
+from libs.cli.options import Pool, Url, UserOption
+from libs.cli.output import say
+from libs.cli.pricesfile import PricesFileError, read_book
+from libs.cli.session import run
+from libs.client import Baton
+from schemas import subjects
+from schemas.inbox import ApplyPrices
+from schemas.prices import Book
+from schemas.resources import kind_of
+
+app = typer.Typer(help="The pool's price book (operators).", no_args_is_help=True, rich_markup_mode=None)
+
+BookFile = Annotated[Path, typer.Option("--file", "-f", help="A price book, YAML; - for standard input.")]
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command("check")
+def check(file: BookFile) -> None:
+    """Say everything that is wrong with a price book; no server is asked."""
+    book = _book(file, ())
+    say(f"version {book.version}: {len(book.prices)} prices and {len(book.contracts)} of contracts in {book.currency}")
+
+
+@app.command("apply")
+def apply(
+    file: BookFile,
+    reason: Annotated[str, typer.Option("--reason", help="Why: it is in the ledger.")] = "",
+    *,
+    pool: Pool = None,
+    user: UserOption = None,
+    url: Url = None,
+) -> None:
+    """From now on bill by this book, all of it. What was posted keeps its price; changes of it are corrections."""
+
+    async def work(baton: Baton) -> Book:
+        found = (await baton.devices("")).devices
+        book = _book(file, {kind_of(device.model, device.mig_profile) for device in found})
+        who = baton.place.user or "operator"
+        said = ApplyPrices(book=book, reason=reason, user=who)
+        subject = subjects.apply_prices(baton.place.pool, who)
+        await say_to_pool(baton, baton.place.pool, said, subject, f"prices:{book.version}")
+        return book
+
+    book = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    say(f"version {book.version} is applied")
+
+
+def _book(file: Path, offered: set[str] | tuple[()]) -> Book:
+    try:
+        text = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        return read_book(text, str(file), offered)
+    except PricesFileError as error:
+        raise UsageFault(str(error)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None

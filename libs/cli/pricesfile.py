@@ -1,0 +1,210 @@
+"""A price book as people write it, with every problem found at once and located.
+
+version: 3                             # raise it with every change
+currency: USD
+prices:
+  - {device: H100, price: 2.99, from: 2026-01-01, to: 2026-12-01}
+  - {device: H100, price: 2.79, from: 2026-12-01}
+  - {device: H100, class: experiment, term: spot, price: 1.50, from: 2026-01-01}
+contracts:
+  - team: research
+    contract: c-17
+    device: H100
+    from: 2026-01-01
+    tiers:                             # or `price: 2.50`, which is one tier
+      - {above_hours: 0, price: 2.50}
+      - {above_hours: 10000, price: 2.20}
+
+Prices are decimals with at most six places, as they stand: none goes through a binary float. A day is its first moment in UTC;
+an end is not included.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+
+from libs.bus.reasons import reasons_of
+from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, read
+from libs.core.billing.prices import problems
+from libs.core.billing.wall import us_of
+from schemas.base import Name, Strict
+from schemas.prices import Book, BookVersion, ClassKey, ContractPrice, Currency, DeviceKey, ListPrice, Term, Tier
+
+_PRICE = re.compile(r"\d{1,9}(\.\d{1,6})?")
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+_MOST_US = 4_102_444_800_000_000
+"""2100-01-01: what is later is a slip of the pen."""
+
+
+def _micros(text: Any) -> int:
+    said = str(text)
+    if said.startswith("-"):
+        raise ValueError("a price is not negative: write 0 for what costs nothing")
+    if not _PRICE.fullmatch(said.replace("_", "")):
+        raise ValueError("write a decimal with at most six places, e.g. 2.99")
+    return int(Decimal(said.replace("_", "")) * 1_000_000)
+
+
+def _moment(text: Any) -> int:
+    said = str(text)
+    try:
+        moment = datetime.fromisoformat(said)
+    except ValueError:
+        raise ValueError("write a day (2026-01-01) or a moment with its zone (2026-01-01T12:00:00Z)") from None
+    if moment.tzinfo is None:
+        if not _DAY.fullmatch(said):
+            raise ValueError("a moment needs its time zone: end it with Z for UTC")
+        moment = moment.replace(tzinfo=UTC)
+    if not 0 <= us_of(moment) <= _MOST_US:
+        raise ValueError("lies outside 1970 to 2100: correct the year")
+    return us_of(moment)
+
+
+_Money = Annotated[int, BeforeValidator(_micros)]
+_Moment = Annotated[int, BeforeValidator(_moment)]
+
+
+class TierItem(Strict):
+    above_hours: int = Field(ge=0, le=10**12)
+    price: _Money
+
+
+class PriceItem(Strict):
+    device: DeviceKey
+    priority_class: ClassKey = Field(default="*", alias="class")
+    term: Term = Term.STANDARD
+    price: _Money
+    from_: _Moment = Field(alias="from")
+    to: _Moment | None = None
+
+
+class ContractItem(Strict):
+    team: Name
+    contract: Name
+    device: DeviceKey
+    priority_class: ClassKey = Field(default="*", alias="class")
+    term: Term = Term.STANDARD
+    price: _Money | None = None
+    tiers: tuple[TierItem, ...] | None = Field(default=None, min_length=1, max_length=16)
+    from_: _Moment = Field(alias="from")
+    to: _Moment | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "ContractItem":
+        if (self.price is None) is (self.tiers is None):
+            raise ValueError("give either price or tiers")
+        return self
+
+
+def _some(items: tuple[PriceItem, ...]) -> tuple[PriceItem, ...]:
+    """Counted after the items are looked at: one that is wrong is no reason to say that there is none."""
+    if not items:
+        raise ValueError("is empty: name at least one device and its price")
+    return items
+
+
+class PricesFile(Strict):
+    """A price book."""
+
+    version: BookVersion
+    currency: Currency
+    prices: Annotated[tuple[PriceItem, ...], Field(max_length=4000), AfterValidator(_some)]
+    contracts: Annotated[tuple[ContractItem, ...], Field(max_length=4000)] = ()
+
+    @property
+    def book(self) -> Book:
+        return Book(
+            version=self.version,
+            currency=self.currency,
+            prices=tuple(
+                ListPrice(
+                    device=p.device,
+                    priority_class=p.priority_class,
+                    term=p.term,
+                    micros=p.price,
+                    from_us=p.from_,
+                    to_us=p.to,
+                )
+                for p in self.prices
+            ),
+            contracts=tuple(
+                ContractPrice(
+                    team=c.team,
+                    contract=c.contract,
+                    device=c.device,
+                    priority_class=c.priority_class,
+                    term=c.term,
+                    tiers=tuple(Tier(above_hours=t.above_hours, micros=t.price) for t in c.tiers or ())
+                    or (Tier(above_hours=0, micros=c.price or 0),),
+                    from_us=c.from_,
+                    to_us=c.to,
+                )
+                for c in self.contracts
+            ),
+        )
+
+
+class PricesFileError(Exception):
+    """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
+
+    def __init__(self, name: str, problems: Sequence[YamlProblem]) -> None:
+        self.problems = sorted(problems)
+        super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
+
+
+def read_book(text: str, name: str = "price book", offered: Collection[str] = ()) -> Book:
+    """The book of a YAML text. Raises PricesFileError.
+
+    Args:
+        offered: kinds of device that the pool has, besides those of the catalogue.
+    """
+    try:
+        documents = read(text)
+    except Broken as e:
+        raise PricesFileError(name, [e.problem]) from None
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        fix = "write `version: 1`, `currency: USD` and `prices: [...]`"
+        raise PricesFileError(name, [YamlProblem(1, 1, "file", "is not one mapping of fields", fix)])
+    document = documents[0]
+    try:
+        book = PricesFile.model_validate(_as_written(document)).book
+    except ValidationError as e:
+        found = [
+            _at(document, tuple(detail["loc"]), *_said(reason.problem, reason.fix))
+            for reason, detail in zip(reasons_of(e, model=PricesFile), e.errors(include_url=False), strict=False)
+        ]
+        known = {(p.line, p.field) for p in document.problems}
+        more = [p for p in found if (p.line, p.field) not in known]
+        raise PricesFileError(name, [*document.problems, *more]) from None
+    wrong = [_at(document, p.place, f"{p.value} {p.problem}", p.fix) for p in problems(book, offered)]
+    if document.problems or wrong:
+        raise PricesFileError(name, [*document.problems, *wrong])
+    return book
+
+
+def _as_written(document: Document) -> Any:
+    """The data, with prices as the text that they are: 2.99 is no binary float."""
+
+    def walk(value: Any, path: Path) -> Any:
+        if isinstance(value, dict):
+            return {key: walk(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [walk(item, (*path, number)) for number, item in enumerate(value)]
+        return document.texts.get(path, value) if path and path[-1] == "price" else value
+
+    return walk(document.data, ())
+
+
+def _said(problem: str, fix: str) -> tuple[str, str]:
+    problem = problem.removeprefix("Value error, ")
+    why, colon, then = problem.partition(": ")
+    return (why, then) if colon else (problem, fix.replace("send ", "write "))
+
+
+def _at(document: Document, path: tuple[str | int, ...], problem: str, fix: str) -> YamlProblem:
+    line, column = document.at(path)
+    return YamlProblem(line, column, ".".join(map(str, path)), problem, fix)

@@ -1,0 +1,122 @@
+"""Everything that is wrong with a price book."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from libs.core.accelerators.kinds import catalogued, problem_with
+from libs.core.billing.wall import text_of
+from schemas.prices import Book, ContractPrice, ListPrice, Term
+
+Entry = ListPrice | ContractPrice
+
+
+class Problem(NamedTuple):
+    """What is wrong with one entry, and what to do. `place`: `prices` or `contracts`, the entry's number, the field."""
+
+    place: tuple[str | int, ...]
+    value: str
+    problem: str
+    fix: str
+
+
+def problems(book: Book, offered: Collection[str] = ()) -> list[Problem]:
+    """Everything that is wrong; empty: nothing is.
+
+    Args:
+        offered: kinds of device that the pool has, besides those of the catalogue.
+    """
+    found = [
+        *_each("prices", book.prices, offered),
+        *_each("contracts", book.contracts, offered),
+        *_series("prices", book.prices, gaps=True),
+        *_series("contracts", book.contracts, gaps=False),
+    ]
+    listed: dict[tuple[str, str], list[ListPrice]] = {}
+    for price in book.prices:
+        if price.term is not Term.RESERVATION:
+            listed.setdefault((catalogued(price.device), price.priority_class), []).append(price)
+    for number, contract in enumerate(book.contracts):
+        found += _tiers(number, contract)
+        device = catalogued(contract.device)
+        if contract.term is not Term.RESERVATION and not _covers(
+            [*listed.get((device, contract.priority_class), ()), *listed.get((device, "*"), ())], contract
+        ):
+            found.append(
+                Problem(
+                    ("contracts", number, "device"),
+                    contract.device,
+                    "has no list price for all of this contract's time",
+                    "add the list price: a contract is told beside it, and bills name both",
+                )
+            )
+    return found
+
+
+def _each(what: str, entries: Sequence[Entry], offered: Collection[str]) -> Iterator[Problem]:
+    for number, entry in enumerate(entries):
+        if wrong := problem_with(catalogued(entry.device), offered):
+            yield Problem((what, number, "device"), entry.device, wrong, "correct the device, or remove the entry")
+        if entry.to_us is not None and entry.to_us <= entry.from_us:
+            yield Problem(
+                (what, number, "to"), text_of(entry.to_us), f"is not after the start, {text_of(entry.from_us)}",
+                "an end comes after its start, and is not included",
+            )  # fmt: skip
+
+
+def _key(entry: Entry) -> tuple[str, ...]:
+    reserved = "reservation" if entry.term is Term.RESERVATION else ""
+    team = entry.team if isinstance(entry, ContractPrice) else ""
+    return (team, catalogued(entry.device), entry.priority_class, reserved)
+
+
+def _series(what: str, entries: Sequence[Entry], *, gaps: bool) -> Iterator[Problem]:
+    """Entries of one device and class follow each other: never two at once, and list prices without a gap."""
+    series: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+    for number, entry in enumerate(entries):
+        series.setdefault(_key(entry), []).append((entry.from_us, number))
+    for numbered in series.values():
+        for (_, first), (_, second) in pairwise(sorted(numbered)):
+            one, two = entries[first], entries[second]
+            label = f"{two.device} for class {two.priority_class}"
+            if one.to_us is None or one.to_us > two.from_us:
+                until = "without end" if one.to_us is None else f"until {text_of(one.to_us)}"
+                yield Problem(
+                    (what, second, "from"), text_of(two.from_us),
+                    f"overlaps: {label} has another price from {text_of(one.from_us)} {until}",
+                    f"end that one with `to: {text_of(two.from_us)}`, or remove one",
+                )  # fmt: skip
+            elif gaps and one.to_us < two.from_us:
+                yield Problem(
+                    (what, second, "from"), text_of(two.from_us),
+                    f"leaves a gap: {label} has no price from {text_of(one.to_us)} to {text_of(two.from_us)}",
+                    f"write `from: {text_of(one.to_us)}`, or add a price for the time between",
+                )  # fmt: skip
+
+
+def _covers(listed: Iterable[ListPrice], contract: ContractPrice) -> bool:
+    reached = contract.from_us
+    for price in sorted(listed, key=lambda p: p.from_us):
+        if price.from_us > reached:
+            return False
+        if price.to_us is None:
+            return True
+        reached = max(reached, price.to_us)
+        if contract.to_us is not None and reached >= contract.to_us:
+            return True
+    return False
+
+
+def _tiers(number: int, contract: ContractPrice) -> Iterator[Problem]:
+    hours = [tier.above_hours for tier in contract.tiers]
+    if hours[0] != 0:
+        yield Problem(
+            ("contracts", number, "tiers", 0, "above_hours"), str(hours[0]), "is where the first tier begins",
+            "begin with 0: the first hour has a price, too",
+        )  # fmt: skip
+    for place, (low, high) in enumerate(pairwise(hours), start=1):
+        if high <= low:
+            yield Problem(
+                ("contracts", number, "tiers", place, "above_hours"), str(high), f"is not above {low}, the tier before",
+                "write tiers in rising order",
+            )  # fmt: skip

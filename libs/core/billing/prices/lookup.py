@@ -1,0 +1,94 @@
+"""What a device costs at a moment, for a team and a class.
+
+The more exact entry wins: device and class, then device. A contract of the team stands in for the list price, which is told
+beside it. There is no price for any device: what the book does not name is unpriced.
+"""
+
+from bisect import bisect_right
+from typing import NamedTuple, TypeVar
+
+from libs.core.accelerators.kinds import catalogued
+from schemas.prices import Book, ContractPrice, ListPrice, Term
+
+E = TypeVar("E", ListPrice, ContractPrice)
+
+
+class Quote(NamedTuple):
+    """A price. `tiers`: (device-hours above which it holds, millionths per device-hour), rising; one without tiers has one."""
+
+    sku: str
+    term: Term
+    list_micros: int
+    tiers: tuple[tuple[int, int], ...]
+    contract: str
+
+
+class PriceList:
+    """A book for look-ups. The book has no problems (`check.problems`)."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+        self._listed: dict[tuple[str, str, bool], list[ListPrice]] = {}
+        self._contracts: dict[tuple[str, str, str, bool], list[ContractPrice]] = {}
+        for price in book.prices:
+            key = (catalogued(price.device), price.priority_class, price.term is Term.RESERVATION)
+            self._listed.setdefault(key, []).append(price)
+        for contract in book.contracts:
+            device, reserved = catalogued(contract.device), contract.term is Term.RESERVATION
+            self._contracts.setdefault((contract.team, device, contract.priority_class, reserved), []).append(contract)
+        self._series: dict[tuple[str, str, str, bool], tuple[list[int], list[Quote | None]]] = {}
+
+    def series(
+        self, team: str, device: str, priority_class: str, *, reserved: bool = False
+    ) -> tuple[list[int], list[Quote | None]]:
+        """The moments at which the price changes, rising, and the price from each on; None, and before: unpriced."""
+        key = (team, device, priority_class, reserved)
+        found = self._series.get(key)
+        if found is None:
+            found = self._series[key] = self._made(team, catalogued(device), priority_class, reserved)
+        return found
+
+    def at(self, team: str, device: str, priority_class: str, wall_us: int, *, reserved: bool = False) -> Quote | None:
+        """The price at a moment; None: unpriced."""
+        starts, quotes = self.series(team, device, priority_class, reserved=reserved)
+        number = bisect_right(starts, wall_us) - 1
+        return quotes[number] if number >= 0 else None
+
+    def _made(self, team: str, device: str, klass: str, reserved: bool) -> tuple[list[int], list[Quote | None]]:
+        own, own_any = (
+            self._contracts.get((team, device, klass, reserved), []),
+            self._contracts.get((team, device, "*", reserved), []),
+        )
+        listed, listed_any = (
+            self._listed.get((device, klass, reserved), []),
+            self._listed.get((device, "*", reserved), []),
+        )
+        moments = sorted({
+            moment for entries in (own, own_any, listed, listed_any) for e in entries for moment in (e.from_us, e.to_us)
+            if moment is not None
+        })  # fmt: skip
+        starts: list[int] = []
+        quotes: list[Quote | None] = []
+        for moment in moments:
+            price = _at(listed, moment) or _at(listed_any, moment)
+            contract = _at(own, moment) or _at(own_any, moment)
+            quote = _quote(device, price, contract)
+            if not quotes or quotes[-1] != quote:
+                starts.append(moment)
+                quotes.append(quote)
+        return starts, quotes
+
+
+def _at(entries: list[E], moment: int) -> E | None:
+    return next((e for e in entries if e.from_us <= moment and (e.to_us is None or moment < e.to_us)), None)
+
+
+def _quote(device: str, price: ListPrice | None, contract: ContractPrice | None) -> Quote | None:
+    if price is None:
+        return None
+    sku = ":".join((device, price.priority_class, price.term.value))
+    if contract is None:
+        return Quote(sku, price.term, price.micros, ((0, price.micros),), "")
+    return Quote(
+        sku, contract.term, price.micros, tuple((t.above_hours, t.micros) for t in contract.tiers), contract.contract
+    )

@@ -1,0 +1,102 @@
+"""What a use of a device comes to: cut at hours, at changes of the price and at tiers, each piece rounded once.
+
+    units         = thousandths of a device x microseconds                                                    exact
+    cost_micros   = round_half_even(units x micros per device-hour / 3 600 000 000 000)            once for each piece
+    total         = sum of pieces
+
+A piece is one attempt's use of one device in one hour (UTC) at one price: the row of an export, and the smallest thing that is
+rounded. So every total of one period is the same sum, however it is grouped.
+
+Tiers count a team's device-hours under one contract in one calendar month (UTC), in the order in which use was posted.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from libs.core.billing.prices.lookup import PriceList, Quote
+from libs.core.billing.pricing import round_half_even
+from libs.core.billing.wall import HOUR_US, month_of
+
+HOUR_UNITS = 1000 * HOUR_US
+"""Units of one device-hour."""
+
+
+class Amount(NamedTuple):
+    """One piece. `hour`: since the epoch. `quote` None: unpriced, and the money is 0. `tier`: which of its tiers, from 0."""
+
+    hour: int
+    units: int
+    quote: Quote | None
+    tier: int
+    list_micros: int
+    cost_micros: int
+
+    @property
+    def unit_micros(self) -> int:
+        """Of the tier, per device-hour."""
+        return self.quote.tiers[self.tier][1] if self.quote is not None else 0
+
+
+class Rater:
+    """Rates uses in the order in which they are posted. Keeps what contracts have used of their months."""
+
+    def __init__(self, prices: PriceList | None) -> None:
+        """`prices` None: there is no book yet, and everything is unpriced."""
+        self.prices = prices
+        self._used: dict[tuple[str, str, str, int, int], int] = {}
+        self._months: dict[int, tuple[int, int]] = {}
+
+    def rate(
+        self, team: str, device: str, priority_class: str, milli: int, straight: Iterable[tuple[int, int, int]]
+    ) -> list[Amount]:
+        """The pieces of one use, by hour. `straight`: (start, end, start by the wall), as `Calendar.straight` tells them.
+        An hour that was there twice is one piece."""
+        pieces: dict[tuple[int, Quote | None, int], int] = {}
+        starts, quotes = ([], []) if self.prices is None else self.prices.series(team, device, priority_class)
+        for since, until, start in straight:
+            end = start + until - since
+            while start < end:
+                hour = start // HOUR_US
+                stop = min(end, (hour + 1) * HOUR_US)
+                at = bisect_right(starts, start)
+                if at < len(starts):
+                    stop = min(stop, starts[at])
+                quote = quotes[at - 1] if at else None
+                for tier, units in self._tiers(team, device, hour, quote, (stop - start) * milli):
+                    key = (hour, quote, tier)
+                    pieces[key] = pieces.get(key, 0) + units
+                start = stop
+        return [_amount(hour, quote, tier, units) for (hour, quote, tier), units in pieces.items()]
+
+    def _tiers(self, team: str, device: str, hour: int, quote: Quote | None, units: int) -> Iterator[tuple[int, int]]:
+        if quote is None or len(quote.tiers) == 1:
+            yield 0, units
+            return
+        month = self._months.get(hour)
+        if month is None:
+            if len(self._months) > 10_000:
+                self._months.clear()
+            month = self._months[hour] = month_of(hour * HOUR_US)
+        key = (team, quote.contract, device, *month)
+        used = self._used.get(key, 0)
+        self._used[key] = used + units
+        for tier, (above, _) in enumerate(quote.tiers):
+            last = tier + 1 == len(quote.tiers)
+            room = units if last else quote.tiers[tier + 1][0] * HOUR_UNITS - used
+            if room <= 0 or used < above * HOUR_UNITS:
+                continue
+            taken = min(room, units)
+            if taken:
+                yield tier, taken
+            used, units = used + taken, units - taken
+
+
+def _amount(hour: int, quote: Quote | None, tier: int, units: int) -> Amount:
+    if quote is None:
+        return Amount(hour, units, None, 0, 0, 0)
+    price = quote.tiers[tier][1]
+    return Amount(
+        hour, units, quote, tier,
+        round_half_even(units * quote.list_micros, HOUR_UNITS), round_half_even(units * price, HOUR_UNITS),
+    )  # fmt: skip

@@ -1,0 +1,30 @@
+"""Wall time as people write it: UTC, to the microsecond. Pure; never by floats."""
+
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+HOUR_US = 3_600_000_000
+
+
+def text_of(us: int) -> str:
+    """`2026-11-01T00:00:00Z`, with as many digits of a second as it has."""
+    moment = _EPOCH + timedelta(microseconds=us)
+    fraction = f".{us % 1_000_000:06d}".rstrip("0") if us % 1_000_000 else ""
+    return f"{moment:%Y-%m-%dT%H:%M:%S}{fraction}Z"
+
+
+def us_of(moment: datetime) -> int:
+    """Microseconds since the epoch of a moment with a time zone."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def month_of(us: int) -> tuple[int, int]:
+    """(year, month) in UTC."""
+    moment = _EPOCH + timedelta(microseconds=us)
+    return moment.year, moment.month
+
+
+def month_us(year: int, month: int) -> tuple[int, int]:
+    """Start and end of a month in UTC."""
+    following = (year + 1, 1) if month == 12 else (year, month + 1)
+    return us_of(datetime(year, month, 1, tzinfo=UTC)), us_of(datetime(*following, 1, tzinfo=UTC))

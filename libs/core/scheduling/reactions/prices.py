@@ -1,0 +1,52 @@
+"""What operators say about money: the price book, and that a period is closed. Placement prices nothing: it keeps the order."""
+
+from libs.core.billing.prices import problems
+from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from schemas import inbox, ledger
+
+
+def prices_applied(d: Decision, m: inbox.ApplyPrices) -> None:
+    """All or nothing. The version keeps two operators from undoing each other's work unseen."""
+    now = d.state.book
+    if now == m.book:
+        return
+    if now is not None and m.book.version <= now.version:
+        raise InputRefused(
+            f"version {m.book.version} is not above {now.version}, which was applied already: look at `baton prices show`, "
+            f"then raise the book's version to {now.version + 1}"
+        )
+    if now is not None and m.book.currency != now.currency:
+        raise InputRefused(
+            f"currency {m.book.currency} is not {now.currency}, which the pool bills in: convert the prices, or give "
+            f"another currency a pool of its own"
+        )
+    if wrong := problems(m.book, d.state.fleet.offered()):
+        first = wrong[0]
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise InputRefused(f"{'.'.join(map(str, first.place))} = {first.value}: {first.problem}; {first.fix}{more}")
+    event = ledger.PricesApplied(book=m.book, reason=m.reason, user=m.user)
+    if not d.may(event):
+        raise InputRefused("a reader of this ledger is of a release that knows no price book: `baton ledger readers`")
+    d.emit(event)
+
+
+def period_closed(d: Decision, m: inbox.ClosePeriod) -> None:
+    """Periods follow each other without a gap, and none that is not over yet is closed. That the totals are right is no matter
+    of placement: whoever has the ledger recomputes them (`baton ledger verify`, `baton bill verify`)."""
+    period, closed = m.period, d.state.closed_us
+    if period.to_us <= period.from_us:
+        raise InputRefused(
+            f"the period ends at {period.to_us} and begins at {period.from_us}: an end comes after its start"
+        )
+    if closed is not None and period.to_us <= closed[1]:
+        raise InputRefused(f"bills are closed up to {closed[1]} already: later corrections are rows of the open period")
+    if closed is not None and period.from_us != closed[1]:
+        raise InputRefused(
+            f"the period begins at {period.from_us}, and bills are closed up to {closed[1]}: begin there"
+        )
+    if period.to_us > d.wall_us:
+        raise InputRefused(f"the period ends at {period.to_us}, and it is {d.wall_us}: close it when it is over")
+    event = ledger.PeriodClosed(period=period, reason=m.reason, user=m.user)
+    if not d.may(event):
+        raise InputRefused("a reader of this ledger is of a release that closes no periods: `baton ledger readers`")
+    d.emit(event)
