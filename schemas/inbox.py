@@ -24,7 +24,7 @@ from schemas.jobs import (
     Network,
     StepProgress,
 )
-from schemas.prices import Book, ClosedPeriod
+from schemas.prices import ClosedPeriod, RateBook
 from schemas.proofs import Hash, Sum
 from schemas.queues import QueueOrder, Queues, QueuesVersion
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
@@ -294,7 +294,7 @@ class ApplyPrices(Fact):
     """An operator gives a pool its price book. Sent by `baton prices apply`; placement refuses the whole when anything in it is
     wrong, or another version was applied meanwhile."""
 
-    book: Book
+    book: RateBook
     reason: str = Field(default="", max_length=1024)
     user: User = ""
 

@@ -29,7 +29,7 @@ from schemas.jobs import (
     Network,
     StepProgress,
 )
-from schemas.prices import Book, ClosedPeriod
+from schemas.prices import ClosedPeriod, RateBook
 from schemas.proofs import Hash, Sum
 from schemas.queues import QueueOrder, Queues, QueuesVersion
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
@@ -86,7 +86,7 @@ class PricesApplied(Fact):
     price of a time that was billed, the difference is posted as a correction by this record."""
 
     kind: Literal["prices.applied"] = "prices.applied"
-    book: Book
+    book: RateBook
     reason: str = Field(default="", max_length=1024, description="in the operator's words")
     user: User = Field(default="", description="the operator who said it")
 

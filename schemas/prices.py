@@ -1,4 +1,4 @@
-"""The price book: what a device costs from when on, for whom. Money is in millionths of the currency unit, times are the wall's
+"""The price book: what a device costs from when on, for whom. Prices are millionths of the currency unit, times the wall's
 (UTC, microseconds), and every span includes its start and excludes its end."""
 
 from enum import StrEnum
@@ -9,7 +9,9 @@ from pydantic import Field
 from schemas.base import Fact, Micros, Name
 from schemas.proofs import Hash
 
-Money = Annotated[int, Field(ge=0, le=10**15, description="millionths of the currency unit per device and hour")]
+MicrosPerHour = Annotated[
+    int, Field(ge=0, le=10**15, description="millionths of the currency unit per device and hour")
+]
 DeviceKey = Annotated[str, Field(pattern=r"^[^:*]{1,64}(:[^:*]{1,32})?$")]
 """A device type (`H100`), or a type and a MIG profile (`H100:1g.10gb`)."""
 ClassKey = Annotated[str, Field(pattern=r"^(\*|[a-z0-9][a-z0-9._-]{0,62})$")]
@@ -26,25 +28,25 @@ class Term(StrEnum):
     RESERVATION = "reservation"
 
 
-class ListPrice(Fact):
+class ListRate(Fact):
     """What everybody pays who has no contract."""
 
     device: DeviceKey
     priority_class: ClassKey = "*"
     term: Term = Term.STANDARD
-    micros: Money
+    micros: MicrosPerHour
     from_us: Micros
     to_us: Micros | None = Field(default=None, description="null: until another book says otherwise")
 
 
-class Tier(Fact):
+class RateTier(Fact):
     """From so many device-hours of one calendar month (UTC) on, the price is this."""
 
     above_hours: int = Field(ge=0, le=10**12)
-    micros: Money
+    micros: MicrosPerHour
 
 
-class ContractPrice(Fact):
+class ContractRate(Fact):
     """What one team pays instead. The first tier begins at 0 device-hours, and each later one is further up."""
 
     team: Name
@@ -52,18 +54,18 @@ class ContractPrice(Fact):
     device: DeviceKey
     priority_class: ClassKey = "*"
     term: Term = Term.STANDARD
-    tiers: tuple[Tier, ...] = Field(min_length=1, max_length=16)
+    tiers: tuple[RateTier, ...] = Field(min_length=1, max_length=16)
     from_us: Micros
     to_us: Micros | None = None
 
 
-class Book(Fact):
+class RateBook(Fact):
     """The prices of a pool, all of them."""
 
     version: BookVersion
     currency: Currency
-    prices: tuple[ListPrice, ...] = Field(min_length=1, max_length=4000)
-    contracts: tuple[ContractPrice, ...] = Field(default=(), max_length=4000)
+    prices: tuple[ListRate, ...] = Field(min_length=1, max_length=4000)
+    contracts: tuple[ContractRate, ...] = Field(default=(), max_length=4000)
 
 
 class PeriodTotal(Fact):

@@ -14,7 +14,7 @@ from libs.cli.session import run
 from libs.client import Baton
 from schemas import subjects
 from schemas.inbox import ApplyPrices
-from schemas.prices import Book
+from schemas.prices import RateBook
 from schemas.resources import kind_of
 
 app = typer.Typer(help="The pool's price book (operators).", no_args_is_help=True, rich_markup_mode=None)
@@ -45,7 +45,7 @@ def apply(
 ) -> None:
     """From now on bill by this book, all of it. What was posted keeps its price; changes of it are corrections."""
 
-    async def work(baton: Baton) -> Book:
+    async def work(baton: Baton) -> RateBook:
         found = (await baton.devices("")).devices
         book = _book(file, {kind_of(device.model, device.mig_profile) for device in found})
         who = baton.place.user or "operator"
@@ -58,7 +58,7 @@ def apply(
     say(f"version {book.version} is applied")
 
 
-def _book(file: Path, offered: set[str] | tuple[()]) -> Book:
+def _book(file: Path, offered: set[str] | tuple[()]) -> RateBook:
     try:
         text = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
         return read_book(text, str(file), offered)

@@ -32,7 +32,7 @@ from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, read
 from libs.core.billing.prices import problems
 from libs.core.billing.wall import us_of
 from schemas.base import Name, Strict
-from schemas.prices import Book, BookVersion, ClassKey, ContractPrice, Currency, DeviceKey, ListPrice, Term, Tier
+from schemas.prices import BookVersion, ClassKey, ContractRate, Currency, DeviceKey, ListRate, RateBook, RateTier, Term
 
 _PRICE = re.compile(r"\d{1,9}(\.\d{1,6})?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -116,12 +116,12 @@ class PricesFile(Strict):
     contracts: Annotated[tuple[ContractItem, ...], Field(max_length=4000)] = ()
 
     @property
-    def book(self) -> Book:
-        return Book(
+    def book(self) -> RateBook:
+        return RateBook(
             version=self.version,
             currency=self.currency,
             prices=tuple(
-                ListPrice(
+                ListRate(
                     device=p.device,
                     priority_class=p.priority_class,
                     term=p.term,
@@ -132,14 +132,14 @@ class PricesFile(Strict):
                 for p in self.prices
             ),
             contracts=tuple(
-                ContractPrice(
+                ContractRate(
                     team=c.team,
                     contract=c.contract,
                     device=c.device,
                     priority_class=c.priority_class,
                     term=c.term,
-                    tiers=tuple(Tier(above_hours=t.above_hours, micros=t.price) for t in c.tiers or ())
-                    or (Tier(above_hours=0, micros=c.price or 0),),
+                    tiers=tuple(RateTier(above_hours=t.above_hours, micros=t.price) for t in c.tiers or ())
+                    or (RateTier(above_hours=0, micros=c.price or 0),),
                     from_us=c.from_,
                     to_us=c.to,
                 )
@@ -156,7 +156,7 @@ class PricesFileError(Exception):
         super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
 
 
-def read_book(text: str, name: str = "price book", offered: Collection[str] = ()) -> Book:
+def read_book(text: str, name: str = "price book", offered: Collection[str] = ()) -> RateBook:
     """The book of a YAML text. Raises PricesFileError.
 
     Args:

@@ -13,7 +13,7 @@ from schemas.clock import BootReading, ClockMark, MeasuredBy
 from schemas.ids import job_id
 from schemas.jobs import JobSpec, RetryPolicy, Simulation, StepProgress
 from schemas.ledger import ClockJumped, GranterNamed, LedgerRecord, SegmentSealed
-from schemas.prices import Book, ClosedPeriod, ListPrice
+from schemas.prices import ClosedPeriod, ListRate, RateBook
 from schemas.queues import Queue
 from schemas.resources import (
     Content,
@@ -343,7 +343,7 @@ def exchanged() -> World:
 def priced() -> World:
     """A pool is given prices, again, worse ones and better ones; a period is closed, twice, and one that leaves a gap."""
     w = World(node("n0"))
-    book = Book(version=1, currency="USD", prices=(ListPrice(device="H100", micros=2_990_000, from_us=0),))
+    book = RateBook(version=1, currency="USD", prices=(ListRate(device="H100", micros=2_990_000, from_us=0),))
     w.started(first := w.submit(job("first", 2)))
     w.send(inbox.ApplyPrices(book=book, reason="the year begins", user="olga"))
     w.send(inbox.ApplyPrices(book=book, user="olga"))
@@ -356,8 +356,8 @@ def priced() -> World:
     w.send(inbox.ClosePeriod(period=seal, user="olga"))
     w.send(inbox.ClosePeriod(period=seal.model_copy(update={"from_us": until + 1, "to_us": until + 2}), user="olga"))
     w.send(inbox.ClosePeriod(period=seal.model_copy(update={"from_us": until, "to_us": until + 10**12}), user="olga"))
-    dearer = ListPrice(device="H100", micros=3_990_000, from_us=0)
-    w.send(inbox.ApplyPrices(book=Book(version=2, currency="USD", prices=(dearer,)), user="olga"))
+    dearer = ListRate(device="H100", micros=3_990_000, from_us=0)
+    w.send(inbox.ApplyPrices(book=RateBook(version=2, currency="USD", prices=(dearer,)), user="olga"))
     return w
 
 

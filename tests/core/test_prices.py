@@ -13,7 +13,7 @@ from libs.core.billing.prices import PriceList, Rater, problems
 from libs.core.billing.wall import HOUR_US, month_of, month_us, text_of
 from libs.core.state.clock import Calendar
 from schemas.ledger import InputRejected, PeriodClosed, PricesApplied
-from schemas.prices import Book, ContractPrice, ListPrice, Term, Tier
+from schemas.prices import ContractRate, ListRate, RateBook, RateTier, Term
 from tests.core.lives import records_of
 
 HEAD = "version: 1\ncurrency: USD\n"
@@ -101,19 +101,20 @@ def test_prices_are_taken_as_they_are_written() -> None:
 # ---------------------------------------------------------------------------------------------------------------- money
 
 CUT = month_us(2026, 3)[0]
-BOOK = Book(
+BOOK = RateBook(
     version=1,
     currency="USD",
     prices=(
-        ListPrice(device="H100", micros=2_990_000, from_us=0, to_us=CUT + 1_234_567),
-        ListPrice(device="H100", micros=3_333_333, from_us=CUT + 1_234_567),
-        ListPrice(device="H100", priority_class="experiment", term=Term.SPOT, micros=1_000_001, from_us=CUT),
-        ListPrice(device="L4", micros=440_000, from_us=CUT, to_us=CUT + HOUR_US),
+        ListRate(device="H100", micros=2_990_000, from_us=0, to_us=CUT + 1_234_567),
+        ListRate(device="H100", micros=3_333_333, from_us=CUT + 1_234_567),
+        ListRate(device="H100", priority_class="experiment", term=Term.SPOT, micros=1_000_001, from_us=CUT),
+        ListRate(device="L4", micros=440_000, from_us=CUT, to_us=CUT + HOUR_US),
     ),
     contracts=(
-        ContractPrice(
+        ContractRate(
             team="red", contract="c-1", device="H100", from_us=0,
-            tiers=(Tier(above_hours=0, micros=2_500_000), Tier(above_hours=1, micros=2_000_007), Tier(above_hours=3, micros=7)),
+            tiers=(RateTier(above_hours=0, micros=2_500_000),
+                   RateTier(above_hours=1, micros=2_000_007), RateTier(above_hours=3, micros=7)),
         ),
     ),
 )  # fmt: skip
@@ -131,7 +132,7 @@ uses = st.lists(
 )
 
 
-def oracle(book: Book, listed_uses: list[tuple[str, str, str, int, int, int]]) -> tuple[int, dict[str, int], int]:
+def oracle(book: RateBook, listed_uses: list[tuple[str, str, str, int, int, int]]) -> tuple[int, dict[str, int], int]:
     """(units, money by team, unpriced units), by every breakpoint there is and in fractions: shares no line with the rater."""
     used: dict[tuple[str, tuple[int, int]], Fraction] = {}
     pieces: dict[tuple[int, int, int, int, bool], tuple[str, Fraction, Fraction]] = {}

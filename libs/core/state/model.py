@@ -18,7 +18,7 @@ from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
 from schemas.jobs import DEFAULT_LEASE_S, Checkpoint, JobSpec, JobState, Latency, Network, StepProgress
 from schemas.ledger import BoardRecut, LedgerEvent
-from schemas.prices import Book
+from schemas.prices import RateBook
 from schemas.resources import WHOLE_MILLI, Claim, Level, Resources, Role, Span, TopologyPolicy
 
 
@@ -334,7 +334,7 @@ class State:
     """Team -> its limits; a team without any is not in it."""
     tree: QueueTree = field(default_factory=QueueTree)
     """Who is guaranteed what; empty until an operator has said so."""
-    book: Book | None = None
+    book: RateBook | None = None
     """The pool's prices; None until an operator has given a book."""
     closed_us: tuple[int, int] | None = None
     """From when to when bills are closed, by the wall; None: no period is."""

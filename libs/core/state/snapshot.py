@@ -31,7 +31,7 @@ from libs.core.state.waiting import back_off, enqueue
 from schemas.attempts import Category, Cause
 from schemas.jobs import Checkpoint, JobSpec, JobState, Latency, Network, StepProgress
 from schemas.ledger import BoardRecut
-from schemas.prices import Book
+from schemas.prices import RateBook
 from schemas.resources import Claim, Inventory, Span
 
 VERSION = 8
@@ -113,7 +113,7 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
     state = State(**{name: body[name] for name in _PLAIN})
     state.quotas = {team: Limits.load(limits) for team, limits in body["quotas"].items()}
     state.tree = QueueTree.load(body.get("tree", {}))
-    state.book = None if body.get("book") is None else Book.model_validate(body["book"])
+    state.book = None if body.get("book") is None else RateBook.model_validate(body["book"])
     state.closed_us = None if body.get("closed_us") is None else (body["closed_us"][0], body["closed_us"][1])
     state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
     nodes: list[Any] = []

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from libs.core.accelerators.kinds import catalogued, problem_with
 from libs.core.billing.wall import text_of
-from schemas.prices import Book, ContractPrice, ListPrice, Term
+from schemas.prices import ContractRate, ListRate, RateBook, Term
 
-Entry = ListPrice | ContractPrice
+Entry = ListRate | ContractRate
 
 
-class Problem(NamedTuple):
+class RateProblem(NamedTuple):
     """What is wrong with one entry, and what to do. `place`: `prices` or `contracts`, the entry's number, the field."""
 
     place: tuple[str | int, ...]
@@ -20,7 +20,7 @@ class Problem(NamedTuple):
     fix: str
 
 
-def problems(book: Book, offered: Collection[str] = ()) -> list[Problem]:
+def problems(book: RateBook, offered: Collection[str] = ()) -> list[RateProblem]:
     """Everything that is wrong; empty: nothing is.
 
     Args:
@@ -32,7 +32,7 @@ def problems(book: Book, offered: Collection[str] = ()) -> list[Problem]:
         *_series("prices", book.prices, gaps=True),
         *_series("contracts", book.contracts, gaps=False),
     ]
-    listed: dict[tuple[str, str], list[ListPrice]] = {}
+    listed: dict[tuple[str, str], list[ListRate]] = {}
     for price in book.prices:
         if price.term is not Term.RESERVATION:
             listed.setdefault((catalogued(price.device), price.priority_class), []).append(price)
@@ -43,7 +43,7 @@ def problems(book: Book, offered: Collection[str] = ()) -> list[Problem]:
             [*listed.get((device, contract.priority_class), ()), *listed.get((device, "*"), ())], contract
         ):
             found.append(
-                Problem(
+                RateProblem(
                     ("contracts", number, "device"),
                     contract.device,
                     "has no list price for all of this contract's time",
@@ -53,12 +53,12 @@ def problems(book: Book, offered: Collection[str] = ()) -> list[Problem]:
     return found
 
 
-def _each(what: str, entries: Sequence[Entry], offered: Collection[str]) -> Iterator[Problem]:
+def _each(what: str, entries: Sequence[Entry], offered: Collection[str]) -> Iterator[RateProblem]:
     for number, entry in enumerate(entries):
         if wrong := problem_with(catalogued(entry.device), offered):
-            yield Problem((what, number, "device"), entry.device, wrong, "correct the device, or remove the entry")
+            yield RateProblem((what, number, "device"), entry.device, wrong, "correct the device, or remove the entry")
         if entry.to_us is not None and entry.to_us <= entry.from_us:
-            yield Problem(
+            yield RateProblem(
                 (what, number, "to"), text_of(entry.to_us), f"is not after the start, {text_of(entry.from_us)}",
                 "an end comes after its start, and is not included",
             )  # fmt: skip
@@ -66,11 +66,11 @@ def _each(what: str, entries: Sequence[Entry], offered: Collection[str]) -> Iter
 
 def _key(entry: Entry) -> tuple[str, ...]:
     reserved = "reservation" if entry.term is Term.RESERVATION else ""
-    team = entry.team if isinstance(entry, ContractPrice) else ""
+    team = entry.team if isinstance(entry, ContractRate) else ""
     return (team, catalogued(entry.device), entry.priority_class, reserved)
 
 
-def _series(what: str, entries: Sequence[Entry], *, gaps: bool) -> Iterator[Problem]:
+def _series(what: str, entries: Sequence[Entry], *, gaps: bool) -> Iterator[RateProblem]:
     """Entries of one device and class follow each other: never two at once, and list prices without a gap."""
     series: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for number, entry in enumerate(entries):
@@ -81,20 +81,20 @@ def _series(what: str, entries: Sequence[Entry], *, gaps: bool) -> Iterator[Prob
             label = f"{two.device} for class {two.priority_class}"
             if one.to_us is None or one.to_us > two.from_us:
                 until = "without end" if one.to_us is None else f"until {text_of(one.to_us)}"
-                yield Problem(
+                yield RateProblem(
                     (what, second, "from"), text_of(two.from_us),
                     f"overlaps: {label} has another price from {text_of(one.from_us)} {until}",
                     f"end that one with `to: {text_of(two.from_us)}`, or remove one",
                 )  # fmt: skip
             elif gaps and one.to_us < two.from_us:
-                yield Problem(
+                yield RateProblem(
                     (what, second, "from"), text_of(two.from_us),
                     f"leaves a gap: {label} has no price from {text_of(one.to_us)} to {text_of(two.from_us)}",
                     f"write `from: {text_of(one.to_us)}`, or add a price for the time between",
                 )  # fmt: skip
 
 
-def _covers(listed: Iterable[ListPrice], contract: ContractPrice) -> bool:
+def _covers(listed: Iterable[ListRate], contract: ContractRate) -> bool:
     reached = contract.from_us
     for price in sorted(listed, key=lambda p: p.from_us):
         if price.from_us > reached:
@@ -107,16 +107,16 @@ def _covers(listed: Iterable[ListPrice], contract: ContractPrice) -> bool:
     return False
 
 
-def _tiers(number: int, contract: ContractPrice) -> Iterator[Problem]:
+def _tiers(number: int, contract: ContractRate) -> Iterator[RateProblem]:
     hours = [tier.above_hours for tier in contract.tiers]
     if hours[0] != 0:
-        yield Problem(
+        yield RateProblem(
             ("contracts", number, "tiers", 0, "above_hours"), str(hours[0]), "is where the first tier begins",
             "begin with 0: the first hour has a price, too",
         )  # fmt: skip
     for place, (low, high) in enumerate(pairwise(hours), start=1):
         if high <= low:
-            yield Problem(
+            yield RateProblem(
                 ("contracts", number, "tiers", place, "above_hours"), str(high), f"is not above {low}, the tier before",
                 "write tiers in rising order",
             )  # fmt: skip

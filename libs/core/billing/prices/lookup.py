@@ -8,9 +8,9 @@ from bisect import bisect_right
 from typing import NamedTuple, TypeVar
 
 from libs.core.accelerators.kinds import catalogued
-from schemas.prices import Book, ContractPrice, ListPrice, Term
+from schemas.prices import ContractRate, ListRate, RateBook, Term
 
-E = TypeVar("E", ListPrice, ContractPrice)
+E = TypeVar("E", ListRate, ContractRate)
 
 
 class Quote(NamedTuple):
@@ -26,10 +26,10 @@ class Quote(NamedTuple):
 class PriceList:
     """A book for look-ups. The book has no problems (`check.problems`)."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: RateBook) -> None:
         self.book = book
-        self._listed: dict[tuple[str, str, bool], list[ListPrice]] = {}
-        self._contracts: dict[tuple[str, str, str, bool], list[ContractPrice]] = {}
+        self._listed: dict[tuple[str, str, bool], list[ListRate]] = {}
+        self._contracts: dict[tuple[str, str, str, bool], list[ContractRate]] = {}
         for price in book.prices:
             key = (catalogued(price.device), price.priority_class, price.term is Term.RESERVATION)
             self._listed.setdefault(key, []).append(price)
@@ -83,7 +83,7 @@ def _at(entries: list[E], moment: int) -> E | None:
     return next((e for e in entries if e.from_us <= moment and (e.to_us is None or moment < e.to_us)), None)
 
 
-def _quote(device: str, price: ListPrice | None, contract: ContractPrice | None) -> Quote | None:
+def _quote(device: str, price: ListRate | None, contract: ContractRate | None) -> Quote | None:
     if price is None:
         return None
     sku = ":".join((device, price.priority_class, price.term.value))

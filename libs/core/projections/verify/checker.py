@@ -14,7 +14,7 @@ from libs.core.projections.verify.holds import Holds
 from libs.core.projections.verify.hosts import Hosts
 from libs.core.projections.verify.limits import TeamLimits
 from libs.core.projections.verify.lives import Ends, Lives
-from libs.core.projections.verify.money import Money
+from libs.core.projections.verify.money import Rates
 from libs.core.projections.verify.nodes import Nodes
 from libs.core.projections.verify.outcomes import Outcomes
 from libs.core.projections.verify.progress import AttemptsProgress
@@ -43,7 +43,7 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Ends,
     Told,
     Summed,
-    Money,
+    Rates,
 )
 """In this order each hears of an event."""
 

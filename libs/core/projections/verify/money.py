@@ -4,17 +4,17 @@ from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, Subject
 from schemas import ledger as led
-from schemas.prices import Book
+from schemas.prices import RateBook
 
 
-class Money(Subject):
+class Rates(Subject):
     """What the sums themselves come to is `baton bill verify`'s question."""
 
     handlers: ClassVar = {led.PricesApplied: "applied", led.PeriodClosed: "closed"}
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._book: Book | None = None
+        self._book: RateBook | None = None
         self._closed_us: int | None = None
 
     def applied(self, e: led.PricesApplied) -> None:

@@ -12,7 +12,7 @@ def prices_applied(d: Decision, m: inbox.ApplyPrices) -> None:
         return
     if now is not None and m.book.version <= now.version:
         raise InputRefused(
-            f"version {m.book.version} is not above {now.version}, which was applied already: look at `baton prices show`, "
+            f"version {m.book.version} is not above {now.version}, which was applied already: somebody was quicker, "
             f"then raise the book's version to {now.version + 1}"
         )
     if now is not None and m.book.currency != now.currency:
