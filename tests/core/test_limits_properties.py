@@ -17,7 +17,7 @@ from libs.core.admission.fleet_shape import FleetShape
 from libs.core.admission.refusal import Why
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
-from libs.core.projections.verify.limit_books import LimitBooks, _against
+from libs.core.projections.verify.limit_books import LimitBooks, part_of
 from libs.core.scheduling import cycle, limits, preemption
 from libs.core.scheduling.limits import OVER_LIMIT, LimitsUse, Tally, exceeded
 from libs.core.state import snapshot
@@ -208,7 +208,7 @@ def test_before_and_after_judge_alike(stated, held, more) -> None:
     assert bool(told) == (reached is not None)
     if reached is not None:
         counted = {parts_of(kind): milli for kind, milli in held.items()}
-        assert Fraction(reached.used, GRAINS) == _against(reached.key, counted)
+        assert Fraction(reached.used, GRAINS) == part_of(reached.key, counted)
 
 
 @settings(max_examples=100, deadline=None)

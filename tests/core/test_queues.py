@@ -181,9 +181,11 @@ def test_a_guarantee_of_one_type_is_none_of_another() -> None:
     standings = Standings(tree, {"a": {"L4": 8000}}, {"H100": 8000, "L4": 16_000})
     assert standings.of("a", ["H100"]) < standings.of("b", ["H100"])
     assert standings.of("a", ["L4"]) > standings.of("b", ["L4"])
-    assert standings.within("a", ["H100"], 4000)
-    assert not standings.within("a", ["H100"], 5000)
-    assert not standings.within("a", ["L4"], 1000)
+    assert standings.within("a", ["H100"], {"H100": 4000})
+    assert not standings.within("a", ["H100"], {"H100": 5000})
+    assert not standings.within("a", ["L4"], {"L4": 1000})
+    assert standings.beyond("a", ["L4"])
+    assert not standings.beyond("a", ["H100"])
 
 
 def test_the_dominant_type_decides_beyond_guarantees() -> None:

@@ -20,6 +20,7 @@ from schemas.ledger import (
     PlanDeclineReason,
     QuotaSet,
 )
+from schemas.queues import Queue
 from schemas.subjects import DEAD, dead
 from services.placement.app import make_app as make_placement
 from services.placement.settings import PlacementSettings
@@ -92,6 +93,29 @@ async def test_a_plan_is_sent_once_and_not_again_while_it_is_pending(
             await world.released(victim, own_exit=False)
             granted = await world.event(JobGranted, job_id=urgent.job_id)
             assert {claim.device for claim in granted.claims} == set(plan.devices)
+
+
+async def test_what_a_team_borrowed_goes_back_to_whom_it_is_guaranteed(
+    world: Pool, placement: Any, preemption: Any
+) -> None:
+    """Red runs on the whole pool. Blue asks for its half, of the same class: it has it once red's job saved its work."""
+    waits = job("waits", 2, team="blue")
+    async with running(placement()), running(preemption()):
+        low = await full_pool(world)
+        halves = tuple(Queue(name=team, guaranteed={"*": 2000}) for team in ("red", "blue"))
+        await world.put(inbox.ApplyQueues(version=1, queues=halves, user="olga"))
+        await world.put(waits, job("more", 1, team="blue"))
+        preempted = await world.event(AttemptPreempting)
+        assert (preempted.beneficiary, preempted.reason) == (
+            waits.job_id,
+            "reclaim: queue blue is within its guarantee",
+        )
+        held = await world.event(DevicesHeld)
+        await world.released(next(one for one in low if one.job_id == preempted.job_id), own_exit=False)
+        granted = await world.event(JobGranted, job_id=waits.job_id)
+        assert {claim.device for claim in granted.claims} == set(held.devices)
+        await asyncio.sleep(IDLE_S)
+        assert len(await world.plans()) == 1, "blue has its half, and red is left with its own"
 
 
 async def test_a_plan_that_came_too_late_is_followed_by_a_new_one(world: Pool, placement: Any, preemption: Any) -> None:

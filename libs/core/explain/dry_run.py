@@ -217,7 +217,7 @@ def _where(state: State, placed: Placed) -> tuple[PlannedNode, ...]:
 
 
 def _by_preemption(state: State, choice: preemption.VictimChoice, seen_by: str) -> dict[str, object]:
-    """The plan when lower classes give way: it starts when the slowest of them has saved its work."""
+    """The plan when others give way: it starts when the slowest of them has saved its work."""
     victims = tuple(
         PlannedVictim(
             job_id=v.id,
@@ -231,6 +231,9 @@ def _by_preemption(state: State, choice: preemption.VictimChoice, seen_by: str) 
     )
     grace = max((grace_s(v) for v in choice.victims), default=0.0)
     who = counted(len(victims), "job") if seen_by == OPERATOR else "jobs"
+    why = (
+        "of lower classes" if choice.takes_back is None else f"that run on what queue {choice.takes_back} is guaranteed"
+    )
     return {
         "verdict": PlanVerdict.AFTER_PREEMPTION,
         "victims": victims,
@@ -239,7 +242,7 @@ def _by_preemption(state: State, choice: preemption.VictimChoice, seen_by: str) 
         "link_gb_s": choice.placed.link_gb_s,
         "start_s": grace,
         "latest_s": grace,
-        "start_basis": f"after {who} of lower classes had up to {grace:g} s to save their work",
+        "start_basis": f"after {who} {why} had up to {grace:g} s to save their work",
     }
 
 

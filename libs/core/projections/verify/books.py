@@ -3,6 +3,7 @@
     jobs, ended                lives        devices            devices
     JobRow.open, AttemptRow    attempts     nodes              nodes
     AttemptRow.cause, bad      outcomes     holds              holds
+                                            limits, guarantees limits
 
 Nothing here is taken from the fold that placement runs on: a mistake that both made would be seen by nobody.
 """
@@ -13,7 +14,8 @@ from enum import IntEnum
 from typing import Any, ClassVar
 
 from libs.core.projections.verify.ended_ids import EndedIds
-from libs.core.projections.verify.limit_books import Kind
+from libs.core.projections.verify.guarantees import Guarantees
+from libs.core.projections.verify.limit_books import Kind, LimitBooks
 from libs.core.projections.verify.report import Verification
 from schemas import ledger as led
 from schemas.attempts import Cause, KnownByAgent, Outcome
@@ -170,6 +172,8 @@ class Books:
         """Teams that an operator has paused."""
         self.holds: dict[str, tuple[str, ...]] = {}
         """Job -> devices that are held for it."""
+        self.limits = LimitBooks()
+        self.guarantees = Guarantees()
 
     def broken(self, invariant: str, what: str) -> None:
         """The present record says something that cannot be."""
@@ -179,6 +183,11 @@ class Books:
         """Whether a node that is up offers the device now."""
         row, owner = self.devices.get(device_id), self.nodes.get(node)
         return row is not None and row.node == node and owner is not None and owner.up and device_id in owner.offered
+
+    def kind(self, device_id: str) -> Kind | None:
+        """None for a device that no node brought, which is a violation of its own and counts for nothing."""
+        row = self.devices.get(device_id)
+        return None if row is None else row.kind
 
     def attempt(self, job_id: str, number: int) -> tuple[JobRow, AttemptRow] | None:
         """The job and its open attempt, if that has this number. What is wrong otherwise is said by `lives`."""

@@ -1,11 +1,15 @@
-"""Preemption and what it keeps (I11): only a job of a lower class gives way, to one that waits and may preempt, or one of the
-same class and team where the order of its queue has it so; what is kept
-for one is granted to nobody else; and a plan that makes somebody give way keeps devices for its beneficiary."""
+"""Preemption and what it keeps (I11): only a job of a lower class gives way, to one that waits and may preempt; or one that
+runs on what its queue borrowed, to one whose queue is within its guarantee; or one of the same class and team where the order
+of its queue has it so. What is kept for one is granted to nobody else; and a plan that makes somebody give way keeps devices
+for its beneficiary."""
 
+from collections import Counter
+from collections.abc import Collection
 from typing import ClassVar
 
 from libs.core.projections.verify.asked import sizes
-from libs.core.projections.verify.books import Books, Promises, Subject, Where
+from libs.core.projections.verify.books import Books, JobRow, Promises, Subject, Where
+from libs.core.projections.verify.limit_books import Kind
 from schemas import ledger as led
 from schemas.ids import split_attempt_id
 from schemas.resources import WHOLE_MILLI
@@ -16,6 +20,8 @@ class Holds(Subject):
 
     handlers: ClassVar = {
         led.AttemptPreempting: "preempting",
+        led.AttemptStopping: "stopping",
+        led.AttemptClosed: "closed",
         led.DevicesHeld: "held",
         led.HoldReleased: "released",
         led.JobGranted: "granted",
@@ -33,6 +39,10 @@ class Holds(Subject):
         self._will_hold = Promises(books, "somebody gives way to {}, and nothing is held for it")
         self._plans: dict[str, set[str]] = {}
         """Whom others give way to -> the plans that say so, in this decision."""
+        self._leaving: set[str] = set()
+        """Jobs whose attempt gives way or stops: what they hold is not their queues' any more."""
+        self._takes_back: dict[str, int] = {}
+        """Whom others give back what their queues borrowed -> the highest level at which their queues part."""
         self._let_go = Promises(books, "what is held for {} is released, and it neither starts nor ends")
         self._paused = Promises(books, "the team of {} is suspended, and devices stay held for it")
         self._silent: set[str] = set()
@@ -65,12 +75,42 @@ class Holds(Subject):
                 books.broken(
                     "I11", f"{e.job_id} gives way to {e.beneficiary} of its own class, in an order that has no such"
                 )
-            return
+        elif victim is not None and not (winner.preempts and victim.priority < winner.priority):
+            self._back(victim, winner)
+        self._leaving.add(e.job_id)
+
+    def _back(self, victim: JobRow, winner: JobRow) -> None:
+        """What is wrong with a job that gives way although the other's class may not make it."""
+        parted = None
+        if self.books.guarantees and victim.priority <= winner.priority:
+            asked = _asked(winner)
+            parted = self.books.guarantees.lends(victim.team, winner.team, asked, self._staying)
+        if parted is not None:
+            self._takes_back[winner.id] = min(parted, self._takes_back.get(winner.id, parted))
         elif not winner.preempts:
-            books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, whose class may not preempt")
-        if victim is not None and winner is not None and victim.priority >= winner.priority:
-            classes = f"of class {victim.priority} gives way to {e.beneficiary} of class {winner.priority}"
-            books.broken("I11", f"{e.job_id} {classes}")
+            self.books.broken("I11", f"{victim.id} gives way to {winner.id}, whose class may not preempt")
+        else:
+            classes = f"of class {victim.priority} gives way to {winner.id} of class {winner.priority}"
+            self.books.broken("I11", f"{victim.id} {classes}")
+
+    def _staying(self, teams: Collection[str]) -> Counter[Kind]:
+        """What teams hold, and what is kept for them, without what is being given back."""
+        total = self.books.limits.counted(teams)
+        for job_id in self._leaving:
+            job = self.books.jobs.get(job_id)
+            for claims in (
+                job.open.parts.values() if job is not None and job.open is not None and job.team in teams else ()
+            ):
+                for claim in claims:
+                    if (kind := self.books.kind(claim.device)) is not None:
+                        total[kind] -= claim.milli
+        return total
+
+    def stopping(self, e: led.AttemptStopping) -> None:
+        self._leaving.add(e.job_id)
+
+    def closed(self, e: led.AttemptClosed) -> None:
+        self._leaving.discard(e.job_id)
 
     def held(self, e: led.DevicesHeld) -> None:
         books = self.books
@@ -83,8 +123,15 @@ class Holds(Subject):
         if e.job_id in books.holds:
             books.broken("I11", f"devices are held for {e.job_id} a second time")
             self._forget(e.job_id)
-        job = books.jobs.get(e.job_id)
-        if job is not None and not job.preempts and not self._exchanges(job.team):
+        job, level = books.jobs.get(e.job_id), self._takes_back.pop(e.job_id, None)
+        if job is not None and level is not None:
+            gets = Counter[Kind]()
+            for device in e.devices:
+                if (kind := books.kind(device)) is not None:
+                    gets[kind] += job.spec.resources.share_milli
+            if not books.guarantees.within(job.team, level, gets, _asked(job), self._staying):
+                books.broken("I11", f"others give back to {e.job_id}, and its queues are not within their guarantees")
+        elif job is not None and not job.preempts and not self._exchanges(job.team):
             books.broken("I11", f"devices are held for {e.job_id}, whose class may not preempt")
         if job is not None and books.format is not None:
             fewest, most = sizes(job.spec.resources)
@@ -193,3 +240,11 @@ class Holds(Subject):
             row = self.books.devices.get(device)
             if row is not None and row.held_for == job_id:
                 row.held_for = ""
+
+
+def _asked(job: JobRow) -> list[Kind]:
+    """The kinds that a job names; none: any accelerator."""
+    asked = job.spec.resources
+    if asked.roles:
+        return [(model, "") for role in asked.roles for model in role.types or asked.types]
+    return [(model, asked.mig_profile) for model in asked.types]

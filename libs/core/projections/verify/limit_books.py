@@ -77,13 +77,14 @@ class LimitBooks:
 
     def _all_counted(self, team: str) -> dict[str, Counter[Kind]]:
         """What counts against each limit that holds for the team, by whose it is: `team NAME` or `queue NAME`."""
-        counted = {f"team {team}": self._counted({team})} if self._limits.get(team) else {}
+        counted = {f"team {team}": self.counted({team})} if self._limits.get(team) else {}
         for queue in self._above.get(team, ()):
             if self._queue_limits.get(queue):
-                counted[f"queue {queue}"] = self._counted({name for name, up in self._above.items() if queue in up})
+                counted[f"queue {queue}"] = self.counted({name for name, up in self._above.items() if queue in up})
         return counted
 
-    def _counted(self, teams: Collection[str]) -> Counter[Kind]:
+    def counted(self, teams: Collection[str]) -> Counter[Kind]:
+        """What teams hold together, and what is kept for their jobs."""
         total: Counter[Kind] = Counter()
         for team in teams:
             total.update(self._used.get(team, {}))
@@ -99,8 +100,8 @@ class LimitBooks:
             what, _, name = whose.partition(" ")
             limits = self._limits[name] if what == "team" else self._queue_limits[name]
             for key, limit in limits.items():
-                total = _against(key, now)
-                if total > limit and total > _against(key, before[whose]):
+                total = part_of(key, now)
+                if total > limit and total > part_of(key, before[whose]):
                     found.append(f"{whose} holds {float(total):g} milli of {key}, its quota is {limit}")
         return found
 
@@ -117,15 +118,18 @@ def _add(total: Counter[Kind], taken: Taken, sign: int) -> None:
             total[kind] += sign * milli
 
 
-def _against(key: str, kinds: Counter[Kind]) -> Fraction:
-    """What `kinds` count against a limit on `key`, thousandths of what the key names."""
-    total = Fraction(0)
-    for (model, profile), milli in kinds.items():
-        if key == (f"{model}:{profile}" if profile else model):
-            total += milli
-        elif key == model or (key == "*" and model != "CPU"):
-            total += milli * part_of_board(model, profile)
-    return total
+def part_of(key: str, kinds: Mapping[Kind, int]) -> Fraction:
+    """What `kinds` count against `key` of a limit or guarantee, thousandths of what the key names."""
+    return sum((milli * counts(key, kind) for kind, milli in kinds.items()), Fraction(0))
+
+
+@cache
+def counts(key: str, kind: Kind) -> Fraction:
+    """What one device of a kind counts of what `key` names."""
+    model, profile = kind
+    if key == (f"{model}:{profile}" if profile else model):
+        return Fraction(1)
+    return part_of_board(model, profile) if key == model or (key == "*" and model != "CPU") else Fraction(0)
 
 
 @cache

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, Subject, Where
-from libs.core.projections.verify.limit_books import Kind, LimitBooks
+from libs.core.projections.verify.limit_books import Kind
 from schemas import ledger as led
 from schemas.resources import Claim
 
@@ -27,14 +27,14 @@ class TeamLimits(Subject):
 
     def __init__(self, books: Books) -> None:
         super().__init__(books)
-        self._limits = LimitBooks()
         self._version = -1
 
     def set(self, e: led.QuotaSet) -> None:
-        self._limits.set(e.team, e.limit_milli, e.by_type)
+        self.books.limits.set(e.team, e.limit_milli, e.by_type)
 
     def applied(self, e: led.QueuesApplied) -> None:
-        self._limits.set_queues((queue.name, queue.parent, queue.limit) for queue in e.queues)
+        self.books.limits.set_queues((queue.name, queue.parent, queue.limit) for queue in e.queues)
+        self.books.guarantees.applied((queue.name, queue.parent, queue.guaranteed) for queue in e.queues)
         if e.version <= self._version:
             self.books.broken("I7", f"queues of version {e.version} are applied after version {self._version}")
         self._version = e.version
@@ -59,12 +59,12 @@ class TeamLimits(Subject):
         if job is not None:
             self._while_suspended(job.team, f"{e.job_id} is granted devices")
         if job is not None and job.where is not Where.ENDED:
-            self._told(self._limits.grant(job.team, e.job_id, self._kinds(e.claims)))
+            self._told(self.books.limits.grant(job.team, e.job_id, self._kinds(e.claims)))
 
     def freed(self, e: led.DevicesFreed) -> None:
         found = self.books.attempt(e.job_id, e.attempt)
         if found is not None:
-            self._limits.free(found[0].team, self._kinds(found[1].parts.get(e.node, ())))
+            self.books.limits.free(found[0].team, self._kinds(found[1].parts.get(e.node, ())))
 
     def held(self, e: led.DevicesHeld) -> None:
         job = self.books.jobs.get(e.job_id)
@@ -72,19 +72,16 @@ class TeamLimits(Subject):
             self._while_suspended(job.team, f"devices are held for {e.job_id}")
         if job is not None and job.where is not Where.ENDED:
             milli = job.spec.resources.share_milli
-            self._told(self._limits.hold(job.team, e.job_id, [(self._kind(device), milli) for device in e.devices]))
+            self._told(
+                self.books.limits.hold(job.team, e.job_id, [(self.books.kind(device), milli) for device in e.devices])
+            )
 
     def released(self, e: led.HoldReleased) -> None:
-        self._limits.release(e.job_id)
+        self.books.limits.release(e.job_id)
 
     def _told(self, exceeded: list[str]) -> None:
         for what in exceeded:
             self.books.broken("I7", what)
 
     def _kinds(self, claims: list[Claim] | tuple[Claim, ...]) -> Iterator[tuple[Kind | None, int]]:
-        return ((self._kind(claim.device), claim.milli) for claim in claims)
-
-    def _kind(self, device_id: str) -> Kind | None:
-        """None for a device that no node brought, which is another violation and counts for nothing here."""
-        row = self.books.devices.get(device_id)
-        return None if row is None else row.kind
+        return ((self.books.kind(claim.device), claim.milli) for claim in claims)

@@ -1,10 +1,12 @@
 """Whether a plan of preemption holds in the present. The ledger's writer asks; a plan made elsewhere may be stale.
 
-Nothing of a plan is taken on trust: the beneficiary still waits, each victim still runs and is of a lower class, and on
-the fleet as it would be without the victims the beneficiary fits on exactly the planned devices.
+Nothing of a plan is taken on trust: the beneficiary still waits; each victim still runs, and is of a lower class or in a queue
+that borrowed from the beneficiary's (`libs.core.scheduling.queues.reclaim`); and on the fleet as it would be without the
+victims the beneficiary fits on exactly the planned devices.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +16,10 @@ from libs.core.placement.find import find
 from libs.core.placement.search.gang import shrink
 from libs.core.placement.view import View
 from libs.core.scheduling.limits import Tally
+from libs.core.scheduling.order import kinds_asked
 from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.preemption.cost import cost_device_s
+from libs.core.scheduling.queues import Reclaim
 from libs.core.state.lifecycle import PREEMPTIBLE
 from libs.core.state.model import Job, State
 from schemas.inbox import PreemptionPlanned
@@ -59,9 +63,10 @@ def check(
     if job.id in state.holds:
         return Declined(Reason.ALREADY_HELD, f"devices are already held for {job.id}")
     within = precedence if precedence is not None and precedence.orders(job.team) else None
-    if not job.preempts and within is None:
+    back = _back(state, plan, job)
+    if not job.preempts and within is None and back is None:
         return Declined(Reason.MAY_NOT_PREEMPT, f"the class of {job.id} may not preempt")
-    victims = _victims(state, plan, job, t_us, within)
+    victims = _victims(state, plan, job, t_us, within, back)
     if isinstance(victims, Declined):
         return victims
     return _fits(state, plan, job, victims, t_us) or Accepted(victims)
@@ -84,8 +89,26 @@ def would_be_free(state: State, victims: list[Job]) -> View:
     return view
 
 
+class _Back(NamedTuple):
+    """The job may take back what its queues lent, those from a level of its line on."""
+
+    reclaim: Reclaim
+    entitled: int
+
+
+def _back(state: State, plan: PreemptionPlanned, job: Job) -> _Back | None:
+    """What the job may take back to have exactly the planned devices; None: nothing."""
+    if not len(state.tree):
+        return None
+    rows = [row for row in map(state.fleet.devices.find, plan.devices) if row >= 0]
+    kinds = {kind: count * job.shape.milli for kind, count in state.fleet.kinds(rows).items()}
+    reclaim = Reclaim(state)
+    entitled = reclaim.entitled(job.team, kinds_asked(job.shape), kinds)
+    return None if entitled is None else _Back(reclaim, entitled)
+
+
 def _victims(
-    state: State, plan: PreemptionPlanned, job: Job, t_us: int, within: Precedence | None
+    state: State, plan: PreemptionPlanned, job: Job, t_us: int, within: Precedence | None, back: _Back | None
 ) -> tuple[Victim, ...] | Declined:
     """Each once, with the cost that the plan was made with; a plan that does not tell costs gets those of now."""
     told = dict(zip(plan.victims, plan.costs_device_s, strict=False))
@@ -95,10 +118,15 @@ def _victims(
         if victim is None or victim.state not in PREEMPTIBLE:
             return Declined(Reason.VICTIM_GONE, f"{victim_id} is not running any more")
         lower = job.preempts and victim.priority < job.priority
-        if not lower and not (within is not None and within.gives_way(victim, job, t_us)):
+        given = lower or (within is not None and within.gives_way(victim, job, t_us))
+        if not given and not (
+            back is not None and back.reclaim.lends(victim, job, kinds_asked(job.shape), back.entitled)
+        ):
             return Declined(Reason.VICTIM_NOT_LOWER, f"{victim_id} is not of a lower class than {job.id}")
         cost = told[victim_id] if victim_id in told else cost_device_s(victim, t_us)
         victims.append(Victim(victim, cost))
+        if back is not None:
+            back.reclaim.gave(victim)
     return tuple(victims)
 
 

@@ -1,6 +1,6 @@
 """What each victim would free, and where. Worked out once per computation, since a search tries hundreds of sets."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,9 @@ from schemas.resources import WHOLE_MILLI
 
 Bound = tuple[ClassCosts, int, int]
 """What a group is searched by: the least that its victims can cost, how many victims that needs, its first row."""
+
+
+Admitted = Callable[[Iterable[Job]], list[Job]]
 
 
 class Holdings:
@@ -78,8 +81,13 @@ class VictimIndex:
     are: on 1,000 full nodes that is the difference between seconds and milliseconds.
     """
 
-    def __init__(self, holdings: Holdings, job: Job, victims: Iterable[Job], possible: Bools) -> None:
-        """`victims` are of `holdings` and of lower classes; `possible`: devices that may become the job's, shape (D,)."""
+    def __init__(
+        self, holdings: Holdings, job: Job, victims: Iterable[Job], possible: Bools, admitted: Admitted = list
+    ) -> None:
+        """`victims` are of `holdings` and may give way; `possible`: devices that may become the job's, shape (D,).
+
+        `admitted`: of victims in order, those that may give way together; any part of its answer may as well."""
+        self.admitted = admitted
         self.victims = {victim.id: victim for victim in victims}
         self.cost = {victim: in_thousandths(holdings.cost_s[victim]) for victim in self.victims}
         """Thousandths of device-seconds."""
@@ -94,7 +102,7 @@ class VictimIndex:
     def up_to(self, priority: int) -> "VictimIndex":
         """The same for victims of at most `priority`."""
         victims = [victim for victim in self.victims.values() if victim.priority <= priority]
-        return VictimIndex(self._holdings, self._job, victims, self.possible)
+        return VictimIndex(self._holdings, self._job, victims, self.possible, self.admitted)
 
     def claims(self, victim: str) -> Ints:
         """What it would give back; see `Holdings.claims`."""

@@ -1,7 +1,7 @@
 """Which plans there are now: the beneficiaries in order, and the victims of each. The rules are in the package's text."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain
@@ -11,17 +11,18 @@ import numpy as np
 from libs.core.placement.answer import Placed
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
-from libs.core.placement.search.gang import usable
+from libs.core.placement.search.gang import shrink, usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import View
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.order import Order, front, is_due
+from libs.core.scheduling.order import Order, front, is_due, kinds_asked
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.cost import ClassCosts
-from libs.core.scheduling.preemption.index import Holdings, VictimIndex
+from libs.core.scheduling.preemption.index import Admitted, Holdings, VictimIndex
+from libs.core.scheduling.queues import Reclaim
 from libs.core.scheduling.reservation import Reservations
 from libs.core.state.fleet import Bools, Ints
-from libs.core.state.model import Job, QueueKey, State
+from libs.core.state.model import Job, QueueKey, Shape, State
 from schemas.ids import event_id
 from schemas.inbox import MOST_VICTIMS, PreemptionPlanned
 
@@ -40,6 +41,8 @@ class VictimChoice:
     victims: tuple[Job, ...]
     costs: tuple[float, ...]
     placed: Placed
+    takes_back: str | None = None
+    """The queue that takes back what it is guaranteed, where some of them are of no lower class."""
 
     @property
     def cost(self) -> float:
@@ -55,7 +58,8 @@ def plans(
     but_not: Container[str] = (),
     policy: Policy = Policy(),
 ) -> list[PreemptionPlanned]:
-    """Plans for the waiting jobs whose class may preempt and that do not fit now, in the order of all scheduling.
+    """Plans for the waiting jobs that do not fit now, where their class may preempt, or their queue may take back what others
+    borrowed; in the order of all scheduling.
 
     Args:
         state: the ledger folded up to `base_seq`.
@@ -75,15 +79,21 @@ def plans(
             devices=tuple(names[row] for row in choice.placed.rows.tolist()),
             cost_device_s=choice.cost,
             costs_device_s=choice.costs,
-            reason=f"priority {job.priority} of {job.spec.priority_class}",
+            reason=_reason(job, choice),
         )
         for job, choice in choices(state, t_us, policy, pending=pending, but_not=but_not)
     ]
 
 
+def _reason(job: Job, choice: VictimChoice) -> str:
+    if choice.takes_back is None:
+        return f"priority {job.priority} of {job.spec.priority_class}"
+    return f"reclaim: queue {choice.takes_back} is within its guarantee"
+
+
 def choice_for(state: State, job: Job, t_us: int, policy: Policy = Policy()) -> VictimChoice | None:
     """Who gives way to `job`, which waits in `state`, after those that come before it; None when nobody does."""
-    if not job.preempts:
+    if not job.preempts and not len(state.tree):
         return None
     return {beneficiary.id: choice for beneficiary, choice in choices(state, t_us, policy, until=job.id)}.get(job.id)
 
@@ -106,11 +116,11 @@ def choices(
     taken = _Taken.by(state, pending)
     holdings = Holdings(state, t_us)
     kept = Reservations(state, replace(holdings.empty, blocked=taken.devices), t_us, policy)
-    order, last = Order(state, t_us, policy, _considered(state, t_us, policy)), state.jobs.get(until)
+    order, last = Order(state, t_us, policy, _considered(state, t_us, policy, taken)), state.jobs.get(until)
     while (job := order.next()) is not None:
         if job.id in taken.beneficiaries:
             order.granted(job, taken.beneficiaries[job.id])
-        elif not job.preempts or job.id in state.holds or job.id in but_not:
+        elif not taken.may_take(job) or job.id in state.holds or job.id in but_not:
             kept.keep(job, taken.tally.room(job).request)
             order.passed(job)
         else:
@@ -118,11 +128,10 @@ def choices(
             requested = None if request is None else replace(job, shape=request)
             placed, choice = _place(holdings, requested, taken) if requested is not None else (None, None)
             if placed is not None:
-                taken.devices[placed.rows] = True
-                taken.tally.take(job, placed.rows.tolist())
+                taken.takes(state, job, placed.rows.tolist())
                 order.granted(job, placed.rows.tolist())
             if choice is not None:
-                taken.victims.update(victim.id for victim in choice.victims)
+                taken.gone(choice.victims)
                 yield requested or job, choice
             elif placed is None:
                 kept.keep(job, request)
@@ -138,12 +147,12 @@ def next_turn_us(state: State, t_us: int) -> int:
     moments = (
         state.jobs[job_id].queued_us + widen_us
         for key, queue in state.queues.items()
-        if key.preempts
+        if key.preempts or len(state.tree)
         for widen_us in (key.shape.widen_us, *(role.widen_us for role in key.shape.roles))
         if widen_us
         for job_id in queue
     )
-    back = (at_us for job_id, at_us in state.backing_off.items() if state.jobs[job_id].preempts)
+    back = (at_us for job_id, at_us in state.backing_off.items() if state.jobs[job_id].preempts or len(state.tree))
     return min((moment for moment in chain(moments, back) if moment > t_us), default=0)
 
 
@@ -156,22 +165,51 @@ class _Taken:
     victims: set[str]
     devices: Bools
     tally: Tally
+    reclaim: Reclaim | None
+    """None in a pool without queues."""
 
     @classmethod
     def by(cls, state: State, pending: Collection[PreemptionPlanned]) -> "_Taken":
         taken = cls(
             {},
-            {victim for plan in pending for victim in plan.victims},
+            set(),
             np.zeros(len(state.fleet.up), dtype=np.bool_),
             Tally(state),
+            Reclaim(state) if len(state.tree) else None,
         )
         for plan in pending:
             rows = [row for row in map(state.fleet.devices.find, plan.devices) if row >= 0]
-            taken.beneficiaries[plan.beneficiary], taken.devices[rows] = rows, True
+            taken.beneficiaries[plan.beneficiary] = rows
+            taken.devices[rows] = True
+            taken.gone(state.jobs[victim] for victim in plan.victims if victim in state.jobs)
             job = state.jobs.get(plan.beneficiary)
             if job is not None:
-                taken.tally.take(job, rows)
+                taken.takes(state, job, rows)
         return taken
+
+    def takes(self, state: State, job: Job, rows: list[int]) -> None:
+        """`job` gets these devices."""
+        self.devices[rows] = True
+        self.tally.take(job, rows)
+        if self.reclaim is not None:
+            self.reclaim.got(job.team, {kind: n * job.shape.milli for kind, n in state.fleet.kinds(rows).items()})
+
+    def gone(self, victims: Iterable[Job]) -> None:
+        """These give way."""
+        for victim in victims:
+            self.victims.add(victim.id)
+            if self.reclaim is not None:
+                self.reclaim.gave(victim)
+
+    def may_take(self, job: Job) -> bool:
+        """Whether anybody might give way to a job like this: its class may preempt, or its queue is within its guarantee."""
+        return job.preempts or self.entitled(job.queue)
+
+    def entitled(self, key: QueueKey) -> bool:
+        least = shrink(key.shape, key.shape.least)
+        if self.reclaim is None or least is None:
+            return False
+        return self.reclaim.entitled(key.team, kinds_asked(least), *_wanted(least)) is not None
 
 
 def _place(holdings: Holdings, job: Job, taken: _Taken) -> tuple[Placed | None, VictimChoice | None]:
@@ -182,14 +220,14 @@ def _place(holdings: Holdings, job: Job, taken: _Taken) -> tuple[Placed | None, 
     now = find(view, job.shape, context=context_of(state, job, t_us))
     if isinstance(now, Placed):
         return now, None
-    choice = _best(holdings, job, taken)
+    choice = _lower(holdings, job, taken) or _lent(holdings, job, taken)
     return (choice.placed, choice) if choice is not None else (None, None)
 
 
-def _considered(state: State, t_us: int, policy: Policy) -> list[QueueKey]:
-    """The queues in which a job waits whose class may preempt; if there are any, also those for whose gangs a cycle keeps
-    devices from it."""
-    queues = [key for key in state.queues if key.preempts]
+def _considered(state: State, t_us: int, policy: Policy, taken: _Taken) -> list[QueueKey]:
+    """The queues in which a job waits to which somebody may have to give way; if there are any, also those for whose gangs a
+    cycle keeps devices from it."""
+    queues = [key for key in state.queues if key.preempts or taken.entitled(key)]
     lowest = min((key.priority for key in queues), default=None)
     if lowest is None:
         return []
@@ -204,13 +242,50 @@ def _considered(state: State, t_us: int, policy: Policy) -> list[QueueKey]:
     return [*queues, *due]
 
 
-def _best(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
-    """The victims of the lowest classes that suffice, on the nearest level where those do."""
+def _lower(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
+    """Who of lower classes gives way, if the job's may preempt."""
+    if not job.preempts:
+        return None
+    return _best(holdings, job, taken, [v for v in holdings.jobs.values() if v.priority < job.priority])
+
+
+def _lent(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
+    """Who gives back what its queue borrowed of the job's, whose queue is within its guarantee with the whole job, or else with
+    the least that the job runs on. Of lower classes others may have to give way besides."""
+    reclaim, asked = taken.reclaim, kinds_asked(job.shape)
+    if reclaim is None:
+        return None
+    for request in (job.shape, shrink(job.shape, job.shape.least)):
+        entitled = reclaim.entitled(job.team, asked, *_wanted(request)) if request is not None else None
+        if request is not None and entitled is not None:
+            lenders = partial(reclaim.lenders, job=job, asked=asked, entitled=entitled)
+            some = [v for v in holdings.jobs.values() if lenders([v])]
+            choice = _best(holdings, replace(job, shape=request), taken, some, lenders)
+            return None if choice is None else replace(choice, takes_back=job.team)
+    return None
+
+
+def _wanted(request: Shape) -> list[dict[str, int]]:
+    """What a request may take, thousandths by kind ("": any accelerator): each of its types would do. Roles take theirs
+    together."""
+    if request.roles:
+        total: dict[str, int] = {}
+        for role in request.roles:
+            for kind in role.types or ("",):
+                total[kind] = total.get(kind, 0) + role.count * role.devices * request.milli
+        return [total]
+    return [{kind: request.devices * request.milli} for kind in kinds_asked(request) or ("",)]
+
+
+def _best(
+    holdings: Holdings, job: Job, taken: _Taken, some: list[Job], admitted: Admitted = list
+) -> VictimChoice | None:
+    """The victims, of `some`, of the lowest classes that suffice, on the nearest level where those do."""
     state = holdings.state
     possible = usable(View.of(state.fleet), job.shape) & ~taken.devices & (state.fleet.held < 0)
-    lower = [v for v in holdings.jobs.values() if v.priority < job.priority and v.id not in taken.victims]
-    everyone = VictimIndex(holdings, job, lower, possible)
-    if everyone.fits(lower, possible) is None:
+    some = [victim for victim in some if victim.id not in taken.victims]
+    everyone = VictimIndex(holdings, job, some, possible, admitted)
+    if not some or everyone.fits(some, possible) is None:
         return None
     levels = allowed_levels(job.shape, context_of(state, job, holdings.t_us))
     rows = np.flatnonzero(possible)
@@ -265,7 +340,7 @@ def _within(index: VictimIndex, rows: Ints) -> tuple[list[Job], Placed] | None:
     inside = np.zeros(len(index.possible), dtype=np.bool_)
     inside[rows] = True
     frees, missing = index.frees(rows), index.missing(rows)
-    victims = [index.victims[v] for v in index.in_order(frees)]
+    victims = index.admitted(index.victims[v] for v in index.in_order(frees))
     freed = list(accumulate(frees[v.id] for v in victims))
     least = bisect_left(freed, missing) + 1  # fewer cannot suffice
     count = _fewest(lambda n: index.fits(victims[:n], inside) is not None, max(1, least), len(victims))

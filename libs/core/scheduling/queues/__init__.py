@@ -1,8 +1,8 @@
 """Who may have how much: a tree of queues with guarantees, weights and limits, and how a pool is divided over it.
 
 `tree` holds the queues of one file and what is wrong with them, `division` divides an amount between siblings and down the
-tree, `standing` says how well each queue is served now, so that the order of jobs can compare them, and `changes` names
-what a new tree would change.
+tree, `standing` says how well each queue is served now, so that the order of jobs can compare them, `reclaim` who gives back
+what its queue borrowed, and `changes` names what a new tree would change.
 
 The semantics are those of KAI-Scheduler (deserved quota, over-quota weight, limit, reclaim): docs/queues.md works one
 example through, and a test recomputes it. All of it is pure and exact: amounts are integers.
@@ -11,12 +11,14 @@ example through, and a test recomputes it. All of it is pure and exact: amounts 
 from libs.core.scheduling.queues.changes import Change, changes
 from libs.core.scheduling.queues.check import Problem, problems
 from libs.core.scheduling.queues.division import Claimant, divide, divide_tree
+from libs.core.scheduling.queues.reclaim import Reclaim
 from libs.core.scheduling.queues.standing import Standing, Standings
 
 __all__ = [
     "Change",
     "Claimant",
     "Problem",
+    "Reclaim",
     "Standing",
     "Standings",
     "changes",

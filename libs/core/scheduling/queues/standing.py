@@ -7,7 +7,7 @@ the division of `division` (progressive filling gives weighted max-min fairness:
 counts (Dominant Resource Fairness, Ghodsi et al., NSDI 2011).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -64,18 +64,25 @@ class Standings:
             yield name
             above = name
 
-    def within(self, team: str, kinds: Iterable[str], milli: int) -> bool:
-        """Whether the queue of `team` and all above it stay within their guarantees with `milli` thousandths more of `kinds`:
-        then it may take back what others borrowed."""
-        asked = tuple(kinds)
-        return all(
-            (keys := self._relevant(self._tree[name], asked))
-            and all(
-                self._grains(name, key) + milli * GRAINS <= self._tree[name].guaranteed.get(key, 0) * GRAINS
-                for key in keys
-            )
-            for name in self._tree.path(team)
+    def within(self, name: str, asked: Sequence[str], gets: Mapping[str, int]) -> bool:
+        """Whether the queue stays within its guarantee of the kinds `asked` (none: of any accelerator) with `gets` more: kind,
+        or "" where any would do -> thousandths. A queue that is guaranteed nothing of them never is."""
+        keys = self._relevant(self._tree[name], asked)
+        more = {
+            key: sum(milli * (weight(key, kind) if kind else GRAINS) for kind, milli in gets.items()) for key in keys
+        }
+        return bool(keys) and all(
+            self._grains(name, key) + more[key] <= self._tree[name].guaranteed.get(key, 0) * GRAINS for key in keys
         )
+
+    def beyond(self, name: str, asked: Sequence[str]) -> bool:
+        """Whether the queue holds more than is guaranteed to it of the kinds `asked` (none: of any accelerator): that is
+        borrowed. Of kinds that nothing is guaranteed of, all is."""
+        queue = self._tree[name]
+        keys = self._relevant(queue, tuple(asked))
+        if keys or asked:
+            return all(self._grains(name, key) > queue.guaranteed.get(key, 0) * GRAINS for key in keys)
+        return self._grains(name, ANY_ACCELERATOR) > self._covered(name, queue)
 
     def _level(self, name: str, asked: tuple[str, ...]) -> QueueLevel:
         queue = self._tree[name]
@@ -87,7 +94,7 @@ class Standings:
             return QueueLevel(WITHOUT_WEIGHT, Fraction(0), name)
         return QueueLevel(BEYOND, self._beyond(name, queue) / queue.weight_milli, name)
 
-    def _relevant(self, queue: Queue, asked: tuple[str, ...]) -> tuple[str, ...]:
+    def _relevant(self, queue: Queue, asked: Sequence[str]) -> tuple[str, ...]:
         """The keys of its guarantee that count what is asked for."""
         return tuple(
             key
@@ -103,12 +110,16 @@ class Standings:
         for key in (ANY_ACCELERATOR, *self._capacity):
             has, holds = grains(key, self._capacity), self._grains(name, key)
             if key == ANY_ACCELERATOR and of_any is None:
-                covered = sum(min(self._grains(name, of), m * GRAINS) for of, m in queue.guaranteed.items())
+                covered = self._covered(name, queue)
             else:
                 covered = max(queue.guaranteed.get(key, 0), of_any or 0) * GRAINS
             if has and holds > covered:
                 most = max(most, Fraction(holds - covered, has))
         return most
+
+    def _covered(self, name: str, queue: Queue) -> int:
+        """How much of all that it holds its guarantees of types cover, grains."""
+        return sum(min(self._grains(name, key), milli * GRAINS) for key, milli in queue.guaranteed.items())
 
     def _grains(self, name: str, key: str) -> int:
         return grains(key, self._held.get(name, {}))

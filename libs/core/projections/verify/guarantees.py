@@ -1,0 +1,81 @@
+"""What queues are guaranteed, in the checker's own books: whether one may take back from another (I11).
+
+It counts in fractions and after the fact; those who decide count in grains and before (`libs.core.scheduling.queues.reclaim`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from fractions import Fraction
+
+from libs.core.projections.verify.limit_books import Kind, counts, part_of
+
+Held = Callable[[Collection[str]], Counter[Kind]]
+"""Teams -> what they hold together, thousandths by kind."""
+
+
+class Guarantees:
+    """The tree of queues with what is guaranteed to each."""
+
+    def __init__(self) -> None:
+        self._parent: dict[str, str] = {}
+        self._guaranteed: dict[str, Mapping[str, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._guaranteed)
+
+    def applied(self, queues: Iterable[tuple[str, str, Mapping[str, int]]]) -> None:
+        """From here on these are all queues: (name, parent, guaranteed thousandths by key)."""
+        told = list(queues)
+        self._parent = {name: parent for name, parent, _ in told}
+        self._guaranteed = {name: dict(guaranteed) for name, _, guaranteed in told}
+
+    def line(self, team: str) -> list[tuple[str, frozenset[str]]]:
+        """The queues that the team's jobs stand in, from the top, each with its teams; beside queues below its own, the team
+        stands alone."""
+        names = [team]
+        while (above := self._parent.get(names[-1], "")) and len(names) <= len(self._parent):
+            names.append(above)
+        line = [(name, self._teams(name)) for name in reversed(names)]
+        return [*line, (f"{team} itself", frozenset({team}))] if line[-1][1] != {team} else line
+
+    def lends(self, giver: str, taker: str, asked: Collection[Kind], held: Held) -> int | None:
+        """The level at which the two part, if from there down all queues of the one that gives hold more than is guaranteed to
+        them of the kinds `asked` (none: of any accelerator); else None."""
+        ours, theirs = self.line(giver), self.line(taker)
+        parted = next((at for at, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), None)
+        if parted is None or not all(self._beyond(name, asked, held(teams)) for name, teams in ours[parted:]):
+            return None
+        return parted
+
+    def within(self, team: str, level: int, gets: Mapping[Kind, int], asked: Collection[Kind], held: Held) -> bool:
+        """Whether all queues of the team from a level on are within their guarantees when it gets `gets` more."""
+        for name, teams in self.line(team)[level:]:
+            total = held(teams) + Counter(gets)
+            keys = self._keys(name, asked)
+            if not keys or any(part_of(key, total) > self._guaranteed[name][key] for key in keys):
+                return False
+        return True
+
+    def _beyond(self, name: str, asked: Collection[Kind], held: Counter[Kind]) -> bool:
+        keys, guaranteed = self._keys(name, asked), self._guaranteed.get(name, {})
+        if keys or asked:
+            return all(part_of(key, held) > guaranteed[key] for key in keys)
+        covered = sum((min(part_of(key, held), Fraction(milli)) for key, milli in guaranteed.items()), Fraction(0))
+        return part_of("*", held) > covered
+
+    def _keys(self, name: str, asked: Collection[Kind]) -> list[str]:
+        guaranteed = self._guaranteed.get(name, {})
+        return [
+            key
+            for key, milli in guaranteed.items()
+            if milli and (any(counts(key, kind) for kind in asked) if asked else key == "*")
+        ]
+
+    def _teams(self, queue: str) -> frozenset[str]:
+        found, todo = {queue}, [queue]
+        while todo:
+            above = todo.pop()
+            below = [name for name, parent in self._parent.items() if parent == above and name not in found]
+            found.update(below)
+            todo += below
+        return frozenset(found)
