@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from libs.core.projections.verify.limit_books import Kind, counts, part_of
 
-Held = Callable[[Collection[str]], Counter[Kind]]
+HeldByTeams = Callable[[Collection[str]], Counter[Kind]]
 """Teams -> what they hold together, thousandths by kind."""
 
 
@@ -38,7 +38,7 @@ class Guarantees:
         line = [(name, self._teams(name)) for name in reversed(names)]
         return [*line, (f"{team} itself", frozenset({team}))] if line[-1][1] != {team} else line
 
-    def lends(self, giver: str, taker: str, asked: Collection[Kind], held: Held) -> int | None:
+    def lends(self, giver: str, taker: str, asked: Collection[Kind], held: HeldByTeams) -> int | None:
         """The level at which the two part, if from there down all queues of the one that gives hold more than is guaranteed to
         them of the kinds `asked` (none: of any accelerator); else None."""
         ours, theirs = self.line(giver), self.line(taker)
@@ -47,7 +47,9 @@ class Guarantees:
             return None
         return parted
 
-    def within(self, team: str, level: int, gets: Mapping[Kind, int], asked: Collection[Kind], held: Held) -> bool:
+    def within(
+        self, team: str, level: int, gets: Mapping[Kind, int], asked: Collection[Kind], held: HeldByTeams
+    ) -> bool:
         """Whether all queues of the team from a level on are within their guarantees when it gets `gets` more."""
         for name, teams in self.line(team)[level:]:
             total = held(teams) + Counter(gets)

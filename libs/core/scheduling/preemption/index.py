@@ -20,7 +20,7 @@ Bound = tuple[ClassCosts, int, int]
 """What a group is searched by: the least that its victims can cost, how many victims that needs, its first row."""
 
 
-Admitted = Callable[[Iterable[Job]], list[Job]]
+Together = Callable[[Iterable[Job]], list[Job]]
 
 
 class Holdings:
@@ -82,7 +82,7 @@ class VictimIndex:
     """
 
     def __init__(
-        self, holdings: Holdings, job: Job, victims: Iterable[Job], possible: Bools, admitted: Admitted = list
+        self, holdings: Holdings, job: Job, victims: Iterable[Job], possible: Bools, admitted: Together = list
     ) -> None:
         """`victims` are of `holdings` and may give way; `possible`: devices that may become the job's, shape (D,).
 

@@ -18,7 +18,7 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import Order, front, is_due, kinds_asked
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.cost import ClassCosts
-from libs.core.scheduling.preemption.index import Admitted, Holdings, VictimIndex
+from libs.core.scheduling.preemption.index import Together, Holdings, VictimIndex
 from libs.core.scheduling.queues import Reclaim
 from libs.core.scheduling.reservation import Reservations
 from libs.core.state.fleet import Bools, Ints
@@ -278,7 +278,7 @@ def _wanted(request: Shape) -> list[dict[str, int]]:
 
 
 def _best(
-    holdings: Holdings, job: Job, taken: _Taken, some: list[Job], admitted: Admitted = list
+    holdings: Holdings, job: Job, taken: _Taken, some: list[Job], admitted: Together = list
 ) -> VictimChoice | None:
     """The victims, of `some`, of the lowest classes that suffice, on the nearest level where those do."""
     state = holdings.state
