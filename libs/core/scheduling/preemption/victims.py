@@ -18,7 +18,7 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import Order, front, is_due, kinds_asked
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.cost import ClassCosts
-from libs.core.scheduling.preemption.index import Together, Holdings, VictimIndex
+from libs.core.scheduling.preemption.index import Holdings, Together, VictimIndex
 from libs.core.scheduling.queues import Reclaim
 from libs.core.scheduling.reservation import Reservations
 from libs.core.state.fleet import Bools, Ints
