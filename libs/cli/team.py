@@ -44,6 +44,16 @@ Write = Annotated[
     typer.Option("--write", help="Of an admin of the team: the file for the credential; else NAME.creds here."),
 ]
 
+Days = Annotated[
+    int | None,
+    typer.Option(
+        "--days",
+        min=1,
+        max=3650,
+        help="The credential ends by itself after so many days; rotating gives as many again. By default it never ends.",
+    ),
+]
+
 _OWN = [
     Column("USER", lambda row: row.name),
     Column("PERSON", lambda row: row.person),
@@ -54,6 +64,7 @@ _COLUMNS = [
     Column("CREDENTIAL", lambda row: row["credential"]),
     Column("FILE", lambda row: row["file"]),
     Column("PERSON", lambda row: row["person"]),
+    Column("ENDS", lambda row: row["ends"]),
     Column("SUSPENDED", lambda row: row["suspended"]),
 ]
 
@@ -75,6 +86,7 @@ def add(
     reason: MayReason = "",
     *,
     admin: Annotated[bool, typer.Option("--admin", help="A user who manages the users of its own team.")] = False,
+    days: Days = None,
     pseudonym: Pseudonym = None,
     write: Write = None,
     folder: Folder = None,
@@ -84,11 +96,12 @@ def add(
 
     An admin of a team, who has no keys, adds users of its own team; the new credential is written here."""
     if not admin and team_admin.asks(folder):
+        _keys_only(days)
         return say(str(team_admin.credential("add", name, write, url, pseudonym=pseudonym)))
     ring = _ring(folder)
     name = _new_person(ring, name, pseudonym)
     with acting("team.add", name, reason, folder=ring.folder, url=url):
-        path = _checked(ring, name, admin)
+        path = _checked(ring, name, admin, days)
         if not path.is_file():
             raise UsageFault(
                 f"{name!r} has a credential that an admin of its team had made: `baton team rotate` makes another"
@@ -98,14 +111,23 @@ def add(
 
 
 @app.command()
-def rotate(name: Name, reason: MayReason = "", *, write: Write = None, folder: Folder = None, url: Url = None) -> None:
+def rotate(
+    name: Name,
+    reason: MayReason = "",
+    *,
+    days: Days = None,
+    write: Write = None,
+    folder: Folder = None,
+    url: Url = None,
+) -> None:
     """Make a new credential in the old one's place; whoever still uses the old one is cut off. Other users keep theirs."""
     if team_admin.asks(folder):
+        _keys_only(days)
         return say(str(team_admin.credential("rotate", name, write, url)))
     ring = _ring(folder)
     name = _person(ring, name)
     with acting("team.rotate", name, reason, folder=ring.folder, url=url):
-        path = ring.rotate(name)
+        path = ring.rotate(name, lasts_s=_seconds(days))
         _tell(ring, [name.partition(".")[0]], folder, url)
     say(str(path))
 
@@ -157,11 +179,17 @@ def list_(
             "credential": name,
             "file": str(ring.creds / f"{name}.creds") if name else "",
             "person": People(ring.folder).of(team).get(name.partition(".")[2], ""),
+            "ends": units.moment(ends[name] * 1_000_000) if name in ends else "",
         }
         for team in ring.teams
+        for ends in [ring.ends(team)]
         for name in ring.users(team) or [""]
     ]
-    rows += [{"team": team, "credential": "", "file": "", "person": ""} for team in paused if team not in ring.teams]
+    rows += [
+        {"team": team, "credential": "", "file": "", "person": "", "ends": ""}
+        for team in paused
+        if team not in ring.teams
+    ]
     for row in rows:
         row["suspended"] = paused.get(row["team"], "")
     show(rows, _COLUMNS, output, header=not no_header)
@@ -217,9 +245,20 @@ def _ring(folder: Path | None) -> Keyring:
     return ring
 
 
-def _checked(ring: Keyring, name: str, admin: bool) -> Path:
+def _keys_only(days: int | None) -> None:
+    if days is not None:
+        raise UsageFault(
+            "--days is for who has the keys: an admin of a team asks an operator for a credential that ends"
+        )
+
+
+def _seconds(days: int | None) -> int | None:
+    return None if days is None else days * 86_400
+
+
+def _checked(ring: Keyring, name: str, admin: bool, days: int | None) -> Path:
     try:
-        return ring.team(name, admin=admin)
+        return ring.team(name, admin=admin, lasts_s=_seconds(days))
     except ValueError as e:
         raise UsageFault(str(e)) from None
 

@@ -60,6 +60,8 @@ class AccountKeys(BaseModel):
     """Of each credential its public key."""
     since: dict[str, int] = {}
     """When each of `users` was issued, s; not there: before this was written down."""
+    lasts: dict[str, int] = {}
+    """How long those of `users` are good that end by themselves, s from `since`; all others are good until they are void."""
     elsewhere: list[str] = []
     """Those of `users` whose key was made elsewhere: there is no file of theirs here, and only rotating makes another."""
     admins: list[str] = []
@@ -72,10 +74,16 @@ class AccountKeys(BaseModel):
     def issue(self, name: str, public: str, at_s: int) -> None:
         self.users[name], self.since[name] = public, at_s
 
+    def ends_s(self, name: str) -> int | None:
+        """When the credential ends by itself, seconds since 1970; None: never."""
+        lasts = self.lasts.get(name)
+        return None if lasts is None else self.since.get(name, 0) + lasts
+
     def void(self, name: str, at_s: int) -> None:
         """What was issued to `name` so far. Lines of before the oldest credential that still counts become one."""
         self.revoked[self.users.pop(name)] = at_s
         self.since.pop(name, None)
+        self.lasts.pop(name, None)
         before = min((self.since.get(one, 0) for one in self.users), default=at_s + 1) - 1
         if gone := {key for key, until_s in self.revoked.items() if until_s <= before}:
             self.revoked = {key: until_s for key, until_s in self.revoked.items() if key not in gone}
@@ -175,6 +183,11 @@ class Keyring:
         """Who of `team` has a credential: itself, and `<team>.<user>`. Raises NoCredential when there is no such team."""
         return sorted(_team(self.keys(), team).users)
 
+    def ends(self, team: str) -> dict[str, int]:
+        """The credentials of `team` that end by themselves, and when, s since 1970. Raises NoCredential for no such team."""
+        owner = _team(self.keys(), team)
+        return {name: at_s for name in sorted(owner.users) if (at_s := owner.ends_s(name)) is not None}
+
     # -------------------------------------------------------------------------------------------------------- credentials
 
     def operator(self) -> Path:
@@ -203,9 +216,9 @@ class Keyring:
         owner = _team(self.keys(), team)
         return sorted(set(owner.admins) & owner.users.keys())
 
-    def team(self, name: str, *, admin: bool = False) -> Path:
+    def team(self, name: str, *, admin: bool = False, lasts_s: int | None = None) -> Path:
         """Of a whole team, or of a user `<team>.<user>`; a new team gets an account. `admin`: a user who manages the others;
-        what it had as a plain user is void then.
+        what it had as a plain user is void then. `lasts_s`: how long one that is made now is good, by default until it is void.
 
         Raises ValueError as `check_teams` and `check_numbers`, and for a name that cannot be a subject token.
         """
@@ -220,8 +233,8 @@ class Keyring:
             if not dot:
                 raise ValueError(f"{name!r} is a whole team: an admin is one user, <team>.<user>")
             self._promote(team, name)
-            return self._credential(team, ADMIN, name, path)
-        return self._credential(team, USER if dot else TEAM, name, path)
+            return self._credential(team, ADMIN, name, path, lasts_s=lasts_s)
+        return self._credential(team, USER if dot else TEAM, name, path, lasts_s=lasts_s)
 
     def _promote(self, team: str, name: str) -> None:
         with self._changing() as keys:
@@ -253,28 +266,38 @@ class Keyring:
         """Raises TooManyUsers when nothing more can be signed for the team, NoCredential when there is none."""
         _room(_team(self.keys(), team), team)
 
-    def _credential(self, account: str, role: str, known_as: str, path: Path, called: str = "") -> Path:
-        """The file of a credential; made when it is not there, or is void."""
+    def _credential(
+        self, account: str, role: str, known_as: str, path: Path, called: str = "", lasts_s: int | None = None
+    ) -> Path:
+        """The file of a credential; made when it is not there, is void, or has ended."""
         with self._changing() as keys:
             owner = _account(keys, account, make=True)
             made_elsewhere = known_as in owner.elsewhere and known_as in owner.users
-            if known_as not in owner.users or not (path.is_file() or made_elsewhere):
+            ended = (ends_s := owner.ends_s(known_as)) is not None and ends_s <= self._now()
+            if known_as not in owner.users or ended or not (path.is_file() or made_elsewhere):
                 if not account.startswith((CORE, _NODE)):
                     _check_revoked(owner)
-                self._issue(owner, role, known_as, path, called or known_as)
+                lasts_s = owner.lasts.get(known_as) if lasts_s is None else lasts_s
+                self._issue(owner, role, known_as, path, called or known_as, lasts_s)
         return path
 
-    def _issue(self, owner: AccountKeys, role: str, known_as: str, path: Path, called: str) -> None:
+    def _issue(
+        self, owner: AccountKeys, role: str, known_as: str, path: Path, called: str, lasts_s: int | None = None
+    ) -> None:
         key = _new(KeyKind.USER)
         issued_s = self._tick(owner)
-        said = claims.user(owner.role(role), owner.public, key.public, called, issued_s=issued_s)
         owner.issue(known_as, key.public, issued_s)
+        if lasts_s is not None:
+            owner.lasts[known_as] = lasts_s
+        ends_s = owner.ends_s(known_as)
+        said = claims.user(owner.role(role), owner.public, key.public, called, issued_s=issued_s, expires_s=ends_s)
         owner.elsewhere = [one for one in owner.elsewhere if one != known_as]
         self._private(path.parent)
         write_private(path, claims.credentials(said, key))
 
-    def rotate(self, name: str) -> Path:
+    def rotate(self, name: str, *, lasts_s: int | None = None) -> Path:
         """A new credential for a team, or a user of one, in its file's place; the old one is void once the broker is told.
+        `lasts_s`: how long the new one is good; by default as long as the old one was.
 
         Raises NoCredential when there is none of that name, TooManyUsers.
         """
@@ -282,10 +305,11 @@ class Keyring:
             owner = _team(keys, name.partition(".")[0])
             if name != owner.oldest:
                 _check_revoked(owner)
+            lasts_s = owner.lasts.get(name) if lasts_s is None else lasts_s
             self._void(owner, name)
             path = self.creds / f"{name}.creds"
             role = ADMIN if name in owner.admins else USER if "." in name else TEAM
-            self._issue(owner, role, name, path, name)
+            self._issue(owner, role, name, path, name, lasts_s)
         return path
 
     def revoke(self, name: str) -> None:
@@ -298,7 +322,7 @@ class Keyring:
                 owner.admins = [one for one in owner.admins if one != name]
             else:
                 owner.admins = []
-                owner.users, owner.since, owner.revoked = {}, {}, {"*": self._tick(owner)}
+                owner.users, owner.since, owner.lasts, owner.revoked = {}, {}, {}, {"*": self._tick(owner)}
             for each in gone:
                 (self.creds / f"{each}.creds").unlink(missing_ok=True)
 

@@ -84,7 +84,10 @@ class Watched:
             if limits.processes and not limits.process_group and shim:
                 count = sum(map(proc.threads, proc.descendants([shim])))
                 if count > limits.processes:
-                    return f"it had {count} processes and threads, and may have {limits.processes}", Category.USER_ERROR
+                    return (
+                        f"process limit: it had {count} processes and threads, and may have {limits.processes}",
+                        Category.USER_ERROR,
+                    )
             if not self.limits.memory_group and shim:
                 used = memory_used(proc.descendants([shim]))
                 if used > self.limits.memory:
@@ -94,7 +97,10 @@ class Watched:
                     )
             used = disk_used(self.folders, self.limits.disk)
             if used > self.limits.disk:
-                return f"its folders hold {mib(used)}, and may hold {mib(self.limits.disk)}", Category.USER_ERROR
+                return (
+                    f"disk limit: its folders hold {mib(used)}, and may hold {mib(self.limits.disk)} (limits.disk_mib)",
+                    Category.USER_ERROR,
+                )
             return None
         finally:
             ended = time.monotonic()

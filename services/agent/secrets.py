@@ -93,7 +93,7 @@ class SecretSource:
         )
         if answer.missing:
             raise SecretMissing(
-                f"secret-missing: team {part.team} has no secret {', '.join(answer.missing)}; "
+                f"secret-missing: job.secrets: team {part.team} has no secret {', '.join(answer.missing)}; "
                 f"`baton secret set {answer.missing[0]}`, then submit the job again"
             )
         inside: ForNode = key.open_as(answer.sealed, ForNode)

@@ -306,7 +306,8 @@ async def test_a_job_that_fills_its_folder_is_ended_with_the_figures(start):
         filler = of("red", FILL_HOME, device=2)
         end = await ended(node, victim, filler)
         assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
-        assert "its folders hold" in end.reason
+        assert end.reason.startswith("disk limit: its folders hold"), end.reason
+        assert "(limits.disk_mib)" in end.reason
         assert "may hold 64 MiB" in end.reason
         assert "up" in node.says(victim)
 
@@ -371,6 +372,7 @@ async def test_processes_are_counted_where_no_group_holds_them(start):
         many = "import subprocess as s, time; [s.Popen(['sleep', '600']) for _ in range(60)]; time.sleep(600)"
         end = await ended(node, of("red", many, limits=ASKED))
         assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert "process limit: it had" in end.reason
         assert "processes and threads, and may have 24" in end.reason
 
 

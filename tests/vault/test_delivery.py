@@ -105,7 +105,7 @@ async def test_a_vault_that_is_away_is_waited_for_and_is_not_the_jobs_fault(nats
 async def test_a_secret_that_is_not_there_is_told_at_once(nats: Client, pool: str) -> None:
     async with vault(nats, pool, lambda query, before: NodeSecrets(missing=("token",))) as asked:
         with pytest.raises(
-            SecretMissing, match="secret-missing: team blue has no secret token; `baton secret set"
+            SecretMissing, match=r"secret-missing: job\.secrets: team blue has no secret token; `baton secret set"
         ) as error:
             await SecretSource(nats, pool, wait_s=60.0).of(asking(), "n1", 0, wanted)
     assert len(asked) == 1

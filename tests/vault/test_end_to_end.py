@@ -184,7 +184,7 @@ async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
         (missing,) = await red.submit_many([spec("pass", uses=USES)])
         ended = await red.wait(missing.job_id, 60)
         assert ended.state is JobState.FAILED
-        assert "secret-missing: team red has no secret token; `baton secret set token`" in ended.reason
+        assert "secret-missing: job.secrets: team red has no secret token; `baton secret set token`" in ended.reason
         assert [info.name for info in await blue.secrets()] == ["token"]
     assert found(files(state)) == []
     assert (state / "vault").stat().st_mode & 0o777 == 0o700

@@ -77,6 +77,8 @@ ATTEMPTS = (
     Attempt(0, _TEAM, "... with more permissions than its role", _SIGNED, _FORGED, "permissions of its own"),
     Attempt(0, _TEAM, "... that has expired", _SIGNED, _FORGED, "expired"),
     Attempt(0, _TEAM, "... of another operator, of another key, unsigned", _SIGNED, _FORGED, "no signature"),
+    Attempt(0, _TEAM, "to stay connected when its credential has ended (`--days`)", "the broker cuts it off",
+            "tests/walls/test_team.py::test_a_user_goes_and_the_others_of_the_team_stay", "lasts_s=6"),
     Attempt(0, _TEAM, "another claim for its account, told to the broker", "only the system account tells",
             f"{_ATTACKS}::test_it_cannot_tell_the_broker_who_it_is"),
     Attempt(0, _STRANGER, "no credential, a password, a token", "the broker wants a signature",

@@ -90,6 +90,30 @@ def test_credentials_stay_the_same_until_they_are_changed(tmp_path: Path) -> Non
         ring.revoke("blue.ana")
 
 
+def test_a_credential_may_end_by_itself_and_rotating_gives_as_much_again(tmp_path: Path) -> None:
+    now = [1_000.0]
+    ring = Keyring(tmp_path, now=lambda: now[0])
+
+    def said(path: Path) -> dict[str, Any]:
+        return claims.read(path.read_text().splitlines()[1])
+
+    first = said(ring.team("blue.ana", lasts_s=60))
+    assert first["exp"] == first["iat"] + 60
+    assert "exp" not in said(ring.team("blue.ben")), "by default none ends"
+    assert ring.ends("blue") == {"blue.ana": first["exp"]}
+    assert said(ring.team("blue.ana")) == first, "it is there already"
+    now[0] = 1_030.0
+    rotated = said(ring.rotate("blue.ana"))
+    assert (rotated["sub"] != first["sub"], rotated["exp"]) == (True, rotated["iat"] + 60)
+    assert said(ring.rotate("blue.ana", lasts_s=600))["exp"] >= 1_630
+    now[0] = 2_000.0
+    again = said(ring.team("blue.ana"))
+    assert (again["iat"], again["exp"]) == (2_000, 2_600), "what has ended is made anew, for as long"
+    ring.revoke("blue")
+    assert ring.ends("blue") == {}
+    assert "exp" not in said(ring.team("blue.ana"))
+
+
 def test_every_claim_of_an_account_is_newer_than_the_last(tmp_path: Path) -> None:
     """Brokers keep the newest; two in one second, or a clock that was set back, must not lose one."""
     ring = Keyring(tmp_path, now=lambda: 1_000.0)

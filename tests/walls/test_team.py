@@ -81,10 +81,18 @@ async def test_a_user_goes_and_the_others_of_the_team_stay(cluster: LocalStack) 
         await connect(Address(cluster.nats_url, cluster.keyring.creds / f"red.{user}.creds"), name=user)
         for user in ("ana", "ben")
     ]
+    ring = cluster.keyring
+    short = Address(cluster.nats_url, ring.team("red.dan", lasts_s=6))
+    assert ring.ends("red").keys() == {"red.dan"}
+    dan = await connect(short, name="dan")
+    await until(lambda: not dan.is_connected)
+    await close(dan)
+    with pytest.raises(BusUnavailable, match=r"expired|revoked or rotated"):
+        await connect(short, name="dan")
+    ring.revoke("red.dan")
     assert (await team(cluster, "revoke", "red.ana", "--reason", "left")).code == 0
     await until(lambda: not ana.is_connected)
     assert ben.is_connected
-    ring = cluster.keyring
     carl_creds = ring.team("red.carl")
     await tell(cluster.nats_url, ring, ["red"])
     carl = await connect(Address(cluster.nats_url, carl_creds), name="carl")
