@@ -105,7 +105,7 @@ def _of_node(what: str, model: Model, reply: Reply, owner: str = "placement") ->
 
 
 JOB_EVENTS = (
-    "queued", "granted", "starting", "running", "checkpointed", "progress", "preempting", "stopping", "requeued",
+    "queued", "granted", "starting", "running", "checkpointed", "progress", "promised", "preempting", "stopping", "requeued",
     "succeeded", "failed", "cancelled",
 )  # fmt: skip
 
@@ -116,6 +116,7 @@ _TOLD = {
     "running": "Every part of the attempt runs.",
     "checkpointed": "The job saved its work and can resume from there.",
     "progress": "How far the attempt is, and how long it still takes: when that changed by much, and now and then.",
+    "promised": "A gang that waits is told when it starts; later than before only for a cause.",
     "preempting": "The attempt must save its work and give way to a job of a higher class.",
     "stopping": "The attempt is being ended everywhere.",
     "requeued": "The job waits again, with its age kept, and resumes from its checkpoint.",

@@ -337,6 +337,26 @@ class StepProgress(Fact):
     doubt: ProgressDoubt | None = Field(default=None, description="why it is not believed; then nothing is left to say")
 
 
+class PromiseCause(StrEnum):
+    """Why a promised start moved to a later time. Nothing else moves it."""
+
+    FAULT = "fault"
+    """Devices were lost: a node fell silent or began anew, or a device is in quarantine."""
+    HIGHER_CLASS = "higher-class"
+    """Jobs of a higher class came."""
+    DRAIN = "drain"
+    """A node left in good order."""
+
+
+class StartPromise(Fact):
+    """When a gang that waits will start. Kept: it starts no later than was promised first."""
+
+    start_us: Micros = Field(description="it starts by then, in ledger time")
+    p50_us: Micros = Field(description="expected: as likely before as after")
+    p90_us: Micros = Field(description="expected: in nine of ten cases before")
+    cause: PromiseCause | None = Field(default=None, description="why this is later than what was promised before")
+
+
 class Reason(Fact):
     """Why a request was refused: what is wrong, with which value, and what to do instead."""
 
@@ -365,7 +385,7 @@ class JobEvent(Fact):
     """Something happened to a job. Sent by history (from the ledger) to the job's team, in ledger order per job.
 
     `what` is also the subject's and the type's last part: queued, granted, starting, running, preempting, checkpointed,
-    progress, requeued, stopping, succeeded, failed, cancelled.
+    progress, promised, requeued, stopping, succeeded, failed, cancelled.
     """
 
     job_id: JobId
@@ -380,6 +400,7 @@ class JobEvent(Fact):
     devices: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = None
     progress: StepProgress | None = None
+    promise: StartPromise | None = None
     exit_code: int | None = None
     pool: str = Field(default="", description="which pool's ledger told it")
     number: int = Field(

@@ -27,6 +27,7 @@ from schemas.jobs import (
     JobState,
     Latency,
     Network,
+    StartPromise,
     StepProgress,
 )
 from schemas.prices import ClosedPeriod, RateBook
@@ -276,6 +277,16 @@ class DevicesHeld(Fact):
     cost_device_s: float | None = Field(default=None, ge=0, description="of all its victims together, device-seconds")
 
 
+class GangPromised(Fact):
+    """A gang that waits is told when it starts: the first of its class and team that does not fit. Told again when the time
+    moves, later only for a cause. Until then others use the hole; devices are kept for it in time."""
+
+    kind: Literal["gang.promised"] = "gang.promised"
+    job_id: JobId
+    promise: StartPromise
+    skippable: Literal[True] = True
+
+
 class HoldReleased(Fact):
     """The beneficiary no longer needs the hold: it was granted, ended, or the plan failed."""
 
@@ -515,6 +526,7 @@ EventOfJob = (
     | JobFinished
     | DevicesHeld
     | HoldReleased
+    | GangPromised
 )
 """The variants that are about a job."""
 

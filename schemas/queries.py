@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
-from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason, StepProgress
+from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason, StartPromise, StepProgress
 from schemas.nodes import NodeWalls
 from schemas.queues import Queue, QueueOrder, QueuesVersion
 from schemas.resources import Span
@@ -85,6 +85,10 @@ class JobDocument(Fact):
     submitted_us: Micros
     queued_us: Micros
     finished_us: Micros | None = None
+    promise: StartPromise | None = Field(
+        default=None, description="when it will start, as it was told last; while it waits"
+    )
+    promised_us: Micros | None = Field(default=None, description="the start that was promised first")
     attempts: tuple[AttemptDocument, ...] = ()
     preemptions: int = Field(default=0, ge=0)
     spec: AcceptedSpec

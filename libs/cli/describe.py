@@ -73,9 +73,19 @@ def _job_fields(job: JobDocument, user: str) -> Iterable[tuple[str, object]]:
     yield "submitted", units.moment(job.submitted_us)
     yield "waited", units.between(job.submitted_us, attempts[0].granted_us if attempts else job.finished_us)
     yield "finished", job.finished_us and units.moment(job.finished_us)
+    yield "promised", _promised(job)
     yield "progress", progress_in_full(last) if last else ""
     yield "preempted", _preempted(job)
     yield "on", last.nodes if last and last.closed_us is None else ""
+
+
+def _promised(job: JobDocument) -> str:
+    told = job.promise
+    if told is None:
+        return ""
+    first = f", first by {units.moment(job.promised_us)}" if told.cause is not None else ""
+    why = f" (moved: {told.cause.value})" if told.cause is not None else ""
+    return f"to start by {units.moment(told.start_us)}{why}{first}; expected {units.moment(told.p50_us)}"
 
 
 def _preempted(job: JobDocument) -> str:

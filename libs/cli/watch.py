@@ -107,6 +107,10 @@ def detail(event: JobEvent) -> str:
         parts.append(f"{len(event.devices)} devices on {','.join(event.nodes)}")
     if event.checkpoint is not None:
         parts.append(f"step {event.checkpoint.step}")
+    if event.promise is not None:
+        parts.append(f"starts by {units.moment(event.promise.start_us)}")
+        if event.promise.cause is not None:
+            parts.append(f"moved: {event.promise.cause.value}")
     if (told := event.progress) is not None:
         parts.append(f"step {told.step} of {told.steps}")
         if told.left_s is not None:

@@ -98,7 +98,7 @@ class FoldedLedger(Generic[D]):
         self.decider, self.head, self.position = decider, reader.head, reader.position
         self.decided_to = self.recorded_to = decider.inbox_seq
         if self._clock is None:
-            self._clock = await self._stored_clock()
+            self._clock = await self.patiently(self._stored_clock)
 
     def follow(self, entries: Sequence[ChainEntry]) -> None:
         """Takes in what another writer has committed."""

@@ -98,7 +98,8 @@ class Facts:
 
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
-        "attempt.starting", "attempt.progress", "attempt.stopping", "devices.held", "hold.released", "board.recut",
+        "attempt.starting", "attempt.progress", "gang.promised",
+        "attempt.stopping", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
         "queues.applied", "prices.applied", "period.closed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",

@@ -40,6 +40,7 @@ A = TypeVar("A")
 ANSWER_S = 3.0
 RECORD_ROOM = 4096
 """What a record and its headers take beside its events, bytes."""
+PROMISE_BUCKETS_S = (-86_400, -21_600, -3600, -600, -60, 0, 60, 600, 3600, 21_600, 86_400)
 BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 30_000, 300_000)
 
 
@@ -64,6 +65,13 @@ class Placement:
             buckets=BUCKETS_MS,
             registry=registry,
         )
+        self._promise_error_s = Histogram(
+            "baton_promise_error_seconds",
+            "start of a gang minus the start that it was promised first; above 0: the promise was not kept",
+            buckets=PROMISE_BUCKETS_S,
+            registry=registry,
+        )
+        self._promises = Counter("baton_promises", "promised gangs that started", ["kept"], registry=registry)
         self.stale_redis = Gauge("baton_redis_stale", "1 while the Redis projection does not follow", registry=registry)
         WriterCollector(registry, lambda: self.writer.counters if self.writer is not None else None)
         self._queued = Gauge("baton_jobs_waiting", "jobs in the queue", registry=registry)
@@ -156,6 +164,9 @@ class Placement:
         self._queued.set(waiting + parked + len(decider.state.backing_off))
         for event in record.events:
             self._events.labels(event.kind).inc()
+        for error_s in handlers.promise_errors_s(record, decider):
+            self._promise_error_s.observe(error_s)
+            self._promises.labels("yes" if error_s <= 0 else "no").inc()
         decider.upkeep()
 
 

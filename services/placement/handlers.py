@@ -24,6 +24,14 @@ def granted_at_once_ms(record: LedgerRecord, decider: Decider, now_us: int) -> l
     return [max(0.0, (now_us - decider.state.jobs[job].submitted_us) / 1000) for job in granted]
 
 
+def promise_errors_s(record: LedgerRecord, decider: Decider) -> list[float]:
+    """Start minus first promised start, s, of the gangs with a promise that a committed record grants."""
+    outcomes = decider.turns.book.outcomes
+    found = [(one.start_us - one.promised_us) / 1e6 for one in outcomes if one.start_us == record.t_us]
+    outcomes.clear()
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Answerer:
     """Of whom a node asks: the process that knows what was told, the ledger sequence of its state, whether it writes."""

@@ -361,6 +361,31 @@ def priced() -> World:
     return w
 
 
+def promised() -> World:
+    """The first gang that waits is told when it starts; a fault moves that, a node that leaves does again, and it starts."""
+    w = World(node("n0"), node("n1"))
+    for n in range(2):
+        w.started(w.submit(job(f"runs{n}", 8, time_limit_s=600)))
+    gang = w.submit(job("gang", 8))
+    w.submit(job("behind", 8))
+    w.send(inbox.Tick(), after_us=S)
+    w.send(inbox.Tick(), after_us=S)
+    (soon, late) = (w.nodes_of(job_id("research", f"runs{n}"))[0] for n in range(2))
+    w.send(inbox.NodeSilent(node=soon, incarnation=1, silent_s=6), after_us=400 * S)
+    w.released(job_id("research", "runs1"))
+    w.started(gang)
+    w.submit(job("third", 8))
+    w.send(inbox.Tick(), after_us=S)
+    w.released(gang)
+    w.send(inbox.NodeHeardAgain(node=soon, incarnation=1))
+    while jobs := w.decider.state.jobs:
+        last = next(one.id for one in jobs.values() if one.current is not None)
+        w.started(last)
+        w.released(last)
+    assert late
+    return w
+
+
 def begins_anew(w: World, name: str) -> None:
     known = w.decider.state.fleet.nodes[name]
     w.send(inbox.NodeRegistered(incarnation=known.incarnation + 1, inventory=known.inventory, lease_s=10))
@@ -427,6 +452,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "progressing": progressing,
     "exchanged": exchanged,
     "priced": priced,
+    "promised": promised,
 }
 ROLLED = "rolled"
 EVERY = (*LIVES, ON_A_CLOCK, ROLLED)

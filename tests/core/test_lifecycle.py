@@ -56,6 +56,7 @@ JOBS = spelt("""
     job.finished: granted|starting|running|preempting|stopping -> succeeded|failed|cancelled
     devices.held: queued -> =
     hold.released: queued -> =
+    gang.promised: queued -> =
 """)
 ATTEMPTS = spelt("""
     job.queued: - -> -
@@ -72,6 +73,7 @@ ATTEMPTS = spelt("""
     job.finished: - -> -
     devices.held: - -> -
     hold.released: - -> -
+    gang.promised: - -> -
 """)
 
 

@@ -9,7 +9,7 @@ from libs.core.projections.verify import Checker, Verification
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome
 from schemas.ids import job_id
-from schemas.jobs import Checkpoint, JobState
+from schemas.jobs import Checkpoint, JobState, PromiseCause
 from schemas.ledger import EVENT_KINDS, LedgerEvent, LedgerRecord
 from schemas.resources import Level, Precision, Runtime
 from tests.core.lives import EVERY, ON_A_CLOCK, ROLLED, SET_BACK, kinds_of, records_of
@@ -393,6 +393,18 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     ),
     "one gives way to another team of its class": (
         EXCHANGED, changed("attempt.preempting", with_(beneficiary=job_id("blue", "waits"))), "I11"
+    ),
+    "a promised start moves to a later time for no cause": (
+        "promised", then("gang.promised", lambda e: e.model_copy(update={"promise": e.promise.model_copy(
+            update={"start_us": e.promise.start_us + 1})})), "I18"
+    ),
+    "a promised start moves for a fault that was none": (
+        "promised", then("gang.promised", lambda e: e.model_copy(update={"promise": e.promise.model_copy(
+            update={"start_us": e.promise.start_us + 1, "cause": PromiseCause.DRAIN})})), "I18"
+    ),
+    "a first promise names a cause": (
+        "promised", changed("gang.promised", lambda e: e.model_copy(update={"promise": e.promise.model_copy(
+            update={"cause": PromiseCause.FAULT})})), "I18"
     ),
     "progress is told after it was doubted": (PROGRESSING, then("attempt.progress", lambda e: e, 2), "I15"),
     "progress goes back": (

@@ -46,7 +46,8 @@ class FleetShape:
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
         "node.left", "job.granted", "job.requeued", "attempt.starting", "attempt.running",
-        "attempt.checkpointed", "attempt.progress", "attempt.preempting", "attempt.stopping", "attempt.closed", "devices.freed",
+        "attempt.checkpointed", "attempt.progress", "gang.promised",
+        "attempt.preempting", "attempt.stopping", "attempt.closed", "devices.freed",
         "devices.held", "hold.released", "board.recut", "board.recut-withdrawn", "input.rejected",
         "plan.declined", "clock.jumped", "segment.sealed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",

@@ -84,7 +84,8 @@ class Meter:
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
-        "node.left", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress", "attempt.preempting",
+        "node.left", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress", "gang.promised",
+        "attempt.preempting",
         "attempt.stopping", "attempt.closed", "job.requeued", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
         "team.suspended", "team.resumed", "queues.applied", "prices.applied", "period.closed",

@@ -27,6 +27,7 @@ JobLedgerEvent = (
     | led.AttemptRunning
     | led.AttemptCheckpointed
     | led.AttemptProgress
+    | led.GangPromised
     | led.AttemptPreempting
     | led.AttemptStopping
     | led.DevicesFreed
@@ -53,6 +54,7 @@ _WHAT: dict[type, str] = {
     led.AttemptRunning: "running",
     led.AttemptCheckpointed: "checkpointed",
     led.AttemptProgress: "progress",
+    led.GangPromised: "promised",
     led.AttemptPreempting: "preempting",
     led.AttemptStopping: "stopping",
     led.JobRequeued: "requeued",
@@ -118,11 +120,13 @@ def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: i
     change: dict[str, Any] = {"seq": seq, "state": _state_after(event, document.state)}
     match event:
         case led.JobGranted():
-            change |= {"reason": "", "attempts": _begun(document.attempts, event, t_us)}
+            change |= {"reason": "", "promise": None, "attempts": _begun(document.attempts, event, t_us)}
         case led.AttemptRunning():
             change["attempts"] = _changed(document, event.attempt, running_us=t_us)
         case led.AttemptCheckpointed():
             change["attempts"] = _changed(document, event.attempt, checkpoint=event.checkpoint)
+        case led.GangPromised():
+            change |= {"promise": event.promise, "promised_us": document.promised_us or event.promise.start_us}
         case led.AttemptProgress():
             change["attempts"] = _changed(document, event.attempt, progress=event.progress, progress_us=t_us)
         case led.AttemptPreempting():
@@ -299,6 +303,8 @@ def _told(event: JobLedgerEvent, t_us: int, job: _About) -> JobEvent | None:
             news = {"nodes": (event.node,)}
         case led.AttemptCheckpointed():
             news = {"checkpoint": event.checkpoint}
+        case led.GangPromised():
+            news = {"promise": event.promise}
         case led.AttemptProgress():
             news = {"progress": event.progress}
         case led.AttemptPreempting() | led.AttemptStopping():

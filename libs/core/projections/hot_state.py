@@ -34,7 +34,8 @@ class HotState:
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
-        "attempt.checkpointed", "attempt.progress", "attempt.closed", "devices.held", "hold.released", "board.recut",
+        "attempt.checkpointed", "attempt.progress", "gang.promised",
+        "attempt.closed", "devices.held", "hold.released", "board.recut",
         "input.rejected", "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended",
         "team.resumed", "queues.applied", "lease.granter", "node.declared-dead", "operator.acted", "command.refused",
         "ledger.summed",

@@ -33,7 +33,7 @@ _IN_PLACE: Mapping[type, Mapping[str, Any]] = {
 
 OF_JOBS: tuple[type, ...] = (
     led.JobQueued, led.JobGranted, led.AttemptStarting, led.AttemptRunning, led.AttemptCheckpointed,
-    led.AttemptProgress, led.AttemptPreempting, led.AttemptStopping, led.DevicesFreed, led.AttemptClosed,
+    led.AttemptProgress, led.GangPromised, led.AttemptPreempting, led.AttemptStopping, led.DevicesFreed, led.AttemptClosed,
     led.JobRequeued, led.JobFinished,
 )  # fmt: skip
 """Of the team whose job it is. Holds are left out: they are of devices that are others' still, and cost nothing."""

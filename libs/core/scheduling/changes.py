@@ -122,6 +122,7 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.AttemptStarting: _nothing,
     led.AttemptRunning: _nothing,
     led.AttemptCheckpointed: _nothing,
+    led.GangPromised: _nothing,
     led.AttemptProgress: _nothing,  # of one that runs
     led.AttemptPreempting: _nothing,  # its devices are freed by what their nodes see
     led.AttemptStopping: _nothing,

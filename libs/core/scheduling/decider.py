@@ -16,6 +16,7 @@ from libs.core.scheduling import cycle, repartition
 from libs.core.scheduling.backlog import Backlog
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
+from libs.core.scheduling.promises import new_promises
 from libs.core.scheduling.reactions import Decision, react, reject
 from libs.core.scheduling.reactions.attempts import release_hold
 from libs.core.state import fold, snapshot
@@ -165,6 +166,7 @@ class Decider:
             self._grant(decision, grant)
         if any(isinstance(item.message, inbox.Tick) for item in inputs):
             self._repartition(decision, t_us)
+            self._promise(decision, t_us)
         self.state.t_us = t_us
         if inputs:
             self.state.inbox_seq = inputs[-1].seq
@@ -232,6 +234,20 @@ class Decider:
             if not decision.whole:
                 raise
             self.faults.append(DecisionFault(0, "repartitions", _stack(error)))
+
+    def _promise(self, decision: Decision, t_us: int) -> None:
+        """Tells gangs that wait when they start. A simulator that orders by one rule makes promises of its own."""
+        if self.turns.rule is not None:
+            return
+        try:
+            for promised in new_promises(self.state, self.policy, t_us):
+                if decision.may(promised):
+                    decision.emit(promised)
+                    decision.may_end_here()
+        except Exception:
+            if not decision.whole:
+                raise
+            self.faults.append(DecisionFault(0, "promises", _stack(sys.exc_info()[1] or RuntimeError())))
 
     def _end_condemned(self, decision: Decision) -> None:
         for job_id, why in list(self._condemned.items()):

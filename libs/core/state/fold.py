@@ -298,6 +298,10 @@ def _hold_released(state: State, e: led.HoldReleased, t_us: int) -> None:
     mark_holds(state)
 
 
+def _gang_promised(state: State, e: led.GangPromised, t_us: int) -> None:
+    """Nothing changes here: what follows the fold keeps it (`State.turns`)."""
+
+
 def _input_rejected(state: State, e: led.InputRejected, t_us: int) -> None:
     """Nothing changes but that a cancel whose job is unknown is remembered: the job may be on its way."""
     asked = e.request
@@ -426,6 +430,7 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.JobFinished: _job_finished,
     led.DevicesHeld: _devices_held,
     led.HoldReleased: _hold_released,
+    led.GangPromised: _gang_promised,
     led.BoardRecut: _board_repartitioned,
     led.BoardCutDone: _board_cut_done,
     led.BoardRecutWithdrawn: _board_repartition_withdrawn,

@@ -13,6 +13,7 @@ then each decision falls back to what the format before it could say:
     node.declared-dead      left out: the reason of node.left says it
     device.quarantined      left out, .returned too: the node refuses what it is granted there
     attempt.progress        left out: jobs are ordered as if none told how far it is
+    gang.promised           left out: a gang waits as it did, and is told nothing
     operator.acted          left out, and command.refused: the operator's book and the team's answer have them
     ledger.summed           left out: teams have their lines, and nothing to check them by
     prices.applied          refused: prices stay those of the file

@@ -90,6 +90,7 @@ TABLE: Mapping[type, Rule] = {
     led.JobFinished: Rule(job=_to(J.CANCELLED, J.QUEUED) | dict.fromkeys(ACTIVE, _ENDS), attempt=_NO_ATTEMPT),
     led.DevicesHeld: Rule(job=_stays({J.QUEUED}), attempt=_NO_ATTEMPT),
     led.HoldReleased: Rule(job=_stays({J.QUEUED}), attempt=_NO_ATTEMPT),
+    led.GangPromised: Rule(job=_stays({J.QUEUED}), attempt=_NO_ATTEMPT),
     led.NodeJoined: _NOTHING,
     led.NodeLeft: _NOTHING,
     led.QuotaSet: _NOTHING,

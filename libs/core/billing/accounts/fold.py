@@ -34,7 +34,7 @@ class Accounts:
 
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
-        "quota.set", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress",
+        "quota.set", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress", "gang.promised",
         "attempt.preempting", "attempt.stopping", "attempt.closed", "job.requeued", "board.recut-withdrawn",
         "input.rejected", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
         "lease.granter", "node.declared-dead", "operator.acted", "command.refused", "ledger.summed",

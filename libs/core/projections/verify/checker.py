@@ -18,6 +18,7 @@ from libs.core.projections.verify.money import Rates
 from libs.core.projections.verify.nodes import Nodes
 from libs.core.projections.verify.outcomes import Outcomes
 from libs.core.projections.verify.progress import AttemptsProgress
+from libs.core.projections.verify.promised import PromisedStarts
 from libs.core.projections.verify.records import Records
 from libs.core.projections.verify.report import Verification
 from libs.core.projections.verify.summed import Summed
@@ -40,6 +41,7 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Outcomes,
     Checkpoints,
     AttemptsProgress,
+    PromisedStarts,
     Ends,
     Told,
     Summed,

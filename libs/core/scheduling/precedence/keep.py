@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from libs.core.scheduling.precedence.turns import Precedence
 
 _CHUNK = 2000
-_TABLES = ("_ended", "_passed", "price", "median", "rest")
+_TABLES = ("_ended", "_passed", "price", "median", "late", "rest")
 
 
 def dump(turns: "Precedence") -> Iterator[bytes]:
     """The parts as of this call, made as they are asked for."""
     served, learned = turns.served, turns.learned
     tables = {name: getattr(learned, name).tolist() for name in _TABLES}
-    head = {"learned": tables, "count": learned.count, "learned_at": learned._learned_at}
+    head = {"learned": tables, "count": learned.count, "learned_at": learned._learned_at, "promises": turns.book.dump()}
     ran = np.flatnonzero((served.width > 0) & ((served.guarded_us > 0) | ~np.isnan(served.total_s)))
     ids = dict.fromkeys(
         [*(served.ids[slot] for slot in ran.tolist()), *turns._in_turn_us, *turns._promised, *turns._aged]
@@ -61,7 +61,9 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
         if number == 0:
             learned = turns.learned
             for name in _TABLES:
-                setattr(learned, name, np.array(told["learned"][name]))
+                if name in told["learned"]:
+                    setattr(learned, name, np.array(told["learned"][name]))
+            turns.book.load(told.get("promises", {}))
             learned.count, learned._learned_at = told["count"], told["learned_at"]
         else:
             known.update((row[0], row) for row in told)

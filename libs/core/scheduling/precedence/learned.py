@@ -66,6 +66,8 @@ class Learned:
         """Expected device-seconds until one end, of a job of this width in this cell."""
         self.median: Floats = np.zeros((WIDTHS, CELLS))
         """Device-seconds that half of the jobs of this width that got to this cell take in all."""
+        self.late: Floats = np.zeros((WIDTHS, CELLS))
+        """... that nine of ten of them take at the most."""
         self.rest: Floats = np.zeros((WIDTHS, CELLS))
         """Mean of the device-seconds that a job of this width that got to this cell still takes."""
         self.relearn(np.zeros(0, dtype=np.int64), np.zeros(0))
@@ -94,14 +96,16 @@ class Learned:
         hazard = np.clip(hazard, 1e-9, 1 - 1e-9)
         self.price = np.stack([_prices(row) for row in hazard])
         self.median = np.stack([_medians(row) for row in hazard])
+        self.late = np.stack([_medians(row, 0.1) for row in hazard])
         self.rest = np.stack([_rests(row) for row in hazard])
         self._learned_at = self.count
 
 
-def _medians(hazard: Floats) -> Floats:
-    """For each cell the end of the first later one (or itself) by which half of those that began it have ended."""
+def _medians(hazard: Floats, left: float = 0.5) -> Floats:
+    """For each cell the end of the first later one (or itself) by which but half (or `left`) of those that
+    began it have ended."""
     alive = np.concatenate([[1.0], np.cumprod(1 - hazard)])
-    ends = np.searchsorted(-alive[1:], -alive[:-1] / 2, side="left")
+    ends = np.searchsorted(-alive[1:], -alive[:-1] * left, side="left")
     result: Floats = EDGES[np.minimum(ends, CELLS - 1)]
     return result
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from libs.core.scheduling.precedence import keep
 from libs.core.scheduling.precedence.learned import EDGES, Learned, cells_of, width_class
+from libs.core.scheduling.precedence.promised import PromiseBook
 from libs.core.scheduling.precedence.rules import (
     CODES,
     DEFAULT_RULE,
@@ -61,6 +62,7 @@ class Precedence:
         """Gang -> when it would have had its turn in order of age, us."""
         self._promised: dict[str, int] = {}
         """Waiting gang -> when it was told to start, us."""
+        self.book = PromiseBook()
 
     @property
     def preempts(self) -> bool:
@@ -111,6 +113,7 @@ class Precedence:
         told = _NOTED.get(type(event))
         if told is not None:
             told(self, state, event, t_us)
+        self.book.note(state, event, t_us)
 
     def tell(self, state: State, job_id: str, total_s: float) -> None:
         """Somebody knows how much service (device-seconds) the job takes in all: measured progress, or a declaration; NaN:
@@ -154,7 +157,8 @@ class Precedence:
     def promise(self, job_id: str, start_us: int) -> None:
         """A gang that waits is told when it starts: shortly before, it falls due."""
         self._promised[job_id] = start_us
-        self._await_promise(job_id)
+        if self.orders(self._since[job_id][1].team):
+            self._await_promise(job_id)
 
     def _await_promise(self, job_id: str) -> None:
         since_us, _ = self._since[job_id]
@@ -372,6 +376,10 @@ class Precedence:
             total_s = so_far_s + left_s * int(self.served.width[slot]) if left_s is not None else math.nan
             self.tell(state, e.job_id, total_s)
 
+    def _told_start(self, state: State, e: led.GangPromised, t_us: int) -> None:
+        if e.job_id in self._since:
+            self.promise(e.job_id, e.promise.start_us)
+
     def _applied(self, state: State, e: led.QueuesApplied, t_us: int) -> None:
         """Queues may be ordered by another rule from here on."""
         self.follow(state)
@@ -395,7 +403,7 @@ class Precedence:
                 self._leave(key, job_id)
             self._age(job, since_us)
             self._stand(job)
-            if job_id in self._promised:
+            if job_id in self._promised and self.orders(job.team):
                 self._await_promise(job_id)
 
     def _finished(self, state: State, e: led.JobFinished, t_us: int) -> None:
@@ -422,6 +430,7 @@ _NOTED: dict[type, Callable[..., None]] = {
     led.AttemptRunning: Precedence._running,
     led.AttemptProgress: Precedence._progress,
     led.QueuesApplied: Precedence._applied,
+    led.GangPromised: Precedence._told_start,
     led.AttemptPreempting: Precedence._stopping,
     led.AttemptStopping: Precedence._stopping,
     led.AttemptClosed: Precedence._stopping,

@@ -25,6 +25,7 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.AttemptRunning,
         ledger.AttemptCheckpointed,
         ledger.AttemptProgress,
+        ledger.GangPromised,
         ledger.AttemptClosed,
         ledger.InputRejected,
         ledger.PlanDeclined,

@@ -1,0 +1,116 @@
+"""The promises to be told now."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from libs.core.placement.search.gang import usable
+from libs.core.placement.view import NOBODY, View
+from libs.core.scheduling.order import front
+from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.precedence import Precedence
+from libs.core.scheduling.precedence.promise import expected_start_us
+from libs.core.scheduling.precedence.remaining import remaining
+from libs.core.scheduling.precedence.served import Floats, Ints
+from libs.core.state.model import Job, State, running
+from schemas import ledger as led
+from schemas.jobs import StartPromise
+from schemas.resources import WHOLE_MILLI
+
+MOST = 64
+"""Gangs of which a start is worked out in one decision; the others' turns come with the next ticks."""
+LEAST_S = 1.0
+MOVE_US = 60_000_000
+"""A promise moves by so much at least, and so long after it was told at the soonest."""
+
+
+def new_promises(state: State, policy: Policy, t_us: int) -> list[led.GangPromised]:
+    """At `t_us`, for gangs that have none yet, and for those whose promise something moves. Changes nothing."""
+    turns = policy.precedence
+    if turns is None or not state.queues:
+        return []
+    ends: dict[str, tuple[float, float]] | None = None
+    found: list[led.GangPromised] = []
+    for job in _first(state, policy):
+        known = turns.book.of.get(job.id)
+        cause = turns.book.cause(job.id, job.priority) if known is not None else None
+        if len(found) >= MOST:
+            break
+        if known is not None and (cause is None or t_us < known.told_us + MOVE_US):
+            continue
+        if ends is None:
+            ends = {one.id: remaining(turns, one, t_us)[:2] for one in running(state)}
+        promise = _promise(state, turns, job, t_us, ends)
+        if promise is None or (known is not None and promise.start_us < known.last.start_us + MOVE_US):
+            continue
+        found.append(led.GangPromised(job_id=job.id, promise=promise.model_copy(update={"cause": cause})))
+    return found
+
+
+def _first(state: State, policy: Policy) -> Iterator[Job]:
+    """The first gang that waits of each class and team, and those that were the first and have a promise."""
+    assert policy.precedence is not None
+    first: dict[tuple[int, str], Job] = {}
+    for key in state.queues:
+        if key.shape.devices < 2:
+            continue
+        for job in front(state, key, policy):
+            best = first.get((key.priority, key.team))
+            if job.id not in state.holds and (best is None or _before(policy.precedence, job, best)):
+                first[key.priority, key.team] = job
+    mine = {job.id: job for job in first.values() if not job.attempts}
+    promised = {job_id: state.jobs[job_id] for job_id in policy.precedence.book.of if job_id in state.jobs}
+    yield from {**mine, **{id_: job for id_, job in promised.items() if job.queue in state.queues}}.values()
+
+
+def _before(turns: Precedence, job: Job, other: Job) -> bool:
+    def rank(one: Job) -> tuple[float, int, str]:
+        return (turns.rank_number(one.id, 0) if turns.orders(one.team) else 0.0, one.submitted_us, one.id)
+
+    return rank(job) < rank(other)
+
+
+def _promise(
+    state: State, turns: Precedence, job: Job, t_us: int, ends: dict[str, tuple[float, float]]
+) -> StartPromise | None:
+    """None: nothing is known of what it would need."""
+    expected = [_when(state, job, [end[n] for end in ends.values()], list(ends)) for n in (0, 1)]
+    p50_us, p90_us = (t_us + int(min(s, 1e9) * 1e6) for s in (max(LEAST_S, one) for one in expected))
+    if not np.isfinite(expected[0]):
+        return None
+    start_us = p90_us
+    if turns.orders(job.team):
+        by_order = expected_start_us(state, turns, job, turns.rank_number(job.id, t_us), t_us)
+        if by_order is not None:
+            start_us = max(by_order, t_us + int(LEAST_S * 1e6))
+            p50_us = min(p50_us, start_us)
+            p90_us = min(p90_us, start_us)
+    return StartPromise(start_us=max(start_us, p50_us), p50_us=p50_us, p90_us=max(p50_us, p90_us))
+
+
+def _when(state: State, job: Job, ends_s: list[float], ids: list[str]) -> float:
+    """Seconds until so many devices that it could use are free, s; infinite: never."""
+    fleet, shape = state.fleet, job.shape
+    rows = np.flatnonzero(usable(View.of(fleet), shape))
+    free_s: Floats = np.full(len(fleet.up), np.inf)
+    free_s[(fleet.free_milli == WHOLE_MILLI) & (fleet.held == NOBODY)] = 0.0
+    for end_s, job_id in zip(ends_s, ids, strict=True):
+        attempt = state.jobs[job_id].current
+        if attempt is not None:
+            at = [fleet.row(claim.device) for claim in attempt.claims]
+            free_s[at] = np.where(np.isinf(free_s[at]), end_s, np.maximum(free_s[at], end_s))
+    need = shape.min_devices or shape.devices
+    if len(rows) < need:
+        return float("inf")
+    whole = _on_one_node(fleet.node[rows], free_s[rows], need)
+    return whole if np.isfinite(whole) else float(np.partition(free_s[rows], need - 1)[need - 1])
+
+
+def _on_one_node(nodes: Ints, free_s: Floats, need: int) -> float:
+    """The soonest that one node has so many; infinite: none ever."""
+    order = np.lexsort((free_s, nodes))
+    nodes, free_s = nodes[order], free_s[order]
+    begins = np.flatnonzero(np.diff(nodes, prepend=-1))
+    last = begins + need - 1
+    able = last < np.append(begins[1:], len(nodes))
+    return float(free_s[last[able]].min()) if able.any() else float("inf")
