@@ -1,14 +1,23 @@
 """Double entry: each unit of capacity is in one account at each microsecond."""
 
+import os
 from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from libs.core.billing.accounts import PAID, Account, Accounts, Posting, units_of
 from libs.core.billing.metering import Meter
+from libs.core.state.clock import Calendar
 from libs.ledger.audited import AuditedLedger
 from schemas.ledger import LedgerRecord
+from tests.core.accounts_oracle import Cell, truth
 from tests.core.lives import EVERY, records_of
+from tests.core.random_ledgers import RandomLedger
+
+LEDGERS = int(os.environ.get("BATON_RANDOM_LEDGERS", "40"))
+"""How many random ledgers; 10,000 take some minutes."""
 
 
 def fold(records: tuple[LedgerRecord, ...]) -> tuple[Accounts, list[Posting]]:
@@ -62,3 +71,55 @@ def test_attempts_are_in_the_books_with_what_they_are_billed(life: str) -> None:
 
 
 DAY_US = 86_400_000_000
+
+
+# ----------------------------------------------------------------------------------------------------- by brute force
+
+
+def cells_of(posted: list[Posting], points: list[int]) -> dict[tuple[str, int], Cell]:
+    """What the books say of each device in each span between two breakpoints."""
+    cells: dict[tuple[str, int], Cell] = {}
+    at = {t: i for i, t in enumerate(points)}
+    inside = sorted({t for p in posted for t in (p.start_us, p.end_us)} - at.keys())
+    assert not inside, "the books know of a moment at which nothing happened"
+    for p in posted:
+        assert p.wall_end_us - p.wall_start_us == p.end_us - p.start_us
+        payer = (p.team, p.user, p.job_id, p.attempt, p.priority_class, p.queue)
+        for span in range(at[p.start_us], at[p.end_us]):
+            cell = cells.setdefault((p.device, span), {})
+            cell[p.account.value, payer] = cell.get((p.account.value, payer), 0) + p.units
+    return cells
+
+
+def check_by_brute_force(records: list[LedgerRecord]) -> None:
+    books, posted = fold(tuple(records))
+    jumps = [start for start, _ in Calendar(books.calendar).pieces]
+    told = truth(records, jumps)
+    assert cells_of(posted, told.points) == told.cells
+    existed = sum(
+        units * (told.points[span + 1] - told.points[span])
+        for (_, span), cell in told.cells.items()
+        for units in cell.values()
+    )
+    assert sum(books.balances().values()) == existed == books.capacity_unit_us()
+
+
+@given(st.integers(0, 2**63))
+@settings(max_examples=LEDGERS)
+def test_random_ledgers_by_brute_force(seed: int) -> None:
+    check_by_brute_force(RandomLedger(seed).records)
+
+
+@given(st.integers(0, 2**63), st.integers(1, 40))
+@settings(max_examples=min(LEDGERS, 20))
+def test_books_that_were_saved_and_loaded_go_on_as_they_would_have(seed: int, at: int) -> None:
+    records = RandomLedger(seed).records
+    whole, cut = Accounts(), Accounts()
+    for seq, record in enumerate(records, 1):
+        if seq == at:
+            cut = Accounts.load(list(cut.dump()))
+        assert cut.apply(record, seq) == whole.apply(record, seq)
+        assert cut.apply(record, seq) == [], "a record counts once"
+    assert list(cut.dump()) == list(whole.dump())
+    assert list(cut.open(cut.t_us)) == list(whole.open(whole.t_us))
+    assert cut.capacity_unit_us() == whole.capacity_unit_us()

@@ -1,7 +1,7 @@
 """Folds ledger records into postings: what closes is posted, what goes on is open."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,6 +9,7 @@ from libs.core.billing.accounts.capacity import pieces
 from libs.core.billing.accounts.posting import Account, Posting
 from libs.core.billing.accounts.rows import NOBODY, REST, BookLine, DeviceBook, Key, Payer
 from libs.core.billing.metering import Unbillable
+from libs.core.state import parts
 from libs.core.state.clock import Calendar
 from libs.core.state.queue_tree import QueueTree
 from schemas import ledger as led
@@ -32,6 +33,8 @@ class _Silence:
 class Accounts:
     """Folds ledger records, each once and in order. Memory: a few hundred bytes per device and per attempt that runs."""
 
+    version: ClassVar[int] = 1
+    """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
         "quota.set", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress", "gang.promised",
@@ -52,6 +55,8 @@ class Accounts:
         self._pool = ""
         self._devices: dict[str, DeviceBook] = {}
         self._on_node: dict[str, set[str]] = {}
+        self._joined_us: dict[str, int] = {}
+        """Node -> when its present life, or its last one, began: it was heard then."""
         self._jobs: dict[str, Payer] = {}
         self._holds: dict[str, tuple[str, ...]] = {}
         self._cleaning: dict[str, tuple[str, frozenset[str]]] = {}
@@ -101,7 +106,7 @@ class Accounts:
         for node, silence in sorted(self._silent.items()):
             for line, end_us, seq in silence.ended:
                 yield from self._cut(line, min(end_us, until_us), seq, silence.since_us, f"{node} is silent")
-        for book in self._devices.values():
+        for _, book in sorted(self._devices.items()):
             for line in book.lines.values():
                 known, node = self._silent.get(line.about.node), line.about.node
                 since_us, why = (known.since_us, f"{node} is silent") if known is not None else (None, "")
@@ -123,11 +128,17 @@ class Accounts:
         """What existed, units x microseconds, up to `until_us`, which is not before the last record (default: that)."""
         return self._capacity_unit_us + self._units * (0 if until_us is None else until_us - self.t_us)
 
+    @property
+    def calendar(self) -> list[tuple[int, int]]:
+        """Wall time by ledger time, as pieces of a `Calendar`."""
+        return self._calendar.pieces
+
     # ----------------------------------------------------------------------------------------------------- the fold
 
     def _joined(self, event: led.NodeJoined, t_us: int) -> None:
         node = event.inventory.node
         self._silence_ends(node, "a new life of its node began")
+        self._joined_us[node] = t_us
         for board in [board for board, (of, _) in self._cleaning.items() if of == node]:
             self._cleaned(board)
         self._offers(event.inventory)
@@ -148,7 +159,7 @@ class Accounts:
             on_node.add(piece.device)
             book.node, (book.model, book.profile, book.units, book.board) = node, piece[1:]
             book.exists = True
-        for device in on_node - offered:
+        for device in sorted(on_node - offered):
             self._gone(device)
             self._devices[device].quarantine = None
 
@@ -156,14 +167,14 @@ class Accounts:
         self._silence_ends(event.node, event.reason)
         for board in [board for board, (of, _) in self._cleaning.items() if of == event.node]:
             self._cleaned(board)
-        for device in self._on_node.get(event.node, ()):
+        for device in sorted(self._on_node.get(event.node, ())):
             self._gone(device)
 
     def _cut_asked(self, event: led.BoardRecut, t_us: int) -> None:
         board = event.recut.board
         going = frozenset((*event.recut.destroy, board))
         self._cleaning[board] = (event.node, going)
-        for device in going:
+        for device in sorted(going):
             self._touch(device)
 
     def _cut_done(self, event: led.BoardCutDone, t_us: int) -> None:
@@ -172,7 +183,8 @@ class Accounts:
 
     def _silenced(self, event: led.NodeSilence, t_us: int) -> None:
         if event.node not in self._silent:
-            self._silent[event.node] = _Silence(max(0, t_us - int(event.silent_s * 1_000_000)))
+            since_us = t_us - int(event.silent_s * 1_000_000)
+            self._silent[event.node] = _Silence(max(since_us, self._joined_us.get(event.node, 0)))
 
     def _heard(self, event: led.NodeHeard, t_us: int) -> None:
         silence = self._silent.pop(event.node, None)
@@ -255,14 +267,14 @@ class Accounts:
         self._touch(device)
 
     def _cleaned(self, board: str) -> None:
-        for device in self._cleaning.pop(board, ("", frozenset()))[1]:
+        for device in sorted(self._cleaning.pop(board, ("", frozenset[str]()))[1]):
             self._touch(device)
 
     def _silence_ends(self, node: str, proof: str) -> None:
         silence = self._silent.pop(node, None)
         if silence is not None:
             self._lost[node] = silence, proof
-            for device in self._on_node.get(node, ()):
+            for device in sorted(self._on_node.get(node, ())):
                 self._touch(device)
 
     def _settle(self, t_us: int, seq: int) -> None:
@@ -333,6 +345,57 @@ class Accounts:
             if posting.attempt:
                 self.posted_to_attempts += posting.unit_us
             self._out.append(posting)
+
+    # ------------------------------------------------------------------------------------------------- the snapshot
+
+    def dump(self) -> Iterator[bytes]:
+        """Parts for a snapshot; accounts that folded the same records give equal parts."""
+        about = {
+            "at": [self.seq, self.t_us, self._pool, self._capacity_unit_us, self.posted_to_attempts],
+            "posted": {account.value: self.posted[account] for account in Account if self.posted[account]},
+            "calendar": self._calendar.pieces,
+            "tree": self._tree.dump(),
+        }
+        silent = (
+            (n, s.since_us, [(line.dump(), *at) for line, *at in s.ended]) for n, s in sorted(self._silent.items())
+        )
+        return parts.write(about, {
+            "devices": (book.dump() for _, book in sorted(self._devices.items())),
+            "joined": sorted(self._joined_us.items()),
+            "jobs": self._jobs.values(),
+            "holds": self._holds.items(),
+            "cleaning": ((board, node, sorted(going)) for board, (node, going) in self._cleaning.items()),
+            "silent": silent,
+        })  # fmt: skip
+
+    @classmethod
+    def load(cls, dumped: Iterable[bytes]) -> "Accounts":
+        """The inverse of `dump`, of parts that this `version` wrote."""
+        books, (about, tables) = cls(), parts.read(dumped)
+        books.seq, books.t_us, books._pool, books._capacity_unit_us, books.posted_to_attempts = about["at"]
+        books.posted = Counter({Account(name): amount for name, amount in about["posted"].items()})
+        books._calendar, books._tree = Calendar(about["calendar"]), QueueTree.load(about["tree"])
+        loads: dict[str, Callable[[list[Any]], None]] = {
+            "devices": lambda row: books._add(DeviceBook.load(row)),
+            "joined": lambda row: books._joined_us.update({row[0]: row[1]}),
+            "jobs": lambda row: books._jobs.update({row[2]: Payer(*row)}),
+            "holds": lambda row: books._holds.update({row[0]: tuple(row[1])}),
+            "cleaning": lambda row: books._cleaning.update({row[0]: (row[1], frozenset(row[2]))}),
+            "silent": lambda row: books._silent.update({row[0]: _silence(row[1:])}),
+        }
+        for table, rows in tables:
+            for row in rows:
+                loads[table](row)
+        return books
+
+    def _add(self, book: DeviceBook) -> None:
+        self._devices[book.id] = book
+        self._on_node.setdefault(book.node, set()).add(book.id)
+        self._units += sum(line.units for line in book.lines.values())
+
+
+def _silence(row: list[Any]) -> _Silence:
+    return _Silence(row[0], [(BookLine.load(line), end_us, seq) for line, end_us, seq in row[1]])
 
 
 _FOLD: Mapping[type, Callable[[Accounts, Any, int], None]] = {

@@ -1,7 +1,8 @@
 """The open books of a device: what it is, what is known of it, and the lines that its capacity is divided into now."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from libs.core.billing.accounts.capacity import units_of_share
 from libs.core.billing.accounts.posting import Account
@@ -50,6 +51,15 @@ class BookLine:
     def same(self, other: "BookLine") -> bool:
         return self._what() == other._what()
 
+    def dump(self) -> list[Any]:
+        """For a snapshot, as JSON takes it."""
+        return [*self.about, self.account.value, self.payer, self.units, self.cause, self.since_us, self.seq]
+
+    @classmethod
+    def load(cls, dumped: Sequence[Any]) -> "BookLine":
+        about, (account, payer, *rest) = About(*dumped[:4]), dumped[4:]
+        return cls(about, Account(account), Payer(*payer), *rest)
+
     def _what(self) -> tuple[About, Account, Payer, int, str]:
         return self.about, self.account, self.payer, self.units, self.cause
 
@@ -94,3 +104,20 @@ class DeviceBook:
         if self.held_for is not None:
             return BookLine(about, Account.HELD, self.held_for, units)
         return BookLine(about, Account.IDLE, NOBODY, units)
+
+    def dump(self) -> list[Any]:
+        """For a snapshot, as JSON takes it."""
+        claims = [[payer, milli] for payer, milli in self.claims.values()]
+        lines = [[*key, line.dump()] for key, line in self.lines.items()]
+        what = [self.id, self.node, self.model, self.profile, self.units, self.board, self.exists]
+        return [*what, claims, self.held_for, self.quarantine, lines]
+
+    @classmethod
+    def load(cls, dumped: Sequence[Any]) -> "DeviceBook":
+        *what, claims, held_for, quarantine, lines = dumped
+        book = cls(*what)
+        book.held_for, book.quarantine = Payer(*held_for) if held_for else None, quarantine
+        for payer, milli in ((Payer(*payer), milli) for payer, milli in claims):
+            book.claims[payer.job_id, payer.attempt] = payer, milli
+        book.lines = {(job_id, attempt): BookLine.load(line) for job_id, attempt, line in lines}
+        return book

@@ -1,4 +1,4 @@
-"""Checks a ledger against the invariants that can be read from it (I1-I3, I5, I7, I8, I10-I14 of docs/invariants.md).
+"""Checks a ledger against the invariants that can be read from it (I1-I3, I5, I7, I8, I10-I16 of docs/invariants.md).
 
     checker = Checker()
     for entry in entries:                                   # every record of a ledger, in order, void ones too
