@@ -5,6 +5,7 @@ that ran or for which something is noted. A job that has only waited needs none:
 with what runs and has run and has not ended, and nothing is kept of ended jobs but counts.
 """
 
+import base64
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
     from libs.core.scheduling.precedence.turns import Precedence
 
 _CHUNK = 2000
+_NUMBERS = "<f8"
+"""How a table is kept: some thousands of numbers, exactly, and a twentieth of the time that decimals take."""
 _TABLES = ("_ended", "_passed", "price", "median", "late", "rest")
 
 
 def dump(turns: "Precedence") -> Iterator[bytes]:
     """The parts as of this call, made as they are asked for."""
     served, learned = turns.served, turns.learned
-    tables = {name: getattr(learned, name).tolist() for name in _TABLES}
+    tables = {name: base64.b64encode(getattr(learned, name).astype(_NUMBERS).tobytes()).decode() for name in _TABLES}
     head = {"learned": tables, "count": learned.count, "learned_at": learned._learned_at, "promises": turns.book.dump()}
     ran = np.flatnonzero((served.width > 0) & ((served.guarded_us > 0) | ~np.isnan(served.total_s)))
     ids = dict.fromkeys(
@@ -61,9 +64,9 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
         if number == 0:
             learned = turns.learned
             for name in _TABLES:
-                if name in told["learned"]:
-                    setattr(learned, name, np.array(told["learned"][name]))
-            turns.book.load(told.get("promises", {}))
+                table = np.frombuffer(base64.b64decode(told["learned"][name]), dtype=_NUMBERS)
+                setattr(learned, name, table.reshape(getattr(learned, name).shape).astype(np.float64))
+            turns.book.load(told["promises"])
             learned.count, learned._learned_at = told["count"], told["learned_at"]
         else:
             known.update((row[0], row) for row in told)
