@@ -6,7 +6,7 @@ import typer
 from pydantic import ValidationError
 
 from libs.bus.reasons import reasons_of
-from libs.cli import units
+from libs.cli import bill_files, units
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
@@ -14,8 +14,16 @@ from libs.cli.session import run, whole_id
 from libs.client import Baton
 from schemas.billing import BillQuery, BillReply
 
+app = typer.Typer(help="GPU-seconds and money.", invoke_without_command=True, rich_markup_mode=None)
+app.command("export")(bill_files.export)
+app.command("verify")(bill_files.verify)
+app.command("statement")(bill_files.statement)
+app.command("close")(bill_files.close)
 
+
+@app.callback()
 def command(
+    ctx: typer.Context,
     *,
     by: Annotated[str, typer.Option("--by", help="team, day, job, attempt or model.")] = "team",
     start: Annotated[str | None, typer.Option("--from", help="First day, YYYY-MM-DD (UTC).")] = None,
@@ -29,6 +37,8 @@ def command(
     no_header: NoHeader = False,
 ) -> None:
     """What jobs used and what it costs: the integral of the ledger, in integers."""
+    if ctx.invoked_subcommand is not None:
+        return
     import time
 
     until = time.time_ns() // 1000 if running else None

@@ -39,9 +39,7 @@ def problems(book: RateBook, offered: Collection[str] = ()) -> list[RateProblem]
     for number, contract in enumerate(book.contracts):
         found += _tiers(number, contract)
         device = catalogued(contract.device)
-        if contract.term is not Term.RESERVATION and not _covers(
-            [*listed.get((device, contract.priority_class), ()), *listed.get((device, "*"), ())], contract
-        ):
+        if not _covers([*listed.get((device, contract.priority_class), ()), *listed.get((device, "*"), ())], contract):
             found.append(
                 RateProblem(
                     ("contracts", number, "device"),
@@ -65,9 +63,10 @@ def _each(what: str, entries: Sequence[Entry], offered: Collection[str]) -> Iter
 
 
 def _key(entry: Entry) -> tuple[str, ...]:
+    if isinstance(entry, ContractRate):
+        return (entry.team, catalogued(entry.device), entry.priority_class)
     reserved = "reservation" if entry.term is Term.RESERVATION else ""
-    team = entry.team if isinstance(entry, ContractRate) else ""
-    return (team, catalogued(entry.device), entry.priority_class, reserved)
+    return (catalogued(entry.device), entry.priority_class, reserved)
 
 
 def _series(what: str, entries: Sequence[Entry], *, gaps: bool) -> Iterator[RateProblem]:

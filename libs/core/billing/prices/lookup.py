@@ -29,13 +29,13 @@ class PriceList:
     def __init__(self, book: RateBook) -> None:
         self.book = book
         self._listed: dict[tuple[str, str, bool], list[ListRate]] = {}
-        self._contracts: dict[tuple[str, str, str, bool], list[ContractRate]] = {}
+        self._contracts: dict[tuple[str, str, str], list[ContractRate]] = {}
         for price in book.prices:
             key = (catalogued(price.device), price.priority_class, price.term is Term.RESERVATION)
             self._listed.setdefault(key, []).append(price)
         for contract in book.contracts:
-            device, reserved = catalogued(contract.device), contract.term is Term.RESERVATION
-            self._contracts.setdefault((contract.team, device, contract.priority_class, reserved), []).append(contract)
+            device = catalogued(contract.device)
+            self._contracts.setdefault((contract.team, device, contract.priority_class), []).append(contract)
         self._series: dict[tuple[str, str, str, bool], tuple[list[int], list[Quote | None]]] = {}
 
     def series(
@@ -56,8 +56,8 @@ class PriceList:
 
     def _made(self, team: str, device: str, klass: str, reserved: bool) -> tuple[list[int], list[Quote | None]]:
         own, own_any = (
-            self._contracts.get((team, device, klass, reserved), []),
-            self._contracts.get((team, device, "*", reserved), []),
+            self._contracts.get((team, device, klass), []),
+            self._contracts.get((team, device, "*"), []),
         )
         listed, listed_any = (
             self._listed.get((device, klass, reserved), []),

@@ -1,0 +1,303 @@
+"""`baton bill export|verify|statement|close`: bills that anybody who has the ledger can make again, to the byte.
+
+They read the ledger: of the pool, which is written into a file first, or files of `baton ledger export`.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import typer
+
+from libs.cli.bill_period import period_of, zone_of
+from libs.cli.exits import Ended, Exit, UsageFault
+from libs.cli.options import Output, Pool, Url, UserOption
+from libs.cli.output import Format, hint, say
+from libs.cli.session import run
+from libs.client import Baton
+from libs.core.billing.charges import Charge, charges
+from libs.core.billing.focus import VERSIONS, columns_of, facts_of
+from libs.core.billing.sealing import Sealing
+from libs.core.billing.wall import text_of
+from libs.ledger.export import BadLedgerFile
+from libs.ledger.records import FiledLedger
+from libs.report.focus_files import FORMATS, NoParquet, digest_of, metadata_of, write, write_metadata
+from schemas import subjects
+from schemas.inbox import ClosePeriod
+from schemas.prices import ClosedPeriod
+
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="Its first month, day or moment: 2026-11, 2026-11-01. This month without it."),
+]
+To = Annotated[str | None, typer.Option("--to", help="Where it ends, not included. One month or day without it.")]
+Zone = Annotated[str, typer.Option("--time-zone", help="Whose days and months, e.g. Europe/Berlin.")]
+LedgerFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--ledger", help="A file of `baton ledger export`; no server is asked. Several: in order."),
+]
+OfTeam = Annotated[str | None, typer.Option("--of", help="Only this team's rows.")]
+
+
+def export(
+    file: Annotated[Path, typer.Argument(help="Where to write; its metadata comes beside it.", metavar="FILE")],
+    *,
+    format: Annotated[str, typer.Option("--format", help="csv, json or parquet.")] = "csv",
+    focus_version: Annotated[str, typer.Option("--focus-version", help="1.2, 1.3 or 1.4.")] = "1.3",
+    start: From = None,
+    end: To = None,
+    time_zone: Zone = "UTC",
+    of: OfTeam = None,
+    ledger: LedgerFiles = None,
+    pool: Pool = None,
+    url: Url = None,
+) -> None:
+    """A period's bill in FOCUS, a row for each device, attempt and hour. The same again gives the same bytes, and one that was
+    cut off goes on."""
+    if format not in FORMATS:
+        raise UsageFault(f"--format {format}: not known; use {', '.join(FORMATS)}")
+    if focus_version not in VERSIONS:
+        raise UsageFault(f"--focus-version {focus_version}: not known; use {', '.join(VERSIONS)}")
+    if not file.parent.is_dir():
+        raise UsageFault(f"{file}: there is no folder {file.parent}; make it first")
+    zone = zone_of(time_zone)
+    with _ledger(ledger, pool, url) as source:
+        period = period_of(start, end, zone, source.wall_us)
+        rows, about = _export(source, file, format, focus_version, period, of=of)
+    for line in _unpriced(about):
+        hint(line)
+    say(f"{rows} rows, {about['x_Sha256']}")
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(help="An export, with its metadata beside it.", metavar="FILE")],
+    *,
+    ledger: LedgerFiles = None,
+    pool: Pool = None,
+    url: Url = None,
+) -> None:
+    """Make an export again from the ledger, and compare all bytes. Exits with 1 if anything differs."""
+    beside = metadata_of(file)
+    try:
+        about = json.loads(beside.read_text("utf-8"))
+        period = (int(about["x_FromUs"]), int(about["x_ToUs"]))
+        told = (str(about["x_Format"]), str(about["FocusVersion"]), about["x_OfTeam"], int(about["x_UptoSeq"]))
+        claimed = (about["x_Sha256"], about["x_Head"], about["x_Rows"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageFault(f"{beside} is no metadata of an export ({error!r}); keep it beside its file") from None
+    if told[0] not in FORMATS or told[1] not in VERSIONS:
+        raise UsageFault(f"{beside} tells of format {told[0]!r} and version {told[1]!r}, which there are not")
+    problems: list[str] = []
+    if digest_of(file) != claimed[0]:
+        problems.append(f"{file} has another SHA-256 than its metadata says: one of them was changed")
+    with _ledger(ledger, pool, url) as source, TemporaryDirectory() as folder:
+        again = Path(folder) / file.name
+        _, made = _export(source, again, told[0], told[1], period, of=told[2], upto_seq=told[3])
+        problems += _compared(made, about)
+        if not problems and digest_of(again) != digest_of(file):
+            problems.append(f"{file} is not what the ledger comes to, or another version of the writer wrote it")
+        problems += _against_seal(source, period, made, told[2])
+    for problem in problems:
+        hint(f"differs: {problem}")
+    if problems:
+        raise Ended(Exit.FAILED)
+    say(f"{about['x_RowCount']} rows are what the ledger comes to, up to record {told[3]}")
+
+
+def statement(
+    *,
+    by: Annotated[str, typer.Option("--by", help="team, user, job, device, class, day or cost-centre.")] = "team",
+    start: From = None,
+    end: To = None,
+    time_zone: Zone = "UTC",
+    of: OfTeam = None,
+    forecast: Annotated[
+        bool, typer.Option("--forecast", help="What runs now goes on to the end of the period.")
+    ] = False,
+    cost_centres: Annotated[
+        Path | None, typer.Option("--cost-centres", help="YAML: team: cost centre. Teams without one are told.")
+    ] = None,
+    ledger: LedgerFiles = None,
+    pool: Pool = None,
+    url: Url = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """A period's bill by team, user, job, device, class, day or cost centre: sums of an export's rows."""
+    from libs.cli.bill_statement import add_forecast, centres_of, grouped, key_of, shown
+
+    zone = zone_of(time_zone)
+    centres = centres_of(cost_centres) if cost_centres is not None else {}
+    with _ledger(ledger, pool, url) as source:
+        period = period_of(start, end, zone, source.wall_us)
+        lines = grouped(_in(charges(source, source.closed), period, of), by, zone, centres)
+        if forecast:
+            add_forecast(lines, source, period, of, lambda charge: key_of(charge, by, zone, centres))
+        shown(lines, by, output)
+
+
+def close(
+    *,
+    start: From = None,
+    end: To = None,
+    time_zone: Zone = "UTC",
+    reason: Annotated[str, typer.Option("--reason", help="Why: it is in the ledger.")] = "",
+    pool: Pool = None,
+    user: UserOption = None,
+    url: Url = None,
+) -> None:
+    """Seal a period that is over, in the ledger: its rows' hash and totals. What changes it later is billed later."""
+    from libs.cli.decided import say_to_pool
+
+    if start is None:
+        raise UsageFault("--from: say which period is closed, e.g. --from 2026-11")
+    zone = zone_of(time_zone)
+    with _ledger(None, pool, url) as source:
+        period = period_of(start, end, zone, source.wall_us)
+        sealing = Sealing()
+        for charge in _in(charges(source, source.closed), period, None):
+            sealing.take(charge)
+        seal = ClosedPeriod(
+            from_us=period[0],
+            to_us=period[1],
+            upto_seq=source.head.seq,
+            head=source.head.hash,
+            rows=sealing.digest,
+            currency=source.currency or "XXX",
+            totals=sealing.totals,
+        )
+
+    async def work(baton: Baton) -> None:
+        who = baton.place.user or "operator"
+        said = ClosePeriod(period=seal, reason=reason, user=who)
+        subject = subjects.close_period(baton.place.pool, who)
+        await say_to_pool(baton, baton.place.pool, said, subject, f"close:{seal.from_us}-{seal.to_us}")
+
+    run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    say(f"{text_of(seal.from_us)} to {text_of(seal.to_us)} is closed: {sealing.rows} rows, {seal.rows}")
+
+
+def _export(
+    source: FiledLedger,
+    file: Path,
+    format: str,
+    version: str,
+    period: tuple[int, int],
+    *,
+    of: str | None,
+    upto_seq: int | None = None,
+) -> tuple[int, dict[str, Any]]:
+    """Writes file and metadata; (rows, the metadata's own part)."""
+    sealing, currency, columns = Sealing(), source.currency or "XXX", columns_of(version)
+    sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
+    upto = upto_seq if upto_seq is not None else sealed.upto_seq if sealed is not None else source.head.seq
+    try:
+        head, wall_us = source.at(upto)
+    except KeyError:
+        raise UsageFault(
+            f"the ledger has no record {upto}: it is another one, or an older copy; give the one it is of"
+        ) from None
+    about: dict[str, Any] = {
+        "x_Pool": source.pool, "x_FromUs": period[0], "x_ToUs": period[1], "x_From": text_of(period[0]),
+        "x_To": text_of(period[1]), "x_OfTeam": of, "x_UptoSeq": upto, "x_Head": head.hash, "x_Format": format,
+        "x_Currency": currency, "x_Closed": sealed is not None,
+        "x_Rounding": "each row once, half to even, to a millionth of the currency unit; totals are sums of rows",
+    }  # fmt: skip
+    taken = (c for c in _in(charges(source, source.closed, upto_seq=upto), period, of) if sealing.take(c))
+    facts = (facts_of(charge, source.pool, currency) for charge in taken)
+    try:
+        with _progress() as told:
+            rows, digest = write(facts, columns, format, file, about | {"version": version}, told)
+    except NoParquet as error:
+        raise UsageFault(str(error)) from None
+    about |= {
+        "x_LedgerTime": text_of(wall_us),
+        "x_RowCount": rows,
+        "x_Rows": sealing.digest,
+        "x_Sha256": digest,
+        "x_Totals": [total.model_dump() for total in sealing.totals],
+        "x_Unpriced": [{"team": t, "device": d, "units": n} for (t, d), n in sorted(sealing.unpriced.items())],
+    }
+    write_metadata(file, columns, version, about)
+    return rows, about
+
+
+def _in(found: Iterable[Charge], period: tuple[int, int], of: str | None) -> Iterator[Charge]:
+    return (c for c in found if period[0] <= c.billed_us < period[1] and of in (None, c.use.team))
+
+
+def _compared(made: dict[str, Any], told: dict[str, Any]) -> list[str]:
+    names = (
+        "x_Pool",
+        "x_Head",
+        "x_Rows",
+        "x_RowCount",
+        "x_Totals",
+        "x_Unpriced",
+        "x_Currency",
+        "x_Sha256",
+        "x_LedgerTime",
+    )
+    return [
+        f"{name} is {told.get(name)}, by the ledger it is {made[name]}"
+        for name in names
+        if told.get(name) != made[name]
+    ]
+
+
+def _against_seal(source: FiledLedger, period: tuple[int, int], made: dict[str, Any], of: str | None) -> list[str]:
+    sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
+    if sealed is None or of is not None:
+        return []
+    totals = [total.model_dump() for total in sealed.totals]
+    if (sealed.rows, sealed.upto_seq, totals) == (made["x_Rows"], made["x_UptoSeq"], made["x_Totals"]):
+        return []
+    return [
+        f"the seal of the period says {sealed.rows[:16]} up to record {sealed.upto_seq}; these rows are {made['x_Rows'][:16]}"
+    ]
+
+
+def _unpriced(about: dict[str, Any]) -> list[str]:
+    return [
+        f"unpriced: {one['units'] / 1e9:.3f} device-seconds of {one['device']} of team {one['team']} are in no row; "
+        f"`baton prices apply` gives them a price"
+        for one in about["x_Unpriced"]
+    ]
+
+
+@contextmanager
+def _ledger(files: list[Path] | None, pool: str | None, url: str | None) -> Iterator[FiledLedger]:
+    """The ledger, read once. Raises UsageFault for files that are no whole ledger."""
+    with TemporaryDirectory() as folder:
+        if not files:
+            from libs.ledger.verify import export as write_ledger
+
+            target = Path(folder) / "ledger.jsonl"
+
+            async def work(baton: Baton) -> None:
+                await write_ledger(baton.nats.jetstream(), pool or baton.place.pool, target)
+
+            run(work, subjects.OPERATOR, url, pool=pool)
+            files = [target]
+        try:
+            yield FiledLedger(files)
+        except (BadLedgerFile, OSError) as error:
+            raise UsageFault(str(error)) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """On a terminal a line that counts rows; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield lambda rows: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("rows", total=None)
+        yield lambda rows: bars.update(task, completed=rows)

@@ -1,0 +1,58 @@
+"""Periods of bills: from a day or moment to another, in a time zone with its daylight saving."""
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from libs.cli.exits import UsageFault
+from libs.core.billing.wall import us_of
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """A time zone by its name, e.g. Europe/Berlin. Raises UsageFault."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise UsageFault(
+            f"--time-zone {name}: there is no such zone here; write one of the IANA names, e.g. UTC or Europe/Berlin"
+        ) from None
+
+
+def period_of(start: str | None, end: str | None, zone: ZoneInfo, now_us: int) -> tuple[int, int]:
+    """[start, end) in microseconds since the epoch; without either, the month of `now_us` in the zone.
+
+    A day is its first moment in the zone; `2026-11` is the whole month. Raises UsageFault.
+    """
+    now = datetime.fromtimestamp(now_us // 1_000_000, UTC).astimezone(zone)
+    first = datetime(now.year, now.month, 1, tzinfo=zone) if start is None else _moment("--from", start, zone)
+    if end is not None:
+        last = _moment("--to", end, zone)
+    elif start is None or len(start) == len("2026-11"):
+        last = _next_month(first)
+    elif len(start) == len("2026-11-01"):
+        last = (first.replace(tzinfo=None) + timedelta(days=1)).replace(tzinfo=zone)
+    else:
+        raise UsageFault("--from is a moment: say with --to when the period ends")
+    found = us_of(first), us_of(last)
+    if found[1] <= found[0]:
+        raise UsageFault(
+            f"--to {end} is not after --from {start}: a period ends after it begins, and its end is not included"
+        )
+    return found
+
+
+def _moment(flag: str, text: str, zone: ZoneInfo) -> datetime:
+    said = f"{text}-01" if len(text) == len("2026-11") else text
+    try:
+        moment = datetime.fromisoformat(said)
+    except ValueError:
+        raise UsageFault(
+            f"{flag} {text}: no such day; write 2026-11, 2026-11-30 or 2026-11-30T12:00:00+01:00"
+        ) from None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=zone)
+    if not 1970 <= moment.year < 2100:
+        raise UsageFault(f"{flag} {text}: lies outside 1970 to 2100; correct the year")
+    return moment
+
+
+def _next_month(first: datetime) -> datetime:
+    return first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)

@@ -1,0 +1,155 @@
+"""What a period comes to, by what people ask for: sums of the rows of an export, and what is still to come."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from libs.cli import units
+from libs.cli.exits import UsageFault
+from libs.cli.output import Column, Format, document, hint, show
+from libs.cli.yamlfile import Broken, read
+from libs.core.billing.charges import Charge, Uses
+from libs.core.billing.prices import PriceList, Rater
+from libs.core.billing.wall import HOUR_US
+from libs.ledger.records import FiledLedger
+from schemas.ledger import PricesApplied
+
+NO_CENTRE = "(none)"
+_GROUPS = ("team", "user", "job", "device", "class", "day", "cost-centre")
+
+
+@dataclass(slots=True)
+class StatementLine:
+    """One group. Money in millionths; `units` are thousandths of a device x microseconds."""
+
+    key: str
+    charges: int = 0
+    units: int = 0
+    unpriced_units: int = 0
+    list_micros: int = 0
+    cost_micros: int = 0
+    correction_micros: int = 0
+    forecast_micros: int = 0
+
+
+def grouped(found: Iterable[Charge], by: str, zone: ZoneInfo, centres: Mapping[str, str]) -> dict[str, StatementLine]:
+    """The lines, by key. Raises UsageFault for a grouping that there is not."""
+    if by not in _GROUPS:
+        raise UsageFault(f"--by {by}: not known; use {', '.join(_GROUPS)}")
+    lines: dict[str, StatementLine] = {}
+
+    for charge in found:
+        one, amount = _line(lines, key_of(charge, by, zone, centres)), charge.amount
+        if amount.quote is None:
+            one.unpriced_units += amount.units
+            continue
+        one.charges += 1
+        one.units += amount.units
+        one.list_micros += amount.list_micros
+        one.cost_micros += amount.cost_micros
+        one.correction_micros += amount.cost_micros if charge.correction else 0
+    return lines
+
+
+def add_forecast(
+    lines: dict[str, StatementLine],
+    source: FiledLedger,
+    period: tuple[int, int],
+    of: str | None,
+    key: Callable[[Charge], str],
+) -> None:
+    """Adds what runs now until the period ends."""
+    for charge in _to_come(source, period):
+        if of in (None, charge.use.team):
+            _line(lines, key(charge)).forecast_micros += charge.amount.cost_micros
+
+
+def _line(lines: dict[str, StatementLine], key: str) -> StatementLine:
+    return lines.get(key) or lines.setdefault(key, StatementLine(key))
+
+
+def _to_come(source: FiledLedger, period: tuple[int, int]) -> Iterable[Charge]:
+    """What is held at the ledger's end, as if it were held, at today's prices, until the period ends. Tiers are as if it were a
+    month's first use."""
+    uses, rater, last = Uses(), Rater(None), None
+    for seq, record in source():
+        uses.apply(seq, record)
+        last = record
+        for event in record.events:
+            if isinstance(event, PricesApplied):
+                rater = Rater(PriceList(event.book))
+    if last is None:
+        return
+    shift = uses.calendar.wall(last.t_us) - last.t_us
+    for use in uses.open(max(last.t_us, period[1] - shift)):
+        for amount in rater.rate(use.team, use.device_kind, use.priority_class, use.milli, use.straight):
+            hour_us = amount.hour * HOUR_US
+            if period[0] <= hour_us < period[1]:
+                yield Charge(use, amount, 0, 0, hour_us, late=False, correction=False)
+
+
+def key_of(charge: Charge, by: str, zone: ZoneInfo, centres: Mapping[str, str]) -> str:
+    """In which line it is."""
+    use = charge.use
+    if by == "day":
+        moment = datetime.fromtimestamp(charge.billed_us // 1_000_000, UTC).astimezone(zone)
+        return moment.strftime("%Y-%m-%d")
+    if by == "cost-centre":
+        return centres.get(use.team, NO_CENTRE)
+    return {
+        "team": use.team, "user": f"{use.team}.{use.user}" if use.user else use.team, "job": use.job_id,
+        "device": use.device_kind, "class": use.priority_class,
+    }[by]  # fmt: skip
+
+
+def centres_of(path: Path) -> dict[str, str]:
+    """Team -> cost centre. Raises UsageFault."""
+    try:
+        documents = read(path.read_text("utf-8"))
+    except Broken as e:
+        raise UsageFault(f"{path}:{e.problem.line}: {e.problem.problem}; {e.problem.fix}") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageFault(f"{path} cannot be read: {e}; name a YAML file in UTF-8") from None
+    data = documents[0].data if documents else {}
+    if not isinstance(data, dict) or any(isinstance(v, dict | list) or v is None for v in data.values()):
+        raise UsageFault(f"{path}: is not one mapping; write a line `team: cost centre` for each")
+    texts = documents[0].texts if documents else {}
+    return {team: texts.get((team,), str(centre)) for team, centre in data.items()}
+
+
+def shown(found: Mapping[str, StatementLine], by: str, output: Format) -> None:
+    """The table, or the whole as a document."""
+    lines = [found[key] for key in sorted(found)]
+    total = StatementLine("total")
+    for name in StatementLine.__slots__[1:]:
+        setattr(total, name, sum(getattr(one, name) for one in lines))
+    if output in (Format.JSON, Format.YAML):
+        rows: list[dict[str, Any]] = [{n: getattr(one, n) for n in StatementLine.__slots__} for one in [*lines, total]]
+        document({"by": by, "rows": rows[:-1], "total": rows[-1]}, output)
+        return
+    columns = [
+        Column(by.upper(), lambda r: r.key),
+        Column("ROWS", lambda r: r.charges, right=True),
+        Column("DEVICE-HOURS", lambda r: f"{r.units / 3.6e12:.4f}", right=True),
+        Column("LIST", lambda r: _money(r.list_micros), right=True),
+        Column("COST", lambda r: _money(r.cost_micros), right=True),
+        Column("CORRECTIONS", lambda r: _money(r.correction_micros), right=True),
+        *([Column("TO COME", lambda r: _money(r.forecast_micros), right=True)] if total.forecast_micros else []),
+    ]
+    show(lines, columns, output, name=lambda r: r.key)
+    hint(f"total: {_money(total.cost_micros)}, taxes left out" + _forecast(total))
+    if total.unpriced_units:
+        hint(
+            f"unpriced: {total.unpriced_units / 1e9:.3f} device-seconds are in no cost; `baton prices apply` prices them"
+        )
+
+
+def _forecast(total: StatementLine) -> str:
+    return f"; with what runs now {_money(total.cost_micros + total.forecast_micros)}" if total.forecast_micros else ""
+
+
+def _money(micros: int) -> str:
+    return f"-{units.money(-micros)}" if micros < 0 else units.money(micros)

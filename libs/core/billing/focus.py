@@ -1,0 +1,207 @@
+"""A charge as a row of FOCUS, the FinOps Open Cost and Usage Specification, versions 1.2, 1.3 and 1.4.
+
+One row is one attempt's use of one device in one hour at one price. Numbers are exact: each decimal column has 12
+places, and a row holds it as an integer of that many. Custom columns begin with `x_` and come last.
+
+    ConsumedQuantity   GPU-Seconds = units / 10^9                                   exact
+    PricingQuantity    GPU-Hours   = units / (3.6 x 10^12)                          to 12 places, half to even
+    ListCost, ...      as it was posted, a multiple of a millionth: unit price x quantity, half to even
+
+A correction of a billing period before has ChargeClass `Correction`; one within the billing period is an Adjustment, because
+ChargeClass must be null there (ChargeClass, content rule 3). Either is money alone.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from libs.core.accelerators.kinds import catalogued
+from libs.core.billing.charges import Charge
+from libs.core.billing.prices.rating import HOUR_UNITS
+from libs.core.billing.pricing import round_half_even
+from libs.core.billing.wall import HOUR_US, month_of, month_us, text_of
+from schemas.prices import Term
+
+VERSIONS: Final = ("1.2", "1.3", "1.4")
+PLACES: Final = 12
+"""Of a decimal column: decimal128(38, 12)."""
+
+
+class ColumnKind(Enum):
+    TEXT = "String"
+    TIME = "Date/Time"
+    DECIMAL = "Decimal"
+    INTEGER = "Integer"
+    OBJECT = "JSON"
+
+
+class FocusColumn(NamedTuple):
+    """`since`, `until`: the versions that have it, `until` excluded; "": all later ones. `level`: Custom is ours."""
+
+    name: str
+    kind: ColumnKind
+    nulls: bool
+    level: str
+    value: Callable[["RowFacts"], Any]
+    since: str = "1.2"
+    until: str = ""
+
+
+class RowFacts(NamedTuple):
+    """What the columns of one row are made of."""
+
+    charge: Charge
+    pool: str
+    currency: str
+    billing: tuple[int, int]
+    before: bool
+    """It is of a billing period before the one that it is billed in."""
+    by_price: bool
+    """Quantities and unit prices are there: it is use, and no correction."""
+
+
+def facts_of(charge: Charge, pool: str, currency: str) -> RowFacts:
+    """Of a charge that has a price; one without is in no export."""
+    month = month_of(charge.billed_us)
+    billing = month_us(*month)
+    return RowFacts(
+        charge,
+        pool,
+        currency,
+        billing,
+        charge.late and charge.amount.hour * HOUR_US < billing[0],
+        not charge.correction,
+    )
+
+
+def columns_of(version: str) -> list[FocusColumn]:
+    """In their order. Raises KeyError for a version that there is not."""
+    if version not in VERSIONS:
+        raise KeyError(version)
+    return [c for c in COLUMNS if c.since <= version and (not c.until or version < c.until)]
+
+
+def _quantity(f: RowFacts) -> int | None:
+    return round_half_even(f.charge.amount.units * 10**PLACES, HOUR_UNITS) if f.by_price else None
+
+
+def _consumed(f: RowFacts) -> int | None:
+    return f.charge.amount.units * 1000 if f.by_price else None
+
+
+def _unit(micros: int, f: RowFacts) -> int | None:
+    return micros * 1_000_000 if f.by_price else None
+
+
+def _money(micros: int) -> int:
+    return micros * 1_000_000
+
+
+def _quote(f: RowFacts) -> Any:
+    assert f.charge.amount.quote is not None, "what has no price is in no export"
+    return f.charge.amount.quote
+
+
+def _category(f: RowFacts) -> str:
+    term: Term = _quote(f).term
+    return {Term.STANDARD: "Standard", Term.SPOT: "Dynamic", Term.RESERVATION: "Committed"}[term]
+
+
+def _committed(value: Callable[[RowFacts], Any]) -> Callable[[RowFacts], Any]:
+    return lambda f: value(f) if _quote(f).term is Term.RESERVATION and f.by_price else None
+
+
+def _description(f: RowFacts) -> str:
+    use = f.charge.use
+    what = "correction of" if f.charge.correction else "use of"
+    return f"{what} {use.device_kind} by {use.job_id}.{use.attempt}, class {use.priority_class}"
+
+
+def _tags(f: RowFacts) -> dict[str, Any]:
+    use = f.charge.use
+    return {"baton/class": use.priority_class, "baton/job": use.job_id, "baton/user": use.user or None}
+
+
+def _details(f: RowFacts) -> dict[str, Any]:
+    kind = f.charge.use.device_kind
+    return {"GpuCount": 1, "InstanceSeries": kind.partition(":")[0], "InstanceType": kind}
+
+
+def _charge_category(f: RowFacts) -> str:
+    return "Adjustment" if f.charge.correction and not f.before else "Usage"
+
+
+def _custom(name: str, kind: ColumnKind, value: Callable[[RowFacts], Any], *, nulls: bool = False) -> FocusColumn:
+    return FocusColumn(f"x_{name}", kind, nulls, "Custom", value)
+
+
+_T, _D, _N, _I, _O = ColumnKind.TEXT, ColumnKind.TIME, ColumnKind.DECIMAL, ColumnKind.INTEGER, ColumnKind.OBJECT
+
+COLUMNS: Final = (
+    FocusColumn("BilledCost", _N, False, "Mandatory", lambda f: _money(f.charge.amount.cost_micros)),
+    FocusColumn("BillingAccountId", _T, False, "Mandatory", lambda f: f.pool),
+    FocusColumn("BillingAccountName", _T, True, "Mandatory", lambda f: f"pool {f.pool}"),
+    FocusColumn("BillingAccountType", _T, False, "Conditional", lambda f: "Pool"),
+    FocusColumn("BillingCurrency", _T, False, "Mandatory", lambda f: f.currency),
+    FocusColumn("BillingPeriodEnd", _D, False, "Mandatory", lambda f: text_of(f.billing[1])),
+    FocusColumn("BillingPeriodStart", _D, False, "Mandatory", lambda f: text_of(f.billing[0])),
+    FocusColumn("ChargeCategory", _T, False, "Mandatory", _charge_category),
+    FocusColumn("ChargeClass", _T, True, "Mandatory", lambda f: "Correction" if f.before else None),
+    FocusColumn("ChargeDescription", _T, True, "Mandatory", _description),
+    FocusColumn("ChargeFrequency", _T, False, "Recommended", lambda f: "Usage-Based"),
+    FocusColumn("ChargePeriodEnd", _D, False, "Mandatory", lambda f: text_of((f.charge.amount.hour + 1) * HOUR_US)),
+    FocusColumn("ChargePeriodStart", _D, False, "Mandatory", lambda f: text_of(f.charge.amount.hour * HOUR_US)),
+    FocusColumn("CommitmentDiscountCategory", _T, True, "Conditional", _committed(lambda f: "Usage")),
+    FocusColumn("CommitmentDiscountId", _T, True, "Conditional", _committed(lambda f: _quote(f).contract or _quote(f).sku)),
+    FocusColumn("CommitmentDiscountName", _T, True, "Conditional", _committed(lambda f: _quote(f).contract or _quote(f).sku)),
+    FocusColumn("CommitmentDiscountQuantity", _N, True, "Conditional", _committed(_quantity)),
+    FocusColumn("CommitmentDiscountStatus", _T, True, "Conditional", _committed(lambda f: "Used")),
+    FocusColumn("CommitmentDiscountType", _T, True, "Conditional", _committed(lambda f: "Reservation")),
+    FocusColumn("CommitmentDiscountUnit", _T, True, "Conditional", _committed(lambda f: "GPU-Hours")),
+    FocusColumn("ConsumedQuantity", _N, True, "Conditional", _consumed),
+    FocusColumn("ConsumedUnit", _T, True, "Conditional", lambda f: "GPU-Seconds" if f.by_price else None),
+    FocusColumn("ContractedCost", _N, False, "Mandatory", lambda f: _money(f.charge.amount.cost_micros)),
+    FocusColumn("ContractedUnitPrice", _N, True, "Conditional", lambda f: _unit(f.charge.amount.unit_micros, f)),
+    FocusColumn("EffectiveCost", _N, False, "Mandatory", lambda f: _money(f.charge.amount.cost_micros)),
+    FocusColumn("HostProviderName", _T, False, "Mandatory", lambda f: "Baton", since="1.3"),
+    FocusColumn("InvoiceIssuerName", _T, False, "Mandatory", lambda f: "Baton"),
+    FocusColumn("ListCost", _N, False, "Mandatory", lambda f: _money(f.charge.amount.list_micros)),
+    FocusColumn("ListUnitPrice", _N, True, "Conditional", lambda f: _unit(_quote(f).list_micros, f)),
+    FocusColumn("PricingCategory", _T, True, "Conditional", lambda f: _category(f) if f.by_price else None),
+    FocusColumn("PricingQuantity", _N, True, "Mandatory", _quantity),
+    FocusColumn("PricingUnit", _T, True, "Mandatory", lambda f: "GPU-Hours" if f.by_price else None),
+    FocusColumn("ProviderName", _T, False, "Mandatory", lambda f: "Baton", until="1.4"),
+    FocusColumn("PublisherName", _T, False, "Mandatory", lambda f: "Baton", until="1.4"),
+    FocusColumn("ResourceId", _T, True, "Conditional", lambda f: f"{f.pool}/{f.charge.use.node}/{f.charge.use.device}"),
+    FocusColumn("ResourceName", _T, True, "Conditional", lambda f: f.charge.use.device),
+    FocusColumn("ResourceType", _T, True, "Conditional", lambda f: "GPU Slice" if ":" in f.charge.use.device_kind else "GPU"),
+    FocusColumn("ServiceCategory", _T, False, "Mandatory", lambda f: "Compute"),
+    FocusColumn("ServiceName", _T, False, "Mandatory", lambda f: "Baton Accelerators"),
+    FocusColumn("ServiceProviderName", _T, False, "Mandatory", lambda f: "Baton", since="1.3"),
+    FocusColumn("ServiceSubcategory", _T, False, "Recommended", lambda f: "Other (Compute)"),
+    FocusColumn("SkuId", _T, True, "Conditional", lambda f: catalogued(f.charge.use.device_kind) if f.by_price else None),
+    FocusColumn("SkuMeter", _T, True, "Conditional", lambda f: "GPU time" if f.by_price else None),
+    FocusColumn("SkuPriceDetails", _O, True, "Conditional", lambda f: _details(f) if f.by_price else None),
+    FocusColumn("SkuPriceId", _T, True, "Conditional", lambda f: _quote(f).sku if f.by_price else None),
+    FocusColumn("SubAccountId", _T, True, "Conditional", lambda f: f.charge.use.team),
+    FocusColumn("SubAccountName", _T, True, "Conditional", lambda f: f"team {f.charge.use.team}"),
+    FocusColumn("SubAccountType", _T, True, "Conditional", lambda f: "Team"),
+    FocusColumn("Tags", _O, True, "Conditional", _tags),
+    _custom("Attempt", _I, lambda f: f.charge.use.attempt),
+    _custom("Contract", _T, lambda f: _quote(f).contract or None, nulls=True),
+    _custom("JobId", _T, lambda f: f.charge.use.job_id),
+    _custom("LedgerFrom", _I, lambda f: f.charge.use.from_seq),
+    _custom("LedgerTo", _I, lambda f: f.charge.use.to_seq),
+    _custom("PostedBy", _I, lambda f: f.charge.posted_seq),
+    _custom("PriceVersion", _I, lambda f: f.charge.version),
+    _custom("PriorityClass", _T, lambda f: f.charge.use.priority_class),
+    _custom("Units", _I, lambda f: f.charge.amount.units),
+    _custom("User", _T, lambda f: f.charge.use.user or None, nulls=True),
+)  # fmt: skip
+
+
+def decimal_text(scaled: int) -> str:
+    """An integer of `PLACES` places as a decimal without needless zeros: `-0.25`."""
+    sign, digits = ("-" if scaled < 0 else ""), str(abs(scaled)).rjust(PLACES + 1, "0")
+    fraction = digits[-PLACES:].rstrip("0")
+    return f"{sign}{digits[:-PLACES]}{'.' + fraction if fraction else ''}"

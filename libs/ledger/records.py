@@ -1,0 +1,69 @@
+"""The valid records of ledger files, as often as they are asked for: for what reads a ledger twice."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from libs.ledger.chain import GENESIS, ChainEntry, Head, judge
+from libs.ledger.export import BadLedgerFile, LedgerFile
+from schemas.ledger import LedgerRecord, PeriodClosed, PricesApplied
+from schemas.prices import ClosedPeriod
+
+
+class FiledLedger:
+    """A ledger from its first record on, in one file of `baton ledger export` or in several that follow each other.
+
+    All of it is read once at the start. Raises BadLedgerFile when a file is damaged, or does not follow the one before it.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self.pool = ""
+        self.head: Head = GENESIS
+        self.wall_us = 0
+        """Of the last record."""
+        self.closed: list[ClosedPeriod] = []
+        self.currency = ""
+        """Of the first price book; "": there is none."""
+        for entry in self._entries():
+            self.head = entry.head
+            self.wall_us = wall_of(entry.record)
+            for event in entry.record.events:
+                if isinstance(event, PeriodClosed):
+                    self.closed.append(event.period)
+                elif isinstance(event, PricesApplied):
+                    self.currency = self.currency or event.book.currency
+
+    def __call__(self) -> Iterator[tuple[int, LedgerRecord]]:
+        """(sequence, record), from the first one on."""
+        return ((entry.seq, entry.record) for entry in self._entries())
+
+    def at(self, seq: int) -> tuple[Head, int]:
+        """The chain's head and the wall time at a record. Raises KeyError when there is no such record."""
+        if seq == self.head.seq:
+            return self.head, self.wall_us
+        for entry in self._entries():
+            if entry.seq == seq:
+                return entry.head, wall_of(entry.record)
+        raise KeyError(seq)
+
+    def _entries(self) -> Iterator[ChainEntry]:
+        head, last = GENESIS, 0
+        for path in self._paths:
+            file = LedgerFile(path)
+            if (file.start.first_seq, file.start.head) != (last + 1, head) or self.pool not in ("", file.start.pool):
+                raise BadLedgerFile(
+                    f"{path}: begins with message {file.start.first_seq} of pool {file.start.pool}, wanted is message "
+                    f"{last + 1}, after record {head.seq}: give all files of one ledger, in order"
+                )
+            self.pool = file.start.pool
+            for stored in file:
+                last = stored.seq
+                entry = judge(head, self.pool, stored.seq, stored.payload, stored.time_us)
+                if entry.valid:
+                    head = entry.head
+                    yield entry
+
+
+def wall_of(record: LedgerRecord) -> int:
+    """By the broker's clock; of an old record its ledger time, which was that."""
+    return record.wall_us if record.wall_us is not None else record.t_us

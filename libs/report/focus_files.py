@@ -1,0 +1,263 @@
+"""A FOCUS export as files: rows in parts, then one file and its metadata beside it, each there only once it is whole.
+
+    november.csv                  the rows
+    november.csv.metadata.json    the schema, where the rows come from, totals, what has no price, and the file's SHA-256
+    november.csv.parts/           while it is being made: parts of 50,000 rows, so that an export that was cut off goes on
+
+The same ledger, period and version give the same bytes. Memory is that of one part. Parquet needs pyarrow (`baton[parquet]`).
+"""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from libs.core.billing.focus import ColumnKind, FocusColumn, RowFacts, decimal_text
+
+PART_ROWS: Final = 50_000
+FORMATS: Final = ("csv", "json", "parquet")
+
+
+class NoParquet(RuntimeError):
+    """pyarrow is not installed."""
+
+
+class _Rendering(Protocol):
+    def part(self, rows: list[tuple[Any, ...]], path: Path) -> None: ...
+    def whole(self, parts: Sequence[Path], path: Path) -> None: ...
+
+
+def write(
+    facts: Iterable[RowFacts],
+    columns: Sequence[FocusColumn],
+    format: str,
+    path: Path,
+    about: Mapping[str, Any],
+    told: Callable[[int], None] = lambda rows: None,
+) -> tuple[int, str]:
+    """Writes the file at `path`; (rows, SHA-256 of it). `about` says what the export is of: parts of another are thrown away.
+
+    Raises NoParquet, and OSError of the files.
+    """
+    rendering = _RENDERINGS[format](columns)
+    folder = path.with_name(path.name + ".parts")
+    _begin(folder, {**about, "columns": [c.name for c in columns], "format": format})
+    parts, rows = list[Path](), 0
+    values = [column.value for column in columns]
+    source = iter(facts)
+    while some := list(islice(source, PART_ROWS)):
+        part = folder / f"{len(parts):06d}"
+        if not part.exists():
+            made = folder / "making"
+            rendering.part([tuple(value(f) for value in values) for f in some], made)
+            made.replace(part)
+        parts.append(part)
+        rows += len(some)
+        told(rows)
+    whole = folder / "whole"
+    rendering.whole(parts, whole)
+    digest = _durable(whole)
+    whole.replace(path)
+    _sync_folder(path.parent)
+    shutil.rmtree(folder)
+    return rows, digest
+
+
+def write_metadata(path: Path, columns: Sequence[FocusColumn], version: str, about: Mapping[str, Any]) -> Path:
+    """The metadata beside the file at `path`. `about`: what is told besides, each key custom."""
+    definitions = [
+        {"ColumnName": c.name, "DataType": c.kind.value, "AllowsNulls": c.nulls, "FeatureLevel": c.level}
+        | ({"NumericPrecision": 38, "NumericScale": 12} if c.kind is ColumnKind.DECIMAL else {})
+        for c in columns
+    ]
+    schema = hashlib.sha256(json.dumps([version, definitions]).encode()).hexdigest()
+    told = {
+        "SchemaId": schema[:32],
+        "FocusVersion": version,
+        "CreationDate": about["x_LedgerTime"],
+        "ColumnDefinition": definitions,
+    }
+    target = metadata_of(path)
+    made = target.with_name(target.name + ".part")
+    made.write_text(json.dumps(told | dict(about), indent=1, sort_keys=False) + "\n", "utf-8")
+    _durable(made)
+    made.replace(target)
+    _sync_folder(path.parent)
+    return target
+
+
+def metadata_of(path: Path) -> Path:
+    """Where the metadata of an export lies."""
+    return path.with_name(path.name + ".metadata.json")
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _begin(folder: Path, about: Mapping[str, Any]) -> None:
+    """Keeps parts that are of the same export, and no others."""
+    text = json.dumps(about, sort_keys=True)
+    note = folder / "about.json"
+    if note.exists() and note.read_text("utf-8") == text:
+        return
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    made = folder / "making"
+    made.write_text(text, "utf-8")
+    made.replace(note)
+
+
+def _durable(path: Path) -> str:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class _Text:
+    """Rows as lines of text: `head` before them, `tail` after."""
+
+    head = tail = between = ""
+
+    def __init__(self, columns: Sequence[FocusColumn]) -> None:
+        self._names = [c.name for c in columns]
+        self._kinds = [c.kind for c in columns]
+
+    def lines(self, rows: list[tuple[Any, ...]]) -> str:
+        raise NotImplementedError
+
+    def part(self, rows: list[tuple[Any, ...]], path: Path) -> None:
+        path.write_bytes(self.lines(rows).encode())
+
+    def whole(self, parts: Sequence[Path], path: Path) -> None:
+        with path.open("wb") as out:
+            out.write(self.head.encode())
+            for number, part in enumerate(parts):
+                out.write(self.between.encode() if number else b"")
+                with part.open("rb") as source:
+                    shutil.copyfileobj(source, out)
+            out.write(self.tail.encode())
+
+
+class _Csv(_Text):
+    """RFC 4180; null is an empty field, and no text is empty."""
+
+    def __init__(self, columns: Sequence[FocusColumn]) -> None:
+        super().__init__(columns)
+        self.head = ",".join(self._names) + "\r\n"
+
+    def lines(self, rows: list[tuple[Any, ...]]) -> str:
+        out = io.StringIO(newline="")
+        csv.writer(out, lineterminator="\r\n").writerows([self._cell(k, v) for k, v in self._of(row)] for row in rows)
+        return out.getvalue()
+
+    def _of(self, row: tuple[Any, ...]) -> Iterator[tuple[ColumnKind, Any]]:
+        return zip(self._kinds, row, strict=True)
+
+    @staticmethod
+    def _cell(kind: ColumnKind, value: Any) -> Any:
+        if value is None:
+            return ""
+        if kind is ColumnKind.DECIMAL:
+            return decimal_text(value)
+        return _object(value) if kind is ColumnKind.OBJECT else value
+
+
+class _Json(_Text):
+    """An array, a row a line. Decimals are texts: a JSON number is read as a binary float by most."""
+
+    head, between, tail = "[\n", ",\n", "\n]\n"
+
+    def lines(self, rows: list[tuple[Any, ...]]) -> str:
+        return ",\n".join(
+            json.dumps(
+                {n: self._cell(k, v) for n, k, v in zip(self._names, self._kinds, row, strict=True)},
+                separators=(",", ":"),
+            )
+            for row in rows
+        )
+
+    @staticmethod
+    def _cell(kind: ColumnKind, value: Any) -> Any:
+        return decimal_text(value) if kind is ColumnKind.DECIMAL and value is not None else value
+
+
+class _Parquet:
+    """decimal128(38, 12); a part is a file of one row group, and the whole has them one after the other."""
+
+    def __init__(self, columns: Sequence[FocusColumn]) -> None:
+        try:
+            import pyarrow as pa  # type: ignore[import-not-found,import-untyped,unused-ignore]
+            import pyarrow.parquet as pq  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        except ImportError:
+            raise NoParquet("Parquet needs pyarrow: install `baton[parquet]`, or export csv or json") from None
+        self._pa, self._pq = pa, pq
+        types = {
+            ColumnKind.TEXT: pa.string(),
+            ColumnKind.TIME: pa.timestamp("us", "UTC"),
+            ColumnKind.DECIMAL: pa.decimal128(38, 12),
+            ColumnKind.INTEGER: pa.int64(),
+            ColumnKind.OBJECT: pa.string(),
+        }
+        self._kinds = [c.kind for c in columns]
+        self._schema = pa.schema([pa.field(c.name, types[c.kind], c.nulls) for c in columns])
+
+    def part(self, rows: list[tuple[Any, ...]], path: Path) -> None:
+        columns = [self._array(kind, values) for kind, values in zip(self._kinds, zip(*rows, strict=True), strict=True)]
+        table = self._pa.Table.from_arrays(columns, schema=self._schema)
+        self._pq.write_table(table, path, compression="zstd", row_group_size=PART_ROWS)
+
+    def whole(self, parts: Sequence[Path], path: Path) -> None:
+        with self._pq.ParquetWriter(path, self._schema, compression="zstd") as out:
+            for part in parts:
+                out.write_table(self._pq.read_table(part, schema=self._schema), row_group_size=PART_ROWS)
+
+    def _array(self, kind: ColumnKind, values: Sequence[Any]) -> Any:
+        pa = self._pa
+        if kind is ColumnKind.TEXT:
+            return pa.array(values, pa.string())
+        if kind is ColumnKind.INTEGER:
+            return pa.array(values, pa.int64())
+        if kind is ColumnKind.OBJECT:
+            return pa.array([None if v is None else _object(v) for v in values], pa.string())
+        if kind is ColumnKind.TIME:
+            texts = pa.array([v.removesuffix("Z") for v in values], pa.string()).dictionary_encode()
+            moments = texts.dictionary.cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
+            return moments.take(texts.indices)
+        return self._decimals(values)
+
+    def _decimals(self, values: Sequence[int | None]) -> Any:
+        """From integers of 12 places, by their bytes."""
+        raw = b"".join((v or 0).to_bytes(16, "little", signed=True) for v in values)
+        there = None
+        if any(v is None for v in values):
+            there = self._pa.array([v is not None for v in values]).buffers()[1]
+        return self._pa.Array.from_buffers(self._pa.decimal128(38, 12), len(values), [there, self._pa.py_buffer(raw)])
+
+
+def _object(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+_RENDERINGS: Final[Mapping[str, Callable[[Sequence[FocusColumn]], _Rendering]]] = {
+    "csv": _Csv,
+    "json": _Json,
+    "parquet": _Parquet,
+}

@@ -1,0 +1,330 @@
+"""Exports conform to FOCUS, come to the oracle's money, are the same bytes again, also when cut off, and are verified."""
+
+import csv
+import json
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from libs.cli.exits import UsageFault
+from libs.cli.main import app
+from libs.core.billing.charges import charges
+from libs.core.billing.wall import HOUR_US
+from libs.core.projections.verify import Checker
+from libs.ledger.records import FiledLedger
+from libs.report import focus_files
+from schemas import inbox
+from schemas.ledger import DevicesFreed, JobGranted, PricesApplied
+from schemas.prices import ClosedPeriod
+from tests.billing.focus_rules import problems
+from tests.billing.ledgers import DECEMBER, NOVEMBER, filed, over_the_month, priced_world
+from tests.core.builders import World
+
+VERSIONS = ("1.2", "1.3", "1.4")
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return priced_world()
+
+
+@pytest.fixture(scope="module")
+def ledger(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return filed(world.records, tmp_path_factory.mktemp("ledger") / "ledger.jsonl")
+
+
+def baton(*words: Any, code: int = 0) -> str:
+    found = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(found.exception, UsageFault):
+        assert code == 2, found.exception
+        return str(found.exception)
+    assert found.exit_code == code, (found.output, found.exception)
+    return found.output
+
+
+def exported(path: Path, ledger: Path, *words: str) -> list[dict[str, str | None]]:
+    """A CSV export's rows; an empty field is null."""
+    baton("bill", "export", path, "--ledger", ledger, "--from", "2026-10-01", "--to", "2027-02-01", *words)
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{name: value or None for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_export_conforms_to_the_specification(ledger: Path, tmp_path: Path, version: str) -> None:
+    rows = exported(tmp_path / "bill.csv", ledger, "--focus-version", version)
+    assert problems(list(rows[0]), rows, version) == []
+    assert {r["PricingCategory"] for r in rows} >= {"Standard", "Committed"}
+    assert {r["ChargeClass"] for r in rows} == {None, "Correction"}, "October's hours were corrected in November"
+    assert "Adjustment" in {r["ChargeCategory"] for r in rows}
+    about = json.loads((tmp_path / "bill.csv.metadata.json").read_text())
+    assert about["FocusVersion"] == version
+    assert [c["ColumnName"] for c in about["ColumnDefinition"]] == list(rows[0])
+    assert [(u["device"], u["units"] > 0) for u in about["x_Unpriced"]] == [("A100", True)], "billed at no guess"
+
+
+def test_the_checker_finds_what_breaks_a_rule(ledger: Path, tmp_path: Path) -> None:
+    rows = exported(tmp_path / "bill.csv", ledger)
+    lies = {
+        "ContractedCost": "0.000001", "ChargeClass": "Correction", "PricingUnit": "gpu hours", "BilledCost": "+1",
+        "ChargeCategory": "Use", "ChargePeriodStart": "2026-11-01 00:00", "SkuPriceId": None, "Tags": "{'a': 1}",
+        "ConsumedQuantity": None, "ServiceName": "", "CommitmentDiscountId": "c-9", "BillingCurrency": "usd",
+    }  # fmt: skip
+    usual = next(n for n, r in enumerate(rows) if r["PricingCategory"] == "Standard" and r["ChargeClass"] is None)
+    for name, value in lies.items():
+        changed = [*rows[:usual], {**rows[usual], name: value}, *rows[usual + 1 :]]
+        assert problems(list(rows[0]), changed, "1.3"), f"{name} = {value!r} was not found"
+    assert problems([n for n in rows[0] if n != "ListCost"], rows, "1.3")
+    assert problems(list(rows[0]), rows, "1.4")
+
+
+# ---------------------------------------------------------------------------------------------------------------- money
+
+
+def oracle(world: World) -> dict[str, Fraction]:
+    """Team -> money, exactly: what the last book makes of every claim, hour by hour and millionth by millionth, because in the
+    end corrections leave what the last book comes to. In fractions, from the records, with nothing of ours."""
+    book = [e.book for r in world.records for e in r.events if isinstance(e, PricesApplied)][-1]
+    at_book = next(r.t_us for r in world.records for e in r.events if isinstance(e, PricesApplied) and e.book == book)
+    teams = {
+        e.job_id: (e.team, e.spec.priority_class) for r in world.records for e in r.events if e.kind == "job.queued"
+    }
+    held: dict[str, tuple[JobGranted, int]] = {}
+    money: dict[str, Fraction] = {}
+    tiers: dict[tuple[str, int], Fraction] = {}
+    assert at_book
+    for record in world.records:
+        for event in record.events:
+            if isinstance(event, JobGranted):
+                held[event.job_id] = (event, record.t_us)
+            if not isinstance(event, DevicesFreed):
+                continue
+            grant, since = held[event.job_id]
+            team, klass = teams[event.job_id]
+            for claim in grant.claims:
+                if claim.device not in event.devices or not claim.device.startswith("n"):
+                    continue
+                points = sorted(
+                    {since, record.t_us}
+                    | {h * HOUR_US for h in range(since // HOUR_US + 1, record.t_us // HOUR_US + 1)}
+                )
+                for low, high in pairwise(points):
+                    hours = Fraction((high - low) * claim.milli, 1000 * HOUR_US)
+                    listed = [p for p in book.prices if p.from_us <= low and (p.to_us is None or low < p.to_us)]
+                    listed = [p for p in listed if p.priority_class == klass] or [
+                        p for p in listed if p.priority_class == "*"
+                    ]
+                    deal = [c for c in book.contracts if c.team == team and c.from_us <= low]
+                    if not deal:
+                        money[team] = money.get(team, Fraction(0)) + round(hours * listed[0].micros)
+                        continue
+                    month = (team, 0 if low < NOVEMBER else 1 if low < DECEMBER else 2)
+                    before = tiers.get(month, Fraction(0))
+                    tiers[month] = after = before + hours
+                    for place, tier in enumerate(deal[0].tiers):
+                        until = deal[0].tiers[place + 1].above_hours if place + 1 < len(deal[0].tiers) else after
+                        part = min(after, until) - max(before, tier.above_hours)
+                        money[team] = money.get(team, Fraction(0)) + (round(part * tier.micros) if part > 0 else 0)
+    return money
+
+
+def test_an_exports_sums_are_the_oracles_to_the_millionth(world: World, ledger: Path, tmp_path: Path) -> None:
+    rows = exported(tmp_path / "bill.csv", ledger)
+    found: dict[str, Fraction] = {}
+    for row in rows:
+        team = row["SubAccountId"] or ""
+        found[team] = found.get(team, Fraction(0)) + Fraction(row["BilledCost"] or "") * 1_000_000
+    assert found == oracle(world)
+    checker = Checker()
+    for seq, record in enumerate(world.records, start=1):
+        checker.step(seq, record, True)
+    about = json.loads((tmp_path / "bill.csv.metadata.json").read_text())
+    units = sum(int(r["x_Units"] or 0) for r in rows) + sum(u["units"] for u in about["x_Unpriced"])
+    assert units == sum(checker.finish().by_team.values()), "every microsecond is billed or told to be unpriced"
+
+
+def test_a_book_that_comes_later_changes_no_row_that_was_posted(world: World, ledger: Path, tmp_path: Path) -> None:
+    second = [n for n, r in enumerate(world.records, 1) for e in r.events if isinstance(e, PricesApplied)][1]
+    before = filed(world.records[: second - 1], tmp_path / "before.jsonl")
+    early = list(charges(FiledLedger([before])))
+    late = list(charges(FiledLedger([ledger])))
+    assert late[: len(early)] == early
+    corrections = [c for c in late if c.correction]
+    assert {c.posted_seq for c in corrections} == {second}
+    assert sum(c.amount.cost_micros for c in corrections) < 0, "it is cheaper for research"
+
+
+# ------------------------------------------------------------------------------------------------------- files, periods
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
+def test_the_same_again_is_the_same_bytes_also_when_it_was_cut_off(
+    ledger: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(focus_files, "PART_ROWS", 7)
+    words = ("--ledger", ledger, "--from", "2026-10-01", "--to", "2027-02-01", "--format", format)
+    one, two = tmp_path / "one", tmp_path / "two"
+    baton("bill", "export", one, *words)
+    rendering: Any = focus_files._RENDERINGS[format]
+    made: list[str] = []
+    render = rendering.part
+
+    def dies(self: Any, rows: Any, path: Path) -> None:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(path.name)
+        render(self, rows, path)
+
+    monkeypatch.setattr(rendering, "part", dies)
+    CliRunner().invoke(app, [str(w) for w in ("bill", "export", two, *words)])
+    assert not two.exists(), "what is not whole is not there"
+    made_before = len(list((tmp_path / "two.parts").glob("0*")))
+    monkeypatch.setattr(rendering, "part", render)
+    baton("bill", "export", two, *words)
+    assert made_before == 2
+    assert two.read_bytes() == one.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "one.metadata.json", "two", "two.metadata.json"]
+    assert (tmp_path / "one.metadata.json").read_bytes() == (tmp_path / "two.metadata.json").read_bytes()
+
+
+def test_all_formats_say_the_same(ledger: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = exported(tmp_path / "bill.csv", ledger)
+    exported(tmp_path / "copy.csv", ledger)
+    words = ("--ledger", ledger, "--from", "2026-10-01", "--to", "2027-02-01")
+    baton("bill", "export", tmp_path / "bill.json", *words, "--format", "json")
+    told = json.loads((tmp_path / "bill.json").read_text())
+    baton("bill", "export", tmp_path / "bill.parquet", *words, "--format", "parquet")
+    table = parquet.read_table(tmp_path / "bill.parquet")
+    assert str(table.schema.field("BilledCost").type) == "decimal128(38, 12)"
+    assert len(rows) == len(told) == table.num_rows
+    for name in ("BilledCost", "ConsumedQuantity", "ContractedUnitPrice", "PricingQuantity"):
+        column = [None if v is None else Fraction(v) for v in table.column(name).to_pylist()]
+        assert column == [None if r[name] is None else Fraction(r[name] or "") for r in rows]
+        assert column == [None if r[name] is None else Fraction(r[name]) for r in told]
+    assert [r["x_JobId"] for r in told] == table.column("x_JobId").to_pylist()
+    assert (
+        table.column("ChargePeriodStart").to_pylist()[0].strftime("%Y-%m-%dT%H:%M:%SZ") == rows[0]["ChargePeriodStart"]
+    )
+
+
+def test_periods_part_the_rows_and_months_of_a_zone_are_its_own(ledger: Path, tmp_path: Path) -> None:
+    whole = exported(tmp_path / "bill.csv", ledger)
+    parts = []
+    for number, (start, end) in enumerate(
+        [("2026-10-01", "2026-11"), ("2026-11", "2026-11-02"), ("2026-11-02", "2027-02-01")]
+    ):
+        words = ("--ledger", ledger, "--from", start, "--to", end, "--time-zone", "Europe/Berlin")
+        baton("bill", "export", tmp_path / f"{number}.csv", *words)
+        with (tmp_path / f"{number}.csv").open(encoding="utf-8", newline="") as file:
+            parts.append([{n: v or None for n, v in row.items()} for row in csv.DictReader(file)])
+    assert sorted(map(str, whole)) == sorted(str(row) for part in parts for row in part)
+    assert max(r["ChargePeriodStart"] or "" for r in parts[0]) == "2026-10-31T22:00:00Z", (
+        "November begins an hour earlier there"
+    )
+
+
+def close(world: World) -> ClosedPeriod:
+    """Seals November as `baton bill close` does: of what the ledger was then."""
+    from libs.core.billing.sealing import Sealing
+
+    sealing = Sealing()
+    for charge in charges(lambda: list(enumerate(world.records, start=1))):
+        if NOVEMBER <= charge.billed_us < DECEMBER:
+            sealing.take(charge)
+    return ClosedPeriod(
+        from_us=NOVEMBER, to_us=DECEMBER, upto_seq=len(world.records), head="a" * 64, rows=sealing.digest, currency="USD",
+        totals=sealing.totals,
+    )  # fmt: skip
+
+
+def test_a_closed_period_stays_as_it_is_and_what_comes_later_is_a_row_of_the_open_one(tmp_path: Path) -> None:
+    world = over_the_month()
+    world.send(inbox.ClosePeriod(period=close(world), reason="invoiced", user="olga"))
+    sealed = filed(world.records, tmp_path / "sealed.jsonl")
+    world.released(world.long)  # type: ignore[attr-defined]
+    later = filed(world.records, tmp_path / "later.jsonl")
+    november = ("--from", "2026-11")
+    baton("bill", "export", tmp_path / "a.csv", "--ledger", sealed, *november)
+    baton("bill", "export", tmp_path / "b.csv", "--ledger", later, *november)
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+    assert "what the ledger comes to" in baton("bill", "verify", tmp_path / "a.csv", "--ledger", later)
+
+    baton("bill", "export", tmp_path / "december.csv", "--ledger", later, "--from", "2026-12")
+    with (tmp_path / "december.csv").open(encoding="utf-8", newline="") as file:
+        rows = [{n: v or None for n, v in row.items()} for row in csv.DictReader(file)]
+    assert problems(list(rows[0]), rows, "1.3") == []
+    of_november = [r for r in rows if (r["ChargePeriodStart"] or "") < "2026-12"]
+    assert of_november
+    assert {r["ChargeClass"] for r in of_november} == {"Correction"}
+    assert {r["BillingPeriodStart"] for r in rows} == {"2026-12-01T00:00:00Z"}
+
+
+def test_what_was_changed_in_an_export_is_found(ledger: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bill.csv"
+    exported(path, ledger)
+    words = ("bill", "verify", path, "--ledger", ledger)
+    baton(*words)
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"research", b"researcj", 1))
+    assert "was changed" in baton(*words, code=1)
+    about = json.loads((tmp_path / "bill.csv.metadata.json").read_text())
+    about["x_Sha256"] = focus_files.digest_of(path)
+    (tmp_path / "bill.csv.metadata.json").write_text(json.dumps(about))
+    assert "by the ledger it is" in baton(*words, code=1)
+    (tmp_path / "bill.csv.metadata.json").write_text("{}")
+    assert "no metadata" in baton(*words, code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--from", "2026-13"), "no such day"),
+        (("--from", "2026-11-02", "--to", "2026-11-01"), "a period ends after it begins"),
+        (("--time-zone", "Europe/Nowhere"), "no such zone"),
+        (("--focus-version", "0.9"), "use 1.2, 1.3, 1.4"),
+        (("--format", "xls"), "use csv, json, parquet"),
+        (("--from", "9999-01"), "correct the year"),
+    ],
+)
+def test_a_wrong_question_is_told_with_its_fix(ledger: Path, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    assert says in baton("bill", "export", tmp_path / "x.csv", "--ledger", ledger, *words, code=2)
+
+
+def test_a_statement_is_the_sum_of_an_exports_rows(ledger: Path, tmp_path: Path) -> None:
+    rows = exported(tmp_path / "bill.csv", ledger)
+    total = sum(Fraction(r["BilledCost"] or "") for r in rows) * 1_000_000
+    centres = tmp_path / "centres.yaml"
+    centres.write_text("research: 4711\n")
+    for by in ("team", "user", "job", "device", "class", "day", "cost-centre"):
+        words = (
+            "--ledger",
+            ledger,
+            "--from",
+            "2026-10-01",
+            "--to",
+            "2027-02-01",
+            "--cost-centres",
+            centres,
+            "-o",
+            "json",
+        )
+        told = json.loads(baton("bill", "statement", "--by", by, *words))
+        assert told["total"]["cost_micros"] == sum(line["cost_micros"] for line in told["rows"]) == total
+        assert told["total"]["unpriced_units"] > 0
+        if by == "cost-centre":
+            assert [line["key"] for line in told["rows"]] == ["(none)", "4711"]
+
+
+def test_a_forecast_is_what_runs_until_the_period_ends(tmp_path: Path) -> None:
+    world = over_the_month()
+    ledger = filed(world.records, tmp_path / "ledger.jsonl")
+    words = ("--ledger", ledger, "--from", "2026-12", "--forecast", "-o", "json")
+    told = json.loads(baton("bill", "statement", *words))
+    hours = Fraction(31 * 24)
+    assert told["total"]["cost_micros"] == 0, "it runs still"
+    rate_a, rate_b = 1_500_000, 999_999  # the tiers of its contract: 7 hours at the first
+    assert abs(told["total"]["forecast_micros"] - (7 * rate_a + (hours - 7) * rate_b)) <= hours
