@@ -123,7 +123,7 @@ def unknown_in(line: str) -> str:
     if name not in COMMANDS:
         return name
     here = load(COMMANDS[name].module)
-    while (inner := getattr(here, "commands", {})) and words and re.fullmatch(r"[a-z-]+", words[0]):
+    while (inner := getattr(here, "commands", {})) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
         if words[0] not in inner:
             return words[0]
         here, words = inner[words[0]], words[1:]
