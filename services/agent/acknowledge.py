@@ -53,7 +53,7 @@ class Acknowledgement:
             raise BadAcknowledgement(
                 f'{self.path.name}: {field}: {error["msg"]}; write {{"step": <integer>, "reference": <text>}}'
             ) from None
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise BadAcknowledgement(
                 f"{self.path.name} is not JSON ({e}); write to another name and rename it, so that it is never half there"
             ) from None

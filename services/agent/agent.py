@@ -26,7 +26,7 @@ from schemas.nodes import DesiredState, Heartbeat, LeaseGranted, NodeSampled
 from schemas.queries import LogPiece, LogQuery
 from services.agent.asking import Asker
 from services.agent.keeper.find import NoKeeper
-from services.agent.launcher import Launcher, prune
+from services.agent.launcher import Launcher, make_room, prune
 from services.agent.node import NodeRunner
 from services.agent.reports import Reports
 from services.agent.settings import AgentSettings, OnStop
@@ -293,6 +293,7 @@ class Agent:
         while True:
             await asyncio.sleep(_PRUNE_S)
             await asyncio.to_thread(prune, self.launcher.logs.prune())
+            await asyncio.to_thread(make_room, self.launcher.workdir, self.launcher.logs.left())
 
     def read_log(self, query: LogQuery, team: str) -> LogPiece | None:
         return self.launcher.logs.read(query, team)

@@ -1,5 +1,6 @@
 """The walls around each job, as the agent asks its keeper for them, and whom it serves where there are none."""
 
+import errno
 import json
 import logging
 import os
@@ -98,17 +99,21 @@ class JobWalls:
         memory: int,
         network: bool = True,
         limits: JobLimits | None = None,
+        *,
+        readable: Sequence[Path] = (),
     ) -> dict[str, Any] | None:
         """What the keeper is told of the walls around a job with these folders, device files, bytes of memory and limits that
-        it asked for; the folders are its team's from now on. None without walls. Raises OSError, or NotServed."""
+        it asked for; the folders are its team's from now on, and those of `readable` are not written to (they may be in memory
+        that is the host's). None without walls. Raises OSError, or NotServed."""
         if self._keeper.tier == walls.NONE:
             return None
         root = os.geteuid() == 0
         uid, gid = (team_uid(team), team_uid(team)) if root else (os.geteuid(), os.getegid())
         if root:
-            for folder in folders:
+            for folder in (*folders, *readable):
                 hand_over(folder, uid)
-        arguments = self._view.arguments(folders, devices, network, memory, limits.scratch_mib if limits else None)
+        scratch_mib = limits.scratch_mib if limits else None
+        arguments = self._view.arguments(folders, devices, network, memory, scratch_mib, readable)
         return views.spec(self._view, uid, gid, arguments, network, limits)
 
 
@@ -136,10 +141,13 @@ def hand_over(folder: Path, uid: int) -> None:
     it is: it may be the agent's. Raises OSError."""
     if folder.stat().st_uid == uid:
         return
-    for _, folders, files, at in os.fwalk(folder):
-        for name in (*folders, *files):
-            if name in folders or os.stat(name, dir_fd=at, follow_symlinks=False).st_nlink == 1:
-                os.chown(name, uid, uid, dir_fd=at, follow_symlinks=False)
+    try:
+        for _, folders, files, at in os.fwalk(folder):
+            for name in (*folders, *files):
+                if name in folders or os.stat(name, dir_fd=at, follow_symlinks=False).st_nlink == 1:
+                    os.chown(name, uid, uid, dir_fd=at, follow_symlinks=False)
+    except RecursionError:
+        raise OSError(errno.ELOOP, "its folders lie too deep in one another", str(folder)) from None
     os.chmod(folder, 0o700)
     os.chown(folder, uid, uid)
 

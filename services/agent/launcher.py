@@ -1,6 +1,7 @@
 """Turns a desired part into a running one: a timer for simulations, processes for everything else."""
 
 import asyncio
+import logging
 import os
 import shutil
 import sys
@@ -16,6 +17,7 @@ from schemas.jobs import Network
 from schemas.nodes import DesiredPart
 from services.agent import tree
 from services.agent.failures import why_not_prepared
+from services.agent.folders import disk_used, remove_tree
 from services.agent.jobwalls import JobWalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
@@ -30,6 +32,10 @@ from services.agent.state import AgentState, group_name
 from services.agent.timers import TimerPart, Timers
 from services.agent.variables import BadEnvironment, Paths, addresses_of, slots, variables
 
+log = logging.getLogger("baton.agent")
+
+_FREE = 10
+"""A tenth of the disk is kept free of what ended attempts left."""
 SEARCH_PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
 """Where a job's command is looked for: Baton's own interpreter first, so that `python` has what the examples need."""
 
@@ -208,8 +214,8 @@ class Launcher:
             for slot in slots(part)
         ]
         group = self._group(node)
-        own = [home, saves, attempt / "acknowledge", *([] if secrets is None else [secrets])]
-
+        own = [home, saves, attempt / "acknowledge"]
+        shown = [] if secrets is None else [secrets]
         limits = self._limits(node, part, group)
 
         def set_live(rank: int, live: bool) -> None:
@@ -249,9 +255,15 @@ class Launcher:
             early_s=early_s(part.lease_s, node.lease_s),
             may_run=lambda: node.lease.valid(node.now()),
             behind=lambda: self.walls.behind(
-                part.team, own, node.layer.files(devices), limits.memory, part.network is Network.HOST, part.spec.limits
+                part.team,
+                own,
+                node.layer.files(devices),
+                limits.memory,
+                part.network is Network.HOST,
+                part.spec.limits,
+                readable=shown,
             ),
-            watched=Watched(limits, [home, saves]),
+            watched=Watched(limits, own),
             set_live=set_live,
             not_served=lambda: self.not_served(part.team) or self.walls.no_walls_for(part.network),
             settle=settle,
@@ -292,10 +304,27 @@ def _could_not_start(part: DesiredPart, error: Exception) -> Released:
     )
 
 
+def make_room(root: Path, ended: Sequence[Path]) -> None:
+    """While the disk of `root` has less than a tenth free, removes what ended attempts left there, the largest first: who left
+    little keeps it. Blocks: call it in a thread."""
+    if not _full(root):
+        return
+    for folder in sorted(ended, key=lambda one: disk_used([one], sys.maxsize), reverse=True):
+        log.warning("the disk of %s has less than a tenth free: %s of an ended attempt is removed", root, folder)
+        remove_tree(folder)
+        if not _full(root):
+            return
+
+
+def _full(root: Path) -> bool:
+    found = shutil.disk_usage(root)
+    return found.free < found.total // _FREE
+
+
 def prune(folders: Sequence[Path]) -> None:
     """Removes folders of old attempts; those of other owners that resist stay. Blocks: call it in a thread."""
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         try:
             folder.parent.rmdir()
         except OSError:

@@ -2,7 +2,6 @@
 no cgroup holds is looked at from time to time, and an attempt that has taken more is ended, with the figures in its reason."""
 
 import asyncio
-import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,12 @@ import psutil
 from schemas.attempts import Category, KnownByAgent
 from schemas.jobs import JobLimits
 from schemas.nodes import DesiredPart
+from services.agent.folders import disk_used, nameless_used
 from services.agent.keeper import proc
 
 _MIB = 1024 * 1024
 _KEPT_FREE = 20
 """Of the machine's memory, a twentieth is no job's."""
-MOST_ENTRIES = 500_000
-"""A folder is looked at so far. More files than that are more than a node should serve: it counts as full."""
 SHARE = 20
 """A look at an attempt's folders may cost a twentieth of the time."""
 
@@ -95,7 +93,8 @@ class Watched:
                         f"it used {mib(used)} of memory, and may use {mib(self.limits.memory)}",
                         Category.OUT_OF_MEMORY,
                     )
-            used = disk_used(self.folders, self.limits.disk)
+            nameless = nameless_used(proc.descendants([shim]), self.folders) if shim else 0
+            used = nameless + disk_used(self.folders, self.limits.disk - nameless)
             if used > self.limits.disk:
                 return (
                     f"disk limit: its folders hold {mib(used)}, and may hold {mib(self.limits.disk)} (limits.disk_mib)",
@@ -116,25 +115,6 @@ def memory_used(pids: Iterable[int]) -> int:
         except OSError:
             continue
         total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
-    return total
-
-
-def disk_used(folders: Iterable[Path], limit: int) -> int:
-    """Bytes on disk below these folders, no further than is needed to know that it is more than `limit`."""
-    total = entries = 0
-    todo = [str(folder) for folder in folders]
-    while todo:
-        try:
-            with os.scandir(todo.pop()) as found:
-                for entry in found:
-                    entries += 1
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
-                    if total > limit or entries > MOST_ENTRIES:
-                        return max(total, limit + 1)
-        except OSError:  # it was removed meanwhile, or is not ours to read
-            continue
     return total
 
 

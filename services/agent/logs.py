@@ -65,6 +65,17 @@ class LogStore:
 
     def prune(self) -> list[Path]:
         """The folders of ended attempts beyond the newest `keep`, for removal by the caller (it may take long)."""
+        old = sorted(self._ended(), reverse=True)[self._keep :]
+        for _, job_id, attempt in old:
+            self._teams.pop((job_id, attempt), None)
+        return [root / job_id / str(attempt) for _, job_id, attempt in old for root in (self._root, self._own)]
+
+    def left(self) -> list[Path]:
+        """What ended attempts left beside their output: their jobs' own folders."""
+        return [self.attempt(job_id, attempt) / "home" for _, job_id, attempt in self._ended()]
+
+    def _ended(self) -> list[tuple[int, str, int]]:
+        """When it began, ns; job, attempt."""
         busy = {(job_id, attempt) for job_id, attempt, _ in self._live}
         ended = []
         for meta in self._own.glob(f"job-*/*/{META}"):
@@ -72,10 +83,7 @@ class LogStore:
             if (job_id, int(number)) not in busy:
                 with suppress(OSError):
                     ended.append((meta.stat().st_mtime_ns, job_id, int(number)))
-        old = sorted(ended, reverse=True)[self._keep :]
-        for _, job_id, attempt in old:
-            self._teams.pop((job_id, attempt), None)
-        return [root / job_id / str(attempt) for _, job_id, attempt in old for root in (self._root, self._own)]
+        return ended
 
     def read(self, query: LogQuery, team: str) -> LogPiece | None:
         """The piece asked for, or None when this agent does not have it, or not for this team."""

@@ -49,9 +49,10 @@ class JobView:
         network: bool = True,
         memory: int | None = None,
         scratch_mib: int | None = None,
+        readable: Sequence[Path] = (),
     ) -> list[str]:
         """bubblewrap's, for a job that has these folders and device files, so many bytes of memory, and asked for a /tmp of
-        that size."""
+        that size. `readable`: folders of its own that it may not write to."""
         beside = self.device_files if devices else ()
         hidden = [folder for folder in self.own if any(_below(folder, shown) for shown in self.shown)]
         most = self.scratch_mib if scratch_mib is None else min(scratch_mib, self.scratch_mib)
@@ -66,8 +67,9 @@ class JobView:
             *(word for device in (*devices, *beside) for word in ("--dev-bind-try", device, device)),
             *("--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"),
             *(word for folder in hidden for word in ("--perms", "0755", "--tmpfs", folder)),
-            *_ways(str(folder) for folder in writable),
+            *_ways(str(folder) for folder in (*writable, *readable)),
             *(word for folder in writable for word in ("--bind", str(folder), str(folder))),
+            *(word for folder in readable for word in ("--ro-bind", str(folder), str(folder))),
             *("--remount-ro", "/dev", "--remount-ro", "/"),
         ]
 

@@ -15,6 +15,7 @@ from schemas.inbox import Released
 from schemas.jobs import JobLimits, Network
 from schemas.resources import Resources
 from services.agent import tree
+from services.agent.folders import remove_tree
 from services.agent.keeper import proc, walls
 from services.agent.keeper.find import NoKeeper
 from services.agent.settings import AgentSettings
@@ -365,6 +366,47 @@ async def test_a_job_that_fills_the_disk_that_it_asked_for_is_ended(start):
         end = await ended(node, of("red", FILL_HOME, limits=ASKED))
         assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
         assert "may hold 48 MiB" in end.reason
+
+
+HIDING = {
+    "in folders deeper than any path": """
+import os, time
+at = os.open(".", os.O_RDONLY)
+for _ in range(1500):
+    os.mkdir("down", dir_fd=at)
+    below = os.open("down", os.O_RDONLY, dir_fd=at)
+    os.close(at)
+    at = below
+with open(os.open("big", os.O_CREAT | os.O_WRONLY, dir_fd=at), "wb") as file:
+    file.write(bytes(80 * 2**20))
+time.sleep(600)
+""",
+    "in a file without a name": """
+import os, time
+file = open("big", "wb")
+os.unlink("big")
+file.write(bytes(80 * 2**20))
+file.flush()
+time.sleep(600)
+""",
+    "beside its acknowledgement": """
+import os, time
+with open(os.path.dirname(os.environ["BATON_PROGRESS_FILE"]) + "/big", "wb") as file:
+    file.write(bytes(80 * 2**20))
+time.sleep(600)
+""",
+}
+
+
+async def test_a_job_that_hides_what_it_fills_is_ended(start, tmp_path):
+    try:
+        async with start(limits_s=0.2) as node:
+            for device, (how, code) in enumerate(HIDING.items(), start=1):
+                end = await ended(node, of("red", code, device=device, limits=ASKED))
+                assert end.reason.startswith("disk limit:"), (how, end)
+                assert end.category == Category.USER_ERROR, how
+    finally:
+        remove_tree(tmp_path / "jobs")  # pytest cannot
 
 
 async def test_processes_are_counted_where_no_group_holds_them(start):

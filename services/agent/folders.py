@@ -1,0 +1,103 @@
+"""Folders that a job has filled as it liked: how much they hold, and their removal, however deep and wide they are.
+
+A job makes trees deeper than Python's recursion and longer than any path may be (it descends step by step), and goes on
+changing them while they are looked at. So nothing here recurses, and what cannot be looked into counts as full.
+"""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+MOST_ENTRIES = 500_000
+"""A folder is looked at so far. More files than that are more than a node should serve: it counts as full."""
+_AT_ONCE = 10_000
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK = 512
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+
+
+def disk_used(folders: Iterable[Path], limit: int) -> int:
+    """Bytes on disk below these folders, no further than is needed to know that it is more than `limit`. A folder that cannot
+    be looked into (its path is too long, or its owner has closed it) counts as more."""
+    total = entries = 0
+    todo = [str(folder) for folder in folders]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    with suppress(FileNotFoundError):  # it was removed meanwhile, and its neighbours are still there
+                        total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
+                    if total > limit or entries > MOST_ENTRIES:
+                        return max(total, limit + 1)
+        except OSError as e:
+            if e.errno not in _GONE:
+                return max(total, limit + 1)
+    return total
+
+
+def nameless_used(pids: Iterable[int], folders: Iterable[Path]) -> int:
+    """Bytes of files on these folders' disks that have no name any more, which these processes hold open or have mapped: they
+    take room until they are closed, and no folder shows them."""
+    disks = set[int]()
+    for folder in folders:
+        with suppress(OSError):
+            disks.add(os.stat(folder).st_dev)
+    held: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        for at in (f"/proc/{pid}/fd", f"/proc/{pid}/map_files"):
+            with suppress(OSError):  # it has ended; or only root may look
+                for name in os.listdir(at):
+                    with suppress(OSError):
+                        found = os.stat(f"{at}/{name}")
+                        if found.st_nlink == 0 and stat.S_ISREG(found.st_mode) and found.st_dev in disks:
+                            held[found.st_dev, found.st_ino] = found.st_blocks * _BLOCK
+    return sum(held.values())
+
+
+def remove_tree(folder: Path) -> None:
+    """Removes it with all that is below. No link is followed. What resists stays; nothing is raised. Blocks.
+
+    Each folder in it is emptied in turn: its files go, and its folders move up to the top. So a tree of any depth takes two
+    descriptors, no recursion and no path.
+    """
+    with suppress(OSError):
+        at = os.open(folder, _FOLDER)
+        try:
+            left = True
+            while left:
+                left = _removed_some(at, at)
+        finally:
+            os.close(at)
+    with suppress(OSError):
+        os.rmdir(folder)
+
+
+def _removed_some(folder: int, top: int) -> bool:
+    """Removes some of what lies in `folder`; whether there was anything that could be removed."""
+    with os.scandir(folder) as found:
+        some = list(islice(found, _AT_ONCE))
+    done = False
+    for entry in some:
+        with suppress(OSError):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.name, dir_fd=folder)
+            elif folder != top:
+                os.rename(entry.name, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
+            else:
+                at = os.open(entry.name, _FOLDER, dir_fd=folder)
+                try:
+                    while _removed_some(at, top):
+                        done = True
+                finally:
+                    os.close(at)
+                os.rmdir(entry.name, dir_fd=folder)
+            done = True
+    return done

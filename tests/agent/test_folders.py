@@ -1,0 +1,115 @@
+"""Folders that a job has filled to be in the way: counted, and removed."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.agent import folders, launcher
+from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
+from services.agent.folders import disk_used, nameless_used, remove_tree
+
+MIB = 2**20
+
+
+def deep(top: Path, depth: int = 2 * sys.getrecursionlimit(), inside: int = MIB) -> None:
+    """Folders in one another, further than any path reaches, and a file at the bottom."""
+    at = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("down", dir_fd=at)
+        below = os.open("down", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    with open(os.open("big", os.O_CREAT | os.O_WRONLY, dir_fd=at), "wb") as file:
+        file.write(bytes(inside))
+    os.close(at)
+
+
+def test_a_tree_of_any_depth_is_removed_and_no_link_is_followed(tmp_path: Path) -> None:
+    """A task of the agent that fails ends the agent: whoever left such a tree would have ended it again and again."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("of another team")
+    top = tmp_path / "job"
+    top.mkdir()
+    deep(top)
+    (top / "link").symlink_to(outside)
+    (top / "wide").mkdir()
+    for n in range(50):
+        (top / "wide" / str(n)).write_text("x")
+    (top / "wide" / "link").symlink_to(outside / "kept")
+    launcher.prune([top])
+    assert not top.exists()
+    assert (outside / "kept").read_text() == "of another team"
+    (tmp_path / "link").symlink_to(outside)
+    remove_tree(tmp_path / "link")
+    assert (outside / "kept").exists()
+
+
+def test_what_lies_too_deep_to_be_looked_at_counts_as_full(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(MIB))
+    assert MIB <= disk_used([tmp_path], 10 * MIB) < 2 * MIB
+    deep(tmp_path)
+    assert disk_used([tmp_path], 10 * MIB) > 10 * MIB
+    remove_tree(tmp_path)
+
+
+def test_a_file_that_goes_away_hides_nothing_of_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Vanished:
+        name, path = "gone", "gone"
+
+        def stat(self, follow_symlinks: bool) -> None:
+            raise FileNotFoundError
+
+        def is_dir(self, follow_symlinks: bool) -> bool:
+            return False
+
+    (tmp_path / "big").write_bytes(bytes(MIB))
+    real = os.scandir
+
+    class Churning:
+        def __init__(self, path: str) -> None:
+            self.entries = [Vanished(), *real(path), Vanished()]
+
+        def __enter__(self) -> list[object]:
+            return self.entries
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(folders.os, "scandir", Churning)
+    assert disk_used([tmp_path], 10 * MIB) >= MIB
+
+
+def test_a_file_without_a_name_counts_while_it_is_open(tmp_path: Path) -> None:
+    me = [os.getpid()]
+    before = nameless_used(me, [tmp_path])
+    with open(tmp_path / "hidden", "wb") as file, open(tmp_path / "named", "wb") as named:
+        os.unlink(file.name)
+        for one in (file, named):
+            one.write(bytes(4 * MIB))
+            one.flush()
+        second = os.dup(file.fileno())
+        assert 4 * MIB <= nameless_used(me, [tmp_path]) - before < 8 * MIB, "once, and not the one that has a name"
+        os.close(second)
+    assert nameless_used(me, [tmp_path]) == before
+
+
+def test_who_left_most_makes_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"small": 1, "large": 8, "middle": 4}
+    for name, mib in sizes.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_bytes(bytes(mib * MIB))
+    ended = [tmp_path / name for name in sizes]
+    monkeypatch.setattr(launcher, "_full", lambda root: disk_used([root], 100 * MIB) > 6 * MIB)
+    launcher.make_room(tmp_path, ended)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["middle", "small"]
+    launcher.make_room(tmp_path, ended[:1])
+    assert (tmp_path / "small").exists(), "there is room"
+
+
+def test_an_acknowledgement_that_is_nested_too_deep_is_told_like_any_bad_one(tmp_path: Path) -> None:
+    file = Acknowledgement(tmp_path / "rank-0.json")
+    file.path.write_text("[" * 16_000)
+    with pytest.raises(BadAcknowledgement, match="is not JSON"):
+        file.news()
