@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from libs.core.billing.accounts import Accounts, Posting
+from libs.core.billing.credits import Credit, Credits
 from libs.core.billing.metering import Unbillable
 from libs.core.projections.verify import Checker, Verification
 from schemas.ledger import LedgerRecord
@@ -11,9 +12,11 @@ from schemas.ledger import LedgerRecord
 class AuditedLedger:
     """Feed it every record of a ledger in stream order, void ones too; then ask for the report (I1 to I16)."""
 
-    def __init__(self, posting: Callable[[Posting], None] = lambda p: None) -> None:
-        """`posting` is shown each one as it is made."""
+    def __init__(self, posting: Callable[[Posting], None] = lambda p: None, credit: Credits | None = None) -> None:
+        """`posting` is shown each one as it is made; `credit` folds along, and `credits` has what it found."""
         self._checker, self._accounts, self._posting = Checker(), Accounts(), posting
+        self._credit = credit
+        self.credits: list[Credit] = []
         self._stopped = ""
 
     @property
@@ -32,8 +35,11 @@ class AuditedLedger:
             self._accounts.skip(seq)
         elif not self._stopped:
             try:
-                for posting in self._accounts.apply(record, seq):
+                made = self._accounts.apply(record, seq)
+                for posting in made:
                     self._posting(posting)
+                if self._credit is not None:
+                    self.credits += self._credit.apply(record, seq, made)
             except Unbillable as e:
                 self._stopped = f"the accounts end here: {e}"
                 self._checker.report.violated("I16", seq, self._stopped)

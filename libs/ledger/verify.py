@@ -27,13 +27,15 @@ async def verify(
     archive: Path | None = None,
     *,
     also: Callable[[LedgerRecord], None] = lambda r: None,
+    audited: AuditedLedger | None = None,
 ) -> Verification:
     """Folds the ledger up to its present end. Memory is bounded by what is open, not by the ledger's length. Segments that were
-    archived and are not here any more are read from the folder `archive`. `also` is shown each valid record that is here.
+    archived and are not here any more are read from the folder `archive`. `also` is shown each valid record that is here;
+    `audited`: a new one, for who wants more than the report.
 
     Raises LedgerStopped (see libs.ledger.chain) when the ledger cannot be read from its beginning.
     """
-    checker, head, position = AuditedLedger(), GENESIS, 0
+    checker, head, position = audited or AuditedLedger(), GENESIS, 0
     if archive is not None:
         gone = before(archive, pool, (await readable(js, pool))[0].first)
         head, position = _read_files(checker, list(gone), lambda done, of: None)
@@ -49,13 +51,15 @@ async def verify(
     return _finished(checker, head)
 
 
-def verify_files(paths: Sequence[Path], progress: Progress = lambda done, of: None) -> Verification:
+def verify_files(
+    paths: Sequence[Path], progress: Progress = lambda done, of: None, audited: AuditedLedger | None = None
+) -> Verification:
     """The same from files of `baton ledger export`, without any server: a ledger from its first record on, in one file or
     in several that follow each other.
 
     Raises BadLedgerFile when a file is damaged, or does not follow the one before it; LedgerStopped as `verify` does.
     """
-    checker = AuditedLedger()
+    checker = audited or AuditedLedger()
     head, _ = _read_files(checker, paths, progress)
     return _finished(checker, head)
 
