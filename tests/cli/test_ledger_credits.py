@@ -1,4 +1,4 @@
-"""`baton ledger credits`: a policy that cannot be meant is refused with its line, its field and the fix; rows of a real file."""
+"""`baton ledger credits`: a policy that cannot be meant is refused with line, field and fix; rows of a real file."""
 
 import json
 from pathlib import Path
