@@ -10,7 +10,7 @@ from typing import Any
 from libs.core.scheduling import preemption
 from schemas import inbox
 from schemas.ids import job_id
-from schemas.jobs import CheckpointPolicy, JobSpec
+from schemas.jobs import CheckpointPolicy, JobSpec, StepProgress
 from schemas.resources import Inventory, Resources, Topology
 from tests.core.builders import World, node
 
@@ -107,6 +107,8 @@ class TwoTeams:
         world.send(other_body)
         runs = world.submit(self.job(team, "runs", 1, node="b"))
         world.started(runs)
+        far = inbox.ProgressSeen(job_id=runs, attempt=1, progress=StepProgress(step=3, steps=10))
+        world.send(inbox.NodeObserved(node="b", incarnation=1, observations=(), progress=(far,)))
         world.submit(self.job(team, "waits-for-a", 2, node="a"))
         world.submit(self.job(team, "waits-for-many", 12))
 
