@@ -75,7 +75,9 @@ class BillRow(Fact):
     attempts: int = Field(ge=0)
     milli_us: int = Field(ge=0, description="device-microseconds x thousandths of a device")
     device_seconds: float = Field(ge=0)
-    cost_micros: int = Field(ge=0, description="of the priced part")
+    cost_micros: int = Field(
+        description="of the priced part; below 0 when a correction gives back more than the rest costs"
+    )
     unpriced_milli_us: int = Field(default=0, ge=0, description="of milli_us, use of devices that have no price")
 
 
@@ -85,7 +87,7 @@ class BillReply(Fact):
     currency: str
     rows: tuple[BillRow, ...]
     total_milli_us: int = Field(ge=0)
-    total_cost_micros: int = Field(ge=0)
+    total_cost_micros: int
     unpriced_milli_us: int = Field(default=0, ge=0, description="of the total, use of devices that have no price")
     unpriced_models: tuple[str, ...] = Field(default=(), description="which models of the bill have no price")
     ledger_seq: int = Field(ge=0, description="the bill is exact up to this ledger sequence")

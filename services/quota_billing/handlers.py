@@ -18,7 +18,7 @@ def get_bill(meter: Meter, prices: Prices, query: BillQuery, team: str) -> BillR
     if query.from_day and query.to_day and query.from_day > query.to_day:
         raise _invalid("from_day", query.from_day, f"is after to_day ({query.to_day})", "swap them")
     usage = meter.usage(None if team == OPERATOR else team, open_until_us=query.open_until_us)
-    reply = bill(usage, prices, query, meter.seq)
+    reply = bill(usage, prices, query, meter.seq, meter.money.book.currency if meter.money.book is not None else "")
     if len(reply.rows) > MAX_ROWS:
         problem = f"the bill has {len(reply.rows)} rows, more than the {MAX_ROWS} of one answer"
         raise _invalid("group_by", query.group_by, problem, "narrow it with from_day and to_day, or group by day")

@@ -1,9 +1,10 @@
 """What Prometheus sees of usage, money and quotas, read from the meter at each scrape.
 
-`baton_cost` prices each team's sum as a whole; bills round each row, so the two differ by half a millionth of the
-currency unit per row at the most.
+`baton_cost` is what was posted. Without a price book in the ledger it prices each team's sum as a whole; bills round each
+row, so the two differ by half a millionth of the currency unit per row at the most.
 """
 
+import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,12 +38,19 @@ class BillingMetrics(Collector):
             labels=["team", "model"],
         )
         used, money, free = _sums(meter, self._prices)
+        currency = self._prices.currency
+        if meter.money.book is not None:  # what was posted
+            currency = meter.money.book.currency
+            money = {team: micros / _MICROS for team, micros in meter.money.totals.items()}
+            free = {
+                (team, kind): units / _MICROS_PER_DEVICE_SECOND for (team, kind), units in meter.money.unpriced.items()
+            }
         for (team, model), value in free.items():
             unpriced.add_metric([team, model], value)
         for (team, model), value in used.items():
             seconds.add_metric([team, model], value)
         for team, value in money.items():
-            cost.add_metric([team, self._prices.currency], value)
+            cost.add_metric([team, currency], value)
         limit = GaugeMetricFamily("baton_quota_limit_devices", "hard quota of teams that have one", labels=["team"])
         held = GaugeMetricFamily("baton_quota_used_devices", "accelerators held, by share and slice", labels=["team"])
         limit_by_type = GaugeMetricFamily(
@@ -63,7 +71,34 @@ class BillingMetrics(Collector):
             jobs.add_metric([team, "queued"], use.queued_jobs)
             jobs.add_metric([team, "running"], use.running_jobs)
         yield from (seconds, cost, unpriced, limit, held, limit_by_type, held_by_type, jobs)
+        yield from self._as_opencost(meter)
         yield GaugeMetricFamily("baton_billing_rows", "rows kept: attempt x day x model", value=meter.rows)
+
+    def _as_opencost(self, meter: Meter) -> Iterator[Metric]:
+        """Two series by the names that OpenCost gives them, for boards that are made for it."""
+        hourly = GaugeMetricFamily(
+            "node_gpu_hourly_cost", "list price of one device and hour, currency units", labels=["node", "gpu_type"]
+        )
+        now_us, book = time.time_ns() // 1000, meter.money.prices
+        for node, kinds in meter.nodes.items():
+            for kind in kinds:
+                if book is None:
+                    micros = self._prices.of(kind)
+                else:
+                    quote = book.at("", kind, "*", now_us)
+                    micros = None if quote is None else quote.list_micros
+                if micros is not None:
+                    hourly.add_metric([node, kind], micros / _MICROS)
+        held: dict[tuple[str, str, str, str], int] = {}
+        for one in meter.segments():
+            key = (one.team, one.job_id, one.node, one.model)
+            held[key] = held.get(key, 0) + one.milli
+        allocated = GaugeMetricFamily(
+            "container_gpu_allocation", "devices that a job holds", labels=["namespace", "pod", "node", "gpu_type"]
+        )
+        for key, milli in held.items():
+            allocated.add_metric(list(key), milli / 1000)
+        yield from (hourly, allocated)
 
 
 _ByModel = dict[tuple[str, str], float]

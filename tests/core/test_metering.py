@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from libs.core.billing.metering import DAY_US, Meter, TeamUse, Unbillable, UsageRow, billed_model, split_days
-from libs.core.billing.pricing import Prices, bill, round_half_even
+from libs.core.billing.pricing import Prices, bill
+from libs.core.billing.rounding import round_half_even
 from libs.core.state.limits import Limits
 from schemas import ledger as led
 from schemas.billing import BillQuery, Price, PriceBook

@@ -136,8 +136,9 @@ def charges(
         if upto_seq is not None and seq > upto_seq:
             return
         until = max((period.to_us for period in closed if period.upto_seq < seq), default=0)
-        posted = max(record.wall_us if record.wall_us is not None else record.t_us, until)
-        for use in uses.apply(seq, record):
+        ended = uses.apply(seq, record)
+        posted = max(uses.calendar.wall(record.t_us), until)
+        for use in ended:
             for amount in _rated(rater, use):
                 hour_us = amount.hour * HOUR_US
                 late = hour_us < until

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from libs.core.accelerators.kinds import catalogued
 from libs.core.billing.charges import Charge
 from libs.core.billing.prices.rating import HOUR_UNITS
-from libs.core.billing.pricing import round_half_even
+from libs.core.billing.rounding import round_half_even
 from libs.core.billing.wall import HOUR_US, month_of, month_us, text_of
 from schemas.prices import Term
 

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from libs.core.accelerators.kinds import accelerators_milli, counted_milli
+from libs.core.billing.posted import AlikeUses, PostedMoney
 from libs.core.state import parts
 from libs.core.state.clock import Calendar
 from libs.core.state.limits import Limits
@@ -22,6 +23,9 @@ from schemas.billing import UsageSegment
 from schemas.resources import Device, kind_of
 
 DAY_US = 86_400_000_000
+
+
+_FREE = (0, 0, 0)
 
 
 class Unbillable(ValueError):
@@ -41,6 +45,8 @@ class UsageRow(NamedTuple):
     model: str
     priority_class: str
     milli_us: int
+    posted: tuple[int, int] | None = None
+    """What it cost when it was posted, millionths, and what of it has no price; None: no price book is in the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ class Meter:
     """Folds ledger records into usage. Each record once, in order: the ledger reader sees to that, and `apply` refuses
     to go back. Memory: one row (about 300 bytes) per attempt, day and model, plus what is held now."""
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
@@ -88,7 +94,7 @@ class Meter:
         "attempt.preempting",
         "attempt.stopping", "attempt.closed", "job.requeued", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
-        "team.suspended", "team.resumed", "queues.applied", "prices.applied", "period.closed",
+        "team.suspended", "team.resumed", "queues.applied", "period.closed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
         "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip
@@ -103,6 +109,9 @@ class Meter:
         self._rows: dict[str, dict[_Key, int]] = {}
         self._sums: dict[tuple[str, str, str], int] = {}
         self._calendar = Calendar()
+        self.money = PostedMoney()
+        self.nodes: dict[str, list[str]] = {}
+        """Node -> kinds of its devices, as it told them last."""
 
     def apply(self, record: led.LedgerRecord, seq: int) -> None:
         """Folds one valid record at ledger sequence `seq`; one that was applied before changes nothing.
@@ -129,12 +138,20 @@ class Meter:
 
     def usage(self, team: str | None = None, *, open_until_us: int | None = None) -> Iterator[UsageRow]:
         """The rows of `team`, or of all teams; with `open_until_us` claims that are still held count up to there."""
-        held = self._held_rows(open_until_us) if open_until_us is not None else {}
-        for name in sorted(self._rows.keys() | held.keys()) if team is None else [team]:
+        ahead = self.money.ahead()
+        held = self._held_rows(open_until_us, ahead) if open_until_us is not None else {}
+        posted, to_come = self.money.rows, ahead.rows
+        for name in sorted(self._rows.keys() | held.keys() | posted.keys()) if team is None else [team]:
             rows, more = self._rows.get(name, {}), held.get(name, {})
-            for key in chain(rows, more.keys() - rows.keys()):
+            costs, costs_more = posted.get(name, {}), to_come.get(name, {})
+            only = (more.keys() | costs.keys()) - rows.keys()
+            for key in chain(rows, only):
                 job, attempt, day, model, klass = key
-                yield UsageRow(name, job, attempt, day, model, klass, rows.get(key, 0) + more.get(key, 0))
+                paid: tuple[int, int] | None = None
+                if self.money.book is not None:
+                    some, open_ = costs.get(key, _FREE), costs_more.get(key, _FREE)
+                    paid = some[0] + open_[0], some[2] + open_[2]
+                yield UsageRow(name, job, attempt, day, model, klass, rows.get(key, 0) + more.get(key, 0), paid)
 
     def segments(self) -> list[UsageSegment]:
         """The claims that are held now."""
@@ -190,7 +207,9 @@ class Meter:
     # ----------------------------------------------------------------------------------------------------- the fold
 
     def _offered(self, event: led.NodeJoined | led.BoardCutDone, t_us: int) -> None:
-        self._models.update((d.id, billed_model(d)) for d in event.inventory.devices)
+        kinds = {d.id: billed_model(d) for d in event.inventory.devices}
+        self._models.update(kinds)
+        self.nodes[event.inventory.node] = sorted(set(kinds.values()))
 
     def _quota_set(self, event: led.QuotaSet, t_us: int) -> None:
         if (limits := Limits.of(event.limit_milli, event.by_type)) is None:
@@ -232,8 +251,20 @@ class Meter:
             if t_us > held.opened_us:
                 group = (team, model, klass)
                 self._sums[group] = self._sums.get(group, 0) + (t_us - held.opened_us) * milli
+        self._post(self.money, event.job_id, held, claims, t_us)
         if not held.by_node:
             del self._held[event.job_id]
+
+    def _post(
+        self, money: PostedMoney, job_id: str, held: _Held, claims: Iterable[tuple[str, str, int]], until_us: int
+    ) -> None:
+        team, klass = self._jobs[job_id]
+        straight = tuple(self._calendar.straight(held.opened_us, until_us))
+        for (model, milli), count in Counter((model, milli) for _, model, milli in claims).items():
+            money.post(AlikeUses(team, job_id, held.attempt, model, klass, milli, count, straight))
+
+    def _priced(self, event: led.PricesApplied, t_us: int) -> None:
+        self.money.apply(event.book, self._calendar.wall(t_us) // DAY_US)
 
     def _finish(self, event: led.JobFinished, t_us: int) -> None:
         job_id = event.job_id
@@ -242,11 +273,12 @@ class Meter:
         if self._jobs.pop(job_id, None) is None:
             raise Unbillable(f"{job_id} ends and was never queued, or ends twice")
 
-    def _held_rows(self, until_us: int) -> dict[str, dict[_Key, int]]:
+    def _held_rows(self, until_us: int, ahead: PostedMoney) -> dict[str, dict[_Key, int]]:
         out: dict[str, dict[_Key, int]] = {}
         for job, held in self._held.items():
             team, klass = self._jobs[job]
             rows = out.setdefault(team, {})
+            self._post(ahead, job, held, chain.from_iterable(held.by_node.values()), until_us)
             for model, milli in _by_model(list(chain.from_iterable(held.by_node.values()))):
                 for day, us in self._calendar.split(held.opened_us, until_us, DAY_US):
                     key = (job, held.attempt, day, model, klass)
@@ -258,8 +290,11 @@ class Meter:
     def dump(self) -> Iterator[bytes]:
         """Parts for a snapshot; meters that folded the same records give equal parts. The meter must not change before
         the last one is taken."""
+        book, money, uses = self.money.dump()
         return parts.write(
             {
+                "book": book,
+                "nodes": self.nodes,
                 "seq": self.seq,
                 "quotas": {team: limits.dump() for team, limits in self.quotas.items()},
                 "calendar": self._calendar.pieces,
@@ -269,6 +304,8 @@ class Meter:
                 "jobs": self._jobs.items(),
                 "held": ((job, h.attempt, h.opened_us, h.by_node) for job, h in self._held.items()),
                 "rows": ((team, *key, n) for team, rows in sorted(self._rows.items()) for key, n in rows.items()),
+                "money": money,
+                "uses": uses,
             },
         )
 
@@ -278,6 +315,7 @@ class Meter:
         meter = cls()
         about, tables = parts.read(dumped)
         meter.seq = about["seq"]
+        meter.nodes = about["nodes"]
         meter._calendar = Calendar(about["calendar"])
         meter.quotas = {team: Limits.load(limits) for team, limits in about["quotas"].items()}
         same: dict[str, str] = {}  # one object per name, not one per row
@@ -289,12 +327,17 @@ class Meter:
                     meter._jobs.update((job, (team, same.setdefault(klass, klass))) for job, (team, klass) in rows)
                 case "held":
                     meter._held.update(_held(row) for row in rows)
+                case "money":
+                    meter.money.load_rows(rows)
+                case "uses":
+                    meter.money.load_uses(rows)
                 case "rows":
                     for team, job, attempt, day, model, klass, units in rows:
                         model, klass = same.setdefault(model, model), same.setdefault(klass, klass)
                         meter._rows.setdefault(team, {})[job, attempt, day, model, klass] = units
                         group = (team, model, klass)
                         meter._sums[group] = meter._sums.get(group, 0) + units
+        meter.money.loaded(about["book"])
         return meter
 
 
@@ -302,6 +345,7 @@ _FOLD: dict[type, Callable[[Meter, Any, int], None]] = {
     led.NodeJoined: Meter._offered,
     led.BoardCutDone: Meter._offered,
     led.QuotaSet: Meter._quota_set,
+    led.PricesApplied: Meter._priced,
     led.JobQueued: Meter._queued,
     led.JobGranted: Meter._open,
     led.DevicesFreed: Meter._close,

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from libs.core.accelerators.kinds import catalogued
 from libs.core.billing.metering import UsageRow
+from libs.core.billing.rounding import round_half_even
 from schemas.billing import BillQuery, BillReply, BillRow, PriceBook
 from schemas.ids import attempt_id
 
@@ -48,8 +49,9 @@ class Prices:
         return None if price is None else round_half_even(row.milli_us * price, _HOUR_UNITS)
 
 
-def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq: int) -> BillReply:
-    """Prices rows and groups them as the query asks; one group never mixes teams. Use without a price is counted apart."""
+def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq: int, currency: str = "") -> BillReply:
+    """Prices rows and groups them as the query asks; one group never mixes teams. Use without a price is counted apart. What
+    was posted costs what it was posted at, in the `currency` of the ledger's book; `prices` are for a ledger without."""
     groups: dict[tuple[str, str], _Group] = {}
     unpriced: set[str] = set()
     key_of = _GROUP_KEYS[query.group_by]
@@ -62,7 +64,12 @@ def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq
         key = (key_of(row), row.team)
         group = groups.get(key) or groups.setdefault(key, _Group())
         group.milli_us += row.milli_us
-        if (cost := prices.cost_micros(row)) is None:
+        if row.posted is not None:
+            group.cost_micros += row.posted[0]
+            group.unpriced_milli_us += row.posted[1]
+            if row.posted[1]:
+                unpriced.add(row.model)
+        elif (cost := prices.cost_micros(row)) is None:
             group.unpriced_milli_us += row.milli_us
             unpriced.add(row.model)
         else:
@@ -83,7 +90,7 @@ def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq
         for (key, team), group in sorted(groups.items(), key=lambda item: item[0])
     )
     return BillReply(
-        currency=prices.currency,
+        currency=currency or prices.currency,
         rows=rows,
         total_milli_us=sum(r.milli_us for r in rows),
         total_cost_micros=sum(r.cost_micros for r in rows),
@@ -106,12 +113,6 @@ class _Group:
 def day_text(day: int) -> str:
     """`YYYY-MM-DD` of a day counted from 1970-01-01."""
     return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")
-
-
-def round_half_even(numerator: int, denominator: int) -> int:
-    """numerator / denominator (both not negative), to the nearest integer, ties to the even one."""
-    quotient, rest = divmod(numerator, denominator)
-    return quotient + (2 * rest > denominator or (2 * rest == denominator and quotient % 2 == 1))
 
 
 _GROUP_KEYS: dict[str, Callable[[UsageRow], str]] = {

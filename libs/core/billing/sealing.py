@@ -9,7 +9,7 @@ from hashlib import sha256
 
 from libs.core.billing.charges import Charge
 from libs.core.billing.prices.rating import HOUR_UNITS
-from libs.core.billing.pricing import round_half_even
+from libs.core.billing.rounding import round_half_even
 from schemas.prices import PeriodTotal
 
 

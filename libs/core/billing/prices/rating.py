@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from libs.core.billing.prices.lookup import PriceList, Quote
-from libs.core.billing.pricing import round_half_even
+from libs.core.billing.rounding import round_half_even
 from libs.core.billing.wall import HOUR_US, month_of
 
 HOUR_UNITS = 1000 * HOUR_US
@@ -46,6 +46,18 @@ class Rater:
         self.prices = prices
         self._used: dict[tuple[str, str, str, int, int], int] = {}
         self._months: dict[int, tuple[int, int]] = {}
+
+    def fork(self) -> "Rater":
+        """Another one that goes on from here, for what is only asked."""
+        other = Rater(self.prices)
+        other._used = dict(self._used)
+        return other
+
+    def flat(self, team: str, device: str, priority_class: str) -> bool:
+        """Whether no price has tiers: then equal uses come to the same, one after the other."""
+        if self.prices is None:
+            return True
+        return all(q is None or len(q.tiers) == 1 for q in self.prices.series(team, device, priority_class)[1])
 
     def rate(
         self, team: str, device: str, priority_class: str, milli: int, straight: Iterable[tuple[int, int, int]]

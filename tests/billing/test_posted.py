@@ -1,0 +1,102 @@
+"""Bills that the service answers are those of exports, to the millionth, whatever book comes later."""
+
+from collections import Counter
+
+from libs.core.billing.charges import charges
+from libs.core.billing.metering import Meter
+from libs.core.billing.pricing import Prices, bill
+from schemas.billing import BillQuery, Price, PriceBook
+from schemas.ledger import PricesApplied
+from services.quota_billing.metrics import BillingMetrics
+from tests.billing.ledgers import priced_world
+from tests.core.builders import World
+
+FILE = Prices(PriceBook(currency="EUR", prices=(Price(model="H100", micros_per_device_hour=77),)))
+
+
+def metered(world: World, upto: int | None = None) -> Meter:
+    meter = Meter()
+    for seq, record in enumerate(world.records[:upto], start=1):
+        meter.apply(record, seq)
+    return meter
+
+
+def test_a_bill_is_the_sum_of_an_exports_rows_by_team_day_job_and_device() -> None:
+    world, meter = priced_world(), metered(priced_world())
+    rows = list(charges(lambda: list(enumerate(world.records, start=1))))
+    for by, key in (
+        ("team", lambda c: c.use.team),
+        ("job", lambda c: c.use.job_id),
+        ("attempt", lambda c: f"{c.use.job_id}.{c.use.attempt}"),
+        ("model", lambda c: c.use.device_kind),
+        ("day", lambda c: ("2026-10-31", "2026-11-01")[c.billed_us // 86_400_000_000 - 20_757]),
+    ):
+        told = bill(meter.usage(), FILE, BillQuery(group_by=by), meter.seq, "USD")
+        money: Counter[str] = Counter()
+        for charge in rows:
+            money[key(charge)] += charge.amount.cost_micros
+        found: Counter[str] = Counter()
+        for row in told.rows:
+            found[row.key] += row.cost_micros
+        assert +found == +money, by
+        assert told.currency == "USD"
+        assert told.total_milli_us == sum(c.amount.units for c in rows)
+        assert told.unpriced_milli_us == sum(c.amount.units for c in rows if c.amount.quote is None) > 0
+
+
+def test_a_price_that_comes_later_rewrites_no_day_that_was_billed() -> None:
+    world = priced_world()
+    second = [n for n, r in enumerate(world.records) for e in r.events if isinstance(e, PricesApplied)][1]
+    before, after = metered(world, second), metered(world, second + 1)
+    october = {row: row.posted for row in before.usage() if row.day == 20_757}
+    assert october
+    assert {row: row.posted for row in after.usage() if row.day == 20_757} == october
+    costs = [sum(row.posted[0] for row in meter.usage("research") if row.posted) for meter in (before, after)]
+    assert costs[1] < costs[0], "the correction is there, on its own day"
+
+
+def test_a_meter_that_was_saved_goes_on_as_it_would_have() -> None:
+    world = priced_world()
+    for cut in range(0, len(world.records), 3):
+        loaded = Meter.load(list(metered(world, cut).dump()))
+        for seq, record in enumerate(world.records, start=1):
+            loaded.apply(record, seq)
+        assert list(loaded.dump()) == list(metered(world).dump()), cut
+
+
+def test_without_a_book_in_the_ledger_the_file_prices_as_before() -> None:
+    world = priced_world()
+    for record in world.records:
+        object.__setattr__(record, "events", tuple(e for e in record.events if not isinstance(e, PricesApplied)))
+    meter = metered(world)
+    told = bill(meter.usage(), FILE, BillQuery(), meter.seq)
+    assert (told.currency, told.total_cost_micros > 0) == ("EUR", True)
+
+
+def test_what_is_held_still_is_asked_for_and_never_posted() -> None:
+    world = priced_world()
+    number = next(n for n, r in enumerate(world.records) if any(e.kind == "devices.freed" for e in r.events))
+    meter = metered(world, number)
+    until = world.records[number].t_us
+    asked = bill(meter.usage(open_until_us=until), FILE, BillQuery(), meter.seq, "USD")
+    again = bill(meter.usage(), FILE, BillQuery(), meter.seq, "USD")
+    assert asked.total_cost_micros > again.total_cost_micros == 0
+
+
+def test_prometheus_sees_what_was_posted_and_the_series_of_opencost() -> None:
+    world = priced_world()
+    meter = metered(
+        world, next(n for n, r in enumerate(world.records) if any(e.kind == "devices.freed" for e in r.events))
+    )
+    seen = {family.name: family.samples for family in BillingMetrics(lambda: meter, FILE).collect()}
+    assert [(s.labels["node"], s.labels["gpu_type"], s.value) for s in seen["node_gpu_hourly_cost"]] == [
+        ("n0", "H100", 3.333333)
+    ]
+    held = {(s.labels["namespace"], s.labels["gpu_type"]): s.value for s in seen["container_gpu_allocation"]}
+    assert held == {("research", "H100"): 2.0, ("blue", "H100"): 0.333, ("research", "A100"): 1.0}
+    meter = metered(world)
+    seen = {family.name: family.samples for family in BillingMetrics(lambda: meter, FILE).collect()}
+    money = {s.labels["team"]: s.value for s in seen["baton_cost"] if s.name.endswith("_total")}
+    rows = list(charges(lambda: list(enumerate(world.records, start=1))))
+    assert money == {t: sum(c.amount.cost_micros for c in rows if c.use.team == t) / 1e6 for t in ("research", "blue")}
+    assert {s.labels["currency"] for s in seen["baton_cost"]} == {"USD"}
