@@ -26,7 +26,7 @@ from schemas.jobs import (
 )
 from schemas.prices import ClosedPeriod, RateBook
 from schemas.proofs import Hash, Sum
-from schemas.queues import QueueOrder, Queues, QueuesVersion
+from schemas.queues import HalfLife, QueueOrder, Queues, QueuesVersion
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
 
@@ -286,6 +286,7 @@ class ApplyQueues(Fact):
     version: QueuesVersion = Field(description="above that of the queues there are, unless they are the same")
     queues: Queues
     order: QueueOrder | None = Field(default=None, description="of queues that say none; null: fair-share")
+    half_life_s: HalfLife = None
     reason: str = Field(default="", max_length=1024)
     user: User = ""
 

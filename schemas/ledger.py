@@ -32,7 +32,7 @@ from schemas.jobs import (
 )
 from schemas.prices import ClosedPeriod, RateBook
 from schemas.proofs import Hash, Sum
-from schemas.queues import QueueOrder, Queues, QueuesVersion
+from schemas.queues import HalfLife, QueueOrder, Queues, QueuesVersion
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
 
 LEDGER_VERSION: Final = 1
@@ -78,6 +78,7 @@ class QueuesApplied(Fact):
     version: QueuesVersion
     queues: Queues
     order: QueueOrder | None = Field(default=None, description="of queues that say none; null: fair-share")
+    half_life_s: HalfLife = None
     reason: str = Field(default="", max_length=1024, description="in the operator's words")
     user: User = Field(default="", description="the operator who said it")
 

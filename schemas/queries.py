@@ -15,7 +15,7 @@ from pydantic import Field
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
 from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason, StartPromise, StepProgress
 from schemas.nodes import NodeWalls
-from schemas.queues import Queue, QueueOrder, QueuesVersion
+from schemas.queues import HalfLife, Queue, QueueOrder, QueuesVersion
 from schemas.resources import Span
 
 
@@ -301,6 +301,9 @@ class QueueShare(Fact):
         ge=0,
         description="its fair share now: guarantees first, the rest by weight; to a team: as if all others wanted all",
     )
+    recent_milli: int = Field(
+        default=0, ge=0, description="what it held in the mean of the last time, by the half-life; 0 without one"
+    )
     waiting_jobs: int = Field(default=0, ge=0)
     waiting_milli: int = Field(default=0, ge=0, description="accelerators that they ask for")
 
@@ -311,6 +314,7 @@ class QueuesReply(Fact):
 
     version: QueuesVersion = Field(default=0, description="of the queues that were applied last; 0: none were")
     order: QueueOrder | None = Field(default=None, description="of queues that say none; null: fair-share")
+    half_life_s: HalfLife = None
     shares: tuple[QueueShare, ...] = ()
     classes: tuple[str, ...] = Field(
         default=(), description="priority classes that a queue may name; told to operators"

@@ -17,6 +17,12 @@ QueueOrder = Literal["fifo", "fair-share", "least-attained", "shortest-remaining
 """Which jobs of one class and queue come first (docs/scheduling.md)."""
 
 
+HalfLife = Annotated[
+    int | None,
+    Field(ge=60, le=366 * 86_400, description="how long until what a queue held counts half, s; null: only now counts"),
+]
+
+
 class Queue(Fact):
     """One queue: an organisation, a team or a project. A queue that is called like a team takes that team's jobs."""
 

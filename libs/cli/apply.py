@@ -86,7 +86,9 @@ async def _compared(baton: Baton, text: str, name: str) -> tuple[QueueTree, Queu
 
 def _tree(told: QueuesReply) -> QueueTree:
     """Without teams that only stand where they are because nobody has given them a queue."""
-    return QueueTree.of([share.queue for share in told.shares if share.applied], told.version, told.order)
+    return QueueTree.of(
+        [share.queue for share in told.shares if share.applied], told.version, told.order, told.half_life_s
+    )
 
 
 async def _apply(baton: Baton, before: QueueTree, then: QueueTree, reason: str) -> None:
@@ -102,6 +104,13 @@ async def _apply(baton: Baton, before: QueueTree, then: QueueTree, reason: str) 
         told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
         return told.version == then.version and _tree(told) == then
 
-    said = ApplyQueues(version=then.version, queues=tuple(then), order=then.order, reason=reason, user=who)
+    said = ApplyQueues(
+        version=then.version,
+        queues=tuple(then),
+        order=then.order,
+        half_life_s=then.half_life_s,
+        reason=reason,
+        user=who,
+    )
     subject = subjects.apply_queues(baton.place.pool, who)
     await say_to_pool(baton, baton.place.pool, said, subject, f"queues:{then.version}", done=applied)

@@ -156,6 +156,7 @@ _QUEUES = [
     Column("USED", lambda s: units.devices(s.held_milli), right=True),
     Column("BORROWED", lambda s: units.devices(s.borrowed_milli), right=True),
     Column("SHARE", lambda s: units.devices(s.share_milli), right=True),
+    Column("LATELY", lambda s: units.devices(s.recent_milli), right=True, wide=True),
     Column("LIMIT", lambda s: units.devices(s.queue.limit.get(ANY_ACCELERATOR)), right=True),
     Column("WEIGHT", lambda s: f"{s.queue.weight_milli / WHOLE_MILLI:g}", right=True),
     Column("ORDER", lambda s: s.queue.order or "", wide=True),

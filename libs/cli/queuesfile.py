@@ -1,6 +1,7 @@
 """A queue file: the queues of a pool, with every problem found at once and located.
 
 version: 3                      # raise it with every change
+half_life: 7d                   # of what queues held before; without it only what they hold now counts
 queues:
   - name: research
     guaranteed: 64              # short for {"*": 64}; also {H100: 32, "H100:1g.10gb": 14}
@@ -18,11 +19,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from libs.bus.reasons import reasons_of
+from libs.cli.grammar import parse_duration
 from libs.cli.yamlfile import Broken, Document, YamlProblem, read
 from libs.core.scheduling.queues import problems
 from libs.core.state.queue_tree import QueueTree
 from schemas.base import Name, Strict
-from schemas.queues import AmountKey, Queue, QueueOrder, Queues, QueuesVersion
+from schemas.queues import AmountKey, HalfLife, Queue, QueueOrder, Queues, QueuesVersion
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
 
 
@@ -38,6 +40,13 @@ def _short(amounts: Any) -> Any:
 
 _Amount = Annotated[float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
 _Amounts = Annotated[dict[AmountKey, _Amount], Field(max_length=16), BeforeValidator(_short)]
+
+
+def _seconds(said: Any) -> Any:
+    return round(parse_duration(said)) if isinstance(said, str) else said
+
+
+_HalfLife = Annotated[HalfLife, BeforeValidator(_seconds)]
 
 
 class QueueItem(Strict):
@@ -69,6 +78,7 @@ class QueueFile(Strict):
 
     version: Annotated[int, Field(ge=1, le=2**53)]
     order: QueueOrder | None = None
+    half_life: _HalfLife = None
     queues: Annotated[tuple[QueueItem, ...], Field(max_length=1000)]
 
 
@@ -98,7 +108,7 @@ def read_tree(
         offered: kinds of device that the pool has, besides those of the catalogue.
     """
     file, queues = _read(text, name, classes, offered)
-    return QueueTree.of(queues, file.version, file.order)
+    return QueueTree.of(queues, file.version, file.order, file.half_life)
 
 
 def _read(

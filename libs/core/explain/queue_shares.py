@@ -37,6 +37,10 @@ def queue_shares(state: State, seen_by: str, classes: Collection[str] = ()) -> Q
         for name in _in_order(state, {*teams} if operator else {seen_by})
         if operator or name in tree.below(seen_by)
     ]
+    lately = {
+        team: grains(ANY_ACCELERATOR, kinds) for team, kinds in state.past_use.average(state.used, state.t_us).items()
+    }
+    recent = tree.sums(lately)
     shares = []
     for name in shown:
         guaranteed = tree[name].guaranteed.get(ANY_ACCELERATOR, 0)
@@ -52,6 +56,7 @@ def queue_shares(state: State, seen_by: str, classes: Collection[str] = ()) -> Q
                 held_milli=holds_milli,
                 borrowed_milli=max(0, holds_milli - guaranteed),
                 share_milli=fair.get(name, 0) // GRAINS if operator or name in tree else 0,
+                recent_milli=recent.get(name, 0) // GRAINS,
                 waiting_jobs=asks.get(name, 0),
                 waiting_milli=-(-waits.get(name, 0) // GRAINS),
             )
@@ -59,6 +64,7 @@ def queue_shares(state: State, seen_by: str, classes: Collection[str] = ()) -> Q
     return QueuesReply(
         version=tree.version,
         order=tree.order if operator else None,
+        half_life_s=tree.half_life_s if operator else None,
         shares=tuple(shares),
         classes=tuple(classes) if operator else (),
         kinds=tuple(sorted(state.fleet.capacity())) if operator else (),

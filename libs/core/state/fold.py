@@ -144,7 +144,8 @@ def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
 
 
 def _queues_applied(state: State, e: led.QueuesApplied, t_us: int) -> None:
-    state.tree = QueueTree.of(e.queues, e.version, e.order)
+    state.tree = QueueTree.of(e.queues, e.version, e.order, e.half_life_s)
+    state.past_use.begins((e.half_life_s or 0) * 1_000_000, state.used, t_us)
 
 
 def _prices_applied(state: State, e: led.PricesApplied, t_us: int) -> None:
@@ -196,7 +197,7 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
         count_parts(state, node)
     if job.shape.spread[0]:
         state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
-    _count_use(state, job.team, e.claims, 1)
+    _count_use(state, job.team, e.claims, 1, t_us)
     state.grants += 1
 
 
@@ -255,7 +256,7 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
     state.fleet.give_back(part.claims)
     state.on_node[e.node].pop(job.id, None)
     count_parts(state, e.node)
-    _count_use(state, job.team, part.claims, -1)
+    _count_use(state, job.team, part.claims, -1, t_us)
 
 
 def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
@@ -396,8 +397,9 @@ def _leave_spread_peers(state: State, job: Job) -> None:
         del state.spread_peers[key]
 
 
-def _count_use(state: State, team: str, claims: Iterable[Claim], sign: int) -> None:
+def _count_use(state: State, team: str, claims: Iterable[Claim], sign: int, t_us: int) -> None:
     used = state.used.setdefault(team, {})
+    state.past_use.changes(team, used, state.used, t_us)
     for claim in claims:
         kind = state.fleet.kind(state.fleet.row(claim.device))
         used[kind] = used.get(kind, 0) + sign * claim.milli

@@ -13,6 +13,7 @@ from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Cap, Limits, Suspension
 from libs.core.state.line import Line
+from libs.core.state.past_use import PastUse
 from libs.core.state.queue_tree import QueueTree
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
@@ -342,6 +343,8 @@ class State:
     """Teams that an operator has paused."""
     parked: dict[QueueKey, Line] = field(default_factory=dict)
     """The queues of these teams: in no cycle, no plan of preemption and no repartition until the team is resumed."""
+    past_use: PastUse = field(default_factory=PastUse)
+    """What teams held lately, where the tree of queues has a half-life."""
     used: dict[str, dict[str, int]] = field(default_factory=dict)
     """Team -> kind of device -> thousandths of devices that its attempts hold. No entry is zero."""
     spread_peers: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)

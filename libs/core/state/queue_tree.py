@@ -26,16 +26,25 @@ class QueueTree:
     version: int = 0
     order: QueueOrder | None = None
     """Of queues that say none; None: fair-share."""
+    half_life_s: int | None = None
+    """Of what queues held before; None: only what they hold now counts."""
 
     @classmethod
-    def of(cls, queues: Collection[Queue], version: int = 0, order: QueueOrder | None = None) -> "QueueTree":
-        return cls({queue.name: queue for queue in sorted(queues, key=lambda q: q.name)}, version, order)
+    def of(
+        cls,
+        queues: Collection[Queue],
+        version: int = 0,
+        order: QueueOrder | None = None,
+        half_life_s: int | None = None,
+    ) -> "QueueTree":
+        return cls({queue.name: queue for queue in sorted(queues, key=lambda q: q.name)}, version, order, half_life_s)
 
     def dump(self) -> dict[str, Any]:
         """For a snapshot, as JSON takes it."""
         return {
             "version": self.version,
             "order": self.order,
+            "half_life_s": self.half_life_s,
             "queues": [queue.model_dump(mode="json") for queue in self],
         }
 
@@ -43,7 +52,7 @@ class QueueTree:
     def load(cls, dumped: Mapping[str, Any]) -> "QueueTree":
         """The inverse of `dump`; an empty tree of nothing."""
         queues = [Queue.model_validate(queue) for queue in dumped.get("queues", ())]
-        return cls.of(queues, dumped.get("version", 0), dumped.get("order"))
+        return cls.of(queues, dumped.get("version", 0), dumped.get("order"), dumped.get("half_life_s"))
 
     def __getitem__(self, name: str) -> Queue:
         """A queue that is not there has weight 1, and nothing is guaranteed to it or kept from it."""

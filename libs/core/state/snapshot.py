@@ -25,6 +25,7 @@ from libs.core.state.fold import mark_holds
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, grant_order, shape_of
+from libs.core.state.past_use import PastUse
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off, enqueue
@@ -69,6 +70,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "holds": [[beneficiary, list(devices)] for beneficiary, devices in state.holds.items()],
         "suspended": dict(sorted(state.suspended.items())),
         "tree": state.tree.dump(),
+        "past_use": state.past_use.dump(),
         "book": None if state.book is None else state.book.model_dump(mode="json"),
         "closed_us": state.closed_us,
         "quotas": {team: limits.dump() for team, limits in state.quotas.items()},
@@ -147,6 +149,7 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
     state.early_cancels = EarlyCancels.of_rows(body.get("early_cancels", ()))
     state.repartition_number, state.repartition_us = body["repartition_number"], body["repartition_us"]
     mark_repartitions(state)
+    state.past_use = PastUse.load(body.get("past_use", {}))
     state.silent = {node: Silence(*how) for node, how in body["silent"].items()}
     mark_silent(state)
     state.quarantined = {device: Quarantine(*how) for device, how in body["quarantined"].items()}

@@ -55,7 +55,8 @@ class Shares:
         self._share: dict[str, Share] = {}
         self._standings = None
         if len(state.tree):
-            self._standings = Standings(state.tree, state.all_committed(), state.fleet.capacity())
+            lately = state.past_use.average(state.used, state.t_us)
+            self._standings = Standings(state.tree, state.all_committed(), state.fleet.capacity(), lately)
             self._standing: dict[QueueKey, Standing] = {}
 
     def of(self, key: QueueKey) -> HowServed:

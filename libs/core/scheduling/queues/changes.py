@@ -27,6 +27,8 @@ def changes(before: QueueTree, after: QueueTree) -> list[Change]:
     found: list[Change] = []
     if before.order != after.order:
         found.append(Change("(the pool)", "order", before.order or "", after.order or ""))
+    if before.half_life_s != after.half_life_s:
+        found.append(Change("(the pool)", "half_life", _seconds(before.half_life_s), _seconds(after.half_life_s)))
     for name in sorted({*before.queues, *after.queues}):
         old, new = before.queues.get(name), after.queues.get(name)
         if old is None and new is not None:
@@ -60,3 +62,7 @@ def _summary(queue: Queue) -> str:
 
 def _shown(milli: int) -> str:
     return f"{milli / WHOLE_MILLI:g}"
+
+
+def _seconds(half_life_s: int | None) -> str:
+    return "" if half_life_s is None else f"{half_life_s}s"

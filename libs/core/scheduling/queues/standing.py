@@ -9,6 +9,7 @@ counts (Dominant Resource Fairness, Ghodsi et al., NSDI 2011).
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from types import MappingProxyType
 from typing import NamedTuple
 
 from libs.core.accelerators.kinds import GRAINS, grains, weight
@@ -24,7 +25,8 @@ class QueueLevel(NamedTuple):
 
     tier: int
     amount: Fraction
-    """Within its guarantee: the part of it that is held. Beyond: the part of the pool held over it, for its weight."""
+    """Within its guarantee: the part of it that is held. Beyond: the part of the pool held over it, for its weight; where the
+    tree has a half-life, with that held over it in the mean of the last time."""
     name: str
 
 
@@ -35,20 +37,31 @@ Standing = tuple[QueueLevel, ...]
 class Standings:
     """The standing of every queue while a plan is made. Reads the tree; changes only itself."""
 
-    def __init__(self, tree: QueueTree, held: Mapping[str, Mapping[str, int]], capacity: Mapping[str, int]) -> None:
-        """`held`: team -> kind of device -> thousandths held; `capacity`: kind -> thousandths in the pool."""
+    def __init__(
+        self,
+        tree: QueueTree,
+        held: Mapping[str, Mapping[str, int]],
+        capacity: Mapping[str, int],
+        lately: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+    ) -> None:
+        """`held`: team -> kind of device -> thousandths held; `capacity`: kind -> thousandths in the pool; `lately`: what teams
+        held in the mean of the last time (`libs.core.state.past_use`)."""
         self._tree = tree
         self._capacity = dict(capacity)
         self._held: dict[str, dict[str, int]] = {}
         for team, kinds in held.items():
             self.took(team, kinds)
+        self._lately: dict[str, dict[str, int]] = {}
+        for team, kinds in lately.items():
+            for name in tree.line(team):
+                _add(self._lately.setdefault(name, {}), kinds)
+        self._owed: dict[str, Fraction] = {}
+        """Queue -> what it held lately over its guarantee: that does not change while a plan is made."""
 
     def took(self, team: str, kinds: Mapping[str, int]) -> None:
         """A job of `team` got these (kind -> thousandths; less than 0: gave back)."""
         for name in self._tree.line(team):
-            held = self._held.setdefault(name, {})
-            for kind, milli in kinds.items():
-                held[kind] = held.get(kind, 0) + milli
+            _add(self._held.setdefault(name, {}), kinds)
 
     def of(self, team: str, kinds: Iterable[str] = ()) -> Standing:
         """Of a job of `team` that may go to `kinds`; none named: to any accelerator."""
@@ -82,7 +95,7 @@ class Standings:
         keys = self._relevant(queue, tuple(asked))
         if keys or asked:
             return all(self._grains(name, key) > queue.guaranteed.get(key, 0) * GRAINS for key in keys)
-        return self._grains(name, ANY_ACCELERATOR) > self._covered(name, queue)
+        return self._grains(name, ANY_ACCELERATOR) > self._covered(queue, self._held.get(name, {}))
 
     def _level(self, name: str, asked: tuple[str, ...]) -> QueueLevel:
         queue = self._tree[name]
@@ -92,7 +105,13 @@ class Standings:
             return QueueLevel(WITHIN, part, name)
         if not queue.weight_milli:
             return QueueLevel(WITHOUT_WEIGHT, Fraction(0), name)
-        return QueueLevel(BEYOND, self._beyond(name, queue) / queue.weight_milli, name)
+        amount = self._beyond(queue, self._held.get(name, {})) + self._before(name, queue)
+        return QueueLevel(BEYOND, amount / queue.weight_milli, name)
+
+    def _before(self, name: str, queue: Queue) -> Fraction:
+        if name not in self._owed:
+            self._owed[name] = self._beyond(queue, self._lately.get(name, {}))
+        return self._owed[name]
 
     def _relevant(self, queue: Queue, asked: Sequence[str]) -> tuple[str, ...]:
         """The keys of its guarantee that count what is asked for."""
@@ -102,24 +121,30 @@ class Standings:
             if milli and (any(weight(key, kind) for kind in asked) if asked else key == ANY_ACCELERATOR)
         )
 
-    def _beyond(self, name: str, queue: Queue) -> Fraction:
-        """The part of the pool that it holds over its guarantee, of the type that it holds the largest part of. A guarantee of
-        any accelerators covers each type; one of types covers as much of all as it covers of them."""
+    def _beyond(self, queue: Queue, held: Mapping[str, int]) -> Fraction:
+        """The part of the pool that `held` is over the queue's guarantee, of the type of which it is the largest part. A
+        guarantee of any accelerators covers each type; one of types covers as much of all as it covers of them."""
         of_any = queue.guaranteed.get(ANY_ACCELERATOR)
         most = Fraction(0)
         for key in (ANY_ACCELERATOR, *self._capacity):
-            has, holds = grains(key, self._capacity), self._grains(name, key)
+            has, holds = grains(key, self._capacity), grains(key, held)
             if key == ANY_ACCELERATOR and of_any is None:
-                covered = self._covered(name, queue)
+                covered = self._covered(queue, held)
             else:
                 covered = max(queue.guaranteed.get(key, 0), of_any or 0) * GRAINS
             if has and holds > covered:
                 most = max(most, Fraction(holds - covered, has))
         return most
 
-    def _covered(self, name: str, queue: Queue) -> int:
-        """How much of all that it holds its guarantees of types cover, grains."""
-        return sum(min(self._grains(name, key), milli * GRAINS) for key, milli in queue.guaranteed.items())
+    @staticmethod
+    def _covered(queue: Queue, held: Mapping[str, int]) -> int:
+        """How much of all that is held its guarantees of types cover, grains."""
+        return sum(min(grains(key, held), milli * GRAINS) for key, milli in queue.guaranteed.items())
 
     def _grains(self, name: str, key: str) -> int:
         return grains(key, self._held.get(name, {}))
+
+
+def _add(total: dict[str, int], kinds: Mapping[str, int]) -> None:
+    for kind, milli in kinds.items():
+        total[kind] = total.get(kind, 0) + milli
