@@ -18,7 +18,7 @@ _FORGOTTEN = 40 * PERIODS
 _SPARE = 64
 """So many teams that hold nothing may be remembered before those are looked for of which nothing is left."""
 
-Kinds = Mapping[str, int]
+KindAmounts = Mapping[str, int]
 """Kind of device -> thousandths."""
 
 
@@ -35,7 +35,7 @@ class PastUse:
         self._period_us = half_life_us // PERIODS
         self._rows: dict[str, _Row] = {}
 
-    def changes(self, team: str, held: Kinds, others: Mapping[str, Kinds], t_us: int) -> None:
+    def changes(self, team: str, held: KindAmounts, others: Mapping[str, KindAmounts], t_us: int) -> None:
         """From `t_us` on the team holds something else than `held`. `others`: what all teams hold, for whom to remember."""
         if not self._period_us:
             return
@@ -43,7 +43,7 @@ class PastUse:
         if len(self._rows) > 2 * len(others) + _SPARE:
             self._forget(others, t_us)
 
-    def begins(self, half_life_us: int, held: Mapping[str, Kinds], t_us: int) -> None:
+    def begins(self, half_life_us: int, held: Mapping[str, KindAmounts], t_us: int) -> None:
         """From `t_us` on it is counted by this half-life. Averages of before stay what they were."""
         before, period_us = self._period_us, half_life_us // PERIODS
         if period_us == before:
@@ -60,7 +60,7 @@ class PastUse:
         """A count by periods of `before_us` as one by those of now: of the same average."""
         return total * _whole(self._period_us, t_us) // _whole(before_us, t_us) if before_us else 0
 
-    def average(self, held: Mapping[str, Kinds], t_us: int) -> dict[str, dict[str, int]]:
+    def average(self, held: Mapping[str, KindAmounts], t_us: int) -> dict[str, dict[str, int]]:
         """Team -> kind -> thousandths of devices that it held in the mean of the last time; teams that `held` now what they
         hold."""
         if not self._period_us:
@@ -84,7 +84,7 @@ class PastUse:
         past._rows = {team: _Row(at_us, dict(counted)) for team, (at_us, counted) in dumped.get("rows", {}).items()}
         return past
 
-    def _counted(self, team: str, held: Kinds, t_us: int) -> dict[str, int]:
+    def _counted(self, team: str, held: KindAmounts, t_us: int) -> dict[str, int]:
         """The team's count as of `t_us`, when it held this since its row."""
         row = self._rows.get(team)
         if row is None:
@@ -103,7 +103,7 @@ class PastUse:
             from_us = end_us
         return total + milli * max(0, to_us - from_us)
 
-    def _forget(self, others: Mapping[str, Kinds], t_us: int) -> None:
+    def _forget(self, others: Mapping[str, KindAmounts], t_us: int) -> None:
         for team in [team for team in self._rows if team not in others]:
             if not any(self._counted(team, {}, t_us).values()):
                 del self._rows[team]
