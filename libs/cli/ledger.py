@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from libs.cli import ledger_credits, ledger_segments
+from libs.cli import ledger_credits, ledger_segments, ledger_used
 from libs.cli.acting import MayReason, acting
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.options import Output, Url
@@ -23,6 +23,7 @@ from schemas.subjects import OPERATOR
 
 app = typer.Typer(help="Audit and keep the ledger (operators).", no_args_is_help=True, rich_markup_mode=None)
 app.command("credits")(ledger_credits.credits_of)
+app.command("used")(ledger_used.used_by)
 app.command("segments")(ledger_segments.list_segments)
 app.command("roll")(ledger_segments.roll)
 app.command("archive")(ledger_segments.archive)

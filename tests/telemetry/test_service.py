@@ -14,9 +14,10 @@ from libs.bus.queries import QueryError, ask
 from libs.core.projections.hot_state import HotState
 from libs.ledger.chain import GENESIS
 from libs.ledger.snapshots import SnapshotStore
+from libs.ledger.used import used_lately
 from schemas import subjects
 from schemas.catalog import BY_TYPE, Message
-from schemas.inbox import QuotaChanged
+from schemas.inbox import NodeRegistered, QuotaChanged
 from schemas.nodes import DeviceSample, Heartbeat, NodeSampled
 from schemas.queries import DeviceListQuery, NodeListQuery
 from services.telemetry.app import FOLLOWER, make_app
@@ -163,3 +164,38 @@ async def test_while_redis_is_away_or_empty_the_answer_is_the_same(bench: Bench)
         await until(lambda: _shows(app, "nodes_up 2.0"))
         away = (await bench.ask(NODES, "red", NodeListQuery())).nodes
     assert [(n.node, n.milli_used) for n in empty] == [(n.node, n.milli_used) for n in away] == [("a", 2000), ("b", 0)]
+
+
+async def test_what_was_used_of_what_was_allocated_is_told_from_the_samples_that_are_kept(
+    nats: Client, pool: str
+) -> None:
+    js, world = nats.jetstream(), World()
+    body = NodeSampled(
+        node="a", incarnation=1, at_us=1,
+        devices=(DeviceSample(device="a-gpu0", utilization_pct=25, memory_used_mib=1, power_w=100),),
+    )  # fmt: skip
+    await js.publish(subjects.sample(pool, "a"), body.model_dump_json().encode())
+    first = await js.get_last_msg(subjects.TELEMETRY, subjects.sample(pool, "a"))
+    assert first.time is not None
+    world.now_us = int(first.time.timestamp() * 1_000_000) - 8_000_000
+    world.send(NodeRegistered(incarnation=1, inventory=node("a", 2), lease_s=10))
+    world.submit(job("one", 2, team="red", submitted_us=world.now_us))
+    world.send(after_us=3_600_000_000)  # the ledger is ahead: what comes is within its last hour
+    await store(js, pool, chain(pool, world.records))
+    await nats.publish(subjects.sample(pool, "b"), body.model_dump_json().encode())  # another node speaks for it
+    await nats.publish(subjects.sample(pool, "a"), b"{")
+    await asyncio.sleep(0.05)
+    body = body.model_copy(update={"at_us": 2})
+    await js.publish(subjects.sample(pool, "a"), body.model_dump_json().encode())
+    last = await js.get_last_msg(subjects.TELEMETRY, subjects.sample(pool, "a"))
+    assert last.time is not None
+    story = await used_lately(js, pool)
+    assert story.report.ok
+    ((whose, sums),) = story.jobs.items()
+    span_us = round((last.time - first.time).total_seconds() * 1_000_000)
+    assert whose.team == "red"
+    assert sums.allocated_unit_us == 2 * 7000 * (story.to_us - story.from_us)
+    assert abs(sums.known_unit_us - 7000 * span_us) <= 7000 * 2, "one of two devices is sampled; a timestamp is cut"
+    assert sums.used_unit_us == sums.known_unit_us // 4
+    assert sums.unknown_unit_us > sums.known_unit_us > 0
+    assert sums.energy_nj > 0

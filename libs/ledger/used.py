@@ -1,0 +1,78 @@
+"""Reads what `libs.core.billing.used` compares: the ledger's postings, and the samples that the broker keeps."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from nats.js import JetStreamContext
+
+from libs.bus.messages import Malformed, decode_bare
+from libs.core.billing.accounts import Posting
+from libs.core.billing.used import DeviceUseSums, Reading, UsedBy, used
+from libs.core.projections.verify import Verification
+from libs.ledger.audited import AuditedLedger
+from libs.ledger.tail import Stored, Tail
+from libs.ledger.verify import verify
+from schemas.nodes import NodeSampled
+from schemas.subjects import TELEMETRY, node_of, sample
+
+
+class UsedStory(NamedTuple):
+    """`jobs` of the time from the first sample that is kept to the last record or sample, by the broker's clock."""
+
+    from_us: int
+    to_us: int
+    jobs: dict[UsedBy, DeviceUseSums]
+    report: Verification
+
+
+async def used_lately(js: JetStreamContext, pool: str, archive: Path | None = None) -> UsedStory:
+    """What was allocated and used since the first sample that the broker keeps. Samples of a node that another one sent, or
+    that cannot be read, count for nothing. Raises what `verify` raises."""
+    readings, first_us, last_us = await _readings(js, pool)
+    postings: list[Posting] = []
+
+    def keep(posting: Posting) -> None:
+        if posting.attempt and posting.wall_end_us > first_us:
+            postings.append(posting)
+
+    audited = AuditedLedger(keep)
+    report = await verify(js, pool, archive, audited=audited)
+    for posting in audited.accounts.open(audited.accounts.t_us):
+        keep(posting)
+    to_us = max([last_us, *(p.wall_end_us for p in postings)]) if first_us else 0
+    return UsedStory(first_us, to_us, used(postings, readings, first_us, to_us), report)
+
+
+async def _readings(js: JetStreamContext, pool: str) -> tuple[dict[str, list[Reading]], int, int]:
+    """Readings by device, and the broker's times of the first and the last sample; 0 without any."""
+    readings: defaultdict[str, list[Reading]] = defaultdict(list)
+    state = (await js.stream_info(TELEMETRY)).state
+    first_us = last_us = 0
+    own = sample(pool).rpartition(".")[0] + "."
+    tail = Tail(js, TELEMETRY, state.first_seq - 1)
+    try:
+        position = state.first_seq - 1
+        while position < state.last_seq:
+            found = await tail.messages(min(256, state.last_seq - position), 1.0)
+            if not found:
+                break  # what was there has been dropped meanwhile
+            position = found[-1].seq
+            for stored in found:
+                told = _told(stored) if stored.subject.startswith(own) else None
+                if told is None:
+                    continue
+                first_us, last_us = first_us or stored.time_us, stored.time_us
+                for one in told.devices:
+                    readings[one.device].append(Reading(stored.time_us, one.utilization_pct, round(one.power_w * 1000)))
+    finally:
+        await tail.close()
+    return dict(readings), first_us, last_us
+
+
+def _told(stored: Stored) -> NodeSampled | None:
+    try:
+        _, told = decode_bare(NodeSampled, stored.subject, stored.headers, stored.payload)
+    except Malformed:
+        return None
+    return told if told.node == node_of(stored.subject) else None
