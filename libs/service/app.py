@@ -30,6 +30,7 @@ from libs.ports.host import present_host
 from libs.service.guard import guarded
 from libs.service.logs import log_json
 from libs.service.settings import ServiceSettings
+from libs.service.strangers import Impatient
 from libs.service.tasks import FAILED_EXIT_CODE, Tasks, end_process
 
 __all__ = ["FAILED_EXIT_CODE", "Ready", "Tasks", "make_asgi", "run"]
@@ -127,6 +128,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str) -> None:
         access_log=False,
         lifespan="on",
         loop="uvloop",
+        http=Impatient,
         timeout_graceful_shutdown=_STOP_S,
     )
     port_file = settings.state_dir / f"{name}.http" if settings.state_dir else None

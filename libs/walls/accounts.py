@@ -37,10 +37,13 @@ RESERVED = (OPERATOR, SERVICES)
 NAME = "{{name()}}"
 
 TEAM_CONNECTIONS = 512
-TEAM_SUBSCRIPTIONS = 20_000
-"""Of all connections of a team together."""
+TEAM_SUBSCRIPTIONS = 256
+"""Of each connection (the broker cuts off one that makes more): it copies an answer for each that hears it. A wait for a job
+takes one to three."""
 NODE_CONNECTIONS = 64
 """An agent has one; a new one may come before the broker has noticed that the old one is gone."""
+NODE_SUBSCRIPTIONS, POOL_SUBSCRIPTIONS = 256, 20_000
+"""An agent has two for each of its nodes, and a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +147,8 @@ def node_account(
     pool: str, node: str, keys: Mapping[str, str], core: str, revoked: Mapping[str, int]
 ) -> dict[str, Any]:
     """The same for a node, or with the node `*` for all nodes of a pool."""
-    limits = _limits(connections=NODE_CONNECTIONS, subscriptions=TEAM_SUBSCRIPTIONS, payload=NO_LIMIT)
+    most = POOL_SUBSCRIPTIONS if node == "*" else NODE_SUBSCRIPTIONS
+    limits = _limits(connections=NODE_CONNECTIONS, subscriptions=most, payload=NO_LIMIT)
     return _guest(node_roles(pool, node), keys, shared(subjects.node_may(pool, node)), core, revoked, limits)
 
 

@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from libs.bus.connect import BusConnection, close, connect
 from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.embedded.servers import NATS
+from libs.service.strangers import MOST
 from libs.service.tasks import FAILED_EXIT_CODE
 from schemas.jobs import CancelJob
 from schemas.subjects import REQUESTS, cancel, inbox
@@ -142,6 +144,28 @@ async def test_probes_and_metrics_tell_what_the_service_does(own_nats: BusConnec
     ):
         assert name in metrics
     assert (await process.get("/nothing"))[0] == 404
+
+
+async def test_who_connects_and_asks_nothing_takes_no_place_of_who_asks(own_nats: BusConnection, start) -> None:
+    """Every job of a node reaches the port. A third of them ask once, and then begin a request that they do not end."""
+    process = await start().up()
+    port = int(process.port_file.read_text())
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * MOST)]
+    for _, writer in silent[::3]:
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\n")
+    assert (await process.get("/livez"))[0] == 200
+    assert process.popen.poll() is None
+
+    def open_still() -> int:
+        folder = Path(f"/proc/{process.popen.pid}/fd")
+        return sum(os.readlink(one).startswith("socket:") for one in folder.iterdir())
+
+    await until(lambda: open_still() <= MOST + 16)
+    for reader, _ in silent[: MOST // 2]:
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 30) == b"", "the oldest gave way"
+    for _, writer in silent:
+        writer.close()
 
 
 async def test_a_service_with_a_problem_is_not_ready_but_alive(own_nats: BusConnection, start) -> None:

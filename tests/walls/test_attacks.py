@@ -278,6 +278,37 @@ async def test_a_team_has_so_many_connections_and_no_more(bus: tuple[str, Keyrin
         await connection.close()
 
 
+async def test_a_connection_has_so_many_subscriptions_and_no_more(bus: tuple[str, Keyring], monkeypatch) -> None:
+    """The broker copies an answer for each: with 18,000 to its own replies one question of a team cost the broker 1 GiB of
+    memory, and another team 7 s."""
+    from libs.walls import accounts
+    from libs.walls.resolver import tell
+
+    assert accounts.TEAM_SUBSCRIPTIONS <= 256
+    url, ring = bus
+    monkeypatch.setattr(accounts, "TEAM_SUBSCRIPTIONS", 20)
+    creds = ring.team("copies")
+    await tell(url, ring, ["copies"])
+    cut = asyncio.Event()
+
+    async def closed() -> None:
+        cut.set()
+
+    async def note(error: Exception) -> None: ...
+
+    team = await nats.connect(
+        url, error_cb=note, closed_cb=closed, allow_reconnect=False, inbox_prefix="_INBOX_copies.mallory",
+        **Address("", creds).options(),
+    )  # fmt: skip
+    for _ in range(20):
+        await team.subscribe("_INBOX_copies.mallory.>", cb=note)
+    await team.flush()
+    with suppress(nats.errors.Error):
+        for _ in range(20):
+            await team.subscribe("_INBOX_copies.mallory.>", cb=note)
+    await asyncio.wait_for(cut.wait(), 30)
+
+
 async def test_without_accounts_an_answer_went_into_the_ledger(tmp_path: Path) -> None:
     """The same permissions as passwords had them: why there are accounts, and that the attack is one."""
     publish, subscribe = subjects.user_may("blue")

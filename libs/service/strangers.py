@@ -1,0 +1,42 @@
+"""The HTTP port of a service, for whom nobody knows: every job of a node reaches a port of loopback.
+
+A connection costs a descriptor before anything is said on it, and uvicorn lets it say nothing for ever. So each lives for a
+while only, and there are so many at once: the oldest that is not being answered gives way, so that who asks at once is always
+answered. Probes and scrapes take milliseconds, and connect anew.
+"""
+
+import asyncio
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+LONGEST_S = 30.0
+MOST = 64
+
+
+class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses the class when it is imported
+    """uvicorn's own protocol, with an end to each connection and a bound for all."""
+
+    _open: ClassVar[dict["Impatient", asyncio.TimerHandle]] = {}
+    """Of this process, the oldest first, and when each ends."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._open[self] = asyncio.get_running_loop().call_later(LONGEST_S, self._end)
+        if len(self._open) > MOST:
+            next((one for one in self._open if not one._answering()), next(iter(self._open)))._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        super().connection_lost(exc)
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _end(self) -> None:
+        self._leave()
+        self.transport.abort()
+
+    def _leave(self) -> None:
+        if (timer := self._open.pop(self, None)) is not None:
+            timer.cancel()
