@@ -151,6 +151,29 @@ class Removed(Fact):
     devices: int = Field(ge=0)
 
 
+class HeldBy(Fact):
+    """A running job that holds what another one waits for."""
+
+    job_id: JobId
+    team: Name
+    name: str
+    devices: int = Field(ge=0, description="that the waiting job could use, too")
+    since_us: Micros = Field(description="when it was granted them")
+    p50_us: Micros | None = Field(default=None, description="its end, as likely before as after; null: nobody knows")
+    p90_us: Micros | None = Field(default=None, description="its end in nine of ten cases")
+    basis: str = Field(
+        default="", description="stopping, timer, progress, history or limit: what the end is known from"
+    )
+
+
+class ExpectedStart(Fact):
+    """When a job that waits is expected to start."""
+
+    p50_us: Micros
+    p90_us: Micros | None = Field(default=None, description="in nine of ten cases before this; null: unknown even so")
+    basis: str = Field(description="in words: what has to happen first")
+
+
 class Explanation(Fact):
     """The dominant reason, what each constraint removes, and the smallest change that would let the job run."""
 
@@ -166,6 +189,22 @@ class Explanation(Fact):
     ahead: int = Field(
         default=0, ge=0, description="jobs of its own team that are considered before it; told to the operator: of all"
     )
+    position: int = Field(
+        default=0,
+        ge=0,
+        description="of a job that waits: its place among those of its team, or of all for the operator",
+    )
+    behind: tuple[HeldBy, ...] = Field(
+        default=(), description="who holds what it waits for, the first to end first; a team is told its own jobs"
+    )
+    behind_more: int = Field(
+        default=0, ge=0, description="further ones; of other teams they are not counted for a team"
+    )
+    behind_others_devices: int = Field(
+        default=0, ge=0, description="devices that it could use and that jobs of other teams hold; told to teams"
+    )
+    start: ExpectedStart | None = Field(default=None, description="when it is expected to start; null: unknown")
+    promise: StartPromise | None = Field(default=None, description="of a gang: what it was promised last")
     removed: tuple[Removed, ...] = ()
     suggestion: str = ""
     span: Span | None = Field(default=None, description="of a gang that runs: how close together it is")
@@ -274,6 +313,8 @@ class QueuedJob(Fact):
     devices: int
     waiting_since_us: Micros
     reason: str = ""
+    position: int = Field(default=0, ge=0, description="among those that the asker may see; 0: not told")
+    start: ExpectedStart | None = Field(default=None, description="of the first ones: when they are expected to start")
 
 
 class QueueList(Fact):
@@ -306,6 +347,10 @@ class QueueShare(Fact):
     )
     waiting_jobs: int = Field(default=0, ge=0)
     waiting_milli: int = Field(default=0, ge=0, description="accelerators that they ask for")
+    next_start: ExpectedStart | None = Field(
+        default=None,
+        description="of the first gang of it that was promised a start; null: none waits, or none was told yet",
+    )
 
 
 class QueuesReply(Fact):

@@ -12,8 +12,11 @@ from libs.cli.options import JobArgument, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
 from libs.cli.people import Names, names_of, shown
 from libs.cli.session import run, whole_id
+from libs.cli.why import BEHIND, why
 from libs.client import Baton, NotFound
-from schemas.queries import AttemptDocument, DeviceView, JobDocument, NodeView
+from libs.client.errors import ClientError
+from schemas.jobs import JobState
+from schemas.queries import AttemptDocument, DeviceView, Explanation, JobDocument, NodeView
 from schemas.resources import Resources
 
 app = typer.Typer(help="Everything about one job or node.", no_args_is_help=True, rich_markup_mode=None)
@@ -37,20 +40,35 @@ _ATTEMPTS = [
 def job(job: JobArgument, team: Team = None, url: Url = None, output: Output = Format.TABLE) -> None:
     """A job: what was asked for, where it stands, every attempt."""
 
-    async def ask(baton: Baton) -> tuple[JobDocument, Names]:
+    async def ask(baton: Baton) -> tuple[JobDocument, Names, Explanation | None]:
         found = await baton.get(await whole_id(baton, job))
-        return found, await names_of(baton, [(found.team, found.user)]) if output in (Format.TABLE, Format.WIDE) else {}
+        told = await _why(baton, found) if output in (Format.TABLE, Format.WIDE) else None
+        names = await names_of(baton, [(found.team, found.user)]) if output in (Format.TABLE, Format.WIDE) else {}
+        return found, names, told
 
-    found, names = run(ask, team, url)
+    found, names, told = run(ask, team, url)
     if output in (Format.JSON, Format.YAML):
         document(found, output)
     elif output is Format.NAME:
         say(found.job_id)
     else:
-        fields(_job_fields(found, shown(names, found.team, found.user)))
+        fields([*_job_fields(found, shown(names, found.team, found.user)), *(why(told) if told is not None else ())])
+        if told is not None and told.behind:
+            say("")
+            show(told.behind, BEHIND)
         if found.attempts:
             say("")
             show(found.attempts, _ATTEMPTS)
+
+
+async def _why(baton: Baton, job: JobDocument) -> Explanation | None:
+    """Of a job that waits; None when nobody can say now: the rest is told all the same."""
+    if job.state is not JobState.QUEUED:
+        return None
+    try:
+        return await baton.explain(job.job_id)
+    except ClientError:
+        return None
 
 
 def _job_fields(job: JobDocument, user: str) -> Iterable[tuple[str, object]]:
@@ -73,19 +91,10 @@ def _job_fields(job: JobDocument, user: str) -> Iterable[tuple[str, object]]:
     yield "submitted", units.moment(job.submitted_us)
     yield "waited", units.between(job.submitted_us, attempts[0].granted_us if attempts else job.finished_us)
     yield "finished", job.finished_us and units.moment(job.finished_us)
-    yield "promised", _promised(job)
+    yield "promised first", job.promised_us and units.moment(job.promised_us)
     yield "progress", progress_in_full(last) if last else ""
     yield "preempted", _preempted(job)
     yield "on", last.nodes if last and last.closed_us is None else ""
-
-
-def _promised(job: JobDocument) -> str:
-    told = job.promise
-    if told is None:
-        return ""
-    first = f", first by {units.moment(job.promised_us)}" if told.cause is not None else ""
-    why = f" (moved: {told.cause.value})" if told.cause is not None else ""
-    return f"to start by {units.moment(told.start_us)}{why}{first}; expected {units.moment(told.p50_us)}"
 
 
 def _preempted(job: JobDocument) -> str:

@@ -1,9 +1,9 @@
 """`baton explain JOB`: why it is where it is."""
 
-from libs.cli import units
 from libs.cli.options import JobArgument, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, document, fields, say, show
 from libs.cli.session import run, whole_id
+from libs.cli.why import BEHIND, why
 from libs.client import Baton
 from schemas.queries import Explanation
 
@@ -28,16 +28,10 @@ def command(
     if output is Format.NAME:
         say(found.reason)
         return
-    fields(
-        [
-            ("job", found.job_id),
-            ("state", found.state.value),
-            ("reason", found.reason),
-            ("because", found.text),
-            ("ahead of it", units.counted(found.ahead, "job") if found.ahead else ""),
-            ("would help", found.suggestion),
-        ]
-    )
+    fields([("job", found.job_id), ("state", found.state.value), *why(found)])
+    if found.behind:
+        say("")
+        show(found.behind, BEHIND)
     if found.removed:
         say("")
         show(found.removed, _REMOVED)

@@ -13,6 +13,7 @@ from libs.cli.options import Limit, NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
 from libs.cli.people import Names, names_of, shown
 from libs.cli.session import run, short, whole_id
+from libs.cli.why import start_in
 from libs.client import Baton
 from libs.client.asking import ask
 from schemas.billing import TeamUsage
@@ -146,6 +147,8 @@ _WAITING = [
     Column("PRIORITY", lambda j: j.priority, right=True, wide=True),
     Column("DEVICES", lambda j: j.devices, right=True),
     Column("WAITING", lambda j: units.age(j.waiting_since_us)),
+    Column("POSITION", lambda j: j.position or "", right=True),
+    Column("STARTS-IN", lambda j: start_in(j.start)),
     Column("REASON", lambda j: j.reason),
 ]
 
@@ -161,6 +164,7 @@ _QUEUES = [
     Column("WEIGHT", lambda s: f"{s.queue.weight_milli / WHOLE_MILLI:g}", right=True),
     Column("ORDER", lambda s: s.queue.order or "", wide=True),
     Column("WAITING", lambda s: s.waiting_jobs, right=True),
+    Column("NEXT-START", lambda s: start_in(s.next_start)),
     Column("ASKED", lambda s: units.devices(s.waiting_milli), right=True),
     Column("TYPES", lambda s: [f"{kind} {units.devices(milli)}" for kind, milli in s.holds.items()], wide=True),
     Column("CLASSES", lambda s: "all" if s.queue.classes is None else list(s.queue.classes), wide=True),

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from libs.core.state.ranges import in_ranges
+
 _KEPT = {"\n", "\t"}
 _WIDEST = 4000
 _LISTED = 3
@@ -128,7 +130,9 @@ def _cell(value: object) -> str:
 
 
 def _listed(parts: list[str]) -> str:
-    """All of them for programs; for people the first few and how many there are."""
+    """A long list in ranges (`gpu-[00-15]`); of what stays long people see the first few, and how many there are."""
+    if len(parts) > _LISTED:
+        parts = in_ranges(parts)
     if sys.stdout.isatty() and len(parts) > _LISTED + 1:
         return f"{','.join(parts[:_LISTED])} and {len(parts) - _LISTED} more"
     return ",".join(parts)

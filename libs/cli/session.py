@@ -1,4 +1,4 @@
-"""A command's connection, and how a short job id becomes a whole one."""
+"""A command's connection, and how a name or a short job id becomes a whole one."""
 
 import asyncio
 import re
@@ -41,23 +41,27 @@ def short(job_id: str) -> str:
 
 
 async def whole_id(baton: Baton, text: str) -> str:
-    """The id of the one job that begins with `text`; the newest 10,000 jobs are looked through.
+    """The id of the one job that `text` names: by its id, the beginning of it, or its name. Of several with one name it is the
+    one that has not ended, if that is one. The newest 10,000 jobs are looked through for a beginning.
 
     Raises:
-        NotFound: no job does.
-        Usage: several do, or it cannot be an id.
+        NotFound: no job is called so.
+        Usage: several are.
     """
     if _WHOLE.fullmatch(text):
         return text
     part = _PART.fullmatch(text.lower())
-    if part is None:
-        raise UsageFault(f"{text!r} is not a job id: ids look like job-3f2a9c1d...; `baton get jobs` lists them")
-    found = {job.job_id: job for job in await _newest(baton) if job.job_id.startswith(f"job-{part[1]}")}
+    named = [job for job in await baton.list(name=text, limit=_PAGE) if job.name == text]
+    open_ = [job for job in named if not job.state.terminal]
+    found = {job.job_id: job for job in (open_ if len(open_) == 1 else named)}
+    if part is not None:
+        found |= {job.job_id: job for job in await _newest(baton) if job.job_id.startswith(f"job-{part[1]}")}
     if not found:
-        raise NotFound(f"no job of {baton.team} begins with {text!r}", fix="see `baton get jobs`, or give the whole id")
+        what = f"no job of {baton.team} is called {text!r}" + (", and no id begins so" if part else "")
+        raise NotFound(what, fix="see `baton get jobs`; a job is named by its id, the beginning of it, or its name")
     if len(found) > 1:
-        some = ", ".join(f"{job.job_id[:20]} ({job.name})" for job in list(found.values())[:5])
-        raise UsageFault(f"{len(found)} jobs begin with {text!r}: {some}: give more characters")
+        some = ", ".join(f"{job.job_id[:20]} ({job.name}, {job.state.value})" for job in list(found.values())[:5])
+        raise UsageFault(f"{len(found)} jobs are called {text!r} or begin so: {some}: give more of the id")
     return next(iter(found))
 
 

@@ -13,6 +13,7 @@ from libs.cli.options import NoHeader, Output, Team, Url
 from libs.cli.output import Format, clean, hint, say
 from libs.cli.session import run, short, whole_id
 from libs.client import Baton
+from libs.core.state.ranges import in_ranges
 from schemas.jobs import JobEvent
 from schemas.queries import EventsLost
 
@@ -104,7 +105,7 @@ def detail(event: JobEvent) -> str:
     """What is worth saying beside the event's name."""
     parts = [event.reason]
     if event.what == "granted":
-        parts.append(f"{len(event.devices)} devices on {','.join(event.nodes)}")
+        parts.append(f"{len(event.devices)} devices on {','.join(in_ranges(event.nodes))}")
     if event.checkpoint is not None:
         parts.append(f"step {event.checkpoint.step}")
     if event.promise is not None:

@@ -119,7 +119,8 @@ class Answers:
 
     def queues(self, replica: Replica, query: QueuesQuery, asked: AskedBy) -> QueuesReply:
         """How the pool is shared. A team sees its own queue and those below it, the operator all."""
-        reply = queue_shares(replica.state, asked.team, self._inputs.classes)
+        promised = {job_id: one.last for job_id, one in replica.decider.turns.book.of.items()}
+        reply = queue_shares(replica.state, asked.team, self._inputs.classes, promised)
         return reply.model_copy(update={"ledger_seq": asked.seq})
 
     def plan(self, replica: Replica, query: PlanQuery, asked: AskedBy) -> PlanReply:

@@ -225,7 +225,13 @@ async def test_ids_may_be_short_when_they_are_unique(
     ((digit, _),) = firsts.most_common(1)  # of seventeen, two begin with the same of sixteen digits
     assert (await baton("get", "jobs", digit, url=urls["blue"])).code == 2
     assert (await baton("describe", "job", "f" * 32, url=urls["blue"])).code == 3
-    assert (await baton("describe", "job", "../etc", url=urls["blue"])).code == 2
+    assert (await baton("describe", "job", "../etc", url=urls["blue"])).code == 3, "no job is called so"
+    named = [(await blue.submit(JobSpec(command=("x",), name=f"n-{key}"), f"{key}-n{i}")).job_id for i in range(2)]
+    twice = await baton("get", "jobs", f"n-{key}", url=urls["blue"])
+    assert (twice.code, all(job[:20] in twice.err for job in named)) == (2, True), "two are called so"
+    await fakes.happens(named[0], "failed")
+    only = await baton("get", "jobs", f"n-{key}", "-o", "name", url=urls["blue"])
+    assert only.out.strip() == named[1], "one of them has not ended"
 
 
 async def test_tables_in_pipes_are_tab_separated(urls: dict[str, Address], fakes: Fakes, blue: Baton, key: str) -> None:

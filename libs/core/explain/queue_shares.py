@@ -1,21 +1,27 @@
 """How a pool is shared between its queues now, as people ask it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from libs.core.accelerators.kinds import GRAINS, grains
 from libs.core.scheduling.order import kinds_asked
 from libs.core.scheduling.queues import divide_tree
 from libs.core.state.model import State
 from libs.core.state.queue_tree import ROOT
-from schemas.queries import QueueShare, QueuesReply
+from schemas.jobs import StartPromise
+from schemas.queries import ExpectedStart, QueueShare, QueuesReply
 from schemas.queues import Queue
 from schemas.resources import ANY_ACCELERATOR
 from schemas.subjects import OPERATOR
 
+_NOBODY: Mapping[str, StartPromise] = MappingProxyType({})
 
-def queue_shares(state: State, seen_by: str, classes: Collection[str] = ()) -> QueuesReply:
+
+def queue_shares(
+    state: State, seen_by: str, classes: Collection[str] = (), promised: Mapping[str, StartPromise] = _NOBODY
+) -> QueuesReply:
     """Every queue that `seen_by` may see, and teams without one that hold or want something. Costs a look at each line of
-    waiting jobs."""
+    waiting jobs. `promised`: jobs that wait and were told when they start."""
     tree, held = state.tree, state.all_committed()
     jobs: dict[str, int] = {}
     waiting: dict[str, int] = {}
@@ -59,6 +65,7 @@ def queue_shares(state: State, seen_by: str, classes: Collection[str] = ()) -> Q
                 recent_milli=recent.get(name, 0) // GRAINS,
                 waiting_jobs=asks.get(name, 0),
                 waiting_milli=-(-waits.get(name, 0) // GRAINS),
+                next_start=_next_start(state, {name, *tree.below(name)}, promised),
             )
         )
     return QueuesReply(
@@ -68,6 +75,14 @@ def queue_shares(state: State, seen_by: str, classes: Collection[str] = ()) -> Q
         shares=tuple(shares),
         classes=tuple(classes) if operator else (),
         kinds=tuple(sorted(state.fleet.capacity())) if operator else (),
+    )
+
+
+def _next_start(state: State, teams: Collection[str], promised: Mapping[str, StartPromise]) -> ExpectedStart | None:
+    told = [one for job_id, one in promised.items() if job_id in state.jobs and state.jobs[job_id].team in teams]
+    first = min(told, key=lambda one: (one.p50_us, one.p90_us), default=None)
+    return (
+        None if first is None else ExpectedStart(p50_us=first.p50_us, p90_us=first.p90_us, basis="as it was promised")
     )
 
 

@@ -5,7 +5,8 @@ Running jobs are ended in order, and the jobs that wait ahead are placed before 
 - A job with a time limit is guessed to end when half of all jobs of its age would have. That is at the geometric mean of
   its age (at least `LEAST_AGE_S`) and its limit: the median of a run time that is spread evenly over its order of
   magnitude. Timers end when they say. `latest_s` takes each job to its limit.
-- A job without a limit never ends here. If only such a job could free the devices, the start is unknown.
+- A job that says how far it is ends as it says; one without a limit when jobs like it did, once a few have ended.
+- A job of which nothing is known never ends here. If only such a job could free the devices, the start is unknown.
 - Jobs ahead go first and strictly in order, so backfilling is not counted on. More than `AHEAD` of them are not followed,
   and the start is unknown as well.
 """
@@ -25,6 +26,8 @@ from libs.core.placement.view import Context, View
 from libs.core.scheduling import limits
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.precedence import Precedence
+from libs.core.scheduling.precedence.remaining import known_end, remaining
 from libs.core.state.model import Job, State, running
 from schemas.jobs import JobState
 from schemas.queries import PlanVerdict
@@ -71,7 +74,7 @@ def estimate_start(
     before = before or JobsAhead(state, t_us, policy)
     queues = before.by_queue(job)
     many = sum(queues.values()) - before.held(job)
-    ends = [end for j in held_by if (end := _end_of(j, t_us)) is not None]
+    ends = [end for j in held_by if (end := _end_of(j, t_us, policy.precedence)) is not None]
     endless = len(held_by) - len(ends)
     but = f"; {counted(endless, 'running job')} without a time limit not counted" if endless and told else ""
     if many > AHEAD:
@@ -134,8 +137,8 @@ def _fits_an_empty_pool(state: State, job: Job, policy: Policy) -> bool:
     return isinstance(find(view, job.shape), Placed)
 
 
-def _end_of(job: Job, t_us: int) -> _End | None:
-    """When a running job ends: at its limit, or (a guess) before; None when it never says."""
+def _end_of(job: Job, t_us: int, turns: Precedence | None) -> _End | None:
+    """When a running job ends: as it says, as it is learned, at its limit, or (a guess) before; None when nobody knows."""
     attempt, spec = job.current, job.spec
     assert attempt is not None
     if job.state in (JobState.STOPPING, JobState.PREEMPTING):
@@ -146,6 +149,8 @@ def _end_of(job: Job, t_us: int) -> _End | None:
         run_s = min(spec.simulation.duration_s, spec.time_limit_s or float("inf"))
         at_us = max(t_us, began_us + int(run_s * 1e6))
         return _End(job, at_us, at_us)
+    if turns is not None and known_end(left := remaining(turns, job, t_us), turns):
+        return _End(job, t_us + int(left.p50_s * 1e6), t_us + int(left.p90_s * 1e6))
     if not spec.time_limit_s:
         return None
     age_s = max((t_us - began_us) / 1e6, LEAST_AGE_S)

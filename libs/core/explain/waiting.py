@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from itertools import islice
 
 from libs.core.explain.diagnosis import diagnose
+from libs.core.explain.holders import Holders, holders, in_words
 from libs.core.explain.reasons import Reasons
-from libs.core.placement.answer import Blocked
+from libs.core.explain.start_estimate import estimate_start
+from libs.core.placement.answer import Blocked, BlockReason
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
 from libs.core.scheduling import retry
@@ -17,8 +19,9 @@ from libs.core.scheduling.limits import OVER_LIMIT
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State, running
-from schemas.jobs import JobState
-from schemas.queries import Explanation, QueuedJob
+from libs.core.state.ranges import in_ranges
+from schemas.jobs import JobState, StartPromise
+from schemas.queries import ExpectedStart, Explanation, QueuedJob
 from schemas.resources import Span
 from schemas.subjects import OPERATOR
 
@@ -26,6 +29,8 @@ BACKING_OFF = "backing-off"
 """The reason of a job that waits for a time, and for no device."""
 SUSPENDED = "suspended"
 """The reason of a job whose team an operator has paused: it keeps its age, and waits for no device."""
+ESTIMATED = 4
+"""Jobs of a list, the first ones, whose start is worked out: each costs some searches."""
 _LOSSES = tuple(category for category, rule in retry.POLICY.items() if rule.budget is retry.Budget.INFRASTRUCTURE)
 
 
@@ -47,20 +52,53 @@ def explain(state: State, job: Job, reasons: Reasons, *, seen_by: str = OPERATOR
     room = reasons.tally.room(job)
     found = OVER_LIMIT if room.request is None else find(view, room.request, context=context)
     outcome = found if isinstance(found, Blocked) else reasons.of(job.queue)
-    ahead = jobs_ahead(state, job, state.t_us, reasons.policy, seen_by=seen_by)
+    before = JobsAhead(state, state.t_us, reasons.policy)
+    ahead = before.count(job, "" if seen_by == OPERATOR else seen_by)
     if outcome is None:
         text = "it fits now and is granted with the next decision"
-        return Explanation(job_id=job.id, state=job.state, reason="next", text=text, ahead=ahead)
+        return Explanation(job_id=job.id, state=job.state, reason="next", text=text, ahead=ahead, position=ahead + 1)
     found_out = diagnose(state, job, outcome, view, context, most=1, seen_by=seen_by)
+    behind = holders(state, job, reasons.policy.precedence, seen_by=seen_by)
     return Explanation(
         job_id=job.id,
         state=job.state,
         reason=outcome.reason.value,
-        text=found_out.text,
+        text="; ".join(part for part in (found_out.text, _behind(outcome, behind, state.t_us)) if part),
         ahead=ahead,
+        position=ahead + 1,
+        behind=behind.shown,
+        behind_more=behind.more,
+        behind_others_devices=behind.others_devices,
+        start=expected_start(state, job, reasons.policy, before=before, seen_by=seen_by),
+        promise=_promised(job, reasons.policy),
         removed=found_out.removed,
         suggestion=found_out.suggestion,
     )
+
+
+_FOR_DEVICES = frozenset({BlockReason.BUSY, BlockReason.TOPOLOGY, BlockReason.RESERVED, BlockReason.HELD})
+
+
+def _behind(outcome: Blocked, found: Holders, t_us: int) -> str:
+    """Of a job that waits for devices that others hold."""
+    return in_words(found, t_us) if outcome.reason in _FOR_DEVICES else ""
+
+
+def expected_start(
+    state: State, job: Job, policy: Policy, *, before: JobsAhead | None = None, seen_by: str = OPERATOR
+) -> ExpectedStart | None:
+    """When a waiting job is expected to start; None: unknown."""
+    found = estimate_start(state, job, state.t_us, policy, before=before, seen_by=seen_by)
+    if found.start_s is not None:
+        latest_us = None if found.latest_s is None else state.t_us + int(max(found.latest_s, found.start_s) * 1e6)
+        return ExpectedStart(p50_us=state.t_us + int(found.start_s * 1e6), p90_us=latest_us, basis=found.basis)
+    told = _promised(job, policy)
+    return None if told is None else ExpectedStart(p50_us=told.p50_us, p90_us=told.p90_us, basis="as it was promised")
+
+
+def _promised(job: Job, policy: Policy) -> StartPromise | None:
+    known = policy.precedence.book.of.get(job.id) if policy.precedence is not None else None
+    return None if known is None else known.last
 
 
 def jobs_ahead(state: State, job: Job, t_us: int, policy: Policy, *, seen_by: str = OPERATOR) -> int:
@@ -74,7 +112,10 @@ def queue_view(state: State, reasons: Reasons, limit: int, *, seen_by: str = OPE
     its queue; then those that are not considered yet, because they were lost several times in a row, or their
     team is suspended. `reasons` are of this `state`."""
     shown = in_order(state, state.t_us, reasons.policy, _seen(state.queues, seen_by))
-    waiting = [_queued(job, _reason(reasons, job.queue)) for job in islice(shown, limit)]
+    waiting = []
+    for number, job in enumerate(islice(shown, limit)):
+        start = expected_start(state, job, reasons.policy, seen_by=seen_by) if number < ESTIMATED else None
+        waiting.append(_queued(job, _reason(reasons, job.queue), number + 1, start))
     later = [state.jobs[job] for job in state.backing_off if seen_by in (OPERATOR, state.jobs[job].team)]
     later.sort(key=lambda job: (state.backing_off[job.id], job.id))
     waiting += [_queued(job, BACKING_OFF) for job in later[: limit - len(waiting)]]
@@ -108,7 +149,7 @@ def _backs_off(state: State, job: Job) -> str:
     )
 
 
-def _queued(job: Job, reason: str) -> QueuedJob:
+def _queued(job: Job, reason: str, position: int = 0, start: ExpectedStart | None = None) -> QueuedJob:
     return QueuedJob(
         job_id=job.id,
         team=job.team,
@@ -118,6 +159,8 @@ def _queued(job: Job, reason: str) -> QueuedJob:
         devices=job.shape.devices,
         waiting_since_us=job.submitted_us,
         reason=reason,
+        position=position,
+        start=start,
     )
 
 
@@ -132,7 +175,7 @@ def _cost(state: State, beneficiary: Job) -> str:
 def _running(job: Job) -> str:
     attempt = job.current
     assert attempt is not None
-    where = ", ".join(attempt.parts)
+    where = ", ".join(in_ranges(attempt.parts))
     why = f" ({attempt.reason})" if attempt.reason else ""
     if job.state is JobState.PREEMPTING and attempt.cost_device_s is not None:
         why += f", giving way costs it {attempt.cost_device_s:,.0f} device-seconds"

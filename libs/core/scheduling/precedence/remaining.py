@@ -57,3 +57,10 @@ def remaining(precedence: Precedence, job: Job, t_us: int) -> Remaining:
     at = classes_of(widths)[0], cells_of(np.array([attained]))[0]
     p50_s, p90_s = (max(0.0, float(table[at]) - attained) / int(widths[0]) for table in (learned.median, learned.late))
     return Remaining(min(limit_s, p50_s), min(limit_s, max(p50_s, p90_s)), Basis.HISTORY)
+
+
+def known_end(left: Remaining, precedence: Precedence) -> bool:
+    """Whether that is more than a limit, or than what is imagined while no jobs have ended."""
+    if left.basis is Basis.HISTORY:
+        return precedence.learned.count >= LEAST_ENDS
+    return left.basis is not Basis.LIMIT

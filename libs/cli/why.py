@@ -1,0 +1,69 @@
+"""Why a job waits, behind whom, and until when, as people read it."""
+
+import time
+from collections.abc import Iterable
+
+from libs.cli import units
+from libs.cli.output import Column
+from libs.cli.session import short
+from schemas.queries import ExpectedStart, Explanation, HeldBy
+
+BEHIND = [
+    Column("BEHIND", lambda h: f"{h.name} ({short(h.job_id)})"),
+    Column("TEAM", lambda h: h.team),
+    Column("DEVICES", lambda h: h.devices, right=True),
+    Column("SINCE", lambda h: units.moment(h.since_us)),
+    Column("UNTIL", lambda h: until(h)),
+    Column("AT THE LATEST", lambda h: units.moment(h.p90_us) if h.p90_us else "unknown"),
+    Column("KNOWN FROM", lambda h: h.basis or "nothing"),
+]
+"""`HeldBy` rows. The latest is what nine of ten stay within; of a limit it is the limit."""
+
+
+def until(held: HeldBy) -> str:
+    """`2026-11-23 08:40:00Z (in 12m)`."""
+    return _at(held.p50_us) if held.p50_us is not None else "unknown"
+
+
+def start(expected: ExpectedStart | None) -> str:
+    """`2026-11-23 08:40:00Z (in 12m), in nine of ten cases by 09:10`; nothing when it is unknown."""
+    if expected is None:
+        return ""
+    late = f", in nine of ten cases by {_at(expected.p90_us)}" if expected.p90_us is not None else ""
+    return f"{_at(expected.p50_us)}{late}"
+
+
+def start_in(expected: ExpectedStart | None) -> str:
+    """`12m..40m`, from now."""
+    if expected is None:
+        return ""
+    late = f"..{_from_now(expected.p90_us)}" if expected.p90_us is not None else ".."
+    return f"{_from_now(expected.p50_us)}{late}"
+
+
+def why(found: Explanation) -> Iterable[tuple[str, object]]:
+    """The lines of `explain`, which `describe` has as well for a job that waits."""
+    yield "reason", found.reason
+    yield "because", found.text
+    yield "position", found.position or ""
+    yield "ahead of it", units.counted(found.ahead, "job") if found.ahead else ""
+    yield "expected start", start(found.start) or ("unknown" if found.position else "")
+    yield "which rests on", found.start.basis if found.start is not None else ""
+    if found.promise is not None:
+        moved = f" (moved: {found.promise.cause.value})" if found.promise.cause is not None else ""
+        yield "promised", f"to start by {units.moment(found.promise.start_us)}{moved}"
+    yield "behind", f"{found.behind_more} more jobs than are listed" if found.behind_more else ""
+    if found.behind_others_devices:
+        yield (
+            "behind others",
+            f"jobs of other teams hold {units.counted(found.behind_others_devices, 'device')} of those it could use",
+        )
+    yield "would help", found.suggestion
+
+
+def _at(at_us: int) -> str:
+    return f"{units.moment(at_us)} (in {_from_now(at_us)})"
+
+
+def _from_now(at_us: int) -> str:
+    return units.duration(at_us / 1e6 - time.time())
