@@ -41,6 +41,15 @@ def start_in(expected: ExpectedStart | None) -> str:
     return f"{_from_now(expected.p50_us)}{late}"
 
 
+def behind(found: Explanation) -> str:
+    """`train (job-3f2a...) since ..., until ...` of the job that ends first, and how many more."""
+    if not found.behind:
+        return ""
+    first, more = found.behind[0], len(found.behind) - 1 + found.behind_more
+    name = f"{first.name} ({short(first.job_id)}) since {units.moment(first.since_us)}, until {until(first)}"
+    return name + (f", and {units.counted(more, 'more job')}" if more else "")
+
+
 def why(found: Explanation) -> Iterable[tuple[str, object]]:
     """The lines of `explain`, which `describe` has as well for a job that waits."""
     yield "reason", found.reason
@@ -52,7 +61,7 @@ def why(found: Explanation) -> Iterable[tuple[str, object]]:
     if found.promise is not None:
         moved = f" (moved: {found.promise.cause.value})" if found.promise.cause is not None else ""
         yield "promised", f"to start by {units.moment(found.promise.start_us)}{moved}"
-    yield "behind", f"{found.behind_more} more jobs than are listed" if found.behind_more else ""
+    yield "behind", behind(found)
     if found.behind_others_devices:
         yield (
             "behind others",

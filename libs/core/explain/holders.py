@@ -65,20 +65,3 @@ def _until(state: State, left: Remaining | None, turns: Precedence | None) -> tu
     if not known_end(left, turns):
         return None, None, ""
     return state.t_us + int(left.p50_s * 1e6), state.t_us + int(left.p90_s * 1e6), left.basis.value
-
-
-def in_words(found: Holders, t_us: int) -> str:
-    """`behind train (job-3f2a...), which has run for 300 s and needs about 120 s more`; "" when nobody holds anything."""
-    if not found.shown:
-        return "behind jobs of other teams" if found.others_devices else ""
-    first = found.shown[0]
-    so_far_s = max(0, t_us - first.since_us) // 1_000_000
-    text = f"behind {first.name} ({first.job_id[:12]}), which has its devices for {so_far_s} s"
-    if first.p50_us is not None:
-        text += f" and needs about {max(0, first.p50_us - t_us) // 1_000_000} s more"
-    elif first.p90_us is not None:
-        text += f" and may keep them for another {max(0, first.p90_us - t_us) // 1_000_000} s"
-    else:
-        text += ", and nobody knows for how long"
-    more = len(found.shown) - 1 + found.more
-    return text + (f", and {more} more" if more else "") + (", and jobs of other teams" if found.others_devices else "")

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from itertools import islice
 
 from libs.core.explain.diagnosis import diagnose
-from libs.core.explain.holders import Holders, holders, in_words
+from libs.core.explain.holders import holders
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.start_estimate import estimate_start
-from libs.core.placement.answer import Blocked, BlockReason
+from libs.core.placement.answer import Blocked
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
 from libs.core.scheduling import retry
@@ -63,7 +63,7 @@ def explain(state: State, job: Job, reasons: Reasons, *, seen_by: str = OPERATOR
         job_id=job.id,
         state=job.state,
         reason=outcome.reason.value,
-        text="; ".join(part for part in (found_out.text, _behind(outcome, behind, state.t_us)) if part),
+        text=found_out.text,
         ahead=ahead,
         position=ahead + 1,
         behind=behind.shown,
@@ -74,14 +74,6 @@ def explain(state: State, job: Job, reasons: Reasons, *, seen_by: str = OPERATOR
         removed=found_out.removed,
         suggestion=found_out.suggestion,
     )
-
-
-_FOR_DEVICES = frozenset({BlockReason.BUSY, BlockReason.TOPOLOGY, BlockReason.RESERVED, BlockReason.HELD})
-
-
-def _behind(outcome: Blocked, found: Holders, t_us: int) -> str:
-    """Of a job that waits for devices that others hold."""
-    return in_words(found, t_us) if outcome.reason in _FOR_DEVICES else ""
 
 
 def expected_start(
