@@ -139,7 +139,7 @@ DEVICES = [
     Column("JOBS", lambda d: [short(job) if sys.stdout.isatty() else job for job in d.jobs]),
 ]
 
-_WAITING = [
+WAITING = [
     Column("JOB", lambda j: short(j.job_id) if sys.stdout.isatty() else j.job_id),
     Column("NAME", lambda j: j.name),
     Column("TEAM", lambda j: j.team),
@@ -153,7 +153,7 @@ _WAITING = [
 ]
 
 
-_QUEUES = [
+QUEUES = [
     Column("QUEUE", lambda s: s.queue.name),
     Column("GUARANTEED", lambda s: units.devices(s.queue.guaranteed.get(ANY_ACCELERATOR, 0)), right=True),
     Column("USED", lambda s: units.devices(s.held_milli), right=True),
@@ -228,7 +228,7 @@ def waiting(
     reply = run(lambda b: b.queue(min(limit, 5000)), team, url, pool=pool)
     if reply.total > len(reply.jobs):
         hint(f"{reply.total} jobs wait; the first {len(reply.jobs)} are shown")
-    _list(reply.jobs, _WAITING, output, no_header, "job_id")
+    _list(reply.jobs, WAITING, output, no_header, "job_id")
 
 
 @app.command("queues")
@@ -248,7 +248,7 @@ def queues(
 
     shares = run(asked, team, url, pool=pool).shares
     rows = indented(shares) if output in (Format.TABLE, Format.WIDE) else shares
-    show(rows, _QUEUES, output, name=lambda share: share.queue.name, header=not no_header)
+    show(rows, QUEUES, output, name=lambda share: share.queue.name, header=not no_header)
 
 
 def indented(shares: Sequence[QueueShare]) -> list[QueueShare]:

@@ -37,6 +37,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "cancel": CommandEntry("cancel", "End jobs"),
     "bill": CommandEntry("bill", "GPU-seconds and money"),
     "status": CommandEntry("status", "The pool's figures at a glance"),
+    "top": CommandEntry(
+        "top", "The pool as it is now, again and again: queues, running jobs with their progress, who is next"
+    ),
     "replay": CommandEntry("replay", "Run a trace of a real cluster through Baton"),
     "simulate": CommandEntry("simulate", "What would become of a workload under several orders, in virtual time"),
     "placer": CommandEntry("placer", "Score the placement engine: requests as JSON lines in, placements out"),
