@@ -18,6 +18,7 @@ app = typer.Typer(help="GPU-seconds and money.", invoke_without_command=True, ri
 app.command("export")(bill_files.export)
 app.command("verify")(bill_files.verify)
 app.command("statement")(bill_files.statement)
+app.command("page")(bill_files.page)
 app.command("close")(bill_files.close)
 
 

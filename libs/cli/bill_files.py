@@ -28,6 +28,7 @@ from libs.ledger.records import FiledLedger
 from libs.report.focus_files import FORMATS, NoParquet, digest_of, metadata_of, write, write_metadata
 from schemas import subjects
 from schemas.inbox import ClosePeriod
+from schemas.ledger import AttemptClosed
 from schemas.prices import ClosedPeriod
 
 From = Annotated[
@@ -137,6 +138,40 @@ def statement(
         if forecast:
             add_forecast(lines, source, period, of, lambda charge: key_of(charge, by, zone, centres))
         shown(lines, by, output)
+
+
+def page(
+    file: Annotated[Path, typer.Argument(help="Where to write the page, HTML.", metavar="FILE")],
+    *,
+    of: Annotated[str, typer.Option("--of", help="Whose bill.")],
+    start: From = None,
+    end: To = None,
+    time_zone: Zone = "UTC",
+    ledger: LedgerFiles = None,
+    pool: Pool = None,
+    url: Url = None,
+) -> None:
+    """A team's bill of a period as a page to read and print: on what, how it ended, each day."""
+    from libs.report.chargeback import PageOf, chargeback_page
+
+    zone = zone_of(time_zone)
+    with _ledger(ledger, pool, url) as source:
+        period = period_of(start, end, zone, source.wall_us)
+        sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
+        upto = source.head.seq if sealed is None else sealed.upto_seq
+        outcomes = {
+            (event.job_id, event.attempt): event.outcome.value
+            for _, record in source()
+            for event in record.events
+            if isinstance(event, AttemptClosed)
+        }
+        about = PageOf(
+            of, source.pool, source.currency, text_of(period[0]), text_of(period[1]), zone, sealed is not None, upto,
+            source.at(upto)[0].hash, outcomes,
+        )  # fmt: skip
+        text = chargeback_page(about, _in(charges(source, source.closed, upto_seq=upto), period, of))
+    file.write_text(text, "utf-8")
+    say(str(file))
 
 
 def close(

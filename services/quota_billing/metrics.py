@@ -21,8 +21,14 @@ _MICROS = 1_000_000
 class BillingMetrics(Collector):
     """Register it once; `meter` gives the meter as soon as there is one."""
 
-    def __init__(self, meter: Callable[[], Meter | None], prices: Prices) -> None:
+    def __init__(
+        self,
+        meter: Callable[[], Meter | None],
+        prices: Prices,
+        now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
         self._meter = meter
+        self._now_us = now_us
         self._prices = prices
 
     def collect(self) -> Iterator[Metric]:
@@ -79,7 +85,7 @@ class BillingMetrics(Collector):
         hourly = GaugeMetricFamily(
             "node_gpu_hourly_cost", "list price of one device and hour, currency units", labels=["node", "gpu_type"]
         )
-        now_us, book = time.time_ns() // 1000, meter.money.prices
+        now_us, book = self._now_us(), meter.money.prices
         for node, kinds in meter.nodes.items():
             for kind in kinds:
                 if book is None:

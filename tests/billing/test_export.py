@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -328,3 +329,16 @@ def test_a_forecast_is_what_runs_until_the_period_ends(tmp_path: Path) -> None:
     assert told["total"]["cost_micros"] == 0, "it runs still"
     rate_a, rate_b = 1_500_000, 999_999  # the tiers of its contract: 7 hours at the first
     assert abs(told["total"]["forecast_micros"] - (7 * rate_a + (hours - 7) * rate_b)) <= hours
+
+
+def test_the_page_shows_the_teams_money_and_needs_nothing_else(ledger: Path, tmp_path: Path) -> None:
+    rows = exported(tmp_path / "bill.csv", ledger, "--of", "research")
+    total = sum(Fraction(r["BilledCost"] or "") for r in rows)
+    words = ("--ledger", ledger, "--of", "research", "--from", "2026-10-01", "--to", "2027-02-01")
+    baton("bill", "page", tmp_path / "page.html", *words)
+    text = (tmp_path / "page.html").read_text()
+    assert f"<b>{round(total * 100) / 100:.2f} USD</b>cost" in text
+    assert json.loads((tmp_path / "bill.csv.metadata.json").read_text())["x_Rows"] in text
+    assert "blue" not in text, "another team's"
+    assert not re.search(r"(src|href)=|https?:|@import|url\(", text)
+    assert "<td>succeeded</td>" in text

@@ -8,7 +8,7 @@ from libs.core.billing.pricing import Prices, bill
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ledger import PricesApplied
 from services.quota_billing.metrics import BillingMetrics
-from tests.billing.ledgers import priced_world
+from tests.billing.ledgers import DECEMBER, priced_world
 from tests.core.builders import World
 
 FILE = Prices(PriceBook(currency="EUR", prices=(Price(model="H100", micros_per_device_hour=77),)))
@@ -88,14 +88,14 @@ def test_prometheus_sees_what_was_posted_and_the_series_of_opencost() -> None:
     meter = metered(
         world, next(n for n, r in enumerate(world.records) if any(e.kind == "devices.freed" for e in r.events))
     )
-    seen = {family.name: family.samples for family in BillingMetrics(lambda: meter, FILE).collect()}
+    seen = {family.name: family.samples for family in BillingMetrics(lambda: meter, FILE, lambda: DECEMBER).collect()}
     assert [(s.labels["node"], s.labels["gpu_type"], s.value) for s in seen["node_gpu_hourly_cost"]] == [
         ("n0", "H100", 3.333333)
     ]
     held = {(s.labels["namespace"], s.labels["gpu_type"]): s.value for s in seen["container_gpu_allocation"]}
     assert held == {("research", "H100"): 2.0, ("blue", "H100"): 0.333, ("research", "A100"): 1.0}
     meter = metered(world)
-    seen = {family.name: family.samples for family in BillingMetrics(lambda: meter, FILE).collect()}
+    seen = {family.name: family.samples for family in BillingMetrics(lambda: meter, FILE, lambda: DECEMBER).collect()}
     money = {s.labels["team"]: s.value for s in seen["baton_cost"] if s.name.endswith("_total")}
     rows = list(charges(lambda: list(enumerate(world.records, start=1))))
     assert money == {t: sum(c.amount.cost_micros for c in rows if c.use.team == t) / 1e6 for t in ("research", "blue")}

@@ -19,7 +19,7 @@ from libs.core.accelerators.kinds import catalogued
 from libs.core.billing.charges import Charge
 from libs.core.billing.prices.rating import HOUR_UNITS
 from libs.core.billing.rounding import round_half_even
-from libs.core.billing.wall import HOUR_US, month_of, month_us, text_of
+from libs.core.billing.wall import HOUR_US, billing_month, text_of
 from schemas.prices import Term
 
 VERSIONS: Final = ("1.2", "1.3", "1.4")
@@ -62,8 +62,7 @@ class RowFacts(NamedTuple):
 
 def facts_of(charge: Charge, pool: str, currency: str) -> RowFacts:
     """Of a charge that has a price; one without is in no export."""
-    month = month_of(charge.billed_us)
-    billing = month_us(*month)
+    billing = billing_month(charge.billed_us // HOUR_US)
     return RowFacts(
         charge,
         pool,

@@ -1,11 +1,13 @@
 """Wall time as people write it: UTC, to the microsecond. Pure; never by floats."""
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR_US = 3_600_000_000
 
 
+@lru_cache(maxsize=4096)
 def text_of(us: int) -> str:
     """`2026-11-01T00:00:00Z`, with as many digits of a second as it has."""
     moment = _EPOCH + timedelta(microseconds=us)
@@ -22,6 +24,12 @@ def month_of(us: int) -> tuple[int, int]:
     """(year, month) in UTC."""
     moment = _EPOCH + timedelta(microseconds=us)
     return moment.year, moment.month
+
+
+@lru_cache(maxsize=4096)
+def billing_month(hour: int) -> tuple[int, int]:
+    """Start and end of the month (UTC) in which an hour lies, counted since the epoch."""
+    return month_us(*month_of(hour * HOUR_US))
 
 
 def month_us(year: int, month: int) -> tuple[int, int]:

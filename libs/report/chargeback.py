@@ -1,0 +1,143 @@
+"""The chargeback page: what one team paid in one period, on what, and what of it came to nothing. One HTML document that needs
+nothing else and can be printed. Strings only."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import Final, NamedTuple
+from zoneinfo import ZoneInfo
+
+from libs.core.billing.charges import Charge
+from libs.core.billing.sealing import Sealing
+
+MOST_JOBS: Final = 50
+"""On the page; what the others cost is one line."""
+_WIDTH, _HEIGHT = 720, 160
+_CSS = """
+:root{color-scheme:light dark;font:15px/1.5 system-ui,sans-serif}body{max-width:52rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;margin:.5rem 0 1.5rem}
+td,th{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #8884}td:first-child,th:first-child{text-align:left}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:1rem}.tiles b{display:block;font-size:1.4rem}
+svg{width:100%;height:auto}rect{fill:#3f6ea8}rect.back{fill:#c9822f}text{fill:currentColor;font-size:11px}
+footer{color:#888;font-size:.85rem;overflow-wrap:anywhere}
+@media print{:root{color-scheme:light}body{margin:0;max-width:none}table,svg{break-inside:avoid}}
+"""
+
+Sums = Mapping[str, tuple[int, int]]
+"""Key -> (units, millionths)."""
+
+
+class PageOf(NamedTuple):
+    """Whose bill the page shows. `zone`: whose days; `outcomes`: (job id, attempt) -> how it ended."""
+
+    team: str
+    pool: str
+    currency: str
+    start: str
+    end: str
+    zone: ZoneInfo
+    closed: bool
+    upto_seq: int
+    head: str
+    outcomes: Mapping[tuple[str, int], str]
+
+
+def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
+    """The whole document. `found`: the team's charges of the period."""
+    sealing, lists = Sealing(), Counter[str]()
+    device, user, klass, job, ended, day = (dict[str, tuple[int, int]]() for _ in range(6))
+    for charge in found:
+        use, amount = charge.use, charge.amount
+        if not sealing.take(charge):
+            continue
+        lists["list"] += amount.list_micros
+        lists["cost"] += amount.cost_micros
+        lists["units"] += amount.units
+        lists["corrections"] += amount.cost_micros if charge.correction else 0
+        outcome = of.outcomes.get((use.job_id, use.attempt), "still open")
+        lists["waste"] += 0 if outcome in ("succeeded", "still open") else amount.cost_micros
+        moment = datetime.fromtimestamp(charge.billed_us // 1_000_000, UTC).astimezone(of.zone)
+        for sums, key in (
+            (device, use.device_kind), (user, use.user or "(unknown)"), (klass, use.priority_class), (job, use.job_id),
+            (ended, outcome), (day, moment.strftime("%Y-%m-%d")),
+        ):  # fmt: skip
+            units, micros = sums.get(key, (0, 0))
+            sums[key] = units + amount.units, micros + amount.cost_micros
+    title = f"{of.team}: {of.start} to {of.end}"
+    unpriced = sum(sealing.unpriced.values())
+    return "\n".join(
+        [
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_CSS}</style>',
+            f"<h1>{escape(title)}</h1>",
+            _tiles(
+                [
+                    ("cost", _money(lists["cost"], of.currency)),
+                    ("at list prices", _money(lists["list"], of.currency)),
+                    ("device-hours allocated", _hours(lists["units"])),
+                    ("of attempts that did not succeed", _money(lists["waste"], of.currency)),
+                    ("corrections in it", _money(lists["corrections"], of.currency)),
+                    ("device-hours without a price", _hours(unpriced)),
+                ]
+            ),
+            "<h2>Each day</h2>" + _bars(day, of.currency),
+            _table("Devices", device, of.currency),
+            _table("How attempts ended", ended, of.currency),
+            _table("Users", user, of.currency),
+            _table("Classes", klass, of.currency),
+            _table("Jobs", _largest(job), of.currency),
+            f"<footer>Pool {escape(of.pool)}, {'closed' if of.closed else 'not closed yet'}; days of {escape(of.zone.key)}. "
+            f"{sealing.rows} rows up to record {of.upto_seq}, {escape(of.head)}; SHA-256 of the rows {sealing.digest}. Each "
+            f"row is rounded once, half to even, to a millionth; taxes are left out.</footer></html>",
+        ]
+    )
+
+
+def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
+    return '<div class="tiles">' + "".join(f"<div><b>{escape(v)}</b>{escape(n)}</div>" for n, v in tiles) + "</div>"
+
+
+def _table(title: str, sums: Sums, currency: str) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(key)}</td><td>{_hours(units)}</td><td>{_money(micros, currency)}</td></tr>"
+        for key, (units, micros) in sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
+    )
+    head = f"<tr><th>{escape(title)}</th><th>device-hours</th><th>cost</th></tr>"
+    return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+
+
+def _largest(jobs: Sums) -> dict[str, tuple[int, int]]:
+    ordered = sorted(jobs.items(), key=lambda item: (-item[1][1], item[0]))
+    shown, rest = dict(ordered[:MOST_JOBS]), ordered[MOST_JOBS:]
+    if rest:
+        shown[f"({len(rest)} others)"] = sum(u for _, (u, _) in rest), sum(m for _, (_, m) in rest)
+    return shown
+
+
+def _bars(days: Sums, currency: str) -> str:
+    """A bar a day; what is given back is below the line."""
+    if not days:
+        return "<p>Nothing.</p>"
+    costs = [days[day][1] for day in sorted(days)]
+    top, bottom = max(0, *costs), min(0, *costs)
+    scale = _HEIGHT / max(1, top - bottom)
+    step = _WIDTH / len(costs)
+    bars = "".join(
+        f'<rect x="{number * step:.1f}" y="{(top - max(0, cost)) * scale:.1f}" width="{step * 0.8:.1f}" '
+        f'height="{abs(cost) * scale:.1f}"{" class=back" if cost < 0 else ""}>'
+        f"<title>{day}: {_money(cost, currency)}</title></rect>"
+        for number, (day, cost) in enumerate(zip(sorted(days), costs, strict=True))
+    )
+    first, last = min(days), max(days)
+    text = f'<text x="0" y="{_HEIGHT + 14}">{first}</text><text x="{_WIDTH}" y="{_HEIGHT + 14}" text-anchor="end">{last}</text>'
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 18}" role="img" aria-label="Cost of each day">{bars}{text}</svg>'
+
+
+def _money(micros: int, currency: str) -> str:
+    """To a cent, for reading; sums are of exact figures."""
+    cents = (abs(micros) + 5_000) // 10_000
+    return f"{'-' if micros < 0 and cents else ''}{cents // 100:,}.{cents % 100:02d} {currency}"
+
+
+def _hours(units: int) -> str:
+    return f"{units / 3.6e12:,.2f}"
