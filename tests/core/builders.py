@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+from libs.core.billing.accounts import Accounts
 from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider
 from libs.core.state.ended import DAY_US
 from libs.core.state.formats import NEWEST
+from libs.ledger.audited import reconciled
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.jobs import Checkpoint, CheckpointPolicy, JobSpec, RetryPolicy
@@ -162,8 +164,11 @@ class World:
         return current.number
 
     def check(self) -> None:
-        """No violation, and the decider that decided equals the one that only read."""
-        report = self.checker.finish()
+        """No violation, all accounts sum to what existed, and the decider that decided equals the one that only read."""
+        accounts = Accounts()
+        for seq, record in enumerate(self.records, 1):
+            accounts.apply(record, seq)
+        report = reconciled(self.checker.finish(), accounts)
         assert report.violations == []
         parts = list(self.decider.dump())
         assert parts == list(self.replica.dump())

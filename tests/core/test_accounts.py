@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from libs.core.billing.accounts import PAID, Account, Accounts, Posting, units_o
 from libs.core.billing.metering import Meter
 from libs.core.state.clock import Calendar
 from libs.ledger.audited import AuditedLedger
-from schemas.ledger import LedgerRecord
+from schemas.ledger import DevicesFreed, JobGranted, LedgerEvent, LedgerRecord
 from tests.core.accounts_oracle import Cell, truth
 from tests.core.lives import EVERY, records_of
 from tests.core.random_ledgers import RandomLedger
@@ -45,6 +46,26 @@ def test_the_checker_comes_to_the_same_sums_by_its_own_books(life: str) -> None:
     report = audited.finish()
     assert report.violations == []
     assert sum(report.accounts.values()) == report.capacity_unit_us > 0
+
+
+def overcommitted(event: LedgerEvent) -> LedgerEvent:
+    claims = tuple(c.model_copy(update={"milli": 1000}) for c in event.claims) if isinstance(event, JobGranted) else ()
+    return event.model_copy(update={"claims": claims}) if isinstance(event, JobGranted) else event
+
+
+def nowhere(event: LedgerEvent) -> LedgerEvent:
+    return event.model_copy(update={"devices": ("elsewhere",)}) if isinstance(event, DevicesFreed) else event
+
+
+@pytest.mark.parametrize("lie", [overcommitted, nowhere])
+def test_a_ledger_whose_accounts_do_not_sum_up_is_said_to_be_violated(
+    lie: Callable[[LedgerEvent], LedgerEvent],
+) -> None:
+    audited = AuditedLedger()
+    for seq, record in enumerate(records_of("every end"), 1):
+        events = tuple(map(lie, record.events))
+        audited.step(seq, record.model_copy(update={"events": events, "prev_seq": seq - 1}), valid=True)
+    assert any(violation.startswith("I16") for violation in audited.finish().violations)
 
 
 @pytest.mark.parametrize("life", EVERY)

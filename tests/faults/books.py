@@ -22,7 +22,8 @@ from libs.bus.queries import NoAnswer, QueryError, ask
 from libs.cli.launch import LocalStack
 from libs.core.projections.history import JobStory, advance, job_events
 from libs.core.projections.hot_state import HotState
-from libs.core.projections.verify import Checker, Verification
+from libs.core.projections.verify import Verification
+from libs.ledger.audited import AuditedLedger
 from libs.ledger.reader import LedgerReader
 from schemas import ledger as led
 from schemas import subjects
@@ -92,7 +93,7 @@ class Auditor:
         self.pool = cluster.options.pool
         self.nats = nats
         self.js: JetStreamContext = nats.jetstream()
-        self._checker = Checker()
+        self._checker = AuditedLedger()
         self.books = Books(self._checker.report, HotState())
         self._open: dict[str, tuple[str, int, dict[str, int]]] = {}
         self._writer = ""
