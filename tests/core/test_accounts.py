@@ -17,7 +17,7 @@ from tests.core.accounts_oracle import Cell, truth
 from tests.core.lives import EVERY, records_of
 from tests.core.random_ledgers import RandomLedger
 
-LEDGERS = int(os.environ.get("BATON_RANDOM_LEDGERS", "40"))
+LEDGERS = int(os.environ.get("RANDOM_LEDGERS", "40"))
 """How many random ledgers; 10,000 take some minutes."""
 
 
