@@ -6,9 +6,11 @@ from libs.core.projections.verify import hosts, outcomes
 from libs.core.scheduling import retry
 from libs.core.scheduling.policy import Policy
 from libs.core.state import usable
+from libs.core.state.clock import LedgerClock
 from libs.core.state.formats import FIRST
 from schemas import inbox
 from schemas import ledger as led
+from schemas.clock import BootReading
 from schemas.ids import job_id
 from schemas.jobs import JobState
 from tests.core.builders import World, job, node
@@ -54,6 +56,27 @@ def test_a_jump_that_was_seen_just_before_the_last_older_reader_was_gone_is_not_
         for n, record in enumerate(records)
     ]
     assert report(told).violations == []
+
+
+@pytest.mark.parametrize(("set_by_s", "holds"), [(0, True), (-7200, False), (7200, False)])
+def test_after_a_pause_of_everything_inputs_come_before_the_first_tick(set_by_s: int, holds: bool) -> None:
+    """Each takes ledger time along by little, and shows what the wall clock shows; the tick behind them says how long it was.
+    Found by stopping a pool for an hour: `ledger verify` called it a lie. A wall clock that nothing explains still is one."""
+    second, start_us, pause_s = 1_000_000, 1_800_000_000_000_000, 3000
+    clock, records = LedgerClock(), list[led.LedgerRecord]()
+    for at_s, ticks in ((0, True), (1, True), (pause_s, False), (pause_s + 3, False), (pause_s + 6, True)):
+        wall_us = start_us + at_s * second
+        clock = clock.tick(wall_us, (BootReading(boot="b", at_us=at_s * second),))[0] if ticks else clock.input(wall_us)
+        shown_us = wall_us + (0 if ticks else set_by_s * second)
+        records.append(
+            led.LedgerRecord(
+                pool="main", prev_seq=0, prev_hash="", inbox_seq=len(records) + 1, t_us=clock.t_us, wall_us=shown_us,
+                clock=clock.mark, format=2, writer="w", events=(),
+            )
+        )  # fmt: skip
+    assert records[2].t_us < records[4].t_us - 2900 * second, "they were behind"
+    found = report(records).violations
+    assert (found == []) is holds, found
 
 
 @pytest.mark.parametrize("declared", [FIRST, None])

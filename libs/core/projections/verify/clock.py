@@ -92,11 +92,14 @@ class LedgerTime(Subject):
 
     def _by_wall(self, before: ClockMark, mark: ClockMark, record: led.LedgerRecord) -> None:
         """Calendars are made of what records say that the wall clock showed. Between two ticks that clock may have been set
-        once: so each record agrees with the one or the other."""
+        once: so each record agrees with the one or the other. After a pause of everything inputs come before the first tick,
+        and take time along by little each, so the wall clock may be ahead by what that tick then adds."""
         if mark != before:
             for one in self._strayed:
-                if one.off(mark) > one.allowed_us:
-                    nearest_s = min(one.nearest_us, one.off(mark)) / 1e6
+                behind_us = max(0, mark.t_us - one.t_us)
+                nearest_us = min(one.off(before, behind_us), one.off(mark, behind_us))
+                if nearest_us > one.allowed_us:
+                    nearest_s = nearest_us / 1e6
                     self.books.broken(
                         "I10", f"record {one.seq} shows a wall clock that is {nearest_s:g} s from what ticks say"
                     )
@@ -104,8 +107,7 @@ class LedgerTime(Subject):
             self._inputs = self._inbox_seq
         allowed_us = (2 + max(0, record.inbox_seq - self._inputs)) * PER_INPUT_US
         shown = _Strayed(self.books.seq, record.t_us, record.wall_us or 0, allowed_us)
-        shown.nearest_us = min(shown.off(before), shown.off(mark))
-        if shown.nearest_us > allowed_us and len(self._strayed) < _MOST_STRAYED:
+        if min(shown.off(before), shown.off(mark)) > allowed_us and len(self._strayed) < _MOST_STRAYED:
             self._strayed.append(shown)
 
     def _long_step(self, step_us: int) -> None:
@@ -165,11 +167,11 @@ class _Strayed:
     t_us: int
     wall_us: int
     allowed_us: int
-    nearest_us: int = 0
-    """How far it was from the ticks that were known then."""
 
-    def off(self, mark: ClockMark) -> int:
-        return abs((self.wall_us - self.t_us) - (mark.wall_us - mark.t_us))
+    def off(self, mark: ClockMark, behind_us: int = 0) -> int:
+        """How far it is from what a tick says, when time was up to `behind_us` behind at this record."""
+        ahead_us = (self.wall_us - self.t_us) - (mark.wall_us - mark.t_us)
+        return max(0, ahead_us - behind_us) if ahead_us > 0 else -ahead_us
 
 
 def _ran(before: tuple[BootReading, ...], after: tuple[BootReading, ...]) -> int | None:
