@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -30,6 +29,7 @@ from libs.ports.clock import boot_s
 from schemas.catalog import BY_TYPE
 from schemas.nodes import DesiredPart
 from schemas.secrets import NodeSecrets, NodeSecretsQuery
+from services.agent.folders import remove_tree
 
 log = logging.getLogger("baton.agent")
 
@@ -153,9 +153,8 @@ class SecretFolders:
                 file.write(value)
 
     def remove(self, kept: str) -> None:
-        """The attempt is over. Nothing happens when there is nothing."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            shutil.rmtree(self.folder(kept))
+        """The attempt is over. Nothing happens when there is nothing. Without walls the job may have written there."""
+        remove_tree(self.folder(kept))
 
     def sweep(self, kept: Collection[str]) -> int:
         """Removes what was left by attempts other than these; returns how many folders. Raises OSError."""
@@ -165,7 +164,7 @@ class SecretFolders:
         known = {self.folder(one).name for one in kept}
         gone = [folder for folder in self._root.iterdir() if folder.name not in known]
         for folder in gone:
-            shutil.rmtree(folder)
+            remove_tree(folder)
         return len(gone)
 
 

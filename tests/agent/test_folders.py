@@ -9,11 +9,12 @@ import pytest
 from services.agent import folders, launcher
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
 from services.agent.folders import disk_used, nameless_used, remove_tree
+from services.agent.secrets import SecretFolders
 
 MIB = 2**20
 
 
-def deep(top: Path, depth: int = 2 * sys.getrecursionlimit(), inside: int = MIB) -> None:
+def deep(top: Path, depth: int = sys.getrecursionlimit() + 200, inside: int = MIB) -> None:
     """Folders in one another, further than any path reaches, and a file at the bottom."""
     at = os.open(top, os.O_RDONLY)
     for _ in range(depth):
@@ -45,6 +46,18 @@ def test_a_tree_of_any_depth_is_removed_and_no_link_is_followed(tmp_path: Path) 
     (tmp_path / "link").symlink_to(outside)
     remove_tree(tmp_path / "link")
     assert (outside / "kept").exists()
+
+
+def test_a_folder_of_secrets_goes_with_all_that_a_job_without_walls_put_there(tmp_path: Path) -> None:
+    """What its removal raised would have kept the attempt's devices for ever."""
+    secrets = SecretFolders(tmp_path, root=tmp_path / "memory")
+    for kept in ("n1/job-1.1", "n1/job-2.1"):
+        secrets.folder(kept).mkdir(parents=True)
+        deep(secrets.folder(kept))
+    secrets.remove("n1/job-1.1")
+    assert not secrets.folder("n1/job-1.1").exists()
+    assert secrets.sweep([]) == 1
+    assert not secrets.folder("n1/job-2.1").exists()
 
 
 def test_what_lies_too_deep_to_be_looked_at_counts_as_full(tmp_path: Path) -> None:

@@ -194,6 +194,8 @@ ATTEMPTS = (
     Attempt(6, _JOB, "connections to the services' HTTP ports on which it says nothing, or half a request",
             "64 at once, 30 s each; the oldest gives way",
             "tests/service/test_app.py::test_who_connects_and_asks_nothing_takes_no_place_of_who_asks"),
+    Attempt(2, _JOB, "the same in its folder of secrets, without walls, so that its devices are never free", "the same",
+            "tests/agent/test_folders.py::test_a_folder_of_secrets_goes_with_all_that_a_job_without_walls_put_there"),
     Attempt(2, _JOB, "an acknowledgement that ends the agent's part, as if the node had failed", "it is told as a bad one",
             "tests/agent/test_folders.py::test_an_acknowledgement_that_is_nested_too_deep_is_told_like_any_bad_one"),
     Attempt(2, _JOB, "the memory of the host's `/run`, through the folder of its secrets", "the folder is read-only",
