@@ -9,6 +9,7 @@ from schemas import inbox
 from schemas.jobs import PromiseCause
 from schemas.ledger import GangPromised, JobGranted
 from schemas.queues import Queue
+from schemas.resources import Level
 from services.placement.handlers import promise_errors_s
 from tests.core.builders import World, job, node
 
@@ -38,7 +39,7 @@ def test_the_first_gang_that_waits_is_told_once_when_it_starts(order: str | None
     assert told.promise.cause is None
     assert w.now_us < told.promise.p50_us <= told.promise.start_us
     if order in (None, "fifo"):
-        assert told.promise.start_us == pytest.approx(w.now_us + 600 * S, abs=2 * S)
+        assert told.promise.start_us == pytest.approx(w.now_us + (600 * 1.1 + 60) * S, abs=2 * S)
     assert tick(w) == []
     w.check()
 
@@ -49,7 +50,7 @@ def test_a_gang_of_two_nodes_is_told_as_well_and_a_single_device_is_not() -> Non
     gang = w.submit(job("wide", 16))
     (told,) = tick(w)
     assert told.job_id == gang
-    assert told.promise.start_us == pytest.approx(w.now_us + 1200 * S, abs=2 * S)
+    assert told.promise.start_us == pytest.approx(w.now_us + (1200 * 1.1 + 60) * S, abs=2 * S)
 
 
 def test_each_team_and_class_has_its_own_first_gang() -> None:
@@ -108,3 +109,16 @@ def test_a_pool_where_nothing_ends_by_what_is_known_promises_by_what_is_learned(
     w.submit(job("gang", 8))
     told: list[Any] = tick(w)
     assert len(told) == 1, "history of others, or at first what is imagined of it"
+
+
+def test_a_gang_that_waits_for_something_else_than_ends_is_promised_nothing() -> None:
+    w = World(node("n0"), node("n1"))
+    for n in range(2):
+        w.started(w.submit(job(f"part{n}", 5, time_limit_s=600)))
+    w.submit(job("near", 6, required=Level.NODE))
+    assert len(tick(w)) == 1, "what runs on one node has to end"
+    w = full()
+    w.send(inbox.QuotaChanged(team="blue", limit_milli=4000))
+    w.submit(job("limited", 8, team="blue"))
+    assert tick(w) == [], "its quota keeps it, whoever ends"
+    w.check()

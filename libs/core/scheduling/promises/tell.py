@@ -6,6 +6,7 @@ import numpy as np
 
 from libs.core.placement.search.gang import usable
 from libs.core.placement.view import NOBODY, View
+from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import front
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
@@ -20,6 +21,8 @@ from schemas.resources import WHOLE_MILLI
 MOST = 64
 """Gangs of which a start is worked out in one decision; the others' turns come with the next ticks."""
 LEAST_S = 1.0
+SLACK_S, MARGIN = 60.0, 0.1
+"""What a promise has beyond what is expected: time to stop and to start, and a part of the wait."""
 MOVE_US = 60_000_000
 """A promise moves by so much at least, and so long after it was told at the soonest."""
 
@@ -30,6 +33,7 @@ def new_promises(state: State, policy: Policy, t_us: int) -> list[led.GangPromis
     if turns is None or not state.queues:
         return []
     ends: dict[str, tuple[float, float]] | None = None
+    tally = Tally(state)
     found: list[led.GangPromised] = []
     for job in _first(state, policy):
         known = turns.book.of.get(job.id)
@@ -37,6 +41,8 @@ def new_promises(state: State, policy: Policy, t_us: int) -> list[led.GangPromis
         if len(found) >= MOST:
             break
         if known is not None and (cause is None or t_us < known.told_us + MOVE_US):
+            continue
+        if tally.room(job).request != job.shape:  # its limits keep it waiting, and nobody knows for how long
             continue
         if ends is None:
             ends = {one.id: remaining(turns, one, t_us)[:2] for one in running(state)}
@@ -76,9 +82,9 @@ def _promise(
     """None: nothing is known of what it would need."""
     expected = [_when(state, job, [end[n] for end in ends.values()], list(ends)) for n in (0, 1)]
     p50_us, p90_us = (t_us + int(min(s, 1e9) * 1e6) for s in (max(LEAST_S, one) for one in expected))
-    if not np.isfinite(expected[0]):
+    if not np.isfinite(expected[0]) or expected[0] <= 0:  # enough is free, and it waits for what this does not see
         return None
-    start_us = p90_us
+    start_us = p90_us + int((SLACK_S + MARGIN * (p90_us - t_us) / 1e6) * 1e6)
     if turns.orders(job.team):
         by_order = expected_start_us(state, turns, job, turns.rank_number(job.id, t_us), t_us)
         if by_order is not None:
