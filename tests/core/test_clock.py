@@ -185,6 +185,19 @@ def test_an_hour_with_a_jump_in_each_direction_is_billed_for_what_passed() -> No
     assert sum(by_hour.values()) == HOUR
 
 
+def test_an_hour_in_which_everything_stood_still_is_billed_as_that_hour() -> None:
+    """A kept job ran through it. Two inputs come before the first tick, and take ledger time along by seconds: their wall time
+    was taken for that of a clock that was set, and the hour for the next one."""
+    ten, clock, calendar = 1_800_003_600 * S // HOUR * HOUR, LedgerClock(), Calendar()
+    for at_s, ticks in ((0, True), (1, True), (3000, False), (3002, False), (3003, True), (3600, True)):
+        wall_us = ten + at_s * S
+        clock = clock.tick(wall_us, (BootReading(boot="b", at_us=at_s * S),))[0] if ticks else clock.input(wall_us)
+        said = {"pool": "main", "prev_seq": 0, "prev_hash": "", "inbox_seq": 1, "writer": "w", "events": ()}
+        calendar.hear(LedgerRecord(t_us=clock.t_us, wall_us=clock.wall_us, clock=clock.mark, **said))
+    assert clock.t_us == ten + HOUR
+    assert list(calendar.split(ten, ten + HOUR, HOUR)) == [(ten // HOUR, HOUR)]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3 * HOUR), st.integers(-5 * HOUR, 5 * HOUR)), max_size=8),

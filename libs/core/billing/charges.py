@@ -77,7 +77,7 @@ class Uses:
 
     def apply(self, seq: int, record: led.LedgerRecord) -> list[DeviceUse]:
         """What ended with this record. Raises Unbillable for what no valid ledger says."""
-        self.calendar.note(record.t_us, record.wall_us)
+        self.calendar.hear(record)
         found: list[DeviceUse] = []
         for event in record.events:
             if isinstance(event, led.DevicesFreed):

@@ -120,7 +120,7 @@ class Meter:
         """
         if seq <= self.seq:
             return
-        self._calendar.note(record.t_us, record.wall_us)
+        self._calendar.hear(record)
         for event in record.events:
             fold = _FOLD.get(type(event))
             if fold is not None:

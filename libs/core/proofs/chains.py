@@ -114,7 +114,7 @@ class TeamChains:
 
     def _note(self, record: led.LedgerRecord) -> None:
         last = self._calendar.last
-        self._calendar.note(record.t_us, record.wall_us)
+        self._calendar.hear(record)
         self._pieces += self._calendar.last != last
 
     def _line(self, record: led.LedgerRecord, seq: int, team: str, events: list[Any]) -> TeamLine:

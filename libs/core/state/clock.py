@@ -133,6 +133,15 @@ class Calendar:
         """The piece that holds now; None before the first."""
         return (self._from[-1], self._add[-1]) if self._from else None
 
+    def hear(self, record: LedgerRecord) -> None:
+        """Notes what a record says. After a pause of everything inputs come before the first tick, and take ledger time along
+        by little: the wall clock is ahead of it by what the tick will add, and was not set. So where a record shows the wall
+        clock ahead of what the last tick says, the tick counts; if it was set, the next tick says so a second later."""
+        wall_us, mark = record.wall_us, record.clock
+        if wall_us is not None and mark is not None:
+            wall_us = min(wall_us, record.t_us + mark.wall_us - mark.t_us)
+        self.note(record.t_us, wall_us)
+
     def note(self, t_us: int, wall_us: int | None) -> None:
         """A record says that at ledger time `t_us` it was `wall_us`; None: an old one, whose time was the wall's."""
         add = 0 if wall_us is None else wall_us - t_us

@@ -83,7 +83,7 @@ class Accounts:
         t_us = record.t_us
         if t_us < self.t_us:
             raise Unbillable(f"record {seq} is of {t_us}, after {self.t_us}")
-        self._calendar.note(t_us, record.wall_us)
+        self._calendar.hear(record)
         self._pool = record.pool
         self._capacity_unit_us += self._units * (t_us - self.t_us)
         self._out = []
