@@ -6,7 +6,7 @@ import typer
 from pydantic import ValidationError
 
 from libs.bus.reasons import reasons_of
-from libs.cli import bill_files, units
+from libs.cli import bill_files, bill_push, units
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
@@ -18,6 +18,7 @@ app = typer.Typer(help="GPU-seconds and money.", invoke_without_command=True, ri
 app.command("export")(bill_files.export)
 app.command("verify")(bill_files.verify)
 app.command("statement")(bill_files.statement)
+app.command("push")(bill_push.push)
 app.command("page")(bill_files.page)
 app.command("close")(bill_files.close)
 

@@ -66,7 +66,7 @@ def export(
     if not file.parent.is_dir():
         raise UsageFault(f"{file}: there is no folder {file.parent}; make it first")
     zone = zone_of(time_zone)
-    with _ledger(ledger, pool, url) as source:
+    with ledger_of(ledger, pool, url) as source:
         period = period_of(start, end, zone, source.wall_us)
         rows, about = _export(source, file, format, focus_version, period, of=of)
     for line in _unpriced(about):
@@ -95,7 +95,7 @@ def verify(
     problems: list[str] = []
     if digest_of(file) != claimed[0]:
         problems.append(f"{file} has another SHA-256 than its metadata says: one of them was changed")
-    with _ledger(ledger, pool, url) as source, TemporaryDirectory() as folder:
+    with ledger_of(ledger, pool, url) as source, TemporaryDirectory() as folder:
         again = Path(folder) / file.name
         _, made = _export(source, again, told[0], told[1], period, of=told[2], upto_seq=told[3])
         problems += _compared(made, about)
@@ -132,7 +132,7 @@ def statement(
 
     zone = zone_of(time_zone)
     centres = centres_of(cost_centres) if cost_centres is not None else {}
-    with _ledger(ledger, pool, url) as source:
+    with ledger_of(ledger, pool, url) as source:
         period = period_of(start, end, zone, source.wall_us)
         lines = grouped(_in(charges(source, source.closed), period, of), by, zone, centres)
         if forecast:
@@ -155,7 +155,7 @@ def page(
     from libs.report.chargeback import PageOf, chargeback_page
 
     zone = zone_of(time_zone)
-    with _ledger(ledger, pool, url) as source:
+    with ledger_of(ledger, pool, url) as source:
         period = period_of(start, end, zone, source.wall_us)
         sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
         upto = source.head.seq if sealed is None else sealed.upto_seq
@@ -190,7 +190,7 @@ def close(
     if start is None:
         raise UsageFault("--from: say which period is closed, e.g. --from 2026-11")
     zone = zone_of(time_zone)
-    with _ledger(None, pool, url) as source:
+    with ledger_of(None, pool, url) as source:
         period = period_of(start, end, zone, source.wall_us)
         sealing = Sealing()
         for charge in _in(charges(source, source.closed), period, None):
@@ -304,7 +304,7 @@ def _unpriced(about: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def _ledger(files: list[Path] | None, pool: str | None, url: str | None) -> Iterator[FiledLedger]:
+def ledger_of(files: list[Path] | None, pool: str | None, url: str | None) -> Iterator[FiledLedger]:
     """The ledger, read once. Raises UsageFault for files that are no whole ledger."""
     with TemporaryDirectory() as folder:
         if not files:
