@@ -178,7 +178,7 @@ def test_an_operators_word_about_another_life_or_node_is_refused(said: dict[str,
 def test_while_older_readers_live_silence_is_told_as_it_was() -> None:
     world = World(node("a", 1))
     (one,) = running(world, leased("one", 30))
-    world.decider = Decider(world.decider.state, allowed=lambda: FIRST)
+    world.decider = Decider.load(world.decider.dump(), allowed=lambda: FIRST)
     assert world.send(silent("a", 60)) == []
     assert world.send(inbox.GranterClaimed(epoch=1, holder="x", term_s=1, max_lease_s=1)) == []
     assert "node.left" in kinds(world.send(lost("a")))

@@ -140,7 +140,7 @@ def test_what_is_held_for_a_job_is_given_up_when_the_device_is_in_quarantine(wor
 
 
 def test_while_older_readers_live_the_node_refuses_by_itself(world: World) -> None:
-    world.decider = Decider(world.decider.state, allowed=lambda: FIRST)
+    world.decider = Decider.load(world.decider.dump(), allowed=lambda: FIRST)
     assert told(world, "n0-gpu0") == []
     assert lift(world)[0].kind == "input.rejected"
 
@@ -161,7 +161,7 @@ def test_the_present_shows_who_uses_a_device(world: World) -> None:
 
 def test_a_quarantine_that_no_reader_understood_is_written_down_when_it_is_told_again(world: World) -> None:
     allowed = FIRST
-    world.decider = Decider(world.decider.state, allowed=lambda: allowed)
+    world.decider = Decider.load(world.decider.dump(), allowed=lambda: allowed)
     assert told(world, "n0-gpu0") == [], "older readers have a part in the ledger"
     allowed = NEWEST
     assert told(world, "n0-gpu0") == ["device.quarantined"]
