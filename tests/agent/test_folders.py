@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ from services.agent.folders import disk_used, nameless_used, remove_tree
 from services.agent.secrets import SecretFolders
 
 MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _no_tree_is_left(tmp_path: Path) -> Iterator[None]:
+    """What pytest removes later it removes recursively, and a run of tests would end with an error for such a tree."""
+    yield
+    for left in tmp_path.iterdir():
+        remove_tree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def deep(top: Path, depth: int = sys.getrecursionlimit() + 200, inside: int = MIB) -> None:
