@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from libs.core.billing.accounts.capacity import pieces
 from libs.core.billing.accounts.posting import Account, Posting
-from libs.core.billing.accounts.rows import NOBODY, REST, BookLine, DeviceBook, Key, Payer
+from libs.core.billing.accounts.rows import REST, BookLine, DeviceBook, Key, Payer
 from libs.core.billing.metering import Unbillable
 from libs.core.state import parts
 from libs.core.state.clock import Calendar
@@ -327,17 +327,7 @@ class Accounts:
     def _cut(
         self, line: BookLine, end_us: int, seq: int, since_us: int | None = None, proof: str = ""
     ) -> Iterator[Posting]:
-        """The postings of a line; from `since_us` on nobody knows what became of it."""
-        until = end_us if since_us is None else min(end_us, max(since_us, line.since_us))
-        known = (line.account, line.payer, line.since_us, until, line.cause)
-        payer = line.payer if line.payer.attempt else NOBODY
-        for account, who, start_us, stop_us, cause in (known, (Account.UNCONFIRMED, payer, until, end_us, proof)):
-            for start, end, wall in self._calendar.straight(start_us, stop_us):
-                yield Posting(
-                    account, self._pool, *line.about, line.units, start, end, wall, wall + end - start,
-                    who.team, who.user, who.job_id, who.attempt, who.priority_class, who.queue,
-                    line.seq, seq, cause,
-                )  # fmt: skip
+        return line.postings(self._pool, self._calendar, end_us, seq, since_us, proof)
 
     def _post(self, postings: Iterator[Posting]) -> None:
         for posting in postings:

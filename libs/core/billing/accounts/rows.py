@@ -1,11 +1,12 @@
 """The open books of a device: what it is, what is known of it, and the lines that its capacity is divided into now."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from libs.core.billing.accounts.capacity import units_of_share
-from libs.core.billing.accounts.posting import Account
+from libs.core.billing.accounts.posting import Account, Posting
+from libs.core.state.clock import Calendar
 
 
 class Payer(NamedTuple):
@@ -50,6 +51,22 @@ class BookLine:
 
     def same(self, other: "BookLine") -> bool:
         return self._what() == other._what()
+
+    def postings(
+        self, pool: str, calendar: Calendar, end_us: int, seq: int, since_us: int | None, proof: str
+    ) -> Iterator[Posting]:
+        """The line until `end_us`, as record `seq` ended it. From `since_us` on nobody knows what became of it: `proof` says
+        what showed that it was over; None: all of it is known."""
+        until = end_us if since_us is None else min(end_us, max(since_us, self.since_us))
+        known = (self.account, self.payer, self.since_us, until, self.cause)
+        payer = self.payer if self.payer.attempt else NOBODY
+        for account, who, start_us, stop_us, cause in (known, (Account.UNCONFIRMED, payer, until, end_us, proof)):
+            for start, end, wall in calendar.straight(start_us, stop_us):
+                yield Posting(
+                    account, pool, *self.about, self.units, start, end, wall, wall + end - start,
+                    who.team, who.user, who.job_id, who.attempt, who.priority_class, who.queue,
+                    self.seq, seq, cause,
+                )  # fmt: skip
 
     def dump(self) -> list[Any]:
         """For a snapshot, as JSON takes it."""
