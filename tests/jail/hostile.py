@@ -242,6 +242,31 @@ def packet_socket():
 
 
 @attack
+def hypervisors_socket():
+    """It belongs to no network namespace."""
+    socket.socket(40, socket.SOCK_STREAM)
+    return True
+
+
+@attack
+def kernels_ciphers():
+    socket.socket(38, socket.SOCK_SEQPACKET)
+    return True
+
+
+@attack
+def sockets_that_jobs_need():
+    """Not refused, or this test would prove nothing of the others."""
+    for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK):
+        try:
+            socket.socket(family, socket.SOCK_DGRAM).close()
+        except OSError as e:
+            if e.errno != 97 or family != socket.AF_INET6:  # a machine without IPv6
+                return True
+    return False
+
+
+@attack
 def raise_priority():
     os.nice(-5)
     return True

@@ -191,6 +191,8 @@ ATTEMPTS = (
             "tests/agent/test_folders.py::test_who_left_most_makes_room_first"),
     Attempt(2, _JOB, "a tree of folders that ends the agent who removes it", "nothing recurses",
             "tests/agent/test_folders.py::test_a_tree_of_any_depth_is_removed_and_no_link_is_followed"),
+    Attempt(2, _JOB, "the hypervisor's socket, also without a network, and the kernel's rarer kinds of sockets",
+            "four families of sockets are allowed", _REACHES, "hypervisors_socket"),
     Attempt(6, _JOB, "connections to the services' HTTP ports on which it says nothing, or half a request",
             "64 at once, 30 s each; the oldest gives way",
             "tests/service/test_app.py::test_who_connects_and_asks_nothing_takes_no_place_of_who_asks"),

@@ -62,6 +62,10 @@ _NEW_NAMESPACES = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 _NEWTIME = 0x80
 """For `unshare` alone: `clone` has a signal's number in these bits."""
+_SOCKET = (41, 198)
+_FAMILIES = (1, 2, 10, 16)
+"""AF_UNIX, INET, INET6, NETLINK. No network namespace holds AF_VSOCK, which reaches the machine's hypervisor; the others are
+ways into the kernel (AF_ALG, TIPC, RDS ...) that jobs have no use for."""
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 """They type into a terminal as if its user did."""
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
@@ -102,6 +106,9 @@ def program(machine: str) -> bytes:
             _step(_RETURN, refuse),
             _step(_RETURN, _ALLOW),
         ]
+    out += [_step(_EQUAL, _SOCKET[column], 0, len(_FAMILIES) + 3), _step(_LOAD, _FIRST)]
+    out += [_step(_EQUAL, family, len(_FAMILIES) - i, 0) for i, family in enumerate(_FAMILIES)]
+    out += [_step(_RETURN, _ERRNO | errno.EAFNOSUPPORT), _step(_RETURN, _ALLOW)]
     out += [
         _step(_EQUAL, _IOCTL[column], 0, 4),
         _step(_LOAD, _SECOND),
