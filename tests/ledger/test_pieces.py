@@ -11,7 +11,7 @@ import pytest
 from libs.bus.cancel import cancel
 from libs.core.projections.verify import Checker
 from libs.core.scheduling.decider import Decider, Deciders
-from libs.core.state import fold, snapshot
+from libs.core.state import fold
 from libs.core.state.model import State
 from libs.ledger import writer as writer_module
 from libs.ledger.pieces import InputTooLarge, pieces
@@ -19,6 +19,7 @@ from libs.ledger.writer import LedgerWriter
 from schemas import inbox
 from schemas.ledger import DevicesFreed, HoldReleased, LedgerRecord, NodeLeft
 from tests.core.builders import job, node
+from tests.kit.states import dumped
 from tests.ledger.test_versions import old_code, read_by_old  # noqa: F401
 from tests.ledger.test_writer import Interposed
 from tests.ledger.world import POOL, World
@@ -96,7 +97,7 @@ async def test_one_input_may_take_several_records(world: World, monkeypatch: pyt
     state = await finished(world)
     assert parts_of([e.record for e in await world.entries()]) > 3
     assert writer.counters.refolds == 1
-    assert list(snapshot.dump(state)) == list(snapshot.dump(writer.decider.state))
+    assert dumped(state) == dumped(writer.decider.state)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -127,7 +128,7 @@ async def test_a_writer_that_dies_between_two_records_of_one_input_is_followed_b
     world.start(second)  # type: ignore[arg-type]
     await world.decided(second)  # type: ignore[arg-type]
     state = await finished(world)
-    assert list(snapshot.dump(state)) == list(snapshot.dump(second.decider.state))
+    assert dumped(state) == dumped(second.decider.state)
 
 
 async def test_version_0_1_0_reads_a_decision_in_several_records(
