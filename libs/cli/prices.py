@@ -30,7 +30,7 @@ def _group() -> None:
 @app.command("check")
 def check(file: BookFile) -> None:
     """Say everything that is wrong with a price book; no server is asked."""
-    book = _book(file, ())
+    book = _checked(_read(file), file, set())
     say(f"version {book.version}: {len(book.prices)} prices and {len(book.contracts)} of contracts in {book.currency}")
 
 
@@ -45,9 +45,14 @@ def apply(
 ) -> None:
     """From now on bill by this book, all of it. What was posted keeps its price; changes of it are corrections."""
 
+    text = _read(file)
+
     async def work(baton: Baton) -> RateBook:
-        found = (await baton.devices("")).devices
-        book = _book(file, {kind_of(device.model, device.mig_profile) for device in found})
+        try:
+            book = read_book(text, str(file))
+        except PricesFileError:  # perhaps the pool has a device that the catalogue does not know
+            found = (await baton.devices("")).devices
+            book = _checked(text, file, {kind_of(device.model, device.mig_profile) for device in found})
         who = baton.place.user or "operator"
         said = ApplyPrices(book=book, reason=reason, user=who)
         subject = subjects.apply_prices(baton.place.pool, who)
@@ -58,11 +63,15 @@ def apply(
     say(f"version {book.version} is applied")
 
 
-def _book(file: Path, offered: set[str] | tuple[()]) -> RateBook:
+def _read(file: Path) -> str:
     try:
-        text = typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        return typer.get_text_stream("stdin").read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None
+
+
+def _checked(text: str, file: Path, offered: set[str]) -> RateBook:
+    try:
         return read_book(text, str(file), offered)
     except PricesFileError as error:
         raise UsageFault(str(error)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8 with -f") from None

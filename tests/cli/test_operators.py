@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from itertools import count
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -185,3 +186,20 @@ async def test_an_operator_may_upgrade_although_an_older_reader_lives(
     assert (forced.code, await known.format("main")) == (0, NEWEST), forced.err
     await known.forget(OLD)
     await known.raise_format("main", FIRST, "a test")
+
+
+async def test_a_book_is_applied_a_bill_is_exported_and_a_period_closed(
+    urls: dict[str, Address], placement: None, tmp_path: Path
+) -> None:
+    book, bill = tmp_path / "book.yaml", tmp_path / "bill.csv"
+    book.write_text("version: 1\ncurrency: USD\nprices: [{device: H100, price: 2.99, from: 2020-01-01}]\n")
+    url = urls["operator"]
+    applied = await baton("prices", "apply", "-f", str(book), "--user", "olga", "--pool", DECIDED, url=url)
+    assert (applied.code, applied.out) == (0, "version 1 is applied\n")
+    wrong = await baton("bill", "close", "--from", "2099-01", "--pool", DECIDED, url=url)
+    assert wrong.code == 4
+    assert "close it when it is over" in wrong.err
+    closed = await baton("bill", "close", "--from", "2020-01", "--user", "olga", "--pool", DECIDED, url=url)
+    assert closed.code == 0, closed.err
+    told = await baton("bill", "export", str(bill), "--from", "2020-01", "--pool", DECIDED, url=url)
+    assert (told.code, told.out[:6]) == (0, "0 rows"), told.err
