@@ -183,8 +183,11 @@ def test_the_same_again_is_the_same_bytes_also_when_it_was_cut_off(
     CliRunner().invoke(app, [str(w) for w in ("bill", "export", two, *words)])
     assert not two.exists(), "what is not whole is not there"
     made_before = len(list((tmp_path / "two.parts").glob("0*")))
-    monkeypatch.setattr(rendering, "part", render)
+    again: list[Path] = []
+    monkeypatch.setattr(rendering, "part", lambda self, rows, path: (again.append(path), render(self, rows, path)))
     baton("bill", "export", two, *words)
+    rows = json.loads((tmp_path / "two.metadata.json").read_text())["x_RowCount"]
+    assert len(again) == -(-rows // 7) - 2, "the parts that were there are not made again"
     assert made_before == 2
     assert two.read_bytes() == one.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "one.metadata.json", "two", "two.metadata.json"]
