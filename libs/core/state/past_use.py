@@ -16,7 +16,8 @@ _LOST = (1 << _BITS) - _KEPT
 _FORGOTTEN = 40 * PERIODS
 """After so many periods nothing is left of a count."""
 _SPARE = 64
-"""So many teams that hold nothing may be remembered before those are looked for of which nothing is left."""
+"""So many teams, and as many again as were left the last time, are remembered before those are looked for of which nothing is
+left."""
 
 KindAmounts = Mapping[str, int]
 """Kind of device -> thousandths."""
@@ -34,14 +35,16 @@ class PastUse:
     def __init__(self, half_life_us: int = 0) -> None:
         self._period_us = half_life_us // PERIODS
         self._rows: dict[str, _Row] = {}
+        self._most = _SPARE
 
-    def changes(self, team: str, held: KindAmounts, others: Mapping[str, KindAmounts], t_us: int) -> None:
-        """From `t_us` on the team holds something else than `held`. `others`: what all teams hold, for whom to remember."""
+    def changes(self, team: str, held: KindAmounts, everyone: Mapping[str, KindAmounts], t_us: int) -> None:
+        """From `t_us` on the team holds something else than `held`. `everyone`: what all teams hold: they are not forgotten."""
         if not self._period_us:
             return
         self._rows[team] = _Row(t_us, self._counted(team, held, t_us))
-        if len(self._rows) > 2 * len(others) + _SPARE:
-            self._forget(others, t_us)
+        if len(self._rows) > self._most:
+            self._forget(everyone, t_us)
+            self._most = 2 * len(self._rows) + _SPARE
 
     def begins(self, half_life_us: int, held: Mapping[str, KindAmounts], t_us: int) -> None:
         """From `t_us` on it is counted by this half-life. Averages of before stay what they were."""
@@ -75,12 +78,17 @@ class PastUse:
 
     def dump(self) -> dict[str, Any]:
         """For a snapshot, as JSON takes it."""
-        return {"period_us": self._period_us, "rows": {team: list(row) for team, row in sorted(self._rows.items())}}
+        return {
+            "period_us": self._period_us,
+            "most": self._most,
+            "rows": {team: list(row) for team, row in sorted(self._rows.items())},
+        }
 
     @classmethod
     def load(cls, dumped: Mapping[str, Any]) -> "PastUse":
         """The inverse of `dump`; of nothing: nothing is counted."""
         past = cls(dumped.get("period_us", 0) * PERIODS)
+        past._most = dumped.get("most", _SPARE)
         past._rows = {team: _Row(at_us, dict(counted)) for team, (at_us, counted) in dumped.get("rows", {}).items()}
         return past
 
@@ -103,8 +111,8 @@ class PastUse:
             from_us = end_us
         return total + milli * max(0, to_us - from_us)
 
-    def _forget(self, others: Mapping[str, KindAmounts], t_us: int) -> None:
-        for team in [team for team in self._rows if team not in others]:
+    def _forget(self, everyone: Mapping[str, KindAmounts], t_us: int) -> None:
+        for team in [team for team in self._rows if team not in everyone]:
             if not any(self._counted(team, {}, t_us).values()):
                 del self._rows[team]
 
