@@ -163,7 +163,7 @@ async def test_who_connects_and_asks_nothing_takes_no_place_of_who_asks(own_nats
     await until(lambda: open_still() <= MOST + 16)
     for reader, _ in silent[: MOST // 2]:
         with suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 30) == b"", "the oldest gave way"
+            await asyncio.wait_for(reader.read(), 30)  # to its end, perhaps after an answer: the oldest gave way
     for _, writer in silent:
         writer.close()
 
