@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from libs.core.scheduling.precedence import keep
-from libs.core.scheduling.precedence.learned import EDGES, Learned, cells_of, width_class
+from libs.core.scheduling.precedence.learned import EDGES, Learned, cells_of
 from libs.core.scheduling.precedence.promised import PromiseBook
 from libs.core.scheduling.precedence.rules import (
     CODES,
@@ -145,8 +145,7 @@ class Precedence:
     def _relearn(self, t_us: int) -> None:
         """Works out anew what has been learned."""
         slots = np.fromiter(self.served.slots.values(), dtype=np.int64, count=len(self.served.slots))
-        widths = np.array([width_class(int(width)) for width in self.served.width[slots]], dtype=np.int64)
-        self.learned.relearn(widths, self.served.attained_all(slots, t_us))
+        self.learned.relearn(classes_of(self.served.width[slots]), self.served.attained_all(slots, t_us))
         for line in self._lines.values():
             fresh = self._numbers(np.array([self.served.slots[job_id] for _, _, job_id in line], dtype=np.int64), t_us)
             line[:] = [(int(n * 1000), at, job_id) for n, (_, at, job_id) in zip(fresh, line, strict=True)]
