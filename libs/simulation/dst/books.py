@@ -100,6 +100,8 @@ class SimBooks:
                     self._nodes[event.job_id, event.attempt] = {claim.node for claim in event.claims}
                     milli = {c.device: c.milli for c in event.claims}
                     self._open[event.job_id] = (attempt_id(event.job_id, event.attempt), record.t_us, milli)
+                case led.AttemptPreempting(reason=reason) if reason.startswith("reclaim"):
+                    self.world.sometimes("what a queue lent came back")
                 case led.DevicesFreed():
                     self.world.truth.freed(event.job_id, event.attempt, event.node, event.evidence.value)
                     attempt, opened_us, milli = self._open[event.job_id]
@@ -243,16 +245,19 @@ _CANCEL = subjects.stem(subjects.inbox("job", "cancel-requested", POOL))
 _OBSERVED = subjects.stem(subjects.node_inbox("observed", POOL))
 _REGISTERED = subjects.stem(subjects.node_inbox("registered", POOL))
 _REPARTITIONED = subjects.stem(subjects.node_inbox("board-cut", POOL))
+_QUEUES = subjects.stem(subjects.apply_queues(POOL, "op"))
 _QUARANTINE = subjects.stem(subjects.node_inbox("quarantine", POOL))
 
 
 def explained(subject: str, reason: str) -> bool:
-    """Whether a dead letter tells of an ordinary race: a plan that came too late, or an earlier life of a node."""
+    """Whether a dead letter tells of an ordinary race: a plan that came too late, an earlier life of a node, older queues."""
     match subjects.stem(subject):
         case s if s == _PLANNED:
             return True
         case s if s in (_OBSERVED, _REPARTITIONED, _QUARANTINE):
             return "is not up" in reason
+        case s if s == _QUEUES:  # the older file came later, or an older reader reads along
+            return "is not above" in reason or "knows no queues" in reason
         case s:
             return s == _REGISTERED and "is not newer" in reason
 

@@ -57,6 +57,7 @@ STATES: tuple[str, ...] = (
     "messages were lost all the time",
     "messages were repeated",
     "old input came again",
+    "queues were applied",
     "snapshots: another version",
     "snapshots: lost",
     "snapshots: rotten",
@@ -67,5 +68,6 @@ STATES: tuple[str, ...] = (
     "the broker's disk was slow",
     "the ledger went on in another segment",
     "the master key was changed",
+    "what a queue lent came back",
 )
 """Dangerous states that seeds must have reached as well: what is drawn is not yet what happens."""

@@ -28,7 +28,9 @@ from libs.simulation.dst.telling import tell_secrets
 from libs.simulation.dst.world import World
 from schemas import subjects
 from schemas.ids import job_id
+from schemas.inbox import ApplyQueues
 from schemas.jobs import CancelJob, CheckpointPolicy, JobSpec, RetryPolicy, SecretUse, Simulation, SubmitJob
+from schemas.queues import Queue
 from schemas.resources import Device, Inventory, MigBoard, Position, Resources
 from services.admission.app import make_app as make_admission
 from services.admission.settings import AdmissionSettings
@@ -98,6 +100,7 @@ class Scenario:
         theme: what the seed dwells on (libs.simulation.dst.themes).
         vaults: processes of vault; 0: no secrets.
         archivists: operators who archive the ledger.
+        trees: what an operator applies as the pool's queues, and when, s.
     """
 
     nodes: int
@@ -111,6 +114,7 @@ class Scenario:
     theme: str = ""
     vaults: int = 0
     archivists: int = 0
+    trees: list[tuple[float, ApplyQueues]] = field(default_factory=list)
     jobs: list[Asked] = field(default_factory=list)
 
 
@@ -157,7 +161,26 @@ def draw(chance: random.Random) -> Scenario:
         scenario.jobs.append(asked)
     if scenario.vaults:
         name_secrets(scenario, chance, 0.5)
+    own = random.Random(repr([job.at for job in scenario.jobs]))  # what other seeds mean stays as it is
+    if own.random() < 0.25:
+        scenario.trees = [
+            (own.uniform(first, first + 7), _tree(own, version)) for version, first in ((1, 1.0), (2, 9.0))
+        ]
     return scenario
+
+
+def _tree(chance: random.Random, version: int) -> ApplyQueues:
+    """Guarantees of up to half the pool, of which nobody may hold the teams' jobs back for ever."""
+    queues = tuple(
+        Queue(
+            name=team,
+            guaranteed={"*": 1000 * guaranteed} if (guaranteed := chance.randint(0, DEVICES)) else {},
+            weight_milli=chance.choice((500, 1000, 3000)),
+            order=chance.choice((None, None, "fifo", "least-attained", "shortest-remaining")),
+        )
+        for team in TEAMS
+    )
+    return ApplyQueues(version=version, queues=queues, half_life_s=chance.choice((None, 60)), user="op")
 
 
 def name_secrets(scenario: Scenario, chance: random.Random, share: float) -> None:
@@ -363,6 +386,8 @@ async def teams(world: World, scenario: Scenario) -> None:
     async with asyncio.TaskGroup() as group:
         for at, job, what in sorted(asks, key=lambda ask: ask[0]):
             group.create_task(_ask(world, outbox, at, job, what))
+        for at, tree in scenario.trees:
+            group.create_task(_apply(world, outbox, at, tree))
         if scenario.vaults:
             for team in TEAMS:
                 group.create_task(tell_secrets(world, client, team, [name for name, told in SECRETS.items() if told]))
@@ -387,6 +412,23 @@ async def _ask(world: World, outbox: Outbox, at: float, job: Asked, what: str) -
             world.sometimes("a key was sent with two bodies")
         case _:
             job.done.set()
+
+
+async def _apply(world: World, outbox: Outbox, at: float, tree: ApplyQueues) -> None:
+    """An operator gives the pool its queues. A version that comes too late is refused."""
+    await asyncio.sleep(max(0.0, at - world.loop.now))
+    subject = subjects.apply_queues(POOL, "op")
+    message = outgoing(
+        tree, subject=subject, type="io.baton.operator.queues-applied.v1", source="/sim", cause=f"queues:{tree.version}"
+    )
+    while True:
+        try:
+            await outbox.publish(message)
+        except (NotStored, NatsError, OSError):
+            await asyncio.sleep(0.5)
+        else:
+            world.sometimes("queues were applied")
+            return
 
 
 def _submit(job: Asked, twin: bool = False) -> Outgoing:
