@@ -20,8 +20,11 @@ import time
 from pathlib import Path
 from statistics import median
 
+from services.agent import jobwalls
 from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
+from services.agent.settings import AgentSettings
+from services.agent.view import view_of
 
 _WARM_UP = 10
 _TICK_MS = 10
@@ -32,18 +35,21 @@ Times = list[float]
 """Of agent, keeper, shims and programs: CPU ms per process."""
 
 
-async def measure(containment: str, attempts: int, ranks: int) -> Times:
+async def measure(containment: str, attempts: int, ranks: int, walled: bool) -> Times:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pids").mkdir()  # for keepers before the zygote
-        keeper = KeeperClient(folder, containment, "", _nothing)
+        view = view_of([folder], AgentSettings()) if walled else None
+        asked = jobwalls.asked("auto", view) if view else ""
+        keeper = KeeperClient(folder, containment, "", _nothing, behind=asked)
         keeper.life("n0", 1, None)
         await keeper.ensure()
+        about = jobwalls.JobWalls(keeper, view, folder / "teams.json", False) if view else None
         for number in range(_WARM_UP):
-            await _one(keeper, folder, f"warm-{number}", ranks)
+            await _one(keeper, folder, f"warm-{number}", ranks, about)
         before = time.process_time() * 1000, _keeper_ms(keeper.pid), _children_ms(keeper.pid)
         for number in range(attempts):
-            await _one(keeper, folder, str(number), ranks)
+            await _one(keeper, folder, str(number), ranks, about)
         after = time.process_time() * 1000, _keeper_ms(keeper.pid), _children_ms(keeper.pid)
         await keeper.close()
         return [(b - a) / (attempts * ranks) for a, b in zip(before, after, strict=True)]
@@ -53,18 +59,23 @@ async def _nothing() -> None:
     """Nothing is left to clear."""
 
 
-async def _one(keeper: KeeperClient, folder: Path, name: str, ranks: int) -> None:
+async def _one(keeper: KeeperClient, folder: Path, name: str, ranks: int, walls: jobwalls.JobWalls | None) -> None:
     environment = {"PATH": "/usr/bin:/bin"} | {f"VARIABLE_{i}": "x" * 20 for i in range(25)}
     attempt = keeper.attempt(f"n0/{name}.1")
-    message = {
+    own = [folder / part / name for part in ("jobs", "checkpoints", "acknowledge")]
+    for made in own:
+        made.mkdir(parents=True)
+    message: dict[str, object] = {
         "node": "n0",
         "incarnation": 1,
         "about": {"part": "x" * 1500},
         "command": ["/bin/true"],
-        "workdir": str(folder),
+        "workdir": str(own[0]),
         "log_limit": 1000,
         "ranks": [{"rank": r, "environment": environment, "log": str(folder / f"{name}-{r}")} for r in range(ranks)],
     }
+    if walls is not None:
+        message["walls"] = walls.behind("blue", own, (), 1 << 30)
     await keeper.start(attempt, message)
     await attempt.ended.wait()
     attempt.forget()
@@ -85,6 +96,7 @@ def compare(given: argparse.Namespace) -> None:
     trees = [tree.resolve() for tree in (_HERE, given.against) if tree is not None]
     found: dict[Path, list[Times]] = {tree: [] for tree in trees}
     options = ["--containment", given.containment, "--attempts", str(given.attempts), "--ranks", str(given.ranks)]
+    options += ["--walls"] if given.walls else []
     for _ in range(given.rounds):
         for tree in trees:
             out = subprocess.run(
@@ -113,9 +125,14 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="another checkout of Baton")
+    parser.add_argument("--walls", action="store_true", help="with the best walls that this user can have")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(asyncio.run(measure(arguments.containment, arguments.attempts, arguments.ranks))))
+        print(
+            json.dumps(
+                asyncio.run(measure(arguments.containment, arguments.attempts, arguments.ranks, arguments.walls))
+            )
+        )
     else:
         compare(arguments)

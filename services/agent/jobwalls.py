@@ -114,7 +114,9 @@ class JobWalls:
                 hand_over(folder, uid)
         scratch_mib = limits.scratch_mib if limits else None
         arguments = self._view.arguments(folders, devices, network, memory, scratch_mib, readable)
-        return views.spec(self._view, uid, gid, arguments, network, limits)
+        full = network and self._keeper.tier == walls.FULL
+        prepared = self._view.prepared(folders, devices, memory, scratch_mib, readable) if full else None
+        return views.spec(self._view, uid, gid, arguments, network, limits, prepared)
 
 
 def lacks() -> list[str]:
@@ -139,8 +141,15 @@ def asked(tier: str, view: JobView) -> str:
 def hand_over(folder: Path, uid: int) -> None:
     """The folder is this user's alone, with what an attempt left there that had another. A file with a second name stays what
     it is: it may be the agent's. Raises OSError."""
-    if folder.stat().st_uid == uid:
+    if os.stat(folder).st_uid == uid:
         return
+    if os.listdir(folder):
+        _hand_over_what_is_in(folder, uid)
+    os.chmod(folder, 0o700)
+    os.chown(folder, uid, uid)
+
+
+def _hand_over_what_is_in(folder: Path, uid: int) -> None:
     try:
         for _, folders, files, at in os.fwalk(folder):
             for name in (*folders, *files):
@@ -148,8 +157,6 @@ def hand_over(folder: Path, uid: int) -> None:
                     os.chown(name, uid, uid, dir_fd=at, follow_symlinks=False)
     except RecursionError:
         raise OSError(errno.ELOOP, "its folders lie too deep in one another", str(folder)) from None
-    os.chmod(folder, 0o700)
-    os.chown(folder, uid, uid)
 
 
 def _read(path: Path) -> dict[str, str]:

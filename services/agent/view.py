@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ _SYS = ("bus", "class", "dev", "module", "block")
 """Of /sys, beside /sys/devices: what there is, for libraries that look for their accelerators. No cgroups, no settings of the
 kernel."""
 _MIB = 1024 * 1024
+_MOST_SHARED = 64
 
 
 class Exposed(ValueError):
@@ -41,6 +42,8 @@ class JobView:
     device_files: tuple[str, ...]
     scratch_mib: int
     processes: int
+    _shared: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
+    """Device files -> what all views with them have in common."""
 
     def arguments(
         self,
@@ -53,25 +56,85 @@ class JobView:
     ) -> list[str]:
         """bubblewrap's, for a job that has these folders and device files, so many bytes of memory, and asked for a /tmp of
         that size. `readable`: folders of its own that it may not write to."""
-        beside = self.device_files if devices else ()
-        hidden = [folder for folder in self.own if any(_below(folder, shown) for shown in self.shown)]
-        most = self.scratch_mib if scratch_mib is None else min(scratch_mib, self.scratch_mib)
-        scratch = str(most * _MIB if memory is None or scratch_mib is not None else min(most * _MIB, memory // 2))
+        scratch = str(self._scratch(memory, scratch_mib))
         return [
             *("--cap-drop", "ALL", "--unshare-ipc"),
             *(() if network else ("--unshare-net",)),
             *("--perms", "1777", "--size", scratch, "--tmpfs", "/tmp"),
             *self.system,
-            *(word for name in _SYS if devices for word in ("--ro-bind-try", f"/sys/{name}", f"/sys/{name}")),
+            *_sys(devices),
             *("--proc", "/proc", "--dev", "/dev"),
-            *(word for device in (*devices, *beside) for word in ("--dev-bind-try", device, device)),
+            *self._device_files(devices),
             *("--perms", "1777", "--size", scratch, "--tmpfs", "/dev/shm"),
-            *(word for folder in hidden for word in ("--perms", "0755", "--tmpfs", folder)),
+            *(word for folder in self._hidden() for word in ("--perms", "0755", "--tmpfs", folder)),
             *_ways(str(folder) for folder in (*writable, *readable)),
             *(word for folder in writable for word in ("--bind", str(folder), str(folder))),
             *(word for folder in readable for word in ("--ro-bind", str(folder), str(folder))),
             *("--remount-ro", "/dev", "--remount-ro", "/"),
         ]
+
+    def prepared(
+        self,
+        writable: Sequence[Path] = (),
+        devices: Sequence[str] = (),
+        memory: int | None = None,
+        scratch_mib: int | None = None,
+        readable: Sequence[Path] = (),
+    ) -> dict[str, Any] | None:
+        """The same view for `keeper.prepared`: what all jobs share apart from what is this one's. None where that does not do:
+        a folder of the job's is not below one of the agent's, or lies in another of its own. The network is the host's."""
+        own = [*((str(folder), True) for folder in writable), *((str(folder), False) for folder in readable)]
+        stems = {path: min((stem for stem in self.own if _below(path, stem)), key=len, default="") for path, _ in own}
+        if not all(stems.values()) or any(
+            _below(path, other) for path, _ in own for other, _ in own if path is not other
+        ):
+            return None
+        shared = self._shared.get(tuple(devices))
+        if shared is None:
+            if len(self._shared) >= _MOST_SHARED:
+                self._shared.clear()
+            shared = self._shared[tuple(devices)] = self._of_all(devices)
+        return shared | {
+            "scratch": self._scratch(memory, scratch_mib),
+            "stems": sorted({stem for stem in stems.values() if not _below(stem, "/tmp")}),
+            "own": own,
+        }
+
+    def _of_all(self, devices: Sequence[str]) -> dict[str, Any]:
+        """What jobs with these devices share. Of the agent's own folders there are empty ones, to mount a job's upon."""
+        hidden, words = self._hidden(), [*self.system, *_sys(devices), *self._device_files(devices)]
+        bare = [folder for folder in self.own if folder not in hidden and not _below(folder, "/tmp")]
+        binds = [(words[at + 1], words[at + 2]) for at, word in enumerate(words) if "bind" in word]
+        return {
+            "args": [
+                *("--cap-drop", "ALL", "--unshare-ipc", "--perms", "1777", "--dir", "/tmp", "--dir", "/proc"),
+                *self.system,
+                *_sys(devices),
+                *("--dev", "/dev"),
+                *self._device_files(devices),
+                *(word for folder in hidden for word in ("--perms", "0755", "--tmpfs", folder)),
+                *_ways(bare),
+                *(word for folder in bare for word in ("--perms", "0755", "--dir", folder)),
+                *("--remount-ro", "/dev", "--remount-ro", "/"),
+            ],
+            "sources": [source for source, _ in binds],
+            "carried": [at for at in dict.fromkeys((*(at for _, at in binds), *hidden)) if _below(at, "/tmp")],
+        }
+
+    def _scratch(self, memory: int | None, scratch_mib: int | None) -> int:
+        most = self.scratch_mib if scratch_mib is None else min(scratch_mib, self.scratch_mib)
+        return most * _MIB if memory is None or scratch_mib is not None else min(most * _MIB, memory // 2)
+
+    def _hidden(self) -> list[str]:
+        return [folder for folder in self.own if any(_below(folder, shown) for shown in self.shown)]
+
+    def _device_files(self, devices: Sequence[str]) -> list[str]:
+        beside = self.device_files if devices else ()
+        return [word for device in (*devices, *beside) for word in ("--dev-bind-try", device, device)]
+
+
+def _sys(devices: Sequence[str]) -> list[str]:
+    return [word for name in _SYS if devices for word in ("--ro-bind-try", f"/sys/{name}", f"/sys/{name}")]
 
 
 def view_of(own: Iterable[Path], settings: AgentSettings, root: Path = Path("/")) -> JobView:
@@ -123,6 +186,7 @@ def spec(
     arguments: Sequence[str],
     network: bool = True,
     limits: JobLimits | None = None,
+    prepared: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """As the keeper is told of it (`walls.Spec`). Where a user id is one team's, its jobs share a count of processes, and a
     job's own limit is a cgroup's."""
@@ -137,6 +201,7 @@ def spec(
         "gid": gid,
         "processes": shared if root or asked.processes is None else min(shared, asked.processes + walls.OF_OURS),
         "files": min(files),
+        **({} if prepared is None else {"prepared": prepared}),
     }
 
 
@@ -158,8 +223,11 @@ def _interpreter() -> list[str]:
 
 def _ways(paths: Iterable[str]) -> list[str]:
     """The folders above these, for all to pass: bubblewrap would make them for their owner alone."""
-    above = {str(folder) for path in paths for folder in Path(path).parents} - {"/", "/tmp"}
-    return [word for folder in sorted(above) for word in ("--perms", "0755", "--dir", folder)]
+    above = set[str]()
+    for path in paths:
+        while (path := path.rpartition("/")[0]) and path not in above:
+            above.add(path)
+    return [word for folder in sorted(above - {"/tmp"}) for word in ("--perms", "0755", "--dir", folder)]
 
 
 def _below(path: str, folder: str) -> bool:

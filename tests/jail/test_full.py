@@ -1,6 +1,7 @@
 """The tier `full`: as root these tests run or fail."""
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from services.agent import tree
 from services.agent.keeper import proc, walls
 from services.agent.keeper.find import NoKeeper
 from services.agent.settings import AgentSettings
-from services.agent.view import Exposed, view_of
+from services.agent.view import Exposed, JobView, view_of
 from tests.agent.build import part, rank, spec
 from tests.agent.conftest import until
 
@@ -91,9 +92,29 @@ async def attacked(node, aims, tmp_path, only=""):
     return dict(reversed(line.split()) for line in node.says(attacker).splitlines() if line != "tried all"), pid
 
 
-async def test_a_hostile_job_reaches_nothing(start, aims, tmp_path):
+async def warm(node):
+    """Returns when jobs take a copy of a view that the keeper holds."""
+    for epoch in itertools.count(1):
+        job = part(spec("import time; print('up', flush=True); time.sleep(600)"), rank(epoch=epoch), team="blue")
+        await node.up(job)
+        (kept,) = node.agent.launcher.keeper.attempts.values()
+        await node.world.want("n0")
+        await node.world.sees(job, Released)
+        await until(lambda: not node.agent.launcher.keeper.attempts)
+        if kept.prepared:
+            return
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+async def test_a_hostile_job_reaches_nothing(start, aims, tmp_path, monkeypatch, prepared):
+    """Neither in a copy of the view that was prepared for all, nor in one that bubblewrap has made for it alone."""
+    if not prepared:
+        monkeypatch.setattr(JobView, "prepared", lambda *_: None)
     async with start(readable=(HOSTILE.parent,)) as node:
+        if prepared:
+            await warm(node)
         said, pid = await attacked(node, aims, tmp_path)
+        assert {kept.prepared for kept in node.agent.launcher.keeper.attempts.values()} == {prepared}
         assert node.agent.launcher.keeper.tier == walls.FULL, node.agent.launcher.keeper.why
         node.agent.launcher.walls.say()
         assert (tmp_path / "agent/walls").read_text().startswith(walls.FULL), "for `baton up`"

@@ -8,6 +8,7 @@ case: the lease of a node has ended. It is started once and forks from itself, s
 - `zygote` is a fork of the keeper that forks the shims, with as few pages touched as can be.
 - `shim` holds one attempt. It starts the attempt's processes and holds all of them: as the first process of a pid namespace,
   or as their subreaper, in a cgroup where there is one.
+- `walls` are what the shim goes behind, `prepared` how that is had cheaply.
 - `client` and `find` are the agent's side.
 
 The keeper and its shims import nothing but a few modules of the standard library: a fork copies what they hold.

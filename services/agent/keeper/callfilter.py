@@ -129,7 +129,10 @@ class _Program(ctypes.Structure):
 
 
 _LIBC = ctypes.PyDLL(None, use_errno=True)
+_prctl = _LIBC.prctl
 _MINE = program(os.uname().machine)
+_WANTED = _Program(len(_MINE) // 8, _MINE)
+"""Made once: each shim is a fork."""
 
 
 def known() -> bool:
@@ -139,8 +142,6 @@ def known() -> bool:
 
 def install() -> None:
     """Holds for this process and all that it starts, for ever; needs `no_new_privs`. Raises OSError."""
-    if _MINE:
-        wanted = _Program(len(_MINE) // 8, _MINE)
-        if _LIBC.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(wanted), 0, 0):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), "prctl(PR_SET_SECCOMP)")
+    if _MINE and _prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(_WANTED), 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "prctl(PR_SET_SECCOMP)")

@@ -34,6 +34,8 @@ class KeptAttempt:
         self.oom_kills = 0
         self.shim = 0
         """The process that holds it; 0: not known yet."""
+        self.prepared = False
+        """Its view is a copy of one that was prepared."""
         self.changed: Callable[[], None] = lambda: None
         """Called after each piece of news."""
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -68,7 +70,7 @@ class KeptAttempt:
     def take(self, news: wire.WireMessage) -> None:
         match news["is"]:
             case "started":
-                self.shim = news.get("shim", 0)
+                self.shim, self.prepared = news.get("shim", 0), bool(news.get("prepared"))
                 self._resolve(None)
             case "failed":
                 self._resolve(_error(news))

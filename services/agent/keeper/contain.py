@@ -28,6 +28,7 @@ _SYS_CLONE = {"x86_64": 56, "ppc64le": 120}.get(os.uname().machine, 220)
 """Of most machines, as the kernel numbers its calls."""
 _LIBC = ctypes.PyDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
+_syscall, _prctl, _unshare, _mount = _LIBC.syscall, _LIBC.prctl, _LIBC.unshare, _LIBC.mount
 _BEFORE_FORK = ctypes.pythonapi.PyOS_BeforeFork
 _AFTER_FORK_PARENT, _AFTER_FORK_CHILD = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
 """Looked up once: each child would read a part of the symbol table for them."""
@@ -41,29 +42,29 @@ def _checked(result: int, what: str) -> None:
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """This process is sent the signal when its parent dies. Raises OSError."""
-    _checked(_LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+    _checked(_prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
 def gain_no_rights() -> None:
     """No program that is started from here gains rights by a set-user-id bit or file capabilities. Raises OSError."""
-    _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+    _checked(_prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
 
 
 def become_subreaper() -> None:
     """Orphans below this process become its children. Raises OSError."""
-    _checked(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
+    _checked(_prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def name_process(name: str) -> None:
     """What `ps` shows of this process, at most 15 bytes. Raises OSError."""
-    _checked(_LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0), "prctl(PR_SET_NAME)")
+    _checked(_prctl(_PR_SET_NAME, name.encode(), 0, 0, 0), "prctl(PR_SET_NAME)")
 
 
 def fork_sibling(flags: int = 0) -> int:
     """As `os.fork`, but the child is a child of this process's parent. `flags`: `CLONE_NEWPID` makes it the first process
     of a new pid namespace. For processes with one thread. Raises OSError."""
     _BEFORE_FORK()
-    pid = int(_LIBC.syscall(_SYS_CLONE, _CLONE_PARENT | flags | signal.SIGCHLD, 0, 0, 0, 0))
+    pid = int(_syscall(_SYS_CLONE, _CLONE_PARENT | flags | signal.SIGCHLD, 0, 0, 0, 0))
     if pid == 0:
         _AFTER_FORK_CHILD()
         return 0
@@ -78,7 +79,7 @@ def own_user_and_pid_namespace(inner: int | None = None) -> None:
     """The next child of this process is the first process of a pid namespace; for users without root. `inner`: the user and
     group that it sees itself as, by default as outside. Raises OSError."""
     user, group = os.geteuid(), os.getegid()
-    _checked(_LIBC.unshare(_CLONE_NEWUSER | CLONE_NEWPID), "unshare(CLONE_NEWUSER)")
+    _checked(_unshare(_CLONE_NEWUSER | CLONE_NEWPID), "unshare(CLONE_NEWUSER)")
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{user if inner is None else inner} {user} 1"),
@@ -89,10 +90,10 @@ def own_user_and_pid_namespace(inner: int | None = None) -> None:
 
 def mount_own_proc() -> None:
     """The first process of a pid namespace gets a /proc that shows it: programs look themselves up there. Raises OSError."""
-    _checked(_LIBC.unshare(_CLONE_NEWNS), "unshare(CLONE_NEWNS)")
-    _checked(_LIBC.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount(/, private)")
+    _checked(_unshare(_CLONE_NEWNS), "unshare(CLONE_NEWNS)")
+    _checked(_mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "mount(/, private)")
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
-    _checked(_LIBC.mount(b"proc", b"/proc", b"proc", flags, None), "mount(/proc)")
+    _checked(_mount(b"proc", b"/proc", b"proc", flags, None), "mount(/proc)")
 
 
 def works(kind: str) -> bool:
@@ -113,7 +114,7 @@ def _try(kind: str) -> None:
         become_subreaper()
         return
     if os.geteuid() == 0:
-        _checked(_LIBC.unshare(CLONE_NEWPID), "unshare")
+        _checked(_unshare(CLONE_NEWPID), "unshare")
     else:
         own_user_and_pid_namespace()
     inner = os.fork()

@@ -144,7 +144,7 @@ def start(folder: Path, kind: str, group: str, behind: str = "") -> Found:
             stdout=out,
             stderr=out,
             cwd=Path(__file__).resolve().parents[3],
-            env={},
+            env={"LD_BIND_NOW": "1"},  # or each shim would look up functions of its own, in pages of its own
             start_new_session=True,
         )
     end = time.monotonic() + START_S

@@ -11,9 +11,10 @@ from typing import Any
 from services.agent.keeper import proc, wire
 from services.agent.keeper.clock import now
 from services.agent.keeper.link import AgentLink
+from services.agent.keeper.prepared import MAKER_PATIENCE_S, Prepared, Views
 from services.agent.keeper.shim import LARGEST, SPEC
 from services.agent.keeper.table import GONE, RUNNING, HeldAttempt, StartRefused, Table
-from services.agent.keeper.walls import NO_WALLS, Behind
+from services.agent.keeper.walls import FULL, NO_WALLS, Behind
 from services.agent.keeper.zygote import Zygote
 
 LONGEST_WAIT_S = 1.0
@@ -51,6 +52,7 @@ class Keeper:
         self._clean: set[str] = set()
         """Attempts whose shim has seen its last child end: it left no orphan."""
         self._zygote = Zygote(name, kind, behind.bwrap)
+        self._views = Views(self._epoll)
         self._ending = False
         self._lonely_from = now() + FIRST_CALL_S
 
@@ -66,6 +68,8 @@ class Keeper:
                     self._hear(fd)
                 elif fd == self._ends:
                     os.read(fd, 4096)
+                else:
+                    self._views.heard(fd)
             self._sweep()
             for link in list(self._links.values()):
                 if link.out:
@@ -242,9 +246,16 @@ class Keeper:
 
     def _spawn(self, attempt: HeldAttempt, spec: dict[str, Any]) -> None:
         """Raises OSError."""
+        shared = (spec.get("walls") or {}).get("prepared") if self._behind.tier == FULL else None
+        held = self._views.of(shared) if shared else None
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            attempt.shim = self._zygote.spawn(spec, its)
+            if held is None:
+                attempt.shim = self._zygote.spawn(spec, its)
+            else:
+                view, shown = held
+                attempt.view = shared
+                attempt.shim = self._zygote.spawn(spec | {"shown": shown}, its, view)
         except OSError:
             mine.close()
             raise
@@ -253,6 +264,20 @@ class Keeper:
         self._shims[mine.fileno()] = (attempt, mine)
         self._sockets[attempt.id] = mine
         self._epoll.register(mine, select.EPOLLIN)
+        if shared and held is None and self._views.wanted(shared):
+            self._prepare(shared)
+
+    def _prepare(self, wanted: Prepared) -> None:
+        """For the next attempts: this one does not wait for it."""
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            try:
+                maker = self._zygote.prepare({key: wanted[key] for key in ("args", "sources")}, its)
+            except OSError:
+                mine.close()
+                self._views.failed()
+                return
+        self._views.making(wanted, mine, maker, now() + MAKER_PATIENCE_S)
 
     def _tell(self, id: str, message: dict[str, Any]) -> None:
         """To the shim of an attempt. One that does not take it is killed when its patience is over, or is gone already."""
@@ -285,7 +310,12 @@ class Keeper:
         match told["is"]:
             case "started":
                 attempt.state = RUNNING
-                self._say({"is": "started", "id": attempt.id, "shim": attempt.shim})
+                useless = str(told.get("useless", ""))
+                prepared = attempt.view is not None and not useless
+                if attempt.view is not None:
+                    self._views.copied(attempt.view, useless)
+                    attempt.view = None
+                self._say({"is": "started", "id": attempt.id, "shim": attempt.shim, "prepared": prepared})
             case "failed":
                 attempt.failed = {key: told[key] for key in ("errno", "error", "filename")}
                 self._say({"is": "failed", "id": attempt.id, **attempt.failed})
@@ -314,6 +344,7 @@ class Keeper:
         """Kills what must not run, and finds out what is gone."""
         for attempt in self.table.over(now()):
             self._kill(attempt)
+        proc.kill_all(self._views.overdue(now()))
         if not self._dying:
             return
         at = now()
@@ -349,7 +380,11 @@ class Keeper:
 
     def _orphans(self) -> bool:
         """Whether a shim that was killed has left processes to the keeper; they are killed."""
-        own = {self._zygote.pid, *(a.shim for a in self.table.attempts.values() if a.state != GONE)}
+        own = {
+            self._zygote.pid,
+            *self._views.makers(),
+            *(a.shim for a in self.table.attempts.values() if a.state != GONE),
+        }
         strangers = {pid for pid in proc.children(os.getpid()) if pid not in own}
         proc.kill_all(strangers | proc.descendants(strangers))
         return bool(strangers)

@@ -33,10 +33,14 @@ and its limit in `bytes`; or None. `pids`: the same, and how many processes it m
 
 class Shim:
     """`spec` has what `SPEC` names, `control` the socket to the keeper, `kind` how the attempt is contained, `bwrap` the
-    program that makes walls."""
+    program that makes walls, `view` a descriptor of a view that is prepared, or None."""
 
-    def __init__(self, spec: dict[str, Any], control: socket.socket, kind: str, bwrap: str = "") -> None:
-        self.spec, self.control, self.kind, self.bwrap = spec, control, kind, bwrap
+    def __init__(
+        self, spec: dict[str, Any], control: socket.socket, kind: str, bwrap: str = "", view: int | None = None
+    ) -> None:
+        self.spec, self.control, self.kind, self.bwrap, self.view = spec, control, kind, bwrap, view
+        self.useless = ""
+        """Why that view was of no use."""
         self.running: dict[int, int] = {}
         """Process id -> rank, of the attempt's own processes."""
         self.codes: dict[int, int] = {}
@@ -60,7 +64,7 @@ class Shim:
         except ValueError as e:
             self._tell({"is": "failed", "errno": None, "error": str(e), "filename": ""})
             self._finish()
-        self._tell({"is": "started"})
+        self._tell({"is": "started", "useless": self.useless} if self.useless else {"is": "started"})
         while self.running:
             self._turn()
         self._finish()
@@ -83,16 +87,20 @@ class Shim:
             proc.limit_memory(memory["group"], memory["bytes"])
         if pids := self.spec.get("pids"):
             proc.limit_processes(pids["group"], pids["most"])
+        behind = self.spec.get("walls")
         if self.kind == contain.NAMESPACE:
-            contain.mount_own_proc()
+            if not behind:
+                contain.mount_own_proc()
         elif self.kind != contain.NONE:
             contain.become_subreaper()
         if folder := self.spec.get("remove"):
             self.above = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         outputs = [self._open_sink(rank["log"]) for rank in self.spec["ranks"]]  # they lie where no job sees them
-        behind = self.spec.get("walls")
         if behind:
-            walls.put_up(self.bwrap, behind)
+            view = None if self.view is None else (self.view, self.spec["shown"])
+            self.useless = walls.put_up(self.bwrap, behind, view)
+            if self.view is not None:
+                os.close(self.view)
         contain.gain_no_rights()
         with walls.as_user(behind["uid"], behind["gid"]) if behind else nullcontext():
             os.chdir(self.spec["workdir"])

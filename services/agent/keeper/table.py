@@ -36,7 +36,7 @@ class HeldAttempt:
 
     __slots__ = (
         "about", "codes", "doomed", "early", "failed", "group", "id", "incarnation", "memory", "node", "note", "oom_kills",
-        "pids", "shim", "state",
+        "pids", "shim", "state", "view",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,8 @@ class HeldAttempt:
         """The cgroup that holds it to its memory."""
         self.pids = ""
         """The same of its processes."""
+        self.view: Note | None = None
+        """The prepared view that its shim was given, until that has said what it did with it."""
 
     def shown(self) -> Note:
         return {

@@ -18,11 +18,11 @@ import os
 import resource
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from services.agent.keeper import callfilter, contain, proc
+from services.agent.keeper import callfilter, contain, prepared, proc
 
 FULL, NAMESPACES, NONE = "full", "namespaces", "none"
 TIERS = (FULL, NAMESPACES, NONE)
@@ -46,10 +46,16 @@ _SCOPES_SINCE = 6
 _SCOPE_SOCKETS, _SCOPE_SIGNALS = 1, 2
 _LIBC = ctypes.PyDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
+_syscall, _prctl, _capset, _setns, _unshare = _LIBC.syscall, _LIBC.prctl, _LIBC.capset, _LIBC.setns, _LIBC.unshare
+"""Looked up once: each child would do it for itself."""
 
 Spec = dict[str, Any]
 """`args`: bubblewrap's, which describe the view; `namespaces`: names of those to enter; `root`: whether the keeper is root;
-`uid`, `gid`: of the processes; `processes`: how many, threads too, that user may have; `files`: how many each may have open."""
+`uid`, `gid`: of the processes; `processes`: how many, threads too, that user may have; `files`: how many each may have open;
+`prepared`: how the view is had from one that is prepared, see there, or nothing: then it is not."""
+
+View = tuple[int, prepared.Identities]
+"""A namespace's descriptor, and what it shows."""
 
 
 def _checked(result: int, what: str) -> int:
@@ -65,6 +71,17 @@ def _checked(result: int, what: str) -> int:
 def enter(bwrap: str, spec: Spec) -> None:
     """This process, which has one thread and a /proc of its own pid namespace, sees from now on what the job sees.
     Raises OSError: what the walls lack is the node's."""
+    handles = made(bwrap, spec["args"], spec["namespaces"])
+    try:
+        for handle in handles:
+            _checked(_setns(handle, 0), "setns")
+    finally:
+        for fd in handles:
+            os.close(fd)
+
+
+def made(bwrap: str, arguments: Sequence[str], namespaces: Sequence[str]) -> list[int]:
+    """Descriptors of those namespaces, as bubblewrap has made them. Raises OSError."""
     info, told = os.pipe2(os.O_CLOEXEC)
     blocked, go_on = os.pipe2(os.O_CLOEXEC)
     said, says = os.pipe2(os.O_CLOEXEC)
@@ -72,7 +89,7 @@ def enter(bwrap: str, spec: Spec) -> None:
     try:
         pid = os.posix_spawn(
             bwrap,
-            [bwrap, "--info-fd", str(_INFO), "--block-fd", str(_BLOCK), *spec["args"], "--", TRUE],
+            [bwrap, "--info-fd", str(_INFO), "--block-fd", str(_BLOCK), *arguments, "--", TRUE],
             {},
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, told, _INFO),
@@ -85,18 +102,21 @@ def enter(bwrap: str, spec: Spec) -> None:
             os.close(fd)
         inside = _child(info)
         if inside:
-            handles = [os.open(f"/proc/{inside}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in spec["namespaces"]]
+            handles = [os.open(f"/proc/{inside}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in namespaces]
             with suppress(BrokenPipeError):
                 os.write(go_on, b"!")
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code or not inside:
             why = os.read(said, _MOST_SAID).decode(errors="replace").strip() if _readable(said) else ""
             raise OSError(errno.EIO, f"the walls could not be made: {why or f'bubblewrap ended with {code}'}")
-        for handle in handles:
-            _checked(_LIBC.setns(handle, 0), "setns")
-    finally:
-        for fd in (info, go_on, said, *handles):
+    except OSError:
+        for fd in handles:
             os.close(fd)
+        raise
+    finally:
+        for fd in (info, go_on, said):
+            os.close(fd)
+    return handles
 
 
 def _child(info: int) -> int:
@@ -117,7 +137,7 @@ def _readable(fd: int) -> bool:
 def own_user(uid: int, gid: int) -> None:
     """Without root: this process is root of the user namespace that its view belongs to. In one below it, it is the agent's
     user again, and what it starts owns nothing of the view. Raises OSError."""
-    _checked(_LIBC.unshare(_CLONE_NEWUSER), "unshare(CLONE_NEWUSER)")
+    _checked(_unshare(_CLONE_NEWUSER), "unshare(CLONE_NEWUSER)")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} 0 1"), ("gid_map", f"{gid} 0 1")):
         proc.write_text(f"/proc/self/{name}", text)
 
@@ -127,13 +147,13 @@ def give_up(processes: int, files: int) -> None:
     reach the kernel itself, abstract sockets and signals of others. Raises OSError."""
     contain.gain_no_rights()
     for capability in range(64):
-        if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
+        if _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break  # the kernel knows no more
     kept = sum(1 << capability for capability in _KEPT)
     header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
-    _checked(_LIBC.capset(header, sets), "capset")
-    _LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _checked(_capset(header, sets), "capset")
+    _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _scope()
     callfilter.install()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -144,16 +164,16 @@ def give_up(processes: int, files: int) -> None:
 
 
 def scopes_known() -> bool:
-    return int(_LIBC.syscall(_LANDLOCK_CREATE, None, 0, 1)) >= _SCOPES_SINCE
+    return int(_syscall(_LANDLOCK_CREATE, None, 0, 1)) >= _SCOPES_SINCE
 
 
 def _scope() -> None:
     if not scopes_known():
         return
     rules = (ctypes.c_uint64 * 3)(0, 0, _SCOPE_SOCKETS | _SCOPE_SIGNALS)
-    fd = _checked(int(_LIBC.syscall(_LANDLOCK_CREATE, rules, ctypes.sizeof(rules), 0)), "landlock_create_ruleset")
+    fd = _checked(int(_syscall(_LANDLOCK_CREATE, rules, ctypes.sizeof(rules), 0)), "landlock_create_ruleset")
     try:
-        _checked(int(_LIBC.syscall(_LANDLOCK_RESTRICT, fd, 0)), "landlock_restrict_self")
+        _checked(int(_syscall(_LANDLOCK_RESTRICT, fd, 0)), "landlock_restrict_self")
     finally:
         os.close(fd)
 
@@ -236,7 +256,7 @@ def _tried(bwrap: str, spec: Spec) -> str:
 
 def _try(bwrap: str, spec: Spec, problems: int) -> None:
     if os.geteuid() == 0:
-        _checked(_LIBC.unshare(contain.CLONE_NEWPID), "unshare")
+        _checked(_unshare(contain.CLONE_NEWPID), "unshare")
     else:
         contain.own_user_and_pid_namespace(0)
     inner = os.fork()
@@ -244,7 +264,6 @@ def _try(bwrap: str, spec: Spec, problems: int) -> None:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]))
     try:
         contain.die_with_parent()
-        contain.mount_own_proc()
         put_up(bwrap, spec)
         with as_user(spec["uid"], spec["gid"]):
             pid = os.posix_spawn(TRUE, [TRUE], {}, setsigmask=(), setsigdef=(signal.SIGPIPE,))
@@ -254,10 +273,16 @@ def _try(bwrap: str, spec: Spec, problems: int) -> None:
         os._exit(1)
 
 
-def put_up(bwrap: str, spec: Spec) -> None:
-    """All of it, for the first process of a pid namespace. What it starts from now on is to be started `as_user`."""
-    root = spec["root"]
-    enter(bwrap, spec)
+def put_up(bwrap: str, spec: Spec, view: View | None = None) -> str:
+    """All of it, for the first process of a pid namespace. What it starts from now on is to be started `as_user`. `view`: one
+    that is prepared. Returns why that was of no use, or ""."""
+    root, useless = spec["root"], ""
+    if view is not None:
+        useless = prepared.copy(*view, spec["prepared"], spec["namespaces"])
+    if view is None or useless:
+        contain.mount_own_proc()
+        enter(bwrap, spec)
     if not root:
         own_user(spec["uid"], spec["gid"])
     give_up(spec["processes"], spec.get("files", OPEN_FILES))
+    return useless
