@@ -116,7 +116,7 @@ class JobWalls:
         arguments = self._view.arguments(folders, devices, network, memory, scratch_mib, readable)
         full = network and self._keeper.tier == walls.FULL
         prepared = self._view.prepared(folders, devices, memory, scratch_mib, readable) if full else None
-        return views.spec(self._view, uid, gid, arguments, network, limits, prepared)
+        return views.spec(self._view, uid, gid, arguments, network, limits, prepared=prepared)
 
 
 def lacks() -> list[str]:

@@ -186,6 +186,7 @@ def spec(
     arguments: Sequence[str],
     network: bool = True,
     limits: JobLimits | None = None,
+    *,
     prepared: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """As the keeper is told of it (`walls.Spec`). Where a user id is one team's, its jobs share a count of processes, and a

@@ -108,7 +108,8 @@ class Views:
         """The kernel's news of mounts, or a maker's."""
         if fd == self._mounts:
             self._drop(list(self._held))
-            self._making = {fd: ("", *rest) for fd, (_, *rest) in self._making.items()}  # what comes is old already
+            for each, (_, sock, maker, until) in self._making.items():
+                self._making[each] = ("", sock, maker, until)  # what comes is old already
         elif fd in self._making:
             self._take(fd)
 

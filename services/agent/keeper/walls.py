@@ -54,7 +54,7 @@ Spec = dict[str, Any]
 `uid`, `gid`: of the processes; `processes`: how many, threads too, that user may have; `files`: how many each may have open;
 `prepared`: how the view is had from one that is prepared, see there, or nothing: then it is not."""
 
-View = tuple[int, prepared.Identities]
+HeldView = tuple[int, prepared.Identities]
 """A namespace's descriptor, and what it shows."""
 
 
@@ -273,7 +273,7 @@ def _try(bwrap: str, spec: Spec, problems: int) -> None:
         os._exit(1)
 
 
-def put_up(bwrap: str, spec: Spec, view: View | None = None) -> str:
+def put_up(bwrap: str, spec: Spec, view: HeldView | None = None) -> str:
     """All of it, for the first process of a pid namespace. What it starts from now on is to be started `as_user`. `view`: one
     that is prepared. Returns why that was of no use, or ""."""
     root, useless = spec["root"], ""

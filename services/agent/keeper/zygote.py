@@ -36,8 +36,8 @@ class Zygote:
         self._sock: socket.socket | None = None
 
     def spawn(self, spec: dict[str, Any], control: socket.socket, view: int | None = None) -> int:
-        """Forks a shim that starts this, with its end of the socket to the keeper, and a view that is prepared, if there is one;
-        returns its process id.
+        """Forks a shim that starts this, with its end of the socket to the keeper and, if there is one, a prepared view.
+        Returns its process id.
 
         Raises OSError.
         """
@@ -117,7 +117,7 @@ def _serve(requests: socket.socket, name: str, kind: str, bwrap: str) -> NoRetur
             answer = -(e.errno or 1)
         if answer == 0:
             if asked == _MAKER:
-                _become_maker(*descriptors, bwrap)
+                _become_maker(descriptors[0], descriptors[1], bwrap)
             _become_shim(*descriptors, kind=kind, bwrap=bwrap)
         for descriptor in descriptors:
             os.close(descriptor)
