@@ -24,10 +24,14 @@ compose *args:
     @python3 deploy/passwords.py
     docker compose up --build "$@"
 
-# Jobs per second and latency through the whole real stack
+# Jobs per second and latency through the whole real stack; `--peers`: beside other schedulers
 [group("run")]
 bench *args: _house
-    python -m benchmarks.throughput "$@"
+    #!/bin/sh
+    case "${1:-}" in
+        --peers) shift; exec python -m benchmarks.peers "$@" ;;
+        *) exec python -m benchmarks.throughput "$@" ;;
+    esac
 
 # What a placement decision costs, against first-fit in numpy (see also `python -m benchmarks.allocation`)
 [group("run")]

@@ -1,4 +1,4 @@
-"""`./dev bench`: jobs through the whole real stack on this machine.
+"""`./dev bench`: jobs through the whole real stack on this machine. `./dev bench --peers`: beside others (`benchmarks.peers`).
 
 Every part is real: client, NATS with fsync on each write, admission, placement, ledger, agent, Redis, MongoDB-wire
 server, billing, history, all as processes. Jobs do nothing: timers of zero seconds on 64 simulated nodes of 8 devices.

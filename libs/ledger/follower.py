@@ -28,7 +28,7 @@ from nats.js import JetStreamContext
 from libs.bus.cancel import cancel
 from libs.bus.patience import patiently
 from libs.core.state.formats import NEWEST
-from libs.ledger.chain import GENESIS, ChainEntry, Head
+from libs.ledger.chain import GENESIS, ChainEntry, Head, LedgerStopped
 from libs.ledger.projection import LedgerProjection
 from libs.ledger.reader import LedgerReader
 from libs.ledger.readers import ANY, Declarer
@@ -37,6 +37,9 @@ from libs.ledger.snapshots import Restored, SnapshotStore
 from libs.ports.host import failpoint
 
 log = logging.getLogger("baton.ledger")
+
+_GLANCE_S = 0.05
+"""While records are gathered: how often it is looked whether there are enough."""
 
 P = TypeVar("P", bound=LedgerProjection)
 A = TypeVar("A")
@@ -52,10 +55,13 @@ class FollowedEntry:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Makes batches larger: after the first records, wait `seconds` for more, or until there are `enough`."""
+    """Makes batches larger: after the first records, wait `seconds` for more, or until there are `enough` (None: as many as
+    are read at once). With `busy_s` only when the batch before ended no longer ago than that: a record that comes alone is
+    not held up, and a reader that nobody waits for wakes some times a second instead of once for each record."""
 
     seconds: float
-    enough: Callable[[Sequence[FollowedEntry]], bool]
+    enough: Callable[[Sequence[FollowedEntry]], bool] | None = None
+    busy_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -117,6 +123,7 @@ class Follower(Generic[P]):
         self._reader: LedgerReader | None = None
         self._waits_for = "not read yet"
         self._applying = asyncio.Lock()
+        self._done_s = float("-inf")  # when the last batch with records was done
 
     @property
     def saves(self) -> SaveCounters:
@@ -183,6 +190,8 @@ class Follower(Generic[P]):
                 failpoint("follower.applied")
                 if after is not None:
                     await after(steps)
+                if steps:
+                    self._done_s = asyncio.get_running_loop().time()
                 failpoint("follower.done")
                 await self._save_when_due()
         except _CannotFold as unfit:
@@ -231,12 +240,23 @@ class Follower(Generic[P]):
 
     async def _batch(self, reader: LedgerReader) -> list[FollowedEntry]:
         steps = await self._apply(await reader.next(self._max_batch, self._idle_s))
-        if steps and self._gather is not None:
-            loop = asyncio.get_running_loop()
-            end = loop.time() + self._gather.seconds
-            while not self._gather.enough(steps) and (left := end - loop.time()) > 0:
-                steps += await self._apply(await reader.next(self._max_batch, left))
+        gather, loop = self._gather, asyncio.get_running_loop()
+        now = loop.time()
+        if not steps or gather is None or (gather.busy_s is not None and now - self._done_s > gather.busy_s):
+            return steps
+        end = now + gather.seconds
+        while not self._enough(gather, steps) and (left := end - loop.time()) > 0:
+            if not reader.lag():
+                await asyncio.sleep(min(left, _GLANCE_S))  # one turn for all that comes meanwhile, not one for each
+            try:
+                more = await reader.next(self._max_batch, max(0.0, end - loop.time()) if reader.lag() else 0.0)
+            except LedgerStopped:
+                break  # what came before counts; the next call meets the fault again
+            steps += await self._apply(more)
         return steps
+
+    def _enough(self, gather: Gather, steps: Sequence[FollowedEntry]) -> bool:
+        return gather.enough(steps) if gather.enough is not None else len(steps) >= self._max_batch
 
     async def _apply(self, entries: Sequence[ChainEntry]) -> list[FollowedEntry]:
         async with self._applying:

@@ -19,7 +19,7 @@ from libs.bus.outbox import Outbox
 from libs.bus.patience import patiently
 from libs.core.projections.history import Feed
 from libs.ledger.chain import LedgerRewound
-from libs.ledger.follower import FollowedEntry, Follower
+from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ports.host import failpoint
 from schemas import ids, subjects
 from schemas.jobs import JobRejected, TeamEvent
@@ -28,6 +28,8 @@ log = logging.getLogger("baton.history")
 
 A = TypeVar("A")
 NAME = "history-feed"
+_GATHER = Gather(0.01, busy_s=0.05)
+"""Under load: events of some records are stored as one batch, synced once, and the cursor moves once for all of them."""
 
 
 class FeedLoop:
@@ -37,7 +39,7 @@ class FeedLoop:
         self, js: JetStreamContext, pool: str, registry: CollectorRegistry, *, snapshot_records: int = 5000
     ) -> None:
         self.position = 0
-        self.follower = Follower(js, pool, Feed, name=NAME, snapshot_every=snapshot_records)
+        self.follower = Follower(js, pool, Feed, name=NAME, snapshot_every=snapshot_records, gather=_GATHER)
         self._pool = pool
         self._source = f"/baton/{pool}/history"
         self._outbox = Outbox(js, batches=True)

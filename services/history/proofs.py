@@ -25,7 +25,7 @@ from libs.core.proofs.chains import TeamChains
 from libs.core.proofs.sums import way_back
 from libs.core.proofs.tree import Tree, leaf_of, salt_of
 from libs.ledger.chain import LedgerStopped
-from libs.ledger.follower import FollowedEntry, Follower
+from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ports.host import failpoint
 from schemas import subjects
 from schemas.inbox import SumProposed
@@ -43,6 +43,8 @@ _FORGET_US = 3_600_000_000
 """How often what is too old is deleted, ledger time."""
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _TREES = 4
+_GATHER = Gather(0.2, busy_s=1.0)
+"""Each batch asks MongoDB three times, however many records it has."""
 
 
 class _Lost(RuntimeError):
@@ -64,8 +66,9 @@ class ProofLoop:
         snapshot_records: int = 5000,
     ) -> None:
         self.follower = Follower(
-            js, pool, TeamChains, name="history-proofs", snapshot_every=snapshot_records, only=TeamChains.handled
-        )
+            js, pool, TeamChains, name="history-proofs", snapshot_every=snapshot_records, only=TeamChains.handled,
+            gather=_GATHER,
+        )  # fmt: skip
         self._pool, self._store = pool, store
         self._outbox = Outbox(js)
         self._every_us, self._keep_us = int(every_s * 1e6), int(keep_days * 86_400e6)

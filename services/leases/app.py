@@ -17,7 +17,7 @@ from libs.bus.ids import sent_headers
 from libs.bus.messages import Outgoing
 from libs.core.projections.node_lives import NodeLives
 from libs.core.state.formats import may_emit
-from libs.ledger.follower import FollowedEntry, Follower
+from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ledger.readers import Readers, process_name
 from libs.ports.host import failpoint
 from libs.service.app import Tasks, make_asgi
@@ -47,8 +47,9 @@ class Leases:
         """Folds what the ledger says of nodes and of the right, for ever. Other kinds of events need not be understood."""
         every = self.settings.snapshot_records
         self.follower = follower = Follower(
-            js, self.settings.pool, NodeLives, name="leases", snapshot_every=every, only=NodeLives.handled
-        )
+            js, self.settings.pool, NodeLives, name="leases", snapshot_every=every, only=NodeLives.handled,
+            gather=Gather(0.05, busy_s=0.2),
+        )  # fmt: skip
 
         async def begin() -> None:
             self.grants.begin(follower.projection, now())

@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from libs.adapters.redis import NeedRebuild, Projection
 from libs.adapters.redis.projection import Unavailable
 from libs.core.projections.hot_state import Delta, HotState
-from libs.ledger.follower import FollowedEntry, Follower
+from libs.ledger.follower import FollowedEntry, Follower, Gather
 from libs.ports.host import failpoint
 
 log = logging.getLogger("baton.projector")
@@ -45,7 +45,8 @@ class Projector:
 
     async def run(self, js: JetStreamContext) -> None:
         self.follower = follower = Follower(
-            js, self._pool, HotState, name=FOLLOWER, snapshot_every=self._snapshot_every, idle_s=0.5
+            js, self._pool, HotState, name=FOLLOWER, snapshot_every=self._snapshot_every, idle_s=0.5,
+            gather=Gather(0.01, busy_s=0.1),
         )  # fmt: skip
 
         async def begin() -> None:

@@ -14,7 +14,7 @@ from libs.bus.queries import serve
 from libs.bus.settle import consume
 from libs.bus.trim import trimmer_of
 from libs.core.billing.metering import Meter
-from libs.ledger.follower import Follower
+from libs.ledger.follower import Follower, Gather
 from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
 from libs.service.files import policy_version
@@ -91,7 +91,8 @@ def make_app(settings: QuotaBillingSettings) -> AsgiFastStream:
             js = nats.jetstream()
             billing.outbox = Outbox(js)
             billing.follower = follower = Follower(
-                js, pool, Meter, name=FOLLOWER, snapshot_every=settings.snapshot_records
+                js, pool, Meter, name=FOLLOWER, snapshot_every=settings.snapshot_records,
+                gather=Gather(0.05, busy_s=0.2),
             )  # fmt: skip
             tasks.start("metering", follower.run())
             tasks.start("trim of requests", trimmer_of(js, REQUESTS, durable, keep_s=settings.trim_keep_s).run())

@@ -61,6 +61,13 @@ def expected(count: int) -> list[tuple[int, int | None]]:
     return [(seq, (seq - 1) * 10) for seq in range(1, count + 1)]
 
 
+async def unknown_kind(world: World, head: Head) -> None:
+    """A record that continues the chain and is not understood."""
+    record = {"v": 1, "pool": POOL, "prev_seq": head.seq, "prev_hash": head.hash, "inbox_seq": 9, "t_us": 9}
+    strange = '"writer": "w", "events": [{"kind": "job.promoted"}]}'
+    await world.js.publish(ledger(POOL), (json.dumps(record)[:-1] + ", " + strange).encode())
+
+
 async def snapshot(world: World, count: int, *, version: int = 1, parts: Sequence[bytes] | None = None) -> None:
     """Of the first `count` records, as a follower leaves it."""
     whole = Tally()
@@ -142,6 +149,33 @@ async def test_records_are_gathered_until_there_are_enough(world: World) -> None
         await grow(world, 3, head)
         await until(lambda: 4 in sizes)
     assert set(sizes) <= {0, 4}
+
+
+async def test_a_busy_reader_gathers_and_a_lone_record_is_not_held_up(world: World) -> None:
+    batches: list[int] = []
+
+    async def after(steps: Sequence[FollowedEntry]) -> None:
+        if steps:
+            batches.append(len(steps))
+
+    head = await grow(world, 1)
+    async with running(follower(world, gather=Gather(60.0, lambda steps: len(steps) >= 5, busy_s=600.0)), after):
+        await until(lambda: batches == [1])  # the first: nothing came shortly before
+        await grow(world, 5, head)  # one after the other, while the first of them waits for company
+        await until(lambda: sum(batches) == 6)
+    assert batches == [1, 5]
+
+
+async def test_what_came_before_a_fault_is_told_though_it_was_being_gathered(world: World) -> None:
+    told: list[int] = []
+
+    async def after(steps: Sequence[FollowedEntry]) -> None:
+        told.extend(step.entry.seq for step in steps)
+
+    await unknown_kind(world, await grow(world, 2))
+    with pytest.raises(UnknownRecord):
+        await follower(world, max_batch=1, gather=Gather(30.0)).run(after)
+    assert told == [1, 2]
 
 
 async def test_what_apply_cannot_fold_ends_it_and_names_the_record(world: World, monkeypatch: Any) -> None:
@@ -425,10 +459,7 @@ async def test_a_projection_may_keep_its_place_itself(world: World) -> None:
 
 
 async def test_an_unknown_kind_ends_it_with_what_came_before_applied(world: World) -> None:
-    head = await grow(world, 3)
-    record = {"v": 1, "pool": POOL, "prev_seq": head.seq, "prev_hash": head.hash, "inbox_seq": 9, "t_us": 9}
-    strange = '"writer": "w", "events": [{"kind": "job.promoted"}]}'
-    await world.js.publish(ledger(POOL), (json.dumps(record)[:-1] + ", " + strange).encode())
+    await unknown_kind(world, await grow(world, 3))
     made = follower(world)
     with pytest.raises(UnknownRecord, match=r"record 4 of pool main .*'job\.promoted'.* at least as new"):
         await made.run()

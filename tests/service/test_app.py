@@ -14,11 +14,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import uvicorn
+from prometheus_client import make_asgi_app
 
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.embedded.servers import NATS
+from libs.service.app import _Server
 from libs.service.strangers import MOST
 from libs.service.tasks import FAILED_EXIT_CODE
 from schemas.jobs import CancelJob
@@ -234,3 +237,17 @@ async def test_wrong_settings_are_all_named(server: ServerInBackground, start) -
     assert await process.ended() != 0
     for name in ("BATON_POOL", "BATON_HTTP_PORT", "slow_s"):
         assert name in process.logged()
+
+
+def test_an_idle_service_sets_no_timer_and_a_signal_wakes_it() -> None:
+    async def idle() -> list[asyncio.TimerHandle]:
+        server = _Server(uvicorn.Config(make_asgi_app()), None)
+        server.config.load()
+        waiting = asyncio.create_task(server.main_loop())
+        await asyncio.sleep(0)
+        timers = [*asyncio.get_running_loop()._scheduled]  # type: ignore[attr-defined]
+        server.handle_exit(signal.SIGTERM, None)
+        await waiting
+        return timers
+
+    assert asyncio.run(idle()) == []
