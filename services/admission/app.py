@@ -17,6 +17,7 @@ from libs.bus.broker import make_broker
 from libs.bus.messages import Outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.room import CANCELS_END, SUBMITS_END, StreamRoom
+from libs.bus.secret_names import SecretNames
 from libs.bus.settle import NoRoom, Received, consume
 from libs.bus.trim import Trimmer, trimmer_of
 from libs.core.admission.evaluate import AdmissionContext
@@ -89,6 +90,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
     intake = Intake(settings.intake_limits())
     rooms: dict[str, StreamRoom] = {}
     refusing: list[Refusing] = []
+    names: list[SecretNames] = []
     trimmers: list[Trimmer] = []
 
     async def portion(left: Sequence[Msg]) -> int:
@@ -102,7 +104,9 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         return [] if done else decide(received)
 
     def decide(received: Received) -> list[Outgoing]:
-        pools = {known.pool: AdmissionContext(known.projection, limits.room, classes) for known in followers}
+        pools = {
+            known.pool: AdmissionContext(known.projection, limits.room, classes, names[0].of) for known in followers
+        }
         handled = handle(received, pools, recent, intake, refused[0], policy)
         if lack := _lacks_room(handled, rooms):
             pool, why = lack
@@ -147,7 +151,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
             outbox.pace = pace
             outboxes[:] = [outbox]
             refused[:] = [ToldRefusals(js, DURABLE)]
-            overtaking[:] = [Overtaking(js, decide, outbox, pace)]
+            names[:] = [SecretNames(js)]
+            overtaking[:] = [Overtaking(js, decide, outbox, pace, names[0].learn)]
             home = settings.all_pools[0]
             refusing[:] = [Refusing(home, policy)]
 

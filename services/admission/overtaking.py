@@ -11,7 +11,7 @@ take is the queue's. Of a long or costly request less goes at a time (`_cost`).
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from nats.aio.msg import Msg
@@ -57,16 +57,25 @@ _PATIENCE_S = 1.0
 """After so long some are decided whatever is undecided: refusals must not wait for placement."""
 
 Decide = Callable[[Received], list[Outgoing]]
+Learn = Callable[[Iterable[tuple[str, bytes]]], Awaitable[None]]
+"""Given teams and their requests, finds out what must be known to judge them."""
+
+
+async def nothing_to_learn(requests: Iterable[tuple[str, bytes]]) -> None:
+    """All is known."""
 
 
 class Overtaking:
     """`run` and `pass_on` are tasks; `ahead` knows what the queue finds done already."""
 
-    def __init__(self, js: JetStreamContext, decide: Decide, outbox: PacedOutbox, pace: Pace) -> None:
+    def __init__(
+        self, js: JetStreamContext, decide: Decide, outbox: PacedOutbox, pace: Pace, learn: Learn = nothing_to_learn
+    ) -> None:
         self.ahead = Ahead()
         self.lanes: dict[str, TeamLane] = {}  # in the order of their turns
         self._js = js
         self._decide = decide
+        self._learn = learn
         self._outbox = outbox
         self._pace = pace
         self._crowded = asyncio.Event()
@@ -112,6 +121,7 @@ class Overtaking:
             head = next((m for m in left if not self.ahead.is_done(m.metadata.sequence.stream)), left[-1])
             self._head = _team_of(head.subject)
             count = self._first_of(left, await self._pace.room())
+        await self._learn((_team_of(message.subject), message.data) for message in left[:count])
         if (last := _first_new(left[count - 1 :: -1])) is not None:
             self.ahead.came_to(last)
         return count
@@ -149,6 +159,8 @@ class Overtaking:
             self.lanes[team] = lane  # the next turn begins with another
             limit = max(share, _EACH) if len(lane.held) + lane.more <= _EACH else share
             taken = self._taken(lane, limit - self._pace.undecided(team) if patient else limit)
+            await self._learn((team, received.payload) for received in taken)
+            taken = [received for received in taken if received.stream_seq > self.ahead.reached]  # as it may be by now
             for received in taken:
                 try:
                     new = self._decide(received)

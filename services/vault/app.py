@@ -70,6 +70,9 @@ class Vault:
         )
         return self.follower
 
+    async def tell_names(self) -> None:
+        await self._of_store().tell_names()
+
     async def seen(self, seq: int) -> None:
         """Returns when the record at `seq` was read, after `seen_wait_s` at the latest."""
         follower = self.follower
@@ -221,6 +224,7 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
             tasks.start("ledger reader", follower.run(after))
             async with tasks.until_stopped():
                 await follower.caught_up.wait()
+                await vault.tell_names()
                 yield
 
     def ready() -> dict[str, str]:

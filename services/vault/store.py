@@ -23,6 +23,7 @@ from libs.ports import clock
 from libs.ports.host import failpoint
 from schemas.secrets import SECRETS_OF_A_TEAM, TEAM_BYTES, VALUE_BYTES, VERSIONS_KEPT, SecretInfo
 from services.vault.keys import KeyFile, MasterKey
+from services.vault.names import NamesTold
 
 log = logging.getLogger("baton.vault")
 
@@ -90,6 +91,7 @@ class SecretStore:
 
     def __init__(self, js: JetStreamContext, keys: KeyFile) -> None:
         self._js, self.keys = js, keys
+        self.names = NamesTold(js)
         self._bucket: KeyValue | None = None
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -185,6 +187,17 @@ class SecretStore:
             done += 1
         return bool(done), (done, lost)
 
+    async def tell_names(self) -> None:
+        """Of all teams, to who judges their jobs: what the last process of vault may have left out."""
+        for team in {*await self.teams(), *await self.names.told()}:
+            told, last = await self.names.read(team)
+            held, revision = await self._load(team)
+            if held.secrets:
+                await self.names.tell(team, revision, held.secrets)
+            else:
+                await self.names.forget(team, told, last)
+        await self.names.all_told()
+
     async def teams(self) -> list[str]:
         """Those that have secrets."""
         stem = f"$KV.{SECRETS_BUCKET}."
@@ -216,14 +229,17 @@ class SecretStore:
             held, revision = await self._load(team)
             changed, told = change(held)
             if not changed:
+                await self.names.tell(team, revision, held.secrets)  # whoever changed it last may have died before
                 return told
             if not held.secrets:
                 subject = f"$KV.{SECRETS_BUCKET}.{team}"
                 await self._js.purge_stream(f"KV_{SECRETS_BUCKET}", subject=subject, seq=revision + 1)
+                await self.names.tell(team, revision, ())
                 return told
             try:
-                await (await self._kv()).update(team, held.model_dump_json().encode(), last=revision)
+                revision = await (await self._kv()).update(team, held.model_dump_json().encode(), last=revision)
                 failpoint("vault.changed")
+                await self.names.tell(team, revision, held.secrets)
                 return told
             except KeyWrongLastSequenceError:
                 continue

@@ -1,5 +1,6 @@
 """What admission refuses, with every reason at once, and what it lets wait."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -688,3 +689,21 @@ def test_a_job_takes_no_longer_to_save_and_stop_than_its_class_allows() -> None:
     found = {r.reason.field: r.reason.fix for r in verdict.refusals if r.why is Why.GRACE}
     assert found == {"job.stop_grace_s": "use at most 300", "job.checkpoint.grace_s": "use at most 300"}
     assert isinstance(outcome(submit(priority_class="production", stop_grace_s=600), node("a")), Admitted)
+
+
+def test_a_secret_that_the_team_does_not_have_is_refused() -> None:
+    """Where the names are known; a node says the rest."""
+    request = submit(secrets=[{"secret": "hf-token"}, {"secret": "wandb", "env": "KEY"}])
+    context = AdmissionContext(fleet(*TWO_LEAVES), limits.room)
+    assert isinstance(evaluate(request, "research", context), Admitted)
+    known = replace(context, secrets={"research": ("hf-tokens", "wandb")}.get)
+    verdict = evaluate(request, "research", known)
+    assert isinstance(verdict, NotAdmitted)
+    (refusal,) = verdict.refusals
+    assert refusal.why is Why.SECRET
+    assert (refusal.reason.field, refusal.reason.value) == ("job.secrets.0.secret", "hf-token")
+    assert "research has no secret hf-token; it has: hf-tokens, wandb" in refusal.reason.problem
+    assert "`baton secret set hf-token`, then submit again" in refusal.reason.fix
+    assert isinstance(
+        evaluate(request, "research", replace(known, secrets=lambda team: ("hf-token", "wandb"))), Admitted
+    )

@@ -187,9 +187,10 @@ async def test_a_secret_reaches_its_job_and_nobody_else(tmp_path: Path) -> None:
         assert (await printed(red, again, 3))[0] == hashlib.sha256(b"the next").hexdigest()
         await red.remove_secret("token")
         (missing,) = await red.submit_many([spec("pass", uses=USES)])
-        ended = await red.wait(missing.job_id, 60)
-        assert ended.state is JobState.FAILED
-        assert "secret-missing: job.secrets: team red has no secret token; `baton secret set token`" in ended.reason
+        ended = await red.wait(missing.job_id, 60)  # `submit_many` asks nobody: admission refuses it
+        assert ended.state is JobState.REJECTED
+        assert "job.secrets.0.secret" in ended.reason
+        assert "team red has no secret token; it has: none" in ended.reason
         assert [info.name for info in await blue.secrets()] == ["token"]
     assert found(files(state)) == []
     assert (state / "vault").stat().st_mode & 0o777 == 0o700

@@ -13,7 +13,8 @@ from nats.aio.client import Client
 
 from libs.bus.asking import INVALID, NOT_FOUND, NoAnswer, QueryError, ask
 from libs.bus.boxes import BoxKey, ForNode, ForVault, close_box, encoded
-from libs.bus.table import SECRETS_BUCKET
+from libs.bus.secret_names import NAMES_OF, SecretNames
+from libs.bus.table import CURSORS_BUCKET, SECRETS_BUCKET
 from schemas import inbox
 from schemas.catalog import BY_TYPE
 from schemas.jobs import JobSpec, SecretUse
@@ -309,3 +310,39 @@ def test_the_file_of_the_master_key(tmp_path: Path) -> None:
     with pytest.raises(BadKeys) as error:
         KeyFile(path)
     assert secret not in str(error.value)
+
+
+async def test_who_judges_a_teams_jobs_knows_the_names_of_its_secrets(bench: Bench, team: str) -> None:
+    """As soon as `set` or `remove` is answered, through a crash between the two writes, and nothing but names."""
+    js, other = bench.nats.jetstream(), f"{team}-o"
+
+    async def known(of: str) -> tuple[str, ...] | None:
+        names = SecretNames(js)
+        await names.learn([(of, b'{"job": {"secrets": []}}'), (other, b"{}")])
+        assert names.of(other) is None or of == other, "it is asked for who names secrets alone"
+        return names.of(of)
+
+    async with bench.open(2):
+        await bench.set(team, "token", b"a value")
+        assert await known(team) == ("token",)
+        assert await known(other) == (), "a team that has none"
+        await asyncio.gather(*(bench.set(team, f"s{n}", b"a value") for n in range(6)))
+        assert await known(team) == (*(f"s{n}" for n in range(6)), "token")
+        await bench.ask("remove", SecretRemove(name="s3"), team)
+        assert "s3" not in (await known(team) or ("s3",))
+        cursors = await js.key_value(CURSORS_BUCKET)
+        key = NAMES_OF.format(team=team)
+        assert b"a value" not in ((await cursors.get(key)).value or b"")
+    await cursors.delete(key)
+    await cursors.put(NAMES_OF.format(team=other), b'{"at": 4, "names": ["gone"]}')
+    async with bench.open():
+        assert await known(team) == ("s0", "s1", "s2", "s4", "s5", "token"), (
+            "what a crash left out is told at the start"
+        )
+        assert await known(other) == ()
+        await bench.set(other, "gone", b"back")
+        assert await known(other) == ("gone",)
+        await bench.ask("remove", SecretRemove(team=team), "operator")
+        assert await known(team) == ()
+        await bench.set(team, "again", b"1")
+        assert await known(team) == ("again",)

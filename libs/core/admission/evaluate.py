@@ -114,6 +114,8 @@ class AdmissionContext:
     fleet: FleetShape
     room: RoomRule
     classes: Mapping[str, PriorityClass] = field(default_factory=lambda: {c.name: c for c in DEFAULT_CLASSES})
+    secrets: Callable[[str], Collection[str] | None] = lambda team: None
+    """The names of a team's secrets; None: they are not known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ def evaluate(
         *_class(job, team, context),
         *_environment(job),
         *_secrets(job),
+        *_unknown_secrets(job, team, context),
         *_role_names(job),
         *_command(job),
         *demand.refusals,
@@ -248,7 +251,7 @@ def _environment(job: JobSpec) -> Iterator[Refusal]:
 
 
 def _secrets(job: JobSpec) -> Iterator[Refusal]:
-    """Where they are delivered. Whether there are such secrets only the vault knows (the client asks it, and the node)."""
+    """Where they are delivered."""
     variables, files = dict.fromkeys(job.env, "job.env"), dict[str, str]()
     for i, use in enumerate(job.secrets):
         path = f"job.secrets.{i}"
@@ -267,6 +270,21 @@ def _secrets(job: JobSpec) -> Iterator[Refusal]:
                     f"{first} has this name already",
                     f"give {what} another name",
                 )
+
+
+def _unknown_secrets(job: JobSpec, team: str, context: AdmissionContext) -> Iterator[Refusal]:
+    """One that is removed after this is missed at the node."""
+    if not job.secrets or (known := context.secrets(team)) is None:
+        return
+    for i, use in enumerate(job.secrets):
+        if use.secret not in known:
+            yield refuse(
+                Why.SECRET,
+                f"job.secrets.{i}.secret",
+                use.secret,
+                f"team {team} has no secret {use.secret}; it has: {', '.join(sorted(known)) or 'none'}",
+                f"{meant(use.secret, known)}`baton secret set {use.secret}`, then submit again",
+            )
 
 
 def _role_names(job: JobSpec) -> Iterator[Refusal]:

@@ -32,6 +32,7 @@ class Why(StrEnum):
     QUOTA = "quota"
     LIMIT = "limit"
     SUSPENDED = "suspended"
+    SECRET = "secret"
 
 
 @dataclass(frozen=True, slots=True)
