@@ -26,7 +26,7 @@ from schemas.jobs import (
 )
 from schemas.prices import ClosedPeriod, RateBook
 from schemas.proofs import Hash, Sum
-from schemas.queues import HalfLife, QueueOrder, Queues, QueuesVersion
+from schemas.queues import HalfLife, PreemptionLimits, QueueOrder, Queues, QueuesVersion
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
 
@@ -287,6 +287,7 @@ class ApplyQueues(Fact):
     queues: Queues
     order: QueueOrder | None = Field(default=None, description="of queues that say none; null: fair-share")
     half_life_s: HalfLife = None
+    preemption: PreemptionLimits | None = Field(default=None, description="against thrash; null: the defaults")
     reason: str = Field(default="", max_length=1024)
     user: User = ""
 

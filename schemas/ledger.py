@@ -32,7 +32,7 @@ from schemas.jobs import (
 )
 from schemas.prices import ClosedPeriod, RateBook
 from schemas.proofs import Hash, Sum
-from schemas.queues import HalfLife, QueueOrder, Queues, QueuesVersion
+from schemas.queues import HalfLife, PreemptionLimits, QueueOrder, Queues, QueuesVersion
 from schemas.resources import Claim, Inventory, LimitsByType, Recut, Span
 
 LEDGER_VERSION: Final = 1
@@ -79,6 +79,7 @@ class QueuesApplied(Fact):
     queues: Queues
     order: QueueOrder | None = Field(default=None, description="of queues that say none; null: fair-share")
     half_life_s: HalfLife = None
+    preemption: PreemptionLimits | None = Field(default=None, description="against thrash; null: the defaults")
     reason: str = Field(default="", max_length=1024, description="in the operator's words")
     user: User = Field(default="", description="the operator who said it")
 
@@ -316,6 +317,10 @@ class PlanDeclineReason(StrEnum):
     """The beneficiary would not fit on the planned devices, even without the victims."""
     OVER_LIMIT = "over-limit"
     """The beneficiary's team would have more than its limit."""
+    VICTIM_SPARED = "victim-spared"
+    """A victim has not run its minimum yet, or gave way too often lately."""
+    TOO_MANY = "too-many"
+    """So many jobs gave way lately that no more may for a while."""
 
 
 class PlanDeclined(Fact):

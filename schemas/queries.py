@@ -15,7 +15,7 @@ from pydantic import Field
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
 from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason, StartPromise, StepProgress
 from schemas.nodes import NodeWalls
-from schemas.queues import HalfLife, Queue, QueueOrder, QueuesVersion
+from schemas.queues import HalfLife, PreemptionLimits, Queue, QueueOrder, QueuesVersion
 from schemas.resources import Span
 
 
@@ -360,6 +360,7 @@ class QueuesReply(Fact):
     version: QueuesVersion = Field(default=0, description="of the queues that were applied last; 0: none were")
     order: QueueOrder | None = Field(default=None, description="of queues that say none; null: fair-share")
     half_life_s: HalfLife = None
+    preemption: PreemptionLimits | None = Field(default=None, description="against thrash; null: the defaults")
     shares: tuple[QueueShare, ...] = ()
     classes: tuple[str, ...] = Field(
         default=(), description="priority classes that a queue may name; told to operators"

@@ -23,6 +23,40 @@ HalfLife = Annotated[
 ]
 
 
+MOST_PER_JOB = 32
+"""Preemptions of one job that are remembered."""
+LONGEST_PER_POOL_S = 3600
+"""So long are preemptions of a pool remembered, s."""
+
+
+class JobPreemptionRate(Fact):
+    """A job gives way so often within any such time."""
+
+    most: int = Field(default=6, ge=1, le=MOST_PER_JOB)
+    within_s: int = Field(default=3600, ge=1, le=7 * 86_400, description="s")
+
+
+class PoolPreemptionRate(Fact):
+    """So many jobs of a pool give way within any such time."""
+
+    most: int = Field(default=600, ge=1, le=10_000)
+    within_s: int = Field(default=600, ge=1, le=LONGEST_PER_POOL_S, description="s")
+
+
+class PreemptionLimits(Fact):
+    """What keeps a pool from thrashing: how long jobs run before they give way, and how often they do. A plan that alone has
+    more victims than `per_pool` allows is carried out when none was within that time."""
+
+    min_run_s: int = Field(
+        default=0, ge=0, le=7 * 86_400, description="a job runs so long before it gives way, s; a queue may say another"
+    )
+    reclaim_grace_s: int = Field(
+        default=0, ge=0, le=86_400, description="on what its queue borrowed it runs at most so long before, s"
+    )
+    per_job: JobPreemptionRate = JobPreemptionRate()
+    per_pool: PoolPreemptionRate = PoolPreemptionRate()
+
+
 class Queue(Fact):
     """One queue: an organisation, a team or a project. A queue that is called like a team takes that team's jobs."""
 
@@ -39,6 +73,12 @@ class Queue(Fact):
     order: QueueOrder | None = Field(
         default=None,
         description="in which its jobs of one class come; null: as its parent says, at the top as the pool does",
+    )
+    min_run_s: int | None = Field(
+        default=None,
+        ge=0,
+        le=7 * 86_400,
+        description="how long its jobs run before they give way, s; null: as its parent says, at the top as the pool does",
     )
     classes: tuple[Name, ...] | None = Field(
         default=None, max_length=64, description="the priority classes that its jobs may use; null: those of its parent"

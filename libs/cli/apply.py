@@ -87,7 +87,11 @@ async def _compared(baton: Baton, text: str, name: str) -> tuple[QueueTree, Queu
 def _tree(told: QueuesReply) -> QueueTree:
     """Without teams that only stand where they are because nobody has given them a queue."""
     return QueueTree.of(
-        [share.queue for share in told.shares if share.applied], told.version, told.order, told.half_life_s
+        [share.queue for share in told.shares if share.applied],
+        told.version,
+        told.order,
+        told.half_life_s,
+        told.preemption,
     )
 
 
@@ -109,6 +113,7 @@ async def _apply(baton: Baton, before: QueueTree, then: QueueTree, reason: str) 
         queues=tuple(then),
         order=then.order,
         half_life_s=then.half_life_s,
+        preemption=then.preemption,
         reason=reason,
         user=who,
     )

@@ -2,6 +2,11 @@
 
 version: 3                      # raise it with every change
 half_life: 7d                   # of what queues held before; without it only what they hold now counts
+preemption:                     # against thrash; what is left out has its default
+  min_run: 5m                   # a job runs so long before it gives way
+  reclaim_grace: 1m             # on what its queue borrowed at most so long
+  per_job: {most: 6, within: 1h}
+  per_pool: {most: 600, within: 10m}
 queues:
   - name: research
     guaranteed: 64              # short for {"*": 64}; also {H100: 32, "H100:1g.10gb": 14}
@@ -9,6 +14,7 @@ queues:
     limit: {"*": 96}
     classes: [experiment]       # all without it
     order: shortest-remaining   # that of its parent without it
+    min_run: 10m                # that of its parent without it
   - name: vision
     parent: research
 """
@@ -24,8 +30,22 @@ from libs.cli.yamlfile import Broken, Document, YamlProblem, read
 from libs.core.scheduling.queues import problems
 from libs.core.state.queue_tree import QueueTree
 from schemas.base import Name, Strict
-from schemas.queues import AmountKey, HalfLife, Queue, QueueOrder, Queues, QueuesVersion
+from schemas.queues import (
+    LONGEST_PER_POOL_S,
+    MOST_PER_JOB,
+    AmountKey,
+    HalfLife,
+    JobPreemptionRate,
+    PoolPreemptionRate,
+    PreemptionLimits,
+    Queue,
+    QueueOrder,
+    Queues,
+    QueuesVersion,
+)
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
+
+DAY_S = 86_400
 
 
 def _thousandths(amount: float) -> float:
@@ -49,6 +69,46 @@ def _seconds(said: Any) -> Any:
 _HalfLife = Annotated[HalfLife, BeforeValidator(_seconds)]
 
 
+def _as_duration(least_s: int, most_s: int) -> Any:
+    """A field in seconds, that people may write as a duration."""
+    return Annotated[int, Field(ge=least_s, le=most_s), BeforeValidator(_seconds)]
+
+
+_MinRun = _as_duration(0, 7 * DAY_S)
+
+
+class JobRateItem(Strict):
+    """How often one job gives way."""
+
+    most: Annotated[int, Field(ge=1, le=MOST_PER_JOB)] = JobPreemptionRate().most
+    within: _as_duration(1, 7 * DAY_S) = JobPreemptionRate().within_s  # type: ignore[valid-type]
+
+
+class PoolRateItem(Strict):
+    """How often jobs of the pool give way."""
+
+    most: Annotated[int, Field(ge=1, le=10_000)] = PoolPreemptionRate().most
+    within: _as_duration(1, LONGEST_PER_POOL_S) = PoolPreemptionRate().within_s  # type: ignore[valid-type]
+
+
+class PreemptionItem(Strict):
+    """Limits against thrash."""
+
+    min_run: _MinRun = 0  # type: ignore[valid-type]
+    reclaim_grace: _as_duration(0, DAY_S) = 0  # type: ignore[valid-type]
+    per_job: JobRateItem = JobRateItem()
+    per_pool: PoolRateItem = PoolRateItem()
+
+    @property
+    def limits(self) -> PreemptionLimits:
+        return PreemptionLimits(
+            min_run_s=self.min_run,
+            reclaim_grace_s=self.reclaim_grace,
+            per_job=JobPreemptionRate(most=self.per_job.most, within_s=self.per_job.within),
+            per_pool=PoolPreemptionRate(most=self.per_pool.most, within_s=self.per_pool.within),
+        )
+
+
 class QueueItem(Strict):
     """One queue as people write it: in devices."""
 
@@ -58,6 +118,7 @@ class QueueItem(Strict):
     weight: _Amount = 1
     limit: _Amounts = Field(default_factory=dict)
     order: QueueOrder | None = None
+    min_run: _MinRun | None = None  # type: ignore[valid-type]
     classes: tuple[Name, ...] | None = Field(default=None, max_length=64)
 
     @property
@@ -69,6 +130,7 @@ class QueueItem(Strict):
             weight_milli=round(self.weight * WHOLE_MILLI),
             limit=_milli(self.limit),
             order=self.order,
+            min_run_s=self.min_run,
             classes=self.classes,
         )
 
@@ -79,6 +141,7 @@ class QueueFile(Strict):
     version: Annotated[int, Field(ge=1, le=2**53)]
     order: QueueOrder | None = None
     half_life: _HalfLife = None
+    preemption: PreemptionItem | None = None
     queues: Annotated[tuple[QueueItem, ...], Field(max_length=1000)]
 
 
@@ -108,7 +171,8 @@ def read_tree(
         offered: kinds of device that the pool has, besides those of the catalogue.
     """
     file, queues = _read(text, name, classes, offered)
-    return QueueTree.of(queues, file.version, file.order, file.half_life)
+    limits = None if file.preemption is None else file.preemption.limits
+    return QueueTree.of(queues, file.version, file.order, file.half_life, limits)
 
 
 def _read(

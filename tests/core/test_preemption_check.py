@@ -7,6 +7,7 @@ from libs.core.scheduling.preemption import Accepted, Declined
 from schemas import inbox
 from schemas.ids import job_id
 from schemas.ledger import PlanDeclineReason as Reason
+from schemas.queues import PoolPreemptionRate, PreemptionLimits
 from tests.core.builders import World, job, node
 
 SERVING = {"priority": 100, "preempts": True}
@@ -121,9 +122,22 @@ def test_the_team_would_have_more_than_its_limit():
     stale(w, plan, Reason.OVER_LIMIT)
 
 
+def test_a_victim_is_spared_or_too_many_gave_way_lately():
+    w, plan = full_world()
+    sparing = PreemptionLimits(min_run_s=60, per_pool=PoolPreemptionRate(most=1, within_s=3600))
+    w.send(inbox.ApplyQueues(version=1, queues=(), preemption=sparing))
+    stale(w, plan, Reason.VICTIM_SPARED)
+    w.send(after_us=60_000_000)
+    second = w.submit(job("serve-2", 8, **SERVING))
+    w.send(plan)
+    (other,) = {job_id("research", "a"), job_id("research", "b")} - {*plan.victims}
+    stale(w, plan.model_copy(update={"beneficiary": second, "victims": (other,)}), Reason.TOO_MANY)
+
+
 def test_every_reason_is_given_by_a_case_here():
     assert set(Reason) == {
         Reason.BENEFICIARY_GONE, Reason.ALREADY_HELD, Reason.MAY_NOT_PREEMPT, Reason.VICTIM_GONE,
         Reason.VICTIM_NOT_LOWER, Reason.NO_SUCH_DEVICE, Reason.BAD_SIZE, Reason.DOES_NOT_FIT, Reason.OVER_LIMIT,
+        Reason.VICTIM_SPARED, Reason.TOO_MANY,
     }  # fmt: skip
     assert isinstance(preemption.check(World().decider.state, full_world()[1], 1), Declined)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.cli.queuesfile import read_queues
+from libs.cli.queuesfile import read_queues, read_tree
 from libs.core.explain.queue_shares import queue_shares
 from libs.core.projections.verify.limit_books import LimitBooks
 from libs.core.scheduling.limits import Tally
@@ -17,7 +17,7 @@ from libs.core.scheduling.order import in_order
 from libs.core.scheduling.queues import Claimant, Standings, changes, divide, divide_tree, problems
 from libs.core.state.queue_tree import OWN, ROOT, QueueTree
 from schemas import inbox, ledger
-from schemas.queues import Queue
+from schemas.queues import PreemptionLimits, Queue
 from tests.core.builders import World, job, node
 
 
@@ -87,6 +87,15 @@ def test_what_a_new_tree_changes_is_told_field_by_field() -> None:
     told = [change.text() for change in changes(EXAMPLE, after)]
     assert told == ["- serving  parent product, weight 1, guaranteed.* 24", "~ vision  guaranteed.*: 24 -> 20"]
     assert changes(EXAMPLE, QueueTree.of(list(EXAMPLE), 9)) == []
+    assert changes(EXAMPLE, QueueTree.of(list(EXAMPLE), 9, preemption=PreemptionLimits())) == [], "the defaults, said"
+    sparing = QueueTree.of(list(EXAMPLE), 9, preemption=PreemptionLimits(min_run_s=60))
+    assert [change.text() for change in changes(EXAMPLE, sparing)] == ["~ (the pool)  preemption.min_run: 0s -> 60s"]
+
+
+def test_the_limits_of_the_docs_are_the_defaults() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "queues.md").read_text(encoding="utf-8")
+    said = next(part for part in text.split("```yaml\n")[1:] if part.startswith("preemption:")).partition("```")[0]
+    assert read_tree(f"version: 1\n{said}queues: []\n").preemption == PreemptionLimits()
 
 
 # ---------------------------------------------------------------------------------------------------------- division

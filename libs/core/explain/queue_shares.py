@@ -72,6 +72,7 @@ def queue_shares(
         version=tree.version,
         order=tree.order if operator else None,
         half_life_s=tree.half_life_s if operator else None,
+        preemption=tree.preemption if operator else None,
         shares=tuple(shares),
         classes=tuple(classes) if operator else (),
         kinds=tuple(sorted(state.fleet.capacity())) if operator else (),

@@ -9,6 +9,7 @@ from itertools import islice
 
 from libs.core.explain.diagnosis import diagnose
 from libs.core.explain.holders import holders
+from libs.core.explain.kept_back import kept_back
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.start_estimate import estimate_start
 from libs.core.placement.answer import Blocked
@@ -29,6 +30,8 @@ BACKING_OFF = "backing-off"
 """The reason of a job that waits for a time, and for no device."""
 SUSPENDED = "suspended"
 """The reason of a job whose team an operator has paused: it keeps its age, and waits for no device."""
+SPARED = "spared"
+"""The reason of a job to which others would give way, were it not for a limit on preemption."""
 ESTIMATED = 4
 """Jobs of a list, the first ones, whose start is worked out: each costs some searches."""
 _LOSSES = tuple(category for category, rule in retry.POLICY.items() if rule.budget is retry.Budget.INFRASTRUCTURE)
@@ -58,12 +61,13 @@ def explain(state: State, job: Job, reasons: Reasons, *, seen_by: str = OPERATOR
         text = "it fits now and is granted with the next decision"
         return Explanation(job_id=job.id, state=job.state, reason="next", text=text, ahead=ahead, position=ahead + 1)
     found_out = diagnose(state, job, outcome, view, context, most=1, seen_by=seen_by)
+    limit = kept_back(state, job, reasons.policy)
     behind = holders(state, job, reasons.policy.precedence, seen_by=seen_by)
     return Explanation(
         job_id=job.id,
         state=job.state,
-        reason=outcome.reason.value,
-        text=found_out.text,
+        reason=SPARED if limit else outcome.reason.value,
+        text=f"{limit}; {found_out.text}" if limit else found_out.text,
         ahead=ahead,
         position=ahead + 1,
         behind=behind.shown,

@@ -22,6 +22,7 @@ from libs.core.state.waiting import back_off, dequeue, enqueue, park, pass_time,
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome, StopCause
 from schemas.jobs import JobState
+from schemas.queues import MOST_PER_JOB
 from schemas.resources import WHOLE_MILLI, Claim, Inventory
 
 CAUSES: dict[Evidence, StopCause] = {
@@ -144,7 +145,7 @@ def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
 
 
 def _queues_applied(state: State, e: led.QueuesApplied, t_us: int) -> None:
-    state.tree = QueueTree.of(e.queues, e.version, e.order, e.half_life_s)
+    state.tree = QueueTree.said(e)
     state.past_use.begins((e.half_life_s or 0) * 1_000_000, state.used, t_us)
 
 
@@ -232,7 +233,9 @@ def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> No
     attempt.cause, attempt.reason, attempt.beneficiary = Cause.PREEMPTED, e.reason, e.beneficiary
     attempt.cost_device_s = e.cost_device_s
     job.preemptions += 1
+    job.preempted_us = (*job.preempted_us, t_us)[-MOST_PER_JOB:]
     state.preemptions += 1
+    state.preempted.note(t_us)
 
 
 def _attempt_stopping(state: State, e: led.AttemptStopping, t_us: int) -> None:

@@ -14,6 +14,7 @@ from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Cap, Limits, Suspension
 from libs.core.state.line import Line
 from libs.core.state.past_use import PastUse
+from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
 from schemas.attempts import Category, Cause
 from schemas.ids import content_hash
@@ -273,6 +274,8 @@ class Job:
     not_before_us: int = 0
     """It is not granted anything before: it was lost several times in a row."""
     preemptions: int = 0
+    preempted_us: tuple[int, ...] = ()
+    """When it was made to give way, the last times."""
     first_grant_us: int = 0
     network: Network = Network.HOST
     """From its class: the machine's, or none."""
@@ -372,6 +375,8 @@ class State:
     inbox_seq: int = 0
     grants: int = 0
     preemptions: int = 0
+    preempted: PreemptedLately = field(default_factory=PreemptedLately)
+    """When jobs were made to give way lately."""
     finished_by_state: dict[str, int] = field(default_factory=dict)
     turns: Following | None = field(default=None, compare=False, repr=False)
     """Told of every event, after it."""

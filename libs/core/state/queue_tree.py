@@ -6,7 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from libs.core.state.limits import Limits
-from schemas.queues import Queue, QueueOrder
+from schemas.inbox import ApplyQueues
+from schemas.ledger import QueuesApplied
+from schemas.queues import PreemptionLimits, Queue, QueueOrder
 from schemas.resources import ANY_ACCELERATOR
 
 ROOT = ""
@@ -16,6 +18,7 @@ OWN = "/own"
 
 
 _UNSAID = Queue(name="unsaid")
+_DEFAULT_LIMITS = PreemptionLimits()
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class QueueTree:
     """Of queues that say none; None: fair-share."""
     half_life_s: int | None = None
     """Of what queues held before; None: only what they hold now counts."""
+    preemption: PreemptionLimits | None = None
+    """None: the defaults (`preemption_limits`)."""
 
     @classmethod
     def of(
@@ -36,8 +41,15 @@ class QueueTree:
         version: int = 0,
         order: QueueOrder | None = None,
         half_life_s: int | None = None,
+        preemption: PreemptionLimits | None = None,
     ) -> "QueueTree":
-        return cls({queue.name: queue for queue in sorted(queues, key=lambda q: q.name)}, version, order, half_life_s)
+        by_name = {queue.name: queue for queue in sorted(queues, key=lambda q: q.name)}
+        return cls(by_name, version, order, half_life_s, preemption)
+
+    @classmethod
+    def said(cls, told: "ApplyQueues | QueuesApplied") -> "QueueTree":
+        """What an operator says of a pool."""
+        return cls.of(told.queues, told.version, told.order, told.half_life_s, told.preemption)
 
     def dump(self) -> dict[str, Any]:
         """For a snapshot, as JSON takes it."""
@@ -45,6 +57,7 @@ class QueueTree:
             "version": self.version,
             "order": self.order,
             "half_life_s": self.half_life_s,
+            "preemption": None if self.preemption is None else self.preemption.model_dump(mode="json"),
             "queues": [queue.model_dump(mode="json") for queue in self],
         }
 
@@ -52,7 +65,14 @@ class QueueTree:
     def load(cls, dumped: Mapping[str, Any]) -> "QueueTree":
         """The inverse of `dump`; an empty tree of nothing."""
         queues = [Queue.model_validate(queue) for queue in dumped.get("queues", ())]
-        return cls.of(queues, dumped.get("version", 0), dumped.get("order"), dumped.get("half_life_s"))
+        limits = dumped.get("preemption")
+        return cls.of(
+            queues,
+            dumped.get("version", 0),
+            dumped.get("order"),
+            dumped.get("half_life_s"),
+            None if limits is None else PreemptionLimits.model_validate(limits),
+        )
 
     def __getitem__(self, name: str) -> Queue:
         """A queue that is not there has weight 1, and nothing is guaranteed to it or kept from it."""
@@ -106,6 +126,16 @@ class QueueTree:
     def order_of(self, name: str) -> QueueOrder | None:
         """In which order a queue's jobs come: the nearest statement upwards, at last the pool's."""
         return next((q.order for q in self._upwards(name) if q.order is not None), self.order)
+
+    @property
+    def preemption_limits(self) -> PreemptionLimits:
+        """Those that hold, said or not."""
+        return self.preemption or _DEFAULT_LIMITS
+
+    def min_run_s(self, name: str) -> int:
+        """How long a queue's jobs run before they give way: the nearest statement upwards, at last the pool's."""
+        said = (q.min_run_s for q in self._upwards(name) if q.min_run_s is not None)
+        return next(said, self.preemption_limits.min_run_s)
 
     def _upwards(self, name: str) -> Iterator[Queue]:
         return (self[above] for above in reversed(self.path(name)))

@@ -26,6 +26,7 @@ from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, grant_order, shape_of
 from libs.core.state.past_use import PastUse
+from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
 from libs.core.state.waiting import back_off, enqueue
@@ -71,6 +72,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "suspended": dict(sorted(state.suspended.items())),
         "tree": state.tree.dump(),
         "past_use": state.past_use.dump(),
+        "preempted": state.preempted.dump(),
         "book": None if state.book is None else state.book.model_dump(mode="json"),
         "closed_us": state.closed_us,
         "quotas": {team: limits.dump() for team, limits in state.quotas.items()},
@@ -117,6 +119,7 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
     state.tree = QueueTree.load(body.get("tree", {}))
     state.book = None if body.get("book") is None else RateBook.model_validate(body["book"])
     state.closed_us = None if body.get("closed_us") is None else (body["closed_us"][0], body["closed_us"][1])
+    state.preempted = PreemptedLately.load(body.get("preempted", ()))
     state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
     nodes: list[Any] = []
     devices: list[Any] = []
@@ -230,6 +233,7 @@ def _dump_job(job: Job) -> dict[str, Any]:
     return {
         **{name: getattr(job, name) for name in _JOB_PLAIN},
         "state": job.state.value,
+        "preempted_us": job.preempted_us,
         "latency": job.latency.value,
         "network": job.network.value,
         "endings": job.endings,
@@ -259,6 +263,7 @@ def _load_job(raw: dict[str, Any]) -> Job:
         spec=spec,
         shape=shape_of(spec),
         state=JobState(raw["state"]),
+        preempted_us=tuple(raw.get("preempted_us", ())),
         latency=Latency(raw["latency"]),
         network=Network(raw.get("network", Network.HOST)),
         endings={Category(name): count for name, count in raw["endings"].items()},

@@ -1,7 +1,7 @@
 """Preemption and what it keeps (I11): only a job of a lower class gives way, to one that waits and may preempt; or one that
 runs on what its queue borrowed, to one whose queue is within its guarantee; or one of the same class and team where the order
 of its queue has it so. What is kept for one is granted to nobody else; and a plan that makes somebody give way keeps devices
-for its beneficiary."""
+for its beneficiary. How soon and how often jobs give way is limited (`thrash`)."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -10,6 +10,7 @@ from typing import ClassVar
 from libs.core.projections.verify.asked import sizes
 from libs.core.projections.verify.books import Books, JobRow, Promises, Subject, Where
 from libs.core.projections.verify.limit_books import Kind
+from libs.core.projections.verify.thrash import ThrashBooks
 from schemas import ledger as led
 from schemas.ids import split_attempt_id
 from schemas.resources import WHOLE_MILLI
@@ -37,6 +38,7 @@ class Holds(Subject):
     def __init__(self, books: Books) -> None:
         super().__init__(books)
         self._will_hold = Promises(books, "somebody gives way to {}, and nothing is held for it")
+        self._thrash = ThrashBooks()
         self._plans: dict[str, set[str]] = {}
         """Whom others give way to -> the plans that say so, in this decision."""
         self._leaving: set[str] = set()
@@ -53,6 +55,7 @@ class Holds(Subject):
         """Queue -> the one above it, and the order that it says; "": the pool."""
 
     def applied(self, e: led.QueuesApplied) -> None:
+        self._thrash.applied(e)
         self._queues = {"": ("", e.order), **{queue.name: (queue.parent, queue.order) for queue in e.queues}}
 
     def _exchanges(self, team: str) -> bool:
@@ -68,6 +71,7 @@ class Holds(Subject):
         victim, winner = books.jobs.get(e.job_id), books.jobs.get(e.beneficiary)
         self._will_hold.make(e.beneficiary)
         self._plans.setdefault(e.beneficiary, set()).add(e.plan_id)
+        early = self._too_soon(e, victim, winner)
         if winner is None or winner.where is not Where.WAITING:
             books.broken("I11", f"{e.job_id} gives way to {e.beneficiary}, which does not wait")
         elif victim is not None and victim.team == winner.team and victim.priority == winner.priority:
@@ -75,11 +79,27 @@ class Holds(Subject):
                 books.broken(
                     "I11", f"{e.job_id} gives way to {e.beneficiary} of its own class, in an order that has no such"
                 )
-        elif victim is not None and not (winner.preempts and victim.priority < winner.priority):
-            self._back(victim, winner)
+            elif early:
+                books.broken("I11", f"{e.job_id} gives way to {e.beneficiary} {early}")
+        elif victim is not None and not (winner.preempts and victim.priority < winner.priority and not early):
+            self._back(victim, winner, early)
         self._leaving.add(e.job_id)
 
-    def _back(self, victim: JobRow, winner: JobRow) -> None:
+    def _too_soon(self, e: led.AttemptPreempting, victim: JobRow | None, winner: JobRow | None) -> str:
+        """What is wrong with how long the victim ran, if it gives back nothing that was lent; "": nothing. Tells by itself when
+        it, or the pool, gives way too often."""
+        same = (
+            victim is not None
+            and winner is not None
+            and (victim.team, victim.priority) == (winner.team, winner.priority)
+        )
+        if self.books.format is None or victim is None or victim.open is None or (same and not self._thrash.said):
+            return ""
+        for often in self._thrash.gives_way(e.job_id, e.plan_id, self.books.t_us):
+            self.books.broken("I11", f"{e.job_id} gives way to {e.beneficiary} {often}")
+        return self._thrash.too_short(victim.team, victim.open, self.books.t_us, lent=False)
+
+    def _back(self, victim: JobRow, winner: JobRow, early: str) -> None:
         """What is wrong with a job that gives way although the other's class may not make it."""
         parted = None
         if self.books.guarantees and victim.priority <= winner.priority:
@@ -87,8 +107,14 @@ class Holds(Subject):
             parted = self.books.guarantees.lends(victim.team, winner.team, asked, self._staying)
         if parted is not None:
             self._takes_back[winner.id] = min(parted, self._takes_back.get(winner.id, parted))
+            if early and victim.open is not None:
+                early = self._thrash.too_short(victim.team, victim.open, self.books.t_us, lent=True)
+            if early:
+                self.books.broken("I11", f"{victim.id} gives back to {winner.id} {early}")
         elif not winner.preempts:
             self.books.broken("I11", f"{victim.id} gives way to {winner.id}, whose class may not preempt")
+        elif early and victim.priority < winner.priority:
+            self.books.broken("I11", f"{victim.id} gives way to {winner.id} {early}")
         else:
             classes = f"of class {victim.priority} gives way to {winner.id} of class {winner.priority}"
             self.books.broken("I11", f"{victim.id} {classes}")
@@ -198,6 +224,7 @@ class Holds(Subject):
             self.books.broken("I11", f"{e.job_id} ends, and devices are held for it")
             self._forget(e.job_id)
         self._explained(e.job_id)
+        self._thrash.ended(e.job_id)
 
     def silent(self, e: led.NodeSilence) -> None:
         self._silent.add(e.node)
@@ -227,6 +254,7 @@ class Holds(Subject):
             self._will_hold.check("I11")
         if self._plans and not self.books.more:
             self._plans.clear()
+            self._thrash.decided()
         if self._was_on:
             self._let_go.check("I11")
             self._was_on = {job: nodes for job, nodes in self._was_on.items() if job in self._let_go}

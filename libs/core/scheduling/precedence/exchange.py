@@ -21,6 +21,7 @@ from libs.core.placement.view import NOBODY, View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
+from libs.core.scheduling.spared import Spared
 from libs.core.state.fleet import Bools
 from libs.core.state.model import Job, Shape, State
 from schemas.ids import event_id
@@ -51,11 +52,15 @@ def exchanges(state: State, precedence: Precedence, t_us: int, base_seq: int) ->
     waiting = _first(state, precedence, t_us)
     served = precedence.served
     slots = np.flatnonzero(served.running & (served.guarded_us <= t_us) & (served.rule > 0))
+    spared = Spared(state, t_us)
+    if spared.exchanges:
+        asked = [slot for slot in slots.tolist() if not spared.until_us(state.jobs[served.ids[slot]], lent=False)]
+        slots = np.array(asked, dtype=np.int64)
     if not waiting or not len(slots):
         return []
     board = _ExchangeBoard(state, precedence, slots, t_us)
     tally = Tally(state)
-    found = []
+    found: list[PreemptionPlanned] = []
     for number, job in waiting[:CONSIDERED]:
         if board.most <= number:
             break
@@ -66,7 +71,8 @@ def exchanges(state: State, precedence: Precedence, t_us: int, base_seq: int) ->
         if plan is None:
             continue
         rows, victims = plan
-        if len(victims) > MOST_VICTIMS:
+        gone = sum(len(made.victims) for made in found)
+        if len(victims) > MOST_VICTIMS or (spared.exchanges and not spared.together(len(victims), gone)):
             continue
         tally.take(job, rows.tolist())
         costs = tuple(precedence.knobs.loss_s * int(served.width[slot]) for slot in victims)

@@ -1,8 +1,9 @@
 """Whether a plan of preemption holds in the present. The ledger's writer asks; a plan made elsewhere may be stale.
 
 Nothing of a plan is taken on trust: the beneficiary still waits; each victim still runs, and is of a lower class or in a queue
-that borrowed from the beneficiary's (`libs.core.scheduling.queues.reclaim`); and on the fleet as it would be without the
-victims the beneficiary fits on exactly the planned devices.
+that borrowed from the beneficiary's (`libs.core.scheduling.queues.reclaim`); no limit spares any of them
+(`libs.core.scheduling.spared`); and on the fleet as it would be without the victims the beneficiary fits on exactly the planned
+devices.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from libs.core.scheduling.order import kinds_asked
 from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.preemption.cost import cost_device_s
 from libs.core.scheduling.queues import Reclaim
+from libs.core.scheduling.spared import Spared
 from libs.core.state.lifecycle import PREEMPTIBLE
 from libs.core.state.model import Job, State
 from schemas.inbox import PreemptionPlanned
@@ -112,21 +114,26 @@ def _victims(
 ) -> tuple[Victim, ...] | Declined:
     """Each once, with the cost that the plan was made with; a plan that does not tell costs gets those of now."""
     told = dict(zip(plan.victims, plan.costs_device_s, strict=False))
-    victims = []
+    victims, spared = [], Spared(state, t_us)
     for victim_id in dict.fromkeys(plan.victims):
         victim = state.jobs.get(victim_id)
         if victim is None or victim.state not in PREEMPTIBLE:
             return Declined(Reason.VICTIM_GONE, f"{victim_id} is not running any more")
         lower = job.preempts and victim.priority < job.priority
         given = lower or (within is not None and within.gives_way(victim, job, t_us))
-        if not given and not (
+        lent = (not given or bool(spared.until_us(victim, lent=False))) and (
             back is not None and back.reclaim.lends(victim, job, kinds_asked(job.shape), back.entitled)
-        ):
+        )
+        if not given and not lent:
             return Declined(Reason.VICTIM_NOT_LOWER, f"{victim_id} is not of a lower class than {job.id}")
+        if (lower or lent or spared.exchanges) and spared.until_us(victim, lent=lent):
+            return Declined(Reason.VICTIM_SPARED, f"{victim_id} is spared: {spared.text(victim, lent=lent)}")
         cost = told[victim_id] if victim_id in told else cost_device_s(victim, t_us)
         victims.append(Victim(victim, cost))
         if back is not None:
             back.reclaim.gave(victim)
+    if (within is None or spared.exchanges) and not spared.together(len(victims)):
+        return Declined(Reason.TOO_MANY, spared.pool_text(len(victims)))
     return tuple(victims)
 
 

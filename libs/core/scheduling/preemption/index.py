@@ -11,6 +11,7 @@ from libs.core.placement.find import find
 from libs.core.placement.view import View
 from libs.core.scheduling.preemption.check import would_be_free
 from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_thousandths
+from libs.core.scheduling.spared import Spared
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.lifecycle import PREEMPTIBLE
 from libs.core.state.model import Job, State, running
@@ -29,8 +30,10 @@ class Holdings:
     Each part is made on first use, because most computations find that no job needs to give way.
     """
 
-    def __init__(self, state: State, t_us: int) -> None:
+    def __init__(self, state: State, t_us: int, spared: Spared | None = None) -> None:
+        """`spared`: who need not give way; None: as the limits of `state` say."""
         self.state, self.t_us = state, t_us
+        self.spared = spared if spared is not None else Spared(state, t_us)
 
     @cached_property
     def jobs(self) -> dict[str, Job]:

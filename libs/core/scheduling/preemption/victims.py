@@ -21,8 +21,9 @@ from libs.core.scheduling.preemption.cost import ClassCosts
 from libs.core.scheduling.preemption.index import Holdings, Together, VictimIndex
 from libs.core.scheduling.queues import Reclaim
 from libs.core.scheduling.reservation import Reservations
+from libs.core.scheduling.spared import Spared
 from libs.core.state.fleet import Bools, Ints
-from libs.core.state.model import Job, QueueKey, Shape, State
+from libs.core.state.model import Job, QueueKey, Shape, State, running
 from schemas.ids import event_id
 from schemas.inbox import MOST_VICTIMS, PreemptionPlanned
 
@@ -91,30 +92,36 @@ def _reason(job: Job, choice: VictimChoice) -> str:
     return f"reclaim: queue {choice.takes_back} is within its guarantee"
 
 
-def choice_for(state: State, job: Job, t_us: int, policy: Policy = Policy()) -> VictimChoice | None:
+def choice_for(
+    state: State, job: Job, t_us: int, policy: Policy = Policy(), spared: Spared | None = None
+) -> VictimChoice | None:
     """Who gives way to `job`, which waits in `state`, after those that come before it; None when nobody does."""
     if not job.preempts and not len(state.tree):
         return None
-    return {beneficiary.id: choice for beneficiary, choice in choices(state, t_us, policy, until=job.id)}.get(job.id)
+    found = choices(state, t_us, policy, until=job.id, spared=spared)
+    return {beneficiary.id: choice for beneficiary, choice in found}.get(job.id)
 
 
 def choices(
     state: State,
     t_us: int,
     policy: Policy = Policy(),
+    *,
     until: str = "",
     pending: Collection[PreemptionPlanned] = (),
     but_not: Container[str] = (),
+    spared: Spared | None = None,
 ) -> Iterator[tuple[Job, VictimChoice]]:
     """Beneficiaries and who gives way to them, in the order in which a cycle would take them, none behind the job `until`.
 
     As in a cycle, a job that gets no place blocks its queue. Each is chosen as if the earlier ones were carried out, so
     that two never count on the same device. `pending` plans count as carried out from the start: their beneficiaries get
     no other, their victims and devices serve nobody else. What a cycle keeps for a gang whose reservation is due, of any
-    class, serves nobody behind it: neither is it free to them, nor does anybody give way there.
+    class, serves nobody behind it: neither is it free to them, nor does anybody give way there. `spared`: who need not give
+    way; None: as the limits of `state` say.
     """
     taken = _Taken.by(state, pending)
-    holdings = Holdings(state, t_us)
+    holdings = Holdings(state, t_us, spared)
     kept = Reservations(state, replace(holdings.empty, blocked=taken.devices), t_us, policy)
     order, last = Order(state, t_us, policy, _considered(state, t_us, policy, taken)), state.jobs.get(until)
     while (job := order.next()) is not None:
@@ -153,7 +160,15 @@ def next_turn_us(state: State, t_us: int) -> int:
         for job_id in queue
     )
     back = (at_us for job_id, at_us in state.backing_off.items() if state.jobs[job_id].preempts or len(state.tree))
-    return min((moment for moment in chain(moments, back) if moment > t_us), default=0)
+    spared = (moment for moment in (_spared_until_us(state, t_us),) if moment)
+    return min((moment for moment in chain(moments, back, spared) if moment > t_us), default=0)
+
+
+def _spared_until_us(state: State, t_us: int) -> int:
+    """When somebody need no longer be spared whom a waiting job might ask; 0: nobody is, or no such job waits."""
+    if not any(key.preempts or len(state.tree) for key in state.queues):
+        return 0
+    return Spared(state, t_us).next_change_us(running(state))
 
 
 @dataclass(slots=True)
@@ -167,6 +182,8 @@ class _Taken:
     tally: Tally
     reclaim: Reclaim | None
     """None in a pool without queues."""
+    full: bool = False
+    """Too many gave way lately for one of the beneficiaries. Nobody gives way to those behind it, which would keep it so."""
 
     @classmethod
     def by(cls, state: State, pending: Collection[PreemptionPlanned]) -> "_Taken":
@@ -221,7 +238,12 @@ def _place(holdings: Holdings, job: Job, taken: _Taken) -> tuple[Placed | None, 
     if isinstance(now, Placed):
         return now, None
     choice = _lower(holdings, job, taken) or _lent(holdings, job, taken)
-    return (choice.placed, choice) if choice is not None else (None, None)
+    if choice is None or taken.full:
+        return None, None
+    if not holdings.spared.together(len(choice.victims), len(taken.victims)):
+        taken.full = True
+        return None, None
+    return choice.placed, choice
 
 
 def _considered(state: State, t_us: int, policy: Policy, taken: _Taken) -> list[QueueKey]:
@@ -246,7 +268,12 @@ def _lower(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
     """Who of lower classes gives way, if the job's may preempt."""
     if not job.preempts:
         return None
-    return _best(holdings, job, taken, [v for v in holdings.jobs.values() if v.priority < job.priority])
+    return _best(holdings, job, taken, [v for v in holdings.jobs.values() if _is_lower(holdings, job, v)])
+
+
+def _is_lower(holdings: Holdings, job: Job, victim: Job) -> bool:
+    """The victim is of a lower class than the job, whose class may preempt, and nothing spares it."""
+    return job.preempts and victim.priority < job.priority and not holdings.spared.until_us(victim, lent=False)
 
 
 def _lent(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
@@ -258,8 +285,10 @@ def _lent(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
     for request in (job.shape, shrink(job.shape, job.shape.least)):
         entitled = reclaim.entitled(job.team, asked, *_wanted(request)) if request is not None else None
         if request is not None and entitled is not None:
-            lenders = partial(reclaim.lenders, job=job, asked=asked, entitled=entitled)
-            some = [v for v in holdings.jobs.values() if lenders([v])]
+            lower = partial(_is_lower, holdings, job)
+            lenders = partial(reclaim.lenders, job=job, asked=asked, entitled=entitled, lower=lower)
+            spared = holdings.spared
+            some = [v for v in holdings.jobs.values() if not spared.until_us(v, lent=True) and lenders([v])]
             choice = _best(holdings, replace(job, shape=request), taken, some, lenders)
             return None if choice is None else replace(choice, takes_back=job.team)
     return None

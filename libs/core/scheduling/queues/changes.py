@@ -29,6 +29,8 @@ def changes(before: QueueTree, after: QueueTree) -> list[Change]:
         found.append(Change("(the pool)", "order", before.order or "", after.order or ""))
     if before.half_life_s != after.half_life_s:
         found.append(Change("(the pool)", "half_life", _seconds(before.half_life_s), _seconds(after.half_life_s)))
+    was, now = _limits(before), _limits(after)
+    found += [Change("(the pool)", field, was[field], now[field]) for field in now if was[field] != now[field]]
     for name in sorted({*before.queues, *after.queues}):
         old, new = before.queues.get(name), after.queues.get(name)
         if old is None and new is not None:
@@ -51,9 +53,22 @@ def _fields(queue: Queue) -> dict[str, str]:
     said |= {f"limit.{key}": _shown(milli) for key, milli in sorted(queue.limit.items())}
     if queue.order is not None:
         said["order"] = queue.order
+    if queue.min_run_s is not None:
+        said["min_run"] = _seconds(queue.min_run_s)
     if queue.classes is not None:
         said["classes"] = ", ".join(queue.classes) or "(none)"
     return said
+
+
+def _limits(tree: QueueTree) -> dict[str, str]:
+    """Those of preemption that hold, said or not: what is not said is no change."""
+    limits = tree.preemption_limits
+    return {
+        "preemption.min_run": _seconds(limits.min_run_s),
+        "preemption.reclaim_grace": _seconds(limits.reclaim_grace_s),
+        "preemption.per_job": f"{limits.per_job.most} within {limits.per_job.within_s}s",
+        "preemption.per_pool": f"{limits.per_pool.most} within {limits.per_pool.within_s}s",
+    }
 
 
 def _summary(queue: Queue) -> str:

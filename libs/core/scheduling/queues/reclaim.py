@@ -13,7 +13,7 @@ The rule is KAI-Scheduler's (reclaim from over deserved quota to within deserved
 with Baton's strict classes above it. Pure: reads a state, and is told what plans make of it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from libs.core.scheduling.queues.standing import Standings
 from libs.core.state.model import Job, State, running
@@ -59,12 +59,14 @@ class Reclaim:
         parted = next(level for level, (one, two) in enumerate(zip(own, other, strict=False)) if one != two)
         return parted >= entitled and all(self._standings.beyond(name, asked) for name in other[parted:])
 
-    def lenders(self, victims: Iterable[Job], job: Job, asked: Sequence[str], entitled: int) -> list[Job]:
-        """Those of `victims` that are of a lower class than `job`, where that may preempt, or lend to it when those before them
+    def lenders(
+        self, victims: Iterable[Job], job: Job, asked: Sequence[str], entitled: int, lower: Callable[[Job], bool]
+    ) -> list[Job]:
+        """Those of `victims` that are `lower` (their class gives way to that of `job`), or lend to it when those before them
         have given way. Of what this gives any part may be left out: the others lend all the more."""
         taken = []
         for victim in victims:
-            if (job.preempts and victim.priority < job.priority) or self.lends(victim, job, asked, entitled):
+            if lower(victim) or self.lends(victim, job, asked, entitled):
                 self.gave(victim)
                 taken.append(victim)
         for victim in taken:

@@ -24,7 +24,7 @@ def quota_changed(d: Decision, m: inbox.QuotaChanged) -> None:
 
 def queues_applied(d: Decision, m: inbox.ApplyQueues) -> None:
     """All or nothing. The version keeps two operators from undoing each other's work unseen."""
-    now, then = d.state.tree, QueueTree.of(m.queues, m.version, m.order, m.half_life_s)
+    now, then = d.state.tree, QueueTree.said(m)
     if then == now:
         return
     if m.version <= now.version:
@@ -37,7 +37,13 @@ def queues_applied(d: Decision, m: inbox.ApplyQueues) -> None:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise InputRefused(f"queue {first.queue}: {first.field} = {first.value}: {first.problem}; {first.fix}{more}")
     event = ledger.QueuesApplied(
-        version=m.version, queues=m.queues, order=m.order, half_life_s=m.half_life_s, reason=m.reason, user=m.user
+        version=m.version,
+        queues=m.queues,
+        order=m.order,
+        half_life_s=m.half_life_s,
+        preemption=m.preemption,
+        reason=m.reason,
+        user=m.user,
     )
     if not d.may(event):
         raise InputRefused("a reader of this ledger is of a release that knows no queues: `baton ledger readers`")

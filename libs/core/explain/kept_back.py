@@ -1,0 +1,26 @@
+"""Whether a waiting job waits for a limit on preemption: others would give way to it, and are spared for now."""
+
+from libs.core.scheduling.policy import Policy
+from libs.core.scheduling.preemption import choice_for
+from libs.core.scheduling.spared import Spared
+from libs.core.state.model import Job, State, running
+
+
+def kept_back(state: State, job: Job, policy: Policy) -> str:
+    """Which limit, in words that name no job of others; "": none. Costs two plans of preemption, where a limit holds now."""
+    if not job.preempts and not len(state.tree):
+        return ""
+    spared = Spared(state, state.t_us)
+    if not spared.next_change_us(running(state)) or choice_for(state, job, state.t_us, policy) is not None:
+        return ""
+    choice = choice_for(state, job, state.t_us, policy, Spared(state, state.t_us, lifted=True))
+    if choice is None:
+        return ""
+    lent = choice.takes_back is not None
+    last = max(choice.victims, key=lambda victim: spared.until_us(victim, lent=lent))
+    if spared.until_us(last, lent=lent):
+        why = spared.text(last, lent=lent)
+        return f"others would give way to it, and one of them is spared for now: {why}"
+    if not spared.together(len(choice.victims)):
+        return f"others would give way to it, and too many did lately: {spared.pool_text(len(choice.victims))}"
+    return ""

@@ -1,0 +1,72 @@
+"""What keeps a pool from thrashing, in the checker's own books (I11): how long a job ran before it gives way, how often it did
+lately, and how many did. It looks after the fact; those who decide look before (`libs.core.scheduling.spared`).
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from libs.core.projections.verify.books import AttemptRow
+from schemas import ledger as led
+from schemas.queues import LONGEST_PER_POOL_S, MOST_PER_JOB, PreemptionLimits
+
+_S = 1_000_000
+
+
+class ThrashBooks:
+    """When jobs gave way, and what the queues that were applied last say of it."""
+
+    def __init__(self) -> None:
+        self.said = False
+        """Queues were applied: the limits hold for those of one queue as well."""
+        self._limits = PreemptionLimits()
+        self._minimum: dict[str, tuple[str, int | None]] = {}
+        """Queue -> the one above it, and the minimum that it says, s."""
+        self._of_job: dict[str, deque[int]] = {}
+        """Job that has not ended -> when it gave way, the last times."""
+        self._moments: deque[int] = deque()
+        self._plans: dict[str, tuple[int, int]] = {}
+        """Plan of this decision -> how many gave way shortly before it, and by it."""
+
+    def applied(self, e: led.QueuesApplied) -> None:
+        self.said = True
+        self._limits = e.preemption or PreemptionLimits()
+        self._minimum = {queue.name: (queue.parent, queue.min_run_s) for queue in e.queues}
+
+    def too_short(self, team: str, attempt: AttemptRow, t_us: int, *, lent: bool) -> str:
+        """What is wrong with how long an attempt ran that gives way now; "": nothing. `lent`: it gives back what its queue
+        borrowed."""
+        least_s, name = self._limits.min_run_s, team
+        for _ in range(len(self._minimum)):
+            above, said = self._minimum.get(name, ("", None))
+            if said is not None:
+                least_s = said
+                break
+            name = above
+        if lent:
+            least_s = min(least_s, self._limits.reclaim_grace_s)
+        ran_us = t_us - (attempt.running_us or attempt.opened_us)
+        return f"after {ran_us} us, and its minimum is {least_s} s" if ran_us < least_s * _S else ""
+
+    def gives_way(self, job_id: str, plan_id: str, t_us: int) -> Iterator[str]:
+        """A job gives way by a plan: what is too often."""
+        job, pool = self._limits.per_job, self._limits.per_pool
+        times = self._of_job.setdefault(job_id, deque(maxlen=MOST_PER_JOB))
+        if sum(at > t_us - job.within_s * _S for at in times) >= job.most:
+            yield f"more than {job.most} times within {job.within_s} s"
+        times.append(t_us)
+        while self._moments and self._moments[0] <= t_us - LONGEST_PER_POOL_S * _S:
+            self._moments.popleft()
+        if plan_id not in self._plans:
+            self._plans[plan_id] = (sum(at > t_us - pool.within_s * _S for at in self._moments), 0)
+        before, by_it = self._plans[plan_id]
+        self._plans[plan_id] = (before, by_it + 1)
+        self._moments.append(t_us)
+        if before and before + by_it + 1 > pool.most:
+            yield f"as one of more than {pool.most} within {pool.within_s} s"
+
+    def ended(self, job_id: str) -> None:
+        self._of_job.pop(job_id, None)
+
+    def decided(self) -> None:
+        """The decision is over."""
+        self._plans.clear()

@@ -1,0 +1,191 @@
+"""Against thrash: a job runs its minimum before it gives way, and neither it nor the pool gives way too often. The planner does
+not plan it, the writer does not take it, the checker finds it."""
+
+from typing import Any
+
+from libs.core.explain.reasons import Reasons
+from libs.core.explain.waiting import explain
+from libs.core.projections.verify import Checker
+from libs.core.scheduling import preemption
+from schemas import inbox, ledger
+from schemas.queues import JobPreemptionRate, PoolPreemptionRate, PreemptionLimits, Queue
+from services.preemption.planner import PreemptionPlanner
+from tests.core.builders import World, job, node
+
+S = 1_000_000
+SERVING = {"priority": 100, "preempts": True}
+
+
+def pool(nodes: int = 1, queues: tuple[Queue, ...] = (), **limits: Any) -> World:
+    w = World(*(node(f"n{i}") for i in range(nodes)))  # eight devices each
+    w.send(inbox.ApplyQueues(version=1, queues=queues, preemption=PreemptionLimits(**limits), user="olga"))
+    return w
+
+
+def runs(w: World, name: str, devices: int = 8, **more: Any) -> str:
+    started = w.submit(job(name, devices, **more))
+    w.started(started)
+    return started
+
+
+def planned(w: World) -> list[inbox.PreemptionPlanned]:
+    return preemption.plans(w.decider.state, w.now_us, len(w.records))
+
+
+def answer(w: World, *plans: inbox.PreemptionPlanned) -> list[str]:
+    return [getattr(event, "reason", event.kind) for event in w.send(*plans) if event.kind == "plan.declined"]
+
+
+def found_without(w: World, **limits: Any) -> list[str]:
+    """What the checker finds in the world's ledger had these limits been applied."""
+    checker = Checker()
+    for seq, record in enumerate(w.records, 1):
+        events = tuple(
+            event.model_copy(update={"preemption": PreemptionLimits(**limits)})
+            if isinstance(event, ledger.QueuesApplied)
+            else event
+            for event in record.events
+        )
+        checker.step(seq, record.model_copy(update={"events": events}), valid=True)
+    return checker.finish().violations
+
+
+def test_a_job_runs_its_minimum_before_it_gives_way_to_a_higher_class() -> None:
+    w = pool(min_run_s=300)
+    runs(w, "young")
+    w.submit(job("serve", 8, **SERVING))
+    assert planned(w) == []
+    w.send(after_us=299 * S)
+    assert planned(w) == []
+    w.send(after_us=1 * S)
+    (plan,) = planned(w)
+    assert answer(w, plan) == []
+    w.check()
+    assert any("its minimum is 301 s" in found for found in found_without(w, min_run_s=301))
+
+
+def test_the_minimum_of_a_queue_stands_before_that_of_the_pool() -> None:
+    queues = (Queue(name="lab", min_run_s=0), Queue(name="research", parent="lab"), Queue(name="blue"))
+    w = pool(2, queues, min_run_s=300)
+    runs(w, "patient", team="research")
+    runs(w, "young", team="blue")
+    w.submit(job("serve", 8, **SERVING))
+    (plan,) = planned(w)
+    assert [w.decider.state.jobs[victim].team for victim in plan.victims] == ["research"]
+
+
+def test_a_job_that_does_not_come_to_run_is_spared_from_its_grant_on() -> None:
+    w = pool(min_run_s=60)
+    w.submit(job("never starts", 8))
+    w.submit(job("serve", 8, **SERVING))
+    assert planned(w) == []
+    w.send(after_us=61 * S)
+    assert len(planned(w)) == 1
+
+
+def test_on_what_was_borrowed_it_runs_the_reclaim_grace_at_most() -> None:
+    queues = (Queue(name="research", guaranteed={"*": 8000}), Queue(name="blue"))
+    w = pool(1, queues, min_run_s=3600, reclaim_grace_s=30)
+    runs(w, "lent", team="blue")
+    w.submit(job("mine", 8, team="research"))
+    assert planned(w) == []
+    w.send(after_us=30 * S)
+    (plan,) = planned(w)
+    assert answer(w, plan) == []
+    w.check()
+    assert any("its minimum is 40 s" in found for found in found_without(w, min_run_s=3600, reclaim_grace_s=40))
+
+
+def test_a_class_that_may_preempt_takes_back_what_its_minimum_would_spare() -> None:
+    queues = (Queue(name="research", guaranteed={"*": 8000}), Queue(name="blue"))
+    w = pool(1, queues, min_run_s=3600)
+    runs(w, "lent", team="blue")
+    w.submit(job("serve", 8, team="research", **SERVING))
+    (plan,) = planned(w)
+    assert plan.reason.startswith("reclaim")
+    assert answer(w, plan) == []
+    w.check()
+
+
+def test_a_job_gives_way_only_so_often() -> None:
+    w = pool(per_job=JobPreemptionRate(most=2, within_s=600))
+    victim = runs(w, "victim")
+    for turn in range(2):
+        serve = w.submit(job(f"serve {turn}", 8, **SERVING))
+        (plan,) = planned(w)
+        w.send(plan)
+        w.released(victim, exit_code=143, own_exit=False)
+        w.started(serve)
+        w.released(serve)
+        w.started(victim)
+    last = w.submit(job("serve last", 8, **SERVING))
+    assert planned(w) == []
+    assert answer(w, plan.model_copy(update={"plan_id": "p", "beneficiary": last})) == ["victim-spared"]
+    told = found_without(w, per_job=JobPreemptionRate(most=1, within_s=600))
+    assert any("more than 1 times" in found for found in told)
+    w.send(after_us=600 * S)
+    (plan,) = planned(w)
+    assert answer(w, plan) == []
+    w.check()
+
+
+def test_so_many_of_a_pool_give_way_within_a_time_and_a_wide_plan_goes_alone() -> None:
+    w = pool(3, per_pool=PoolPreemptionRate(most=2, within_s=600))
+    for number in range(24):
+        runs(w, f"small {number}", 1)
+    w.submit(job("wide", 8, **SERVING))
+    (plan,) = planned(w)
+    assert len(plan.victims) == 8  # more than two, and nobody gave way lately
+    assert answer(w, plan) == []
+    second = w.submit(job("one more", 1, **SERVING))
+    assert planned(w) == []
+    other = next(j.id for j in w.decider.state.jobs.values() if j.current is not None and j.id not in plan.victims)
+    claimed = w.decider.state.jobs[other].current.claims[0].device  # type: ignore[union-attr]
+    forced = plan.model_copy(
+        update={"plan_id": "p", "beneficiary": second, "victims": (other,), "devices": (claimed,), "costs_device_s": ()}
+    )
+    assert answer(w, forced) == ["too-many"]
+    w.send(after_us=600 * S)
+    (plan,) = planned(w)
+    assert answer(w, plan) == []
+    w.check()
+    told = found_without(w, per_pool=PoolPreemptionRate(most=2, within_s=700))
+    assert any("more than 2 within 700 s" in found for found in told)
+
+
+def test_a_planner_looks_again_when_nobody_need_be_spared_any_more() -> None:
+    w = pool(min_run_s=60)
+    runs(w, "young")
+    w.submit(job("serve", 8, **SERVING))
+    planner = PreemptionPlanner()
+    for seq, record in enumerate(w.records, 1):
+        planner.apply(record, seq)
+    assert planner.plans(len(w.records)) == []
+    w.send(after_us=61 * S)  # nothing happens but that time passes
+    planner.apply(w.records[-1], len(w.records))
+    assert len(planner.plans(len(w.records))) == 1
+
+
+def test_who_gives_way_lately_is_in_a_snapshot() -> None:
+    w = pool(per_job=JobPreemptionRate(most=1, within_s=600))
+    victim = runs(w, "victim")
+    w.submit(job("serve", 8, **SERVING))
+    (plan,) = planned(w)
+    w.send(plan)
+    w.check()
+    state = PreemptionPlanner.load(PreemptionPlanner(w.decider.state).dump()).state
+    assert state.jobs[victim].preempted_us == (w.now_us,)
+    assert state.preempted.within(w.now_us, 1) == 1
+
+
+def test_explain_names_the_limit_that_a_job_waits_for() -> None:
+    w = pool(min_run_s=300)
+    runs(w, "young")
+    serve = w.submit(job("serve", 8, **SERVING))
+    told = explain(w.decider.state, w.decider.state.jobs[serve], Reasons(w.decider.state))
+    assert told.reason == "spared"
+    assert "min_run" in told.text
+    assert "300 s are left" in told.text or "299 s are left" in told.text
+    w.send(after_us=300 * S)
+    told = explain(w.decider.state, w.decider.state.jobs[serve], Reasons(w.decider.state))
+    assert told.reason == "busy"
