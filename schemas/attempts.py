@@ -41,6 +41,8 @@ class Cause(StrEnum):
     NODE_LEFT = "node-left"
     SUSPENDED = "team-suspended"
     """An operator suspended its team and asked what runs to save its work."""
+    BUDGET_SPENT = "budget-spent"
+    """Its hold fell due and a hard budget of its team does not cover another one."""
 
 
 StopCause = Literal[
@@ -51,6 +53,7 @@ StopCause = Literal[
     Cause.PART_REFUSED,
     Cause.NODE_LEFT,
     Cause.SUSPENDED,
+    Cause.BUDGET_SPENT,
 ]
 """Every cause but preemption, which has an event of its own."""
 
@@ -78,7 +81,7 @@ class Category(StrEnum):
     PREEMPTED = "preempted"
     """It gave way to a job of a higher class."""
     DRAINED = "drained"
-    """Its node left in good order, or its team was suspended: neither is a fault of anybody's."""
+    """Its node left in good order, its team was suspended, or its budget was spent: none is a fault of anybody's."""
     NODE_LOST = "node-lost"
     """A node fell silent, began a new life, or stopped its part without being asked."""
     HARDWARE = "hardware"

@@ -13,6 +13,7 @@ from pydantic import Field
 from schemas.attempts import KnownByAgent
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
+from schemas.budgets import BudgetAmount, BudgetKey, BudgetSet
 from schemas.clock import BootReading
 from schemas.jobs import (
     DEFAULT_LEASE_S,
@@ -309,6 +310,24 @@ class ClosePeriod(Fact):
     user: User = ""
 
 
+class ApplyBudgets(Fact):
+    """An operator gives a pool its budgets, all of them, or none. Sent by `baton apply`; placement refuses the whole when
+    anything in it is wrong, or another version was applied meanwhile."""
+
+    budgets: BudgetSet
+    reason: str = Field(default="", max_length=1024)
+    user: User = ""
+
+
+class TopUpBudget(Fact):
+    """An operator gives a budget more, until its present period ends. Sent by `baton budget top-up`."""
+
+    budget: BudgetKey
+    amount: BudgetAmount = Field(ge=1)
+    reason: str = Field(min_length=1, max_length=1024, description="why, in the operator's words")
+    user: User = ""
+
+
 class SuspendTeam(Fact):
     """An operator pauses a team: nothing new of it is admitted or granted. Sent by `baton team suspend`. Said again it changes
     the reason, or stops what runs."""
@@ -367,6 +386,8 @@ InboxMessage = (
     | ApplyQueues
     | ApplyPrices
     | ClosePeriod
+    | ApplyBudgets
+    | TopUpBudget
     | SuspendTeam
     | ResumeTeam
     | PreemptionPlanned

@@ -17,6 +17,7 @@ from pydantic import Field
 from schemas.attempts import Category, Evidence, KnownByAgent, Outcome, StopCause
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
+from schemas.budgets import BudgetAmount, BudgetHold, BudgetKey, BudgetPeriod, BudgetSet
 from schemas.clock import ClockMark, MeasuredBy
 from schemas.jobs import (
     DEFAULT_LEASE_S,
@@ -103,6 +104,60 @@ class PeriodClosed(Fact):
     user: User = Field(default="", description="the operator who said it")
 
 
+class BudgetsApplied(Fact):
+    """From here on these are the pool's budgets, all of them. What was spent of one that stays is kept; of a new one it is
+    what is spent from now on. Attempts that run are counted from now on, and their holds fall due at once. Never `skippable`:
+    whoever
+    grants without it overspends."""
+
+    kind: Literal["budgets.applied"] = "budgets.applied"
+    budgets: BudgetSet
+    reason: str = Field(default="", max_length=1024, description="in the operator's words")
+    user: User = Field(default="", description="the operator who said it")
+
+
+class BudgetToppedUp(Fact):
+    """A budget has more, until its present period ends."""
+
+    kind: Literal["budget.topped-up"] = "budget.topped-up"
+    budget: BudgetKey
+    amount: BudgetAmount
+    reason: str = Field(min_length=1, max_length=1024, description="in the operator's words")
+    user: User = Field(default="", description="the operator who said it")
+
+
+class BudgetPeriodBegan(Fact):
+    """Budgets of this kind of period begin a new one. What is spent up to `at_us` is of the period before."""
+
+    kind: Literal["budget.period-began"] = "budget.period-began"
+    period: BudgetPeriod
+    from_us: int = Field(description="when it began by the calendar")
+    to_us: Micros = Field(description="when it ends by the calendar")
+    at_us: Micros = Field(description="when it began, in ledger time")
+    wall_us: Micros = Field(
+        description="what the calendar showed when this was decided: budgets whose period ends later stay"
+    )
+
+
+class BudgetHoldsRenewed(Fact):
+    """Attempts that are still running are covered up to a later time; of those whose budgets go on when they are spent, also
+    when nothing covers them."""
+
+    kind: Literal["budget.holds-renewed"] = "budget.holds-renewed"
+    hold: BudgetHold
+    jobs: tuple[JobId, ...] = Field(min_length=1, max_length=1000)
+
+
+class BudgetReached(Fact):
+    """So much of a budget is spent that its soft limit is reached, or its hard one. Told once in each period."""
+
+    kind: Literal["budget.reached"] = "budget.reached"
+    budget: BudgetKey
+    level: Literal["soft", "hard"]
+    limit: BudgetAmount = Field(description="of that level")
+    spent: BudgetAmount = Field(description="rounded down")
+
+
 class TeamSuspended(Fact):
     """From here on the team submits nothing and none of its waiting jobs is granted anything, until it is resumed. What runs
     goes on, unless it is stopped as well. A writer that does not know it would grant, so it must stop: never `skippable`."""
@@ -151,6 +206,7 @@ class JobGranted(Fact):
     claims: tuple[Claim, ...] = Field(min_length=1)
     resume: Checkpoint | None = None
     span: Span | None = Field(default=None, description="of a gang: how close together it is")
+    hold: BudgetHold | None = Field(default=None, description="of the budgets that its team is under; null: under none")
 
 
 class AttemptRunning(Fact):
@@ -543,6 +599,11 @@ LedgerEvent = Annotated[
     | QueuesApplied
     | PricesApplied
     | PeriodClosed
+    | BudgetsApplied
+    | BudgetToppedUp
+    | BudgetPeriodBegan
+    | BudgetHoldsRenewed
+    | BudgetReached
     | TeamSuspended
     | TeamResumed
     | EventOfJob

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, Strict, User
+from schemas.budgets import SpendingBudget, TimeZone
 from schemas.jobs import AcceptedSpec, Checkpoint, JobEvent, JobSpec, JobState, Reason, StartPromise, StepProgress
 from schemas.nodes import NodeWalls
 from schemas.queues import HalfLife, PreemptionLimits, Queue, QueueOrder, QueuesVersion
@@ -366,6 +367,40 @@ class QueuesReply(Fact):
         default=(), description="priority classes that a queue may name; told to operators"
     )
     kinds: tuple[str, ...] = Field(default=(), description="kinds of device that the pool has; told to operators")
+    ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")
+
+
+class BudgetsQuery(Strict):
+    """What was given to budgets, and what is spent and held of them. Answered by queries (`budgets.list`)."""
+
+
+class BudgetStanding(Fact):
+    """One budget in its present period. Amounts are millionths of a GPU-hour or of the currency unit; what is counted is exact,
+    and rounded down here, but what is held, which is rounded up."""
+
+    budget: SpendingBudget
+    from_us: int = Field(default=0, description="when the period began, by the calendar")
+    to_us: Micros = Field(default=0, description="when it ends")
+    carried: int = Field(default=0, description="from the period before; negative: it was overdrawn")
+    topped_up: int = Field(default=0, ge=0)
+    spent: int = Field(default=0, ge=0, description="up to now, by what runs as well")
+    held: int = Field(default=0, ge=0, description="of what runs, beside what it has spent")
+    available: int | None = Field(
+        default=None, description="what a new grant may hold; negative: overdrawn; null: without limit"
+    )
+    soft_reached: bool = False
+    jobs: int = Field(default=0, ge=0, description="that hold something of it")
+
+
+class BudgetsReply(Fact):
+    """Budgets by their keys. The operator sees all, a team those that count what it spends. Sent by queries."""
+
+    version: int = Field(default=0, ge=0, description="of those that were applied last; 0: none were")
+    time_zone: TimeZone = "UTC"
+    renewal_s: int = Field(default=0, ge=0)
+    budgets: tuple[BudgetStanding, ...] = ()
+    currency: str = Field(default="", description="of the price book; empty: there is none")
+    queues: tuple[str, ...] = Field(default=(), description="names of the pool's queues; told to operators")
     ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")
 
 

@@ -176,6 +176,16 @@ def close_period(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="period-closed", pool=pool, team=OPERATOR, user=user)
 
 
+def apply_budgets(pool: str, user: str) -> str:
+    """Operators only: who may spend how much in `pool`."""
+    return fill(OPERATOR_INPUT, what="budgets-applied", pool=pool, team=OPERATOR, user=user)
+
+
+def top_up_budget(pool: str, user: str) -> str:
+    """Operators only: a budget has more in `pool`, until its period ends."""
+    return fill(OPERATOR_INPUT, what="budget-topped-up", pool=pool, team=OPERATOR, user=user)
+
+
 def suspend_team(pool: str, user: str) -> str:
     """Operators only: a team is paused in `pool`."""
     return fill(OPERATOR_INPUT, what="team-suspended", pool=pool, team=OPERATOR, user=user)

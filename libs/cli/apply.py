@@ -1,10 +1,13 @@
-"""`baton apply -f FILE` and `baton diff -f FILE`: the queues of a pool, from a file, all or nothing."""
+"""`baton apply -f FILE` and `baton diff -f FILE`: the queues of a pool, or its budgets, from a file, all or nothing."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from libs.cli import apply_budgets
+from libs.cli.budgetsfile import is_budgets
 from libs.cli.decided import say_to_pool
 from libs.cli.exits import UsageFault
 from libs.cli.options import Pool, Url, UserOption
@@ -20,7 +23,9 @@ from schemas import subjects
 from schemas.inbox import ApplyQueues
 from schemas.queries import QueuesQuery, QueuesReply
 
-QueueFileOption = Annotated[Path, typer.Option("--file", "-f", help="A queue file, YAML; - for standard input.")]
+QueueFileOption = Annotated[
+    Path, typer.Option("--file", "-f", help="A file of queues or budgets, YAML; - for standard input.")
+]
 
 
 def command(
@@ -31,8 +36,12 @@ def command(
     user: UserOption = None,
     url: Url = None,
 ) -> None:
-    """Give the pool the queues of a file, all of them. What is not in the file is gone; what runs is left alone."""
+    """Give the pool the queues of a file, all of them, or its budgets. What is not in the file is gone; what runs is left
+    alone."""
     text = _read(file)
+    if is_budgets(text):
+        _budgets(text, file, reason, pool=pool, user=user, url=url)
+        return
 
     async def work(baton: Baton) -> tuple[list[Change], int]:
         before, then = await _compared(baton, text, str(file))
@@ -50,6 +59,9 @@ def command(
 def compare(file: QueueFileOption, *, pool: Pool = None, user: UserOption = None, url: Url = None) -> None:
     """What `baton apply` would change. Exit code 0: nothing, 1: something."""
     text = _read(file)
+    if is_budgets(text):
+        _compare_budgets(text, file, pool=pool, user=user, url=url)
+        return
 
     async def work(baton: Baton) -> list[Change]:
         return changes(*await _compared(baton, text, str(file)))
@@ -60,9 +72,33 @@ def compare(file: QueueFileOption, *, pool: Pool = None, user: UserOption = None
         raise typer.Exit(1)
 
 
-def _show(found: list[Change]) -> None:
+def _budgets(text: str, file: Path, reason: str, *, pool: str | None, user: str | None, url: str | None) -> None:
+    async def work(baton: Baton) -> tuple[list[str], int]:
+        told, then, found = await apply_budgets.compared(baton, text, str(file))
+        if found:
+            await apply_budgets.apply(baton, told, then, reason)
+        return found, then.version
+
+    found, version = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    _show(found)
+    if found:
+        hint(f"version {version} is applied; `baton budget show` shows what is spent of them")
+
+
+def _compare_budgets(text: str, file: Path, *, pool: str | None, user: str | None, url: str | None) -> None:
+    async def work(baton: Baton) -> list[str]:
+        _, _, found = await apply_budgets.compared(baton, text, str(file))
+        return found
+
+    found = run(work, subjects.OPERATOR, url, user=user, pool=pool)
+    _show(found)
+    if found:
+        raise typer.Exit(1)
+
+
+def _show(found: Sequence[Change | str]) -> None:
     for change in found:
-        say(change.text())
+        say(change if isinstance(change, str) else change.text())
     if not found:
         hint("nothing differs")
 

@@ -15,10 +15,30 @@ from contextlib import asynccontextmanager
 from libs.client import Baton
 from libs.client.errors import Denied, Failed, TimedOut, Unreachable
 from schemas.catalog import TYPE_OF
-from schemas.inbox import ApplyPrices, ApplyQueues, ClosePeriod, NodeDead, QuarantineLifted, ResumeTeam, SuspendTeam
+from schemas.inbox import (
+    ApplyBudgets,
+    ApplyPrices,
+    ApplyQueues,
+    ClosePeriod,
+    NodeDead,
+    QuarantineLifted,
+    ResumeTeam,
+    SuspendTeam,
+    TopUpBudget,
+)
 from schemas.ledger import CommandRefused, InputRejected, LedgerRecord, QuotaSet, kinds_of
 
-Said = ApplyPrices | ApplyQueues | ClosePeriod | NodeDead | QuarantineLifted | ResumeTeam | SuspendTeam
+Said = (
+    ApplyBudgets
+    | ApplyPrices
+    | ApplyQueues
+    | ClosePeriod
+    | NodeDead
+    | QuarantineLifted
+    | ResumeTeam
+    | SuspendTeam
+    | TopUpBudget
+)
 Done = Callable[[], Awaitable[bool]]
 Decided = Callable[[Callable[[LedgerRecord], bool], Done | None], Awaitable[None]]
 

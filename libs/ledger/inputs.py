@@ -11,6 +11,7 @@ from schemas import envelope, subjects
 from schemas.catalog import CATALOG
 from schemas.inbox import (
     ActionTold,
+    ApplyBudgets,
     ApplyPrices,
     ApplyQueues,
     ClosePeriod,
@@ -20,11 +21,21 @@ from schemas.inbox import (
     QuarantineLifted,
     ResumeTeam,
     SuspendTeam,
+    TopUpBudget,
 )
 
 MAX_INPUT_BYTES = 256 * 1024
 _OPERATORS_SAY = (
-    NodeDead | QuarantineLifted | ApplyQueues | ApplyPrices | ClosePeriod | SuspendTeam | ResumeTeam | ActionTold
+    NodeDead
+    | QuarantineLifted
+    | ApplyQueues
+    | ApplyPrices
+    | ClosePeriod
+    | ApplyBudgets
+    | TopUpBudget
+    | SuspendTeam
+    | ResumeTeam
+    | ActionTold
 )
 
 

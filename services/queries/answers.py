@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from libs.bus.queries import NothingFound
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.explain.budgets import budgets_of
 from libs.core.explain.dry_run import DryRunInputs, dry_run
 from libs.core.explain.queue_shares import queue_shares
 from libs.core.explain.reasons import Reasons
@@ -21,6 +22,8 @@ from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Fleet
 from libs.core.state.model import Job, State
 from schemas.queries import (
+    BudgetsQuery,
+    BudgetsReply,
     ExplainQuery,
     Explanation,
     PlanQuery,
@@ -121,6 +124,12 @@ class Answers:
         """How the pool is shared. A team sees its own queue and those below it, the operator all."""
         promised = {job_id: one.last for job_id, one in replica.decider.turns.book.of.items()}
         reply = queue_shares(replica.state, asked.team, self._inputs.classes, promised)
+        return reply.model_copy(update={"ledger_seq": asked.seq})
+
+    def budgets(self, replica: Replica, query: BudgetsQuery, asked: AskedBy) -> BudgetsReply:
+        """What is spent and held of budgets. A team sees those that count what it spends, the operator all."""
+        state = replica.state
+        reply = budgets_of(state, asked.team, replica.now_us(self._now_us()) if state.budgets else 0)
         return reply.model_copy(update={"ledger_seq": asked.seq})
 
     def plan(self, replica: Replica, query: PlanQuery, asked: AskedBy) -> PlanReply:

@@ -157,6 +157,7 @@ def make_app(settings: QueriesSettings) -> AsgiFastStream:
     ask(BY_TYPE["io.baton.job.plan.query.v1"], queries.heavy(answers.plan))
     ask(BY_TYPE["io.baton.queue.list.query.v1"], queries.heavy(answers.queue_list))
     ask(BY_TYPE["io.baton.queues.list.query.v1"], queries.heavy(answers.queues))
+    ask(BY_TYPE["io.baton.budgets.list.query.v1"], queries.heavy(answers.budgets))
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:

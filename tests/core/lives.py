@@ -9,6 +9,7 @@ from libs.core.scheduling import preemption
 from libs.core.scheduling.precedence.exchange import exchanges
 from schemas import inbox
 from schemas.audit import ActionOutcome, OperatorAction, RefusedCommand, line_hash
+from schemas.budgets import BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget
 from schemas.clock import BootReading, ClockMark, MeasuredBy
 from schemas.ids import job_id
 from schemas.jobs import JobSpec, RetryPolicy, Simulation, StepProgress
@@ -361,6 +362,38 @@ def priced() -> World:
     return w
 
 
+def budgeted() -> World:
+    """A team is given budgets of GPU-hours and money, again, and wrong ones; one job holds its time limit, one is renewed until
+    nothing covers it, saves its work and waits for a top-up; another one waits for the first."""
+    w = World(node("n0"))
+    price = ListRate(device="H100", micros=2_000_000, from_us=0)
+    w.send(inbox.ApplyPrices(book=RateBook(version=1, currency="USD", prices=(price,)), user="olga"))
+    hour, day = 1_000_000, BudgetPeriod.DAY
+    hours = SpendingBudget(
+        team="research", unit=BudgetUnit.GPU_HOURS, period=day, soft=3 * hour, hard=9 * hour, carry_over=hour
+    )
+    money = SpendingBudget(team="research", unit=BudgetUnit.MONEY, period=day, hard=50 * hour)
+    both = BudgetSet(version=1, renewal_s=3600, budgets=(hours, money))
+    w.send(inbox.ApplyBudgets(budgets=both, reason="the quarter begins", user="olga"))
+    w.send(inbox.ApplyBudgets(budgets=both.model_copy(update={"budgets": (hours, hours), "version": 2}), user="olga"))
+    first, second = w.submit(job("first", 2, time_limit_s=7200)), w.submit(job("second", 2))
+    third = w.submit(job("third", 2, time_limit_s=7200))
+    w.started(first)
+    w.started(second)
+    w.send(inbox.Tick(), after_us=3_600_000_000)
+    w.released(first)
+    w.send(inbox.Tick(), after_us=3_600_000_000)
+    w.checkpointed(second, 3)
+    w.released(second, exit_code=143, own_exit=False)
+    w.started(third)
+    w.send(inbox.TopUpBudget(budget=hours.key, amount=5_000_000, reason="a deadline", user="olga"))
+    w.started(second)
+    w.released(third)
+    w.send(inbox.Tick(), after_us=18 * 3_600_000_000)
+    w.released(second, exit_code=143, own_exit=False)
+    return w
+
+
 def promised() -> World:
     """The first gang that waits is told when it starts; a fault moves that, a node that leaves does again, and it starts."""
     w = World(node("n0"), node("n1"))
@@ -452,6 +485,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "progressing": progressing,
     "exchanged": exchanged,
     "priced": priced,
+    "budgeted": budgeted,
     "promised": promised,
 }
 ROLLED = "rolled"

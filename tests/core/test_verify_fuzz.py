@@ -59,6 +59,7 @@ UNSEEN: dict[str, str] = {
     "queues.applied version": ELSEWHERE, "queues.applied queues": f"{ELSEWHERE}: nobody reached a limit",
     "prices.applied book": f"{ELSEWHERE}: what it comes to is `baton bill verify`'s question",
     "period.closed period": f"{ELSEWHERE}: what it comes to is `baton bill verify`'s question",
+    "budgets.applied budgets": f"{ELSEWHERE}: nobody reached a limit",
     "quota.set team": ELSEWHERE, "quota.set limit_milli": f"{ELSEWHERE}: nobody reached it", "quota.set by_type": ELSEWHERE,
     "operator.acted action": "the first word of it, or a line whose neighbours were not told",
     "command.refused command": f"{WHO}; and of the service that refused it",

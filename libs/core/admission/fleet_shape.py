@@ -51,7 +51,8 @@ class FleetShape:
         "devices.held", "hold.released", "board.recut", "board.recut-withdrawn", "input.rejected",
         "plan.declined", "clock.jumped", "segment.sealed",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
-        "operator.acted", "command.refused", "ledger.summed", "prices.applied", "period.closed",
+        "operator.acted", "command.refused", "ledger.summed", "prices.applied", "period.closed", "budgets.applied",
+        "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
     })  # fmt: skip
     """What is free or busy, and who is there now: placement's question."""
 

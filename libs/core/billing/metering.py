@@ -94,7 +94,8 @@ class Meter:
         "attempt.preempting",
         "attempt.stopping", "attempt.closed", "job.requeued", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "input.rejected", "plan.declined", "clock.jumped", "segment.sealed",
-        "team.suspended", "team.resumed", "queues.applied", "period.closed",
+        "team.suspended", "team.resumed", "queues.applied", "period.closed", "budgets.applied",
+        "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
         "lease.granter", "node.silent", "node.heard", "node.declared-dead", "device.quarantined", "device.returned",
         "operator.acted", "command.refused", "ledger.summed",
     })  # fmt: skip

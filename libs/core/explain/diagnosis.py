@@ -17,7 +17,7 @@ from libs.core.placement.answer import Blocked, BlockReason, Placed
 from libs.core.placement.find import find
 from libs.core.placement.search.constraints import fitting
 from libs.core.placement.view import Context, View
-from libs.core.scheduling.limits import Tally
+from libs.core.scheduling.limits import BudgetShort, Tally
 from libs.core.state.fleet import Ints
 from libs.core.state.levels import beyond
 from libs.core.state.model import Job, Shape, State
@@ -44,6 +44,7 @@ TEXT = {
     BlockReason.POWER: "the racks with free devices have no power left for it",
     BlockReason.TOPOLOGY: "{left} fitting devices are free, but not {need} of them within one {level}",
     BlockReason.QUOTA: "team {team} may hold no more of what it asks for",
+    BlockReason.BUDGET: "no budget of team {team} covers what it asks for",
 }
 """Texts for a constraint that leaves no device."""
 
@@ -101,7 +102,7 @@ def diagnose(
     seen_by: str = OPERATOR,
 ) -> Diagnosis:
     """Why `job` got `outcome`, as `seen_by` may know it. Changes are tried on `view`; `most` of them are offered."""
-    changes = tuple(islice(_changes(state, job, outcome, view, context), most)) or _fallback(state, job, view)
+    changes = tuple(islice(_changes(state, job, outcome, view, context), most)) or _fallback(state, job, outcome, view)
     removed = outcome.removed if seen_by == OPERATOR else _summed(outcome.removed)
     return Diagnosis(
         outcome.reason,
@@ -122,7 +123,7 @@ def _summed(removed: tuple[tuple[BlockReason, int], ...]) -> tuple[tuple[BlockRe
 
 def text_of(state: State, job: Job, outcome: Blocked, *, seen_by: str = OPERATOR) -> str:
     """The dominant reason in a sentence, as `seen_by` may know it."""
-    if outcome.reason is BlockReason.QUOTA and (reached := Tally(state).room(job).reached):
+    if outcome.reason in (BlockReason.QUOTA, BlockReason.BUDGET) and (reached := Tally(state).room(job).reached):
         return reached[0].text(job.team)
     shape = job.shape
     text, (before, gone) = TEXT[outcome.reason], _counts(outcome)
@@ -179,6 +180,8 @@ def _changes(state: State, job: Job, outcome: Blocked, view: View, context: Cont
         return _capped(state, tally, job, shape)
 
     tally = Tally(state)
+    if outcome.reason is BlockReason.BUDGET:
+        yield from _shorter(tally, job, view, context)
     job = replace(job, shape=capped(job.shape))
     if _runs(view, job.shape, context):  # it fits, so something else keeps it out, and any change would seem to help
         return
@@ -197,6 +200,21 @@ def _changes(state: State, job: Job, outcome: Blocked, view: View, context: Cont
     yield from _less_of_host(view, job.shape, context)
     yield from _smaller_share(view, job.shape, context, capped)
     yield from _fewer(view, job, context, job.shape.least - 1)
+
+
+def _shorter(tally: Tally, job: Job, view: View, context: Context) -> Iterator[str]:
+    """The longest time limit whose hold is covered, in whole seconds."""
+    reached = tally.room(job).reached
+    covered = [
+        max(0, short.available) * short.window_us // short.asked for short in reached if isinstance(short, BudgetShort)
+    ]
+    limit_s = max(covered, default=0) // 1_000_000
+    if not limit_s:
+        return
+    shorter = replace(job, spec=job.spec.model_copy(update={"time_limit_s": float(limit_s)}))
+    request = tally.room(shorter).request
+    if request is not None and _runs(view, request, context):
+        yield f"set time_limit_s to {limit_s}"
 
 
 def _capped(state: State, tally: Tally, job: Job, shape: Shape) -> Shape:
@@ -339,8 +357,15 @@ def _need_mib(job: Job, devices: int) -> int:
         return 0
 
 
-def _fallback(state: State, job: Job, view: View) -> tuple[str, ...]:
-    """Used when no change was found: how many such devices there are at all, if that is too few."""
+def _fallback(state: State, job: Job, outcome: Blocked, view: View) -> tuple[str, ...]:
+    """Used when no change was found: how much its budget lacks; or how many such devices there are at all, if that is too
+    few."""
+    shorts = [short for short in Tally(state).room(job).reached if isinstance(short, BudgetShort)]
+    if outcome.reason is BlockReason.BUDGET and shorts:
+        short = shorts[0]
+        return (
+            f"ask the operators for {short.lacks_micros / 1e6:.12g} more {short.budget.unit.value} of {short.budget.label}",
+        )
     if job.shape.roles:
         return ()
     possible = int(np.count_nonzero(fitting(view, job.shape)))

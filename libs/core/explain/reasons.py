@@ -17,7 +17,7 @@ from libs.core.placement.context import context_of, release_host_resources_of, r
 from libs.core.placement.find import find
 from libs.core.placement.throughput import Chooser
 from libs.core.placement.view import NOBODY, View
-from libs.core.scheduling.limits import OVER_LIMIT, Tally
+from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import JobRank, Shares, front, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import KeptRows, keep_ahead, kept
@@ -75,9 +75,10 @@ class Reasons:
         return outcome if isinstance(outcome, Blocked) else None
 
     def _search(self, job: Job, reach: JobRank) -> Placed | Blocked:
-        request = self.tally.room(job).request
+        room = self.tally.room(job)
+        request = room.request
         if request is None:
-            return OVER_LIMIT
+            return room.outcome
         context = context_of(self.state, job, self.t_us)
         if job.id in self.state.holds:
             view = self._view(reach).copy()

@@ -16,7 +16,6 @@ from libs.core.placement.answer import Blocked
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
 from libs.core.scheduling import retry
-from libs.core.scheduling.limits import OVER_LIMIT
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State, running
@@ -53,7 +52,7 @@ def explain(state: State, job: Job, reasons: Reasons, *, seen_by: str = OPERATOR
         return Explanation(job_id=job.id, state=job.state, reason="preempting", text=text)
     view, context = reasons.view_of(job), context_of(state, job, state.t_us)
     room = reasons.tally.room(job)
-    found = OVER_LIMIT if room.request is None else find(view, room.request, context=context)
+    found = room.outcome if room.request is None else find(view, room.request, context=context)
     outcome = found if isinstance(found, Blocked) else reasons.of(job.queue)
     before = JobsAhead(state, state.t_us, reasons.policy)
     ahead = before.count(job, "" if seen_by == OPERATOR else seen_by)

@@ -28,6 +28,7 @@ class BlockReason(StrEnum):
     POWER = "power"
     TOPOLOGY = "topology"
     QUOTA = "quota"
+    BUDGET = "budget"
 
 
 TRANSIENT = frozenset(
@@ -41,6 +42,7 @@ TRANSIENT = frozenset(
         BlockReason.HOST_MEMORY,
         BlockReason.POWER,
         BlockReason.QUOTA,
+        BlockReason.BUDGET,
     }
 )
 """Constraints on what is free now; all others stay as they are while a job waits."""

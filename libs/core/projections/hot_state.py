@@ -39,7 +39,8 @@ class HotState:
         "input.rejected", "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended",
         "team.resumed", "queues.applied", "lease.granter", "node.declared-dead", "operator.acted", "command.refused",
         "ledger.summed",
-        "prices.applied", "period.closed",
+        "prices.applied", "period.closed", "budgets.applied",
+        "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
     })  # fmt: skip
     """No column shows them."""
 

@@ -227,7 +227,8 @@ class _Help:
         return _serve(fleet, rows, fleet.free_milli, shape)
 
     def _less_used(self, team: str) -> bool:
-        return not self._changes.teams.isdisjoint(self._state.tree.bounded_with(team))
+        back, state = self._changes.teams, self._state
+        return not back.isdisjoint(state.tree.bounded_with(team)) or state.budgets.helped(team, back)
 
 
 def _serve(fleet: Fleet, rows: Ints, free_milli: Ints, shape: Shape) -> bool:

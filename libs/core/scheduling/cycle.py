@@ -26,7 +26,7 @@ from libs.core.placement.find import find
 from libs.core.placement.granted import claims_of, span_of_gang
 from libs.core.placement.view import NOBODY, Context, View
 from libs.core.scheduling.backlog import Backlog
-from libs.core.scheduling.limits import OVER_LIMIT, Tally
+from libs.core.scheduling.limits import OVER_BUDGET, Tally
 from libs.core.scheduling.order import Order
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.reservation import Reservations
@@ -71,7 +71,7 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
         return Plan(waiting=dict(backlog.waiting))
     view = View.of(state.fleet, policy.chooser)
     reserve_host_resources(state, view)
-    order, tally = Order(state, t_us, policy, queues), Tally(state)
+    order, tally = Order(state, t_us, policy, queues), Tally(state, t_us)
     reservations = Reservations(state, view, t_us, policy, backlog.reserved)
     peers: dict[SpreadKey, set[int]] = {}
     grants: list[Grant] = []
@@ -84,12 +84,15 @@ def plan(state: State, t_us: int, policy: Policy = Policy(), backlog: Backlog | 
             if job is None:
                 break
             held = job.id in state.holds
-            request = tally.room(job).request
-            outcome: Placed | Blocked = OVER_LIMIT
+            room = tally.room(job)
+            request = room.request
+            outcome: Placed | Blocked = room.outcome
             if request is not None:
                 outcome = backlog.outcome(job) or _search(
                     state, view, job, request, context_of(state, job, t_us, peers)
                 )
+            if isinstance(outcome, Placed) and tally.uncovered(job, outcome.rows.tolist()) is not None:
+                outcome = OVER_BUDGET
             if isinstance(outcome, Blocked):
                 backlog.blocked(job, request, outcome, t_us, policy, held=held)
                 order.add(backlog.opened(view, reservations.keep(job, request)))

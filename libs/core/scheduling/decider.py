@@ -14,11 +14,13 @@ from typing import Any, Protocol
 from libs.core.placement.view import Scores, View
 from libs.core.scheduling import cycle, repartition
 from libs.core.scheduling.backlog import Backlog
+from libs.core.scheduling.limits import hold_of
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.promises import new_promises
 from libs.core.scheduling.reactions import Decision, react, reject
 from libs.core.scheduling.reactions.attempts import release_hold
+from libs.core.scheduling.reactions.budgets import begin_periods
 from libs.core.state import fold, snapshot
 from libs.core.state.decided import DecisionFault, RecordEnd
 from libs.core.state.fleet import Fleet
@@ -26,6 +28,7 @@ from libs.core.state.formats import NEWEST
 from libs.core.state.model import Shape, State, shape_of
 from libs.core.state.waiting import pass_time
 from schemas import inbox, ledger
+from schemas.budgets import BudgetHold
 from schemas.jobs import JobState
 
 
@@ -153,7 +156,10 @@ class Decider:
         self.faults = []
         back = pass_time(self.state, t_us)
         self._backlog.changes.fronts.update(job.queue for job in back)
+        self.state.wall_us = decision.wall_us
         fell_due = self.turns.begin(self.state, t_us, back)
+        if self.state.budgets:
+            begin_periods(decision)
         for item in inputs:
             self._react(decision, item)
         self._end_condemned(decision)
@@ -204,8 +210,9 @@ class Decider:
     def _grant(self, decision: Decision, grant: cycle.Grant) -> None:
         job = grant.job
         granted = ledger.JobGranted(
-            job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume, span=grant.span
-        )
+            job_id=job.id, attempt=job.attempts + 1, claims=grant.claims, resume=job.resume, span=grant.span,
+            hold=self._hold(grant, decision.t_us),
+        )  # fmt: skip
         if len(grant.claims) * _LEAST_CLAIM_BYTES > self.largest_event // 2:
             size = len(granted.model_dump_json())
             if size > self.largest_event:
@@ -222,6 +229,11 @@ class Decider:
                 del self._condemned[next(iter(self._condemned))]
             raise DecisionFailed(0) from error
         decision.may_end_here()
+
+    def _hold(self, grant: cycle.Grant, t_us: int) -> BudgetHold | None:
+        fleet = self.state.fleet
+        devices = [(fleet.kind(fleet.row(claim.device)), claim.milli) for claim in grant.claims]
+        return hold_of(self.state, grant.job, devices, t_us)
 
     def _repartition(self, decision: Decision, t_us: int) -> None:
         try:

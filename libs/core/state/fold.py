@@ -15,7 +15,7 @@ from typing import Any
 from libs.core.state import lifecycle
 from libs.core.state.early_cancels import EarlyCancel
 from libs.core.state.limits import Limits, Suspension
-from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, shape_of
+from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, running, shape_of
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent, reopen
 from libs.core.state.waiting import back_off, dequeue, enqueue, park, pass_time, unpark
@@ -78,6 +78,7 @@ def apply_record(state: State, record: led.LedgerRecord) -> None:
     for event in record.events:
         apply(state, event, record.t_us)
     state.t_us = record.t_us
+    state.wall_us = record.wall_us if record.wall_us is not None else record.t_us
     state.inbox_seq = record.inbox_seq
 
 
@@ -147,6 +148,7 @@ def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
 def _queues_applied(state: State, e: led.QueuesApplied, t_us: int) -> None:
     state.tree = QueueTree.said(e)
     state.past_use.begins((e.half_life_s or 0) * 1_000_000, state.used, t_us)
+    state.budgets.rebase(state.tree, _attempts(state) if state.budgets else (), t_us)
 
 
 def _prices_applied(state: State, e: led.PricesApplied, t_us: int) -> None:
@@ -155,6 +157,35 @@ def _prices_applied(state: State, e: led.PricesApplied, t_us: int) -> None:
 
 def _period_closed(state: State, e: led.PeriodClosed, t_us: int) -> None:
     state.closed_us = (state.closed_us[0] if state.closed_us else e.period.from_us, e.period.to_us)
+
+
+def _budgets_applied(state: State, e: led.BudgetsApplied, t_us: int) -> None:
+    state.budgets.apply(e.budgets, state.tree, _attempts(state), t_us)
+
+
+def _budget_topped_up(state: State, e: led.BudgetToppedUp, t_us: int) -> None:
+    state.budgets.top_up(e.budget, e.amount)
+
+
+def _budget_period_began(state: State, e: led.BudgetPeriodBegan, t_us: int) -> None:
+    state.budgets.turn(e.period, e.from_us, e.to_us, e.at_us, e.wall_us)
+
+
+def _budget_holds_renewed(state: State, e: led.BudgetHoldsRenewed, t_us: int) -> None:
+    for job_id in e.jobs:
+        attempt = state.jobs[job_id].current
+        if attempt is None:
+            raise lifecycle.Forbidden(f"{job_id} has a hold renewed and no open attempt")
+        state.budgets.renew(job_id, state.devices_of(attempt), e.hold, t_us)
+
+
+def _budget_reached(state: State, e: led.BudgetReached, t_us: int) -> None:
+    state.budgets.reached(e.budget, 2 if e.level == "hard" else 1)
+
+
+def _attempts(state: State) -> list[tuple[str, str, list[tuple[str, int]]]]:
+    """Job, team and devices of every open attempt."""
+    return [(job.id, job.team, state.devices_of(job.current)) for job in running(state) if job.current is not None]
 
 
 def _team_suspended(state: State, e: led.TeamSuspended, t_us: int) -> None:
@@ -199,6 +230,8 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
     if job.shape.spread[0]:
         state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
     _count_use(state, job.team, e.claims, 1, t_us)
+    if e.hold is not None and state.budgets.covering(job.team):
+        state.budgets.open(job.id, job.team, state.devices_of(job.current), e.hold, t_us)
     state.grants += 1
 
 
@@ -260,6 +293,8 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
     state.on_node[e.node].pop(job.id, None)
     count_parts(state, e.node)
     _count_use(state, job.team, part.claims, -1, t_us)
+    if job.id in state.budgets.holds:
+        state.budgets.freed(job.id, state.devices_of(attempt), t_us)
 
 
 def _attempt_closed(state: State, e: led.AttemptClosed, t_us: int) -> None:
@@ -419,6 +454,11 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.QueuesApplied: _queues_applied,
     led.PricesApplied: _prices_applied,
     led.PeriodClosed: _period_closed,
+    led.BudgetsApplied: _budgets_applied,
+    led.BudgetToppedUp: _budget_topped_up,
+    led.BudgetPeriodBegan: _budget_period_began,
+    led.BudgetHoldsRenewed: _budget_holds_renewed,
+    led.BudgetReached: _budget_reached,
     led.TeamSuspended: _team_suspended,
     led.TeamResumed: _team_resumed,
     led.JobQueued: _job_queued,

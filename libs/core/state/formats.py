@@ -18,6 +18,7 @@ then each decision falls back to what the format before it could say:
     ledger.summed           left out: teams have their lines, and nothing to check them by
     prices.applied          refused: prices stay those of the file
     period.closed           refused: the period stays open
+    budgets.applied         refused, and with it all that is told of budgets
     a back-off              left out of job.requeued: a job that was lost again runs again at once
 """
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+from libs.core.state.budgets import Budgets
 from libs.core.state.cut import Cuts
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
@@ -342,6 +343,10 @@ class State:
     """The pool's prices; None until an operator has given a book."""
     closed_us: tuple[int, int] | None = None
     """From when to when bills are closed, by the wall; None: no period is."""
+    budgets: Budgets = field(default_factory=Budgets)
+    """Who may spend how much in a period, and what is spent and held of it."""
+    wall_us: int = 0
+    """What the broker's clock showed at the last record."""
     suspended: dict[str, Suspension] = field(default_factory=dict)
     """Teams that an operator has paused."""
     parked: dict[QueueKey, Line] = field(default_factory=dict)
@@ -406,6 +411,16 @@ class State:
             kind = self.fleet.kind(self.fleet.row(device))
             total[kind] = total.get(kind, 0) + self.jobs[job_id].shape.milli
         return total
+
+    def devices_of(self, attempt: Attempt) -> list[tuple[str, int]]:
+        """(kind, thousandths) of each device that an attempt holds still."""
+        kind = self.fleet.kind
+        return [
+            (kind(self.fleet.row(claim.device)), claim.milli)
+            for part in attempt.parts.values()
+            if not part.freed
+            for claim in part.claims
+        ]
 
 
 def running(state: State) -> list[Job]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from libs.core.state.budgets import Budgets
 from libs.core.state.cut import chunks
 from libs.core.state.early_cancels import EarlyCancels
 from libs.core.state.ended import EndedJobs
@@ -43,6 +44,8 @@ _CHUNK = 2000
 _NODES = 50
 """Nodes of one part: each may have some ten devices."""
 _PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state", "granter_epoch")
+_LATER = ("wall_us",)
+"""Fields like these that snapshots of before do not have."""
 _JOB_PLAIN = (
     "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts",
     "preemptions", "first_grant_us", "lease_s", "losses", "not_before_us",
@@ -75,8 +78,9 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "preempted": state.preempted.dump(),
         "book": None if state.book is None else state.book.model_dump(mode="json"),
         "closed_us": state.closed_us,
+        "budgets": state.budgets.dump(),
         "quotas": {team: limits.dump() for team, limits in state.quotas.items()},
-        **{name: getattr(state, name) for name in _PLAIN},
+        **{name: getattr(state, name) for name in (*_PLAIN, *_LATER)},
     }
     first = b"H" + _json(header)
     nodes, devices, limited = _nodes(state.fleet), _devices(state.fleet), list(state.limited.items())
@@ -114,9 +118,10 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
     """All that was dumped. Raises ValueError when the first part is no header."""
     source = iter(parts)
     body = json.loads(next(source, b"").removeprefix(b"H"))
-    state = State(**{name: body[name] for name in _PLAIN})
+    state = State(**{name: body[name] for name in _PLAIN} | {name: body[name] for name in _LATER if name in body})
     state.quotas = {team: Limits.load(limits) for team, limits in body["quotas"].items()}
     state.tree = QueueTree.load(body.get("tree", {}))
+    state.budgets = Budgets.load(body.get("budgets", {}), state.tree)
     state.book = None if body.get("book") is None else RateBook.model_validate(body["book"])
     state.closed_us = None if body.get("closed_us") is None else (body["closed_us"][0], body["closed_us"][1])
     state.preempted = PreemptedLately.load(body.get("preempted", ()))

@@ -11,12 +11,11 @@ catalogue knows no board of count as whole devices, as they do for limits (`libs
 as large as its instances.
 """
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from libs.core.accelerators.kinds import DEVICE_UNITS as DEVICE_UNITS
 from libs.core.accelerators.kinds import GRAINS, weight
 from schemas.resources import WHOLE_MILLI, Inventory, kind_of
-
-DEVICE_UNITS: Final = 7000
 
 
 class CapacityPiece(NamedTuple):

@@ -41,7 +41,8 @@ class Accounts:
         "attempt.preempting", "attempt.stopping", "attempt.closed", "job.requeued", "board.recut-withdrawn",
         "input.rejected", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",
         "lease.granter", "node.declared-dead", "operator.acted", "command.refused", "ledger.summed",
-        "prices.applied", "period.closed",
+        "prices.applied", "period.closed", "budgets.applied",
+        "budget.topped-up", "budget.period-began", "budget.holds-renewed", "budget.reached",
     })  # fmt: skip
     """A start, a checkpoint and a stop are the attempt's own; a withdrawn repartition lasts until its node answers."""
 

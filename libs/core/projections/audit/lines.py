@@ -94,6 +94,12 @@ class AuditLines:
     def _closed(self, e: led.PeriodClosed) -> Iterator[dict[str, Any]]:
         yield _operator("bill.close", f"{e.period.from_us}-{e.period.to_us}", e.user, e.reason)
 
+    def _budgets(self, e: led.BudgetsApplied) -> Iterator[dict[str, Any]]:
+        yield _operator("budgets.apply", f"version {e.budgets.version}", e.user, e.reason)
+
+    def _topped_up(self, e: led.BudgetToppedUp) -> Iterator[dict[str, Any]]:
+        yield _operator("budget.top-up", f"{e.budget} by {e.amount / 1e6:g}", e.user, e.reason)
+
     def _paused(self, e: led.TeamSuspended | led.TeamResumed) -> Iterator[dict[str, Any]]:
         kind = "team.suspend" if isinstance(e, led.TeamSuspended) else "team.resume"
         yield _operator(kind, e.team, e.user, e.reason) | {"teams": (e.team,)}
@@ -147,6 +153,8 @@ _SAID = {
     "queues-applied": "queues.apply",
     "prices-applied": "prices.apply",
     "period-closed": "bill.close",
+    "budgets-applied": "budgets.apply",
+    "budget-topped-up": "budget.top-up",
     "team-suspended": "team.suspend",
     "team-resumed": "team.resume",
     "acted": "audit.tell",
@@ -160,6 +168,8 @@ _LINES: dict[type, Callable[[AuditLines, Any], Iterator[dict[str, Any]]]] = {
     led.QueuesApplied: AuditLines._queues,
     led.PricesApplied: AuditLines._prices,
     led.PeriodClosed: AuditLines._closed,
+    led.BudgetsApplied: AuditLines._budgets,
+    led.BudgetToppedUp: AuditLines._topped_up,
     led.TeamSuspended: AuditLines._paused,
     led.TeamResumed: AuditLines._paused,
     led.NodeDeclaredDead: AuditLines._dead,

@@ -21,6 +21,7 @@ from libs.core.projections.verify.progress import AttemptsProgress
 from libs.core.projections.verify.promised import PromisedStarts
 from libs.core.projections.verify.records import Records
 from libs.core.projections.verify.report import Verification
+from libs.core.projections.verify.spending import Spending
 from libs.core.projections.verify.summed import Summed
 from libs.core.projections.verify.told import Told
 from schemas import ledger as led
@@ -32,10 +33,11 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Holds,
     AsAsked,
     Boards,
-    CapacityBooks,  # these five free what the attempt's row says, so before `Attempts` strikes it
+    CapacityBooks,  # these six free what the attempt's row says, so before `Attempts` strikes it
     Devices,
     Hosts,
     TeamLimits,
+    Spending,
     Nodes,
     Attempts,
     Outcomes,

@@ -37,6 +37,7 @@ _DECIDED: dict[Cause, Category] = {
     Cause.PREEMPTED: Category.PREEMPTED,
     Cause.NODE_LEFT: Category.DRAINED,
     Cause.SUSPENDED: Category.DRAINED,
+    Cause.BUDGET_SPENT: Category.DRAINED,
 }
 _SHOWN: dict[Cause, Category] = {
     Cause.PART_LOST: Category.NODE_LOST,
@@ -258,9 +259,13 @@ def wait_s(losses: int) -> int:
     return _WAITS_S[min(losses - 2, len(_WAITS_S) - 1)] if losses > 1 else 0
 
 
+_MAY_FINISH = (Cause.PREEMPTED, Cause.SUSPENDED, Cause.BUDGET_SPENT)
+"""Causes after which an attempt may save its work, or finish it."""
+
+
 def _category(attempt: AttemptRow) -> Category:
     """What kind of end an attempt came to that `_outcome` knows the outcome of."""
-    if attempt.cause is None or (attempt.done and attempt.cause in (Cause.PREEMPTED, Cause.SUSPENDED)):
+    if attempt.cause is None or (attempt.done and attempt.cause in _MAY_FINISH):
         return Category.SUCCESS
     if attempt.cause in _DECIDED:
         return _DECIDED[attempt.cause]

@@ -13,10 +13,13 @@ from typing import NamedTuple
 from libs.core.accelerators.kinds import GRAINS, grains, weight
 from libs.core.placement.answer import Blocked, BlockReason
 from libs.core.placement.search.gang import shrink
+from libs.core.scheduling.limits.purse import BudgetShort, Purse
 from libs.core.state.limits import Cap, Limits, Usage
 from libs.core.state.model import Shape
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI, kind_of, parts_of
 
+OVER_BUDGET = Blocked(BlockReason.BUDGET, ((BlockReason.BUDGET, 0),), 0)
+"""The outcome for a request whose hold no budget covers: no device was looked at."""
 OVER_LIMIT = Blocked(BlockReason.QUOTA, ((BlockReason.QUOTA, 0),), 0)
 """The outcome for a request that the limits leave nothing: no device was looked at."""
 UNLIMITED = 1 << 40
@@ -65,8 +68,13 @@ class Room:
     """
 
     request: Shape | None
-    reached: tuple[Reached, ...] = ()
+    reached: tuple[Reached | BudgetShort, ...] = ()
     caps: tuple[Cap, ...] = ()
+
+    @property
+    def outcome(self) -> Blocked:
+        """Why it leaves nothing."""
+        return OVER_BUDGET if self.reached and isinstance(self.reached[0], BudgetShort) else OVER_LIMIT
 
 
 class LimitsUse(NamedTuple):
@@ -110,13 +118,20 @@ def room(
 
 
 def room_within(
-    bounds: Sequence[LimitsUse], shape: Shape, models: Collection[str], kept: Usage = MappingProxyType({})
+    bounds: Sequence[LimitsUse],
+    shape: Shape,
+    models: Collection[str],
+    kept: Usage = MappingProxyType({}),
+    purses: Sequence[Purse] = (),
 ) -> Room:
-    """As `room`, within all of `bounds` at once: a team's own and those of the queues that it is in."""
-    if not bounds:
+    """As `room`, within all of `bounds` at once: a team's own and those of the queues that it is in; and within what all of
+    `purses` cover."""
+    if not bounds and not purses:
         return Room(shape)
     lines = _lines(bounds)
-    return _nested(lines, shape, models, kept) if shape.roles else _single(lines, shape, models, kept)
+    if shape.roles:
+        return _nested(lines, shape, models, kept, purses)
+    return _single(lines, shape, models, kept, purses)
 
 
 def exceeded(bounds: Sequence[LimitsUse], added: Usage) -> Reached | None:
@@ -136,15 +151,20 @@ def _lines(bounds: Sequence[LimitsUse]) -> list[_Line]:
     ]
 
 
-def _single(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usage) -> Room:
+def _single(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usage, purses: Sequence[Purse]) -> Room:
     """Each model's room, and the limit that makes it so small; the model with the most room decides the size."""
     rooms: dict[str, int] = {}
-    reached: list[tuple[int, Reached]] = []
+    reached: list[tuple[int, Reached | BudgetShort]] = []
     for model in shape.types or models or _NAMELESS:
         devices, limit = _on(model, lines, shape)
         rooms[model] = max(devices, kept.get(kind_of(model, shape.profile), 0) // shape.milli)
         if limit is not None and rooms[model] < shape.devices:
             reached.append((rooms[model], limit))
+        for purse in purses:
+            covered = purse.devices(model, shape)
+            if covered < shape.devices and covered < rooms[model]:
+                reached.append((covered, purse.short(model, shape)))
+            rooms[model] = min(rooms[model], covered)
     told = _told(reached)
     caps = tuple(Cap((model,), devices) for model, devices in rooms.items() if devices < shape.devices)
     request = shrink(shape, max(rooms.values()))
@@ -166,14 +186,23 @@ def _on(model: str, lines: list[_Line], shape: Shape) -> tuple[int, Reached | No
     return fewest, told
 
 
-def _nested(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usage) -> Room:
-    """A cap for each limit, over the models that it counts. Whether roles can share what the caps leave, `find` sees."""
+def _nested(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usage, purses: Sequence[Purse]) -> Room:
+    """A cap for each limit, over the models that it counts. Whether roles can share what the caps leave, `find` sees. A budget
+    must cover all roles on the dearest model that any of them may go to."""
     options = [role.types or tuple(models) or _NAMELESS for role in shape.roles]
     least = [role.min_count * role.devices for role in shape.roles]
     most = [role.count * role.devices for role in shape.roles]
     request: Shape | None = shape
     caps: list[Cap] = []
-    reached: list[tuple[int, Reached]] = []
+    reached: list[tuple[int, Reached | BudgetShort]] = []
+    everywhere = tuple(dict.fromkeys(model for names in options for model in names))
+    for purse in purses:
+        dearest = min(everywhere, key=lambda model: purse.devices(model, shape))
+        covered = purse.devices(dearest, shape)
+        if covered < sum(most):
+            caps.append(Cap(everywhere, covered))
+            reached.append((covered, purse.short(dearest, shape)))
+            request = None if covered < sum(least) or request is None else shrink(request, covered)
     for key, limit_milli, held, queue in lines:
         counted = tuple(dict.fromkeys(m for names in options for m in names if weight(key, m)))
         if not counted:
@@ -197,7 +226,7 @@ def _nested(lines: list[_Line], shape: Shape, models: Collection[str], kept: Usa
     return Room(None if request is None else replace(request, caps=tuple(caps)), _told(reached), tuple(caps))
 
 
-def _told(reached: list[tuple[int, Reached]]) -> tuple[Reached, ...]:
+def _told(reached: list[tuple[int, Reached | BudgetShort]]) -> tuple[Reached | BudgetShort, ...]:
     """Without repetition, the one that leaves the most first: the nearest to being enough."""
     return tuple(dict.fromkeys(limit for _, limit in sorted(reached, key=lambda r: -r[0])))
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from types import MappingProxyType
 
 from libs.core.accelerators.kinds import named_only
+from libs.core.scheduling.limits.purse import BudgetShort, Purse, purses_of
 from libs.core.scheduling.limits.rule import LimitsUse, Reached, Room, exceeded, room_within
 from libs.core.state.limits import Usage
 from libs.core.state.model import Job, Shape, State
@@ -13,8 +14,12 @@ from schemas.resources import Claim
 class Tally:
     """Begins with what each team holds, and what is kept for its jobs, in `state`."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, t_us: int | None = None) -> None:
+        """`t_us`: when; the state's own time without it."""
         self._state = state
+        self._t_us = state.t_us if t_us is None else t_us
+        self._spent: dict[str, int] = {}
+        """Budget -> what is held of it for those that were granted meanwhile."""
         self._used: dict[str, dict[str, int]] = {}
         self._models: tuple[str, ...] | None = None
 
@@ -24,15 +29,29 @@ class Tally:
         if not self.limited(job.team):
             return Room(shape)
         kept = self._state.kept(job.id)
-        return room_within(self._bounds(job.team, kept), shape, self._accelerators(), kept)
+        bounds, purses = self._bounds(job.team, kept), self._purses(job)
+        return room_within(bounds, shape, self._accelerators(), kept, purses)
 
-    def exceeded(self, job: Job, devices: Sequence[int]) -> Reached | None:
-        """The limit that `job` on these devices (rows of the fleet) would lift its team above; None when none."""
-        return exceeded(self._bounds(job.team), self._usage(job, devices)) if self.limited(job.team) else None
+    def _purses(self, job: Job) -> list[Purse]:
+        return purses_of(self._state, job, self._t_us, self._spent)
+
+    def exceeded(self, job: Job, devices: Sequence[int]) -> Reached | BudgetShort | None:
+        """The limit that `job` on these devices (rows of the fleet) would lift its team above, or the budget that does not
+        cover them; None when none."""
+        if not self.limited(job.team):
+            return None
+        over = exceeded(self._bounds(job.team), self._usage(job, devices))
+        return over or self.uncovered(job, devices)
+
+    def uncovered(self, job: Job, devices: Sequence[int]) -> BudgetShort | None:
+        """The budget that does not cover the hold of `job` on these devices (rows of the fleet); None when all do."""
+        held = self._held(devices, job) if self._state.budgets else []
+        return next((short for purse in self._purses(job) if (short := purse.uncovered(held)) is not None), None)
 
     def limited(self, team: str) -> bool:
-        """Whether the team, or a queue that it is in, has a limit."""
-        return team in self._state.quotas or bool(self._state.tree.bounds(team))
+        """Whether the team, or a queue that it is in, has a limit or a budget."""
+        state = self._state
+        return team in state.quotas or bool(state.tree.bounds(team)) or bool(state.budgets.covering(team))
 
     def _bounds(self, team: str, less: Usage = MappingProxyType({})) -> list[LimitsUse]:
         """All limits that hold for `team`, with what counts against each; `less`: without that of it."""
@@ -58,6 +77,8 @@ class Tally:
         """`job` gets these devices (rows of the fleet); devices that were held for it count no longer."""
         if not self.limited(job.team):
             return
+        for purse in self._purses(job):
+            self._spent[purse.key] = self._spent.get(purse.key, 0) + purse.cost(self._held(devices, job))
         used = self.used(job.team)
         for kind, milli in self._state.kept(job.id).items():
             used[kind] -= milli
@@ -81,12 +102,17 @@ class Tally:
 
     def copy(self) -> "Tally":
         """An independent copy."""
-        other = Tally(self._state)
+        other = Tally(self._state, self._t_us)
+        other._spent = dict(self._spent)
         other._used = {team: dict(used) for team, used in self._used.items()}
         return other
 
     def _usage(self, job: Job, devices: Sequence[int]) -> dict[str, int]:
         return {kind: count * job.shape.milli for kind, count in self._state.fleet.kinds(devices).items()}
+
+    def _held(self, devices: Sequence[int], job: Job) -> list[tuple[str, int]]:
+        kind = self._state.fleet.kind
+        return [(kind(row), job.shape.milli) for row in devices]
 
     def _accelerators(self) -> tuple[str, ...]:
         if self._models is None:

@@ -39,6 +39,7 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.LedgerSummed,
         ledger.PricesApplied,
         ledger.PeriodClosed,
+        ledger.BudgetReached,
     }
 )
 """Events that make no other plan possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a victim

@@ -14,6 +14,7 @@ from typing import Any
 from libs.core.scheduling.reactions import (
     agents,
     audit,
+    budgets,
     preemption,
     prices,
     quarantine,
@@ -63,6 +64,8 @@ _REACTIONS: dict[type, Callable[[Decision, Any], None]] = {
     inbox.ApplyQueues: quotas.queues_applied,
     inbox.ApplyPrices: prices.prices_applied,
     inbox.ClosePeriod: prices.period_closed,
+    inbox.ApplyBudgets: budgets.budgets_applied,
+    inbox.TopUpBudget: budgets.topped_up,
     inbox.SuspendTeam: teams.suspend_team,
     inbox.ResumeTeam: teams.resume_team,
     inbox.PreemptionPlanned: preemption.preemption_planned,

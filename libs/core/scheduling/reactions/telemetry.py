@@ -1,6 +1,7 @@
 """What leases says: nodes that are silent, heard again or lost, who grants leases, and that time passes. What an operator
 says of a node that nobody hears."""
 
+from libs.core.scheduling.reactions import budgets
 from libs.core.scheduling.reactions.attempts import after_loss, free, release_holds_on, stop, vacate
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.lifecycle import UNDECIDED
@@ -118,3 +119,7 @@ def tick(d: Decision, m: inbox.Tick) -> None:
         if end_us <= d.t_us and job.current is not None and job.current.state in UNDECIDED:
             stop(d, job, Cause.TIME_LIMIT, f"it ran for its time limit of {job.spec.time_limit_s:g} s")
             d.may_end_here()
+    if d.state.budgets:
+        budgets.renew(d)
+        budgets.reached(d)
+        budgets.let_go(d)

@@ -34,7 +34,7 @@ def classify(ending: Ending) -> Category:
     give way and finished its work instead has succeeded. Then what the agent knows. Then the exit code, where the system
     gives one a meaning; a job that uses such a code otherwise is told a wrong kind of failure, of the same budget.
     """
-    if ending.done and ending.cause in (None, Cause.PREEMPTED, Cause.SUSPENDED):
+    if ending.done and ending.cause in (None, Cause.PREEMPTED, Cause.SUSPENDED, Cause.BUDGET_SPENT):
         return Category.SUCCESS
     if ending.cause in _DECIDED:
         return _DECIDED[ending.cause]
@@ -51,6 +51,7 @@ _DECIDED: Mapping[Cause | None, Category] = {
     Cause.PREEMPTED: Category.PREEMPTED,
     Cause.NODE_LEFT: Category.DRAINED,
     Cause.SUSPENDED: Category.DRAINED,
+    Cause.BUDGET_SPENT: Category.DRAINED,
 }
 _PLACES_FAULT: Mapping[Cause | None, Category] = {
     Cause.PART_LOST: Category.NODE_LOST,

@@ -1,0 +1,82 @@
+"""`baton apply -f FILE` and `baton diff -f FILE` for a budgets file: all or nothing."""
+
+from libs.cli.budget import standing
+from libs.cli.budgetsfile import BudgetsFileError, read_budgets
+from libs.cli.decided import say_to_pool
+from libs.cli.exits import UsageFault
+from libs.client import Baton
+from libs.client.errors import Failed
+from schemas import subjects
+from schemas.budgets import BudgetSet, SpendingBudget
+from schemas.inbox import ApplyBudgets
+from schemas.queries import BudgetsReply
+
+
+async def compared(baton: Baton, text: str, name: str) -> tuple[BudgetsReply, BudgetSet, list[str]]:
+    """The budgets that there are, those of the file, and a line for each change. Raises UsageFault when the file is wrong."""
+    told = await standing(baton)
+    try:
+        then = read_budgets(text, name, told.queues)
+    except BudgetsFileError as error:
+        raise UsageFault(str(error)) from None
+    return told, then, changes(_set(told), then)
+
+
+async def apply(baton: Baton, told: BudgetsReply, then: BudgetSet, reason: str) -> None:
+    """Raises Failed when the file's version is not above the one that is applied."""
+    who = baton.place.user or "operator"
+    if then.version <= told.version:
+        raise Failed(
+            f"version {then.version} is not above {told.version}, which is applied",
+            "another file was applied, or this one was changed without raising its version",
+            f"look at the lines of `baton diff`, then write `version: {told.version + 1}`",
+        )
+
+    async def applied() -> bool:
+        return (await standing(baton)).version == then.version
+
+    said = ApplyBudgets(budgets=then, reason=reason, user=who)
+    subject = subjects.apply_budgets(baton.place.pool, who)
+    await say_to_pool(baton, baton.place.pool, said, subject, f"budgets:{then.version}", done=applied)
+
+
+def _set(told: BudgetsReply) -> BudgetSet | None:
+    if not told.version:
+        return None
+    return BudgetSet(
+        version=told.version,
+        time_zone=told.time_zone,
+        renewal_s=told.renewal_s,
+        budgets=tuple(one.budget for one in told.budgets),
+    )
+
+
+def changes(before: BudgetSet | None, after: BudgetSet) -> list[str]:
+    """A line for each difference, but of the version; none: nothing differs."""
+    found = []
+    if before is not None and before.time_zone != after.time_zone:
+        found.append(f"~ (the pool)  time_zone: {before.time_zone} -> {after.time_zone}")
+    if before is not None and before.renewal_s != after.renewal_s:
+        found.append(f"~ (the pool)  renewal: {before.renewal_s}s -> {after.renewal_s}s")
+    old = {about.key: about for about in before.budgets} if before is not None else {}
+    new = {about.key: about for about in after.budgets}
+    for key in sorted({*old, *new}):
+        was, now = old.get(key), new.get(key)
+        if was is None and now is not None:
+            found.append(f"+ {now.label}  {', '.join(f'{field} {value}' for field, value in _fields(now).items())}")
+        elif now is None and was is not None:
+            found.append(f"- {was.label}  {', '.join(f'{field} {value}' for field, value in _fields(was).items())}")
+        elif was is not None and now is not None:
+            one, two = _fields(was), _fields(now)
+            found += [
+                f"~ {now.label}  {field}: {one.get(field, 'none')} -> {two.get(field, 'none')}"
+                for field in dict.fromkeys([*one, *two])
+                if one.get(field) != two.get(field)
+            ]
+    return found
+
+
+def _fields(about: SpendingBudget) -> dict[str, str]:
+    said = {"soft": about.soft, "hard": about.hard, "carry_over": about.carry_over or None}
+    found = {field: f"{value / 1e6:g}" for field, value in said.items() if value is not None}
+    return found | ({"when_spent": about.when_spent.value} if about.hard is not None else {})

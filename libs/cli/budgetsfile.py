@@ -1,0 +1,151 @@
+"""A budgets file: who may spend how much in a period, with every problem found at once and located.
+
+version: 2                      # raise it with every change
+time_zone: Europe/Berlin        # in which days, weeks and months begin; UTC without it
+renewal: 15m                    # how long a hold lasts of a job without a time limit
+budgets:
+  - {team: vision, unit: gpu-hours, period: month, soft: 800, hard: 1000, carry_over: 100}
+  - {queue: research, unit: money, period: month, hard: 50000.00, when_spent: continue}
+
+Amounts are GPU-hours, or the price book's currency: decimals with at most six places, as they stand.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from libs.bus.reasons import reasons_of
+from libs.cli.grammar import parse_duration
+from libs.cli.yamlfile import Broken, Document, Path, YamlProblem, read
+from libs.core.billing.budgets import problems
+from schemas.base import Name, Strict
+from schemas.budgets import (
+    BudgetAmount,
+    BudgetPeriod,
+    BudgetSet,
+    BudgetsVersion,
+    BudgetUnit,
+    SpendingBudget,
+    TimeZone,
+    WhenSpent,
+)
+
+_AMOUNT = re.compile(r"\d{1,9}(\.\d{1,6})?")
+_AMOUNTS = ("soft", "hard", "carry_over")
+
+
+def millionths(text: Any) -> int:
+    """Of a decimal as it is written. Raises ValueError with the fix."""
+    said = str(text).replace("_", "")
+    if said.startswith("-"):
+        raise ValueError("an amount is not negative: leave it out for none")
+    if not _AMOUNT.fullmatch(said):
+        raise ValueError("write a decimal with at most six places, e.g. 1000 or 12.5")
+    return int(Decimal(said) * 1_000_000)
+
+
+def _seconds(said: Any) -> Any:
+    return round(parse_duration(said)) if isinstance(said, str) else said
+
+
+_Millionths = Annotated[BudgetAmount, BeforeValidator(millionths)]
+
+
+class BudgetItem(Strict):
+    """One budget as people write it."""
+
+    team: Name | None = None
+    queue: Name | None = None
+    unit: BudgetUnit
+    period: BudgetPeriod
+    soft: _Millionths | None = None
+    hard: _Millionths | None = None
+    carry_over: _Millionths = 0
+    when_spent: WhenSpent = WhenSpent.STOP
+
+
+class BudgetsFile(Strict):
+    """A budgets file."""
+
+    version: BudgetsVersion
+    time_zone: TimeZone = "UTC"
+    renewal: Annotated[int, Field(ge=10, le=86_400), BeforeValidator(_seconds)] = 900
+    budgets: Annotated[tuple[BudgetItem, ...], Field(max_length=1000)]
+
+
+class BudgetsFileError(Exception):
+    """The file is wrong; `problems` are all that is, in its order. The text is one line for each."""
+
+    def __init__(self, name: str, problems: Sequence[YamlProblem]) -> None:
+        self.problems = sorted(problems)
+        super().__init__("\n".join(f"{name}:{p.line}: {p.field}: {p.problem}; {p.fix}" for p in self.problems))
+
+
+def is_budgets(text: str) -> bool:
+    """Whether a file that may be applied is about budgets."""
+    try:
+        documents = read(text)
+    except Broken:
+        return False
+    return bool(documents) and isinstance(documents[0].data, dict) and "budgets" in documents[0].data
+
+
+def read_budgets(text: str, name: str = "budgets file", queues: Collection[str] = ()) -> BudgetSet:
+    """The budgets of a YAML text. Raises BudgetsFileError.
+
+    Args:
+        queues: names of the pool's queues.
+    """
+    try:
+        documents = read(text)
+    except Broken as e:
+        raise BudgetsFileError(name, [e.problem]) from None
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        fix = "write `version: 1` and `budgets: [...]`"
+        raise BudgetsFileError(name, [YamlProblem(1, 1, "file", "is not one mapping of fields", fix)])
+    document = documents[0]
+    try:
+        file = BudgetsFile.model_validate(_as_written(document))
+    except ValidationError as e:
+        found = [
+            _at(document, tuple(detail["loc"]), *_said(reason.problem, reason.fix))
+            for reason, detail in zip(reasons_of(e, model=BudgetsFile), e.errors(include_url=False), strict=False)
+        ]
+        raise BudgetsFileError(name, [*document.problems, *found]) from None
+    budgets = BudgetSet(
+        version=file.version,
+        time_zone=file.time_zone,
+        renewal_s=file.renewal,
+        budgets=tuple(SpendingBudget(**item.model_dump()) for item in file.budgets),
+    )
+    wrong = [_at(document, p.place, f"{p.value} {p.problem}".strip(), p.fix) for p in problems(budgets, queues)]
+    if document.problems or wrong:
+        raise BudgetsFileError(name, [*document.problems, *wrong])
+    return budgets
+
+
+def _as_written(document: Document) -> Any:
+    """The data, with amounts as the text that they are: 12.1 is no binary float."""
+
+    def walk(value: Any, path: Path) -> Any:
+        if isinstance(value, dict):
+            return {key: walk(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [walk(item, (*path, number)) for number, item in enumerate(value)]
+        return document.texts.get(path, value) if path and path[-1] in _AMOUNTS else value
+
+    return walk(document.data, ())
+
+
+def _said(problem: str, fix: str) -> tuple[str, str]:
+    problem = problem.removeprefix("Value error, ")
+    why, colon, then = problem.partition(": ")
+    return (why, then) if colon else (problem, fix.replace("send ", "write "))
+
+
+def _at(document: Document, path: tuple[str | int, ...], problem: str, fix: str) -> YamlProblem:
+    line, column = document.at(path)
+    return YamlProblem(line, column, ".".join(map(str, path)), problem, fix)

@@ -1,0 +1,389 @@
+"""Budgets (I19): no grant unless what is available covers its hold, no hold that runs out and is neither renewed nor the reason
+of a stop, and a renewal beyond what is available only where the budget goes on when it is spent.
+
+Books of their own: each open attempt with its devices is looked at whenever something is asked, and nothing is summed up
+ahead. Budgets without a hard limit bind nobody.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import ClassVar
+from zoneinfo import ZoneInfo
+
+from libs.core.projections.verify.books import Books, Subject
+from libs.core.projections.verify.limit_books import Kind, counts
+from schemas import ledger as led
+from schemas.attempts import Cause
+from schemas.budgets import BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget, WhenSpent
+from schemas.prices import ContractRate, ListRate, RateBook, Term
+from schemas.resources import Claim
+
+_LATE_US = 15_000_000
+"""Between a hold's end and the tick that shows that nobody did anything about it."""
+
+
+@dataclass(slots=True)
+class _Running:
+    team: str
+    parts: dict[str, list[tuple[Kind, int]]]
+    since_us: int
+    until_us: int
+    prices: dict[str, int]
+    stopping: bool = False
+
+    def per_us(self, unit: BudgetUnit) -> int:
+        devices = [device for part in self.parts.values() for device in part]
+        if unit is BudgetUnit.MONEY:
+            return sum(milli * self.prices.get(_name(kind), 0) for kind, milli in devices)
+        return sum(int(7000 * counts("*", kind)) * milli // 1000 for kind, milli in devices)
+
+
+@dataclass(slots=True)
+class _BudgetRow:
+    about: SpendingBudget
+    from_us: int = 0
+    to_us: int = 0
+    more: int = 0
+    """Carried over and topped up."""
+    spent: int = 0
+    told: str = ""
+    """The level that was told last."""
+
+    @property
+    def scale(self) -> int:
+        return 25_200_000 if self.about.unit is BudgetUnit.GPU_HOURS else 3_600_000_000_000
+
+    @property
+    def allowed(self) -> int | None:
+        return None if self.about.hard is None else self.about.hard * self.scale + self.more
+
+
+@dataclass(slots=True)
+class _Tree:
+    parent: dict[str, str] = field(default_factory=dict)
+
+    def above(self, name: str) -> list[str]:
+        line = [name]
+        while (up := self.parent.get(line[-1], "")) and len(line) <= len(self.parent):
+            line.append(up)
+        return line
+
+
+class Spending(Subject):
+    """What is spent and held of budgets."""
+
+    handlers: ClassVar = {
+        led.BudgetsApplied: "applied",
+        led.BudgetToppedUp: "topped_up",
+        led.BudgetPeriodBegan: "began",
+        led.BudgetHoldsRenewed: "renewed",
+        led.BudgetReached: "reached",
+        led.QueuesApplied: "queues",
+        led.PricesApplied: "priced",
+        led.JobGranted: "granted",
+        led.DevicesFreed: "freed",
+        led.AttemptPreempting: "preempting",
+        led.AttemptStopping: "stopping",
+    }
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._set: BudgetSet | None = None
+        self._rows: dict[str, _BudgetRow] = {}
+        self._running: dict[str, _Running] = {}
+        self._tree = _Tree()
+        self._book: RateBook | None = None
+        self._ran_out: set[str] = set()
+        """Budgets because of which attempts were stopped by this decision."""
+        self._wall_us = self._tick_us = self._before_us = self._looked_us = 0
+
+    def begin(self, record: led.LedgerRecord) -> None:
+        self._wall_us = record.wall_us if record.wall_us is not None else record.t_us
+        self._tick_us = record.clock.t_us if record.clock is not None else self._tick_us
+
+    def end(self) -> None:
+        if self.books.more:
+            return
+        self._before_us = self.books.t_us
+        self._ran_out.clear()
+        if self._rows and self._tick_us - self._looked_us >= _LATE_US:
+            self._looked_us = self._tick_us
+            for job_id, one in self._running.items():
+                if not one.stopping and one.until_us + _LATE_US <= self._tick_us and any(self._over(one.team)):
+                    self.books.broken("I19", f"{job_id} runs on, and its hold ended at {one.until_us}")
+
+    # --------------------------------------------------------------------------------------------------------- what is said
+
+    def applied(self, e: led.BudgetsApplied) -> None:
+        if self._set is not None and e.budgets.version <= self._set.version:
+            self.books.broken(
+                "I19", f"budgets of version {e.budgets.version} are applied after version {self._set.version}"
+            )
+        if _zone(e.budgets.time_zone) is None:
+            self.books.broken("I19", f"budgets are by the time zone {e.budgets.time_zone}, which there is not")
+        self._spend_all(self.books.t_us)
+        before, self._set = self._rows, e.budgets
+        self._rows = {}
+        for about in e.budgets.budgets:
+            old = before.get(about.key)
+            self._rows[about.key] = (
+                _BudgetRow(about, old.from_us, old.to_us, old.more, old.spent) if old else _BudgetRow(about)
+            )
+        self._recover()
+
+    def queues(self, e: led.QueuesApplied) -> None:
+        self._spend_all(self.books.t_us)
+        self._tree = _Tree({queue.name: queue.parent for queue in e.queues})
+        self._recover()
+
+    def priced(self, e: led.PricesApplied) -> None:
+        self._book = e.book
+
+    def topped_up(self, e: led.BudgetToppedUp) -> None:
+        row = self._rows.get(e.budget)
+        if row is None or row.about.hard is None:
+            self.books.broken("I19", f"{e.budget} is topped up, and there is no such budget with a hard limit")
+            return
+        row.more += e.amount * row.scale
+        row.told = ""
+
+    def began(self, e: led.BudgetPeriodBegan) -> None:
+        zone = (_zone(self._set.time_zone) if self._set is not None else None) or ZoneInfo("UTC")
+        if (
+            not _is_period(e.period, e.from_us, e.to_us, zone)
+            or e.from_us > self._wall_us
+            or e.wall_us != self._wall_us
+        ):
+            self.books.broken("I19", f"a {e.period.value} from {e.from_us} to {e.to_us} begins at {self._wall_us}")
+        soonest_us = max(self._before_us, self.books.t_us - (self._wall_us - e.from_us))
+        if all(row.to_us == 0 for row in self._rows.values() if row.about.period is e.period):
+            soonest_us = self.books.t_us
+        if not soonest_us <= e.at_us <= self.books.t_us:
+            self.books.broken(
+                "I19", f"a {e.period.value} began at {e.at_us}, told at {self.books.t_us}, soonest {soonest_us}"
+            )
+        self._spend_all(e.at_us)
+        turned = [row for row in self._rows.values() if row.about.period is e.period and row.to_us <= e.wall_us]
+        if not turned:
+            self.books.broken("I19", f"a {e.period.value} begins, and no budget's own was over")
+        for row in turned:
+            if row.to_us and row.allowed is not None and row.about.carry_over:
+                row.more = min(row.about.carry_over * row.scale, row.allowed - row.spent)
+            else:
+                row.more = 0
+            row.spent, row.from_us, row.to_us, row.told = 0, e.from_us, e.to_us, ""
+
+    def reached(self, e: led.BudgetReached) -> None:
+        row = self._rows.get(e.budget)
+        limit = None if row is None else row.about.soft if e.level == "soft" else row.allowed
+        if row is None or limit is None:
+            self.books.broken("I19", f"{e.budget} has reached its {e.level} limit, and has none")
+            return
+        spent = row.spent + sum(
+            one.per_us(row.about.unit) * (self.books.t_us - one.since_us) for one in self._of(row) if one.parts
+        )
+        early = spent < (limit * row.scale if e.level == "soft" else limit)
+        if (early and not (e.level == "hard" and e.budget in self._ran_out)) or spent // row.scale != e.spent:
+            self.books.broken("I19", f"{e.budget} has reached its {e.level} limit with {spent // row.scale} spent")
+        if row.told in ("hard", e.level):
+            self.books.broken("I19", f"that {e.budget} has reached its {e.level} limit is told again")
+        row.told = e.level
+        if max(0, limit if e.level == "soft" else limit // row.scale) != e.limit:
+            self.books.broken("I19", f"{e.budget} has another {e.level} limit than {e.limit}")
+
+    # -------------------------------------------------------------------------------------------------------- attempts
+
+    def granted(self, e: led.JobGranted) -> None:
+        job = self.books.jobs.get(e.job_id)
+        if job is None:
+            return
+        over = list(self._over(job.team))
+        if (e.hold is not None) is not bool(over):
+            what = "takes no hold of" if over else "takes a hold, and is under no"
+            self.books.broken("I19", f"{e.job_id} {what} budget")
+        if e.hold is None or not over or self._set is None:
+            return
+        parts: dict[str, list[tuple[Kind, int]]] = {}
+        for claim in e.claims:
+            parts.setdefault(claim.node, []).extend(self._kinds([claim]))
+        now = self.books.t_us
+        window_us = int(job.spec.time_limit_s * 1_000_000) or self._set.renewal_s * 1_000_000
+        if e.hold.until_us != now + window_us:
+            self.books.broken("I19", f"{e.job_id} is held up to {e.hold.until_us}, and runs up to {now + window_us}")
+        one = _Running(job.team, parts, now, e.hold.until_us, dict(e.hold.prices))
+        self._priced_as_told(e.job_id, one, job.spec.priority_class)
+        for row in over:
+            if row.to_us <= self._wall_us:
+                self.books.broken("I19", f"{e.job_id} is granted in a period of {row.about.key} that is over")
+            self._covers(e.job_id, row, one)
+        self._running[e.job_id] = one
+
+    def renewed(self, e: led.BudgetHoldsRenewed) -> None:
+        now = self.books.t_us
+        for job_id in e.jobs:
+            one, job = self._running.get(job_id), self.books.jobs.get(job_id)
+            if one is None or job is None or self._set is None:
+                self.books.broken("I19", f"{job_id} has a hold renewed and none that is open")
+                continue
+            if one.until_us > now or not now < e.hold.until_us <= now + self._set.renewal_s * 1_000_000:
+                self.books.broken("I19", f"{job_id} is held up to {e.hold.until_us} after {one.until_us}, at {now}")
+            after = _Running(one.team, one.parts, now, e.hold.until_us, dict(e.hold.prices), one.stopping)
+            self._priced_as_told(job_id, after, job.spec.priority_class)
+            self._spend(one, now)
+            del self._running[job_id]
+            stops = [row for row in self._over(one.team) if row.about.when_spent is WhenSpent.STOP]
+            for row in stops:
+                self._covers(job_id, row, after)
+            whole_us = self._set.renewal_s * 1_000_000
+            if e.hold.until_us != now + whole_us and all(self._affords(row, after, whole_us) for row in stops):
+                self.books.broken("I19", f"{job_id} is renewed for {e.hold.until_us - now}, and {whole_us} is covered")
+            self._running[job_id] = after
+
+    def freed(self, e: led.DevicesFreed) -> None:
+        one = self._running.get(e.job_id)
+        if one is not None:
+            self._spend(one, self.books.t_us)
+            one.parts.pop(e.node, None)
+            if not one.parts:
+                del self._running[e.job_id]
+
+    def preempting(self, e: led.AttemptPreempting) -> None:
+        if e.job_id in self._running:
+            self._running[e.job_id].stopping = True
+
+    def stopping(self, e: led.AttemptStopping) -> None:
+        one = self._running.get(e.job_id)
+        if one is not None:
+            one.stopping = True
+        if e.cause is not Cause.BUDGET_SPENT:
+            return
+        out = [] if one is None or one.until_us > self.books.t_us else list(self._spent_out(one))
+        self._ran_out.update(out)
+        if not out:
+            self.books.broken("I19", f"{e.job_id} is stopped because a budget is spent, and none is")
+
+    # ------------------------------------------------------------------------------------------------------ what it comes to
+
+    def _over(self, team: str) -> Iterator[_BudgetRow]:
+        """The budgets that count what a team spends."""
+        above = self._tree.above(team)
+        return (
+            r
+            for r in self._rows.values()
+            if r.about.team == team or (r.about.queue is not None and r.about.queue in above)
+        )
+
+    def _of(self, row: _BudgetRow) -> Iterator[_Running]:
+        return (one for one in self._running.values() if any(other is row for other in self._over(one.team)))
+
+    def _available(self, row: _BudgetRow) -> int | None:
+        if row.allowed is None:
+            return None
+        held = sum(o.per_us(row.about.unit) * (max(o.until_us, self.books.t_us) - o.since_us) for o in self._of(row))
+        return row.allowed - row.spent - held
+
+    def _covers(self, job_id: str, row: _BudgetRow, one: _Running) -> None:
+        left, asked = self._available(row), one.per_us(row.about.unit) * (one.until_us - one.since_us)
+        if left is not None and asked > left:
+            self.books.broken("I19", f"{job_id} takes a hold of {asked} of {row.about.key}, which has {left} left")
+
+    def _affords(self, row: _BudgetRow, one: _Running, window_us: int) -> bool:
+        left = self._available(row)
+        return left is None or one.per_us(row.about.unit) * window_us <= left
+
+    def _spent_out(self, one: _Running) -> Iterator[str]:
+        """The budgets that stop at their end and do not cover another renewal. One of money may be dearer now than when it was
+        held last, so any of them may be spent."""
+        assert self._set is not None
+        for row in self._over(one.team):
+            left = self._available(row)
+            asked = one.per_us(row.about.unit) * self._set.renewal_s * 1_000_000
+            if row.about.when_spent is not WhenSpent.STOP or left is None:
+                continue
+            if asked > left or row.about.unit is BudgetUnit.MONEY:
+                yield row.about.key
+
+    def _spend(self, one: _Running, at_us: int) -> None:
+        for row in self._over(one.team):
+            row.spent += one.per_us(row.about.unit) * (at_us - one.since_us)
+        one.since_us = at_us
+
+    def _spend_all(self, at_us: int) -> None:
+        for one in self._running.values():
+            self._spend(one, at_us)
+
+    def _recover(self) -> None:
+        """After budgets or queues have changed: who runs and is counted now."""
+        now, before, self._running = self.books.t_us, self._running, {}
+        for job in self.books.jobs.values():
+            if job.open is None or not any(self._over(job.team)):
+                continue
+            known = before.get(job.id)
+            if known is None:
+                parts = {node: self._kinds(claims) for node, claims in job.open.parts.items()}
+                known = _Running(job.team, parts, now, now, {}, stopping=job.open.cause is not None)
+            self._running[job.id] = known
+
+    def _kinds(self, claims: Sequence[Claim]) -> list[tuple[Kind, int]]:
+        return [(kind, claim.milli) for claim in claims if (kind := self.books.kind(claim.device)) is not None]
+
+    # ---------------------------------------------------------------------------------------------------------- prices
+
+    def _priced_as_told(self, job_id: str, one: _Running, priority_class: str) -> None:
+        if all(row.about.unit is not BudgetUnit.MONEY for row in self._over(one.team)):
+            wanted: dict[str, int] = {}
+        else:
+            kinds = sorted({_name(kind) for part in one.parts.values() for kind, _ in part})
+            wanted = {k: price for k in kinds if (price := self._price(one.team, k, priority_class)) is not None}
+        if wanted != one.prices:
+            self.books.broken("I19", f"{job_id} is held at {one.prices}, and the book says {wanted}")
+
+    def _price(self, team: str, kind: str, priority_class: str) -> int | None:
+        """Of a contract with tiers the dearest."""
+        book = self._book
+        listed = [p for p in book.prices if p.term is not Term.RESERVATION] if book is not None else []
+        price = self._best(listed, kind, priority_class)
+        if book is None or not isinstance(price, ListRate):
+            return None
+        contract = self._best([c for c in book.contracts if c.team == team], kind, priority_class)
+        return max(t.micros for t in contract.tiers) if isinstance(contract, ContractRate) else price.micros
+
+    def _best(
+        self, entries: Sequence[ListRate | ContractRate], kind: str, klass: str
+    ) -> ListRate | ContractRate | None:
+        for wanted in (klass, "*"):
+            for entry in entries:
+                until = entry.to_us if entry.to_us is not None else self._wall_us + 1
+                if entry.device == kind and entry.priority_class == wanted and entry.from_us <= self._wall_us < until:
+                    return entry
+        return None
+
+
+def _name(kind: Kind) -> str:
+    model, profile = kind
+    return f"{model}:{profile}" if profile else model
+
+
+def _is_period(period: BudgetPeriod, from_us: int, to_us: int, zone: ZoneInfo) -> bool:
+    """Whether both are the first moments of days in the zone, and the days are those at which such a period begins and ends."""
+    first, after = (datetime.fromtimestamp(us // 1_000_000, zone) for us in (from_us, to_us))
+    if any(us % 1_000_000 or _day(us - 1, zone) == _day(us, zone) for us in (from_us, to_us)):
+        return False
+    if period is BudgetPeriod.DAY:
+        return after.date() - first.date() == timedelta(days=1)
+    if period is BudgetPeriod.WEEK:
+        return first.weekday() == 0 and after.date() - first.date() == timedelta(days=7)
+    months = (after.year - first.year) * 12 + after.month - first.month
+    return first.day == after.day == 1 and months == 1
+
+
+def _zone(name: str) -> ZoneInfo | None:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        return None
+
+
+def _day(us: int, zone: ZoneInfo) -> int:
+    return datetime.fromtimestamp(us // 1_000_000, zone).toordinal()

@@ -1,0 +1,153 @@
+"""Budgets: what operators say of them, periods that begin, holds that fall due, limits that are reached."""
+
+from fractions import Fraction
+
+from libs.core.billing.budgets import period_of, problems
+from libs.core.scheduling.limits.purse import BudgetShort, Purse, prices_held, purses_of
+from libs.core.scheduling.reactions.attempts import release_hold, stop
+from libs.core.scheduling.reactions.decision import Decision, InputRefused
+from libs.core.state.budgets import BudgetBalance
+from libs.core.state.lifecycle import UNDECIDED
+from schemas import inbox, ledger
+from schemas.attempts import Cause
+from schemas.budgets import BudgetHold, WhenSpent
+
+_LEAST_US = 10_000_000
+"""A renewal for less is not worth while: the attempt ends."""
+_AT_ONCE = 1000
+"""Jobs of one event of renewals."""
+_MOST_TURNS = 400
+"""Periods of one kind that begin by one decision: after more than a year without any the pool goes on with the present one."""
+
+
+def budgets_applied(d: Decision, m: inbox.ApplyBudgets) -> None:
+    """All or nothing. The version keeps two operators from undoing each other's work unseen."""
+    now = d.state.budgets.applied
+    if now == m.budgets:
+        return
+    if now is not None and m.budgets.version <= now.version:
+        raise InputRefused(
+            f"version {m.budgets.version} is not above {now.version}, which was applied already: look at `baton diff`, "
+            f"then raise the file's version to {now.version + 1}"
+        )
+    if wrong := problems(m.budgets, d.state.tree.queues.keys()):
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise InputRefused(wrong[0].text() + more)
+    event = ledger.BudgetsApplied(budgets=m.budgets, reason=m.reason, user=m.user)
+    if not d.may(event):
+        raise InputRefused("a reader of this ledger is of a release that knows no budgets: `baton ledger readers`")
+    d.emit(event)
+    begin_periods(d)
+    renew(d)
+
+
+def topped_up(d: Decision, m: inbox.TopUpBudget) -> None:
+    """Until the budget's present period ends. Said again it is meant anew."""
+    balance = d.state.budgets.balances.get(m.budget)
+    if balance is None:
+        there = ", ".join(list(d.state.budgets.balances)[:10]) or "none"
+        raise InputRefused(f"there is no budget {m.budget}: `baton budget show` lists them ({there})")
+    if balance.about.hard is None:
+        raise InputRefused(f"budget {m.budget} has no hard limit: there is nothing to top up")
+    d.emit(ledger.BudgetToppedUp(budget=m.budget, amount=m.amount, reason=m.reason, user=m.user))
+    renew(d)
+
+
+def begin_periods(d: Decision) -> None:
+    """Periods that are over by the calendar give way to the next ones, before anything else is decided."""
+    budgets = d.state.budgets
+    for _ in range(_MOST_TURNS):
+        soonest = min(budgets.balances.values(), key=lambda b: b.to_us, default=None)
+        if soonest is None or budgets.applied is None or soonest.to_us > d.wall_us:
+            return
+        _begin(d, soonest, soonest.to_us or d.wall_us, budgets.applied.time_zone)
+    for balance in list(budgets.balances.values()):
+        if balance.to_us <= d.wall_us and budgets.applied is not None:
+            _begin(d, balance, d.wall_us, budgets.applied.time_zone)
+
+
+def _begin(d: Decision, balance: BudgetBalance, wall_us: int, time_zone: str) -> None:
+    from_us, to_us = period_of(balance.about.period, time_zone, wall_us)
+    at_us = d.t_us if not balance.to_us else min(d.t_us, max(d.state.t_us, d.t_us - (d.wall_us - from_us)))
+    d.emit(
+        ledger.BudgetPeriodBegan(
+            period=balance.about.period, from_us=from_us, to_us=to_us, at_us=at_us, wall_us=d.wall_us
+        )
+    )
+
+
+def renew(d: Decision) -> None:
+    """Holds that fall due are renewed: as a whole, or for as long as a hard budget still covers. Where that is not worth while,
+    attempts save their work and end, or go on where the budget says so."""
+    budgets = d.state.budgets
+    if not budgets or budgets.applied is None:
+        return
+    whole_us = budgets.applied.renewal_s * 1_000_000
+    renewed: dict[tuple[int, tuple[tuple[str, int], ...]], list[str]] = {}
+    spent: dict[str, int] = {}
+    for job_id in budgets.overdue(d.t_us):
+        job = d.state.jobs[job_id]
+        if job.current is None or job.current.state not in UNDECIDED:
+            continue
+        devices = d.state.devices_of(job.current)
+        # What it has spent since its hold ran out is held already, and stays spent when it is captured.
+        purses = [purse._replace(window_us=whole_us) for purse in purses_of(d.state, job, d.t_us, spent)]
+        window_us, short = whole_us, _uncovered(purses, devices)
+        if short is not None:
+            window_us = max(0, short.available) * whole_us // short.asked
+            if window_us < _LEAST_US:
+                stop(d, job, Cause.BUDGET_SPENT, f"{short.text(job.team)}: it waits for more")
+                _tell(d, budgets.balances[short.budget.key], 2)
+                d.may_end_here()
+                continue
+        for purse in purses:
+            spent[purse.key] = spent.get(purse.key, 0) + purse._replace(window_us=window_us).cost(devices)
+        prices = prices_held(d.state, job, devices)
+        renewed.setdefault((window_us, tuple(prices.items())), []).append(job_id)
+    for (window_us, held), jobs in renewed.items():
+        hold = BudgetHold(until_us=d.t_us + window_us, prices=dict(held))
+        for first in range(0, len(jobs), _AT_ONCE):
+            d.emit(ledger.BudgetHoldsRenewed(hold=hold, jobs=tuple(jobs[first : first + _AT_ONCE])))
+            d.may_end_here()
+
+
+def _uncovered(purses: list[Purse], devices: list[tuple[str, int]]) -> BudgetShort | None:
+    """Of the budgets that stop at their end, the one that covers the least of the renewal; None: all cover it."""
+    stops = (purse for purse in purses if purse.about.when_spent is WhenSpent.STOP)
+    shorts = [short for purse in stops if (short := purse.uncovered(devices)) is not None]
+    return min(shorts, key=lambda short: Fraction(short.available, short.asked), default=None)
+
+
+def reached(d: Decision) -> None:
+    """Limits that are reached are told, once in each period: the hard one also when it does not cover a renewal."""
+    for balance in d.state.budgets.balances.values():
+        allowed, soft, spent = balance.allowed, balance.soft, balance.spent(d.t_us)
+        if allowed is not None and spent >= allowed:
+            _tell(d, balance, 2)
+        elif soft is not None and spent >= soft:
+            _tell(d, balance, 1)
+
+
+def _tell(d: Decision, balance: BudgetBalance, level: int) -> None:
+    limit = balance.allowed if level == 2 else balance.soft
+    if balance.told >= level or limit is None:
+        return
+    event = ledger.BudgetReached(
+        budget=balance.about.key,
+        level="hard" if level == 2 else "soft",
+        limit=max(0, limit) // balance.scale,
+        spent=balance.spent(d.t_us) // balance.scale,
+    )
+    d.emit(event)
+    d.may_end_here()
+
+
+def let_go(d: Decision) -> None:
+    """What is kept for a job that its budgets do not cover any more is open to others: nobody knows when it starts."""
+    for job_id in list(d.state.holds):
+        job = d.state.jobs[job_id]
+        rows = [d.state.fleet.row(device) for device in d.state.holds[job_id]]
+        devices = [(d.state.fleet.kind(row), job.shape.milli) for row in rows]
+        if any(purse.uncovered(devices) is not None for purse in purses_of(d.state, job, d.t_us, {})):
+            release_hold(d, job_id)
+            d.may_end_here()
