@@ -130,7 +130,8 @@ def test_what_kind_of_end_it_was(ending: Ending, category: Category) -> None:
 @pytest.mark.parametrize("code", [None, 0, 1, 126, 137])
 def test_every_end_has_a_category(cause: Cause | None, done: bool, code: int | None) -> None:
     category = classify(Ending(cause, done, None, code))
-    assert (category is Category.SUCCESS) == (done and cause in (None, Cause.PREEMPTED, Cause.SUSPENDED))
+    may_finish = (None, Cause.PREEMPTED, Cause.SUSPENDED, Cause.BUDGET_SPENT)
+    assert (category is Category.SUCCESS) == (done and cause in may_finish)
 
 
 # ----------------------------------------------------------------------------------------------------- in a real pool

@@ -82,7 +82,6 @@ UNSEEN: dict[str, dict[str, str]] = {
         "queues.applied": IN_TIME,
         "prices.applied": IN_TIME,
         "period.closed": IN_TIME,
-        "budget.holds-renewed": IN_TIME,
         "budget.reached": IN_TIME,
         "job.queued": IN_TIME,
         "job.granted": IN_TIME,

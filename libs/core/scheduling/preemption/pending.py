@@ -40,6 +40,7 @@ PROGRESS: frozenset[type] = frozenset(
         ledger.PricesApplied,
         ledger.PeriodClosed,
         ledger.BudgetReached,
+        ledger.BudgetHoldsRenewed,
     }
 )
 """Events that make no other plan possible: they free, take, add, withdraw and queue nothing. A checkpoint makes a victim
