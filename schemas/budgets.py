@@ -93,12 +93,17 @@ class BudgetSet(Fact):
 
 
 class BudgetHold(Fact):
-    """What is held of budgets for one attempt, from its grant on: what it costs until `until_us`. Which budgets, and how much,
-    follows from its devices, and from `prices` where a budget of money counts it."""
+    """What is held of budgets for one attempt, from its grant on: what its devices cost until `until_us`. Which budgets, and
+    how much, follows from it and its devices."""
 
     until_us: Micros = Field(description="ledger time up to which it is covered")
+    units: dict[DeviceKey, Annotated[int, Field(ge=0)]] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="of its kinds of device, capacity units that a whole one counts for GPU-hours: 7,000 a board; a CPU 0",
+    )
     prices: dict[DeviceKey, MicrosPerHour] = Field(
         default_factory=dict,
         max_length=64,
-        description="of its kinds of device that have a price, millionths per device and hour",
+        description="of those that have a price, millionths per device and hour, where a budget of money counts them",
     )

@@ -16,6 +16,8 @@ from schemas.base import DeviceId, Fact, NodeName, Strict
 
 WHOLE_MILLI = 1000
 """The compute of one device, in thousandths."""
+DEVICE_UNITS = 7000
+"""The capacity of one device, in units of which sevenths (MIG) and thousandths (shares) are whole numbers."""
 MOST_DEVICES = 9216
 """Devices of one job: the largest TPU pod (tpu7x) has so many chips, and a slice may be all of it."""
 MOST_MIB = 1_000_000_000

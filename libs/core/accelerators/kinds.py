@@ -13,15 +13,12 @@ model has. An instance of a model without any known board counts as a whole acce
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
-from typing import Final
 
 from libs.core.accelerators.catalog import catalog, find_model, models
 from libs.core.accelerators.mig_boards import GEOMETRIES, Geometry
 from libs.core.accelerators.spelling import meant
 from schemas.resources import ANY_ACCELERATOR, NAMED_ONLY, DeviceKind, kind_of, parts_of
 
-DEVICE_UNITS: Final = 7000
-"""Capacity units of a device: sevenths (MIG) and thousandths (shares) of it are whole numbers."""
 GRAINS = 840
 """Grains in a thousandth of an accelerator: the least common multiple of 1 to 8, the slices that a board may have."""
 _SLICES = re.compile(r"(\d+)g\.")

@@ -8,7 +8,7 @@ change it, what it has spent is rate x time. So its hold is two moments: `since_
 now. Capturing moves `since_us` on: when a part of it is freed, when its hold is renewed, when a period begins. What is left of
 a hold at its end is released by its being gone.
 
-Amounts of GPU-hours are capacity units x microseconds (`libs.core.accelerators.kinds`: 7,000 a device); amounts of money are
+Amounts of GPU-hours are capacity units x microseconds (7,000 a device, docs/billing.md); amounts of money are
 thousandths of a device x microseconds x millionths of the currency unit per device-hour. A millionth of either of an
 operator's words is a whole number of them.
 
@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from libs.core.accelerators.kinds import DEVICE_UNITS, GRAINS, weight
 from libs.core.state.queue_tree import QueueTree
 from schemas.budgets import BudgetHold, BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget
-from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
+from schemas.resources import DEVICE_UNITS, WHOLE_MILLI
 
 _HOUR_US = 3_600_000_000
 SCALE: Mapping[BudgetUnit, int] = {
@@ -37,27 +36,30 @@ KindsHeld = Iterable[tuple[str, int]]
 """(kind, thousandths) of each device."""
 
 
-def rate(unit: BudgetUnit, devices: KindsHeld, prices: Mapping[str, int]) -> int:
-    """What these devices cost per microsecond. `prices`: of a kind, millionths per device-hour; a kind without
-    one costs nothing."""
+def rate(unit: BudgetUnit, devices: KindsHeld, hold: BudgetHold) -> int:
+    """What these devices cost per microsecond, by the units and prices of `hold`; a kind without either costs nothing."""
     if unit is BudgetUnit.MONEY:
-        return sum(milli * prices.get(kind, 0) for kind, milli in devices)
-    return sum(_units(kind) * milli // WHOLE_MILLI for kind, milli in devices)
-
-
-def _units(kind: str) -> int:
-    return DEVICE_UNITS * weight(ANY_ACCELERATOR, kind) // GRAINS
+        return sum(milli * hold.prices.get(kind, 0) for kind, milli in devices)
+    return sum(hold.units.get(kind, 0) * milli // WHOLE_MILLI for kind, milli in devices)
 
 
 @dataclass(slots=True)
 class OpenHold:
-    """Of one attempt that runs. `rates`: per microsecond, by unit."""
+    """Of one attempt that runs. `terms`: as it was told last. `rates`: per microsecond, by unit."""
 
     team: str
     since_us: int
-    until_us: int
-    prices: dict[str, int]
+    terms: BudgetHold
     rates: dict[BudgetUnit, int]
+
+    @property
+    def until_us(self) -> int:
+        return self.terms.until_us
+
+    @property
+    def told(self) -> bool:
+        """Whether what it costs was told: not yet of an attempt that ran already when a budget came to count it."""
+        return bool(self.terms.units)
 
 
 @dataclass(slots=True)
@@ -199,15 +201,12 @@ class Budgets:
         for job_id, team, devices in running:
             if self.covering(team):
                 known = before.get(job_id)
-                prices = known.prices if known is not None else {}
-                self._add(
-                    job_id, OpenHold(team, t_us, known.until_us if known else t_us, prices, _rates(devices, prices))
-                )
+                terms = known.terms if known is not None else BudgetHold(until_us=t_us)
+                self._add(job_id, OpenHold(team, t_us, terms, _rates(devices, terms)))
 
     def open(self, job_id: str, team: str, devices: list[tuple[str, int]], hold: BudgetHold, t_us: int) -> None:
         """An attempt is granted, and its cost held."""
-        prices = dict(hold.prices)
-        self._add(job_id, OpenHold(team, t_us, hold.until_us, prices, _rates(devices, prices)))
+        self._add(job_id, OpenHold(team, t_us, hold, _rates(devices, hold)))
 
     def renew(self, job_id: str, devices: list[tuple[str, int]], hold: BudgetHold, t_us: int) -> None:
         """What it has spent is captured, and it is covered up to `hold.until_us`."""
@@ -219,7 +218,7 @@ class Budgets:
         """A part of the attempt is free; `left` is what it still holds."""
         before = self._take(job_id, t_us)
         if before is not None and left:
-            self._add(job_id, OpenHold(before.team, t_us, before.until_us, before.prices, _rates(left, before.prices)))
+            self._add(job_id, OpenHold(before.team, t_us, before.terms, _rates(left, before.terms)))
 
     def top_up(self, key: str, amount: int) -> None:
         """Raises KeyError: there is no such budget."""
@@ -290,7 +289,8 @@ class Budgets:
                 key: [b.from_us, b.to_us, b.carried, b.topped, b.captured, b.told] for key, b in self.balances.items()
             },
             "holds": {
-                job_id: [h.team, h.since_us, h.until_us, h.prices, h.rates] for job_id, h in sorted(self.holds.items())
+                job_id: [h.team, h.since_us, h.terms.model_dump(mode="json"), h.rates]
+                for job_id, h in sorted(self.holds.items())
             },
         }
 
@@ -304,17 +304,17 @@ class Budgets:
         found.applied = BudgetSet.model_validate(dumped["applied"])
         about = {budget.key: budget for budget in found.applied.budgets}
         found.balances = {key: BudgetBalance(about[key], *numbers) for key, numbers in dumped["balances"].items()}
-        for job_id, (team, since_us, until_us, prices, rates) in dumped["holds"].items():
-            hold = OpenHold(team, since_us, until_us, prices, {BudgetUnit(unit): n for unit, n in rates.items()})
-            found.holds[job_id] = hold
-            found._due.append((until_us, job_id))
+        for job_id, (team, since_us, terms, rates) in dumped["holds"].items():
+            per_us = {BudgetUnit(unit): n for unit, n in rates.items()}
+            hold = found.holds[job_id] = OpenHold(team, since_us, BudgetHold.model_validate(terms), per_us)
+            found._due.append((hold.until_us, job_id))
             found._count(hold, 1)
         heapify(found._due)
         return found
 
 
-def _rates(devices: list[tuple[str, int]], prices: Mapping[str, int]) -> dict[BudgetUnit, int]:
-    return {unit: rate(unit, devices, prices) for unit in BudgetUnit}
+def _rates(devices: list[tuple[str, int]], hold: BudgetHold) -> dict[BudgetUnit, int]:
+    return {unit: rate(unit, devices, hold) for unit in BudgetUnit}
 
 
 def _kept(before: BudgetBalance | None, about: SpendingBudget) -> BudgetBalance:

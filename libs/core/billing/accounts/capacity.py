@@ -13,8 +13,8 @@ as large as its instances.
 
 from typing import NamedTuple
 
-from libs.core.accelerators.kinds import DEVICE_UNITS as DEVICE_UNITS
 from libs.core.accelerators.kinds import GRAINS, weight
+from schemas.resources import DEVICE_UNITS as DEVICE_UNITS
 from schemas.resources import WHOLE_MILLI, Inventory, kind_of
 
 

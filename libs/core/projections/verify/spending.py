@@ -29,6 +29,7 @@ class _Running:
     parts: dict[str, list[tuple[Kind, int]]]
     since_us: int
     until_us: int
+    units: dict[str, int]
     prices: dict[str, int]
     stopping: bool = False
 
@@ -36,7 +37,10 @@ class _Running:
         devices = [device for part in self.parts.values() for device in part]
         if unit is BudgetUnit.MONEY:
             return sum(milli * self.prices.get(_name(kind), 0) for kind, milli in devices)
-        return sum(int(7000 * counts("*", kind)) * milli // 1000 for kind, milli in devices)
+        return sum(self.units.get(_name(kind), 0) * milli // 1000 for kind, milli in devices)
+
+    def kinds(self) -> set[Kind]:
+        return {kind for part in self.parts.values() for kind, _ in part}
 
 
 @dataclass(slots=True)
@@ -211,8 +215,8 @@ class Spending(Subject):
         window_us = int(job.spec.time_limit_s * 1_000_000) or self._set.renewal_s * 1_000_000
         if e.hold.until_us != now + window_us:
             self.books.broken("I19", f"{e.job_id} is held up to {e.hold.until_us}, and runs up to {now + window_us}")
-        one = _Running(job.team, parts, now, e.hold.until_us, dict(e.hold.prices))
-        self._priced_as_told(e.job_id, one, job.spec.priority_class)
+        one = _Running(job.team, parts, now, e.hold.until_us, dict(e.hold.units), dict(e.hold.prices))
+        self._as_told(e.job_id, one, job.spec.priority_class)
         for row in over:
             if row.to_us <= self._wall_us:
                 self.books.broken("I19", f"{e.job_id} is granted in a period of {row.about.key} that is over")
@@ -228,11 +232,13 @@ class Spending(Subject):
                 continue
             if one.until_us > now or not now < e.hold.until_us <= now + self._set.renewal_s * 1_000_000:
                 self.books.broken("I19", f"{job_id} is held up to {e.hold.until_us} after {one.until_us}, at {now}")
-            after = _Running(one.team, one.parts, now, e.hold.until_us, dict(e.hold.prices), one.stopping)
-            self._priced_as_told(job_id, after, job.spec.priority_class)
+            after = _Running(
+                one.team, one.parts, now, e.hold.until_us, dict(e.hold.units), dict(e.hold.prices), one.stopping
+            )
+            self._as_told(job_id, after, job.spec.priority_class)
             self._spend(one, now)
             del self._running[job_id]
-            stops = [row for row in self._over(one.team) if row.about.when_spent is WhenSpent.STOP]
+            stops = [row for row in self._over(one.team) if row.about.when_spent is WhenSpent.STOP and one.units]
             for row in stops:
                 self._covers(job_id, row, after)
             whole_us = self._set.renewal_s * 1_000_000
@@ -322,7 +328,7 @@ class Spending(Subject):
             known = before.get(job.id)
             if known is None:
                 parts = {node: self._kinds(claims) for node, claims in job.open.parts.items()}
-                known = _Running(job.team, parts, now, now, {}, stopping=job.open.cause is not None)
+                known = _Running(job.team, parts, now, now, {}, {}, stopping=job.open.cause is not None)
             self._running[job.id] = known
 
     def _kinds(self, claims: Sequence[Claim]) -> list[tuple[Kind, int]]:
@@ -330,11 +336,14 @@ class Spending(Subject):
 
     # ---------------------------------------------------------------------------------------------------------- prices
 
-    def _priced_as_told(self, job_id: str, one: _Running, priority_class: str) -> None:
+    def _as_told(self, job_id: str, one: _Running, priority_class: str) -> None:
+        units = {_name(kind): int(7000 * counts("*", kind)) for kind in one.kinds()}
+        if units != one.units:
+            self.books.broken("I19", f"{job_id} is held by units {one.units}, and its devices have {units}")
         if all(row.about.unit is not BudgetUnit.MONEY for row in self._over(one.team)):
             wanted: dict[str, int] = {}
         else:
-            kinds = sorted({_name(kind) for part in one.parts.values() for kind, _ in part})
+            kinds = sorted(map(_name, one.kinds()))
             wanted = {k: price for k in kinds if (price := self._price(one.team, k, priority_class)) is not None}
         if wanted != one.prices:
             self.books.broken("I19", f"{job_id} is held at {one.prices}, and the book says {wanted}")

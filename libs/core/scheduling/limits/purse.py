@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from libs.core.accelerators.kinds import GRAINS, weight
 from libs.core.billing.prices import PriceList
 from libs.core.state.budgets import SCALE, rate
 from libs.core.state.model import Job, Shape, State
 from schemas.budgets import BudgetHold, BudgetUnit, SpendingBudget
 from schemas.prices import RateBook
-from schemas.resources import kind_of, parts_of
+from schemas.resources import ANY_ACCELERATOR, DEVICE_UNITS, kind_of, parts_of
 
 _NO_END = 1 << 40
 """Stands for no bound: more devices than any request."""
@@ -72,8 +73,10 @@ class Purse(NamedTuple):
 
     def cost(self, devices: list[tuple[str, int]]) -> int:
         """What is held for (kind, thousandths) of each device."""
-        prices = self.prices.of({kind for kind, _ in devices}) if self.about.unit is BudgetUnit.MONEY else {}
-        return rate(self.about.unit, devices, prices) * self.window_us
+        kinds = {kind for kind, _ in devices}
+        prices = self.prices.of(kinds) if self.about.unit is BudgetUnit.MONEY else {}
+        hold = BudgetHold.model_construct(until_us=0, units=units_of(kinds), prices=prices)
+        return rate(self.about.unit, devices, hold) * self.window_us
 
     def uncovered(self, devices: list[tuple[str, int]]) -> BudgetShort | None:
         """What is missing when these devices are not covered; None: they are."""
@@ -154,13 +157,17 @@ def purses_of(state: State, job: Job, t_us: int, spent: Mapping[str, int]) -> li
 def hold_of(state: State, job: Job, devices: list[tuple[str, int]], t_us: int) -> BudgetHold | None:
     """The hold that a grant of these devices takes at `t_us`; None: the team is under no budget."""
     covering = state.budgets.covering(job.team)
-    if not covering:
-        return None
-    return BudgetHold(until_us=t_us + window_us(state, job), prices=prices_held(state, job, devices))
+    return terms_of(state, job, devices, t_us + window_us(state, job)) if covering else None
 
 
-def prices_held(state: State, job: Job, devices: list[tuple[str, int]]) -> dict[str, int]:
-    """HeldPrices that a hold of these devices is made at; none where no budget of money counts the team."""
-    if all(balance.about.unit is not BudgetUnit.MONEY for balance in state.budgets.covering(job.team)):
-        return {}
-    return prices_of(state, job).of({kind for kind, _ in devices})
+def terms_of(state: State, job: Job, devices: list[tuple[str, int]], until_us: int) -> BudgetHold:
+    """A hold of these devices up to then, with prices of now where a budget of money counts them."""
+    kinds = {kind for kind, _ in devices}
+    of_money = any(balance.about.unit is BudgetUnit.MONEY for balance in state.budgets.covering(job.team))
+    prices = prices_of(state, job).of(kinds) if of_money else {}
+    return BudgetHold(until_us=until_us, units=units_of(kinds), prices=prices)
+
+
+def units_of(kinds: set[str]) -> dict[str, int]:
+    """Capacity units that a whole device of each kind counts for GPU-hours."""
+    return {kind: DEVICE_UNITS * weight(ANY_ACCELERATOR, kind) // GRAINS for kind in sorted(kinds)}

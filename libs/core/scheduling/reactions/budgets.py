@@ -1,9 +1,10 @@
 """Budgets: what operators say of them, periods that begin, holds that fall due, limits that are reached."""
 
 from fractions import Fraction
+from typing import Any
 
 from libs.core.billing.budgets import period_of, problems
-from libs.core.scheduling.limits.purse import BudgetShort, Purse, prices_held, purses_of
+from libs.core.scheduling.limits.purse import BudgetShort, Purse, purses_of, terms_of
 from libs.core.scheduling.reactions.attempts import release_hold, stop
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.budgets import BudgetBalance
@@ -78,21 +79,22 @@ def _begin(d: Decision, balance: BudgetBalance, wall_us: int, time_zone: str) ->
 
 def renew(d: Decision) -> None:
     """Holds that fall due are renewed: as a whole, or for as long as a hard budget still covers. Where that is not worth while,
-    attempts save their work and end, or go on where the budget says so."""
+    attempts save their work and end, or go on where the budget says so. What ran already when a budget came to count it has
+    one renewal in any case."""
     budgets = d.state.budgets
     if not budgets or budgets.applied is None:
         return
     whole_us = budgets.applied.renewal_s * 1_000_000
-    renewed: dict[tuple[int, tuple[tuple[str, int], ...]], list[str]] = {}
+    renewed: dict[tuple[Any, ...], tuple[BudgetHold, list[str]]] = {}
     spent: dict[str, int] = {}
     for job_id in budgets.overdue(d.t_us):
-        job = d.state.jobs[job_id]
-        if job.current is None or job.current.state not in UNDECIDED:
+        job, told = d.state.jobs[job_id], budgets.holds[job_id].told
+        if job.current is None or (told and job.current.state not in UNDECIDED):
             continue
         devices = d.state.devices_of(job.current)
         # What it has spent since its hold ran out is held already, and stays spent when it is captured.
         purses = [purse._replace(window_us=whole_us) for purse in purses_of(d.state, job, d.t_us, spent)]
-        window_us, short = whole_us, _uncovered(purses, devices)
+        window_us, short = whole_us, _uncovered(purses, devices) if told else None
         if short is not None:
             window_us = max(0, short.available) * whole_us // short.asked
             if window_us < _LEAST_US:
@@ -102,10 +104,10 @@ def renew(d: Decision) -> None:
                 continue
         for purse in purses:
             spent[purse.key] = spent.get(purse.key, 0) + purse._replace(window_us=window_us).cost(devices)
-        prices = prices_held(d.state, job, devices)
-        renewed.setdefault((window_us, tuple(prices.items())), []).append(job_id)
-    for (window_us, held), jobs in renewed.items():
-        hold = BudgetHold(until_us=d.t_us + window_us, prices=dict(held))
+        hold = terms_of(d.state, job, devices, d.t_us + window_us)
+        alike = (window_us, *hold.units.items(), *hold.prices.items())
+        renewed.setdefault(alike, (hold, []))[1].append(job_id)
+    for hold, jobs in renewed.values():
         for first in range(0, len(jobs), _AT_ONCE):
             d.emit(ledger.BudgetHoldsRenewed(hold=hold, jobs=tuple(jobs[first : first + _AT_ONCE])))
             d.may_end_here()
