@@ -27,6 +27,7 @@ from libs.bus import wire
 from libs.bus.creds import Address, BadCredential, at, speaker
 from libs.bus.headers import encoded
 from libs.bus.metrics import ERRORS
+from libs.bus.pulls import JetStream
 from libs.ports.host import present_host
 from schemas.subjects import service_inbox
 
@@ -76,6 +77,10 @@ class BusConnection(Client):
         await self._send_command(hpub_cmd(subject, reply, block, payload))
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
+
+    def jetstream(self, **options: Any) -> JetStream:
+        """nats-py's own, with pulls that hold no message back."""
+        return JetStream(self, **options)
 
     async def drain(self) -> None:
         """Send what is buffered, then close. Never raises for a server that is away: closing goes on without it."""

@@ -1,0 +1,101 @@
+"""Pulls messages of a durable consumer: what is there comes at once, and one that comes later comes when it does.
+
+nats-py's `fetch` asks twice, with and without waiting. A broker of today waits at the first as well: a message that comes
+then is kept until the request ends, up to a whole `timeout` after it was stored, which was half a second to a job of an idle
+cluster. And it makes two tasks and a timer for each message. Here one request is open at a time. It outlives the call that
+made it, as there, so at the most `batch` messages lie here while the caller is busy, and only for as long as `timeout` allows
+the broker to send them; whoever settles them late gets them again.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
+from nats.js import JetStreamContext
+
+from libs.bus.delivery import delivery
+
+_MORE_S = 0.05
+"""For messages that the broker has and was asked for; then what is here is enough."""
+_GRACE_S = 0.5
+"""After its end a request of which nothing was heard is forgotten."""
+_REFUSED_S = 0.1
+_ENDED = ("404", "408")
+"""Nothing there, or no time left: the usual ends of a request."""
+_BEAT = "100"
+
+
+class JetStream(JetStreamContext):
+    """JetStream whose pull subscriptions are `Pull`."""
+
+    async def pull_subscribe_bind(self, *args: Any, **kwargs: Any) -> JetStreamContext.PullSubscription:
+        made = await super().pull_subscribe_bind(*args, **kwargs)
+        return Pull(self, made._sub, made._stream, made._consumer, made._deliver.encode())
+
+
+class Pull(JetStreamContext.PullSubscription):
+    """One subscription; `fetch` is not to be called twice at a time."""
+
+    _asked = 0
+    """Messages of the open request that are to come."""
+    _until_s = 0.0
+    _reconnects = 0
+
+    async def fetch(self, batch: int = 1, timeout: float | None = 5.0, heartbeat: float | None = None) -> list[Msg]:
+        """Up to `batch` messages: those that the broker has, else the next one that comes within `timeout` seconds.
+
+        Raises nats.errors.TimeoutError when none comes, ConnectionClosedError, ValueError."""
+        if batch < 1 or timeout is None or timeout <= 0:
+            raise ValueError(f"batch is {batch} and timeout {timeout}: a pull has at least one message and an end")
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+        found: list[Msg] = []
+        while True:
+            self._take(found, batch)
+            now = loop.time()
+            if len(found) == batch or (found and not delivery(found[-1].reply).pending):
+                return found
+            left = min(end, now + _MORE_S) - now if found else end - now
+            try:
+                if left <= 0:
+                    raise NatsTimeout
+                if not self._open(now):
+                    await self._ask(batch - len(found), now, max(end - now, _MORE_S))
+                refused = self._heard(await self._sub.next_msg(left), found)
+            except NatsError:
+                if found:
+                    return found
+                raise
+            if refused:
+                await asyncio.sleep(min(left, _REFUSED_S))
+
+    def _take(self, found: list[Msg], batch: int) -> None:
+        """What is here already."""
+        queue = self._sub._pending_queue
+        while len(found) < batch and not queue.empty():
+            message = queue.get_nowait()
+            self._sub._pending_size -= len(message.data)
+            queue.task_done()
+            self._heard(message, found)
+
+    def _heard(self, message: Msg, found: list[Msg]) -> bool:
+        """Takes a message, or what the broker says of the request; whether it refuses it."""
+        status = (message.headers or {}).get("Status")
+        if not status:
+            self._asked -= 1
+            found.append(message)
+        elif status != _BEAT:
+            self._asked = 0
+        return bool(status) and status != _BEAT and status not in _ENDED
+
+    def _open(self, now: float) -> bool:
+        """Whether the broker may still answer the last request."""
+        return self._asked > 0 and now < self._until_s and self._nc.stats["reconnects"] == self._reconnects
+
+    async def _ask(self, count: int, now: float, seconds: float) -> None:
+        request = json.dumps({"batch": count, "expires": int(seconds * 1e9)}).encode()
+        self._asked, self._until_s, self._reconnects = count, now + seconds + _GRACE_S, self._nc.stats["reconnects"]
+        await self._nc.publish(self._nms, request, self._deliver)
