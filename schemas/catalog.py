@@ -161,6 +161,7 @@ CATALOG: tuple[Message, ...] = (
     _of_operator("acted", inbox.ActionTold),
     _inbox("job", "refused", inbox.RefusalTold, "admission"),
     _inbox("quota", "refused", inbox.RefusalTold, "quota_billing"),
+    _inbox("secret", "changed", inbox.SecretChanged, "vault"),
     _inbox("ledger", "summed", inbox.SumProposed, "history"),
     _inbox("lease", "granter", inbox.GranterClaimed, "leases"),
     _inbox("node", "board-cut", inbox.BoardCut, "agent"),

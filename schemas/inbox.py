@@ -273,6 +273,14 @@ class RefusalTold(Fact):
     command: RefusedCommand
 
 
+class SecretChanged(Fact):
+    """A secret was set or removed. Sent by vault before it answers who did it; repeats are harmless."""
+
+    action: OperatorAction = Field(description="a line of the book of that process of vault")
+    team: Name | Literal[""] = Field(default="", description="whose user did it; empty: an operator")
+    user: User = ""
+
+
 class SumProposed(Fact):
     """What all teams' parts of the ledger come to, to be written into it. Sent by history; repeats are harmless."""
 
@@ -393,5 +401,6 @@ InboxMessage = (
     | PreemptionPlanned
     | ActionTold
     | RefusalTold
+    | SecretChanged
     | SumProposed
 )

@@ -547,11 +547,15 @@ class DeviceReturned(Fact):
 
 
 class OperatorActed(Fact):
-    """An operator did something that changes no job: a credential, a segment, a format. Told by the tool that did it."""
+    """Somebody did something that changes no job: an operator a credential, a segment, a format, told by the tool that did
+    it; a team or an operator a secret, told by vault."""
 
     kind: Literal["operator.acted"] = "operator.acted"
     action: OperatorAction
     user: User = Field(default="", description="who told it, as the subject said")
+    team: Name | Literal[""] = Field(
+        default="", description="whose user that is, when a team changed a secret of its own; empty: an operator"
+    )
     skippable: Literal[True] = True
 
 

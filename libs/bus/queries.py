@@ -52,7 +52,7 @@ __all__ = [
 log = logging.getLogger("baton.queries")
 
 Answer = Fact | Sequence[Fact] | None
-Handler = Callable[[Any, str], Awaitable[Answer] | Answer]
+Handler = Callable[[Any, str], Awaitable[Answer] | Answer] | Callable[[Any, str, str], Awaitable[Answer] | Answer]
 
 OnSeen = Callable[[int], Awaitable[None]]
 
@@ -93,6 +93,7 @@ def serve(
     queue: str = "",
     seen: OnSeen | None = None,
     workers: int = _WORKERS,
+    users: bool = False,
 ) -> None:
     """Answers `message`'s questions on `broker`.
 
@@ -101,14 +102,15 @@ def serve(
     anything else is a bug: logged, answered as failed, and the service lives. `pool` narrows questions of one pool to
     it, `node` those of one node. A list is sent as so many messages (`ask_all`). Of several processes with one `queue`, one
     answers each question. `seen` is awaited first, with the ledger sequence that the asker has heard of (0: none): another
-    process may have told it more than this one knows yet. At most `workers` questions are in `handler` at a time.
+    process may have told it more than this one knows yet. At most `workers` questions are in `handler` at a
+    time. With `users` it is given the team's user as well.
     """
 
     async def on_question(raw: Any) -> None:
         with QUERY_SECONDS.labels(message.type).time():
             if seen is not None:
                 await seen(_at_least(raw.headers))
-            status, answers = await _answer(message, handler, raw.subject, raw.headers, raw.data)
+            status, answers = await _answer(message, handler, raw.subject, raw.headers, raw.data, users)
         QUERIES.labels(message.type, status).inc()
         if answers and raw.reply:
             try:
@@ -142,20 +144,22 @@ def _heard(message: Message, **keys: str | None) -> str:
     return subjects.anyone(message.subject, **narrowed)
 
 
-def _asker(message: Message, subject: str) -> str:
+def _asker(message: Message, subject: str, users: bool) -> tuple[str, ...]:
     try:
         keys = subjects.read(message.subject, subject)
     except ValueError as e:
         raise Malformed(str(e)) from None
-    return keys["team"] if "team" in keys else keys["node"]
+    if users:
+        return keys["team"], keys["user"]
+    return (keys["team"] if "team" in keys else keys["node"],)
 
 
 async def _answer(
-    message: Message, handler: Handler, subject: str, headers: Any, payload: bytes
+    message: Message, handler: Handler, subject: str, headers: Any, payload: bytes, users: bool = False
 ) -> tuple[str, Sequence[BaseModel]]:
     try:
         _, query = decode_bare(message.model, subject, headers, payload or b"{}")
-        result = handler(query, _asker(message, subject))
+        result = handler(query, *_asker(message, subject, users))
         answer = await result if inspect.isawaitable(result) else result
         return OK, [answer] if isinstance(answer, BaseModel) else answer or ()
     except NothingFound as e:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from libs.bus.connect import Address
+from libs.cli.acting import acting
 from libs.cli.backup_files import rehearse, write
 from libs.cli.options import Url
 from libs.cli.output import hint, say
@@ -37,7 +38,8 @@ def command(
     """Write everything that cannot be made again into FOLDER, while Baton runs; again into the same folder for what is new."""
     home = state or state_dir()
     began = time.monotonic()
-    manifest = asyncio.run(write(home, folder, _address(home, url)))
+    with acting("backup", str(folder), "", folder=home, tells=False):  # it has all keys
+        manifest = asyncio.run(write(home, folder, _address(home, url)))
     took_s, size = time.monotonic() - began, sum(one["bytes"] for one in manifest["streams"])
     hint(
         f"{len(manifest['streams'])} streams, {size / (1 << 20):.1f} MiB, {manifest['copied_bytes'] / (1 << 20):.1f} MiB of it "

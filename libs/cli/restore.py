@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from libs.cli.acting import acting
 from libs.cli.backup import Archive, FolderArgument, StateDir
 from libs.cli.backup_files import put_into
 from libs.cli.exits import UsageFault
@@ -41,6 +42,8 @@ def command(
     gone_s = _time(lost_at) if lost_at else time.time()
     began = time.monotonic()
     fenced = asyncio.run(put_into(folder, home, Fence(gone_s, fenced_by), archive))
+    with acting("restore", str(folder), fenced_by, folder=home, tells=False) as act:
+        act["detail"] = ", ".join(f"{pool} to {told['seq']}" for pool, told in fenced.items())
     for pool, told in fenced.items():
         hint(
             f"pool {pool}: {told['records']} records verified to {told['seq']}; the lives of {told['nodes']} nodes are ended"

@@ -12,15 +12,19 @@ from prometheus_client import CollectorRegistry, Counter
 
 from libs.bus.boxes import CannotOpen, ForNode, ForVault, close_box, decoded
 from libs.bus.broker import make_broker
+from libs.bus.outbox import Outbox
 from libs.bus.queries import AskAgain, InvalidQuestion, NothingFound, serve
+from libs.bus.room import SUBMITS_END
 from libs.core.admission.intake import Bucket
 from libs.core.projections.secret_users import SecretUsers
 from libs.ledger.follower import FollowedEntry, Follower
+from libs.ledger.room import room_of
 from libs.ports import clock
 from libs.service.app import Tasks, make_asgi
 from libs.service.connection import connected
 from libs.service.following import readiness, show
 from schemas.catalog import BY_TYPE
+from schemas.ids import content_hash
 from schemas.jobs import Reason
 from schemas.secrets import (
     NodeSecrets,
@@ -35,6 +39,7 @@ from schemas.secrets import (
     SecretSet,
 )
 from schemas.subjects import OPERATOR
+from services.vault.book import ChangesBook
 from services.vault.keys import BadKeys, KeyFile, RekeyUnderWay
 from services.vault.settings import VaultSettings
 from services.vault.store import Contended, SecretStore, StoreFull, TooMuch
@@ -42,6 +47,8 @@ from services.vault.store import Contended, SecretStore, StoreFull, TooMuch
 FOLLOWER = "vault"
 _TEAMS = 10_000
 _LOOK_S = 0.01
+_TELL_S = 3.0
+"""A change that the ledger's inbox does not take within this is told later, and its sender asked to say it again."""
 
 
 class Vault:
@@ -51,7 +58,9 @@ class Vault:
         self.settings, self.keys = settings, keys
         self.follower: Follower[SecretUsers] | None = None
         self.store: SecretStore | None = None
+        self.book: ChangesBook | None = None
         self._asked: OrderedDict[str, Bucket] = OrderedDict()
+        self._changes: OrderedDict[str, Bucket] = OrderedDict()
         self._given = Counter(
             "baton_vault_nodes", "questions of nodes by what became of them", ["outcome"], registry=registry
         )
@@ -82,7 +91,7 @@ class Vault:
 
     # ------------------------------------------------------------------------------------------------------ of people
 
-    async def set(self, query: SecretSet, team: str) -> SecretInfo:
+    async def set(self, query: SecretSet, team: str, user: str) -> SecretInfo:
         self._slowly(team)
         if team == OPERATOR:
             raise _invalid("team", team, "an operator sets no secrets", "speak as the team: --team, BATON_TEAM")
@@ -100,7 +109,13 @@ class Vault:
         if (inside.team, inside.name) != (team, query.name):
             raise _invalid("sealed", "", "the value was sealed as another secret's", "seal it with this team and name")
         try:
-            return await self._of_store().set(team, query.name, value)
+            await self._may_change(team)
+            info = await self._of_store().set(team, query.name, value)
+            digest = content_hash(query.sealed.encode())
+            await self._told().changed(
+                "secret.set", f"{team}/{query.name}", team, user, detail=f"version {info.version}", digest=digest
+            )
+            return info
         except TooMuch as e:
             raise _invalid("secret", e.value, str(e), e.fix) from None
         except (StoreFull, Contended) as e:
@@ -112,25 +127,30 @@ class Vault:
         held = await self._of_store().of(_meant(query.team, team))
         return SecretList(secrets=held.infos(), key=self.keys.newest.id)
 
-    async def remove(self, query: SecretRemove, team: str) -> SecretRemoved:
+    async def remove(self, query: SecretRemove, team: str, user: str) -> SecretRemoved:
         self._slowly(team)
         if query.name is None and team != OPERATOR:
             raise _invalid("name", "", "which secret is not said", "name one")
+        meant = _meant(query.team, team)
         try:
-            names = await self._of_store().remove(_meant(query.team, team), query.name)
+            await self._may_change(team)
+            names = await self._of_store().remove(meant, query.name)
         except (StoreFull, Contended) as e:
             raise AskAgain(str(e)) from None
         if query.name is not None and not names:
             raise NothingFound("there is no secret of this name")
+        for name in names:
+            await self._told().changed("secret.remove", f"{meant}/{name}", team, user)
         return SecretRemoved(names=names)
 
-    async def rekey(self, query: SecretRekey, team: str) -> SecretRekeyed:
+    async def rekey(self, query: SecretRekey, team: str, user: str) -> SecretRekeyed:
         if team != OPERATOR:
             raise _invalid("team", team, "only an operator changes the master key", "ask one")
         try:
             values, lost = await self._of_store().rekey()
         except (RekeyUnderWay, Contended, StoreFull) as e:
             raise AskAgain(str(e)) from None
+        await self._told().changed("secret.rekey", "", team, user, detail=f"{values} values, {lost} lost")
         return SecretRekeyed(key=self.keys.newest.id, values=values, lost=lost)
 
     # ------------------------------------------------------------------------------------------------------- of nodes
@@ -171,18 +191,37 @@ class Vault:
 
     def _slowly(self, team: str) -> None:
         """Raises AskAgain when the team asks too often: each question reads its whole entry."""
-        at_us, most = int(clock.wall_s() * 1e6), float(self.settings.asked_at_once)
-        bucket = self._asked.setdefault(team, Bucket(most, at_us))
-        self._asked.move_to_end(team)
-        if len(self._asked) > _TEAMS:
-            self._asked.popitem(last=False)
-        if wait_s := bucket.take(most, self.settings.asked_per_s, at_us):
-            rate = f"{self.settings.asked_per_s:g} questions about secrets a second, {most:g} at once"
+        most, per_s = float(self.settings.asked_at_once), self.settings.asked_per_s
+        if wait_s := _taken(self._asked, team, most, per_s):
+            rate = f"{per_s:g} questions about secrets a second, {most:g} at once"
             raise AskAgain(f"team {team} may ask {rate}: ask again in {wait_s:.1f} s")
+
+    async def _may_change(self, team: str) -> None:
+        """Raises AskAgain when the team changes secrets too often, each of which the ledger keeps for ever, or when the ledger
+        takes nothing."""
+        most, per_s = float(self.settings.changes_at_once), self.settings.changes_per_s
+        if wait_s := _taken(self._changes, team, most, per_s):
+            rate = f"{most:g} changes of secrets at once, and then one in {1 / per_s:g} s"
+            raise AskAgain(f"team {team} may make {rate}: say it again in {wait_s:.0f} s")
+        await self._told().ready()
+
+    def _told(self) -> ChangesBook:
+        assert self.book is not None, "questions are served once there is a connection"
+        return self.book
 
     def _of_store(self) -> SecretStore:
         assert self.store is not None, "questions are served once there is a connection"
         return self.store
+
+
+def _taken(buckets: OrderedDict[str, Bucket], team: str, most: float, per_s: float) -> float:
+    """How long the team must wait, s; 0: it need not."""
+    at_us = int(clock.wall_s() * 1e6)
+    bucket = buckets.setdefault(team, Bucket(most, at_us))
+    buckets.move_to_end(team)
+    if len(buckets) > _TEAMS:
+        buckets.popitem(last=False)
+    return bucket.take(most, per_s, at_us)
 
 
 def _meant(asked_of: str | None, team: str) -> str:
@@ -207,16 +246,22 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
     vault = Vault(settings, KeyFile(settings.keys_path()), registry)
     tasks = Tasks()
     ask = partial(serve, broker, queue="vault")
-    ask(BY_TYPE["io.baton.secret.set.query.v1"], vault.set)
+    ask(BY_TYPE["io.baton.secret.set.query.v1"], vault.set, users=True)
     ask(BY_TYPE["io.baton.secret.list.query.v1"], vault.list)
-    ask(BY_TYPE["io.baton.secret.remove.query.v1"], vault.remove)
-    ask(BY_TYPE["io.baton.secret.rekey.query.v1"], vault.rekey)
+    ask(BY_TYPE["io.baton.secret.remove.query.v1"], vault.remove, users=True)
+    ask(BY_TYPE["io.baton.secret.rekey.query.v1"], vault.rekey, users=True)
     ask(BY_TYPE["io.baton.node.secrets.query.v1"], vault.for_node, pool=settings.pool, seen=vault.seen)
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         async with connected(settings, "vault-ledger") as nats:
-            follower = vault.begin(nats.jetstream())
+            js = nats.jetstream()
+            follower = vault.begin(js)
+            room = room_of(js, settings.pool)
+            tasks.start("room of the inbox", room.run())
+            vault.book = ChangesBook(
+                settings.pool, Outbox(js, give_up_s=_TELL_S), lambda items: room.lacks(items, SUBMITS_END)
+            )
 
             async def after(_: Sequence[FollowedEntry]) -> None:
                 await asyncio.sleep(0)
@@ -224,6 +269,7 @@ def make_app(settings: VaultSettings) -> AsgiFastStream:
             tasks.start("ledger reader", follower.run(after))
             async with tasks.until_stopped():
                 await follower.caught_up.wait()
+                await room.known.wait()
                 await vault.tell_names()
                 yield
 

@@ -21,6 +21,13 @@ class VaultSettings(ServiceSettings):
         default=2.0, ge=0, le=60, description="how long an answer waits for a record that its asker has heard of, s"
     )
     asked_at_once: int = Field(default=200, ge=1, le=100_000, description="questions that a team may ask at once")
+    changes_at_once: int = Field(
+        default=200,
+        ge=1,
+        le=100_000,
+        description="secrets that a team may set or remove at once: the ledger keeps each",
+    )
+    changes_per_s: float = Field(default=1 / 30, gt=0, le=1000, description="and for ever, a second")
     asked_per_s: float = Field(default=20.0, gt=0, le=100_000, description="and for ever, a second")
 
     def keys_path(self) -> Path:

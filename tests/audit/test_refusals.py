@@ -15,12 +15,13 @@ from libs.core.admission.refusals import AT_ONCE, EVERY_S, Refusals
 from libs.core.projections.audit import AuditLines
 from schemas.audit import RefusedCommand
 from schemas.ids import content_hash
-from schemas.inbox import RefusalTold
+from schemas.inbox import RefusalTold, SecretChanged
 from services.admission.refusing import Refusing
 from services.quota_billing.quotas import set_quota
 from services.quota_billing.refused import RefusedQuotas
 from tests.admission.test_handlers import GOOD, judged, received
-from tests.core.builders import World
+from tests.core.builders import World, node
+from tests.core.lives import book
 from tests.kit.waiting import until
 
 S = 1_000_000
@@ -129,3 +130,20 @@ def test_who_is_nobody_has_a_dead_letter_alone() -> None:
         decided(
             Received(subject="baton.cmd.quota", headers={}, payload=b"{}", stream="REQUESTS", stream_seq=1, time_us=1)
         )
+
+
+def test_a_secret_that_a_team_changed_is_a_line_of_that_team() -> None:
+    """And one that an operator removed is the operator's."""
+    w = World(node("n0"))
+    mine, theirs = (
+        book(what, name=name * 8, target="red/token")[0]
+        for what, name in (("secret.set", "a1"), ("secret.remove", "b2"))
+    )
+    w.send(SecretChanged(action=mine, team="red", user="ana"))
+    w.send(SecretChanged(action=theirs, user="olga"))
+    audit = AuditLines()
+    told = [line for seq, record in enumerate(w.records, 1) for line in audit.of(record, seq)]
+    assert [(line.actor, line.kind, line.target, line.teams) for line in told][-2:] == [
+        ("red.ana", "secret.set", "red/token", ("red",)),
+        ("operator.olga", "secret.remove", "red/token", ()),
+    ]

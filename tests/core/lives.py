@@ -431,6 +431,8 @@ def audited() -> World:
     lines = book("team.add", "team.rotate", "team.revoke")
     for line in (*lines, lines[1]):
         w.send(inbox.ActionTold(action=line, user="olga"))
+    (secret,) = book("secret.set", name="b1" * 8, target="research/token")
+    w.send(inbox.SecretChanged(action=secret, team="research", user="ana"))
     w.send(inbox.QuotaChanged(team="research", limit_milli=9000, user="olga", cause="REQUESTS:4", reason="more work"))
     for n in range(2):
         said = RefusedCommand(
@@ -457,13 +459,13 @@ def summed() -> World:
     return w
 
 
-def book(*actions: str) -> list[OperatorAction]:
+def book(*actions: str, name: str = "b" * 16, target: str = "vision") -> list[OperatorAction]:
     """An operator's book with these actions."""
     lines: list[OperatorAction] = []
     for number, what in enumerate(actions, 1):
         before = line_hash(lines[-1]) if lines else ""
         told = OperatorAction(
-            book="b" * 16, number=number, prev_hash=before, what=what, target="vision", reason="audit test",
+            book=name, number=number, prev_hash=before, what=what, target=target, reason="audit test",
             outcome=ActionOutcome.DONE, at_us=number * S, host="h", login="olga", tool="baton 0.2.0",
         )  # fmt: skip
         lines.append(told)

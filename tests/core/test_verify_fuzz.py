@@ -61,6 +61,7 @@ UNSEEN: dict[str, str] = {
     "period.closed period": f"{ELSEWHERE}: what it comes to is `baton bill verify`'s question",
     "budgets.applied budgets": f"{ELSEWHERE}: nobody reached a limit",
     "quota.set team": ELSEWHERE, "quota.set limit_milli": f"{ELSEWHERE}: nobody reached it", "quota.set by_type": ELSEWHERE,
+    "operator.acted team": f"{WHO}: one that changed a secret of its own",
     "operator.acted action": "the first word of it, or a line whose neighbours were not told",
     "command.refused command": f"{WHO}; and of the service that refused it",
     "ledger.summed sum": "of one that is told again nothing counts; the time may be a little earlier",

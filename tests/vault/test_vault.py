@@ -3,19 +3,23 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nats.aio.client import Client
 
-from libs.bus.asking import INVALID, NOT_FOUND, NoAnswer, QueryError, ask
+from libs.bus.asking import FAILED, INVALID, NOT_FOUND, NoAnswer, QueryError, ask
 from libs.bus.boxes import BoxKey, ForNode, ForVault, close_box, encoded
+from libs.bus.messages import Outgoing
+from libs.bus.queries import AskAgain
 from libs.bus.secret_names import NAMES_OF, SecretNames
 from libs.bus.table import CURSORS_BUCKET, SECRETS_BUCKET
-from schemas import inbox
+from schemas import inbox, subjects
+from schemas.audit import line_hash
 from schemas.catalog import BY_TYPE
 from schemas.jobs import JobSpec, SecretUse
 from schemas.secrets import (
@@ -29,10 +33,12 @@ from schemas.secrets import (
     SecretSet,
 )
 from services.vault.app import make_app
+from services.vault.book import ChangesBook
 from services.vault.keys import BadKeys, KeyFile
 from services.vault.settings import VaultSettings
 from tests.admission.running import running
 from tests.core.builders import World, job, node
+from tests.kit.waiting import stored as kept
 from tests.kit.waiting import until
 from tests.redis.ledgers import chain, store
 
@@ -346,3 +352,58 @@ async def test_who_judges_a_teams_jobs_knows_the_names_of_its_secrets(bench: Ben
         assert await known(team) == ()
         await bench.set(team, "again", b"1")
         assert await known(team) == ("again",)
+
+
+async def test_the_ledger_is_told_who_changed_which_secret(bench: Bench, team: str) -> None:
+    """Before the answer, in a chain of lines, with nothing of a value; and no more of them than a team may cause."""
+    bench.settings = bench.settings.model_copy(update={"changes_at_once": 5, "changes_per_s": 0.001})
+    stream = subjects.inbox_stream(bench.pool)
+    async with bench.open():
+        await bench.set(team, "token", b"a value")
+        await bench.set(team, "token", b"another")
+        await bench.ask("remove", SecretRemove(name="token"), team)
+        await refused(bench.ask("remove", SecretRemove(name="token"), team), NOT_FOUND, "no secret")
+        await bench.ask("remove", SecretRemove(team=f"{team}-o"), "operator")
+        await bench.set(team, "token", b"again")
+        await refused(bench.set(team, "token", b"too often"), FAILED, "5 changes of secrets at once")
+        subject = subjects.inbox("secret", "changed", bench.pool)
+        told = [message.data for message in await kept(bench.nats.jetstream(), stream, subject)]
+        lines = [inbox.SecretChanged.model_validate_json(m) for m in told]
+        assert [(line.team, line.user, line.action.what, line.action.target) for line in lines] == [
+            (team, "ana", what, f"{team}/token") for what in ("secret.set", "secret.set", "secret.remove", "secret.set")
+        ]
+        assert [line.action.detail for line in lines] == ["version 1", "version 2", "", "version 1"]
+        assert [line.action.number for line in lines] == [1, 2, 3, 4]
+        for before, after in pairwise(lines):
+            assert after.action.prev_hash == line_hash(before.action)
+        assert not any(b"value" in message or b"again" in message for message in told)
+
+
+async def test_nothing_is_changed_while_the_ledger_takes_no_line(bench: Bench, team: str) -> None:
+    """A line that could not be told comes before the next."""
+    outbox, full = Taking(), [""]
+    book = ChangesBook("main", outbox, lambda items: full[0])  # type: ignore[arg-type]
+    await book.changed("secret.set", "red/a", "red", "ana")
+    full[0] = "the inbox is full"
+    with pytest.raises(AskAgain, match="say it again"):
+        await book.changed("secret.set", "red/b", "red", "ana")
+    with pytest.raises(AskAgain):
+        await book.ready()
+    full[0] = ""
+    await book.changed("secret.remove", "red/b", "operator", "olga")
+    lines = [inbox.SecretChanged.model_validate_json(item.payload) for item in outbox.taken]
+    assert [(line.action.number, line.action.target, line.team) for line in lines] == [
+        (1, "red/a", "red"),
+        (2, "red/b", "red"),
+        (3, "red/b", ""),
+    ]
+
+
+class Taking:
+    """An outbox that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.taken: list[Outgoing] = []
+
+    async def publish_many(self, items: Sequence[Outgoing]) -> None:
+        self.taken += items

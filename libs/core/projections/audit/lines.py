@@ -129,11 +129,12 @@ class AuditLines:
 
     def _acted(self, e: led.OperatorActed) -> Iterator[dict[str, Any]]:
         a = e.action
-        yield _operator(a.what, a.target, e.user, a.reason) | {
+        of = a.target.partition(".")[0] if a.what.startswith(_TEAM_ACTIONS) else e.team
+        yield _operator(a.what, a.target, e.user, a.reason) | (_by(e.team, e.user) if e.team else {}) | {
             "outcome": a.outcome.value,
             "source": f"{a.book}:{a.number}",
             "digest": a.digest,
-            "teams": (a.target.partition(".")[0],) if a.what.startswith(_TEAM_ACTIONS) else (),
+            "teams": (of,) if of else (),
             "claimed": {"at_us": a.at_us, "host": a.host, "login": a.login, "tool": a.tool, "detail": a.detail},
         }  # fmt: skip
 

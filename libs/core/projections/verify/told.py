@@ -34,6 +34,8 @@ class Told(Subject):
             self.books.broken("I13", f"{where} is not the one that the next line follows")
         if (action.number == 1) is not (action.prev_hash == ""):
             self.books.broken("I13", f"{where} names {action.prev_hash[:12] or 'no line'} as the line before it")
+        if e.team and not action.target.startswith(f"{e.team}/"):
+            self.books.broken("I13", f"{where} says that team {e.team} did something to {action.target}")
         lines[action.number] = (digest, action.prev_hash)
         if len(lines) > KEPT_LINES:
             del lines[min(lines)]

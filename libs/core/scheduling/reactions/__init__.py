@@ -71,5 +71,6 @@ _REACTIONS: dict[type, Callable[[Decision, Any], None]] = {
     inbox.PreemptionPlanned: preemption.preemption_planned,
     inbox.ActionTold: audit.action_told,
     inbox.RefusalTold: audit.refusal_told,
+    inbox.SecretChanged: audit.secret_changed,
     inbox.SumProposed: audit.sum_proposed,
 }

@@ -1,4 +1,4 @@
-"""What the ledger keeps for auditors and nothing is decided by: operators' actions outside of it, and refused commands.
+"""What the ledger keeps for auditors and nothing is decided by: what was done outside of it, and refused commands.
 
 In a format that has no word for them they are left out: the operator's book, and the team's answer, have them all the same.
 """
@@ -13,6 +13,10 @@ def action_told(d: Decision, m: inbox.ActionTold) -> None:
 
 def refusal_told(d: Decision, m: inbox.RefusalTold) -> None:
     _keep(d, ledger.CommandRefused(command=m.command))
+
+
+def secret_changed(d: Decision, m: inbox.SecretChanged) -> None:
+    _keep(d, ledger.OperatorActed(action=m.action, user=m.user, team=m.team))
 
 
 def sum_proposed(d: Decision, m: inbox.SumProposed) -> None:
