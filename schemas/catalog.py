@@ -128,6 +128,8 @@ _TOLD = {
 _OF_TEAMS = {
     "suspended": "An operator paused the team: it submits nothing and is granted nothing until it is resumed.",
     "resumed": "The team goes on; its waiting jobs have kept their age.",
+    "budget-warning": "So much of a budget that counts the team is spent that its soft limit is reached.",
+    "budget-spent": "A budget that counts the team is spent: nothing is granted beyond it, and what runs ends or overdraws it.",
 }
 
 CATALOG: tuple[Message, ...] = (

@@ -414,7 +414,8 @@ class JobEvent(Fact):
 class TeamEvent(Fact):
     """Something was decided about a team as a whole. Sent by history (from the ledger) to the team.
 
-    `what` is also the subject's and the type's last part: suspended, resumed.
+    `what` is also the subject's and the type's last part: suspended, resumed, budget-warning,
+    budget-spent.
     """
 
     team: Name

@@ -149,13 +149,15 @@ class BudgetHoldsRenewed(Fact):
 
 
 class BudgetReached(Fact):
-    """So much of a budget is spent that its soft limit is reached, or its hard one. Told once in each period."""
+    """So much of a budget is spent that its soft limit is reached, or its hard one, which is also when it does not cover
+    another renewal. Told once in each period."""
 
     kind: Literal["budget.reached"] = "budget.reached"
     budget: BudgetKey
     level: Literal["soft", "hard"]
     limit: BudgetAmount = Field(description="of that level")
     spent: BudgetAmount = Field(description="rounded down")
+    teams: tuple[Name, ...] = Field(default=(), max_length=1000, description="whose budget it is: they are told")
 
 
 class TeamSuspended(Fact):

@@ -69,6 +69,23 @@ def columns(zone: str) -> list[Column]:
     ]
 
 
+def tightest(reply: BudgetsReply) -> dict[str, str]:
+    """Of each team and queue the budget that has the least left of what it may spend: `812/1000 gpu-hours a month`."""
+    found: dict[str, tuple[float, str]] = {}
+    for one in reply.budgets:
+        about = one.budget
+        most = about.hard if about.hard is not None else about.soft
+        if most is None:
+            continue
+        most += one.carried + one.topped_up
+        part = one.spent / most if most > 0 else float("inf")
+        note = f" ({_note(one)})" if _note(one) else ""
+        text = f"{amount(one.spent)}/{amount(most)} {about.unit.value} a {about.period.value}{note}"
+        name = about.team or about.queue or ""
+        found[name] = max(found.get(name, (-1.0, "")), (part, text))
+    return {name: text for name, (_, text) in found.items()}
+
+
 async def standing(baton: Baton) -> BudgetsReply:
     """What queries says of budgets."""
     reply: BudgetsReply = await ask(baton.nats, "budgets.list", baton.place, BudgetsQuery())

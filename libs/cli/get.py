@@ -8,6 +8,7 @@ import typer
 
 from libs.cli import units
 from libs.cli.bars import progress
+from libs.cli.budget import standing, tightest
 from libs.cli.exits import UsageFault
 from libs.cli.options import Limit, NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
@@ -18,7 +19,7 @@ from libs.client import Baton
 from libs.client.asking import ask
 from schemas.billing import TeamUsage
 from schemas.jobs import JobState
-from schemas.queries import JobDocument, QueueShare, QueuesQuery, QueuesReply
+from schemas.queries import BudgetsReply, JobDocument, QueueShare, QueuesQuery, QueuesReply
 from schemas.resources import ANY_ACCELERATOR, WHOLE_MILLI
 
 app = typer.Typer(
@@ -246,9 +247,19 @@ def queues(
         reply: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery())
         return reply
 
-    shares = run(asked, team, url, pool=pool).shares
-    rows = indented(shares) if output in (Format.TABLE, Format.WIDE) else shares
-    show(rows, QUEUES, output, name=lambda share: share.queue.name, header=not no_header)
+    if output not in (Format.TABLE, Format.WIDE):
+        shares = run(asked, team, url, pool=pool).shares
+        show(shares, QUEUES, output, name=lambda share: share.queue.name, header=not no_header)
+        return
+
+    async def with_budgets(baton: Baton) -> tuple[QueuesReply, BudgetsReply]:
+        return await asked(baton), await standing(baton)
+
+    told, budgets = run(with_budgets, team, url, pool=pool)
+    rows = indented(told.shares)
+    spent = tightest(budgets)
+    columns = [*QUEUES, Column("BUDGET", lambda share: spent.get(share.queue.name.strip(), ""))] if spent else QUEUES
+    show(rows, columns, output, name=lambda share: share.queue.name, header=not no_header)
 
 
 def indented(shares: Sequence[QueueShare]) -> list[QueueShare]:

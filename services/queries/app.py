@@ -1,6 +1,7 @@
 """Wires queries: the follower, the lane for heavy questions, and which question is answered how."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -15,6 +16,7 @@ from libs.bus.broker import make_broker
 from libs.bus.queries import serve
 from libs.bus.room import SUBMITS_END, StreamRoom
 from libs.core.placement.find import warm
+from libs.core.state.model import State
 from libs.ledger.follower import FollowedEntry, Follower
 from libs.ledger.room import room_of
 from libs.service.app import Tasks, make_asgi
@@ -26,6 +28,7 @@ from schemas.queries import ExplainQuery, Explanation, PoolStatus, PoolStatusQue
 from schemas.subjects import inbox_stream
 from services.queries.answers import Answers, AskedBy, job_of
 from services.queries.lane import Lane
+from services.queries.metrics import BudgetMetrics
 from services.queries.replica import Latencies, Replica
 from services.queries.settings import QueriesSettings
 
@@ -57,8 +60,15 @@ class Queries:
         self._js: JetStreamContext | None = None
         self._room: StreamRoom | None = None
         show(registry, lambda: [self.follower])
+        registry.register(BudgetMetrics(self._shown))
         waiting = Gauge("baton_questions_waiting", "questions that wait for their team's turn", registry=registry)
         waiting.set_function(lambda: len(self.lane))
+
+    def _shown(self) -> tuple[State, int] | None:
+        if self.follower is None:
+            return None
+        replica = self.follower.projection
+        return replica.state, replica.now_us(time.time_ns() // 1000)
 
     def begin(self, js: JetStreamContext) -> Follower[Replica]:
         """Makes the follower; `follow` is to be run then."""

@@ -7,9 +7,11 @@ import pytest
 from libs.core.billing.budgets import period_of
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain
+from libs.core.projections.history import Feed
 from libs.core.state.budgets import SCALE
 from schemas import inbox
 from schemas.budgets import BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget, WhenSpent
+from schemas.jobs import TeamEvent
 from schemas.ledger import (
     AttemptStopping,
     BudgetHoldsRenewed,
@@ -21,6 +23,7 @@ from schemas.ledger import (
 )
 from schemas.prices import ListRate, RateBook
 from schemas.queues import Queue
+from services.queries.metrics import BudgetMetrics
 from tests.core.builders import World, job, node
 
 HOUR_US = 3_600_000_000
@@ -159,6 +162,44 @@ def test_a_soft_limit_warns_once_in_a_period():
     assert [e.level for e in seen] == ["soft"] * 3
     assert len([e for r in w.records for e in r.events if isinstance(e, BudgetPeriodBegan)]) == 3
     w.check()
+
+
+def test_teams_are_told_of_their_own_budgets_and_of_their_queues():
+    w = World(node("n0"))
+    w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="lab"), Queue(name="red", parent="lab"))))
+    lab = SpendingBudget(queue="lab", unit=BudgetUnit.GPU_HOURS, period=BudgetPeriod.WEEK, soft=HOUR)
+    apply(w, lab, gpu_hours(HOUR, team="red"), renewal_s=1800)
+    w.started(w.submit(job("runs", 2, team="red")))
+    feed, told = Feed(), []
+    for _ in range(3):
+        tick(w, HOUR_US // 2)
+    for seq, record in enumerate(w.records, 1):
+        told += [(e.team, e.what, e.reason) for e in feed.apply(record, seq) if isinstance(e, TeamEvent)]
+    assert (
+        "red",
+        "budget-spent",
+        "the budget of team red, gpu-hours a month: 1 are spent, and its hard limit is 1",
+    ) in told
+    assert (
+        "lab",
+        "budget-warning",
+        "the budget of queue lab, gpu-hours a week: 1 are spent, and its soft limit is 1",
+    ) in told
+    assert sorted(team for team, what, _ in told if what == "budget-warning") == ["lab", "red"]
+    w.check()
+
+
+def test_metrics_show_what_is_spent_and_left():
+    w = World(node("n0"))
+    apply(w, gpu_hours(2 * HOUR, soft=HOUR, when_spent=WhenSpent.CONTINUE), renewal_s=1800)
+    w.started(w.submit(job("runs", 2)))
+    for _ in range(3):
+        tick(w, HOUR_US // 2)
+    found = {m.name: m.samples[0].value for m in BudgetMetrics(lambda: (w.decider.state, w.now_us)).collect()}
+    assert found["baton_budget_limit"] == 2
+    assert found["baton_budget_spent"] == pytest.approx(3, abs=1e-3)
+    assert found["baton_budget_available"] == pytest.approx(-2, abs=1e-3)
+    assert found["baton_budget_soft_reached"] == 1
 
 
 def test_what_a_period_leaves_is_carried_over_up_to_a_bound():

@@ -8,6 +8,7 @@ import pytest
 from libs.core.projections.verify import Checker, Verification
 from schemas import ledger as led
 from schemas.attempts import Category, Cause, Evidence, Outcome
+from schemas.clock import ClockMark
 from schemas.ids import job_id
 from schemas.jobs import Checkpoint, JobState, PromiseCause
 from schemas.ledger import EVENT_KINDS, LedgerEvent, LedgerRecord
@@ -200,6 +201,34 @@ EXCHANGED = "exchanged"
 
 def acted(**update: Any) -> Callable[[Any], Any]:
     return lambda e: e.model_copy(update={"action": e.action.model_copy(update=update)})
+
+
+BUDGETED = "budgeted"
+
+
+def with_hold(**changes: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A hold of which fields are changed."""
+    return lambda e: e.model_copy(
+        update={"hold": e.hold.model_copy(update={name: to(getattr(e.hold, name)) for name, to in changes.items()})}
+    )
+
+
+def budgets(nth: int = 0, **fields: Any) -> Callable[[Any], Any]:
+    """The `nth` budget says something else."""
+
+    def change(e: Any) -> Any:
+        every = [b.model_copy(update=fields) if n == nth else b for n, b in enumerate(e.budgets.budgets)]
+        return e.model_copy(update={"budgets": e.budgets.model_copy(update={"budgets": tuple(every)})})
+
+    return change
+
+
+def on_ticks(records: Records) -> Records:
+    """Each record is decided by a tick."""
+    return [
+        record.model_copy(update={"clock": ClockMark(t_us=record.t_us, wall_us=record.t_us, readings=())})
+        for record in records
+    ]
 
 
 LIES: dict[str, tuple[str, Lie, str]] = {
@@ -406,6 +435,45 @@ LIES: dict[str, tuple[str, Lie, str]] = {
         "promised", changed("gang.promised", lambda e: e.model_copy(update={"promise": e.promise.model_copy(
             update={"cause": PromiseCause.FAULT})})), "I18"
     ),
+    # ---------------------------------------------------------------------------------------------------- budgets (I19)
+    "a grant takes no hold": (BUDGETED, changed("job.granted", with_(hold=None)), "I19"),
+    "a grant takes a hold that is too short": (BUDGETED, changed("job.granted", with_hold(until_us=lambda t: t - 1)), "I19"),
+    "a device counts less than it does": (BUDGETED, changed("job.granted", with_hold(units=lambda u: {"H100": 6999})), "I19"),
+    "a device is held at another price": (BUDGETED, changed("job.granted", with_hold(prices=lambda p: {"H100": 1})), "I19"),
+    "a device is held at no price": (BUDGETED, changed("job.granted", with_hold(prices=lambda p: {})), "I19"),
+    "a grant is beyond what is available": (BUDGETED, changed("budgets.applied", budgets(hard=7_999_999)), "I19"),
+    "a grant is beyond the money that there is": (BUDGETED, changed("budgets.applied", budgets(1, hard=15_000_000)), "I19"),
+    "a renewal is for longer than one": (
+        BUDGETED, changed("budget.holds-renewed", with_hold(until_us=lambda t: t + 1)), "I19"
+    ),
+    "a renewal is for less than is covered": (
+        BUDGETED, changed("budget.holds-renewed", with_hold(until_us=lambda t: t - 1)), "I19"
+    ),
+    "a hold is renewed before it has run out": (
+        BUDGETED, then("budget.holds-renewed", lambda e: e), "I19"
+    ),
+    "a hold of nobody is renewed": (BUDGETED, changed("budget.holds-renewed", with_(jobs=(NOBODY,))), "I19"),
+    "a hold runs out and nobody does anything": (
+        BUDGETED, lambda records: on_ticks(left_out("budget.holds-renewed", 1)(records)), "I19"
+    ),
+    "one is stopped for a budget that has more": (
+        BUDGETED, changed("budgets.applied", budgets(hard=900_000_000, soft=None)), "I19"
+    ),
+    "a budget is topped up that there is not": (
+        BUDGETED, changed("budget.topped-up", with_(budget="team:vision:gpu-hours:day")), "I19"
+    ),
+    "a top-up is kept quiet": (BUDGETED, left_out("budget.topped-up"), "I19"),
+    "a day begins at noon": (
+        BUDGETED, changed("budget.period-began", lambda e: e.model_copy(
+            update={"from_us": e.from_us + DAY_US // 2, "to_us": e.to_us + DAY_US // 2})), "I19"
+    ),
+    "a day begins twice": (BUDGETED, then("budget.period-began", lambda e: e), "I19"),
+    "a period does not begin": (BUDGETED, left_out("budget.period-began"), "I19"),
+    "a warning says more than was spent": (
+        BUDGETED, changed("budget.reached", lambda e: e.model_copy(update={"spent": e.spent + 1})), "I19"
+    ),
+    "a warning is told to others": (BUDGETED, changed("budget.reached", with_(teams=("vision",))), "I19"),
+    "budgets go back to an older version": (BUDGETED, then("budgets.applied", lambda e: e), "I19"),
     "progress is told after it was doubted": (PROGRESSING, then("attempt.progress", lambda e: e, 2), "I15"),
     "progress goes back": (
         PROGRESSING, changed("attempt.progress", lambda e: e.model_copy(

@@ -1,7 +1,7 @@
 """`baton apply`, `baton diff` and `baton get queues` against real services: all or nothing, and what they change."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from libs.cli.queuesfile import QueueFileError, read_queues
 from schemas import inbox, subjects
 from schemas.ids import job_id
 from schemas.jobs import JobRejected
-from schemas.ledger import InputRejected, JobGranted, JobQueued, QueuesApplied
+from schemas.ledger import BudgetsApplied, InputRejected, JobGranted, JobQueued, QueuesApplied
 from services.admission.app import make_app as make_admission
 from services.admission.settings import AdmissionSettings
 from services.history.feed import FeedLoop
@@ -30,6 +30,7 @@ from tests.kit.waiting import stored, until
 from tests.services.pool import Pool
 
 Serving = Callable[[], Any]
+Said = Callable[..., Awaitable[Result]]
 
 FILE = """\
 version: {version}
@@ -86,7 +87,7 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         return await baton(*words, "--pool", world.name, url=nats_url)
 
     async with serving():
-        await world.put(inbox.NodeRegistered(incarnation=1, inventory=node("n1", 4), lease_s=600))
+        await world.put(inbox.NodeRegistered(incarnation=1, inventory=node("n1", 5), lease_s=600))
         path.write_text(FILE.format(version=1, limit=3, blue=blue, red=red))
         differs = await said("diff", "-f", str(path))
         assert differs.code == 1
@@ -114,18 +115,46 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         assert f"  {red}" in table
         assert "GUARANTEED" in table
 
-        path.write_text(FILE.format(version=1, limit=4, blue=blue, red=red))
+        path.write_text(FILE.format(version=1, limit=5, blue=blue, red=red))
         outdated = await said("apply", "-f", str(path))
         assert outdated.code != 0
         assert "version: 2" in outdated.err
-        path.write_text(FILE.format(version=2, limit=4, blue=blue, red=red))
-        assert "limit.*: 3 -> 4" in (await said("apply", "-f", str(path))).out
+        path.write_text(FILE.format(version=2, limit=5, blue=blue, red=red))
+        assert "limit.*: 3 -> 5" in (await said("apply", "-f", str(path))).out
         await world.event(JobGranted, job_id=waits)
+
+        await budgets_are_applied_shown_held_to_and_topped_up(world, said, red, tmp_path / "budgets.yaml")
 
         await world.put(inbox.ApplyQueues(version=1, queues=(), user="olga"))
         assert "version 1 is not above 2" in (await world.event(InputRejected)).reason
         path.write_text("version: 3\nqueues: []\n")
         assert (await said("apply", "-f", str(path))).out.count("- ") == 3
+
+
+async def budgets_are_applied_shown_held_to_and_topped_up(world: Pool, said: Said, team: str, path: Path) -> None:
+    """Four devices of the lab are held, by jobs without a limit: an hour of GPUs in the next quarter."""
+    path.write_text("version: 1\nbudgets: [{queue: lab, unit: gpu-hours, period: month, soft: 1, hard: 2}]\n")
+    differs = await said("diff", "-f", str(path))
+    assert (differs.code, differs.out) == (1, "+ queue lab, gpu-hours a month  soft 1, hard 2, when_spent stop\n")
+    applied = await said("apply", "-f", str(path), "--reason", "spring", "--user", "olga")
+    assert applied.code == 0, applied.err
+    assert (await world.event(BudgetsApplied)).user == "olga"
+    assert (await said("diff", "-f", str(path))).code == 0, "nothing differs"
+    (row,) = json.loads((await said("budget", "show", "--team", "operator", "-o", "json")).out)
+    assert (row["jobs"], row["budget"]["queue"], row["available"] <= 1_000_000) == (2, "lab", True)
+    body = {"command": ["true"], "priority_class": "experiment", "resources": {"devices": 1}, "time_limit_s": 7200}
+    await world.js.publish(subjects.submit(team, "ana"), json.dumps({"client_key": "long", "job": body}).encode())
+    long = job_id(team, "long")
+    await world.event(JobQueued, job_id=long)
+    why = await said("explain", long, "--team", team)
+    assert "the budget of queue lab, gpu-hours a month, has" in why.out, why.err
+    assert "gpu-hours a month" in (await said("get", "queues", "--team", "operator")).out
+    unknown = await said("budget", "top-up", "vision", "--gpu-hours", "3", "--reason", "a deadline")
+    assert unknown.code == 2
+    assert "team:vision has no budget of gpu-hours" in unknown.err
+    more = await said("budget", "top-up", "queue:lab", "--gpu-hours", "3", "--reason", "a deadline", "--user", "olga")
+    assert (more.code, more.out) == (0, "queue:lab:gpu-hours:month has 3 more until its period ends\n"), more.err
+    await world.event(JobGranted, job_id=long)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ _WHAT: dict[type, str] = {
 }
 
 
-_OF_TEAMS = frozenset({"input.rejected", "team.suspended", "team.resumed"})
+_OF_TEAMS = frozenset({"input.rejected", "team.suspended", "team.resumed", "budget.reached"})
 """They are news for a team, and change no job."""
 
 
@@ -224,6 +224,8 @@ class Feed:
                 what = "suspended" if isinstance(event, led.TeamSuspended) else "resumed"
                 at_us, pool = record.t_us, record.pool
                 out.append(TeamEvent(team=event.team, what=what, reason=event.reason, at_us=at_us, pool=pool))
+            elif isinstance(event, led.BudgetReached):
+                out += _spent(event, record)
             elif isinstance(event, JobLedgerEvent) and (told := self._one(event, record.t_us)) is not None:
                 out.append(self._numbered(told, record.pool))
         return out
@@ -269,6 +271,17 @@ class Feed:
                     job, team, name, state, attempt = row
                     feed._jobs[job] = _About(team, name, JobState(state), attempt)
         return feed
+
+
+def _spent(event: led.BudgetReached, record: led.LedgerRecord) -> Iterator[TeamEvent]:
+    whose, name, unit, period = event.budget.split(":")
+    reason = (
+        f"the budget of {whose} {name}, {unit} a {period}: {event.spent / 1e6:g} are spent, and its {event.level} limit is "
+        f"{event.limit / 1e6:g}"
+    )
+    what = "budget-warning" if event.level == "soft" else "budget-spent"
+    for team in event.teams:
+        yield TeamEvent(team=team, what=what, reason=reason, at_us=record.t_us, pool=record.pool)
 
 
 def _refused(event: led.InputRejected, t_us: int) -> JobRejected | None:

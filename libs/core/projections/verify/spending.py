@@ -190,6 +190,9 @@ class Spending(Subject):
         early = spent < (limit * row.scale if e.level == "soft" else limit)
         if (early and not (e.level == "hard" and e.budget in self._ran_out)) or spent // row.scale != e.spent:
             self.books.broken("I19", f"{e.budget} has reached its {e.level} limit with {spent // row.scale} spent")
+        teams = {name for name in self._tree.parent if row.about.queue in self._tree.above(name)} | {row.about.queue}
+        if set(e.teams) != ({row.about.team} if row.about.team is not None else teams):
+            self.books.broken("I19", f"that {e.budget} has reached its {e.level} limit is told to {', '.join(e.teams)}")
         if row.told in ("hard", e.level):
             self.books.broken("I19", f"that {e.budget} has reached its {e.level} limit is told again")
         row.told = e.level

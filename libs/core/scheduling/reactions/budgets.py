@@ -131,14 +131,15 @@ def reached(d: Decision) -> None:
 
 
 def _tell(d: Decision, balance: BudgetBalance, level: int) -> None:
-    limit = balance.allowed if level == 2 else balance.soft
+    about, limit = balance.about, balance.allowed if level == 2 else balance.soft
     if balance.told >= level or limit is None:
         return
     event = ledger.BudgetReached(
-        budget=balance.about.key,
+        budget=about.key,
         level="hard" if level == 2 else "soft",
         limit=max(0, limit) // balance.scale,
         spent=balance.spent(d.t_us) // balance.scale,
+        teams=tuple(sorted(d.state.tree.below(about.queue or ""))) if about.team is None else (about.team,),
     )
     d.emit(event)
     d.may_end_here()
