@@ -66,14 +66,18 @@ async def test_a_team_sets_lists_and_removes_and_an_operator_changes_the_master_
     ).out == "hf-token\n"
 
     async def all_there() -> bool:
-        return len(await listed(stack)) >= 2
+        return len(await listed(stack)) >= 8
 
     await until(all_there)
     lines = [(line["actor"], line["kind"], line["target"], line["reason"]) for line in await listed(stack)]
     assert lines == [
+        *(("red.olga", "secret.set", f"red/{name}", "") for name in ("hf-token", "hf-token", "key")),
+        ("operator.olga", "secret.rekey", "", ""),
         ("operator.olga", "secret.rekey", "", "a disk was lost"),
+        ("red.olga", "secret.remove", "red/key", ""),
+        ("operator.olga", "secret.remove", "red/hf-token", ""),
         ("operator.olga", "secret.remove", "red (all)", "a clean start"),
-    ]
+    ], "vault says what it did, the operator's tool what was asked of it"
     book = Book(stack.state_dir).lines()
     assert book[0].detail.startswith("3 values, 0 lost")
     assert "another" not in (stack.state_dir / "audit.jsonl").read_text()
