@@ -53,6 +53,20 @@ def test_where_all_jobs_take_the_same_the_nearest_to_its_end_is_the_cheapest() -
     assert price[0] == pytest.approx(10_000, rel=0.3)
 
 
+def test_what_nobody_asks_for_is_not_worked_out_and_is_as_of_when_it_was_learned() -> None:
+    learned, asked = Learned(), Learned()
+    for one in (learned, asked):
+        for service_s in (100.0, 1000.0, 9000.0) * 20:
+            one.ended(2, service_s)
+        one.relearn(*NOBODY_ELSE)
+    tables = [asked.price, asked.median, asked.late, asked.rest]
+    for _ in range(50):
+        learned.ended(1, 5.0)  # not learned yet
+    assert not learned._tables
+    for late, early in zip([learned.price, learned.median, learned.late, learned.rest], tables, strict=True):
+        assert np.array_equal(late, early)
+
+
 def test_jobs_that_still_run_count_as_long_ones() -> None:
     alone, beside = Learned(), Learned()
     for learned in (alone, beside):

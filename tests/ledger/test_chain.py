@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.ledger.chain import GENESIS, Decoded, Head, UnknownRecord, continues, encode, judge
+from schemas import ledger as led
+from schemas.jobs import JobState
 from schemas.ledger import LedgerRecord
 
 FORGERIES = ("stale", "fork", "garbage", "wrong-hash", "other-pool", "later-version", "unknown-event", "number")
@@ -108,3 +110,23 @@ def test_a_payload_that_was_read_before_is_judged_by_its_own_place() -> None:
     assert (first.valid, again.valid) == (True, False)
     assert again.record is first.record
     assert not judge(GENESIS, "other", 1, payload, 0).valid
+
+
+def test_a_reader_of_some_kinds_gets_the_same_whether_the_rest_is_understood_or_not() -> None:
+    job = "job-" + "0" * 32
+    whole = record(
+        GENESIS,
+        events=(
+            led.AttemptRunning(job_id=job, attempt=1),
+            led.NodeLeft(node="n", incarnation=1, reason="drained"),
+            led.JobFinished(job_id=job, state=JobState.SUCCEEDED),
+        ),
+    )
+    payload, _ = encode(whole)
+    strange = payload.replace(b'"kind":"attempt.running"', b'"kind":"attempt.walking"')
+    for only in ({"node.left"}, {"node.left", "job.finished"}, {"segment.sealed"}):
+        understood, not_understood = (judge(GENESIS, "main", 1, one, 9, only).record for one in (payload, strange))
+        assert understood == not_understood
+        assert {event.kind for event in understood.events} == only - {"segment.sealed"}
+    everything = {event.kind for event in whole.events}
+    assert judge(GENESIS, "main", 1, payload, 9, everything).record == whole

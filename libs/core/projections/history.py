@@ -8,7 +8,7 @@ attempts, the devices of the last `KEEP_DEVICES` of them, the last `KEEP_EVENTS`
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
 from libs.core.state import lifecycle, parts
@@ -37,6 +37,7 @@ JobLedgerEvent = (
 )
 """The ledger events that change a job's document."""
 
+_OF_JOBS: frozenset[type] = frozenset(get_args(JobLedgerEvent))
 _HANDLED = led.kinds_of(get_args(JobLedgerEvent))
 _IGNORED = frozenset({
     "node.joined", "node.left", "quota.set", "devices.held", "hold.released", "board.recut", "board.cut",
@@ -82,8 +83,8 @@ def job_events(record: led.LedgerRecord) -> dict[str, list[JobLedgerEvent]]:
     """The record's events by job, each in order."""
     out: dict[str, list[JobLedgerEvent]] = {}
     for event in record.events:
-        if isinstance(event, JobLedgerEvent):
-            out.setdefault(event.job_id, []).append(event)
+        if type(event) in _OF_JOBS:
+            out.setdefault(event.job_id, []).append(event)  # type: ignore[union-attr, arg-type]
     return out
 
 
@@ -217,7 +218,10 @@ class Feed:
         Raises UnknownJob when an earlier record is missing."""
         out: list[JobEvent | JobRejected | TeamEvent] = []
         for event in record.events:
-            if isinstance(event, led.InputRejected):
+            if type(event) in _OF_JOBS:
+                if (told := self._one(event, record)) is not None:  # type: ignore[arg-type]
+                    out.append(told)
+            elif isinstance(event, led.InputRejected):
                 if (refused := _refused(event, record.t_us)) is not None:
                     out.append(refused)
             elif isinstance(event, led.TeamSuspended | led.TeamResumed):
@@ -226,32 +230,29 @@ class Feed:
                 out.append(TeamEvent(team=event.team, what=what, reason=event.reason, at_us=at_us, pool=pool))
             elif isinstance(event, led.BudgetReached):
                 out += _spent(event, record)
-            elif isinstance(event, JobLedgerEvent) and (told := self._one(event, record.t_us)) is not None:
-                out.append(self._numbered(told, record.pool))
         return out
-
-    def _numbered(self, event: JobEvent, pool: str) -> JobEvent:
-        """Numbers are the ledger's: whoever folds it gives the same, so a gap in them is an event that was dropped."""
-        number, previous_us = self._last.get(event.team, (0, None))
-        self._last[event.team] = number + 1, event.at_us
-        return event.model_copy(update={"pool": pool, "number": number + 1, "previous_us": previous_us})
 
     def skip(self, seq: int) -> None:
         """A void record: nobody is told anything."""
 
-    def _one(self, event: JobLedgerEvent, t_us: int) -> JobEvent | None:
+    def _one(self, event: JobLedgerEvent, record: led.LedgerRecord) -> JobEvent | None:
         about = self._jobs.get(event.job_id)
         if isinstance(event, led.JobQueued):
             about = _About(event.team, event.spec.name, JobState.QUEUED, 0)
         elif about is None:
             raise UnknownJob(f"{event.kind} of {event.job_id}, which was never queued")
         attempt = event.attempt if isinstance(event, led.JobGranted) else about.attempt
-        about = replace(about, state=_state_after(event, about.state), attempt=attempt)
+        about = _About(about.team, about.name, _state_after(event, about.state), attempt)
         if about.state.terminal:
             self._jobs.pop(event.job_id, None)
         else:
             self._jobs[event.job_id] = about
-        return _told(event, t_us, about)
+        # Numbers are the ledger's: whoever folds it gives the same, so a gap in them is an event that was dropped.
+        number, previous_us = self._last.get(about.team, (0, None))
+        told = _told(event, record.t_us, about, pool=record.pool, number=number + 1, previous_us=previous_us)
+        if told is not None:
+            self._last[about.team] = number + 1, record.t_us
+        return told
 
     def dump(self) -> Iterator[bytes]:
         """Parts for a snapshot; the feed must not change before the last one is taken."""
@@ -303,13 +304,15 @@ def _refused(event: led.InputRejected, t_us: int) -> JobRejected | None:
     )
 
 
-def _told(event: JobLedgerEvent, t_us: int, job: _About) -> JobEvent | None:
+def _told(event: JobLedgerEvent, t_us: int, job: _About, **numbered: Any) -> JobEvent | None:
     """The team's news of an event, `job` being as it is afterwards; None for what is accounting only."""
     what = job.state.value if isinstance(event, led.JobFinished) else _WHAT.get(type(event))
     if what is None:
         return None
     news: dict[str, Any] = {}
     match event:
+        case led.JobQueued() | led.AttemptRunning():
+            pass  # most events come to their case at once
         case led.JobGranted():
             news = {"nodes": _nodes(event), "devices": tuple(c.device for c in event.claims)}
             news["checkpoint"] = event.resume
@@ -329,7 +332,7 @@ def _told(event: JobLedgerEvent, t_us: int, job: _About) -> JobEvent | None:
             news = {"reason": event.reason, "exit_code": event.exit_code}
     return JobEvent(
         job_id=event.job_id, team=job.team, name=job.name, what=what, state=job.state, attempt=job.attempt,
-        at_us=t_us, **news,
+        at_us=t_us, **news, **numbered,
     )  # fmt: skip
 
 

@@ -93,7 +93,9 @@ class Line:
         self.preemptions -= job.preemptions
         if not one:
             del self._lists[which], self._newest[which]
-        elif queued_us == self._newest[which]:
+        elif (
+            queued_us == self._newest[which] and queued_us != one[-1][2]
+        ):  # many come with one record: all as new as it
             self._newest[which] = max(queued for _, _, queued in one)
 
     def with_last(self, job: Aged) -> "Line":

@@ -115,8 +115,22 @@ _COMPARED = attrgetter(*(one.name for one in fields(Shape) if one.compare))
 """What makes two shapes equal."""
 
 
+_SHAPES = 512
+_shapes: dict[int, tuple[JobSpec, Shape]] = {}
+"""By the identity of the spec, which is kept so that no other can take its place."""
+
+
 def shape_of(spec: JobSpec) -> Shape:
-    """The shape of a job's request."""
+    """The shape of a job's request. Jobs of one form share their spec (`schemas.jobs.AcceptedSpec`)."""
+    known = _shapes.get(id(spec))
+    if known is None:
+        if len(_shapes) >= _SHAPES:
+            _shapes.clear()
+        known = _shapes[id(spec)] = spec, _shape_of(spec)
+    return known[1]
+
+
+def _shape_of(spec: JobSpec) -> Shape:
     r: Resources = spec.resources
     shape = Shape(
         devices=r.devices,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from libs.core.scheduling.precedence.learned import TABLES
 from libs.core.state.cut import chunks
 from libs.core.state.model import Job, State
 from schemas.jobs import JobState
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 _CHUNK = 2000
 _NUMBERS = "<f8"
 """How a table is kept: some thousands of numbers, exactly, and a twentieth of the time that decimals take."""
-_TABLES = ("_ended", "_passed", "price", "median", "late", "rest")
+_COUNTS = ("_ended", "_passed")
+_TABLES = (*_COUNTS, *TABLES)
 
 
 def dump(turns: "Precedence") -> Iterator[bytes]:
@@ -63,9 +65,12 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
         told = json.loads(part)
         if number == 0:
             learned = turns.learned
+            tables = {}
             for name in _TABLES:
                 table = np.frombuffer(base64.b64decode(told["learned"][name]), dtype=_NUMBERS)
-                setattr(learned, name, table.reshape(getattr(learned, name).shape).astype(np.float64))
+                tables[name] = table.reshape(learned._ended.shape).astype(np.float64)
+            learned._ended, learned._passed = (tables[name] for name in _COUNTS)
+            learned.restore(tables)
             turns.book.load(told["promises"])
             learned.count, learned._learned_at = told["count"], told["learned_at"]
         else:

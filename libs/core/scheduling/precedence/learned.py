@@ -15,6 +15,9 @@ then. They are outweighed by the first dozens of ends.
 """
 
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -62,15 +65,41 @@ class Learned:
         """Ended jobs that were at risk in a cell."""
         self.count = 0
         self._learned_at = 0
-        self.price: Floats = np.zeros((WIDTHS, CELLS))
-        """Expected device-seconds until one end, of a job of this width in this cell."""
-        self.median: Floats = np.zeros((WIDTHS, CELLS))
-        """Device-seconds that half of the jobs of this width that got to this cell take in all."""
-        self.late: Floats = np.zeros((WIDTHS, CELLS))
-        """... that nine of ten of them take at the most."""
-        self.rest: Floats = np.zeros((WIDTHS, CELLS))
-        """Mean of the device-seconds that a job of this width that got to this cell still takes."""
+        self._hazard: Floats = np.zeros((WIDTHS, CELLS))
+        self._tables: dict[str, Floats] = {}
+        """Of `TABLES`, those that somebody has asked for since the last `relearn`: most readers ask for none."""
         self.relearn(np.zeros(0, dtype=np.int64), np.zeros(0))
+
+    @property
+    def price(self) -> Floats:
+        """Expected device-seconds until one end, of a job of this width in this cell."""
+        return self.table("price")
+
+    @property
+    def median(self) -> Floats:
+        """Device-seconds that half of the jobs of this width that got to this cell take in all."""
+        return self.table("median")
+
+    @property
+    def late(self) -> Floats:
+        """... that nine of ten of them take at the most."""
+        return self.table("late")
+
+    @property
+    def rest(self) -> Floats:
+        """Mean of the device-seconds that a job of this width that got to this cell still takes."""
+        return self.table("rest")
+
+    def table(self, name: str) -> Floats:
+        """One of `TABLES`, shape (WIDTHS, CELLS)."""
+        found = self._tables.get(name)
+        if found is None:
+            found = self._tables[name] = np.stack([TABLES[name](row) for row in self._hazard])
+        return found
+
+    def restore(self, tables: Mapping[str, Floats]) -> None:
+        """All of `TABLES`, as they were dumped."""
+        self._tables = {name: tables[name] for name in TABLES}
 
     def ended(self, devices: int, service_s: float) -> None:
         """A job ended by itself after this service."""
@@ -93,11 +122,8 @@ class Learned:
         risk[:, :-1] += np.cumsum(reached[:, ::-1], axis=1)[:, ::-1][:, 1:]  # they passed the cells before theirs
         pooled = (self._ended.sum(axis=0) + _PRIOR_JOBS * _PRIOR_HAZARD) / (risk.sum(axis=0) + _PRIOR_JOBS)
         hazard = (self._ended + _POOLED_JOBS * pooled) / (risk + _POOLED_JOBS)
-        hazard = np.clip(hazard, 1e-9, 1 - 1e-9)
-        self.price = np.stack([_prices(row) for row in hazard])
-        self.median = np.stack([_medians(row) for row in hazard])
-        self.late = np.stack([_medians(row, 0.1) for row in hazard])
-        self.rest = np.stack([_rests(row) for row in hazard])
+        self._hazard = np.clip(hazard, 1e-9, 1 - 1e-9)
+        self._tables = {}
         self._learned_at = self.count
 
 
@@ -128,3 +154,12 @@ def _prices(hazard: Floats) -> Floats:
     quotient = np.where(until > begin, (served[until] - served[begin]) / ends, np.inf)
     best: Floats = quotient.min(axis=1)
     return best
+
+
+TABLES: Final[Mapping[str, Callable[[Floats], Floats]]] = {
+    "price": _prices,
+    "median": _medians,
+    "late": partial(_medians, left=0.1),
+    "rest": _rests,
+}
+"""What follows from the hazards of a width."""

@@ -8,6 +8,11 @@ from schemas import ledger as led
 from schemas.jobs import PromiseCause, StartPromise
 
 _KEPT = 1024
+_OF_PROMISES = frozenset({
+    led.JobQueued, led.JobRequeued, led.JobGranted, led.JobFinished, led.GangPromised, led.NodeSilence,
+    led.NodeDeclaredDead, led.DeviceQuarantined, led.NodeJoined, led.NodeLeft,
+})  # fmt: skip
+"""Kinds that say anything of promises; most events are of others."""
 
 
 class Promised(NamedTuple):
@@ -40,6 +45,8 @@ class PromiseBook:
         """Priority -> when a job of it came last."""
 
     def note(self, state: State, event: led.LedgerEvent, t_us: int) -> None:
+        if type(event) not in _OF_PROMISES:
+            return
         if isinstance(event, led.JobQueued | led.JobRequeued):
             if (job := state.jobs.get(event.job_id)) is not None:
                 self._came[job.priority] = t_us
