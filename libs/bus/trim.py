@@ -80,6 +80,8 @@ class Trimmer:
         self._relieved: dict[str, int] = {}  # subject that was pressed -> where it was trimmed to
         self._dealt_with = 0
         self._enough = 1  # to look at subjects for
+        self._bytes = 0
+        self._enough_bytes = 1  # the same, of what was dealt with
         self._look = asyncio.Event()
 
     async def run(self) -> None:
@@ -97,27 +99,33 @@ class Trimmer:
         if floor := await self._floor():
             await self._js.purge_stream(self.stream, seq=floor + 1, subject=self._subject or None)
 
-    def dealt_with(self, count: int = 1, subject: str = "", seq: int = 0) -> None:
-        """So many more messages were; of one it may be said which."""
+    def dealt_with(self, count: int = 1, subject: str = "", seq: int = 0, size: int = 0) -> None:
+        """So many more messages were, of so many bytes; of one it may be said which."""
         if subject:
             self._answered.setdefault(subject, deque(maxlen=WAITING_OF_A_SENDER)).append(seq)
             self._answered.move_to_end(subject)
             if len(self._answered) > _FOLLOWED:
                 self._answered.popitem(last=False)
         self._dealt_with += count
-        if self._dealt_with >= self._enough:
-            self._dealt_with = 0
+        self._bytes += size
+        if self._dealt_with >= self._enough or self._bytes >= self._enough_bytes:
+            self._dealt_with = self._bytes = 0
             self._look.set()
 
     async def relieve(self) -> None:
-        """For ever: trims subjects that are half full, when enough was dealt with. Raises ConnectionClosedError."""
+        """For ever: trims subjects that are half full, and all of them when the stream is, as soon as enough was dealt with:
+        large messages would fill it between two turns of `run`, and others' would be refused. Raises ConnectionClosedError."""
 
         async def turn() -> float:
             with suppress(TimeoutError):  # what is held back must go also when nobody sends any more
                 async with asyncio.timeout(_PRESSED_TURN_S if self._keeps_back else None):
                     await self._look.wait()
             self._look.clear()
-            await self._relieve(await self._js.stream_info(self.stream), await self._floor())
+            info, floor = await self._js.stream_info(self.stream), await self._floor()
+            self._enough_bytes = max(1, int((info.config.max_bytes or 0) * _RELIEVED))
+            if fill_of(info) >= PRESSED:
+                await self._trim(info, floor)
+            await self._relieve(info, floor)
             return _RELIEF_S
 
         await in_turns(turn, _PRESSED_TURN_S, log, f"subjects of stream {self.stream} are not trimmed")
@@ -162,11 +170,15 @@ class Trimmer:
         await self._relieve(info, floor)
         pressed = fill_of(info) >= PRESSED or (bool(self._subject) and await self._senders() > SENDERS)
         upto = floor if pressed else self._dealt_with_before(now - self._keep_s)
+        await self._trim(info, upto)
+        return pressed
+
+    async def _trim(self, info: StreamInfo, upto: int) -> None:
+        """All that was dealt with, up to there."""
         if upto > self.trimmed_to and info.state.first_seq <= upto:
             await self._js.purge_stream(self.stream, seq=upto + 1, subject=self._subject or None)
             self.trimmed_to = upto
             TRIMMED.labels(self.stream).inc()
-        return pressed
 
     def _dealt_with_before(self, moment: float) -> int:
         """The last floor that was seen before `moment`; older ones are forgotten."""

@@ -100,7 +100,7 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
 
     def in_line(received: Received) -> list[Outgoing]:
         done = overtaking[0].ahead.done(received.stream_seq)
-        trimmers[0].dealt_with(subject=received.subject, seq=received.stream_seq)
+        trimmers[0].dealt_with(subject=received.subject, seq=received.stream_seq, size=len(received.payload))
         return [] if done else decide(received)
 
     def decide(received: Received) -> list[Outgoing]:

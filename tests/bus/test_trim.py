@@ -1,5 +1,6 @@
 """REQUESTS fills with what waits: what was answered is trimmed, each consumer's own, and nothing that is still unread."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -114,3 +115,27 @@ async def test_a_stream_takes_many_times_its_size_while_its_reader_keeps_up(
 
         await until(trimmed)
     await broker.stop()
+
+
+async def test_large_messages_make_room_as_soon_as_they_are_answered(js: JetStreamContext) -> None:
+    """Between two turns they would fill the stream, and the broker would refuse what others send."""
+    dealt_with = 0
+
+    async def floor() -> int:
+        return dealt_with
+
+    trimmer = Trimmer(js, REQUESTS, floor, subject="baton.cmd.job.v1.*.*.*", keep_s=1e6)
+    relief = asyncio.create_task(trimmer.relieve())
+    try:
+        for _ in range(30):  # 3 MB into a stream of 1 MiB
+            await ask(js, 1, 100_000)
+            dealt_with += 1
+            trimmer.dealt_with(subject=cancel("research", "ana"), seq=dealt_with, size=100_000)
+            await until(lambda: js_fill(js))
+        await js.publish(cancel("other", "ben"), b"{}")
+    finally:
+        relief.cancel()
+
+
+async def js_fill(js: JetStreamContext) -> bool:
+    return fill_of(await js.stream_info(REQUESTS)) < 0.8
