@@ -110,6 +110,8 @@ def make_app(settings: AdmissionSettings) -> AsgiFastStream:
         handled = handle(received, pools, recent, intake, refused[0], policy)
         if lack := _lacks_room(handled, rooms):
             pool, why = lack
+            if handled.job:
+                recent.put_off(handled.job)
             metrics.requests.labels(AdmissionResult.BUSY.value).inc()
             raise NoRoom(f"pool {pool}: {why}", busy_answer(received, pool, why))
         metrics.requests.labels(handled.result.value).inc()

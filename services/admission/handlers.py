@@ -57,26 +57,40 @@ class AdmissionResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """The messages that follow, and for metrics what was decided and why."""
+    """The messages that follow, and for metrics what was decided and why. `job`: which nobody had heard of before."""
 
     result: AdmissionResult
     out: list[Outgoing]
     whys: tuple[Why, ...] = ()
+    job: str = ""
 
 
 class Recent(Mapping[str, str]):
     """The jobs admitted last, each with its pool: they exist a moment before the ledger, and with it the context, says
-    so."""
+    so. Those for which there was no room are not among them (`put_off`): they do not exist, and when their requests come again
+    they may be refused by name, but they are not counted twice."""
 
     def __init__(self, limit: int = _REMEMBERED) -> None:
         self._limit = limit
         self._jobs: OrderedDict[str, str] = OrderedDict()
+        self._put_off: OrderedDict[str, None] = OrderedDict()
 
     def add(self, job_id: str, pool: str) -> None:
         self._jobs[job_id] = pool
         self._jobs.move_to_end(job_id)
         if len(self._jobs) > self._limit:
             self._jobs.popitem(last=False)
+
+    def put_off(self, job_id: str) -> None:
+        """A job that was added is not sent after all."""
+        del self._jobs[job_id]
+        self._put_off[job_id] = None
+        if len(self._put_off) > self._limit:
+            self._put_off.popitem(last=False)
+
+    def is_counted(self, job_id: str) -> bool:
+        """Whether a request for it was judged before, and put off."""
+        return job_id in self._put_off
 
     def __getitem__(self, job_id: str) -> str:
         return self._jobs[job_id]
@@ -145,7 +159,9 @@ def _submit(asked: _Asked) -> Handled:
     envelope, request = decode_bare(SubmitJob, received.subject, received.headers, received.payload)
     if ids.rejection_id(asked.team, request.client_key, received.time_us, _REJECTED) in asked.refused:
         return Handled(AdmissionResult.REPEATED, [])  # its team was told, and the pool may be another by now
-    if home_of(ids.job_id(asked.team, request.client_key), asked.pools, asked.recent) is None:
+    job = ids.job_id(asked.team, request.client_key)
+    is_new = home_of(job, asked.pools, asked.recent) is None
+    if is_new and not asked.recent.is_counted(job):
         open_jobs = sum(pool.fleet.open_jobs(asked.team) for pool in asked.pools.values())
         over = asked.intake.submit(asked.team, len(received.payload), open_jobs, received.time_us)
         if over is not None:
@@ -188,7 +204,7 @@ def _submit(asked: _Asked) -> Handled:
     )
     asked.recent.add(outcome.job_id, routed.pool)
     asked.intake.admitted(asked.team, outcome.job_id)
-    return Handled(AdmissionResult.ADMITTED, [message])
+    return Handled(AdmissionResult.ADMITTED, [message], job=job if is_new else "")
 
 
 def _cancel(asked: _Asked) -> Handled:

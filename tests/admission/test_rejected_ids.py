@@ -2,6 +2,7 @@
 
 from libs.core.admission.evaluate import AdmissionContext
 from libs.core.admission.fleet_shape import FleetShape
+from libs.core.admission.intake import Intake, IntakeLimits
 from libs.core.admission.refusal import Why
 from libs.core.scheduling import limits
 from libs.core.state.ended import KEPT_US
@@ -21,6 +22,21 @@ def test_a_second_request_under_the_key_of_a_job_does_not_name_it() -> None:
         told = rejection(handle(received(body), {"main": CONTEXT}, recent))
         assert (told.job_id, told.client_key) == ("", "run-1")
         assert rejection(judged(body)).job_id == ids.job_id("research", "run-1")  # nobody else has the key
+
+
+def test_a_job_for_which_there_was_no_room_is_refused_by_its_name_when_it_comes_again_and_counted_once() -> None:
+    """It never was in an inbox: whoever follows it by its id must hear of its end."""
+    recent = Recent()
+    intake = Intake({"research": IntakeLimits(submits_per_s=0.001, burst=1)})
+    empty = {"main": AdmissionContext(FleetShape(), limits.room)}
+    large = {"client_key": "run-1", "job": {"command": ["x"], "resources": {"devices": 4096}}}
+    first = handle(received(large), empty, recent, intake)
+    assert (first.result, first.job) == (AdmissionResult.ADMITTED, ids.job_id("research", "run-1"))
+    assert handle(received(large), empty, recent, intake).job == ""  # it was sent before
+    recent.put_off(first.job)
+    again = handle(received(large), {"main": CONTEXT}, recent, intake)
+    assert again.result is AdmissionResult.REJECTED
+    assert rejection(again).job_id == first.job
 
 
 def test_a_refused_cancel_names_no_job() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from libs.core.projections.history import Feed, JobStory, advance, job_events
@@ -201,7 +202,7 @@ class SimBooks:
         world.secrets.look()
         if world.archive is not None:
             world.archive.look()
-        self._letters({job.id for job in jobs if job.twin_at is not None})
+        self._letters({job.id: job for job in jobs})
 
     def _unfinished_parts(self, job: str) -> dict[str, int | None]:
         """Of its last attempt: the nodes on which its processes did not end by themselves and well, with their exit codes."""
@@ -218,25 +219,28 @@ class SimBooks:
             return state is JobState.FAILED
         return _plausible(job, state)
 
-    def _letters(self, twins: set[str]) -> None:
+    def _letters(self, jobs: Mapping[str, Asked]) -> None:
+        twins = {job.id for job in jobs.values() if job.twin_at is not None}
         for kept in self.world.disk.streams[DEAD].messages.values():
             headers = kept.headers or {}
             subject, reason = headers["Baton-Dead-Subject"], headers["Baton-Dead-Reason"]
             if subjects.stem(subject) == _CANCEL and "no job" in reason:
                 if (job_id := json.loads(kept.data)["job_id"]) not in twins:  # a second body may come after the cancel
-                    self._early(job_id)
+                    self._early(jobs[job_id])
             elif subjects.stem(subject) == _ADMITTED and "with another body" in reason:
                 if (taken := json.loads(kept.data)["job_id"]) not in twins:
                     self.world.violated("dead", f"nobody sent another body for {taken}: {reason}")
             elif not explained(subject, reason):
                 self.world.violated("dead", f"a dead letter that nothing explains: {subject}: {reason}")
 
-    def _early(self, job_id: str) -> None:
+    def _early(self, job: Asked) -> None:
         """A cancel came to placement before its job, whose submit an admission had taken and died with: so it ends the job as
-        soon as that comes. Unless the broker's clock was set between the two: its order is not known then."""
-        as_told = self.ended.get(job_id) is JobState.CANCELLED or job_id in self._rejected
+        soon as that comes, unless its submit was refused. A refusal names no job when the broker may have stored a copy that
+        was admitted before; then no job may be there. After the broker's clock was set the order of the two is not known."""
+        refused = job.id in self._rejected or (job.id not in self.stories and self._refused[job.team, job.key])
+        as_told = self.ended.get(job.id) is JobState.CANCELLED or refused
         if not as_told and not self.world.offset_of("broker"):
-            self.world.violated("dead", f"the cancel of {job_id} is a dead letter, and the job went on")
+            self.world.violated("dead", f"the cancel of {job.id} is a dead letter, and the job went on")
 
 
 _PLANNED = subjects.stem(subjects.inbox("preemption", "planned", POOL))
