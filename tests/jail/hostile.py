@@ -16,6 +16,8 @@ import sys
 LIBC = ctypes.CDLL(None, use_errno=True)
 STATE, VICTIM, VICTIM_JOB = os.environ["STATE"], os.environ["VICTIM"], os.environ["VICTIM_JOB"]
 ATTACKS = {}
+FOUND = [fd for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and os.path.lexists(f"/proc/self/fd/{fd}")]
+"""What was open when it began."""
 
 
 def attack(call):
@@ -184,6 +186,99 @@ def shims_root():
 @attack
 def stranger_by_pidfd():
     return os.pidfd_open(int(os.environ["VICTIM_PID"])) > 0
+
+
+@attack
+def shims_descriptor():
+    """pidfd_getfd: a copy of what another process has open."""
+    shim = os.pidfd_open(1)
+    return any(LIBC.syscall(438, shim, fd, 0) >= 0 for fd in range(3, 64))
+
+
+@attack
+def shims_memory_by_call():
+    """process_vm_readv."""
+    here, there = ctypes.create_string_buffer(8), ctypes.c_uint64(8)
+    own = (ctypes.c_void_p * 2)(ctypes.addressof(here), 8)
+    return LIBC.process_vm_readv(1, own, 1, (ctypes.c_void_p * 2)(ctypes.addressof(there), 8), 1, 0) >= 0 or (
+        ctypes.get_errno() != 1
+    )
+
+
+@attack
+def leaked_descriptors():
+    """Of the shim, the keeper, or the view that it was made of."""
+    return FOUND
+
+
+@attack
+def mount_namespaces_of_others():
+    """NS_MNT_GET_PREV and _NEXT: from one namespace of mounts to its neighbours, the host's among them."""
+    import fcntl
+
+    own = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+    found = []
+    for request in (0x8010B70C, 0x8010B70B):
+        try:
+            found.append(fcntl.ioctl(own, request, bytes(16)))
+        except OSError:
+            continue
+    return found
+
+
+@attack
+def mounts_of_the_host():
+    """listmount, of the namespace that has the lowest numbers."""
+    for space in range(1, 64):
+        request = (ctypes.c_uint64 * 4)(32, 2**64 - 1, 0, space)
+        found = (ctypes.c_uint64 * 64)()
+        if LIBC.syscall(458, request, found, 64, 0) > 0:
+            return True
+    return False
+
+
+@attack
+def hold_of_shared_folders():
+    """What all jobs see is one file system: a file made there would be seen by others."""
+    for folder in ("/", "/dev", "/sys", "/var", "/run", "/proc"):
+        try:
+            os.mkdir(f"{folder}/of-red")
+        except OSError:
+            continue
+        return True
+    return False
+
+
+@attack
+def terminals_of_others():
+    """One that is opened here is number 0, and no other is there."""
+    mine = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY)
+    there = set(os.listdir("/dev/pts")) - {"ptmx"}
+    os.close(mine)
+    return there != {"0"}
+
+
+@attack
+def queues_of_others():
+    """Message queues, of both kinds."""
+    return LIBC.msgget(0x0BA70, 0) >= 0 or os.path.exists("/dev/mqueue/of-victim")
+
+
+@attack
+def become_real_time():
+    for policy in (os.SCHED_FIFO, os.SCHED_RR):
+        try:
+            os.sched_setscheduler(0, policy, os.sched_param(1))
+        except OSError:
+            continue
+        return True
+    return False
+
+
+@attack
+def best_of_disks():
+    """ioprio_set: real-time class."""
+    return LIBC.syscall(251, 1, 0, 1 << 13) == 0
 
 
 # ---------------------------------------------------------------------------------------------- shared memory
@@ -360,6 +455,8 @@ if os.uname().machine == "x86_64":
     calls("call_set_clock", 227, 0, 0)
     calls("call_clone3", 435, 0, 0)
     calls("call_move_mount", 429, -1, b"", -1, b"", 0)
+    calls("call_open_tree_attr", 467, -100, b"/", 0, 0, 0)
+    calls("call_listns", 470, 0, 0, 0, 0)
     calls("call_quota", 179, 0, 0, 0, 0)
     calls("call_x32", 0x4000_0000 + 39)
 

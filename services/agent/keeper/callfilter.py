@@ -23,6 +23,8 @@ _CALLS: dict[str, tuple[int, int]] = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
+    "listns": (470, 470),
     "setns": (308, 268),
     "add_key": (248, 217),
     "request_key": (249, 218),
