@@ -62,7 +62,7 @@ class OpenHold:
         return bool(self.terms.units)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class BudgetBalance:
     """One budget and what became of it in its present period. Amounts are in what is counted (`SCALE`)."""
 

@@ -9,6 +9,7 @@ from libs.core.scheduling.reactions.attempts import release_hold, stop
 from libs.core.scheduling.reactions.decision import Decision, InputRefused
 from libs.core.state.budgets import BudgetBalance
 from libs.core.state.lifecycle import UNDECIDED
+from libs.core.state.model import Job
 from schemas import inbox, ledger
 from schemas.attempts import Cause
 from schemas.budgets import BudgetHold, WhenSpent
@@ -86,6 +87,7 @@ def renew(d: Decision) -> None:
         return
     whole_us = budgets.applied.renewal_s * 1_000_000
     renewed: dict[tuple[Any, ...], tuple[BudgetHold, list[str]]] = {}
+    spent_out: list[tuple[Job, BudgetShort]] = []
     spent: dict[str, int] = {}
     for job_id in budgets.overdue(d.t_us):
         job, told = d.state.jobs[job_id], budgets.holds[job_id].told
@@ -98,9 +100,7 @@ def renew(d: Decision) -> None:
         if short is not None:
             window_us = max(0, short.available) * whole_us // short.asked
             if window_us < _LEAST_US:
-                stop(d, job, Cause.BUDGET_SPENT, f"{short.text(job.team)}: it waits for more")
-                _tell(d, budgets.balances[short.budget.key], 2)
-                d.may_end_here()
+                spent_out.append((job, short))
                 continue
         for purse in purses:
             spent[purse.key] = spent.get(purse.key, 0) + purse._replace(window_us=window_us).cost(devices)
@@ -111,6 +111,10 @@ def renew(d: Decision) -> None:
         for first in range(0, len(jobs), _AT_ONCE):
             d.emit(ledger.BudgetHoldsRenewed(hold=hold, jobs=tuple(jobs[first : first + _AT_ONCE])))
             d.may_end_here()
+    for job, short in spent_out:
+        stop(d, job, Cause.BUDGET_SPENT, f"{short.text(job.team)}: it waits for more")
+        _tell(d, budgets.balances[short.budget.key], 2)
+        d.may_end_here()
 
 
 def _uncovered(purses: list[Purse], devices: list[tuple[str, int]]) -> BudgetShort | None:
