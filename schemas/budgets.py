@@ -85,7 +85,7 @@ class BudgetSet(Fact):
     time_zone: TimeZone = Field(default="UTC", description="in which days, weeks and months begin")
     renewal_s: int = Field(
         default=900,
-        ge=10,
+        ge=1,
         le=86_400,
         description="how long a hold lasts of a job without a time limit, and each renewal of any, s",
     )

@@ -15,8 +15,9 @@ from libs.simulation.dst.stream import Kept
 from libs.simulation.dst.world import World
 from schemas import ledger as led
 from schemas import subjects
+from schemas.attempts import Cause
 from schemas.ids import attempt_id
-from schemas.jobs import JobRejected, JobState
+from schemas.jobs import JobRejected, JobState, TeamEvent
 from schemas.subjects import DEAD, EVENTS, ledger_stream
 
 QUIET_S = 36.0
@@ -92,7 +93,9 @@ class SimBooks:
         self.hot.apply(record, seq)
         for told in self.feed.apply(record, seq):
             if not isinstance(told, JobRejected):
-                self._due[told.model_dump_json().encode()] = subjects.event(told.what, told.team)
+                of_team = isinstance(told, TeamEvent)
+                subject = subjects.team_event(told.what, told.team) if of_team else subjects.event(told.what, told.team)
+                self._due[told.model_dump_json().encode()] = subject
         for job, events in job_events(record).items():
             self.stories[job] = advance(self.stories.get(job), events, record.t_us, seq, record.pool)
         for event in record.events:
@@ -103,6 +106,8 @@ class SimBooks:
                     self._open[event.job_id] = (attempt_id(event.job_id, event.attempt), record.t_us, milli)
                 case led.AttemptPreempting(reason=reason) if reason.startswith("reclaim"):
                     self.world.sometimes("what a queue lent came back")
+                case led.AttemptStopping(cause=Cause.BUDGET_SPENT):
+                    self.world.sometimes("a budget was spent while jobs ran")
                 case led.DevicesFreed():
                     self.world.truth.freed(event.job_id, event.attempt, event.node, event.evidence.value)
                     attempt, opened_us, milli = self._open[event.job_id]
@@ -250,6 +255,7 @@ _OBSERVED = subjects.stem(subjects.node_inbox("observed", POOL))
 _REGISTERED = subjects.stem(subjects.node_inbox("registered", POOL))
 _REPARTITIONED = subjects.stem(subjects.node_inbox("board-cut", POOL))
 _QUEUES = subjects.stem(subjects.apply_queues(POOL, "op"))
+_BUDGETS = subjects.stem(subjects.apply_budgets(POOL, "op"))
 _QUARANTINE = subjects.stem(subjects.node_inbox("quarantine", POOL))
 
 
@@ -260,6 +266,8 @@ def explained(subject: str, reason: str) -> bool:
             return True
         case s if s in (_OBSERVED, _REPARTITIONED, _QUARANTINE):
             return "is not up" in reason
+        case s if s == _BUDGETS:
+            return "is not above" in reason or "knows no budgets" in reason
         case s if s == _QUEUES:  # the older file came later, or an older reader reads along
             return "is not above" in reason or "knows no queues" in reason
         case s:

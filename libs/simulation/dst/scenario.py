@@ -27,8 +27,10 @@ from libs.simulation.dst.secrecy import key_file
 from libs.simulation.dst.telling import tell_secrets
 from libs.simulation.dst.world import World
 from schemas import subjects
+from schemas.budgets import BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget, WhenSpent
+from schemas.catalog import TYPE_OF
 from schemas.ids import job_id
-from schemas.inbox import ApplyQueues
+from schemas.inbox import ApplyBudgets, ApplyQueues
 from schemas.jobs import CancelJob, CheckpointPolicy, JobSpec, RetryPolicy, SecretUse, Simulation, SubmitJob
 from schemas.queues import Queue
 from schemas.resources import Device, Inventory, MigBoard, Position, Resources
@@ -101,6 +103,7 @@ class Scenario:
         vaults: processes of vault; 0: no secrets.
         archivists: operators who archive the ledger.
         trees: what an operator applies as the pool's queues, and when, s.
+        budgets: what an operator applies as its budgets, one after the other: the last has no end.
     """
 
     nodes: int
@@ -115,6 +118,7 @@ class Scenario:
     vaults: int = 0
     archivists: int = 0
     trees: list[tuple[float, ApplyQueues]] = field(default_factory=list)
+    budgets: list[tuple[float, ApplyBudgets]] = field(default_factory=list)
     jobs: list[Asked] = field(default_factory=list)
 
 
@@ -166,7 +170,28 @@ def draw(chance: random.Random) -> Scenario:
         scenario.trees = [
             (own.uniform(first, first + 7), _tree(own, version)) for version, first in ((1, 1.0), (2, 9.0))
         ]
+    other = random.Random(repr(("budgets", [job.at for job in scenario.jobs])))
+    if other.random() < 0.2:
+        first = other.uniform(0.5, 6.0)
+        scenario.budgets = [(first, _budgets(other, 1)), (max(20.0, first + 10), _budgets(other, 2))]
     return scenario
+
+
+def _budgets(chance: random.Random, version: int) -> ApplyBudgets:
+    """Of each team some GPU-seconds, or in the end as many as it can use, so that no budget holds its jobs back for ever."""
+    second = 1_000_000 // 3600
+    about = tuple(
+        SpendingBudget(
+            team=team,
+            unit=BudgetUnit.GPU_HOURS,
+            period=chance.choice(tuple(BudgetPeriod)),
+            soft=5 * second,
+            hard=chance.choice((15, 25, 60)) * second if version == 1 else None,
+            when_spent=chance.choice(tuple(WhenSpent)),
+        )
+        for team in TEAMS
+    )
+    return ApplyBudgets(budgets=BudgetSet(version=version, renewal_s=2, budgets=about), user="op")
 
 
 def _tree(chance: random.Random, version: int) -> ApplyQueues:
@@ -387,7 +412,21 @@ async def teams(world: World, scenario: Scenario) -> None:
         for at, job, what in sorted(asks, key=lambda ask: ask[0]):
             group.create_task(_ask(world, outbox, at, job, what))
         for at, tree in scenario.trees:
-            group.create_task(_apply(world, outbox, at, tree))
+            subject, cause = subjects.apply_queues(POOL, "op"), f"queues:{tree.version}"
+            said = outgoing(tree, subject=subject, type=TYPE_OF[type(tree)], source="/sim", cause=cause)
+            group.create_task(_apply(world, outbox, [(at, said)], "queues were applied"))
+        if scenario.budgets:
+            subject = subjects.apply_budgets(POOL, "op")
+            said_at = [
+                (
+                    at,
+                    outgoing(
+                        m, subject=subject, type=TYPE_OF[type(m)], source="/sim", cause=f"budgets:{m.budgets.version}"
+                    ),
+                )
+                for at, m in scenario.budgets
+            ]
+            group.create_task(_apply(world, outbox, said_at, "budgets were applied"))
         if scenario.vaults:
             for team in TEAMS:
                 group.create_task(tell_secrets(world, client, team, [name for name, told in SECRETS.items() if told]))
@@ -414,21 +453,17 @@ async def _ask(world: World, outbox: Outbox, at: float, job: Asked, what: str) -
             job.done.set()
 
 
-async def _apply(world: World, outbox: Outbox, at: float, tree: ApplyQueues) -> None:
-    """An operator gives the pool its queues. A version that comes too late is refused."""
-    await asyncio.sleep(max(0.0, at - world.loop.now))
-    subject = subjects.apply_queues(POOL, "op")
-    message = outgoing(
-        tree, subject=subject, type="io.baton.operator.queues-applied.v1", source="/sim", cause=f"queues:{tree.version}"
-    )
-    while True:
-        try:
-            await outbox.publish(message)
-        except (NotStored, NatsError, OSError):
-            await asyncio.sleep(0.5)
-        else:
-            world.sometimes("queues were applied")
-            return
+async def _apply(world: World, outbox: Outbox, said: list[tuple[float, Outgoing]], told: str) -> None:
+    """An operator gives the pool its queues, or its budgets, one after the other. A version that comes too late is refused."""
+    for at, message in said:
+        await asyncio.sleep(max(0.0, at - world.loop.now))
+        while True:
+            try:
+                await outbox.publish(message)
+                break
+            except (NotStored, NatsError, OSError):
+                await asyncio.sleep(0.5)
+        world.sometimes(told)
 
 
 def _submit(job: Asked, twin: bool = False) -> Outgoing:

@@ -99,7 +99,7 @@ def renew(d: Decision) -> None:
         window_us, short = whole_us, _uncovered(purses, devices) if told else None
         if short is not None:
             window_us = max(0, short.available) * whole_us // short.asked
-            if window_us < _LEAST_US:
+            if window_us < min(_LEAST_US, whole_us):
                 spent_out.append((job, short))
                 continue
         for purse in purses:
