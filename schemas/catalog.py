@@ -105,8 +105,8 @@ def _of_node(what: str, model: Model, reply: Reply, owner: str = "placement") ->
 
 
 JOB_EVENTS = (
-    "queued", "granted", "starting", "running", "checkpointed", "progress", "promised", "preempting", "stopping", "requeued",
-    "succeeded", "failed", "cancelled",
+    "queued", "granted", "starting", "running", "checkpointed", "progress", "promised", "boosted", "boost-ended",
+    "preempting", "stopping", "requeued", "succeeded", "failed", "cancelled",
 )  # fmt: skip
 
 _TOLD = {
@@ -117,6 +117,8 @@ _TOLD = {
     "checkpointed": "The job saved its work and can resume from there.",
     "progress": "How far the attempt is, and how long it still takes: when that changed by much, and now and then.",
     "promised": "A gang that waits is told when it starts; later than before only for a cause.",
+    "boosted": "An operator raised the job above its class for a time.",
+    "boost-ended": "The job's time above its class is over.",
     "preempting": "The attempt must save its work and give way to a job of a higher class.",
     "stopping": "The attempt is being ended everywhere.",
     "requeued": "The job waits again, with its age kept, and resumes from its checkpoint.",
@@ -154,6 +156,7 @@ CATALOG: tuple[Message, ...] = (
     _inbox("node", "quarantine", inbox.NodeQuarantine, "agent"),
     _of_operator("quarantine-lifted", inbox.QuarantineLifted),
     _of_operator("queues-applied", inbox.ApplyQueues),
+    _of_operator("job-boosted", inbox.BoostJob),
     _of_operator("prices-applied", inbox.ApplyPrices),
     _of_operator("period-closed", inbox.ClosePeriod),
     _of_operator("budgets-applied", inbox.ApplyBudgets),

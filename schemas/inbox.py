@@ -27,7 +27,7 @@ from schemas.jobs import (
 )
 from schemas.prices import ClosedPeriod, RateBook
 from schemas.proofs import Hash, Sum
-from schemas.queues import HalfLife, PreemptionLimits, QueueOrder, Queues, QueuesVersion
+from schemas.queues import LONGEST_BOOST_S, HalfLife, PreemptionLimits, QueueOrder, Queues, QueuesVersion
 from schemas.resources import MOST_DEVICES, Inventory, LimitsByType
 
 
@@ -301,6 +301,17 @@ class ApplyQueues(Fact):
     user: User = ""
 
 
+class BoostJob(Fact):
+    """An operator raises a job above its class for a time, or ends that. Sent by `baton boost`; placement refuses it when its
+    team's budget is spent. What the job may do does not change: only where it comes, and to whom it gives way."""
+
+    job_id: JobId
+    priority: int = Field(ge=-1_000_000, le=1_000_000, description="above that of its class")
+    for_s: float = Field(ge=0, le=LONGEST_BOOST_S, description="how long, s; 0: it ends now")
+    reason: str = Field(min_length=1, max_length=1024, description="why, in the operator's words")
+    user: User = ""
+
+
 class ApplyPrices(Fact):
     """An operator gives a pool its price book. Sent by `baton prices apply`; placement refuses the whole when anything in it is
     wrong, or another version was applied meanwhile."""
@@ -392,6 +403,7 @@ InboxMessage = (
     | Tick
     | QuotaChanged
     | ApplyQueues
+    | BoostJob
     | ApplyPrices
     | ClosePeriod
     | ApplyBudgets

@@ -385,7 +385,7 @@ class JobEvent(Fact):
     """Something happened to a job. Sent by history (from the ledger) to the job's team, in ledger order per job.
 
     `what` is also the subject's and the type's last part: queued, granted, starting, running, preempting, checkpointed,
-    progress, promised, requeued, stopping, succeeded, failed, cancelled.
+    progress, promised, boosted, boost-ended, requeued, stopping, succeeded, failed, cancelled.
     """
 
     job_id: JobId

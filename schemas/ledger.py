@@ -199,6 +199,28 @@ class JobQueued(Fact):
     policy: PolicyVersion = Field(default="", description="of the classes and limits by which it was let in")
 
 
+class JobBoosted(Fact):
+    """An operator raised the job above its class, until then. It counts against its team's budget. Never `skippable`: whoever
+    grants without it grants to others."""
+
+    kind: Literal["job.boosted"] = "job.boosted"
+    job_id: JobId
+    priority: int = Field(description="of the job from here on")
+    until_us: Micros = Field(description="ledger time; no later record sees it raised")
+    reason: str = Field(max_length=1024, description="in the operator's words")
+    user: User = Field(default="", description="the operator who said it")
+
+
+class BoostEnded(Fact):
+    """The job's time above its class is over, or an operator ended it."""
+
+    kind: Literal["job.boost-ended"] = "job.boost-ended"
+    job_id: JobId
+    priority: int = Field(description="of the job from here on: that of its class")
+    reason: str = Field(max_length=1024)
+    user: User = Field(default="", description="the operator who ended it; empty: its time did")
+
+
 class JobGranted(Fact):
     """A gang's whole grant: exactly its devices, in rank order, or there is no such record. Money starts here."""
 
@@ -595,6 +617,8 @@ EventOfJob = (
     | DevicesHeld
     | HoldReleased
     | GangPromised
+    | JobBoosted
+    | BoostEnded
 )
 """The variants that are about a job."""
 

@@ -346,6 +346,7 @@ class QueueShare(Fact):
     recent_milli: int = Field(
         default=0, ge=0, description="what it held in the mean of the last time, by the half-life; 0 without one"
     )
+    boosts_left: int | None = Field(default=None, ge=0, description="of its budget for now; null: not told")
     waiting_jobs: int = Field(default=0, ge=0)
     waiting_milli: int = Field(default=0, ge=0, description="accelerators that they ask for")
     next_start: ExpectedStart | None = Field(
@@ -365,6 +366,9 @@ class QueuesReply(Fact):
     shares: tuple[QueueShare, ...] = ()
     classes: tuple[str, ...] = Field(
         default=(), description="priority classes that a queue may name; told to operators"
+    )
+    priorities: dict[str, int] = Field(
+        default_factory=dict, description="class -> its priority, the higher first; told to operators"
     )
     kinds: tuple[str, ...] = Field(default=(), description="kinds of device that the pool has; told to operators")
     ledger_seq: int = Field(default=0, ge=0, description="the ledger record that the answer is of; 0: not told")

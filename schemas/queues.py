@@ -57,6 +57,19 @@ class PreemptionLimits(Fact):
     per_pool: PoolPreemptionRate = PoolPreemptionRate()
 
 
+MOST_BOOSTS = 64
+"""Of a team, that are remembered."""
+LONGEST_BOOST_S = 31 * 86_400
+
+
+class BoostBudget(Fact):
+    """How often, and for how long, jobs of a team may be raised above their class. Each team of a queue has its own."""
+
+    most: int = Field(default=4, ge=0, le=MOST_BOOSTS, description="boosts within any such time; 0: none")
+    within_s: int = Field(default=7 * 86_400, ge=60, le=366 * 86_400, description="s")
+    longest_s: int = Field(default=86_400, ge=60, le=LONGEST_BOOST_S, description="of one boost, s")
+
+
 class Queue(Fact):
     """One queue: an organisation, a team or a project. A queue that is called like a team takes that team's jobs."""
 
@@ -79,6 +92,9 @@ class Queue(Fact):
         ge=0,
         le=7 * 86_400,
         description="how long its jobs run before they give way, s; null: as its parent says, at the top as the pool does",
+    )
+    boosts: BoostBudget | None = Field(
+        default=None, description="of each team in it; null: as its parent says, at the top the default"
     )
     classes: tuple[Name, ...] | None = Field(
         default=None, max_length=64, description="the priority classes that its jobs may use; null: those of its parent"

@@ -166,6 +166,11 @@ def apply_queues(pool: str, user: str) -> str:
     return fill(OPERATOR_INPUT, what="queues-applied", pool=pool, team=OPERATOR, user=user)
 
 
+def boost_job(pool: str, user: str) -> str:
+    """Operators only: a job comes before its class for a time."""
+    return fill(OPERATOR_INPUT, what="job-boosted", pool=pool, team=OPERATOR, user=user)
+
+
 def apply_prices(pool: str, user: str) -> str:
     """Operators only: what a device costs in `pool`."""
     return fill(OPERATOR_INPUT, what="prices-applied", pool=pool, team=OPERATOR, user=user)

@@ -19,6 +19,7 @@ from schemas.inbox import (
     ApplyBudgets,
     ApplyPrices,
     ApplyQueues,
+    BoostJob,
     ClosePeriod,
     NodeDead,
     QuarantineLifted,
@@ -32,6 +33,7 @@ Said = (
     ApplyBudgets
     | ApplyPrices
     | ApplyQueues
+    | BoostJob
     | ClosePeriod
     | NodeDead
     | QuarantineLifted

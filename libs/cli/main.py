@@ -47,6 +47,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "audit": CommandEntry("audit", "Who did what: list and verify commands and operators' actions (operators)"),
     "dead": CommandEntry("dead", "Messages that could not be processed (operators)"),
     "apply": CommandEntry("apply", "Give the pool the queues, or the budgets, of a file (operators)"),
+    "boost": CommandEntry("boost", "Raise a job above its class for a time (operators)"),
     "diff": CommandEntry("diff", "What applying a file of queues or budgets would change (operators)"),
     "prices": CommandEntry("prices", "Check and apply the pool's price book (operators)"),
     "budget": CommandEntry("budget", "What is spent and held of budgets; give one more (operators)"),

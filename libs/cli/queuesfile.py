@@ -15,6 +15,7 @@ queues:
     classes: [experiment]       # all without it
     order: shortest-remaining   # that of its parent without it
     min_run: 10m                # that of its parent without it
+    boosts: {most: 4, within: 7d, longest: 1d}  # of each of its teams; those of its parent without it
   - name: vision
     parent: research
 """
@@ -31,9 +32,12 @@ from libs.core.scheduling.queues import problems
 from libs.core.state.queue_tree import QueueTree
 from schemas.base import Name, Strict
 from schemas.queues import (
+    LONGEST_BOOST_S,
     LONGEST_PER_POOL_S,
+    MOST_BOOSTS,
     MOST_PER_JOB,
     AmountKey,
+    BoostBudget,
     HalfLife,
     JobPreemptionRate,
     PoolPreemptionRate,
@@ -109,6 +113,18 @@ class PreemptionItem(Strict):
         )
 
 
+class BoostsItem(Strict):
+    """How often jobs may be raised above their class."""
+
+    most: Annotated[int, Field(ge=0, le=MOST_BOOSTS)] = BoostBudget().most
+    within: _as_duration(60, 366 * DAY_S) = BoostBudget().within_s  # type: ignore[valid-type]
+    longest: _as_duration(60, LONGEST_BOOST_S) = BoostBudget().longest_s  # type: ignore[valid-type]
+
+    @property
+    def budget(self) -> BoostBudget:
+        return BoostBudget(most=self.most, within_s=self.within, longest_s=self.longest)
+
+
 class QueueItem(Strict):
     """One queue as people write it: in devices."""
 
@@ -119,6 +135,7 @@ class QueueItem(Strict):
     limit: _Amounts = Field(default_factory=dict)
     order: QueueOrder | None = None
     min_run: _MinRun | None = None  # type: ignore[valid-type]
+    boosts: BoostsItem | None = None
     classes: tuple[Name, ...] | None = Field(default=None, max_length=64)
 
     @property
@@ -131,6 +148,7 @@ class QueueItem(Strict):
             limit=_milli(self.limit),
             order=self.order,
             min_run_s=self.min_run,
+            boosts=None if self.boosts is None else self.boosts.budget,
             classes=self.classes,
         )
 

@@ -14,6 +14,7 @@ from schemas.inbox import (
     ApplyBudgets,
     ApplyPrices,
     ApplyQueues,
+    BoostJob,
     ClosePeriod,
     InboxMessage,
     NodeDead,
@@ -29,6 +30,7 @@ _OPERATORS_SAY = (
     NodeDead
     | QuarantineLifted
     | ApplyQueues
+    | BoostJob
     | ApplyPrices
     | ClosePeriod
     | ApplyBudgets

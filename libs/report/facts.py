@@ -98,6 +98,7 @@ class Facts:
 
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
+        "job.boosted", "job.boost-ended",
         "attempt.starting", "attempt.progress", "gang.promised",
         "attempt.stopping", "devices.held", "hold.released", "board.recut",
         "board.recut-withdrawn", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",

@@ -123,7 +123,9 @@ class Answers:
     def queues(self, replica: Replica, query: QueuesQuery, asked: AskedBy) -> QueuesReply:
         """How the pool is shared. A team sees its own queue and those below it, the operator all."""
         promised = {job_id: one.last for job_id, one in replica.decider.turns.book.of.items()}
-        reply = queue_shares(replica.state, asked.team, self._inputs.classes, promised)
+        reply = queue_shares(
+            replica.state, asked.team, {c.name: c.priority for c in self._inputs.classes.values()}, promised
+        )
         return reply.model_copy(update={"ledger_seq": asked.seq})
 
     def budgets(self, replica: Replica, query: BudgetsQuery, asked: AskedBy) -> BudgetsReply:

@@ -341,6 +341,29 @@ def exchanged() -> World:
     return w
 
 
+def boosted() -> World:
+    """A job that waits comes before its class, gives that up, and again; one that runs is raised too. Their times end."""
+    w = World(node("n0"))
+    w.started(runs := w.submit(job("runs", 8)))
+    first, second = (w.submit(job(f"waits {n}", 8, team=team)) for n, team in enumerate(("research", "blue")))
+
+    def boost(of: str, for_s: float) -> None:
+        w.send(inbox.BoostJob(job_id=of, priority=50, for_s=for_s, reason="a deadline", user="olga"))
+
+    boost(second, 3600)
+    boost(second, 0)
+    boost(second, 600)
+    boost(runs, 60)
+    w.send(after_us=100 * S)
+    w.released(runs)
+    w.started(second)
+    w.send(after_us=600 * S)
+    w.released(second)
+    w.started(first)
+    w.released(first)
+    return w
+
+
 def priced() -> World:
     """A pool is given prices, again, worse ones and better ones; a period is closed, twice, and one that leaves a gap."""
     w = World(node("n0"))
@@ -486,6 +509,7 @@ LIVES: dict[str, Callable[[], World]] = {
     "queues": queued_up,
     "progressing": progressing,
     "exchanged": exchanged,
+    "boosted": boosted,
     "priced": priced,
     "budgeted": budgeted,
     "promised": promised,

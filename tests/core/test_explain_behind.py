@@ -113,7 +113,7 @@ def test_a_promise_is_told_in_explain_in_the_list_and_with_the_queue() -> None:
     state = w.decider.state
     (listed,) = queue_view(state, Reasons(state, w.decider.policy), 10)
     assert (listed.position, listed.start is not None) == (1, True)
-    (share,) = queue_shares(state, "operator", (), {waits: promise}).shares
+    (share,) = queue_shares(state, "operator", {}, {waits: promise}).shares
     assert share.next_start is not None
     assert share.next_start.p50_us == promise.p50_us
     assert queue_shares(state, "operator").shares[0].next_start is None

@@ -57,6 +57,8 @@ JOBS = spelt("""
     devices.held: queued -> =
     hold.released: queued -> =
     gang.promised: queued -> =
+    job.boosted: queued|granted|starting|running|preempting|stopping -> =
+    job.boost-ended: queued|granted|starting|running|preempting|stopping -> =
 """)
 ATTEMPTS = spelt("""
     job.queued: - -> -
@@ -74,6 +76,8 @@ ATTEMPTS = spelt("""
     devices.held: - -> -
     hold.released: - -> -
     gang.promised: - -> -
+    job.boosted: -|granted|starting|running|preempting|stopping -> =
+    job.boost-ended: -|granted|starting|running|preempting|stopping -> =
 """)
 
 

@@ -133,7 +133,7 @@ def test_every_kind_of_event_is_a_change_or_progress():
     assert kinds >= PROGRESS
     assert kinds - PROGRESS == {
         ledger.NodeJoined, ledger.NodeLeft, ledger.NodeSilence, ledger.NodeHeard, ledger.QuotaSet,
-        ledger.JobQueued, ledger.JobGranted,
+        ledger.JobQueued, ledger.JobGranted, ledger.JobBoosted, ledger.BoostEnded,
         ledger.AttemptPreempting, ledger.AttemptStopping, ledger.DevicesFreed, ledger.JobRequeued, ledger.JobFinished,
         ledger.DevicesHeld, ledger.HoldReleased, ledger.BoardRecut, ledger.BoardCutDone,
         ledger.DeviceQuarantined, ledger.DeviceReturned, ledger.TeamSuspended, ledger.TeamResumed, ledger.QueuesApplied,

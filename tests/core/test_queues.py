@@ -267,7 +267,7 @@ def test_queues_are_told_with_what_they_hold_and_a_team_sees_its_own_alone() -> 
     w.started(w.submit(job("a", 6, team="vision")))
     w.started(w.submit(job("b", 8, team="blue")))
     w.submit(job("c", 4, team="vision"))
-    told = {share.queue.name: share for share in queue_shares(w.decider.state, "operator", ["experiment"]).shares}
+    told = {share.queue.name: share for share in queue_shares(w.decider.state, "operator", {"experiment": 100}).shares}
     assert list(told) == ["blue", "research", "vision"]
     vision = told["vision"]
     assert (vision.held_milli, vision.borrowed_milli, vision.waiting_jobs, vision.waiting_milli) == (

@@ -36,6 +36,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "attempt.checkpointed": f"{NEVER_USED}: the job was not tried again, or had a later one by then",
         "attempt.progress": NEVER_USED,
         "gang.promised": NEVER_USED,
+        "job.boost-ended": "an operator ended it and raised the job again",
         "node.silent": "the first: that a node is silent, and which leases have ended, may be told in one",
         "board.recut-withdrawn": "the node may have answered late instead",
         "quota.set": f"{NEVER_USED}: nobody reached the limit",
@@ -55,6 +56,7 @@ UNSEEN: dict[str, dict[str, str]] = {
     },
     "doubled": {
         "gang.promised": SAID_ALREADY,
+        "job.boosted": f"{SAID_ALREADY}, as long as the budget has another",
         "quota.set": SAID_ALREADY,
         "team.suspended": SAID_ALREADY,
         "plan.declined": SAID_ALREADY,
@@ -85,6 +87,7 @@ UNSEEN: dict[str, dict[str, str]] = {
         "budget.reached": IN_TIME,
         "job.queued": IN_TIME,
         "job.granted": IN_TIME,
+        "job.boosted": IN_TIME,
         "job.finished": "of a job that was cancelled while it waited: it waits a moment longer",
         "attempt.running": IN_TIME,
         "attempt.stopping": "of a suspension: the operator may have asked for it a moment later",

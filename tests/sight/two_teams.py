@@ -87,6 +87,10 @@ class TwoTeams:
         assert set(world.nodes_of(gang)) == {"b", "d"}
         world.started(gang)
         world.checkpointed(gang, 7)
+        for for_s in (60, 0):
+            world.send(
+                inbox.BoostJob(job_id=gang, priority=150, for_s=for_s, reason="a deadline", user=f"{SECRET}-olga")
+            )
         urgent = self.job(self.red_team, "urgent", 4, priority=300, preempts=True)
         world.submit(urgent)
         (plan,) = preemption.plans(world.decider.state, world.now_us, len(world.records))

@@ -13,8 +13,16 @@ from libs.bus.connect import BusConnection
 from libs.cli.queuesfile import QueueFileError, read_queues
 from schemas import inbox, subjects
 from schemas.ids import job_id
-from schemas.jobs import JobRejected
-from schemas.ledger import BudgetsApplied, InputRejected, JobGranted, JobQueued, QueuesApplied
+from schemas.jobs import JobEvent, JobRejected
+from schemas.ledger import (
+    BoostEnded,
+    BudgetsApplied,
+    InputRejected,
+    JobBoosted,
+    JobGranted,
+    JobQueued,
+    QueuesApplied,
+)
 from services.admission.app import make_app as make_admission
 from services.admission.settings import AdmissionSettings
 from services.history.feed import FeedLoop
@@ -107,9 +115,24 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         assert (refused.job_id, refused.reasons[0].field) == (serving_class, "job.priority_class")
         assert "experiment" in refused.reasons[0].fix
 
+        away = await said("boost", waits, "--to", "servin", "--for", "1h", "--reason", "late")
+        assert (away.code, "there are serving, production, experiment" in away.err) == (2, True), away.err
+        raised = await said(
+            "boost", waits, "--to", "production", "--for", "1h", "--reason", "a deadline", "--user", "olga"
+        )
+        assert raised.code == 0, raised.err
+        assert (await world.event(JobBoosted, job_id=waits)).user == "olga"
+        (news,) = await until(lambda: stored(world.js, subjects.EVENTS, subjects.event("boosted", red)))
+        assert "a deadline" in JobEvent.model_validate_json(news.data).reason
+        ended = await said("boost", waits, "--end", "--reason", "moved")
+        assert ended.code == 0, ended.err
+        assert (await world.event(BoostEnded, job_id=waits)).reason == "moved"
+        assert (await said("boost", waits, "--reason", "x")).code == 2
+
         rows = json.loads((await said("get", "queues", "--team", "operator", "-o", "json")).out)
         shown = {row["queue"]["name"]: row for row in rows}
         assert [row["queue"]["name"] for row in rows] == ["lab", blue, red]
+        assert shown[red]["boosts_left"] == 3
         assert (shown["lab"]["held_milli"], shown[red]["waiting_jobs"]) == (2000, 1)
         table = (await said("get", "queues", "--team", "operator")).out
         assert f"  {red}" in table
@@ -127,6 +150,8 @@ async def test_queues_are_applied_compared_shown_and_held_to(
 
         await world.put(inbox.ApplyQueues(version=1, queues=(), user="olga"))
         assert "version 1 is not above 2" in (await world.event(InputRejected)).reason
+        long = await said("boost", waits, "--to", "serving", "--for", "2d", "--reason", "late")
+        assert (long.code, "86400 s at the most" in long.err) == (4, True), long.err
         path.write_text("version: 3\nqueues: []\n")
         assert (await said("apply", "-f", str(path))).out.count("- ") == 3
 

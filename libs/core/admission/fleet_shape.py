@@ -45,6 +45,7 @@ class FleetShape:
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
+        "job.boosted", "job.boost-ended",
         "node.left", "job.granted", "job.requeued", "attempt.starting", "attempt.running",
         "attempt.checkpointed", "attempt.progress", "gang.promised",
         "attempt.preempting", "attempt.stopping", "attempt.closed", "devices.freed",

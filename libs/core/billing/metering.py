@@ -90,6 +90,7 @@ class Meter:
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
+        "job.boosted", "job.boost-ended",
         "node.left", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress", "gang.promised",
         "attempt.preempting",
         "attempt.stopping", "attempt.closed", "job.requeued", "devices.held", "hold.released", "board.recut",

@@ -14,14 +14,15 @@ from schemas.queues import Queue
 from schemas.resources import ANY_ACCELERATOR
 from schemas.subjects import OPERATOR
 
+_NONE: Mapping[str, int] = MappingProxyType({})
 _NOBODY: Mapping[str, StartPromise] = MappingProxyType({})
 
 
 def queue_shares(
-    state: State, seen_by: str, classes: Collection[str] = (), promised: Mapping[str, StartPromise] = _NOBODY
+    state: State, seen_by: str, classes: Mapping[str, int] = _NONE, promised: Mapping[str, StartPromise] = _NOBODY
 ) -> QueuesReply:
     """Every queue that `seen_by` may see, and teams without one that hold or want something. Costs a look at each line of
-    waiting jobs. `promised`: jobs that wait and were told when they start."""
+    waiting jobs. `classes`: name -> priority. `promised`: jobs that wait and were told when they start."""
     tree, held = state.tree, state.all_committed()
     jobs: dict[str, int] = {}
     waiting: dict[str, int] = {}
@@ -63,6 +64,7 @@ def queue_shares(
                 borrowed_milli=max(0, holds_milli - guaranteed),
                 share_milli=fair.get(name, 0) // GRAINS if operator or name in tree else 0,
                 recent_milli=recent.get(name, 0) // GRAINS,
+                boosts_left=_boosts_left(state, name),
                 waiting_jobs=asks.get(name, 0),
                 waiting_milli=-(-waits.get(name, 0) // GRAINS),
                 next_start=_next_start(state, {name, *tree.below(name)}, promised),
@@ -75,6 +77,7 @@ def queue_shares(
         preemption=tree.preemption if operator else None,
         shares=tuple(shares),
         classes=tuple(classes) if operator else (),
+        priorities=dict(classes) if operator else {},
         kinds=tuple(sorted(state.fleet.capacity())) if operator else (),
     )
 
@@ -96,6 +99,11 @@ def _in_order(state: State, teams: Collection[str]) -> list[str]:
         found.append(name)
         todo += sorted(state.tree.children(name), reverse=True)
     return found + sorted(team for team in teams if team not in state.tree)
+
+
+def _boosts_left(state: State, team: str) -> int:
+    budget = state.tree.boost_budget(team)
+    return max(0, budget.most - state.boosts_had.within(team, state.t_us, budget.within_s * 1_000_000))
 
 
 def _sum(held: Collection[dict[str, int]]) -> dict[str, int]:

@@ -5,6 +5,7 @@ wait ahead, not what they hold each, not what giving way costs them. The operato
 """
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from itertools import islice
 
 from libs.core.explain.diagnosis import diagnose
@@ -18,6 +19,7 @@ from libs.core.placement.find import find
 from libs.core.scheduling import retry
 from libs.core.scheduling.order import JobsAhead, in_order
 from libs.core.scheduling.policy import Policy
+from libs.core.state.boosts import Boost
 from libs.core.state.model import Job, QueueKey, State, running
 from libs.core.state.ranges import in_ranges
 from schemas.jobs import JobState, StartPromise
@@ -38,6 +40,16 @@ _LOSSES = tuple(category for category, rule in retry.POLICY.items() if rule.budg
 
 def explain(state: State, job: Job, reasons: Reasons, *, seen_by: str = OPERATOR) -> Explanation:
     """The explanation of a job that has not ended. `reasons` are of this `state`."""
+    found = _explained(state, job, reasons, seen_by=seen_by)
+    return found if job.boost is None else found.model_copy(update={"text": found.text + _boosted(job.boost)})
+
+
+def _boosted(boost: Boost) -> str:
+    until = datetime.fromtimestamp(boost.until_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"; it is boosted above its class until {until}: {boost.reason}"
+
+
+def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Explanation:
     if job.state is not JobState.QUEUED:
         return Explanation(job_id=job.id, state=job.state, reason=job.state.value, text=_running(job), span=_span(job))
     if job.team in state.suspended:

@@ -9,6 +9,7 @@ attempts, the devices of the last `KEEP_DEVICES` of them, the last `KEEP_EVENTS`
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, ClassVar, get_args
 
 from libs.core.state import lifecycle, parts
@@ -22,6 +23,8 @@ KEEP_EVENTS = 200
 
 JobLedgerEvent = (
     led.JobQueued
+    | led.JobBoosted
+    | led.BoostEnded
     | led.JobGranted
     | led.AttemptStarting
     | led.AttemptRunning
@@ -51,6 +54,8 @@ _IGNORED = frozenset({
 
 _WHAT: dict[type, str] = {
     led.JobQueued: "queued",
+    led.JobBoosted: "boosted",
+    led.BoostEnded: "boost-ended",
     led.JobGranted: "granted",
     led.AttemptStarting: "starting",
     led.AttemptRunning: "running",
@@ -121,6 +126,8 @@ def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: i
         raise UnknownJob(f"record {seq} has {event.kind} of {event.job_id}, whose document is missing")
     change: dict[str, Any] = {"seq": seq, "state": _state_after(event, document.state)}
     match event:
+        case led.JobBoosted() | led.BoostEnded():
+            change["priority"] = event.priority
         case led.JobGranted():
             change |= {"reason": "", "promise": None, "attempts": _begun(document.attempts, event, t_us)}
         case led.AttemptRunning():
@@ -324,7 +331,10 @@ def _told(event: JobLedgerEvent, t_us: int, job: _About, **numbered: Any) -> Job
             news = {"promise": event.promise}
         case led.AttemptProgress():
             news = {"progress": event.progress}
-        case led.AttemptPreempting() | led.AttemptStopping():
+        case led.JobBoosted():
+            moment = datetime.fromtimestamp(event.until_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            news = {"reason": f"priority {event.priority} until {moment}: {event.reason}"}
+        case led.AttemptPreempting() | led.AttemptStopping() | led.BoostEnded():
             news = {"reason": event.reason}
         case led.JobRequeued():
             news = {"reason": event.reason, "checkpoint": event.resume}

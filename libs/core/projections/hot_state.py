@@ -223,6 +223,9 @@ class HotState:
         self._put("jobs", e.job_id, row)
         self._team(e.team)["queued"] += 1
 
+    def _ranked(self, e: led.JobBoosted | led.BoostEnded, t_us: int) -> None:
+        self._row("jobs", e.job_id)["priority"] = e.priority
+
     def _job_granted(self, e: led.JobGranted, t_us: int) -> None:
         self._transition(e, t_us)
         job = self.jobs[e.job_id]
@@ -287,6 +290,8 @@ _FOLD: dict[type, Callable[[HotState, Any, int], None]] = {
     led.DeviceReturned: HotState._device_returned,
     led.QuotaSet: HotState._quota_set,
     led.JobQueued: HotState._job_queued,
+    led.JobBoosted: HotState._ranked,
+    led.BoostEnded: HotState._ranked,
     led.JobGranted: HotState._job_granted,
     led.AttemptStarting: HotState._transition,
     led.AttemptRunning: HotState._transition,

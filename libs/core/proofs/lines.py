@@ -19,6 +19,8 @@ NOBODY = "job-" + "0" * 32
 _FIELDS_OF_OTHERS: Mapping[type, frozenset[str]] = {
     led.QuotaSet: frozenset({"user", "cause"}),
     led.TeamSuspended: frozenset({"user"}),
+    led.JobBoosted: frozenset({"user"}),
+    led.BoostEnded: frozenset({"user"}),
     led.TeamResumed: frozenset({"user"}),
     led.AttemptPreempting: frozenset({"beneficiary", "plan_id"}),
     led.InputRejected: frozenset({"inbox_seq", "subject"}),
@@ -32,7 +34,8 @@ _IN_PLACE: Mapping[type, Mapping[str, Any]] = {
 """What stands there when such an event is read again."""
 
 OF_JOBS: tuple[type, ...] = (
-    led.JobQueued, led.JobGranted, led.AttemptStarting, led.AttemptRunning, led.AttemptCheckpointed,
+    led.JobQueued, led.JobBoosted, led.BoostEnded, led.JobGranted, led.AttemptStarting, led.AttemptRunning,
+    led.AttemptCheckpointed,
     led.AttemptProgress, led.GangPromised, led.AttemptPreempting, led.AttemptStopping, led.DevicesFreed, led.AttemptClosed,
     led.JobRequeued, led.JobFinished,
 )  # fmt: skip

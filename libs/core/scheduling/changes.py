@@ -123,6 +123,8 @@ NOTED: dict[type, Callable[[Changes, State, Any], None]] = {
     led.TeamSuspended: _anything,
     led.TeamResumed: _anything,
     led.JobQueued: _job_queued,
+    led.JobBoosted: _anything,
+    led.BoostEnded: _anything,
     led.JobGranted: _nothing,  # the cycle that granted it knows
     led.AttemptStarting: _nothing,
     led.AttemptRunning: _nothing,

@@ -20,6 +20,7 @@ from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.promises import new_promises
 from libs.core.scheduling.reactions import Decision, react, reject
 from libs.core.scheduling.reactions.attempts import release_hold
+from libs.core.scheduling.reactions.boosts import end_boosts
 from libs.core.scheduling.reactions.budgets import begin_periods
 from libs.core.state import fold, snapshot
 from libs.core.state.decided import DecisionFault, RecordEnd
@@ -160,6 +161,8 @@ class Decider:
         fell_due = self.turns.begin(self.state, t_us, back)
         if self.state.budgets:
             begin_periods(decision)
+        if self.state.boosted:
+            end_boosts(decision)
         for item in inputs:
             self._react(decision, item)
         self._end_condemned(decision)

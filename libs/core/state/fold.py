@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from libs.core.state import lifecycle
+from libs.core.state.boosts import Boost
 from libs.core.state.early_cancels import EarlyCancel
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, running, shape_of
@@ -260,6 +261,31 @@ def _attempt_progress(state: State, e: led.AttemptProgress, t_us: int) -> None:
     attempt.progress, attempt.progress_us = e.progress, t_us
 
 
+def _job_boosted(state: State, e: led.JobBoosted, t_us: int) -> None:
+    job = state.jobs[e.job_id]
+    own = job.priority if job.boost is None else job.boost.own_priority
+    job.boost = Boost(own, e.until_us, e.reason, e.user)
+    state.boosted[job.id] = e.until_us
+    state.boosts_had.note(job.team, t_us)
+    _ranks(state, job, e.priority)
+
+
+def _boost_ended(state: State, e: led.BoostEnded, t_us: int) -> None:
+    job = state.jobs[e.job_id]
+    job.boost = None
+    state.boosted.pop(job.id, None)
+    _ranks(state, job, e.priority)
+
+
+def _ranks(state: State, job: Job, priority: int) -> None:
+    waits = job.state is JobState.QUEUED and job.id not in state.backing_off
+    if waits:
+        dequeue(state, job)
+    job.ranks(priority)
+    if waits:
+        enqueue(state, job)
+
+
 def _attempt_preempting(state: State, e: led.AttemptPreempting, t_us: int) -> None:
     job, attempt = _current(state, e.job_id, e.attempt)
     attempt.ended_us = t_us
@@ -323,6 +349,7 @@ def _job_finished(state: State, e: led.JobFinished, t_us: int) -> None:
     if job.state is JobState.QUEUED:
         dequeue(state, job)
     del state.jobs[e.job_id]
+    state.boosted.pop(e.job_id, None)
     state.finished.add(e.job_id, job.spec_hash, t_us)
     state.finished_by_state[e.state.value] = state.finished_by_state.get(e.state.value, 0) + 1
 
@@ -462,6 +489,8 @@ _FOLD: dict[type, Callable[[State, Any, int], None]] = {
     led.TeamSuspended: _team_suspended,
     led.TeamResumed: _team_resumed,
     led.JobQueued: _job_queued,
+    led.JobBoosted: _job_boosted,
+    led.BoostEnded: _boost_ended,
     led.JobGranted: _job_granted,
     led.AttemptStarting: _attempt_starting,
     led.AttemptRunning: _attempt_running,

@@ -16,6 +16,7 @@ then each decision falls back to what the format before it could say:
     gang.promised           left out: a gang waits as it did, and is told nothing
     operator.acted          left out, and command.refused: the operator's book and the team's answer have them
     ledger.summed           left out: teams have their lines, and nothing to check them by
+    job.boosted             refused: the job keeps its place
     prices.applied          refused: prices stay those of the file
     period.closed           refused: the period stays open
     budgets.applied         refused, and with it all that is told of budgets

@@ -74,6 +74,8 @@ def _moves(target: A, *sources: A) -> Rule:
 _NO_ATTEMPT: Moves[A] = {None: frozenset({None})}
 _ENDS: frozenset[J | None] = frozenset({J.SUCCEEDED, J.FAILED, J.CANCELLED})
 _NOTHING = Rule()
+_ANYWHERE = Rule(job=_stays({J.QUEUED, *ACTIVE}), attempt={**_NO_ATTEMPT, **_stays(OPEN)})
+"""Of a job that has not ended, wherever it is."""
 
 TABLE: Mapping[type, Rule] = {
     led.JobQueued: Rule(job={None: frozenset({J.QUEUED})}, attempt=_NO_ATTEMPT),
@@ -91,6 +93,8 @@ TABLE: Mapping[type, Rule] = {
     led.DevicesHeld: Rule(job=_stays({J.QUEUED}), attempt=_NO_ATTEMPT),
     led.HoldReleased: Rule(job=_stays({J.QUEUED}), attempt=_NO_ATTEMPT),
     led.GangPromised: Rule(job=_stays({J.QUEUED}), attempt=_NO_ATTEMPT),
+    led.JobBoosted: _ANYWHERE,
+    led.BoostEnded: _ANYWHERE,
     led.NodeJoined: _NOTHING,
     led.NodeLeft: _NOTHING,
     led.QuotaSet: _NOTHING,

@@ -6,6 +6,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+from libs.core.state.boosts import Boost, BoostsHad
 from libs.core.state.budgets import Budgets
 from libs.core.state.cut import Cuts
 from libs.core.state.early_cancels import EarlyCancels
@@ -292,6 +293,8 @@ class Job:
     preempted_us: tuple[int, ...] = ()
     """When it was made to give way, the last times."""
     first_grant_us: int = 0
+    boost: Boost | None = None
+    """`priority` is raised by it."""
     network: Network = Network.HOST
     """From its class: the machine's, or none."""
     lease_s: float = DEFAULT_LEASE_S
@@ -303,6 +306,11 @@ class Job:
     """Where it stands while it waits."""
 
     def __post_init__(self) -> None:
+        self.ranks(self.priority)
+
+    def ranks(self, priority: int) -> None:
+        """From here on it is of this priority. It must stand in no queue meanwhile."""
+        self.priority = priority
         self.queue = QueueKey(self.priority, self.team, self.shape, self.preempts)
 
     def spec_digest(self) -> str:
@@ -394,6 +402,9 @@ class State:
     inbox_seq: int = 0
     grants: int = 0
     preemptions: int = 0
+    boosted: dict[str, int] = field(default_factory=dict)
+    """Jobs that are raised above their class: id -> until when, us."""
+    boosts_had: BoostsHad = field(default_factory=BoostsHad)
     preempted: PreemptedLately = field(default_factory=PreemptedLately)
     """When jobs were made to give way lately."""
     finished_by_state: dict[str, int] = field(default_factory=dict)

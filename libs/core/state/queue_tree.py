@@ -8,7 +8,7 @@ from typing import Any
 from libs.core.state.limits import Limits
 from schemas.inbox import ApplyQueues
 from schemas.ledger import QueuesApplied
-from schemas.queues import PreemptionLimits, Queue, QueueOrder
+from schemas.queues import BoostBudget, PreemptionLimits, Queue, QueueOrder
 from schemas.resources import ANY_ACCELERATOR
 
 ROOT = ""
@@ -18,6 +18,7 @@ OWN = "/own"
 
 
 _UNSAID = Queue(name="unsaid")
+_DEFAULT_BUDGET = BoostBudget()
 _DEFAULT_LIMITS = PreemptionLimits()
 
 
@@ -136,6 +137,10 @@ class QueueTree:
         """How long a queue's jobs run before they give way: the nearest statement upwards, at last the pool's."""
         said = (q.min_run_s for q in self._upwards(name) if q.min_run_s is not None)
         return next(said, self.preemption_limits.min_run_s)
+
+    def boost_budget(self, team: str) -> BoostBudget:
+        """How often a team's jobs may be raised: the nearest statement upwards, at last the default."""
+        return next((q.boosts for q in self._upwards(team) if q.boosts is not None), _DEFAULT_BUDGET)
 
     def _upwards(self, name: str) -> Iterator[Queue]:
         return (self[above] for above in reversed(self.path(name)))

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from libs.core.state.boosts import Boost, BoostsHad
 from libs.core.state.budgets import Budgets
 from libs.core.state.cut import chunks
 from libs.core.state.early_cancels import EarlyCancels
@@ -76,6 +77,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "tree": state.tree.dump(),
         "past_use": state.past_use.dump(),
         "preempted": state.preempted.dump(),
+        "boosts_had": state.boosts_had.dump(),
         "book": None if state.book is None else state.book.model_dump(mode="json"),
         "closed_us": state.closed_us,
         "budgets": state.budgets.dump(),
@@ -124,6 +126,7 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
     state.budgets = Budgets.load(body.get("budgets", {}), state.tree)
     state.book = None if body.get("book") is None else RateBook.model_validate(body["book"])
     state.closed_us = None if body.get("closed_us") is None else (body["closed_us"][0], body["closed_us"][1])
+    state.boosts_had = BoostsHad(body.get("boosts_had"))
     state.preempted = PreemptedLately.load(body.get("preempted", ()))
     state.suspended = {team: Suspension(*how) for team, how in body.get("suspended", {}).items()}
     nodes: list[Any] = []
@@ -168,6 +171,7 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
 def _index(state: State) -> None:
     """What follows from the jobs: who waits, and what runs where."""
     jobs = list(state.jobs.values())
+    state.boosted = {job.id: job.boost.until_us for job in jobs if job.boost is not None}
     for job in sorted(jobs, key=lambda j: (j.submitted_us, j.id)):
         if job.state is JobState.QUEUED and job.not_before_us > state.t_us:
             back_off(state, job)
@@ -239,6 +243,7 @@ def _dump_job(job: Job) -> dict[str, Any]:
         **{name: getattr(job, name) for name in _JOB_PLAIN},
         "state": job.state.value,
         "preempted_us": job.preempted_us,
+        "boost": job.boost,
         "latency": job.latency.value,
         "network": job.network.value,
         "endings": job.endings,
@@ -269,6 +274,7 @@ def _load_job(raw: dict[str, Any]) -> Job:
         shape=shape_of(spec),
         state=JobState(raw["state"]),
         preempted_us=tuple(raw.get("preempted_us", ())),
+        boost=Boost(*raw["boost"]) if raw.get("boost") else None,
         latency=Latency(raw["latency"]),
         network=Network(raw.get("network", Network.HOST)),
         endings={Category(name): count for name, count in raw["endings"].items()},

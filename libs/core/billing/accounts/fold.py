@@ -37,6 +37,7 @@ class Accounts:
     """Of the layout of `dump`."""
     handled: ClassVar[frozenset[str]]
     ignored: ClassVar = frozenset({
+        "job.boosted", "job.boost-ended",
         "quota.set", "attempt.starting", "attempt.running", "attempt.checkpointed", "attempt.progress", "gang.promised",
         "attempt.preempting", "attempt.stopping", "attempt.closed", "job.requeued", "board.recut-withdrawn",
         "input.rejected", "plan.declined", "clock.jumped", "segment.sealed", "team.suspended", "team.resumed",

@@ -88,6 +88,11 @@ class AuditLines:
     def _queues(self, e: led.QueuesApplied) -> Iterator[dict[str, Any]]:
         yield _operator("queues.apply", f"version {e.version}", e.user, e.reason)
 
+    def _boosted(self, e: led.JobBoosted | led.BoostEnded) -> Iterator[dict[str, Any]]:
+        if e.user or isinstance(e, led.JobBoosted):
+            kind, team = "job.boost" if isinstance(e, led.JobBoosted) else "job.boost-end", self._team.get(e.job_id, "")
+            yield _operator(kind, e.job_id, e.user, e.reason) | {"teams": (team,) if team else ()}
+
     def _prices(self, e: led.PricesApplied) -> Iterator[dict[str, Any]]:
         yield _operator("prices.apply", f"version {e.book.version}", e.user, e.reason)
 
@@ -152,6 +157,7 @@ _SAID = {
     "node-dead": "node.declare-dead",
     "quarantine-lifted": "node.release",
     "queues-applied": "queues.apply",
+    "job-boosted": "job.boost",
     "prices-applied": "prices.apply",
     "period-closed": "bill.close",
     "budgets-applied": "budgets.apply",
@@ -167,6 +173,8 @@ _LINES: dict[type, Callable[[AuditLines, Any], Iterator[dict[str, Any]]]] = {
     led.JobFinished: AuditLines._finished,
     led.QuotaSet: AuditLines._quota,
     led.QueuesApplied: AuditLines._queues,
+    led.JobBoosted: AuditLines._boosted,
+    led.BoostEnded: AuditLines._boosted,
     led.PricesApplied: AuditLines._prices,
     led.PeriodClosed: AuditLines._closed,
     led.BudgetsApplied: AuditLines._budgets,

@@ -6,6 +6,7 @@ from libs.core.projections.verify.asked import AsAsked
 from libs.core.projections.verify.attempts import Attempts
 from libs.core.projections.verify.boards import Boards
 from libs.core.projections.verify.books import Books, Handler, Subject
+from libs.core.projections.verify.boosts import Boosts
 from libs.core.projections.verify.capacity import CapacityBooks
 from libs.core.projections.verify.checkpoints import Checkpoints
 from libs.core.projections.verify.clock import LedgerTime
@@ -30,6 +31,7 @@ SUBJECTS: Final[tuple[type[Subject], ...]] = (
     Records,
     LedgerTime,
     Lives,  # moves the job's state, which all others read
+    Boosts,  # its priority
     Holds,
     AsAsked,
     Boards,

@@ -14,6 +14,8 @@ _MAY_COME: dict[type, tuple[frozenset[Where], Where | None, bool, str]] = {
     led.JobGranted: (frozenset({W.WAITING}), W.GRANTED, False, "granted"),
     led.DevicesHeld: (frozenset({W.WAITING}), None, False, "given a hold"),
     led.GangPromised: (frozenset({W.WAITING}), None, False, "promised a start"),
+    led.JobBoosted: (_OPEN | {W.WAITING}, None, False, "boosted"),
+    led.BoostEnded: (_OPEN | {W.WAITING}, None, False, "boosted no longer"),
     led.HoldReleased: (frozenset({W.WAITING}), None, False, "rid of its hold"),
     led.AttemptStarting: (frozenset({W.GRANTED, W.STARTING}), W.STARTING, True, "seen starting"),
     led.AttemptRunning: (frozenset({W.GRANTED, W.STARTING}), W.RUNNING, True, "seen running"),

@@ -20,6 +20,7 @@ class PromisedStarts(Subject):
         led.NodeJoined: "fault",
         led.NodeLeft: "left",
         led.JobQueued: "came",
+        led.JobBoosted: "came",
         led.JobRequeued: "came",
     }
 
@@ -64,7 +65,7 @@ class PromisedStarts(Subject):
     def left(self, e: led.NodeLeft) -> None:
         self._last[PromiseCause.DRAIN] = self.books.t_us
 
-    def came(self, e: led.JobQueued | led.JobRequeued) -> None:
+    def came(self, e: led.JobQueued | led.JobRequeued | led.JobBoosted) -> None:
         job = self.books.jobs.get(e.job_id)
         if job is not None:
             self._came[job.priority] = self.books.t_us

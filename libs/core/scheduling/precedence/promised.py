@@ -9,7 +9,7 @@ from schemas.jobs import PromiseCause, StartPromise
 
 _KEPT = 1024
 _OF_PROMISES = frozenset({
-    led.JobQueued, led.JobRequeued, led.JobGranted, led.JobFinished, led.GangPromised, led.NodeSilence,
+    led.JobQueued, led.JobRequeued, led.JobBoosted, led.JobGranted, led.JobFinished, led.GangPromised, led.NodeSilence,
     led.NodeDeclaredDead, led.DeviceQuarantined, led.NodeJoined, led.NodeLeft,
 })  # fmt: skip
 """Kinds that say anything of promises; most events are of others."""
@@ -47,7 +47,7 @@ class PromiseBook:
     def note(self, state: State, event: led.LedgerEvent, t_us: int) -> None:
         if type(event) not in _OF_PROMISES:
             return
-        if isinstance(event, led.JobQueued | led.JobRequeued):
+        if isinstance(event, led.JobQueued | led.JobRequeued | led.JobBoosted):
             if (job := state.jobs.get(event.job_id)) is not None:
                 self._came[job.priority] = t_us
         elif isinstance(event, led.JobGranted):

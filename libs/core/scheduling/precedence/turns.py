@@ -379,6 +379,20 @@ class Precedence:
         if e.job_id in self._since:
             self.promise(e.job_id, e.promise.start_us)
 
+    def _ranked(self, state: State, e: led.JobBoosted | led.BoostEnded, t_us: int) -> None:
+        """A job is of another priority from here on: it stands in another queue, and keeps its age."""
+        waited, job = self._since.get(e.job_id), state.jobs[e.job_id]
+        if waited is None or waited[1] == job.queue:
+            return
+        self._leave(waited[1], job.id)
+        self._since[job.id] = (waited[0], job.queue)
+        if job.id in self._aged:
+            due = {**self._due.get(job.queue, {}), job.id: None}
+            self._due[job.queue] = dict.fromkeys(sorted(due, key=lambda one: (self._since[one][0], one)))
+        else:
+            self._stand(job)
+        self._shuffled = True
+
     def _applied(self, state: State, e: led.QueuesApplied, t_us: int) -> None:
         """Queues may be ordered by another rule from here on."""
         self.follow(state)
@@ -425,6 +439,8 @@ class Precedence:
 
 _NOTED: dict[type, Callable[..., None]] = {
     led.JobQueued: Precedence._queued,
+    led.JobBoosted: Precedence._ranked,
+    led.BoostEnded: Precedence._ranked,
     led.JobGranted: Precedence._granted,
     led.AttemptRunning: Precedence._running,
     led.AttemptProgress: Precedence._progress,

@@ -55,6 +55,9 @@ def _fields(queue: Queue) -> dict[str, str]:
         said["order"] = queue.order
     if queue.min_run_s is not None:
         said["min_run"] = _seconds(queue.min_run_s)
+    if queue.boosts is not None:
+        budget = queue.boosts
+        said["boosts"] = f"{budget.most} within {budget.within_s}s, {budget.longest_s}s each"
     if queue.classes is not None:
         said["classes"] = ", ".join(queue.classes) or "(none)"
     return said

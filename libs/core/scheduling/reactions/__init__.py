@@ -14,6 +14,7 @@ from typing import Any
 from libs.core.scheduling.reactions import (
     agents,
     audit,
+    boosts,
     budgets,
     preemption,
     prices,
@@ -62,6 +63,7 @@ _REACTIONS: dict[type, Callable[[Decision, Any], None]] = {
     inbox.Tick: telemetry.tick,
     inbox.QuotaChanged: quotas.quota_changed,
     inbox.ApplyQueues: quotas.queues_applied,
+    inbox.BoostJob: boosts.boost_job,
     inbox.ApplyPrices: prices.prices_applied,
     inbox.ClosePeriod: prices.period_closed,
     inbox.ApplyBudgets: budgets.budgets_applied,

@@ -1,0 +1,74 @@
+"""`baton boost JOB`: a job comes before its class for a time, within its team's budget."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from libs.cli.decided import say_to_pool
+from libs.cli.exits import UsageFault
+from libs.cli.grammar import parse_duration
+from libs.cli.options import Pool, Url, UserOption
+from libs.cli.output import hint, say
+from libs.cli.session import run, whole_id
+from libs.client import Baton
+from libs.client.asking import ask
+from schemas import subjects
+from schemas.inbox import BoostJob
+from schemas.queries import QueuesQuery, QueuesReply
+
+
+def command(
+    job: Annotated[str, typer.Argument(help="A job: its id, the beginning of it, or its name.", metavar="JOB")],
+    reason: Annotated[str, typer.Option("--reason", help="Why: it is in the ledger, and the team is told.")],
+    *,
+    to: Annotated[str, typer.Option("--to", help="The class whose priority it gets.", metavar="CLASS")] = "",
+    for_: Annotated[str, typer.Option("--for", help="How long: 90m, 4h, 1d.", metavar="DURATION")] = "",
+    until: Annotated[str, typer.Option("--until", help="Until when: 2026-11-24T18:00, UTC.", metavar="DATE")] = "",
+    end: Annotated[bool, typer.Option("--end", help="End its boost now.")] = False,
+    pool: Pool = None,
+    user: UserOption = None,
+    url: Url = None,
+) -> None:
+    """Raise a job to a higher class's priority for a time. What it may do stays as its own class says."""
+    if end == bool(to) or end == bool(for_ or until) or (for_ and until):
+        raise UsageFault("say --to CLASS with --for DURATION or --until DATE; or --end alone")
+    for_s = 0.0 if end else _seconds(for_, until)
+
+    async def work(baton: Baton) -> str:
+        job_id = await whole_id(baton, job)
+        there = pool or (await baton.get(job_id)).pool or baton.place.pool
+        who = baton.place.user or "operator"
+        priority = 0 if end else await _priority(baton, there, to)
+        said = BoostJob(job_id=job_id, priority=priority, for_s=for_s, reason=reason, user=who)
+        await say_to_pool(baton, there, said, subjects.boost_job(there, who), job_id)
+        return job_id
+
+    say(run(work, subjects.OPERATOR, url, user=user, pool=pool))
+    hint(
+        "it has the priority of its class again"
+        if end
+        else "`baton describe` shows its priority, `baton explain` until when"
+    )
+
+
+async def _priority(baton: Baton, pool: str, name: str) -> int:
+    told: QueuesReply = await ask(baton.nats, "queues.list", baton.place, QueuesQuery(), pool=pool)
+    if name not in told.priorities:
+        classes = ", ".join(sorted(told.priorities, key=lambda one: -told.priorities[one]))
+        raise UsageFault(f"--to {name}: there is no such priority class; there are {classes}")
+    return told.priorities[name]
+
+
+def _seconds(for_: str, until: str) -> float:
+    try:
+        if for_:
+            found = parse_duration(for_)
+        else:
+            moment = datetime.fromisoformat(until)
+            found = (moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    except ValueError as error:
+        raise UsageFault(f"--{'for' if for_ else 'until'} {for_ or until}: {error}") from None
+    if found < 1:
+        raise UsageFault(f"--{'for' if for_ else 'until'} {for_ or until}: that is over already; name a time to come")
+    return found

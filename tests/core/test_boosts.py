@@ -1,0 +1,184 @@
+"""Boosts: a job comes before its class for a time, within its team's budget. The writer refuses more, the checker finds it."""
+
+from typing import Any
+
+import pytest
+
+from libs.core.explain.reasons import Reasons
+from libs.core.explain.waiting import explain
+from libs.core.projections.verify import Checker
+from libs.core.scheduling import preemption
+from libs.core.scheduling.decider import Decider
+from libs.core.state import snapshot
+from schemas import inbox, ledger
+from schemas.queues import BoostBudget, Queue
+from tests.core.builders import World, job, node
+
+S = 1_000_000
+HOUR = 3600
+
+
+def boost(of: str, priority: int = 200, for_s: float = HOUR, **more: Any) -> inbox.BoostJob:
+    return inbox.BoostJob(job_id=of, priority=priority, for_s=for_s, reason="a deadline", user="olga", **more)
+
+
+def full(*teams: str, order: str | None = None) -> World:
+    """One full node, and a job of each team that waits, in their order."""
+    w = World(node("n0"))
+    if order is not None:
+        w.send(inbox.ApplyQueues(version=1, queues=(Queue(name="research"),), order=order))
+    w.started(w.submit(job("runs", 8)))
+    for number, team in enumerate(teams):
+        w.submit(job(f"waits {number}", 8, team=team, priority=100, submitted_us=1 + number))
+    return w
+
+
+def waiting(w: World) -> list[str]:
+    return [key.team for key in sorted(w.decider.state.queues, key=lambda key: -key.priority)]
+
+
+def refusal(w: World, said: inbox.BoostJob) -> str:
+    (event,) = w.send(said)
+    assert isinstance(event, ledger.InputRejected)
+    w.check()
+    return event.reason
+
+
+def one(w: World, name: str) -> str:
+    return next(found.id for found in w.decider.state.jobs.values() if found.spec.name == name)
+
+
+@pytest.mark.parametrize("order", [None, "fifo", "least-attained", "shortest-remaining"])
+def test_a_boosted_job_comes_before_its_class_until_its_time_is_over(order: str | None) -> None:
+    w = full("research", "blue", order=order)
+    second = one(w, "waits 1")
+    (event,) = w.send(boost(second))
+    assert isinstance(event, ledger.JobBoosted)
+    assert (event.priority, event.until_us, event.user) == (200, w.now_us + HOUR * S, "olga")
+    assert waiting(w) == ["blue", "research"]
+    assert (
+        "boosted above its class until"
+        in explain(w.decider.state, w.decider.state.jobs[second], Reasons(w.decider.state)).text
+    )
+    w.released(one(w, "runs"))
+    assert w.state_of(second) == "granted"
+    w.send(after_us=HOUR * S)
+    assert w.decider.state.jobs[second].priority == 100
+    assert w.decider.state.boosted == {}
+    w.check()
+
+
+def test_a_boost_that_is_over_acts_no_more_in_the_very_decision_that_comes_then() -> None:
+    w = full("research", "blue")
+    runs, first, second = (one(w, name) for name in ("runs", "waits 0", "waits 1"))
+    w.send(boost(second, for_s=60))
+    w.send(after_us=59 * S)
+    (ended, *_) = w.send(
+        inbox.NodeObserved(
+            node="n0", incarnation=1, observations=(inbox.Released(job_id=runs, attempt=1, exit_code=0, own_exit=True),)
+        ),
+        after_us=1 * S,
+    )
+    assert isinstance(ended, ledger.BoostEnded)
+    assert w.state_of(first) == "granted"
+    assert w.state_of(second) == "queued"
+    w.check()
+
+
+def test_what_it_may_do_stays_as_its_class_says() -> None:
+    w = full("research")
+    w.send(boost(one(w, "waits 0"), priority=1000))
+    assert preemption.plans(w.decider.state, w.now_us, len(w.records)) == []  # its class may not preempt
+
+
+def test_a_running_job_that_is_boosted_gives_way_to_its_own_rank_no_more() -> None:
+    w = World(node("n0"))
+    w.started(runs := w.submit(job("runs", 8, priority=100)))
+    w.send(boost(runs, priority=300))
+    w.submit(job("serve", 8, priority=300, preempts=True))
+    assert preemption.plans(w.decider.state, w.now_us, len(w.records)) == []
+    w.send(after_us=HOUR * S)
+    (plan,) = preemption.plans(w.decider.state, w.now_us, len(w.records))
+    w.send(plan)
+    assert w.state_of(runs) == "preempting"
+    w.check()
+
+
+def test_the_budget_of_a_team_is_refused_with_field_value_and_fix_when_it_is_spent() -> None:
+    w = full("research", "blue")
+    mine, others = one(w, "waits 0"), one(w, "waits 1")
+    queues = (
+        Queue(name="lab", boosts=BoostBudget(most=2, within_s=DAY, longest_s=HOUR)),
+        Queue(name="research", parent="lab"),
+    )
+    w.send(inbox.ApplyQueues(version=1, queues=queues))
+    assert "for = 3601 s: a boost of team research is 3600 s at the most" in refusal(w, boost(mine, for_s=HOUR + 1))
+    assert "priority = 100: the job's class experiment has 100; name a class above it" in refusal(w, boost(mine, 100))
+    for _ in range(2):
+        w.send(boost(mine, for_s=60))
+    told = refusal(w, boost(mine, for_s=60))
+    assert "boosts.most = 2: team research has had as many within 86400 s; wait 86400 s" in told
+    assert "raise boosts.most of its queue" in told
+    w.send(boost(others, for_s=DAY))  # of a team without a queue: the default
+    assert w.decider.state.jobs[others].priority == 200
+    w.send(after_us=DAY * S)
+    w.send(boost(mine, for_s=60))
+    assert w.decider.state.jobs[mine].priority == 200
+    w.check()
+
+
+DAY = 24 * HOUR
+
+
+def test_an_operator_ends_a_boost() -> None:
+    w = full("research")
+    mine = one(w, "waits 0")
+    assert "it is not boosted" in refusal(w, boost(mine, for_s=0))
+    w.send(boost(mine))
+    (event,) = w.send(boost(mine, for_s=0))
+    assert (event.kind, event.priority, event.user) == ("job.boost-ended", 100, "olga")
+    assert w.decider.state.boosted == {}
+    assert "no such job" in refusal(w, boost("job-" + "1" * 32))
+    w.check()
+
+
+def test_a_boost_is_in_a_snapshot_and_ends_there_too() -> None:
+    w = full("research", "blue", order="least-attained")
+    second = one(w, "waits 1")
+    w.send(boost(second))
+    w.check()
+    loaded = Decider.load(w.decider.dump())
+    assert list(snapshot.dump(loaded.state)) == list(snapshot.dump(w.decider.state))
+    events = loaded.decide([], w.now_us + HOUR * S)
+    assert [event.kind for event in events] == ["job.boost-ended"]
+    assert loaded.state.jobs[second].queue.priority == 100
+
+
+def lied(w: World, change: Any) -> list[str]:
+    checker = Checker()
+    for seq, record in enumerate(w.records, 1):
+        events = tuple(made for event in record.events if (made := change(event)) is not None)
+        checker.step(seq, record.model_copy(update={"events": events}), valid=True)
+    return [found for found in checker.finish().violations if found.startswith("I20")]
+
+
+def test_the_checker_finds_boosts_that_cannot_be() -> None:
+    w = full("research")
+    for _ in range(4):
+        w.send(boost(one(w, "waits 0"), for_s=60))
+    w.send(after_us=61 * S)
+    assert lied(w, lambda e: e) == []
+
+    def boosted(**update: Any) -> Any:
+        return lambda e: e.model_copy(update=update) if isinstance(e, ledger.JobBoosted) else e
+
+    assert "its class has 100" in lied(w, boosted(priority=100))[0]
+    assert "are the most" in lied(w, boosted(until_us=10**15))[0]
+    assert "and it is later" in lied(w, lambda e: None if isinstance(e, ledger.BoostEnded) else e)[0]
+    assert "is not boosted" in lied(w, lambda e: None if isinstance(e, ledger.JobBoosted) else e)[0]
+    ends = lambda e: e.model_copy(update={"priority": 7}) if isinstance(e, ledger.BoostEnded) else e  # noqa: E731
+    assert "leaves it priority 7" in lied(w, ends)[0]
+    fewer = inbox.ApplyQueues(version=1, queues=(Queue(name="research", boosts=BoostBudget(most=3)),))
+    told = ledger.QueuesApplied(version=1, queues=fewer.queues)
+    w.records[1] = w.records[1].model_copy(update={"events": (told, *w.records[1].events)})
+    assert "has had 3 boosts" in lied(w, lambda e: e)[0]
