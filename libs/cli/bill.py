@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from libs.bus.reasons import reasons_of
 from libs.cli import bill_files, bill_push, units
+from libs.cli.budget import overdrawn
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url
 from libs.cli.output import Column, Format, hint, show
@@ -45,12 +46,13 @@ def command(
 
     until = time.time_ns() // 1000 if running else None
 
-    async def ask(baton: Baton) -> BillReply:
+    async def ask(baton: Baton) -> tuple[BillReply, list[str]]:
         job_id = await whole_id(baton, job) if job else None
-        return await baton.bill(_query(group_by=by, from_day=start, to_day=end, job_id=job_id, open_until_us=until))
+        query = _query(group_by=by, from_day=start, to_day=end, job_id=job_id, open_until_us=until)
+        return await baton.bill(query), await overdrawn(baton) if output in (Format.TABLE, Format.WIDE) else []
 
     _query(group_by=by, from_day=start, to_day=end)  # what is wrong is told before anybody is asked
-    bill = run(ask, team, url, pool=pool)
+    bill, over = run(ask, team, url, pool=pool)
     unpriced = bill.unpriced_milli_us > 0
     columns = [
         Column(by.upper(), lambda r: r.key),
@@ -68,6 +70,8 @@ def command(
         seconds = f"{bill.total_milli_us / 1e9:.3f}"
         cost = units.money(bill.total_cost_micros, bill.currency)
         hint(f"total: {seconds} device-seconds, {cost}; exact up to ledger sequence {bill.ledger_seq}")
+        for line in over:
+            hint(line)
         if unpriced:
             hint(
                 f"unpriced: {bill.unpriced_milli_us / 1e9:.3f} device-seconds of {', '.join(bill.unpriced_models)} "

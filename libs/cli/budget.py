@@ -15,6 +15,7 @@ from libs.cli.output import Column, Format, say, show
 from libs.cli.session import run
 from libs.client import Baton
 from libs.client.asking import ask
+from libs.client.errors import ClientError
 from schemas import subjects
 from schemas.budgets import BudgetPeriod, BudgetUnit
 from schemas.inbox import TopUpBudget
@@ -86,10 +87,23 @@ def tightest(reply: BudgetsReply) -> dict[str, str]:
     return {name: text for name, (_, text) in found.items()}
 
 
-async def standing(baton: Baton) -> BudgetsReply:
+async def standing(baton: Baton, timeout_s: float = 5.0) -> BudgetsReply:
     """What queries says of budgets."""
-    reply: BudgetsReply = await ask(baton.nats, "budgets.list", baton.place, BudgetsQuery())
+    reply: BudgetsReply = await ask(baton.nats, "budgets.list", baton.place, BudgetsQuery(), timeout_s=timeout_s)
     return reply
+
+
+async def overdrawn(baton: Baton) -> list[str]:
+    """A line for each overdrawn budget, for a bill; none while nobody answers: the bill does not wait for it."""
+    try:
+        reply = await standing(baton, timeout_s=1.0)
+    except ClientError:
+        return []
+    return [
+        f"overdrawn: the budget of {one.budget.label}, by {amount(-one.available)}"
+        for one in reply.budgets
+        if one.available is not None and one.available < 0
+    ]
 
 
 @app.command("show")

@@ -10,7 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from libs.bus.connect import BusConnection
+from libs.cli.budget import overdrawn
 from libs.cli.queuesfile import QueueFileError, read_queues
+from libs.client import connect
 from schemas import inbox, subjects
 from schemas.ids import job_id
 from schemas.jobs import JobEvent, JobRejected
@@ -146,7 +148,7 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         assert "limit.*: 3 -> 5" in (await said("apply", "-f", str(path))).out
         await world.event(JobGranted, job_id=waits)
 
-        await budgets_are_applied_shown_held_to_and_topped_up(world, said, red, tmp_path / "budgets.yaml")
+        await budgets_are_applied_shown_held_to_and_topped_up(world, said, red, tmp_path / "budgets.yaml", nats_url)
 
         await world.put(inbox.ApplyQueues(version=1, queues=(), user="olga"))
         assert "version 1 is not above 2" in (await world.event(InputRejected)).reason
@@ -156,7 +158,9 @@ async def test_queues_are_applied_compared_shown_and_held_to(
         assert (await said("apply", "-f", str(path))).out.count("- ") == 3
 
 
-async def budgets_are_applied_shown_held_to_and_topped_up(world: Pool, said: Said, team: str, path: Path) -> None:
+async def budgets_are_applied_shown_held_to_and_topped_up(
+    world: Pool, said: Said, team: str, path: Path, url: str
+) -> None:
     """Four devices of the lab are held, by jobs without a limit: an hour of GPUs in the next quarter."""
     path.write_text("version: 1\nbudgets: [{queue: lab, unit: gpu-hours, period: month, soft: 1, hard: 2}]\n")
     differs = await said("diff", "-f", str(path))
@@ -180,6 +184,13 @@ async def budgets_are_applied_shown_held_to_and_topped_up(world: Pool, said: Sai
     more = await said("budget", "top-up", "queue:lab", "--gpu-hours", "3", "--reason", "a deadline", "--user", "olga")
     assert (more.code, more.out) == (0, "queue:lab:gpu-hours:month has 3 more until its period ends\n"), more.err
     await world.event(JobGranted, job_id=long)
+    path.write_text("version: 2\nbudgets: [{queue: lab, unit: gpu-hours, period: day, hard: 0}]\n")
+    assert (await said("apply", "-f", str(path))).code == 0
+    async with await connect(url, subjects.OPERATOR, pool=world.name) as operator:
+        (line,) = await overdrawn(operator)
+    said_of, _, by = line.rpartition(", by ")
+    assert said_of == "overdrawn: the budget of queue lab, gpu-hours a day"
+    assert 0 < float(by) <= 3, "what runs holds three hours, less what it has spent before"
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,15 @@ class _Running:
     units: dict[str, int]
     prices: dict[str, int]
     stopping: bool = False
+    rates: dict[BudgetUnit, int] = field(default_factory=dict)
+    """Worked out once; forgotten when a part is freed."""
 
     def per_us(self, unit: BudgetUnit) -> int:
+        if unit not in self.rates:
+            self.rates[unit] = self._rate(unit)
+        return self.rates[unit]
+
+    def _rate(self, unit: BudgetUnit) -> int:
         devices = [device for part in self.parts.values() for device in part]
         if unit is BudgetUnit.MONEY:
             return sum(milli * self.prices.get(_name(kind), 0) for kind, milli in devices)
@@ -95,6 +102,8 @@ class Spending(Subject):
         super().__init__(books)
         self._set: BudgetSet | None = None
         self._rows: dict[str, _BudgetRow] = {}
+        self._counting: dict[str, tuple[_BudgetRow, ...]] = {}
+        """Team -> the budgets that count it."""
         self._running: dict[str, _Running] = {}
         self._tree = _Tree()
         self._book: RateBook | None = None
@@ -205,7 +214,7 @@ class Spending(Subject):
         job = self.books.jobs.get(e.job_id)
         if job is None:
             return
-        over = list(self._over(job.team))
+        over = self._over(job.team)
         if (e.hold is not None) is not bool(over):
             what = "takes no hold of" if over else "takes a hold, and is under no"
             self.books.broken("I19", f"{e.job_id} {what} budget")
@@ -254,6 +263,7 @@ class Spending(Subject):
         if one is not None:
             self._spend(one, self.books.t_us)
             one.parts.pop(e.node, None)
+            one.rates.clear()
             if not one.parts:
                 del self._running[e.job_id]
 
@@ -274,14 +284,17 @@ class Spending(Subject):
 
     # ------------------------------------------------------------------------------------------------------ what it comes to
 
-    def _over(self, team: str) -> Iterator[_BudgetRow]:
+    def _over(self, team: str) -> tuple[_BudgetRow, ...]:
         """The budgets that count what a team spends."""
-        above = self._tree.above(team)
-        return (
-            r
-            for r in self._rows.values()
-            if r.about.team == team or (r.about.queue is not None and r.about.queue in above)
-        )
+        found = self._counting.get(team)
+        if found is None:
+            above = self._tree.above(team)
+            found = self._counting[team] = tuple(
+                row
+                for row in self._rows.values()
+                if row.about.team == team or (row.about.queue is not None and row.about.queue in above)
+            )
+        return found
 
     def _of(self, row: _BudgetRow) -> Iterator[_Running]:
         return (one for one in self._running.values() if any(other is row for other in self._over(one.team)))
@@ -325,6 +338,7 @@ class Spending(Subject):
     def _recover(self) -> None:
         """After budgets or queues have changed: who runs and is counted now."""
         now, before, self._running = self.books.t_us, self._running, {}
+        self._counting.clear()
         for job in self.books.jobs.values():
             if job.open is None or not any(self._over(job.team)):
                 continue
