@@ -92,10 +92,16 @@ class Category(StrEnum):
     """The command, image, working directory or another input is not there."""
     OUT_OF_MEMORY = "out-of-memory"
     """The kernel killed it for the memory that it took."""
+    DISK_LIMIT = "disk-limit"
+    """Its folders held more than its job, or its node, allows."""
     USER_ERROR = "user-error"
     """The job itself failed: an exit code that says no more, or a description that cannot be run."""
 
 
+KnownOfPart = Literal[
+    Category.HARDWARE, Category.INPUT_MISSING, Category.OUT_OF_MEMORY, Category.USER_ERROR, Category.DISK_LIMIT
+]
+"""What the ledger may say that an agent knew."""
 KnownByAgent = Literal[Category.HARDWARE, Category.INPUT_MISSING, Category.OUT_OF_MEMORY, Category.USER_ERROR]
 """The categories that an agent may say of a part. The others are placement's to know: an agent that said `preempted`
 would give a job retries without end."""

@@ -111,6 +111,9 @@ class Released(Fact):
     category: KnownByAgent | None = Field(
         default=None, description="what the agent knows of why it failed, beyond the exit code"
     )
+    over: Literal["disk"] | None = Field(
+        default=None, description="the limit that it was ended for; who does not know this field goes by `category`"
+    )
 
 
 class Refused(Fact):

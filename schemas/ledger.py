@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
-from schemas.attempts import Category, Evidence, KnownByAgent, Outcome, StopCause
+from schemas.attempts import Category, Evidence, KnownOfPart, Outcome, StopCause
 from schemas.audit import OperatorAction, PolicyVersion, RefusedCommand
 from schemas.base import DeviceId, Fact, JobId, Micros, Name, NodeName, User
 from schemas.budgets import BudgetAmount, BudgetHold, BudgetKey, BudgetPeriod, BudgetSet
@@ -307,7 +307,7 @@ class DevicesFreed(Fact):
     exit_code: int | None = None
     own_exit: bool = Field(default=False, description="its processes ended by themselves")
     reason: str = ""
-    category: KnownByAgent | None = Field(default=None, description="what the agent knows of why it failed")
+    category: KnownOfPart | None = Field(default=None, description="what the agent knows of why it failed")
     silent_s: float | None = Field(
         default=None, ge=0, description="how long its node was silent, s, where that alone ended the lease"
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from schemas.attempts import Category, KnownByAgent
+from schemas.attempts import Category, KnownOfPart
 from schemas.jobs import JobLimits
 from schemas.nodes import DesiredPart
 from services.agent.folders import disk_used, nameless_used
@@ -69,13 +69,13 @@ class Watched:
         self.limits, self.folders = limits, folders
         self._next = 0.0
 
-    async def exceeded(self, shim: int) -> tuple[str, KnownByAgent] | None:
+    async def exceeded(self, shim: int) -> tuple[str, KnownOfPart] | None:
         """What it has taken too much of, in words, and the category of that; None: nothing."""
         if time.monotonic() < self._next:
             return None
         return await asyncio.to_thread(self._look, shim)
 
-    def _look(self, shim: int) -> tuple[str, KnownByAgent] | None:
+    def _look(self, shim: int) -> tuple[str, KnownOfPart] | None:
         began = time.monotonic()
         try:
             limits = self.limits
@@ -98,7 +98,7 @@ class Watched:
             if used > self.limits.disk:
                 return (
                     f"disk limit: its folders hold {mib(used)}, and may hold {mib(self.limits.disk)} (limits.disk_mib)",
-                    Category.USER_ERROR,
+                    Category.DISK_LIMIT,
                 )
             return None
         finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.core.scheduling.progress import SAMPLE_S
-from schemas.attempts import KnownByAgent
+from schemas.attempts import Category, KnownOfPart
 from schemas.inbox import CheckpointTaken, Released, SeenOfPart, Started
 from schemas.nodes import DesiredPart
 from services.agent import failures
@@ -117,7 +117,7 @@ class ProcessPart:
     _acknowledged: bool = False
     _ordered: bool = False
     _terminated: bool = False
-    _exceeded: tuple[str, KnownByAgent] | None = None
+    _exceeded: tuple[str, KnownOfPart] | None = None
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -206,7 +206,7 @@ class ProcessPart:
         await self.launch.settle(GRACE_S)
         await self._release()
 
-    async def _end_for(self, reason: str, category: KnownByAgent) -> None:
+    async def _end_for(self, reason: str, category: KnownOfPart) -> None:
         await self._vanish()
         await self.launch.settle(GRACE_S)
         self.phase = Phase.ENDED
@@ -380,7 +380,7 @@ class ProcessPart:
         self.phase = Phase.ENDED
         self._report_released(self._failed, self._reason, own_exit, category)
 
-    def _why_failed(self) -> KnownByAgent | None:
+    def _why_failed(self) -> KnownOfPart | None:
         log = next(command.log for command in self.launch.commands if command.rank == self._failed_rank)
         return failures.why_failed(self.launch.silent_devices(), self.launch.kept.oom_kills, log)
 
@@ -400,7 +400,7 @@ class ProcessPart:
         category = failures.why_not_started(error) if own_exit else None
         self._report_released(NOT_FOUND if missing else COULD_NOT_START, reason, own_exit, category)
 
-    def _report_released(self, exit_code: int, reason: str, own_exit: bool, category: KnownByAgent | None) -> None:
+    def _report_released(self, exit_code: int, reason: str, own_exit: bool, category: KnownOfPart | None) -> None:
         self.report(
             Released(
                 job_id=self.part.job_id,
@@ -408,7 +408,8 @@ class ProcessPart:
                 exit_code=exit_code,
                 reason=reason[:1024],
                 own_exit=own_exit,
-                category=category,
+                category=Category.USER_ERROR if category is Category.DISK_LIMIT else category,  # as 0.1.0 takes it
+                over="disk" if category is Category.DISK_LIMIT else None,
             )
         )
 

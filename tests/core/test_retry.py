@@ -8,7 +8,7 @@ from libs.core.explain.reasons import Reasons
 from libs.core.explain.waiting import explain, queue_view
 from libs.core.scheduling.retry import POLICY, Budget, Ending, classify, decide, in_a_row, used, wait_us
 from libs.core.scheduling.retry.losses import FIRST_WAIT_US, GOOD_RUN_US, IN_A_ROW, LONGEST_WAIT_US
-from libs.core.state.formats import FIRST
+from libs.core.state.formats import FIRST, NEWEST
 from schemas import inbox
 from schemas.attempts import Category, Cause, Outcome
 from schemas.jobs import JobState, RetryPolicy
@@ -17,7 +17,7 @@ from tests.core.builders import World, job, node
 S = 1_000_000
 FREE = (Category.PREEMPTED, Category.DRAINED)
 INFRASTRUCTURE = (Category.NODE_LOST, Category.HARDWARE, Category.REFUSED)
-USER = (Category.INPUT_MISSING, Category.OUT_OF_MEMORY, Category.USER_ERROR)
+USER = (Category.INPUT_MISSING, Category.OUT_OF_MEMORY, Category.USER_ERROR, Category.DISK_LIMIT)
 NEVER = (Category.SUCCESS, Category.CANCELLED, Category.TIME_LIMIT)
 
 
@@ -112,6 +112,7 @@ def test_a_job_ends_as_its_last_attempt_was_booked() -> None:
         (Ending(Cause.PART_REFUSED, done=False), Category.REFUSED),
         (Ending(Cause.PART_REFUSED, done=False, known=Category.HARDWARE), Category.HARDWARE),
         (Ending(Cause.PART_REFUSED, done=False, known=Category.USER_ERROR), Category.USER_ERROR),
+        (Ending(Cause.PART_FAILED, done=False, known=Category.DISK_LIMIT, exit_code=137), Category.DISK_LIMIT),
         (Ending(Cause.PART_FAILED, done=False, exit_code=1), Category.USER_ERROR),
         (Ending(Cause.PART_FAILED, done=False, exit_code=126), Category.USER_ERROR),
         (Ending(Cause.PART_FAILED, done=False, exit_code=127), Category.INPUT_MISSING),
@@ -295,3 +296,14 @@ def test_records_without_a_category_are_counted_by_their_outcome(world) -> None:
         )
         old.decider.apply(record.model_copy(update={"events": events}), seq)
     assert Counter(old.decider.state.jobs[single].endings) == {Category.USER_ERROR: 1, Category.REFUSED: 1}
+
+
+@pytest.mark.parametrize(("allowed", "category"), [(NEWEST, Category.DISK_LIMIT), (FIRST, Category.USER_ERROR)])
+def test_a_job_that_was_ended_for_its_disk_is_of_a_kind_of_its_own(allowed: int, category: Category) -> None:
+    """Unless somebody reads the ledger who knows no such kind."""
+    world = World(node("n0"), allowed=allowed)
+    single = world.submit(job("single", retry=RetryPolicy(on_failure=1)))
+    failed(world, single, exit_code=137, category="user-error", over="disk")
+    assert world.decider.state.jobs[single].endings == {category: 1}
+    assert world.attempt(single) == 2, "it pays with the job's own budget"
+    world.check()

@@ -387,7 +387,7 @@ async def test_a_job_is_held_to_the_limits_that_it_asked_for(start):
 async def test_a_job_that_fills_the_disk_that_it_asked_for_is_ended(start):
     async with start(limits_s=0.2) as node:
         end = await ended(node, of("red", FILL_HOME, limits=ASKED))
-        assert (end.exit_code, end.own_exit, end.category) == (137, True, Category.USER_ERROR)
+        assert (end.exit_code, end.own_exit, end.category, end.over) == (137, True, Category.USER_ERROR, "disk")
         assert "may hold 48 MiB" in end.reason
 
 

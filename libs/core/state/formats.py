@@ -20,6 +20,7 @@ then each decision falls back to what the format before it could say:
     prices.applied          refused: prices stay those of the file
     period.closed           refused: the period stays open
     budgets.applied         refused, and with it all that is told of budgets
+    disk-limit              `user-error`, as the agent says beside it
     a back-off              left out of job.requeued: a job that was lost again runs again at once
 """
 
@@ -33,6 +34,8 @@ FIRST = 1
 NEWEST = 2
 """What this code reads and, when it may, writes."""
 
+DISK_LIMIT = 2
+"""From this format on, `devices.freed` and `attempt.closed` may have the category of that name; before, `user-error`."""
 BACK_OFF = 2
 """From this format on, `job.requeued` may say that its job must wait."""
 

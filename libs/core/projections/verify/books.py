@@ -18,7 +18,7 @@ from libs.core.projections.verify.guarantees import Guarantees
 from libs.core.projections.verify.limit_books import Kind, LimitBooks
 from libs.core.projections.verify.report import Verification
 from schemas import ledger as led
-from schemas.attempts import Cause, KnownByAgent, Outcome
+from schemas.attempts import Cause, KnownOfPart, Outcome
 from schemas.jobs import Checkpoint, JobSpec
 from schemas.resources import Claim, Device
 
@@ -56,7 +56,7 @@ class AttemptRow:
     beneficiary: str = ""
     done: bool = True
     """Every part that is free so far ended by itself with exit code 0."""
-    bad: KnownByAgent | None = None
+    bad: KnownOfPart | None = None
     """What the agent said of the first part that ended otherwise, if nothing had been decided before."""
     bad_code: int | None = None
     """Its exit code, if it ended by itself."""

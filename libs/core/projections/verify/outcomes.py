@@ -29,6 +29,7 @@ _BOOKED_AS: dict[Category, Outcome] = {
     Category.REFUSED: Outcome.REFUSED,
     Category.INPUT_MISSING: Outcome.FAILED,
     Category.OUT_OF_MEMORY: Outcome.FAILED,
+    Category.DISK_LIMIT: Outcome.FAILED,
     Category.USER_ERROR: Outcome.FAILED,
 }
 _DECIDED: dict[Cause, Category] = {

@@ -8,7 +8,7 @@ from libs.core.state import fold
 from libs.core.state.lifecycle import UNDECIDED
 from libs.core.state.model import Attempt, Job
 from schemas import inbox, ledger
-from schemas.attempts import Evidence, StopCause
+from schemas.attempts import Category, Evidence, KnownOfPart, StopCause
 from schemas.jobs import JobState
 
 
@@ -67,10 +67,16 @@ def free(
             exit_code=released.exit_code if released is not None else None,
             own_exit=released.own_exit if released is not None else False,
             reason=reason,
-            category=told.category if told is not None else None,
+            category=_known(d, told),
             silent_s=silent_s,
         )
     )
+
+
+def _known(d: Decision, told: inbox.Released | inbox.Refused | None) -> KnownOfPart | None:
+    if isinstance(told, inbox.Released) and told.over == "disk" and d.names_disk_limit:
+        return Category.DISK_LIMIT
+    return told.category if told is not None else None
 
 
 def stop(d: Decision, job: Job, cause: StopCause, reason: str, user: str = "") -> None:

@@ -5,7 +5,7 @@ from libs.core.scheduling.precedence import Precedence
 from libs.core.state import fold
 from libs.core.state.clock import NOTABLE_US
 from libs.core.state.decided import RecordEnd
-from libs.core.state.formats import BACK_OFF, NEWEST, may_emit
+from libs.core.state.formats import BACK_OFF, DISK_LIMIT, NEWEST, may_emit
 from libs.core.state.model import State
 from schemas.ledger import LedgerEvent
 
@@ -53,6 +53,11 @@ class Decision:
     def may(self, event: LedgerEvent) -> bool:
         """Whether all readers of the ledger understand this kind of event: else the decision must do without it."""
         return may_emit(event.kind, self._allowed)
+
+    @property
+    def names_disk_limit(self) -> bool:
+        """The same of the category `disk-limit`."""
+        return self._allowed >= DISK_LIMIT
 
     @property
     def backs_off(self) -> bool:

@@ -42,6 +42,7 @@ POLICY: Mapping[Category, RetryRule] = {
     Category.REFUSED: RetryRule(Budget.INFRASTRUCTURE, Outcome.REFUSED),
     Category.INPUT_MISSING: RetryRule(Budget.USER, Outcome.FAILED),
     Category.OUT_OF_MEMORY: RetryRule(Budget.USER, Outcome.FAILED),
+    Category.DISK_LIMIT: RetryRule(Budget.USER, Outcome.FAILED),
     Category.USER_ERROR: RetryRule(Budget.USER, Outcome.FAILED),
 }
 
