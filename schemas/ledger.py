@@ -155,8 +155,8 @@ class BudgetReached(Fact):
     kind: Literal["budget.reached"] = "budget.reached"
     budget: BudgetKey
     level: Literal["soft", "hard"]
-    limit: BudgetAmount = Field(description="of that level")
-    spent: BudgetAmount = Field(description="rounded down")
+    limit: int = Field(ge=0, description="of that level, millionths")
+    spent: int = Field(ge=0, description="millionths, rounded down")
     teams: tuple[Name, ...] = Field(default=(), max_length=1000, description="whose budget it is: they are told")
 
 

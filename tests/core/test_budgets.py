@@ -141,6 +141,39 @@ def test_a_job_without_a_limit_holds_one_renewal_at_a_time_and_is_stopped_when_n
     w.check()
 
 
+def test_what_costs_nothing_is_covered_also_by_a_budget_that_is_overdrawn():
+    w = World(node("n0"), node("n1", 1, model="CPU"))
+    apply(w, gpu_hours(HOUR, when_spent=WhenSpent.CONTINUE), renewal_s=1800)
+    w.started(w.submit(job("runs", 2)))
+    for _ in range(3):
+        tick(w, HOUR_US // 2)
+    cpu = w.submit(job("cpu", 1, types=("CPU",)))
+    assert w.state_of(cpu) == "granted"
+    w.started(cpu)
+    apply(w, gpu_hours(HOUR), version=2, renewal_s=1800)
+    tick(w, HOUR_US)
+    assert w.state_of(cpu) == "running"
+    w.check()
+
+
+def test_a_time_limit_of_less_than_a_microsecond_is_one():
+    w = World(node("n0"))
+    apply(w, gpu_hours(HOUR))
+    w.submit(job("short", 1, time_limit_s=1e-9))
+    tick(w, 1_000_000)
+    w.check()
+
+
+def test_a_limit_of_more_than_one_message_says_is_told():
+    w = World(node("n0"))
+    apply(w, gpu_hours(10**15, soft=10**15))
+    w.send(inbox.TopUpBudget(budget=RESEARCH, amount=10**15, reason="more"))
+    w.started(w.submit(job("runs", 1)))
+    w.decider.state.budgets.balances[RESEARCH].captured += 3 * 10**15 * SCALE[BudgetUnit.GPU_HOURS]
+    (told,) = [e for e in tick(w, 1_000_000) if isinstance(e, BudgetReached)]
+    assert (told.level, told.limit) == ("hard", 2 * 10**15)
+
+
 def test_a_budget_that_goes_on_when_it_is_spent_is_overdrawn_and_grants_nothing_more():
     w = World(node("n0"))
     apply(w, gpu_hours(HOUR, when_spent=WhenSpent.CONTINUE), renewal_s=1800)

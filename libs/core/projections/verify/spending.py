@@ -224,7 +224,8 @@ class Spending(Subject):
         for claim in e.claims:
             parts.setdefault(claim.node, []).extend(self._kinds([claim]))
         now = self.books.t_us
-        window_us = int(job.spec.time_limit_s * 1_000_000) or self._set.renewal_s * 1_000_000
+        limit_us, renewal_us = int(job.spec.time_limit_s * 1_000_000), self._set.renewal_s * 1_000_000
+        window_us = max(1, limit_us) if job.spec.time_limit_s else renewal_us
         if e.hold.until_us != now + window_us:
             self.books.broken("I19", f"{e.job_id} is held up to {e.hold.until_us}, and runs up to {now + window_us}")
         one = _Running(job.team, parts, now, e.hold.until_us, dict(e.hold.units), dict(e.hold.prices))
@@ -307,12 +308,12 @@ class Spending(Subject):
 
     def _covers(self, job_id: str, row: _BudgetRow, one: _Running) -> None:
         left, asked = self._available(row), one.per_us(row.about.unit) * (one.until_us - one.since_us)
-        if left is not None and asked > left:
+        if left is not None and asked > max(0, left):
             self.books.broken("I19", f"{job_id} takes a hold of {asked} of {row.about.key}, which has {left} left")
 
     def _affords(self, row: _BudgetRow, one: _Running, window_us: int) -> bool:
         left = self._available(row)
-        return left is None or one.per_us(row.about.unit) * window_us <= left
+        return left is None or one.per_us(row.about.unit) * window_us <= max(0, left)
 
     def _spent_out(self, one: _Running) -> Iterator[str]:
         """The budgets that stop at their end and do not cover another renewal. One of money may be dearer now than when it was
@@ -323,7 +324,7 @@ class Spending(Subject):
             asked = one.per_us(row.about.unit) * self._set.renewal_s * 1_000_000
             if row.about.when_spent is not WhenSpent.STOP or left is None:
                 continue
-            if asked > left or row.about.unit is BudgetUnit.MONEY:
+            if asked > max(0, left) or row.about.unit is BudgetUnit.MONEY:
                 yield row.about.key
 
     def _spend(self, one: _Running, at_us: int) -> None:

@@ -79,9 +79,11 @@ class Purse(NamedTuple):
         return rate(self.about.unit, devices, hold) * self.window_us
 
     def uncovered(self, devices: list[tuple[str, int]]) -> BudgetShort | None:
-        """What is missing when these devices are not covered; None: they are."""
+        """What is missing when these devices are not covered; None: they are. What costs nothing is always covered."""
         asked = self.cost(devices)
-        return BudgetShort(self.about, self.available, asked, self.window_us) if asked > self.available else None
+        return (
+            BudgetShort(self.about, self.available, asked, self.window_us) if asked > max(0, self.available) else None
+        )
 
     def devices(self, model: str, shape: Shape) -> int:
         """How many devices of a model it covers."""
@@ -132,7 +134,7 @@ def _listed(book: RateBook) -> PriceList:
 def window_us(state: State, job: Job) -> int:
     """For how long a grant of `job` is held: its whole time limit, or one renewal."""
     if job.spec.time_limit_s:
-        return int(job.spec.time_limit_s * 1_000_000)
+        return max(1, int(job.spec.time_limit_s * 1_000_000))
     applied = state.budgets.applied
     return applied.renewal_s * 1_000_000 if applied is not None else 0
 
