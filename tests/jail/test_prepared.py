@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from services.agent import jobwalls
 from services.agent.keeper import walls
 from services.agent.keeper.client import KeeperClient
+from services.agent.keeper.prepared import MISSED, MOST_FAILURES, Views
 from services.agent.settings import AgentSettings
 from services.agent.view import view_of
 
@@ -176,3 +178,14 @@ def test_folders_that_are_not_the_agents_are_left_to_bubblewrap():
     assert view.prepared([Path("/srv/baton/jobs/a")]) is not None
     assert view.prepared([Path("/srv/other/a")]) is None
     assert view.prepared([Path("/srv/baton/jobs/a"), Path("/srv/baton/jobs/a/b")]) is None
+
+
+def test_a_view_is_made_for_what_is_asked_for_again_and_few_are_remembered():
+    views = Views(select.epoll())
+    assert [views.wanted({"args": ["one"]}) for _ in range(2)] == [False, True]
+    for n in range(MISSED):
+        assert not views.wanted({"args": [str(n)]})
+    assert not views.wanted({"args": ["one"]}), "it was so long ago that it is forgotten"
+    for _ in range(MOST_FAILURES):
+        views.failed()
+    assert not views.wanted({"args": ["one"]}), "this kernel cannot do it"

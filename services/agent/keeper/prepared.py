@@ -19,8 +19,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-MOST = 8
+MOST = 32
 """Views that a keeper holds, one for each set of devices. The one that was used least recently goes."""
+MISSED = 256
+"""Sets of arguments that are remembered: a view is made for one that is asked for a second time."""
 MOST_FAILURES = 3
 """So many copies or makers that fail, and it is left alone: this kernel cannot do it."""
 MAKER_PATIENCE_S = 30.0
@@ -76,31 +78,39 @@ class Views:
         """Arguments -> the namespace's descriptor, and what it shows."""
         self._making: dict[int, tuple[str, socket.socket, int, float]] = {}
         """Descriptor of the socket -> arguments, the socket, the maker, and until when it has time."""
+        self._missed: dict[str, None] = {}
+        """Arguments for which a view was missed, oldest first."""
         self._failures = 0
-        self._mounts = -1
+        self._mounts, self._changes = -1, select.poll()
 
     def makers(self) -> set[int]:
         return {pid for _, _, pid, _ in self._making.values()}
 
     def of(self, prepared: Prepared) -> tuple[int, Identities] | None:
         """A view of which a copy may be taken now, or None."""
+        if self._mounts >= 0 and self._changes.poll(0):
+            self.heard(self._mounts)
         key = _key(prepared)
         if (held := self._held.pop(key, None)) is not None:
             self._held[key] = held  # the youngest
         return held
 
     def wanted(self, prepared: Prepared) -> bool:
-        """Whether a maker is to be started for it."""
-        return (
-            self._failures < MOST_FAILURES
-            and _key(prepared) not in self._held
-            and all(key != _key(prepared) for key, *_ in self._making.values())
-        )
+        """Whether a maker is to be started for it: it was missed before, and none is at work."""
+        asked = _key(prepared)
+        before = asked in self._missed
+        self._missed.pop(asked, None)
+        self._missed[asked] = None
+        if len(self._missed) > MISSED:
+            del self._missed[next(iter(self._missed))]
+        known = asked in self._held or any(key == asked for key, *_ in self._making.values())
+        return before and not known and self._failures < MOST_FAILURES
 
     def making(self, prepared: Prepared, sock: socket.socket, maker: int, until: float) -> None:
         if self._mounts < 0:
             self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
             self._epoll.register(self._mounts, select.EPOLLPRI)
+            self._changes.register(self._mounts, select.POLLPRI)
         self._making[sock.fileno()] = (_key(prepared), sock, maker, until)
         self._epoll.register(sock, select.EPOLLIN)
 
