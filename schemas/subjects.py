@@ -19,6 +19,7 @@ subject apart.
 """
 
 import re
+from contextlib import suppress
 from functools import cache
 
 OPERATOR = "operator"
@@ -149,6 +150,14 @@ def inbox(entity: str, what: str, pool: str) -> str:
 def node_inbox(what: str, pool: str, node: str = "*") -> str:
     """Where facts about a node go: its own agent's, and telemetry's that it is lost."""
     return anyone(NODE_INPUT, what=what, pool=pool, node=node)
+
+
+def pool_of_input(subject: str) -> str | None:
+    """The pool whose inbox has messages of this subject; None when none has."""
+    for pattern in (INPUT, NODE_INPUT, OPERATOR_INPUT):
+        with suppress(ValueError):
+            return read(pattern, subject)["pool"]
+    return None
 
 
 def declare_dead(pool: str, user: str) -> str:

@@ -14,10 +14,12 @@ from nats.js.errors import NotFoundError
 
 from libs.cli import units
 from libs.cli.acting import MayReason, acting
+from libs.cli.decided import PoolRefused, sent_to_pool
 from libs.cli.options import NoHeader, Output, Url
 from libs.cli.output import Column, Format, clean, document, fields, say, show
 from libs.cli.session import run
 from libs.client import Baton, Failed, NotFound
+from schemas import subjects
 from schemas.subjects import DEAD, OPERATOR
 
 app = typer.Typer(help="Messages that could not be processed (operators).", no_args_is_help=True, rich_markup_mode=None)
@@ -104,7 +106,10 @@ def show_letter(
 
 @app.command("replay")
 def replay(seqs: Sequences, reason: MayReason = "", url: Url = None) -> None:
-    """Send messages again as they were, to be decided anew: when what was wrong outside of them has been mended."""
+    """Send messages again as they were, to be decided anew: when what was wrong outside of them has been mended.
+
+    What goes to a pool is waited for: it may be refused again. A team's request is answered to its team.
+    """
 
     async def send(baton: Baton) -> None:
         from libs.bus.dead import replayed
@@ -112,6 +117,7 @@ def replay(seqs: Sequences, reason: MayReason = "", url: Url = None) -> None:
 
         letters = [await _one(baton, seq) for seq in seqs]  # all are there, or none is sent
         outbox = Outbox(baton.nats.jetstream(), give_up_s=15.0)
+        refusals: list[PoolRefused] = []
         for letter in letters:
             try:
                 message = replayed(letter.headers, letter.payload, attempt=uuid.uuid4().hex)
@@ -119,8 +125,17 @@ def replay(seqs: Sequences, reason: MayReason = "", url: Url = None) -> None:
                 raise Failed(f"dead letter {letter.seq} does not say where it came from", f"no header {e}") from None
             except ValueError as e:
                 raise Failed(f"dead letter {letter.seq} cannot be replayed", str(e)) from None
-            await outbox.publish_many([message])
+            if (pool := subjects.pool_of_input(message.subject)) is None:
+                await outbox.publish(message)
+            else:
+                try:
+                    await sent_to_pool(baton, pool, outbox, message)
+                except PoolRefused as error:
+                    refusals.append(error)
+                    continue
             say(f"{letter.seq}\t{message.subject}")
+        if refusals:
+            raise refusals[0]
 
     with acting("dead.replay", ",".join(map(str, seqs)), reason, url=url):
         run(send, OPERATOR, url)

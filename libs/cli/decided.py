@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from libs.client import Baton
 from libs.client.errors import Denied, Failed, TimedOut, Unreachable
@@ -28,6 +29,10 @@ from schemas.inbox import (
     TopUpBudget,
 )
 from schemas.ledger import CommandRefused, InputRejected, LedgerRecord, QuotaSet, kinds_of
+
+if TYPE_CHECKING:
+    from libs.bus.messages import Outgoing
+    from libs.bus.outbox import Outbox
 
 Said = (
     ApplyBudgets
@@ -76,6 +81,16 @@ async def say_to_pool(
         if done is None or await _shown(done):
             break
         await asyncio.sleep(_LOOK_S)
+
+
+async def sent_to_pool(baton: Baton, pool: str, outbox: "Outbox", item: "Outgoing") -> None:
+    """Stores a message that was in the inbox of `pool` before, and waits until it is decided.
+
+    Raises PoolRefused; TimedOut when it is not decided within 15 s; nats errors and NotStored when it is not stored.
+    """
+    async with decisions(baton, pool) as decided:
+        ack = await outbox.publish(item)
+        await decided(lambda record: _of_input(record, ack.seq), None)
 
 
 async def say_to_pools(pools: Sequence[str], say: Callable[[str], Awaitable[None]]) -> None:

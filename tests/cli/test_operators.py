@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from libs.bus.connect import Address, BusConnection
+from libs.bus.dead import Received, dead_letter
 from libs.bus.messages import outgoing
 from libs.bus.outbox import Outbox
 from libs.bus.streams import provision
@@ -22,7 +23,15 @@ from libs.ledger.readers import Declared, Readers
 from libs.ledger.tail import Stored
 from libs.ledger.writer import LedgerWriter
 from schemas.catalog import TYPE_OF
-from schemas.inbox import BusyDevice, NodeDead, NodeQuarantine, NodeRegistered, NodeSilent, QuarantineLifted
+from schemas.inbox import (
+    BusyDevice,
+    CancelRequested,
+    NodeDead,
+    NodeQuarantine,
+    NodeRegistered,
+    NodeSilent,
+    QuarantineLifted,
+)
 from schemas.subjects import OPERATOR, declare_dead, inbox_stream
 from tests.cli.test_command import baton
 from tests.core.builders import node
@@ -203,3 +212,23 @@ async def test_a_book_is_applied_a_bill_is_exported_and_a_period_closed(
     assert closed.code == 0, closed.err
     told = await baton("bill", "export", str(bill), "--from", "2020-01", "--pool", DECIDED, url=url)
     assert (told.code, told.out[:6]) == (0, "0 rows"), told.err
+
+
+async def test_a_dead_letter_that_is_refused_again_ends_as_any_other_refused_command(
+    urls: dict[str, Address], services: BusConnection, placement: None
+) -> None:
+    """It is waited for: `baton dead replay` ended with 0 whatever became of the message."""
+    refused = CancelRequested(job_id=f"job-{uuid4().hex}", team="blue", reason="no more", requested_us=1)
+    welcome = NodeRegistered(incarnation=next(LIVES), inventory=node("n1"), lease_s=10)
+    seqs = []
+    for seq, said in enumerate((refused, welcome), 1):
+        subject = input_subject(said, DECIDED)
+        sent = outgoing(said, subject=subject, type=TYPE_OF[type(said)], source="/test", cause=uuid4().hex)
+        received = Received(subject, sent.headers, sent.payload, inbox_stream(DECIDED), seq, 0)
+        letter = dead_letter("placement", received, "it was too early")
+        ack = await services.jetstream().publish(letter.subject, letter.payload, headers=letter.headers)
+        seqs.append(str(ack.seq))
+    again = await baton("dead", "replay", *seqs, url=urls["operator"])
+    assert again.code == 4, again.err
+    assert f"pool {DECIDED} has refused it" in again.err
+    assert again.out == f"{seqs[1]}\t{input_subject(welcome, DECIDED)}\n", "the other one was decided"

@@ -27,8 +27,8 @@ BEFORE, AFTER = 60, 160
 """Jobs of the stream before and after the kill: one each `EVERY_S`, so for some seconds after it."""
 
 LONGEST_S = 30.0
-"""The aim is 5 s on a machine of its own (docs/architecture.md has what was measured). Only a standby that never took over
-takes so long."""
+"""What is promised is 5 s, asserted in virtual time (tests/simulation/test_two_of_everything.py). Here a machine may be slow:
+only a standby that never took over takes so long."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

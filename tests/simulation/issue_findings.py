@@ -147,6 +147,7 @@ FINDINGS: dict[int, Finding] = {
     17: Finding(
         "two of everything",
         (
+            "simulation/test_two_of_everything::test_no_more_than_five_seconds_pass_without_a_grant",
             "faults/test_two_of_everything::test_grants_go_on_when_one_of_each_is_killed",
             "faults/test_two_of_everything::test_nothing_is_doubled_by_those_that_were_frozen",
         ),

@@ -67,7 +67,7 @@ class SimBrokerServer:
         self.routes.remove_client(client.number)
         for consumers in self.disk.consumers.values():
             for consumer in consumers.values():
-                consumer.drop_requests(client._inbox)
+                consumer.drop_requests(f"{client._inbox}.")
 
     def publish(self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
         """A message from a client."""

@@ -344,8 +344,8 @@ def _settings(lengths: LeaseLengths, saves: int) -> dict[str, Any]:
     }
 
 
-def populate(world: World, scenario: Scenario) -> None:
-    """The broker's streams, the machines and the services."""
+def populate(world: World, scenario: Scenario, *, doubled: bool = False) -> None:
+    """The broker's streams, the machines and the services; `doubled`: two of each of them, named by number."""
     settings = _settings(LEASES[scenario.leases], scenario.saves)
     world.provision([POOL])
     for number in range(scenario.nodes):
@@ -369,8 +369,9 @@ def populate(world: World, scenario: Scenario) -> None:
     for number in range(2):
         world.add(f"leases-{number}", f"leases-{number}", lambda: make_leases(settings["leases"]))
     for name, makes in _MAKES.items():
-        world.add(name, name, partial(makes, settings[name]))
-        if name == scenario.doubled:
+        first = f"{name}-0" if doubled else name
+        world.add(first, first, partial(makes, settings[name]))
+        if doubled or name == scenario.doubled:
             world.add(f"{name}-1", f"{name}-1", partial(makes, settings[name]))
     if scenario.vaults:
         vault = settings["vault"].model_copy(update={"keys": key_file(world.folder)})
