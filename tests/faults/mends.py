@@ -24,6 +24,13 @@ _CLOCK = "core/test_clock"
 
 MENDS: tuple[Undone, ...] = (
     Undone(
+        "1. what should run on a node is told in one message, however large: a handful of jobs ends placement for ever",
+        "services/placement/teller.py",
+        "self.limit = min(PIECE_BYTES, self.largest)",
+        "self.limit = 1 << 30",
+        "services/test_telling::test_jobs_that_are_more_than_a_message_run",
+    ),
+    Undone(
         "2. REQUESTS and an inbox fill with what was dealt with long ago",
         "libs/bus/trim.py",
         "pressed = fill_of(info) >= PRESSED or",
