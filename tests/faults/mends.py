@@ -143,6 +143,20 @@ MENDS: tuple[Undone, ...] = (
         "admission/test_service::test_people_leave_room_in_the_inbox_for_facts_and_are_told_when_to_come_again",
     ),
     Undone(
+        "9. deliveries that found no room count, and a good submit becomes a dead letter",
+        "libs/bus/settle.py",
+        "return self.outcome in (_PARKED, _UNSTORED)",
+        "return False",
+        "bus/test_busy::test_only_deliveries_that_reached_a_decision_count",
+    ),
+    Undone(
+        "9. a job for which there was no room is refused without its name: who follows it hears nothing",
+        "services/admission/handlers.py",
+        "        del self._jobs[job_id]\n",
+        "",
+        "admission/test_rejected_ids::test_a_job_for_which_there_was_no_room_is_refused_by_its_name",
+    ),
+    Undone(
         "10. ledger time goes where the broker's clock is set",
         "libs/core/state/clock.py",
         "if abs(passed - elapsed) <= TOLERANCE_US + elapsed // RATE:",
@@ -197,6 +211,13 @@ MENDS: tuple[Undone, ...] = (
         "if spec.stop_grace_s > longest_grace_s:",
         "if False:",
         "core/test_early_cancels::test_no_job_has_more_grace_than_its_class_gives",
+    ),
+    Undone(
+        "14. requests that expire without an answer are not counted",
+        "libs/service/unanswered.py",
+        "            if expires <= now:\n                self._expired",
+        "            if expires <= 0:\n                self._expired",
+        "bus/test_unanswered::test_what_expires_without_an_answer_is_counted_and_what_was_answered_is_not",
     ),
     Undone(
         "15. one team's crowd holds up all others",
