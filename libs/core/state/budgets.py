@@ -36,11 +36,11 @@ KindsHeld = Iterable[tuple[str, int]]
 """(kind, thousandths) of each device."""
 
 
-def rate(unit: BudgetUnit, devices: KindsHeld, hold: BudgetHold) -> int:
-    """What these devices cost per microsecond, by the units and prices of `hold`; a kind without either costs nothing."""
+def rate(unit: BudgetUnit, devices: KindsHeld, units: Mapping[str, int], prices: Mapping[str, int]) -> int:
+    """What these devices cost per microsecond, by a hold's units and prices; a kind without either costs nothing."""
     if unit is BudgetUnit.MONEY:
-        return sum(milli * hold.prices.get(kind, 0) for kind, milli in devices)
-    return sum(hold.units.get(kind, 0) * milli // WHOLE_MILLI for kind, milli in devices)
+        return sum(milli * prices.get(kind, 0) for kind, milli in devices)
+    return sum(units.get(kind, 0) * milli // WHOLE_MILLI for kind, milli in devices)
 
 
 @dataclass(slots=True)
@@ -113,6 +113,7 @@ class Budgets:
         self._covering: dict[str, tuple[BudgetBalance, ...]] = {}
         self._due: list[tuple[int, str]] = []
         self._overdue: dict[str, None] = {}
+        self._late: tuple[int, dict[str, int]] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.balances)
@@ -139,12 +140,19 @@ class Budgets:
     def held(self, balance: BudgetBalance, t_us: int) -> int:
         """What is held of it at `t_us`: of each attempt what it may still spend, or, past its hold, has spent since
         it was captured."""
-        late = 0
-        for job_id in self.overdue(t_us):
-            hold = self.holds[job_id]
-            if balance in self.covering(hold.team):
-                late += hold.rates[balance.about.unit] * (t_us - hold.until_us)
-        return balance.until - balance.since + late
+        return balance.until - balance.since + self._late_at(t_us).get(balance.about.key, 0)
+
+    def _late_at(self, t_us: int) -> dict[str, int]:
+        """What attempts have spent beyond their holds, by budget: worked out once for a moment and state."""
+        if self._late is None or self._late[0] != t_us:
+            late: dict[str, int] = {}
+            for job_id in self.overdue(t_us):
+                hold = self.holds[job_id]
+                for balance in self.covering(hold.team):
+                    beyond = hold.rates[balance.about.unit] * (t_us - hold.until_us)
+                    late[balance.about.key] = late.get(balance.about.key, 0) + beyond
+            self._late = (t_us, late)
+        return self._late[1]
 
     def available(self, balance: BudgetBalance, t_us: int) -> int | None:
         """What a new hold may take; negative: overdrawn. None: without limit."""
@@ -271,6 +279,7 @@ class Budgets:
         self._count(hold, 1)
 
     def _count(self, hold: OpenHold, sign: int) -> None:
+        self._late = None
         for balance in self.covering(hold.team):
             per_us = sign * hold.rates[balance.about.unit]
             balance.rate += per_us
@@ -314,7 +323,7 @@ class Budgets:
 
 
 def _rates(devices: list[tuple[str, int]], hold: BudgetHold) -> dict[BudgetUnit, int]:
-    return {unit: rate(unit, devices, hold) for unit in BudgetUnit}
+    return {unit: rate(unit, devices, hold.units, hold.prices) for unit in BudgetUnit}
 
 
 def _kept(before: BudgetBalance | None, about: SpendingBudget) -> BudgetBalance:

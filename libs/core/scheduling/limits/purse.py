@@ -74,9 +74,9 @@ class Purse(NamedTuple):
     def cost(self, devices: list[tuple[str, int]]) -> int:
         """What is held for (kind, thousandths) of each device."""
         kinds = {kind for kind, _ in devices}
-        prices = self.prices.of(kinds) if self.about.unit is BudgetUnit.MONEY else {}
-        hold = BudgetHold.model_construct(until_us=0, units=units_of(kinds), prices=prices)
-        return rate(self.about.unit, devices, hold) * self.window_us
+        of_money = self.about.unit is BudgetUnit.MONEY
+        units, prices = ({}, self.prices.of(kinds)) if of_money else (units_of(kinds), {})
+        return rate(self.about.unit, devices, units, prices) * self.window_us
 
     def uncovered(self, devices: list[tuple[str, int]]) -> BudgetShort | None:
         """What is missing when these devices are not covered; None: they are. What costs nothing is always covered."""
