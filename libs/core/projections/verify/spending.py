@@ -105,6 +105,8 @@ class Spending(Subject):
         self._counting: dict[str, tuple[_BudgetRow, ...]] = {}
         """Team -> the budgets that count it."""
         self._running: dict[str, _Running] = {}
+        self._of_team: dict[str, dict[str, _Running]] = {}
+        """The same by team."""
         self._tree = _Tree()
         self._book: RateBook | None = None
         self._ran_out: set[str] = set()
@@ -233,11 +235,11 @@ class Spending(Subject):
         for row in over:
             if row.to_us <= self._wall_us:
                 self.books.broken("I19", f"{e.job_id} is granted in a period of {row.about.key} that is over")
-            self._covers(e.job_id, row, one)
-        self._running[e.job_id] = one
+            self._covers(e.job_id, row, one, self._available(row))
+        self._put(e.job_id, one)
 
     def renewed(self, e: led.BudgetHoldsRenewed) -> None:
-        now = self.books.t_us
+        now, left = self.books.t_us, dict[str, int | None]()
         for job_id in e.jobs:
             one, job = self._running.get(job_id), self.books.jobs.get(job_id)
             if one is None or job is None or self._set is None:
@@ -249,15 +251,24 @@ class Spending(Subject):
                 one.team, one.parts, now, e.hold.until_us, dict(e.hold.units), dict(e.hold.prices), one.stopping
             )
             self._as_told(job_id, after, job.spec.priority_class)
+            rows, whole_us = self._over(one.team), self._set.renewal_s * 1_000_000
+            for row in rows:
+                if (
+                    row.about.key not in left
+                ):  # what it held last is what it has spent: renewing it alone takes from the rest
+                    left[row.about.key] = self._available(row)
             self._spend(one, now)
-            del self._running[job_id]
-            stops = [row for row in self._over(one.team) if row.about.when_spent is WhenSpent.STOP and one.units]
+            stops = [row for row in rows if row.about.when_spent is WhenSpent.STOP and one.units]
             for row in stops:
-                self._covers(job_id, row, after)
-            whole_us = self._set.renewal_s * 1_000_000
-            if e.hold.until_us != now + whole_us and all(self._affords(row, after, whole_us) for row in stops):
+                self._covers(job_id, row, after, left[row.about.key])
+            short = any(not _affords(row, after, whole_us, left[row.about.key]) for row in stops)
+            if e.hold.until_us != now + whole_us and not short:
                 self.books.broken("I19", f"{job_id} is renewed for {e.hold.until_us - now}, and {whole_us} is covered")
-            self._running[job_id] = after
+            for row in rows:
+                rest = left[row.about.key]
+                if rest is not None:
+                    left[row.about.key] = rest - after.per_us(row.about.unit) * (after.until_us - now)
+            self._put(job_id, after)
 
     def freed(self, e: led.DevicesFreed) -> None:
         one = self._running.get(e.job_id)
@@ -266,7 +277,7 @@ class Spending(Subject):
             one.parts.pop(e.node, None)
             one.rates.clear()
             if not one.parts:
-                del self._running[e.job_id]
+                del self._running[e.job_id], self._of_team[one.team][e.job_id]
 
     def preempting(self, e: led.AttemptPreempting) -> None:
         if e.job_id in self._running:
@@ -298,7 +309,12 @@ class Spending(Subject):
         return found
 
     def _of(self, row: _BudgetRow) -> Iterator[_Running]:
-        return (one for one in self._running.values() if any(other is row for other in self._over(one.team)))
+        for team, running in self._of_team.items():
+            if any(other is row for other in self._over(team)):
+                yield from running.values()
+
+    def _put(self, job_id: str, one: _Running) -> None:
+        self._running[job_id] = self._of_team.setdefault(one.team, {})[job_id] = one
 
     def _available(self, row: _BudgetRow) -> int | None:
         if row.allowed is None:
@@ -306,14 +322,10 @@ class Spending(Subject):
         held = sum(o.per_us(row.about.unit) * (max(o.until_us, self.books.t_us) - o.since_us) for o in self._of(row))
         return row.allowed - row.spent - held
 
-    def _covers(self, job_id: str, row: _BudgetRow, one: _Running) -> None:
-        left, asked = self._available(row), one.per_us(row.about.unit) * (one.until_us - one.since_us)
-        if left is not None and asked > max(0, left):
+    def _covers(self, job_id: str, row: _BudgetRow, one: _Running, left: int | None) -> None:
+        if not _affords(row, one, one.until_us - one.since_us, left):
+            asked = one.per_us(row.about.unit) * (one.until_us - one.since_us)
             self.books.broken("I19", f"{job_id} takes a hold of {asked} of {row.about.key}, which has {left} left")
-
-    def _affords(self, row: _BudgetRow, one: _Running, window_us: int) -> bool:
-        left = self._available(row)
-        return left is None or one.per_us(row.about.unit) * window_us <= max(0, left)
 
     def _spent_out(self, one: _Running) -> Iterator[str]:
         """The budgets that stop at their end and do not cover another renewal. One of money may be dearer now than when it was
@@ -339,6 +351,7 @@ class Spending(Subject):
     def _recover(self) -> None:
         """After budgets or queues have changed: who runs and is counted now."""
         now, before, self._running = self.books.t_us, self._running, {}
+        self._of_team = {}
         self._counting.clear()
         for job in self.books.jobs.values():
             if job.open is None or not any(self._over(job.team)):
@@ -347,7 +360,7 @@ class Spending(Subject):
             if known is None:
                 parts = {node: self._kinds(claims) for node, claims in job.open.parts.items()}
                 known = _Running(job.team, parts, now, now, {}, {}, stopping=job.open.cause is not None)
-            self._running[job.id] = known
+            self._put(job.id, known)
 
     def _kinds(self, claims: Sequence[Claim]) -> list[tuple[Kind, int]]:
         return [(kind, claim.milli) for claim in claims if (kind := self.books.kind(claim.device)) is not None]
@@ -390,6 +403,11 @@ class Spending(Subject):
 def _name(kind: Kind) -> str:
     model, profile = kind
     return f"{model}:{profile}" if profile else model
+
+
+def _affords(row: _BudgetRow, one: _Running, window_us: int, left: int | None) -> bool:
+    """Whether what is left covers it for so long; what costs nothing is covered by any budget."""
+    return left is None or one.per_us(row.about.unit) * window_us <= max(0, left)
 
 
 def _is_period(period: BudgetPeriod, from_us: int, to_us: int, zone: ZoneInfo) -> bool:
