@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from libs.core.scheduling.order.rank import JobRank, held_in, rank
-from libs.core.scheduling.order.share import Shares
+from libs.core.scheduling.order.share import Shares, may_overtake
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
 from libs.core.state.model import Job, QueueKey, State
@@ -141,6 +141,7 @@ class JobsAhead:
     def _first_behind(self, key: QueueKey, reach: JobRank, held: Collection[str]) -> int:
         """How many of a queue of the same priority stand before the first, not counting `held`, that ranks behind `reach`."""
         line, age, gangs = self._state.queues[key], (reach.submitted_us, reach.job_id), key.shape.devices > 1
+        gangs = gangs and may_overtake(self._shares.of(key))
         if not reach.not_due:
             if not gangs:
                 return 0

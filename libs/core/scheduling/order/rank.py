@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from libs.core.scheduling.order.share import NOTHING, HowServed
+from libs.core.scheduling.order.share import NOTHING, HowServed, may_overtake
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State
 
@@ -24,7 +24,7 @@ class JobRank(NamedTuple):
 
 def rank(job: Job, share: HowServed, t_us: int, policy: Policy) -> JobRank:
     """The rank at `t_us` of a job whose team is served as `share` says."""
-    due = is_due(job, t_us, policy)
+    due = is_due(job, t_us, policy) and may_overtake(share)
     number, precedence = 0, policy.precedence
     if precedence is not None:
         number = 0 if due else precedence.number(job.id, t_us)

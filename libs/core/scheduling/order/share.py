@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from libs.core.accelerators.kinds import grains, is_cpu
-from libs.core.scheduling.queues import Standing, Standings
+from libs.core.scheduling.queues import WITHIN, QueueLevel, Standing, Standings
 from libs.core.state.model import QueueKey, Shape, State
 from schemas.resources import ANY_ACCELERATOR, kind_of, parts_of
 
@@ -45,6 +45,13 @@ def _of(kind: str, milli: int) -> Share:
 
 HowServed = tuple[Any, ...]
 """A `Share`, or a `Standing` where the pool has queues. The lower comes first; the two are never compared."""
+
+
+def may_overtake(share: HowServed) -> bool:
+    """Whether gangs of a team that is served so come before other teams when their reservations are due. In a tree of queues
+    only for what is guaranteed: or a team with many gangs would have the pool for itself. They keep devices from who is behind
+    them all the same."""
+    return all(level.tier == WITHIN for level in share if isinstance(level, QueueLevel))
 
 
 class Shares:

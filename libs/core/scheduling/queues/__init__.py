@@ -12,12 +12,14 @@ from libs.core.scheduling.queues.changes import Change, changes
 from libs.core.scheduling.queues.check import Problem, problems
 from libs.core.scheduling.queues.division import Claimant, divide, divide_tree
 from libs.core.scheduling.queues.reclaim import Reclaim
-from libs.core.scheduling.queues.standing import Standing, Standings
+from libs.core.scheduling.queues.standing import WITHIN, QueueLevel, Standing, Standings
 
 __all__ = [
+    "WITHIN",
     "Change",
     "Claimant",
     "Problem",
+    "QueueLevel",
     "Reclaim",
     "Standing",
     "Standings",
