@@ -6,7 +6,7 @@ copy for itself, and adds what is the attempt's own: /proc, /tmp, /dev/shm, term
 
 It saves time and nothing else: nobody waits for a maker, and an attempt for which no view is there, or whose view is no longer
 what the machine has, lets bubblewrap make all of its view, as without root. A view is of no more use once the machine's mounts
-have changed (the kernel says so) or a folder that it shows is another one (the shim looks).
+have changed (the keeper compares them) or a folder that it shows is another one (the shim looks).
 """
 
 import ctypes
@@ -18,6 +18,9 @@ import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
+from zlib import crc32
+
+from services.agent.keeper import proc
 
 MOST = 32
 """Views that a keeper holds, one for each set of devices. The one that was used least recently goes."""
@@ -65,6 +68,12 @@ def identities(sources: Iterable[str]) -> Identities:
     return found
 
 
+def mounted() -> str:
+    """What is mounted where, in short: another text as soon as anything else is."""
+    text = proc.read_text("/proc/self/mountinfo").encode()
+    return f"{len(text)} {crc32(text):08x}"
+
+
 # ------------------------------------------------------------------------------------------------------ the keeper
 
 
@@ -74,26 +83,29 @@ class Views:
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
-        self._held: dict[str, tuple[int, Identities]] = {}
-        """Arguments -> the namespace's descriptor, and what it shows."""
+        self._held: dict[str, tuple[int, Identities, str]] = {}
+        """Arguments -> the namespace's descriptor, what it shows, and what was mounted when it was made."""
         self._making: dict[int, tuple[str, socket.socket, int, float]] = {}
         """Descriptor of the socket -> arguments, the socket, the maker, and until when it has time."""
         self._missed: dict[str, None] = {}
         """Arguments for which a view was missed, oldest first."""
         self._failures = 0
-        self._mounts, self._changes = -1, select.poll()
+        self._mounts = -1
 
     def makers(self) -> set[int]:
         return {pid for _, _, pid, _ in self._making.values()}
 
     def of(self, prepared: Prepared) -> tuple[int, Identities] | None:
         """A view of which a copy may be taken now, or None."""
-        if self._mounts >= 0 and self._changes.poll(0):
-            self.heard(self._mounts)
         key = _key(prepared)
-        if (held := self._held.pop(key, None)) is not None:
-            self._held[key] = held  # the youngest
-        return held
+        if (held := self._held.pop(key, None)) is None:
+            return None
+        self._held[key] = held  # the youngest
+        handle, shown, mounts = held
+        if mounts == mounted():
+            return handle, shown
+        self._drop(list(self._held))
+        return None
 
     def wanted(self, prepared: Prepared) -> bool:
         """Whether a maker is to be started for it: it was missed before, and none is at work."""
@@ -110,12 +122,11 @@ class Views:
         if self._mounts < 0:
             self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
             self._epoll.register(self._mounts, select.EPOLLPRI)
-            self._changes.register(self._mounts, select.POLLPRI)
         self._making[sock.fileno()] = (_key(prepared), sock, maker, until)
         self._epoll.register(sock, select.EPOLLIN)
 
     def heard(self, fd: int) -> None:
-        """The kernel's news of mounts, or a maker's."""
+        """The kernel's news of mounts, which does not always come, or a maker's."""
         if fd == self._mounts:
             self._drop(list(self._held))
             for each, (_, sock, maker, until) in self._making.items():
@@ -153,7 +164,8 @@ class Views:
         if not key:
             os.close(handles[0])
             return
-        self._held[key] = (handles[0], [None if one is None else (one[0], one[1]) for one in json.loads(text)])
+        shown, mounts = json.loads(text)
+        self._held[key] = (handles[0], [None if one is None else (one[0], one[1]) for one in shown], mounts)
         self._drop(list(self._held)[:-MOST])
 
     def _drop(self, keys: Sequence[str]) -> None:

@@ -132,7 +132,7 @@ def _become_maker(message: int, control: int, bwrap: str) -> NoReturn:
     os.set_inheritable(control, False)
     held = socket.socket(fileno=control)
     _close_but(control)
-    shown = prepared.identities(wanted["sources"])
+    shown = prepared.identities(wanted["sources"]), prepared.mounted()
     (view,) = walls.made(bwrap, wanted["args"], ["mnt"])
     socket.send_fds(held, [json.dumps(shown).encode()], [view])
     os._exit(0)
