@@ -1,6 +1,7 @@
 """Wires vault: the narrow reader of the ledger, the store, and who is answered what."""
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 from libs.bus.boxes import CannotOpen, ForNode, ForVault, close_box, decoded
 from libs.bus.broker import make_broker
 from libs.bus.outbox import Outbox
+from libs.bus.patience import patiently
 from libs.bus.queries import AskAgain, InvalidQuestion, NothingFound, serve
 from libs.bus.room import SUBMITS_END
 from libs.core.admission.intake import Bucket
@@ -43,6 +45,8 @@ from services.vault.book import ChangesBook
 from services.vault.keys import BadKeys, KeyFile, RekeyUnderWay
 from services.vault.settings import VaultSettings
 from services.vault.store import Contended, SecretStore, StoreFull, TooMuch
+
+log = logging.getLogger("baton.vault")
 
 FOLLOWER = "vault"
 _TEAMS = 10_000
@@ -80,7 +84,8 @@ class Vault:
         return self.follower
 
     async def tell_names(self) -> None:
-        await self._of_store().tell_names()
+        """Of all teams, at the start. A broker that is away is waited for: it would end the process, again and again."""
+        await patiently(self._of_store().tell_names, _away)
 
     async def seen(self, seq: int) -> None:
         """Returns when the record at `seq` was read, after `seen_wait_s` at the latest."""
@@ -237,6 +242,11 @@ def _meant(asked_of: str | None, team: str) -> str:
 
 def _invalid(field: str, value: str, problem: str, fix: str) -> InvalidQuestion:
     return InvalidQuestion([Reason(field=field, value=value[:200], problem=problem, fix=fix)])
+
+
+def _away(error: Exception, failures: int) -> None:
+    if not failures:
+        log.warning("admission cannot be told yet which secrets there are: %r", error)
 
 
 def make_app(settings: VaultSettings) -> AsgiFastStream:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from nats.aio.client import Client
+from nats.errors import TimeoutError as NatsTimeout
+from prometheus_client import CollectorRegistry
 
 from libs.bus.asking import FAILED, INVALID, NOT_FOUND, NoAnswer, QueryError, ask
 from libs.bus.boxes import BoxKey, ForNode, ForVault, close_box, encoded
@@ -32,7 +34,7 @@ from schemas.secrets import (
     SecretRemove,
     SecretSet,
 )
-from services.vault.app import make_app
+from services.vault.app import Vault, make_app
 from services.vault.book import ChangesBook
 from services.vault.keys import BadKeys, KeyFile
 from services.vault.settings import VaultSettings
@@ -407,3 +409,23 @@ class Taking:
 
     async def publish_many(self, items: Sequence[Outgoing]) -> None:
         self.taken += items
+
+
+async def test_a_broker_that_is_away_for_a_moment_does_not_end_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 616 of the simulation: one lost answer ended vault while it told which secrets there are."""
+    path = tmp_path / "vault" / "keys.json"
+    vault = Vault(VaultSettings(insecure=True, keys=path), KeyFile(path), CollectorRegistry())
+    errors: list[Exception] = [NatsTimeout(), OSError("away")]
+
+    class Telling:
+        async def tell_names(self) -> None:
+            if errors:
+                raise errors.pop()
+            told.set()
+
+    told = asyncio.Event()
+    monkeypatch.setattr(vault, "store", Telling())
+    await vault.tell_names()
+    assert told.is_set()
