@@ -31,6 +31,7 @@ from schemas.ledger import LedgerSummed
 from schemas.nodes import DeviceSample, NodeSampled
 from schemas.proofs import AuditRead
 from schemas.queries import (
+    BudgetsQuery,
     DeviceListQuery,
     EventListQuery,
     ExplainQuery,
@@ -94,6 +95,7 @@ def questions(two: TwoTeams) -> dict[str, list[BaseModel]]:
         ],
         "queue.list": [QueueListQuery(), QueueListQuery(limit=1)],
         "queues.list": [QueuesQuery()],
+        "budgets.list": [BudgetsQuery()],
         "pool.status": [PoolStatusQuery()],
         "node.list": [NodeListQuery()],
         "device.list": [DeviceListQuery(), DeviceListQuery(node="c"), DeviceListQuery(node="nothing")],
@@ -137,6 +139,8 @@ def test_a_team_may_hear_its_own_events_alone() -> None:
         *(f"job.{what}" for what in (*JOB_EVENTS, "rejected")),
         "team.suspended",
         "team.resumed",
+        "team.budget-warning",
+        "team.budget-spent",
     }
     publish, subscribe = subjects.user_may("blue")
     for team, allowed in (("blue", True), ("red", False)):
