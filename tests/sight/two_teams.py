@@ -9,6 +9,7 @@ from typing import Any
 
 from libs.core.scheduling import preemption
 from schemas import inbox
+from schemas.budgets import BudgetPeriod, BudgetSet, BudgetUnit, SpendingBudget
 from schemas.ids import job_id
 from schemas.jobs import CheckpointPolicy, JobSpec, StepProgress
 from schemas.resources import Inventory, Resources, Topology
@@ -32,6 +33,10 @@ class TwoTeams:
         self.world = World(_node("a", 4, "H100"), _node("b", 2, "H100"), _node("d", 2, "H100"), _node("c", 2, "L40S"))
         self.world.send(inbox.QuotaChanged(team=self.red_team, limit_milli=60_000 if self.few else 70_000))
         self.world.send(inbox.QuotaChanged(team=self.blue_team, limit_milli=12_000))
+        reds = SpendingBudget(
+            team=self.red_team, unit=BudgetUnit.GPU_HOURS, period=BudgetPeriod.MONTH, hard=10**12 + self.few
+        )
+        self.world.send(inbox.ApplyBudgets(budgets=BudgetSet(version=1, budgets=(reds,))))
         self._red_begins()
         self._blue_lives()
         self._others()
