@@ -4,8 +4,9 @@ Among the jobs that wait, first the class (the higher priority, strictly); in a 
 reservation is due, the oldest first; then the queue of the team that is served worst; of equals the older job, then the
 lower id. Without a tree of queues the worst served holds the least, in whole accelerators (`share.py`): a slice is its part
 of a board, and a processor counts only between teams that hold as much of them. With one, guarantees and weights decide
-(`libs.core.scheduling.queues`). A queue holds the waiting jobs of one priority, team and shape in order
-of age (those that may preempt apart from the others), and only its front job is considered: what does not fit blocks its own
+(`libs.core.scheduling.queues`), and a due gang comes before other teams only within its queue's guarantee (`may_overtake`).
+A queue holds the waiting jobs of one priority, team and shape in order of age (those
+that may preempt apart from the others), and only its front job is considered: what does not fit blocks its own
 queue and no other. Jobs for which devices are held come first in their queue, and are passed by: they wait for those.
 
 All of it is pure. `Order` reads one state and changes nothing. It is told what was granted, because shares change within a
