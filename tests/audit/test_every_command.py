@@ -23,6 +23,7 @@ LISTED: dict[str, tuple[str, str]] = {
     "quota set": (COMMAND, "quota.set"),
     "apply": (COMMAND, "queues.apply"),
     "prices apply": (COMMAND, "prices.apply"),
+    "budget top-up": (COMMAND, "budget.top-up"),
     "bill close": (COMMAND, "bill.close"),
     "node declare-dead": (COMMAND, "node.declare-dead"),
     "node release": (COMMAND, "node.release"),
@@ -54,7 +55,7 @@ LISTED: dict[str, tuple[str, str]] = {
         (
             "plan", "explain", "logs", "watch", "wait", "status", "top", "diff", "audit verify", "dead list", "dead show",
             "secret list", "team list", "ledger verify", "ledger credits", "ledger used", "ledger segments", "bill verify",
-            "bill statement", "bill page", "describe job", "describe node",
+            "bill statement", "bill page", "describe job", "describe node", "budget show",
         ),
         (READS, ""),
     ),
