@@ -24,6 +24,7 @@ LISTED: dict[str, tuple[str, str]] = {
     "apply": (COMMAND, "queues.apply"),
     "prices apply": (COMMAND, "prices.apply"),
     "budget top-up": (COMMAND, "budget.top-up"),
+    "boost": (COMMAND, "job.boost"),
     "bill close": (COMMAND, "bill.close"),
     "node declare-dead": (COMMAND, "node.declare-dead"),
     "node release": (COMMAND, "node.release"),
