@@ -6,6 +6,9 @@ victims. Chosen are the nodes on which the victim with the smallest number has t
 disturbed), of equals those where the fewest devices beyond the need are freed. Nobody gives way unless the whole gang then
 fits, and what is freed is held for it: the plan is a `PreemptionPlanned` like any other, checked by `preemption.check`.
 
+A gang that gets no room so may have it where jobs that stand before it are in the way and find as many free devices
+elsewhere (`moves`): where the fewest devices move, if what that loses is less than what is left of the gang.
+
 **What it leaves alone.** Jobs that share a device, jobs of several device models or with limits of their own (their plans
 are those of `libs.core.scheduling.preemption`), jobs of other classes and other teams, jobs that have run less than
 `min_run_s` and jobs that were let in for their age, for `slice_s`.
@@ -16,33 +19,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libs.core.placement.search.gang import usable
-from libs.core.placement.view import NOBODY, View
+from libs.core.placement.view import NOBODY
 from libs.core.scheduling.limits import Tally
+from libs.core.scheduling.precedence.moves import Elsewhere, movable, needs
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.scheduling.spared import Spared
 from libs.core.state.fleet import Bools
-from libs.core.state.model import Job, Shape, State
+from libs.core.state.model import Job, State
 from schemas.ids import event_id
 from schemas.inbox import MOST_VICTIMS, PreemptionPlanned
-from schemas.resources import WHOLE_MILLI, Level
 
 CONSIDERED = 32
 """Waiting jobs that one call looks at: the first of as many queues."""
 
 
-def needs(shape: Shape) -> tuple[tuple[int, int], ...] | None:
-    """(groups, devices of each) that must each lie on one node, the larger first; None: not a job that is exchanged."""
-    if not shape.devices or not shape.whole or shape.min_devices or shape.torus or shape.spread[0] or shape.caps:
-        return None
-    if shape.cpu_milli or shape.host_mib or shape.profile:
-        return None
-    if shape.roles:
-        if any(role.level is not Level.NODE or role.count != role.min_count for role in shape.roles):
-            return None
-        return tuple(sorted(((role.count, role.devices) for role in shape.roles), key=lambda need: -need[1]))
-    return ((1, shape.devices),) if shape.level is Level.NODE else None
+_TRIES = 8
+"""Nodes more than needed that a plan with movers looks at."""
+_WHY = {False: "much less is left of it", True: "others find devices elsewhere"}
 
 
 def exchanges(state: State, precedence: Precedence, t_us: int, base_seq: int) -> list[PreemptionPlanned]:
@@ -62,18 +56,19 @@ def exchanges(state: State, precedence: Precedence, t_us: int, base_seq: int) ->
     tally = Tally(state)
     found: list[PreemptionPlanned] = []
     for number, job in waiting[:CONSIDERED]:
-        if board.most <= number:
-            break
+        if board.most <= number and job.shape.devices == 1:
+            continue
         need, room = needs(job.shape), tally.room(job)
         if need is None or room.request != job.shape:
             continue
         plan = board.plan(job, number, need)
-        if plan is None:
-            continue
-        rows, victims = plan
         gone = sum(len(made.victims) for made in found)
-        if len(victims) > MOST_VICTIMS or (spared.exchanges and not spared.together(len(victims), gone)):
+        if plan is None or len(plan.victims) > MOST_VICTIMS:
             continue
+        if spared.exchanges and not spared.together(len(plan.victims), gone):
+            continue
+        board.carry_out(plan)
+        rows, victims = plan.rows, plan.victims
         tally.take(job, rows.tolist())
         costs = tuple(precedence.knobs.loss_s * int(served.width[slot]) for slot in victims)
         found.append(
@@ -85,7 +80,7 @@ def exchanges(state: State, precedence: Precedence, t_us: int, base_seq: int) ->
                 devices=tuple(state.fleet.devices.names[row] for row in rows.tolist()),
                 cost_device_s=sum(costs),
                 costs_device_s=costs,
-                reason=f"{precedence.rule_of(job.team).value}: much less is left of it",
+                reason=f"{precedence.rule_of(job.team).value}: {_WHY[bool(plan.movers)]}",
             )
         )
     return found
@@ -123,14 +118,68 @@ def _first(state: State, precedence: Precedence, t_us: int) -> list[tuple[float,
 
 @dataclass(slots=True)
 class _ByNode:
-    """Devices of jobs that may give way, by node, on each those of the largest number first, shape (V,)."""
+    """Devices of jobs that may leave them, by node, on each those of the largest number first, shape (V,)."""
 
     rows: Ints
     slots: Ints
     limit: Floats
-    """The number that the beneficiary must stay below."""
+    """A beneficiary with a number below this makes the job give way; with another it is moved."""
+    node: Ints
     begin: Ints
     """Shape (N + 1,): where each node's devices begin."""
+
+    @classmethod
+    def made(cls, rows: Ints, slots: Ints, limit: Floats, node: Ints, nodes: int) -> "_ByNode":
+        return cls(rows, slots, limit, node, np.searchsorted(node, np.arange(nodes + 1)))
+
+    def only(self, mask: Bools) -> "_ByNode":
+        """Some of them."""
+        if mask.all():
+            return self
+        nodes = len(self.begin) - 1
+        return _ByNode.made(self.rows[mask], self.slots[mask], self.limit[mask], self.node[mask], nodes)
+
+    def nodes(self, free: Ints, open_: Bools, size: int, number: float) -> Ints:
+        """Nodes on which so many devices are free or may be left, the best first: where the fewest move, then where the
+        last to give way is the least urgent."""
+        missing = np.maximum(0, size - free)
+        here = np.diff(self.begin)
+        give_way = np.bincount(self.node[self.limit > number], minlength=len(here))
+        last = np.clip(self.begin[:-1] + np.minimum(missing, give_way) - 1, 0, max(0, len(self.limit) - 1))
+        limit = np.where(missing == 0, np.inf, self.limit[last] if len(self.limit) else -np.inf)
+        able = np.flatnonzero((free + here >= size) & open_)
+        best: Ints = able[np.lexsort((free[able], -limit[able], np.maximum(0, missing - give_way)[able]))]
+        return best
+
+    def leave(self, node: int, missing: int, number: float) -> dict[int, list[int]]:
+        """Who leaves a node so that so many devices more are free, each with its rows there: those that give way first,
+        then of those that are moved the smallest that does, or else the largest."""
+        there: dict[int, list[int]] = {}
+        move: dict[int, list[int]] = {}
+        for at in range(int(self.begin[node]), int(self.begin[node + 1])):
+            into = there if self.limit[at] > number else move
+            into.setdefault(int(self.slots[at]), []).append(int(self.rows[at]))
+        found: dict[int, list[int]] = {}
+        for slot, rows in there.items():
+            if missing <= 0:
+                break
+            found[slot] = rows
+            missing -= len(rows)
+        while missing > 0 and move:
+            enough = [slot for slot, rows in move.items() if len(rows) >= missing]
+            slot = min(enough, key=lambda one: len(move[one])) if enough else max(move, key=lambda one: len(move[one]))
+            found[slot] = move.pop(slot)
+            missing -= len(found[slot])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _ExchangePlan:
+    """Rows for the beneficiary, the slots of all who leave them, and which of those are moved."""
+
+    rows: Ints
+    victims: list[int]
+    movers: list[int]
 
 
 class _ExchangeBoard:
@@ -141,93 +190,85 @@ class _ExchangeBoard:
         self._limit = np.full(len(precedence.served.width), -np.inf)
         self._limit[slots] = precedence.limits(slots, t_us)
         self.most = float(self._limit[slots].max())
-        fleet = state.fleet
-        self._view = View.of(fleet)
-        self._taken = np.zeros(len(fleet.up), dtype=np.bool_)
-        self._usable: dict[Shape, tuple[Ints, Bools]] = {}
+        self._may_move = np.zeros(len(self._limit), dtype=np.bool_)
+        ran = slots[precedence.ran_s(slots, t_us) >= precedence.knobs.move_run_s]
+        self._may_move[[slot for slot in ran.tolist() if movable(state.jobs[precedence.served.ids[slot]].shape)]] = True
+        self._elsewhere = Elsewhere(state)
         self._sorted: dict[tuple[str, int], _ByNode] = {}
 
-    def plan(self, job: Job, number: float, need: tuple[tuple[int, int], ...]) -> tuple[Ints, list[int]] | None:
-        """Rows for the job and the slots of those who give way; None when no exchange helps it."""
-        free, usable_mask = self._free(job.shape)
+    def plan(self, job: Job, number: float, need: tuple[tuple[int, int], ...]) -> _ExchangePlan | None:
+        """What helps the job; None when no exchange does."""
+        free = self._elsewhere.free(job.shape)
         devices = self._devices(job)
-        nodes = len(self._fleet.node_names)
-        free_count = np.bincount(self._fleet.node[free], minlength=nodes)
-        chosen: list[tuple[int, int]] = []
-        open_ = np.ones(nodes, dtype=np.bool_)
-        for groups, size in need:
-            for node in self._nodes(devices, free_count, open_, groups, size, number):
-                open_[node] = False
-                chosen.append((node, size))
-        if len(chosen) < sum(groups for groups, _ in need):
-            return None
+        devices = devices.only(self._elsewhere.usable(job.shape)[devices.rows])
+        give_way = devices.limit > number
+        plan = self._plan(number, need, free, devices.only(give_way)) if self.most > number else None
+        if plan is not None or job.shape.devices == 1 or len(free) + int(give_way.sum()) < job.shape.devices:
+            return plan
+        return self._plan(number, need, free, devices.only(give_way | self._may_move[devices.slots]))
+
+    def carry_out(self, plan: _ExchangePlan) -> None:
+        """The plan is made: others are made of what it leaves."""
+        self._elsewhere.give(plan.rows)
+        self._elsewhere.take_all(self._jobs(plan.movers))
+        self._limit[plan.victims] = -np.inf
+        self._sorted.clear()
+
+    def _plan(
+        self, number: float, need: tuple[tuple[int, int], ...], free: Ints, devices: _ByNode
+    ) -> _ExchangePlan | None:  # fmt: skip
+        node = self._fleet.node
+        free_count = np.bincount(node[free], minlength=len(self._fleet.node_names))
+        open_ = np.ones(len(free_count), dtype=np.bool_)
+        worth_s = number if number >= 0 else np.inf
         rows: list[int] = []
         victims: dict[int, None] = {}
-        for node, size in chosen:
-            mine = free[self._fleet.node[free] == node][:size].tolist()
-            begin, end = int(devices.begin[node]), int(devices.begin[node + 1])
-            missing = size - len(mine)
-            for at in range(begin, end):
-                if missing <= 0:
+        movers: list[int] = []
+        for groups, size in need:
+            missing = groups
+            for at in devices.nodes(free_count, open_, size, number)[: groups + _TRIES].tolist():
+                mine = free[node[free] == at][:size].tolist()
+                leave = devices.leave(at, size - len(mine), number)
+                moved = [slot for slot in leave if self._limit[slot] <= number]
+                left = [row for there in leave.values() for row in there]
+                if moved and not self._move([*movers, *moved], [*rows, *mine, *left], worth_s):
+                    continue
+                rows += (mine + left)[:size]
+                victims.update(dict.fromkeys(leave))
+                movers += moved
+                open_[at] = False
+                missing -= 1
+                if not missing:
                     break
-                row, slot = int(devices.rows[at]), int(devices.slots[at])
-                if usable_mask[row]:
-                    mine.append(row)
-                    victims[slot] = None
-                    missing -= 1
-            if missing > 0:
+            if missing:
                 return None
-            rows.extend(mine)
-        if not victims:
-            return None
-        taken = np.array(rows, dtype=np.int64)
-        self._taken[taken] = True
-        for slot in victims:
-            self._limit[slot] = -np.inf
-        self._sorted.clear()
-        return taken, list(victims)
+        return _ExchangePlan(np.array(rows, dtype=np.int64), list(victims), movers) if victims else None
 
-    def _nodes(
-        self, devices: _ByNode, free: Ints, open_: Bools, groups: int, size: int,
-        number: float,
-    ) -> list[int]:  # fmt: skip
-        """The best nodes for so many groups of this size; fewer when there are not enough."""
-        missing = size - free
-        last = devices.begin[:-1] + missing - 1
-        enough = (missing <= 0) | (last < devices.begin[1:])
-        at = np.clip(last, 0, max(0, len(devices.limit) - 1))
-        limit = np.where(missing <= 0, np.inf, devices.limit[at] if len(devices.limit) else -np.inf)
-        able = np.flatnonzero(enough & open_ & (limit > number) & (free + np.diff(devices.begin) >= size))
-        best = able[np.lexsort((free[able], -limit[able]))][:groups]
-        return [int(node) for node in best]
+    def _move(self, slots: list[int], without: list[int], worth_s: float) -> bool:
+        """Whether these find devices elsewhere, and lose less by it than it is worth."""
+        lost_s = self._precedence.knobs.loss_s * int(self._precedence.served.width[slots].sum())
+        return lost_s <= worth_s and self._elsewhere.without(without).take_all(self._jobs(slots))
 
-    def _free(self, shape: Shape) -> tuple[Ints, Bools]:
-        mask = usable(self._view, shape)
-        fleet = self._fleet
-        free = mask & (fleet.free_milli == WHOLE_MILLI) & (fleet.held == NOBODY) & ~self._taken
-        return np.flatnonzero(free), mask
+    def _jobs(self, slots: list[int]) -> list[Job]:
+        return [self._state.jobs[self._precedence.served.ids[slot]] for slot in slots]
 
     def _devices(self, job: Job) -> _ByNode:
+        """Those of jobs of the same class and team."""
         known = self._sorted.get((job.team, job.priority))
         if known is not None:
             return known
-        fleet, owner = self._fleet, self._precedence.served.owner
+        fleet, owner, jobs = self._fleet, self._precedence.served.owner, self._state.jobs
         rows = np.flatnonzero(owner >= 0)
-        rows = rows[~self._taken[rows] & (fleet.held[rows] == NOBODY)]
-        rows = rows[np.isfinite(self._limit[owner[rows]])]
-        rows = self._of_class(rows, job)
+        rows = rows[(fleet.held[rows] == NOBODY) & np.isfinite(self._limit[owner[rows]])]
+        mine = [
+            slot
+            for slot in np.unique(owner[rows]).tolist()
+            if (other := jobs[self._precedence.served.ids[slot]]).priority == job.priority and other.team == job.team
+        ]
+        rows = rows[np.isin(owner[rows], mine)]
         slots = owner[rows]
         order = np.lexsort((slots, -self._limit[slots], fleet.node[rows]))
         rows, slots = rows[order], slots[order]
-        begin = np.searchsorted(fleet.node[rows], np.arange(len(fleet.node_names) + 1))
-        made = self._sorted[(job.team, job.priority)] = _ByNode(rows, slots, self._limit[slots], begin)
+        made = _ByNode.made(rows, slots, self._limit[slots], fleet.node[rows], len(fleet.node_names))
+        self._sorted[(job.team, job.priority)] = made
         return made
-
-    def _of_class(self, rows: Ints, job: Job) -> Ints:
-        """Those of jobs of the same class and team."""
-        owner, ids, jobs = self._precedence.served.owner, self._precedence.served.ids, self._state.jobs
-        slots = np.unique(owner[rows])
-        mine = [
-            slot for slot in slots.tolist() if (v := jobs[ids[slot]]).priority == job.priority and v.team == job.team
-        ]
-        return rows if len(mine) == len(slots) else rows[np.isin(owner[rows], mine)]

@@ -32,11 +32,12 @@ def dump(turns: "Precedence") -> Iterator[bytes]:
     """The parts as of this call, made as they are asked for."""
     served, learned = turns.served, turns.learned
     tables = {name: base64.b64encode(getattr(learned, name).astype(_NUMBERS).tobytes()).decode() for name in _TABLES}
-    head = {"learned": tables, "count": learned.count, "learned_at": learned._learned_at, "promises": turns.book.dump()}
+    head = {
+        "learned": tables, "count": learned.count, "learned_at": learned._learned_at, "promises": turns.book.dump(),
+        "devices": turns._devices,
+    }  # fmt: skip
     ran = np.flatnonzero((served.width > 0) & ((served.guarded_us > 0) | ~np.isnan(served.total_s)))
-    ids = dict.fromkeys(
-        [*(served.ids[slot] for slot in ran.tolist()), *turns._in_turn_us, *turns._promised, *turns._aged]
-    )
+    ids = dict.fromkeys([*(served.ids[slot] for slot in ran.tolist()), *turns._ahead_s, *turns._promised, *turns._aged])
     due = {job_id: number for jobs in turns._due.values() for number, job_id in enumerate(jobs)}
     rows = [_row(turns, job_id, due) for job_id in sorted(ids)]
 
@@ -53,7 +54,7 @@ def _row(turns: "Precedence", job_id: str, due: dict[str, int]) -> list[Any]:
     return [
         job_id, float(served.attained_s[slot]), int(served.since_us[slot]), None if math.isnan(total_s) else total_s,
         int(served.guarded_us[slot]), bool(served.running[slot]), turns._since.get(job_id, (None,))[0],
-        turns._in_turn_us.get(job_id), turns._promised.get(job_id), due.get(job_id),
+        turns._in_turn_us.get(job_id), turns._promised.get(job_id), due.get(job_id), turns._ahead_s.get(job_id),
     ]  # fmt: skip
 
 
@@ -72,6 +73,7 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
             learned._ended, learned._passed = (tables[name] for name in _COUNTS)
             learned.restore(tables)
             turns.book.load(told["promises"])
+            turns._devices = told.get("devices", 1)
             learned.count, learned._learned_at = told["count"], told["learned_at"]
         else:
             known.update((row[0], row) for row in told)
@@ -89,6 +91,8 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
             turns.served.since_us[slot] = row[2]
         if row[7] is not None:
             turns._in_turn_us[job.id] = row[7]
+        if len(row) > 10 and row[10] is not None:  # a snapshot of before has none
+            turns._ahead_s[job.id] = row[10]
         if job.state is JobState.QUEUED and job.id not in state.backing_off:
             turns._since[job.id] = (row[6] if row[6] is not None else job.queued_us, job.queue)
             if row[8] is not None:

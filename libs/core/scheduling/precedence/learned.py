@@ -16,7 +16,6 @@ then. They are outweighed by the first dozens of ends.
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -37,6 +36,8 @@ _SIZES: Floats = np.diff(EDGES, prepend=0.0)
 _PRIOR_JOBS = 4.0
 _PRIOR_HAZARD: Floats = np.array([0.6] + [0.13] * (CELLS - 1))
 """The first cell reaches down to 0, over many factors of `GROWTH`."""
+_LONGEST_S = 86_400.0
+"""Of one that nobody has seen yet, device-seconds."""
 _POOLED_JOBS = 10.0
 """A width's own counts weigh as much as the pool's once so many of its jobs were at risk in a cell."""
 
@@ -66,6 +67,8 @@ class Learned:
         self.count = 0
         self._learned_at = 0
         self._hazard: Floats = np.zeros((WIDTHS, CELLS))
+        self._longest: Ints = np.zeros(WIDTHS, dtype=np.int64)
+        """The last cell that a job of each width got to."""
         self._tables: dict[str, Floats] = {}
         """Of `TABLES`, those that somebody has asked for since the last `relearn`: most readers ask for none."""
         self.relearn(np.zeros(0, dtype=np.int64), np.zeros(0))
@@ -94,7 +97,9 @@ class Learned:
         """One of `TABLES`, shape (WIDTHS, CELLS)."""
         found = self._tables.get(name)
         if found is None:
-            found = self._tables[name] = np.stack([TABLES[name](row) for row in self._hazard])
+            found = self._tables[name] = np.stack(
+                [TABLES[name](*row) for row in zip(self._hazard, self._longest.tolist(), strict=True)]
+            )
         return found
 
     def restore(self, tables: Mapping[str, Floats]) -> None:
@@ -123,12 +128,13 @@ class Learned:
         pooled = (self._ended.sum(axis=0) + _PRIOR_JOBS * _PRIOR_HAZARD) / (risk.sum(axis=0) + _PRIOR_JOBS)
         hazard = (self._ended + _POOLED_JOBS * pooled) / (risk + _POOLED_JOBS)
         self._hazard = np.clip(hazard, 1e-9, 1 - 1e-9)
+        self._longest = _longest(risk, self._ended)
         self._tables = {}
         self._learned_at = self.count
 
 
-def _medians(hazard: Floats, left: float = 0.5) -> Floats:
-    """For each cell the end of the first later one (or itself) by which but half (or `left`) of those that
+def _quantiles(hazard: Floats, left: float) -> Floats:
+    """For each cell the end of the first later one (or itself) by which but this part of those that
     began it have ended."""
     alive = np.concatenate([[1.0], np.cumprod(1 - hazard)])
     ends = np.searchsorted(-alive[1:], -alive[:-1] * left, side="left")
@@ -136,11 +142,21 @@ def _medians(hazard: Floats, left: float = 0.5) -> Floats:
     return result
 
 
-def _rests(hazard: Floats) -> Floats:
-    """For each cell the mean service that is still taken by those that began it."""
-    alive = np.concatenate([[1.0], np.cumprod(1 - hazard)])
-    served = alive[:-1] * _SIZES * (1 - hazard / 2)
-    result: Floats = np.cumsum(served[::-1])[::-1] / np.maximum(alive[:-1], 1e-12)
+def _longest(risk: Floats, ended: Floats) -> Ints:
+    """The last cell that a job of each width got to; of all widths where few of one came."""
+    seen = risk + ended > 0
+    last: Ints = np.where(seen.any(axis=1), CELLS - 1 - np.argmax(seen[:, ::-1], axis=1), 0)
+    return np.where(risk[:, 0] + ended[:, 0] >= _POOLED_JOBS, last, max(int(last.max()), cell_of(_LONGEST_S)))
+
+
+def _rests(hazard: Floats, last: int) -> Floats:
+    """For each cell the mean service that is still taken by those that began it. Nobody is imagined to get beyond `last`
+    (Efron's correction of the tail, 1967): a heavy tail has no mean."""
+    ends = np.where(np.arange(CELLS) < last, hazard, 1.0)
+    result, behind = np.zeros(CELLS), 0.0
+    for cell in range(CELLS - 1, -1, -1):
+        behind = _SIZES[cell] * (1 - ends[cell] / 2) + (1 - ends[cell]) * behind
+        result[cell] = behind
     return result
 
 
@@ -156,10 +172,10 @@ def _prices(hazard: Floats) -> Floats:
     return best
 
 
-TABLES: Final[Mapping[str, Callable[[Floats], Floats]]] = {
-    "price": _prices,
-    "median": _medians,
-    "late": partial(_medians, left=0.1),
+TABLES: Final[Mapping[str, Callable[[Floats, int], Floats]]] = {
+    "price": lambda hazard, last: _prices(hazard),
+    "median": lambda hazard, last: _quantiles(hazard, 0.5),
+    "late": lambda hazard, last: _quantiles(hazard, 0.1),
     "rest": _rests,
 }
-"""What follows from the hazards of a width."""
+"""What follows from the hazards of a width, and from the last cell that one of it got to."""

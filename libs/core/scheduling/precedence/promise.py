@@ -14,7 +14,7 @@ import numpy as np
 
 from libs.core.placement.search.gang import usable
 from libs.core.placement.view import NOBODY, View
-from libs.core.scheduling.precedence.exchange import needs
+from libs.core.scheduling.precedence.moves import needs
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.state.model import Job, State
 from schemas.resources import WHOLE_MILLI

@@ -8,9 +8,9 @@
 | `shortest-remaining` | remaining service where it is known (SRSF), else the learned price of an end (`learned`) | yes |
 
 Service is device-seconds, so a gang of eight counts eight times. `shortest-remaining` is the default of the simulator. A
-job that reports its progress is looked at first: it comes before all until it has run for `look_s`, because its rate is
-known then. What a job declares or reports orders it among the jobs of its own team only where teams compete (the share of
-the team stands before this number).
+job that reports its progress is looked at first: until it has run for `look_s` it counts with what is left of that, because
+its rate is known then. What a job declares or reports orders it among the jobs of its own team only where teams compete
+(the share of the team stands before this number).
 """
 
 from dataclasses import dataclass
@@ -50,6 +50,8 @@ class OrderKnobs:
     loss_worth: float = 1.0
     min_run_s: float = 60.0
     """A job runs so long before it gives way within its class."""
+    move_run_s: float = 600.0
+    """... and so long before it is moved for a gang that stands behind it: it loses a twentieth of its time at the most."""
     age_s: float = 30 * 86_400.0
     """A job that has waited so long in one stretch comes before all of its class, the oldest first."""
     slice_s: float = 600.0
@@ -62,6 +64,10 @@ class OrderKnobs:
     in_turn_most_s: float = 2 * 86_400.0
     """... if that was no more than this. In a standing overload nobody can have its turn in time, and the short ones would
     wait with the long ones."""
+    own_turn: float = 1.0
+    """... and after no less than this many times as long as it runs itself, by what is known of it or learned."""
+    turn_most_s: float = 4 * 3600.0
+    """... if all devices would do what is left of it within this: so much may one turn delay all others."""
     promise_margin: float = 1.1
     """What is promised, by what is expected."""
     lead_s: float = 90.0
@@ -85,7 +91,8 @@ def numbers(
     prices = learned.price[classes_of(widths), cells_of(attained_s)]
     known = ~np.isnan(total_s)
     result: Floats = np.where(known, np.maximum(0.0, np.where(known, total_s, 0.0) - attained_s), prices)
-    result[(attained_s < looked_at) & ~known] = 0.0
+    looks = (attained_s < looked_at) & ~known
+    result[looks] = np.minimum(result, looked_at - attained_s)[looks]
     return result
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from libs.core.scheduling.precedence import keep
 from libs.core.scheduling.precedence.learned import EDGES, Learned, cells_of
+from libs.core.scheduling.precedence.moves import movable
 from libs.core.scheduling.precedence.promised import PromiseBook
 from libs.core.scheduling.precedence.rules import (
     CODES,
@@ -21,7 +22,7 @@ from libs.core.scheduling.precedence.rules import (
     next_edges,
     numbers,
 )
-from libs.core.scheduling.precedence.served import Served
+from libs.core.scheduling.precedence.served import Floats, Ints, Served
 from libs.core.state.model import Job, QueueKey, State
 from libs.core.state.queue_tree import QueueTree
 from schemas import ledger as led
@@ -58,8 +59,11 @@ class Precedence:
         """Waiting job -> since when, us, and where."""
         self._due: dict[QueueKey, dict[str, None]] = {}
         self._aged: set[str] = set()
+        self._ahead_s: dict[str, float] = {}
+        """Gang -> how long what stood there when it came was to take, s."""
+        self._devices = 1
         self._in_turn_us: dict[str, int] = {}
-        """Gang -> when it would have had its turn in order of age, us."""
+        """Gang -> when it has its turn, us."""
         self._promised: dict[str, int] = {}
         """Waiting gang -> when it was told to start, us."""
         self.book = PromiseBook()
@@ -216,14 +220,27 @@ class Precedence:
         left_out = [self._places[job_id] for job_id in but if job_id in self._places]
         return stop - sum(1 for one in left_out if (place is None or one < place) and self._since[one[2]][1] == key)
 
-    def gives_way(self, victim: Job, job: Job, t_us: int) -> bool:
-        """Whether `victim`, which runs, gives way to `job`, which waits, of the same class and team."""
+    def exchanges(self, victim: Job, job: Job, t_us: int) -> bool:
+        """Whether `victim` runs, and may by now leave its devices to `job`, which waits, of the same class and team."""
         slot = self.served.slots.get(victim.id)
         if slot is None or (victim.priority, victim.team) != (job.priority, job.team) or not self.orders(job.team):
             return False
-        if not self.served.running[slot] or self.served.guarded_us[slot] > t_us:
-            return False
-        return self.limit(slot, t_us) > self.rank_number(job.id, t_us)
+        return bool(self.served.running[slot]) and int(self.served.guarded_us[slot]) <= t_us
+
+    def gives_way(self, victim: Job, job: Job, t_us: int) -> bool:
+        """Whether it stands behind `job`."""
+        return self.limit(self.served.slots[victim.id], t_us) > self.rank_number(job.id, t_us)
+
+    def may_move(self, victim: Job, t_us: int) -> bool:
+        """Whether it has run for long enough to be stopped for a job that stands behind it."""
+        slots = np.array([self.served.slots[victim.id]], dtype=np.int64)
+        return movable(victim.shape) and bool(self.ran_s(slots, t_us)[0] >= self.knobs.move_run_s)
+
+    def ran_s(self, slots: Ints, t_us: int) -> Floats:
+        """Since when running jobs run without a break, shape (n,)."""
+        since_us = self.served.since_us[slots]
+        result: Floats = np.where(since_us < 0, 0.0, (t_us - since_us) / 1e6)
+        return result
 
     def limit(self, slot: int, t_us: int) -> float:
         """A running job gives way to those whose number is below this."""
@@ -307,8 +324,31 @@ class Precedence:
         """When it falls due, that waits since `t_us`."""
         if not self.orders(job.team):
             return
-        due_us = min(t_us + int(self.knobs.age_s * 1e6), max(t_us, self._in_turn_us.get(job.id, _NEVER)))
-        heapq.heappush(self._aging, (due_us, job.id, t_us))
+        if job.id in self._ahead_s:
+            self._in_turn_us[job.id] = self._turn_us(job, t_us)
+        self._await_age(job.id, t_us)
+
+    def _await_age(self, job_id: str, since_us: int) -> None:
+        turn_us = self._in_turn_us.get(job_id, _NEVER)
+        due_us = min(since_us + int(self.knobs.age_s * 1e6), max(since_us, turn_us))
+        heapq.heappush(self._aging, (due_us, job_id, since_us))
+
+    def _turn_us(self, job: Job, t_us: int) -> int:
+        """When the gang has its turn, by what is known of it now; `_NEVER`: it has none."""
+        slots = np.array([self.served.slots[job.id]], dtype=np.int64)
+        left_s = float(self.left_s(slots, t_us)[0]) * job.shape.devices
+        if left_s > self.knobs.turn_most_s * self._devices:
+            return _NEVER
+        took_s = (float(self.served.attained_all(slots, t_us)[0]) + left_s) / job.shape.devices
+        return job.submitted_us + int(max(self._ahead_s[job.id], self.knobs.own_turn * took_s) * 1e6)
+
+    def _left_device_s(self, slots: Ints, t_us: int) -> Floats:
+        """Device-seconds that jobs still take: what is known, else the mean of those that got so far."""
+        served = self.served
+        attained = served.attained_all(slots, t_us)
+        mean = attained + self.learned.rest[classes_of(served.width[slots]), cells_of(attained)]
+        total = served.total_s[slots]
+        return np.maximum(0.0, np.where(np.isnan(total), mean, total) - attained)
 
     def _queued(self, state: State, e: led.JobQueued, t_us: int) -> None:
         job = state.jobs.get(e.job_id)
@@ -321,22 +361,16 @@ class Precedence:
             if self.orders(job.team) and job.shape.devices > 1 and self.knobs.in_turn > 0:
                 ahead_s = self._backlog_s(slot, state, t_us)
                 if ahead_s <= self.knobs.in_turn_most_s:
-                    self._in_turn_us[job.id] = t_us + int(
-                        max(self.knobs.in_turn_least_s, self.knobs.in_turn * ahead_s) * 1e6
-                    )
+                    self._ahead_s[job.id] = max(self.knobs.in_turn_least_s, self.knobs.in_turn * ahead_s)
             self._wait(job, t_us)
 
     def _backlog_s(self, but_slot: int, state: State, t_us: int) -> float:
         """How long all that waits and runs takes on all devices, without one job, s."""
-        served = self.served
-        slots = np.flatnonzero(served.width)
-        slots = slots[slots != but_slot]
-        attained = served.attained_all(slots, t_us)
-        total = served.total_s[slots]
-        guessed = attained + self.learned.rest[classes_of(served.width[slots]), cells_of(attained)]
-        left = np.maximum(0.0, np.where(np.isnan(total), guessed, total) - attained)
+        self._devices = max(1, int(np.count_nonzero(state.fleet.up)))
+        slots = np.flatnonzero(self.served.width)
+        left_s = self._left_device_s(slots[slots != but_slot], t_us)
         # In whole device-seconds: the same sum, in whatever order a reader has the jobs.
-        return float(np.round(left.sum())) / max(1, int(np.count_nonzero(state.fleet.up)))
+        return float(np.round(left_s.sum())) / self._devices
 
     def _granted(self, state: State, e: led.JobGranted, t_us: int) -> None:
         job, slot = state.jobs[e.job_id], self.served.slots[e.job_id]
@@ -414,7 +448,8 @@ class Precedence:
             if job_id in self._aged:
                 self._aged.discard(job_id)
                 self._leave(key, job_id)
-            self._age(job, since_us)
+            if self.orders(job.team):
+                self._await_age(job_id, since_us)
             self._stand(job)
             if job_id in self._promised and self.orders(job.team):
                 self._await_promise(job_id)
@@ -434,6 +469,7 @@ class Precedence:
             self._promised.pop(e.job_id, None)
         self._aged.discard(e.job_id)
         self._in_turn_us.pop(e.job_id, None)
+        self._ahead_s.pop(e.job_id, None)
         self.served.drop(e.job_id)
 
 

@@ -6,6 +6,7 @@ that borrowed from the beneficiary's (`libs.core.scheduling.queues.reclaim`); no
 devices.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from libs.core.placement.view import View
 from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import kinds_asked
 from libs.core.scheduling.precedence import Precedence
+from libs.core.scheduling.precedence.moves import Elsewhere
 from libs.core.scheduling.preemption.cost import cost_device_s
 from libs.core.scheduling.queues import Reclaim
 from libs.core.scheduling.spared import Spared
@@ -102,11 +104,15 @@ def _back(state: State, plan: PreemptionPlanned, job: Job) -> _Back | None:
     """What the job may take back to have exactly the planned devices; None: nothing."""
     if not len(state.tree):
         return None
-    rows = [row for row in map(state.fleet.devices.find, plan.devices) if row >= 0]
-    kinds = {kind: count * job.shape.milli for kind, count in state.fleet.kinds(rows).items()}
+    kinds = {kind: count * job.shape.milli for kind, count in state.fleet.kinds(_rows(state, plan.devices)).items()}
     reclaim = Reclaim(state)
     entitled = reclaim.entitled(job.team, kinds_asked(job.shape), kinds)
     return None if entitled is None else _Back(reclaim, entitled)
+
+
+def _rows(state: State, devices: Iterable[str]) -> list[int]:
+    """Of those that are in the pool."""
+    return [row for row in map(state.fleet.devices.find, devices) if row >= 0]
 
 
 def _victims(
@@ -114,13 +120,18 @@ def _victims(
 ) -> tuple[Victim, ...] | Declined:
     """Each once, with the cost that the plan was made with; a plan that does not tell costs gets those of now."""
     told = dict(zip(plan.victims, plan.costs_device_s, strict=False))
-    victims, spared = [], Spared(state, t_us)
+    victims, movers, spared = [], [], Spared(state, t_us)
     for victim_id in dict.fromkeys(plan.victims):
         victim = state.jobs.get(victim_id)
         if victim is None or victim.state not in PREEMPTIBLE:
             return Declined(Reason.VICTIM_GONE, f"{victim_id} is not running any more")
         lower = job.preempts and victim.priority < job.priority
-        given = lower or (within is not None and within.gives_way(victim, job, t_us))
+        given = lower
+        if not lower and within is not None and within.exchanges(victim, job, t_us):
+            given = within.gives_way(victim, job, t_us)
+            if not given and within.may_move(victim, t_us):
+                given = True
+                movers.append(victim)
         lent = (not given or bool(spared.until_us(victim, lent=False))) and (
             back is not None and back.reclaim.lends(victim, job, kinds_asked(job.shape), back.entitled)
         )
@@ -134,6 +145,9 @@ def _victims(
             back.reclaim.gave(victim)
     if (within is None or spared.exchanges) and not spared.together(len(victims)):
         return Declined(Reason.TOO_MANY, spared.pool_text(len(victims)))
+    if movers and not Elsewhere(state, _rows(state, plan.devices)).take_all(movers):
+        stay = ", ".join(victim.id for victim in movers)
+        return Declined(Reason.VICTIM_NOT_LOWER, f"{stay} stands before {job.id} and finds no free devices elsewhere")
     return tuple(victims)
 
 
