@@ -7,6 +7,7 @@
 | `served.py` | what each job got, as arrays |
 | `turns.py` | `Precedence`: folds the ledger into these, and keeps each queue in its order; ageing |
 | `exchange.py` | who gives way to whom within a class |
+| `moves.py` | who goes elsewhere, so that a gang finds room |
 | `promise.py` | when the first gang that waits will start |
 
 **What it leaves to its caller.** The order between classes and teams (`order`), whether a job fits (`placement`), and the

@@ -45,7 +45,7 @@ def exchanges(state: State, precedence: Precedence, t_us: int, base_seq: int) ->
         return []
     waiting = _first(state, precedence, t_us)
     served = precedence.served
-    slots = np.flatnonzero(served.running & (served.guarded_us <= t_us) & (served.rule > 0))
+    slots = np.flatnonzero(served.running & (served.rule > 0))
     spared = Spared(state, t_us)
     if spared.exchanges:
         asked = [slot for slot in slots.tolist() if not spared.until_us(state.jobs[served.ids[slot]], lent=False)]

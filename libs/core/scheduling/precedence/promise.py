@@ -58,9 +58,18 @@ def expected_start_us(state: State, precedence: Precedence, job: Job, number: fl
         holders = np.unique(slots[owned])
         ends_s = precedence.left_s(holders, t_us)
         guard_s = np.maximum(0.0, (served.guarded_us[holders] - t_us) / 1e6)
-        gives_way = precedence.limits(holders, t_us) > number
+        gives_way = precedence.limits_unguarded(holders, t_us) > number
         ends_s = np.where(gives_way, np.minimum(ends_s, guard_s), ends_s)
+        later_s = np.minimum(precedence.until_known_s(holders, t_us), precedence.until_dear_s(holders, number, t_us))
+        ends_s = np.minimum(ends_s, np.maximum(later_s, guard_s))
         left_s[owned] = ends_s[np.searchsorted(holders, slots[owned])]
+    for holder, devices in state.holds.items():  # these go to somebody at once, who gives them back
+        slot = served.slots.get(holder)
+        if slot is not None and holder != job.id:
+            at = np.array([slot], dtype=np.int64)
+            held = np.isin(rows, [fleet.row(device) for device in devices])
+            later = np.minimum(precedence.until_known_s(at, t_us), precedence.until_dear_s(at, number, t_us))
+            left_s[held] = float(np.minimum(precedence.left_s(at, t_us), later)[0])
     nodes = fleet.node[rows]
     order = np.lexsort((left_s, nodes))
     nodes, left_s = nodes[order], left_s[order]

@@ -58,7 +58,7 @@ class OrderKnobs:
     """... and keeps its devices at least so long then."""
     in_turn: float = 1.5
     """A gang comes before all when it has waited this many times as long as all that stood there when it came takes on all
-    devices: about what it had waited in order of age. Then it keeps its devices to its end. 0: no gang does."""
+    devices: about what it had waited in order of age. Then it keeps its devices for its turn. 0: no gang does."""
     in_turn_least_s: float = 3600.0
     """... and after no less than this: who finds the pool idle is as any other."""
     in_turn_most_s: float = 2 * 86_400.0
@@ -66,12 +66,15 @@ class OrderKnobs:
     wait with the long ones."""
     own_turn: float = 1.0
     """... and after no less than this many times as long as it runs itself, by what is known of it or learned."""
-    turn_most_s: float = 4 * 3600.0
-    """... if all devices would do what is left of it within this: so much may one turn delay all others."""
+    turn_most_s: float = 5400.0
+    """... if all devices would do what is left of it within this; and for so much service it keeps its devices: so much may
+    one turn delay all others."""
     promise_margin: float = 1.1
     """What is promised, by what is expected."""
     lead_s: float = 90.0
     """So long before its promise a gang falls due: who gives way must have run its minimum, and must stop."""
+    insist_s: float = 30.0
+    """So long before its promise also those give way to it that have not run their minimum."""
 
 
 LEVEL_FIRST_S, LEVEL_GROWTH, LEVELS = 0.3 * 3600, 3.0, 16

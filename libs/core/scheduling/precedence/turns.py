@@ -31,7 +31,9 @@ from schemas.jobs import JobState
 _Place = tuple[int, int, str]
 """Number (thousandths), submitted_us, job id."""
 _NEVER = 1 << 62
-_FOR_GOOD_S = 1e9
+_LEAST, _DUE, _BEGUN, _INSISTS = -0.5, -1.0, -1.5, -2.0
+"""Numbers beside those of the rules: the least that others stay below; of who is due; below which a job gives way that has
+just begun; of a gang whose promise is near."""
 
 
 class Precedence:
@@ -167,6 +169,7 @@ class Precedence:
         since_us, _ = self._since[job_id]
         due_us = self._promised[job_id] - int(self.knobs.lead_s * 1e6)
         heapq.heappush(self._aging, (due_us, job_id, since_us))
+        heapq.heappush(self._aging, (self._insists_us(job_id), job_id, since_us))
 
     # --------------------------------------------------------------------------------------------------- what is asked
 
@@ -174,8 +177,17 @@ class Precedence:
         return self._promised.get(job_id)
 
     def rank_number(self, job_id: str, t_us: int) -> float:
-        """The job's number as it stands in the order: below all when it is due."""
-        return -1.0 if job_id in self._aged else self.number(job_id, t_us) / 1000
+        """The job's number as it stands in the order: below all when it is due, and below those when its promise is."""
+        if job_id not in self._aged:
+            return self.number(job_id, t_us) / 1000
+        return _INSISTS if self._insists_us(job_id) <= t_us else _DUE
+
+    def _insists_us(self, job_id: str) -> int:
+        """From when a gang takes also devices of those that have just begun: its promise is near. `_NEVER`: it has none."""
+        promised_us = self._promised.get(job_id)
+        if promised_us is None:
+            return _NEVER
+        return promised_us - min(int(self.knobs.insist_s * 1e6), (promised_us - self._since[job_id][0]) // 10)
 
     def left_s(self, slots: Any, t_us: int) -> Any:
         """Seconds that running jobs still take, shape (n,): what is known, else the median of those that got so far."""
@@ -185,6 +197,25 @@ class Precedence:
         total = served.total_s[slots]
         guessed = self.learned.median[classes_of(widths), cells_of(attained)]
         return np.maximum(0.0, np.where(np.isnan(total), guessed, total) - attained) / widths
+
+    def until_known_s(self, slots: Ints, t_us: int) -> Floats:
+        """Seconds until it is known how fast jobs are that report their progress, shape (n,); infinite: it is, or never
+        will be."""
+        served = self.served
+        looks = served.reports[slots] & np.isnan(served.total_s[slots])
+        left_s = self.knobs.look_s - served.attained_all(slots, t_us) / served.width[slots]
+        return np.where(looks & (left_s > 0), left_s, np.inf)
+
+    def until_dear_s(self, slots: Ints, number: float, t_us: int) -> Floats:
+        """Seconds until running jobs of which nobody knows the length have run for so long that they give way to this number,
+        shape (n,); infinite: they will not."""
+        served = self.served
+        attained, widths = served.attained_all(slots, t_us), served.width[slots]
+        dear = self._limits_of(self.learned.price[classes_of(widths)], slots) > number
+        dear &= np.arange(dear.shape[1]) >= cells_of(attained)[:, None]
+        dear &= (np.isnan(served.total_s[slots]) & (served.rule[slots] == CODES[OrderRule.SHORTEST_REMAINING]))[:, None]
+        begin_s = np.concatenate([[0.0], EDGES[:-1]])[np.argmax(dear, axis=1)]
+        return np.where(dear.any(axis=1), np.maximum(0.0, begin_s - attained) / widths, np.inf)
 
     def is_due(self, job_id: str) -> bool:
         return job_id in self._aged
@@ -225,7 +256,7 @@ class Precedence:
         slot = self.served.slots.get(victim.id)
         if slot is None or (victim.priority, victim.team) != (job.priority, job.team) or not self.orders(job.team):
             return False
-        return bool(self.served.running[slot]) and int(self.served.guarded_us[slot]) <= t_us
+        return bool(self.served.running[slot]) and self.limit(slot, t_us) > -math.inf
 
     def gives_way(self, victim: Job, job: Job, t_us: int) -> bool:
         """Whether it stands behind `job`."""
@@ -243,14 +274,23 @@ class Precedence:
         return result
 
     def limit(self, slot: int, t_us: int) -> float:
-        """A running job gives way to those whose number is below this."""
+        """A running job gives way to those whose number is below this; to nobody: minus infinity."""
         return float(self.limits(np.array([slot], dtype=np.int64), t_us)[0])
 
     def limits(self, slots: Any, t_us: int) -> Any:
         """`limit` of many, shape (n,)."""
-        knobs = self.knobs
-        losses = knobs.loss_worth * knobs.loss_s * self.served.width[slots]
-        return np.maximum(-0.5, (self._numbers(slots, t_us) - losses) / knobs.ahead)
+        guard_s = (self.served.guarded_us[slots] - t_us) / 1e6
+        guarded = np.where(guard_s <= self.knobs.min_run_s, _BEGUN, -np.inf)
+        return np.where(guard_s <= 0, self.limits_unguarded(slots, t_us), guarded)
+
+    def limits_unguarded(self, slots: Any, t_us: int) -> Any:
+        """What `limits` will be of those that may not give way yet."""
+        return self._limits_of(self._numbers(slots, t_us), slots)
+
+    def _limits_of(self, numbers: Floats, slots: Ints) -> Floats:
+        """The number below which another must be, of jobs with these numbers: it must be worth what giving way loses."""
+        losses = self.knobs.loss_worth * self.knobs.loss_s * self.served.width[slots]
+        return np.maximum(_LEAST, ((numbers.T - losses) / self.knobs.ahead).T)
 
     def next_change_us(self, t_us: int) -> int:
         """When a running job's number changes or it may give way, or a waiting job falls due, at the soonest: time alone
@@ -336,7 +376,7 @@ class Precedence:
     def _turn_us(self, job: Job, t_us: int) -> int:
         """When the gang has its turn, by what is known of it now; `_NEVER`: it has none."""
         slots = np.array([self.served.slots[job.id]], dtype=np.int64)
-        left_s = float(self.left_s(slots, t_us)[0]) * job.shape.devices
+        left_s = float(self._left_device_s(slots, t_us)[0])
         if left_s > self.knobs.turn_most_s * self._devices:
             return _NEVER
         took_s = (float(self.served.attained_all(slots, t_us)[0]) + left_s) / job.shape.devices
@@ -379,8 +419,10 @@ class Precedence:
         self.served.grant(slot, rows, len(state.fleet.up), job.shape.whole)
         guard_s = self.knobs.min_run_s
         if job.id in self._aged:
-            in_turn = t_us >= self._in_turn_us.get(job.id, _NEVER)
-            guard_s = _FOR_GOOD_S if in_turn else self.knobs.slice_s
+            if t_us >= self._in_turn_us.get(job.id, _NEVER):
+                guard_s = self.knobs.turn_most_s * self._devices / job.shape.devices
+            elif job.id not in self._promised:  # else the next one's promise would wait for its slice
+                guard_s = self.knobs.slice_s
         self._promised.pop(job.id, None)
         self._since.pop(job.id, None)
         self._aged.discard(job.id)
