@@ -71,10 +71,9 @@ class OrderKnobs:
     one turn delay all others."""
     promise_margin: float = 1.1
     """What is promised, by what is expected."""
-    lead_s: float = 90.0
-    """So long before its promise a gang falls due: who gives way must have run its minimum, and must stop."""
-    insist_s: float = 30.0
-    """So long before its promise also those give way to it that have not run their minimum."""
+    lead_s: float = 30.0
+    """So long before its promise, and at most a twentieth of what it will have waited, a gang falls due: also those give way to
+    it then that have not run their minimum."""
 
 
 LEVEL_FIRST_S, LEVEL_GROWTH, LEVELS = 0.3 * 3600, 3.0, 16

@@ -160,15 +160,13 @@ class Precedence:
         self._shuffled = True
 
     def promise(self, job_id: str, start_us: int) -> None:
-        """A gang that waits is told when it starts: shortly before, it falls due."""
+        """A gang that waits is told when it starts: just before, it falls due."""
         self._promised[job_id] = start_us
         if self.orders(self._since[job_id][1].team):
             self._await_promise(job_id)
 
     def _await_promise(self, job_id: str) -> None:
         since_us, _ = self._since[job_id]
-        due_us = self._promised[job_id] - int(self.knobs.lead_s * 1e6)
-        heapq.heappush(self._aging, (due_us, job_id, since_us))
         heapq.heappush(self._aging, (self._insists_us(job_id), job_id, since_us))
 
     # --------------------------------------------------------------------------------------------------- what is asked
@@ -183,11 +181,11 @@ class Precedence:
         return _INSISTS if self._insists_us(job_id) <= t_us else _DUE
 
     def _insists_us(self, job_id: str) -> int:
-        """From when a gang takes also devices of those that have just begun: its promise is near. `_NEVER`: it has none."""
+        """When a gang falls due for its promise, also before those that have just begun. `_NEVER`: it has none."""
         promised_us = self._promised.get(job_id)
         if promised_us is None:
             return _NEVER
-        return promised_us - min(int(self.knobs.insist_s * 1e6), (promised_us - self._since[job_id][0]) // 10)
+        return promised_us - min(int(self.knobs.lead_s * 1e6), (promised_us - self._since[job_id][0]) // 20)
 
     def left_s(self, slots: Any, t_us: int) -> Any:
         """Seconds that running jobs still take, shape (n,): what is known, else the median of those that got so far."""
