@@ -214,7 +214,8 @@ def test_a_promise_is_kept_against_what_comes_to_stand_before_it() -> None:
 
 def test_a_gang_that_was_overtaken_for_long_comes_before_all_and_runs_to_its_end() -> None:
     world = Ruled(
-        OrderRule.SHORTEST_REMAINING, knobs=OrderKnobs(in_turn=2.0, in_turn_least_s=0.0, own_turn=0.0, turn_most_s=1e9)
+        OrderRule.SHORTEST_REMAINING,
+        knobs=OrderKnobs(in_turn=2.0, in_turn_least_s=0.0, own_turn=0.0, turn_most_s=1e9, turn_worth=1e9),
     )
     known = {"there": 8 * 1000.0, "gang": 8 * 90_000.0, "small": 8 * 700.0}
     world.precedence.declared = lambda job: known[job.spec.name.split("-")[0]]

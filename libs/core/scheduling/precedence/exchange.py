@@ -191,8 +191,10 @@ class _ExchangeBoard:
         self._limit[slots] = precedence.limits(slots, t_us)
         self.most = float(self._limit[slots].max())
         self._may_move = np.zeros(len(self._limit), dtype=np.bool_)
-        ran = slots[precedence.ran_s(slots, t_us) >= precedence.knobs.move_run_s]
-        self._may_move[[slot for slot in ran.tolist() if movable(state.jobs[precedence.served.ids[slot]].shape)]] = True
+        settled = slots[precedence.settled(slots, t_us)]
+        self._may_move[
+            [slot for slot in settled.tolist() if movable(state.jobs[precedence.served.ids[slot]].shape)]
+        ] = True
         self._elsewhere = Elsewhere(state)
         self._sorted: dict[tuple[str, int], _ByNode] = {}
 

@@ -19,6 +19,9 @@ from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.state.model import Job, State
 from schemas.resources import WHOLE_MILLI
 
+_SOONEST_S = 1.0
+"""Nobody is told the present moment: who is due at it comes first."""
+
 
 def promises(state: State, precedence: Precedence, t_us: int) -> list[tuple[str, int]]:
     """Gangs that are the first of their class and team to wait and have no promise yet, each with when it starts, us."""
@@ -85,4 +88,6 @@ def expected_start_us(state: State, precedence: Precedence, job: Job, number: fl
         best = np.argsort(ready_s, kind="stable")[:groups]
         taken[able[best]] = True
         latest_s = max(latest_s, float(ready_s[best].max()))
-    return None if not np.isfinite(latest_s) else t_us + int(latest_s * precedence.knobs.promise_margin * 1e6)
+    if not np.isfinite(latest_s):
+        return None
+    return t_us + int(max(_SOONEST_S, latest_s * precedence.knobs.promise_margin) * 1e6)

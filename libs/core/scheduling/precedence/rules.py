@@ -69,6 +69,8 @@ class OrderKnobs:
     turn_most_s: float = 5400.0
     """... if all devices would do what is left of it within this; and for so much service it keeps its devices: so much may
     one turn delay all others."""
+    turn_worth: float = 2.0
+    """... and not before it has waited this part of what its turn makes all others wait together: one by two."""
     promise_margin: float = 1.1
     """What is promised, by what is expected."""
     lead_s: float = 30.0

@@ -23,6 +23,7 @@ from libs.core.scheduling.precedence.rules import (
     numbers,
 )
 from libs.core.scheduling.precedence.served import Floats, Ints, Served
+from libs.core.state.fleet import Bools
 from libs.core.state.model import Job, QueueKey, State
 from libs.core.state.queue_tree import QueueTree
 from schemas import ledger as led
@@ -31,9 +32,9 @@ from schemas.jobs import JobState
 _Place = tuple[int, int, str]
 """Number (thousandths), submitted_us, job id."""
 _NEVER = 1 << 62
-_LEAST, _DUE, _BEGUN, _INSISTS = -0.5, -1.0, -1.5, -2.0
+_LEAST, _DUE, _BEGUN, _IN_TURN, _INSISTS = -0.5, -1.0, -1.4, -1.6, -2.0
 """Numbers beside those of the rules: the least that others stay below; of who is due; below which a job gives way that has
-just begun; of a gang whose promise is near."""
+just begun, or has its turn; of a gang whose promise is near."""
 
 
 class Precedence:
@@ -250,11 +251,11 @@ class Precedence:
         return stop - sum(1 for one in left_out if (place is None or one < place) and self._since[one[2]][1] == key)
 
     def exchanges(self, victim: Job, job: Job, t_us: int) -> bool:
-        """Whether `victim` runs, and may by now leave its devices to `job`, which waits, of the same class and team."""
+        """Whether `victim` runs, and is of the same class and team as `job`, in an order in which jobs give way."""
         slot = self.served.slots.get(victim.id)
         if slot is None or (victim.priority, victim.team) != (job.priority, job.team) or not self.orders(job.team):
             return False
-        return bool(self.served.running[slot]) and self.limit(slot, t_us) > -math.inf
+        return bool(self.served.running[slot])
 
     def gives_way(self, victim: Job, job: Job, t_us: int) -> bool:
         """Whether it stands behind `job`."""
@@ -263,22 +264,22 @@ class Precedence:
     def may_move(self, victim: Job, t_us: int) -> bool:
         """Whether it has run for long enough to be stopped for a job that stands behind it."""
         slots = np.array([self.served.slots[victim.id]], dtype=np.int64)
-        return movable(victim.shape) and bool(self.ran_s(slots, t_us)[0] >= self.knobs.move_run_s)
+        return movable(victim.shape) and bool(self.settled(slots, t_us)[0])
 
-    def ran_s(self, slots: Ints, t_us: int) -> Floats:
-        """Since when running jobs run without a break, shape (n,)."""
-        since_us = self.served.since_us[slots]
-        result: Floats = np.where(since_us < 0, 0.0, (t_us - since_us) / 1e6)
-        return result
+    def settled(self, slots: Ints, t_us: int) -> Bools:
+        """Which running jobs have run for so long without a break that they may be moved, mask of shape (n,)."""
+        since_us, guarded_us = self.served.since_us[slots], self.served.guarded_us[slots]
+        ran: Bools = (since_us >= 0) & (t_us - since_us >= self.knobs.move_run_s * 1e6)
+        return ran & (guarded_us <= t_us)
 
     def limit(self, slot: int, t_us: int) -> float:
-        """A running job gives way to those whose number is below this; to nobody: minus infinity."""
+        """A running job gives way to those whose number is below this."""
         return float(self.limits(np.array([slot], dtype=np.int64), t_us)[0])
 
     def limits(self, slots: Any, t_us: int) -> Any:
         """`limit` of many, shape (n,)."""
         guard_s = (self.served.guarded_us[slots] - t_us) / 1e6
-        guarded = np.where(guard_s <= self.knobs.min_run_s, _BEGUN, -np.inf)
+        guarded = np.where(guard_s <= self.knobs.min_run_s, _BEGUN, _IN_TURN)
         return np.where(guard_s <= 0, self.limits_unguarded(slots, t_us), guarded)
 
     def limits_unguarded(self, slots: Any, t_us: int) -> Any:
@@ -378,7 +379,8 @@ class Precedence:
         if left_s > self.knobs.turn_most_s * self._devices:
             return _NEVER
         took_s = (float(self.served.attained_all(slots, t_us)[0]) + left_s) / job.shape.devices
-        return job.submitted_us + int(max(self._ahead_s[job.id], self.knobs.own_turn * took_s) * 1e6)
+        others_s = left_s / self._devices * len(self._since) / self.knobs.turn_worth
+        return job.submitted_us + int(max(self._ahead_s[job.id], self.knobs.own_turn * took_s, others_s) * 1e6)
 
     def _left_device_s(self, slots: Ints, t_us: int) -> Floats:
         """Device-seconds that jobs still take: what is known, else the mean of those that got so far."""
