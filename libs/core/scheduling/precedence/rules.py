@@ -67,8 +67,8 @@ class OrderKnobs:
     own_turn: float = 1.0
     """... and after no less than this many times as long as it runs itself, by what is known of it or learned."""
     turn_most_s: float = 5400.0
-    """... if all devices would do what is left of it within this; and for so much service it keeps its devices: so much may
-    one turn delay all others."""
+    """... if all devices would do what is left of it within this (twice this where it is known); and for so much service it
+    keeps its devices: so much may one turn delay all others."""
     turn_worth: float = 2.0
     """... and not before it has waited this part of what its turn makes all others wait together: one by two."""
     promise_margin: float = 1.1

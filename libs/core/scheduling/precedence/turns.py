@@ -376,11 +376,16 @@ class Precedence:
         """When the gang has its turn, by what is known of it now; `_NEVER`: it has none."""
         slots = np.array([self.served.slots[job.id]], dtype=np.int64)
         left_s = float(self._left_device_s(slots, t_us)[0])
-        if left_s > self.knobs.turn_most_s * self._devices:
+        if left_s > self._turn_device_s(job):
             return _NEVER
         took_s = (float(self.served.attained_all(slots, t_us)[0]) + left_s) / job.shape.devices
         others_s = left_s / self._devices * len(self._since) / self.knobs.turn_worth
         return job.submitted_us + int(max(self._ahead_s[job.id], self.knobs.own_turn * took_s, others_s) * 1e6)
+
+    def _turn_device_s(self, job: Job) -> float:
+        """The longest turn, in device-seconds: twice as long where it is known how much is left of the gang."""
+        known = not math.isnan(float(self.served.total_s[self.served.slots[job.id]]))
+        return self.knobs.turn_most_s * self._devices * (2 if known else 1)
 
     def _left_device_s(self, slots: Ints, t_us: int) -> Floats:
         """Device-seconds that jobs still take: what is known, else the mean of those that got so far."""
@@ -420,7 +425,7 @@ class Precedence:
         guard_s = self.knobs.min_run_s
         if job.id in self._aged:
             if t_us >= self._in_turn_us.get(job.id, _NEVER):
-                guard_s = self.knobs.turn_most_s * self._devices / job.shape.devices
+                guard_s = self._turn_device_s(job) / job.shape.devices
             elif job.id not in self._promised:  # else the next one's promise would wait for its slice
                 guard_s = self.knobs.slice_s
         self._promised.pop(job.id, None)
