@@ -154,7 +154,7 @@ MENDS: tuple[Undone, ...] = (
         "services/admission/handlers.py",
         "        del self._jobs[job_id]\n",
         "",
-        "admission/test_rejected_ids::test_a_job_for_which_there_was_no_room_is_refused_by_its_name",
+        "admission/test_rejected_ids::test_a_job_for_which_there_was_no_room_is_refused_by_its_name_when_it_comes_again_and_counted_once",
     ),
     Undone(
         "10. ledger time goes where the broker's clock is set",

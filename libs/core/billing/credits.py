@@ -85,6 +85,7 @@ class Credits:
             led.JobGranted,
             led.AttemptCheckpointed,
             led.AttemptPreempting,
+            led.AttemptStopping,
             led.DevicesFreed,
             led.AttemptClosed,
         )
@@ -121,7 +122,7 @@ class Credits:
                 case led.AttemptPreempting():
                     known = self._at(event.job_id, event.attempt)
                     known.told_us, known.why = record.t_us, event.reason
-                case led.DevicesFreed():
+                case led.AttemptStopping() | led.DevicesFreed():
                     known = self._at(event.job_id, event.attempt)
                     known.why = known.why or event.reason
                 case led.AttemptClosed():
