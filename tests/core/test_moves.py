@@ -128,7 +128,7 @@ def test_a_gang_has_no_turn_before_it_has_waited_for_its_own_length() -> None:
 
 
 def test_a_gang_that_would_delay_all_for_too_long_has_no_turn() -> None:
-    knobs = OrderKnobs(in_turn=1.0, in_turn_least_s=0.0, own_turn=0.0, turn_most_s=4000.0)
+    knobs = OrderKnobs(in_turn=1.0, in_turn_least_s=0.0, own_turn=0.0, turn_most_s=2000.0)
     world = Ruled(OrderRule.SHORTEST_REMAINING, knobs=knobs)
     known = {"there": 8 * 100.0, "long": 8 * 5000.0, "short": 8 * 3000.0}
     world.precedence.declared = lambda job: known[job.spec.name]
