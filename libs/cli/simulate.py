@@ -1,5 +1,8 @@
 """`baton simulate`: a workload under several rules, in virtual time, by the decider that runs in production."""
 
+import gzip
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +14,18 @@ from rich.table import Table
 from libs.cli.exits import UsageFault
 from libs.cli.options import Output
 from libs.cli.output import Format, document
+from libs.cli.queuesfile import QueueFileError, read_tree
 from libs.cli.tracefile import read_file, show_bad_rows
-from libs.cli.traces import TraceJob, UnknownColumns
+from libs.cli.traces import BadRow, UnknownColumns
 from libs.core.scheduling.precedence import DEFAULT_RULE, OrderRule
-from libs.simulation.policy.compare import FleetError, compare
+from libs.ledger.chain import UnknownRecord
+from libs.ledger.export import BadLedgerFile
+from libs.ledger.records import FiledLedger
+from libs.simulation.policy.compare import FleetError, SimulatedPolicy, compare
 from libs.simulation.policy.engine import Knows, SimulatedWorld
+from libs.simulation.policy.recorded import RecordedWorkload
 from libs.simulation.policy.workload import WorkloadRow
+from schemas.inbox import ApplyQueues
 
 _SHOWN = {
     "ended": "ended",
@@ -34,8 +43,14 @@ _SHOWN = {
 def command(
     *,
     fleet: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="YAML file of nodes, see deploy/fleets/")],
-    workload: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="CSV: see docs/replay.md")],
+    workload: Annotated[
+        Path, typer.Option(exists=True, dir_okay=False, help="CSV (docs/replay.md), or a file of `baton ledger export`")
+    ],
     policy: Annotated[list[OrderRule] | None, typer.Option(help="an order; may be repeated")] = None,
+    queues: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="a queue file, each queue by its order; may be repeated"),
+    ] = None,
     knows: Annotated[Knows, typer.Option(help="what the scheduler is told of run times")] = Knows.NOTHING,
     preemption_loss_s: Annotated[float, typer.Option(min=0, help="work lost per preempted device, s")] = 30.0,
     start_delay_s: Annotated[float, typer.Option(min=0, help="from the grant until a job runs, s")] = 0.0,
@@ -48,14 +63,11 @@ def command(
 ) -> None:
     """What would become of a workload: waits, completion times and use of a fleet, under one order or several side by side."""
     console = Console(stderr=True)
-    try:
-        jobs, bad = read_file(workload, limit)
-    except UnknownColumns as e:
-        raise UsageFault(f"{workload}: {e}") from None
+    rows, bad = _rows(workload, limit)
     show_bad_rows(console, workload, bad)
-    if not jobs:
+    if not rows:
         raise UsageFault(f"{workload}: no row could be read; there is nothing to simulate")
-    rules = list(dict.fromkeys(policy or [DEFAULT_RULE]))
+    policies = _policies(policy or [], queues or [])
     world = SimulatedWorld(
         knows=knows,
         preemption_loss_s=preemption_loss_s,
@@ -66,12 +78,11 @@ def command(
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, refresh_per_second=4) as bars:
-        tasks = {rule: bars.add_task(rule.value, total=len(jobs)) for rule in rules}
+        tasks = {name: bars.add_task(name, total=len(rows)) for name in policies}
         try:
             found, runs = compare(
-                fleet, [_row(job) for job in jobs], rules, world,
-                lambda rule, ended: bars.update(tasks[rule], completed=ended),
-            )  # fmt: skip
+                fleet, rows, policies, world, lambda name, ended: bars.update(tasks[name], completed=ended)
+            )
         except FleetError as e:
             raise UsageFault(str(e)) from None
     if page is not None:
@@ -91,7 +102,54 @@ def command(
     Console().print(table)
 
 
-def _row(job: TraceJob) -> WorkloadRow:
-    return WorkloadRow(
-        job.line, job.key, job.submit_s, job.duration_s, job.devices, job.share_milli, job.team, job.types
-    )
+def _policies(rules: Sequence[OrderRule], files: Sequence[Path]) -> dict[str, SimulatedPolicy]:
+    """By name: an order's own, a queue file's without its ending."""
+    found: dict[str, SimulatedPolicy] = {rule.value: rule for rule in rules}
+    for file in files:
+        try:
+            tree = read_tree(file.read_text(encoding="utf-8"), str(file))
+        except QueueFileError as error:
+            raise UsageFault(str(error)) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageFault(f"{file} cannot be read: {error}; name a YAML file in UTF-8") from None
+        if file.stem in found:
+            raise UsageFault(f"{file}: two policies are called {file.stem}; rename the file")
+        found[file.stem] = ApplyQueues(
+            version=tree.version, queues=tuple(tree), order=tree.order, half_life_s=tree.half_life_s,
+            preemption=tree.preemption, reason="simulated",
+        )  # fmt: skip
+    return found or {DEFAULT_RULE.value: DEFAULT_RULE}
+
+
+def _rows(workload: Path, limit: int) -> tuple[list[WorkloadRow], list[BadRow]]:
+    """Of a trace, or of a recorded ledger."""
+    if _is_ledger(workload):
+        return _recorded(workload, limit)
+    try:
+        jobs, bad = read_file(workload, limit)
+    except UnknownColumns as e:
+        raise UsageFault(f"{workload}: {e}") from None
+    rows = [
+        WorkloadRow(j.line, j.key, j.submit_s, j.duration_s, j.devices, j.share_milli, j.team, j.types) for j in jobs
+    ]
+    return rows, bad
+
+
+def _is_ledger(workload: Path) -> bool:
+    """Its first line says so."""
+    try:
+        with gzip.open(workload) if workload.suffix == ".gz" else workload.open("rb") as file:
+            return b'"baton_ledger"' in file.readline(1024)
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+def _recorded(workload: Path, limit: int) -> tuple[list[WorkloadRow], list[BadRow]]:
+    recorded = RecordedWorkload()
+    try:
+        for seq, record in FiledLedger([workload])():
+            recorded.add(record, seq)
+    except (BadLedgerFile, UnknownRecord) as e:
+        raise UsageFault(f"{workload}: {e}") from None
+    rows, left_out = recorded.rows()
+    return rows[: limit or None], [BadRow(one.line, f"{one.job_id}: {one.reason}") for one in left_out]

@@ -9,10 +9,8 @@ from libs.cli.exits import UsageFault
 from libs.cli.ledger_credits import credits_of, read_policy
 from libs.cli.output import Format
 from libs.core.billing.credits import CreditCause
-from libs.ledger.chain import GENESIS, Head, encode
-from libs.ledger.export import FileStart, LedgerFileWriter
-from libs.ledger.tail import Stored
 from tests.core.test_credits import lost_node
+from tests.kit.filed import filed
 
 
 @pytest.mark.parametrize(
@@ -41,13 +39,8 @@ def test_a_policy_names_its_causes(tmp_path: Path) -> None:
 
 
 def test_credits_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, head = tmp_path / "ledger.jsonl", GENESIS
-    with LedgerFileWriter(path, FileStart("test")) as out:
-        for seq, record in enumerate(lost_node().records, 1):
-            payload, made = encode(record.model_copy(update={"prev_seq": head.seq, "prev_hash": head.hash}))
-            head = Head(seq, made)
-            out.add(Stored(seq, "s", {}, payload, record.t_us))
-        out.finish()
+    path = tmp_path / "ledger.jsonl"
+    filed(lost_node(), path)
     credits_of([path], output=Format.JSON)
     rows = json.loads(capsys.readouterr().out)
     assert {(row["cause"], row["unit_us"]) for row in rows} == {

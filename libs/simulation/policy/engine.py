@@ -14,16 +14,20 @@ from enum import StrEnum
 from typing import Any
 
 from libs.core.placement.score.scorer import Scorer
+from libs.core.scheduling import preemption
 from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence
-from libs.core.scheduling.precedence.exchange import exchanges
+from libs.core.scheduling.precedence.exchange import apart, exchanges
 from libs.core.scheduling.precedence.promise import promises
 from libs.core.state.model import Job
 from libs.simulation.policy.workload import FleetSize, WorkloadRow, admitted, in_order
 from schemas import inbox, subjects
 from schemas import ledger as led
 from schemas.resources import Inventory
+
+SimulatedPolicy = OrderRule | inbox.ApplyQueues | None
+"""One order for all jobs; or queues, with an order each; None: what a pool has of which nobody said anything."""
 
 
 class Knows(StrEnum):
@@ -104,14 +108,13 @@ _NEVER = 1 << 62
 def simulate(
     rows: Sequence[WorkloadRow],
     inventories: Sequence[Inventory],
-    rule: OrderRule | None,
+    policy: SimulatedPolicy,
     world: SimulatedWorld = SimulatedWorld(),
     knobs: OrderKnobs = OrderKnobs(),
     progress: Callable[[int], None] = lambda ended: None,
 ) -> SimulatedRun:
-    """Runs the workload to its end. `rule` None: the order of a pool without a rule. `progress` is told how many jobs have
-    ended."""
-    return _Engine(rows, inventories, rule, world, knobs, progress).run()
+    """Runs the workload to its end. `progress` is told how many jobs have ended."""
+    return _Engine(rows, inventories, policy, world, knobs, progress).run()
 
 
 class _Engine:
@@ -119,7 +122,7 @@ class _Engine:
         self,
         rows: Sequence[WorkloadRow],
         inventories: Sequence[Inventory],
-        rule: OrderRule | None,
+        policy: SimulatedPolicy,
         world: SimulatedWorld,
         knobs: OrderKnobs,
         progress: Callable[[int], None],
@@ -139,12 +142,17 @@ class _Engine:
         self._by_id: dict[str, SimulatedJob] = {}
         self._promised: dict[str, tuple[int, int]] = {}
         """Waiting gang -> its promise, and when it was made, us."""
-        self._precedence = None if rule is None else Precedence(rule, knobs)
+        queues = policy if isinstance(policy, inbox.ApplyQueues) else None
+        rule = policy if isinstance(policy, OrderRule) else None
+        self._precedence = None if policy is None else Precedence(rule, knobs)
+        self._others = queues is not None or any(row.preempts for row in ordered)
+        """Somebody may have devices of a lower class, or of who borrowed them."""
         if self._precedence is not None:
             self._precedence.reports = lambda job: world.knows is Knows.PROGRESS
             if world.knows is Knows.DURATIONS:
                 self._precedence.declared = self._declared
-        self._decider = Decider(policy=Policy(precedence=self._precedence), learner=Scorer())
+        self._policy = Policy(precedence=self._precedence)
+        self._decider = Decider(policy=self._policy, learner=Scorer())
         self._inventories = {inventory.node: inventory for inventory in inventories}
         self._incarnation = dict.fromkeys(self._inventories, 1)
         self._foreseen: list[tuple[int, int, int, Any, int]] = []
@@ -153,6 +161,8 @@ class _Engine:
         self._messages: list[Any] = [
             inbox.NodeRegistered(incarnation=1, inventory=one, lease_s=3600.0) for one in inventories
         ]
+        if queues is not None:
+            self._messages.append(queues)
 
     def run(self) -> SimulatedRun:
         self._decide(0)
@@ -258,14 +268,15 @@ class _Engine:
 
     def _settle(self, t_us: int) -> None:
         """Decides at `t_us` until nothing more is said at that moment."""
+        tried: set[str] = set()
         while True:
             while self._messages:
                 self._decide(t_us)
-            if self._precedence is not None:
-                plans = exchanges(self._decider.state, self._precedence, t_us, self._run.decisions)
-                self._messages.extend(plans)
-                if not plans:
-                    self._promise(t_us)
+            plans = [plan for plan in self._plans(t_us) if plan.beneficiary not in tried]
+            tried.update(plan.beneficiary for plan in plans)
+            self._messages.extend(plans)
+            if not plans:
+                self._promise(t_us)
             if self._foreseen and self._foreseen[0][0] <= t_us:
                 self._happen(t_us)
             if not self._messages:
@@ -273,8 +284,20 @@ class _Engine:
                     self._messages.append(inbox.Tick())
                     continue
                 break
+        if not self._decider.state.queues:
+            self._wake_us = _NEVER
+            return
+        self._wake_us = self._precedence.next_change_us(t_us) if self._precedence is not None else _NEVER
+        if self._others:
+            self._wake_us = min(self._wake_us, preemption.next_turn_us(self._decider.state, t_us) or _NEVER)
+
+    def _plans(self, t_us: int) -> list[inbox.PreemptionPlanned]:
+        """Who should give way now, of lower classes and of who borrowed, then within a class."""
+        state, seq = self._decider.state, self._run.decisions
+        found = preemption.plans(state, t_us, seq, policy=self._policy) if self._others and state.queues else []
         if self._precedence is not None:
-            self._wake_us = self._precedence.next_change_us(t_us) if self._decider.state.queues else _NEVER
+            found += apart(exchanges(state, self._precedence, t_us, seq), found)
+        return found
 
     def _promise(self, t_us: int) -> None:
         precedence = self._precedence

@@ -25,6 +25,9 @@ class WorkloadRow:
     share_milli: int = WHOLE_MILLI
     team: str = "replay"
     types: tuple[str, ...] = ()
+    priority: int = 0
+    preempts: bool = False
+    """Its class may make lower ones give way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,8 @@ def admitted(row: WorkloadRow, per_node: int, t_us: int) -> JobAdmitted:
         spec=spec_of(row.devices, row.share_milli, row.types, per_node),
         spec_hash=f"{row.line}",
         client_key=row.key,
-        priority=0,
-        preempts=False,
+        priority=row.priority,
+        preempts=row.preempts,
         latency=_DEFAULTS["latency"],
         submitted_us=t_us,
         user="",

@@ -7,12 +7,17 @@ import pytest
 from typer.testing import CliRunner
 
 from libs.cli.main import app
+from libs.cli.queuesfile import read_tree
 from libs.core.scheduling.precedence import OrderKnobs, OrderRule
 from libs.simulation.policy.engine import Knows, SimulatedRun, SimulatedWorld, simulate
 from libs.simulation.policy.measure import figures
+from libs.simulation.policy.recorded import RecordedWorkload
 from libs.simulation.policy.workload import WorkloadRow
+from schemas.ids import job_id
+from schemas.inbox import ApplyQueues
 from schemas.resources import Inventory
-from tests.core.builders import node
+from tests.core.builders import World, job, node
+from tests.kit.filed import filed
 
 FLEET = Path(__file__).parents[3] / "deploy" / "fleets" / "replay-8x8.yaml"
 
@@ -126,3 +131,81 @@ def test_a_workload_without_a_readable_row_is_refused(tmp_path: Path) -> None:
     workload.write_text("submit_s,duration_s,num_gpus\n")
     result = CliRunner().invoke(app, ["simulate", "--fleet", str(FLEET), "--workload", str(workload)])
     assert "no row could be read" in str(result.exception)
+
+
+QUEUES = """version: 1
+order: fifo
+queues:
+  - name: research
+    guaranteed: 8
+  - name: vision
+    guaranteed: 8
+"""
+
+
+def test_queues_take_back_what_was_borrowed_when_who_lent_it_comes(tmp_path: Path) -> None:
+    file = tmp_path / "shares.yaml"
+    file.write_text(QUEUES)
+    tree = read_tree(file.read_text(), "shares.yaml")
+    said = ApplyQueues(version=tree.version, queues=tuple(tree), order=tree.order)
+    workload = [
+        WorkloadRow(2, "long", 0, 10_000, 8, team="research"),
+        WorkloadRow(3, "borrows", 1, 10_000, 8, team="research"),
+        WorkloadRow(4, "lent", 100, 50, 8, team="vision"),
+    ]
+    run = simulate(workload, fleet(2), said)
+    assert ends(run)[2] == 150, "the one that borrowed gave way at once"
+    assert (run.preemptions, run.jobs[1].preemptions) == (1, 1)
+    assert ends(simulate(workload, fleet(2), None))[2] == 10_050
+
+
+def test_a_higher_class_makes_a_lower_one_give_way() -> None:
+    workload = [
+        WorkloadRow(2, "experiment", 0, 1000, 8, team="a"),
+        WorkloadRow(3, "serving", 100, 50, 8, team="b", priority=200, preempts=True),
+    ]
+    assert ends(simulate(workload, fleet(), None)) == [1080, 150]
+
+
+def test_a_recorded_ledger_is_run_again_with_other_queues(tmp_path: Path) -> None:
+    world = World(node("n0"), node("n1"))
+    for name, team, devices in (("first", "research", 8), ("second", "research", 8), ("third", "vision", 8)):
+        world.submit(job(name, devices, team=team))
+        world.send(after_us=10_000_000)
+    world.submit(job("never", 16, team="vision"))
+    first, second, third = (
+        job_id(team, name) for team, name in (("research", "first"), ("research", "second"), ("vision", "third"))
+    )
+    world.started(first)
+    world.started(second)
+    world.send(after_us=100_000_000)
+    world.released(first)
+    world.started(third)
+    world.send(after_us=50_000_000)
+    world.released(second)
+    ledger = tmp_path / "ledger.jsonl"
+    filed(world, ledger)
+    (tmp_path / "shares.yaml").write_text(QUEUES)
+    asked = ["--fleet", str(FLEET), "--workload", str(ledger), "--queues", str(tmp_path / "shares.yaml")]
+    result = CliRunner().invoke(app, ["simulate", *asked, "--policy", "fifo", "-o", "json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert list(told["policies"]) == ["fifo", "shares"]
+    assert [told["policies"][name]["ended"] for name in ("fifo", "shares")] == [3, 3]
+    assert told["rows_left_out"] == 1
+    assert "it never ran" in result.stderr
+    recorded = RecordedWorkload()
+    for seq, record in enumerate(world.records, 1):
+        recorded.add(record, seq)
+    found, _ = recorded.rows()
+    assert [round(row.duration_s) for row in found] == [100, 150, 50]
+    assert [(row.team, row.devices) for row in found] == [("research", 8), ("research", 8), ("vision", 8)]
+
+
+def test_a_queue_file_that_is_wrong_is_refused_by_line(tmp_path: Path) -> None:
+    workload, file = tmp_path / "w.csv", tmp_path / "wrong.yaml"
+    workload.write_text("submit_s,duration_s,num_gpus\n0,100,8\n")
+    file.write_text(QUEUES.replace("guaranteed: 8", "guaranteed: -8", 1))
+    asked = ["--fleet", str(FLEET), "--workload", str(workload), "--queues", str(file)]
+    result = CliRunner().invoke(app, ["simulate", *asked])
+    assert "wrong.yaml:5: " in str(result.exception)
