@@ -76,6 +76,8 @@ class SimulatedJob:
     nodes: tuple[str, ...] = ()
     attempt: int = 0
     looked: bool = False
+    foretold_s: tuple[float, float] | None = None
+    """P50 and P90 of its service by what had ended when it came, device-seconds."""
 
 
 @dataclass(slots=True)
@@ -90,6 +92,9 @@ class SimulatedRun:
     decisions: int = 0
     promises: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each promise that came to its end: first promised start, start, since when it waited."""
+    foretold: list[tuple[bool, bool]] = field(default_factory=list)
+    """Of each job that ended, in that order: whether it took no longer than the P50, and than the P90, that history gave it
+    when it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,8 @@ class _Engine:
             message = admitted(job.row, self._size.per_node, job.submit_us)
             self._by_id[message.job_id] = job
             job.waits_us = t_us
+            if self._precedence is not None:
+                job.foretold_s = self._precedence.learned.foretold(job.row.devices)
             self._messages.append(message)
             self._next += 1
         while self._foreseen and self._foreseen[0][0] <= t_us:
@@ -232,6 +239,9 @@ class _Engine:
         job.version += 1
         job.held_us += t_us - job.run_us
         job.end_us, job.remaining_us, job.run_us = t_us, 0, -1
+        if job.foretold_s is not None:
+            took_s = job.row.duration_s * job.row.devices
+            self._run.foretold.append((took_s <= job.foretold_s[0], took_s <= job.foretold_s[1]))
         self._ended += 1
         self._say(job_id, job, inbox.Released, exit_code=0, own_exit=True)
         del self._by_id[job_id]

@@ -1,5 +1,6 @@
 """Figures of a simulated run, by the names that `baton simulate` prints."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ BOUND_S = 600.0
 
 def figures(run: SimulatedRun) -> dict[str, Any]:
     """`queueing` is the time from submission to end beyond the run time of the row; `wait` is one stretch without devices.
-    `utilization_pct`: of device time from the first submission to the last end, the part in which jobs ran."""
+    `utilization_pct`: of device time from the first submission to the last end, the part in which jobs ran.
+    `within_p50_pct`, `within_p90_pct`: of the second half of the jobs to end, those that took no longer than the P50 and the
+    P90 that history gave them when they came."""
     ended = [job for job in run.jobs if job.end_us >= 0]
     found: dict[str, Any] = {"jobs": len(run.jobs) + run.refused, "ended": len(ended), "refused": run.refused}
     jct = np.array([job.end_us - job.submit_us for job in ended], dtype=np.float64) / 1e6
@@ -24,6 +27,8 @@ def figures(run: SimulatedRun) -> dict[str, Any]:
     held = sum(job.held_us * job.row.devices * job.row.share_milli for job in run.jobs) / 1000
     kept = [start <= promised for promised, start, _ in run.promises]
     slack = [(promised - start) / max(1, start - since) for promised, start, since in run.promises if start > since]
+    later = run.foretold[len(run.foretold) // 2 :]
+    within_p50, within_p90 = [p50 for p50, _ in later], [p90 for _, p90 in later]
     return found | {
         "jct_mean_s": _mean(jct),
         "jct_p50_s": _quantile(jct, 0.5),
@@ -41,7 +46,13 @@ def figures(run: SimulatedRun) -> dict[str, Any]:
         "promises_kept_pct": round(100 * sum(kept) / len(kept), 3) if kept else 100.0,
         "promise_slack_p50": round(float(np.median(slack)), 4) if slack else 0.0,
         "decisions": run.decisions,
+        "within_p50_pct": _part(within_p50),
+        "within_p90_pct": _part(within_p90),
     }
+
+
+def _part(said: Sequence[bool]) -> float:
+    return round(100 * sum(said) / len(said), 3) if said else 0.0
 
 
 def _mean(values: Any) -> float:

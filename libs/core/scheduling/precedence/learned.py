@@ -113,6 +113,11 @@ class Learned:
         self._passed[width, : cell + 1] += 1
         self.count += 1
 
+    def foretold(self, devices: int) -> tuple[float, float]:
+        """P50 and P90 of the service of a job of this width that has not begun, device-seconds."""
+        width = width_class(devices)
+        return float(self.median[width, 0]), float(self.late[width, 0])
+
     @property
     def due(self) -> bool:
         """A tenth more jobs have ended than when prices were worked out."""
