@@ -5,8 +5,12 @@ from pathlib import Path
 
 from libs.ledger.chain import GENESIS, ChainEntry, Head, judge
 from libs.ledger.export import BadLedgerFile, LedgerFile
+from libs.ledger.tail import Stored
 from schemas.ledger import LedgerRecord, PeriodClosed, PricesApplied
 from schemas.prices import ClosedPeriod
+
+_MARKS = (b'"period.closed"', b'"prices.applied"', b"\\u")
+"""One of these is in the payload of a record that closes a period or applies prices, however its JSON is written."""
 
 
 class FiledLedger:
@@ -24,14 +28,16 @@ class FiledLedger:
         self.closed: list[ClosedPeriod] = []
         self.currency = ""
         """Of the first price book; "": there is none."""
-        for entry in self._entries():
-            self.head = entry.head
-            self.wall_us = wall_of(entry.record)
-            for event in entry.record.events:
-                if isinstance(event, PeriodClosed):
-                    self.closed.append(event.period)
-                elif isinstance(event, PricesApplied):
-                    self.currency = self.currency or event.book.currency
+        before = GENESIS
+        newest: tuple[Head, Stored] | None = None
+        for stored, head in self._stored():
+            if head != before:
+                newest = before, stored
+                self._note(before, stored)
+            before = head
+        self.head = before
+        if newest is not None:
+            self.wall_us = wall_of(self._judged(*newest).record)
 
     def __call__(self) -> Iterator[tuple[int, LedgerRecord]]:
         """(sequence, record), from the first one on."""
@@ -46,7 +52,29 @@ class FiledLedger:
                 return entry.head, wall_of(entry.record)
         raise KeyError(seq)
 
+    def _note(self, head: Head, stored: Stored) -> None:
+        """What a bill must know before it reads: seals and the currency. Few records are of these, so few are read in full."""
+        if not any(mark in stored.payload for mark in _MARKS):
+            return
+        for event in self._judged(head, stored).record.events:
+            if isinstance(event, PeriodClosed):
+                self.closed.append(event.period)
+            elif isinstance(event, PricesApplied):
+                self.currency = self.currency or event.book.currency
+
     def _entries(self) -> Iterator[ChainEntry]:
+        head = GENESIS
+        for stored, _ in self._stored():
+            entry = self._judged(head, stored)
+            if entry.valid:
+                head = entry.head
+                yield entry
+
+    def _judged(self, head: Head, stored: Stored) -> ChainEntry:
+        return judge(head, self.pool, stored.seq, stored.payload, stored.time_us)
+
+    def _stored(self) -> Iterator[tuple[Stored, Head]]:
+        """Each message, and the chain's head after it."""
         head, last = GENESIS, 0
         for path in self._paths:
             file = LedgerFile(path)
@@ -57,11 +85,8 @@ class FiledLedger:
                 )
             self.pool = file.start.pool
             for stored in file:
-                last = stored.seq
-                entry = judge(head, self.pool, stored.seq, stored.payload, stored.time_us)
-                if entry.valid:
-                    head = entry.head
-                    yield entry
+                last, head = stored.seq, file.head
+                yield stored, head
 
 
 def wall_of(record: LedgerRecord) -> int:

@@ -13,12 +13,15 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from libs.core.billing.focus import ColumnKind, FocusColumn, RowFacts, decimal_text
+import numpy as np
+
+from libs.core.billing.focus import KEY_OF, ColumnKind, FocusColumn, RowFacts, decimal_text
 
 PART_ROWS: Final = 50_000
 FORMATS: Final = ("csv", "json", "parquet")
@@ -28,8 +31,15 @@ class NoParquet(RuntimeError):
     """pyarrow is not installed."""
 
 
+class Cells(NamedTuple):
+    """One column of some rows: the values that it has there, and which of them each row has."""
+
+    values: list[Any]
+    codes: "array[int]"
+
+
 class _Rendering(Protocol):
-    def part(self, rows: list[tuple[Any, ...]], path: Path) -> None: ...
+    def part(self, columns: Sequence[Cells], path: Path) -> None: ...
     def whole(self, parts: Sequence[Path], path: Path) -> None: ...
 
 
@@ -49,13 +59,12 @@ def write(
     folder = path.with_name(path.name + ".parts")
     _begin(folder, {**about, "columns": [c.name for c in columns], "format": format})
     parts, rows = list[Path](), 0
-    values = [column.value for column in columns]
     source = iter(facts)
     while some := list(islice(source, PART_ROWS)):
         part = folder / f"{len(parts):06d}"
         if not part.exists():
             made = folder / "making"
-            rendering.part([tuple(value(f) for value in values) for f in some], made)
+            rendering.part(cells_of(some, columns), made)
             made.replace(part)
         parts.append(part)
         rows += len(some)
@@ -67,6 +76,29 @@ def write(
     _sync_folder(path.parent)
     shutil.rmtree(folder)
     return rows, digest
+
+
+def cells_of(some: Sequence[RowFacts], columns: Sequence[FocusColumn]) -> list[Cells]:
+    """The columns of these rows, each value made once for all rows that are alike in its grain."""
+    alike = {grain: _alike(some, KEY_OF[grain]) for grain in {column.grain for column in columns}}
+    return [
+        Cells([column.value(facts) for facts in alike[column.grain][0]], alike[column.grain][1]) for column in columns
+    ]
+
+
+def _alike(some: Sequence[RowFacts], key_of: Callable[[RowFacts], Hashable]) -> tuple[list[RowFacts], "array[int]"]:
+    """One row of each kind, and of which kind each row is."""
+    known: dict[Hashable, int] = {}
+    firsts: list[RowFacts] = []
+    codes = array("i")
+    for facts in some:
+        key = key_of(facts)
+        code = known.get(key)
+        if code is None:
+            code = known[key] = len(firsts)
+            firsts.append(facts)
+        codes.append(code)
+    return firsts, codes
 
 
 def write_metadata(path: Path, columns: Sequence[FocusColumn], version: str, about: Mapping[str, Any]) -> Path:
@@ -140,11 +172,20 @@ class _Text:
         self._names = [c.name for c in columns]
         self._kinds = [c.kind for c in columns]
 
-    def lines(self, rows: list[tuple[Any, ...]]) -> str:
+    def lines(self, columns: list[list[str]]) -> str:
+        """`columns`: the texts of each row's cells, a column after the other."""
         raise NotImplementedError
 
-    def part(self, rows: list[tuple[Any, ...]], path: Path) -> None:
-        path.write_bytes(self.lines(rows).encode())
+    def cell(self, number: int, value: Any) -> str:
+        """A value of a column as text."""
+        raise NotImplementedError
+
+    def part(self, columns: Sequence[Cells], path: Path) -> None:
+        texts: list[list[str]] = []
+        for number, (values, codes) in enumerate(columns):
+            told = [self.cell(number, value) for value in values]
+            texts.append([told[code] for code in codes])
+        path.write_bytes(self.lines(texts).encode())
 
     def whole(self, parts: Sequence[Path], path: Path) -> None:
         with path.open("wb") as out:
@@ -163,21 +204,17 @@ class _Csv(_Text):
         super().__init__(columns)
         self.head = ",".join(self._names) + "\r\n"
 
-    def lines(self, rows: list[tuple[Any, ...]]) -> str:
+    def lines(self, columns: list[list[str]]) -> str:
         out = io.StringIO(newline="")
-        csv.writer(out, lineterminator="\r\n").writerows([self._cell(k, v) for k, v in self._of(row)] for row in rows)
+        csv.writer(out, lineterminator="\r\n").writerows(zip(*columns, strict=True))
         return out.getvalue()
 
-    def _of(self, row: tuple[Any, ...]) -> Iterator[tuple[ColumnKind, Any]]:
-        return zip(self._kinds, row, strict=True)
-
-    @staticmethod
-    def _cell(kind: ColumnKind, value: Any) -> Any:
+    def cell(self, number: int, value: Any) -> str:
         if value is None:
             return ""
-        if kind is ColumnKind.DECIMAL:
+        if self._kinds[number] is ColumnKind.DECIMAL:
             return decimal_text(value)
-        return _object(value) if kind is ColumnKind.OBJECT else value
+        return _object(value) if self._kinds[number] is ColumnKind.OBJECT else str(value)
 
 
 class _Json(_Text):
@@ -185,22 +222,17 @@ class _Json(_Text):
 
     head, between, tail = "[\n", ",\n", "\n]\n"
 
-    def lines(self, rows: list[tuple[Any, ...]]) -> str:
-        return ",\n".join(
-            json.dumps(
-                {n: self._cell(k, v) for n, k, v in zip(self._names, self._kinds, row, strict=True)},
-                separators=(",", ":"),
-            )
-            for row in rows
-        )
+    def lines(self, columns: list[list[str]]) -> str:
+        return ",\n".join("{" + ",".join(row) + "}" for row in zip(*columns, strict=True))
 
-    @staticmethod
-    def _cell(kind: ColumnKind, value: Any) -> Any:
-        return decimal_text(value) if kind is ColumnKind.DECIMAL and value is not None else value
+    def cell(self, number: int, value: Any) -> str:
+        decimal = self._kinds[number] is ColumnKind.DECIMAL and value is not None
+        told = json.dumps(decimal_text(value) if decimal else value, separators=(",", ":"))
+        return f"{json.dumps(self._names[number])}:{told}"
 
 
 class _Parquet:
-    """decimal128(38, 12); a part is a file of one row group, and the whole has them one after the other."""
+    """decimal128(38, 12); a part is a table of Arrow with each text once, and a row group of the whole."""
 
     def __init__(self, columns: Sequence[FocusColumn]) -> None:
         try:
@@ -210,38 +242,45 @@ class _Parquet:
             raise NoParquet("Parquet needs pyarrow: install `baton[parquet]`, or export csv or json") from None
         self._pa, self._pq = pa, pq
         types = {
-            ColumnKind.TEXT: pa.string(),
+            ColumnKind.TEXT: pa.dictionary(pa.int32(), pa.string()),
             ColumnKind.TIME: pa.timestamp("us", "UTC"),
             ColumnKind.DECIMAL: pa.decimal128(38, 12),
             ColumnKind.INTEGER: pa.int64(),
-            ColumnKind.OBJECT: pa.string(),
+            ColumnKind.OBJECT: pa.dictionary(pa.int32(), pa.string()),
         }
         self._kinds = [c.kind for c in columns]
         self._schema = pa.schema([pa.field(c.name, types[c.kind], c.nulls) for c in columns])
 
-    def part(self, rows: list[tuple[Any, ...]], path: Path) -> None:
-        columns = [self._array(kind, values) for kind, values in zip(self._kinds, zip(*rows, strict=True), strict=True)]
-        table = self._pa.Table.from_arrays(columns, schema=self._schema)
-        self._pq.write_table(table, path, compression="zstd", row_group_size=PART_ROWS)
+    def part(self, columns: Sequence[Cells], path: Path) -> None:
+        pa = self._pa
+        codes = {id(cells.codes): pa.array(np.frombuffer(cells.codes, np.int32)) for cells in columns}
+        arrays = [
+            self._array(kind, cells.values, codes[id(cells.codes)])
+            for kind, cells in zip(self._kinds, columns, strict=True)
+        ]
+        table = pa.Table.from_arrays(arrays, schema=self._schema)
+        with pa.ipc.new_file(path, self._schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as out:
+            out.write_table(table)
 
     def whole(self, parts: Sequence[Path], path: Path) -> None:
-        with self._pq.ParquetWriter(path, self._schema, compression="zstd") as out:
+        """The file says nothing of Arrow, so that readers see plain texts."""
+        with self._pq.ParquetWriter(path, self._schema, compression="zstd", store_schema=False) as out:
             for part in parts:
-                out.write_table(self._pq.read_table(part, schema=self._schema), row_group_size=PART_ROWS)
+                with self._pa.ipc.open_file(str(part)) as source:
+                    out.write_table(source.read_all(), row_group_size=PART_ROWS)
 
-    def _array(self, kind: ColumnKind, values: Sequence[Any]) -> Any:
+    def _array(self, kind: ColumnKind, values: Sequence[Any], codes: Any) -> Any:
         pa = self._pa
-        if kind is ColumnKind.TEXT:
-            return pa.array(values, pa.string())
+        if kind in (ColumnKind.TEXT, ColumnKind.OBJECT):
+            texts = [v if v is None or kind is ColumnKind.TEXT else _object(v) for v in values]
+            known = pa.array(texts, pa.string()).dictionary_encode()
+            return pa.DictionaryArray.from_arrays(known.indices.take(codes), known.dictionary)
         if kind is ColumnKind.INTEGER:
-            return pa.array(values, pa.int64())
-        if kind is ColumnKind.OBJECT:
-            return pa.array([None if v is None else _object(v) for v in values], pa.string())
+            return pa.array(values, pa.int64()).take(codes)
         if kind is ColumnKind.TIME:
-            texts = pa.array([v.removesuffix("Z") for v in values], pa.string()).dictionary_encode()
-            moments = texts.dictionary.cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
-            return moments.take(texts.indices)
-        return self._decimals(values)
+            texts = pa.array([v.removesuffix("Z") for v in values], pa.string())
+            return texts.cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC")).take(codes)
+        return self._decimals(values).take(codes)
 
     def _decimals(self, values: Sequence[int | None]) -> Any:
         """From integers of 12 places, by their bytes."""
@@ -252,8 +291,7 @@ class _Parquet:
         return self._pa.Array.from_buffers(self._pa.decimal128(38, 12), len(values), [there, self._pa.py_buffer(raw)])
 
 
-def _object(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+_object = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 _RENDERINGS: Final[Mapping[str, Callable[[Sequence[FocusColumn]], _Rendering]]] = {

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from libs.cli.exits import UsageFault
 from libs.cli.main import app
 from libs.core.billing.charges import charges
+from libs.core.billing.focus import COLUMNS, facts_of
 from libs.core.billing.wall import HOUR_US
 from libs.core.projections.verify import Checker
 from libs.ledger.records import FiledLedger
@@ -156,6 +157,14 @@ def test_a_book_that_comes_later_changes_no_row_that_was_posted(world: World, le
     corrections = [c for c in late if c.correction]
     assert {c.posted_seq for c in corrections} == {second}
     assert sum(c.amount.cost_micros for c in corrections) < 0, "it is cheaper for research"
+
+
+def test_a_value_that_is_made_once_for_alike_rows_is_the_value_of_each(world: World) -> None:
+    found = charges(lambda: list(enumerate(world.records, start=1)))
+    facts = [facts_of(charge, "test", "USD") for charge in found if charge.amount.quote is not None]
+    columns = [column for column in COLUMNS if column.name not in ("ProviderName", "PublisherName")]
+    for column, cells in zip(columns, focus_files.cells_of(facts, columns), strict=True):
+        assert [cells.values[code] for code in cells.codes] == [column.value(f) for f in facts], column.name
 
 
 # ------------------------------------------------------------------------------------------------------- files, periods

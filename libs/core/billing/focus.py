@@ -11,12 +11,13 @@ A correction of a billing period before has ChargeClass `Correction`; one within
 ChargeClass must be null there (ChargeClass, content rule 3). Either is money alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from libs.core.accelerators.kinds import catalogued
 from libs.core.billing.charges import Charge
+from libs.core.billing.prices import Quote
 from libs.core.billing.prices.rating import HOUR_UNITS
 from libs.core.billing.rounding import round_half_even
 from libs.core.billing.wall import HOUR_US, billing_month, text_of
@@ -35,6 +36,18 @@ class ColumnKind(Enum):
     OBJECT = "JSON"
 
 
+class Grain(Enum):
+    """What the value of a column depends on (`KEY_OF`). Many rows are alike in it, and their value is made once."""
+
+    EXPORT = "of the export"
+    USE = "of the use, and of what posted it"
+    HOUR = "of the hour, of when it is billed, and of whether it is a correction"
+    PRICE = "of the price, and of whether it is a correction"
+    QUANTITY = "of how much it is at what term"
+    COST = "of the cost"
+    LIST_COST = "of the cost at list prices"
+
+
 class FocusColumn(NamedTuple):
     """`since`, `until`: the versions that have it, `until` excluded; "": all later ones. `level`: Custom is ours."""
 
@@ -42,6 +55,7 @@ class FocusColumn(NamedTuple):
     kind: ColumnKind
     nulls: bool
     level: str
+    grain: Grain
     value: Callable[["RowFacts"], Any]
     since: str = "1.2"
     until: str = ""
@@ -73,6 +87,34 @@ def facts_of(charge: Charge, pool: str, currency: str) -> RowFacts:
     )
 
 
+def _use_key(f: RowFacts) -> Hashable:
+    return id(f.charge.use), f.charge.posted_seq, f.charge.correction
+
+
+def _hour_key(f: RowFacts) -> Hashable:
+    return f.charge.amount.hour, f.billing, f.before, f.by_price
+
+
+def _price_key(f: RowFacts) -> Hashable:
+    return id(f.charge.amount.quote), f.charge.amount.tier, f.charge.version, f.by_price
+
+
+def _quantity_key(f: RowFacts) -> Hashable:
+    return f.charge.amount.units, f.by_price, _quote(f).term
+
+
+KEY_OF: Final[Mapping[Grain, Callable[[RowFacts], Hashable]]] = {
+    Grain.EXPORT: lambda f: None,
+    Grain.USE: _use_key,
+    Grain.HOUR: _hour_key,
+    Grain.PRICE: _price_key,
+    Grain.QUANTITY: _quantity_key,
+    Grain.COST: lambda f: f.charge.amount.cost_micros,
+    Grain.LIST_COST: lambda f: f.charge.amount.list_micros,
+}
+"""Rows of one export with equal keys have equal values in all columns of the grain, while all of them are kept."""
+
+
 def columns_of(version: str) -> list[FocusColumn]:
     """In their order. Raises KeyError for a version that there is not."""
     if version not in VERSIONS:
@@ -96,18 +138,25 @@ def _money(micros: int) -> int:
     return micros * 1_000_000
 
 
-def _quote(f: RowFacts) -> Any:
+def _quote(f: RowFacts) -> Quote:
     assert f.charge.amount.quote is not None, "what has no price is in no export"
     return f.charge.amount.quote
 
 
 def _category(f: RowFacts) -> str:
-    term: Term = _quote(f).term
-    return {Term.STANDARD: "Standard", Term.SPOT: "Dynamic", Term.RESERVATION: "Committed"}[term]
+    return {Term.STANDARD: "Standard", Term.SPOT: "Dynamic", Term.RESERVATION: "Committed"}[_quote(f).term]
 
 
 def _committed(value: Callable[[RowFacts], Any]) -> Callable[[RowFacts], Any]:
     return lambda f: value(f) if _quote(f).term is Term.RESERVATION and f.by_price else None
+
+
+def _commitment(f: RowFacts) -> str:
+    return _quote(f).contract or _quote(f).sku
+
+
+def _resource_type(f: RowFacts) -> str:
+    return "GPU Slice" if ":" in f.charge.use.device_kind else "GPU"
 
 
 def _description(f: RowFacts) -> str:
@@ -130,72 +179,76 @@ def _charge_category(f: RowFacts) -> str:
     return "Adjustment" if f.charge.correction and not f.before else "Usage"
 
 
-def _custom(name: str, kind: ColumnKind, value: Callable[[RowFacts], Any], *, nulls: bool = False) -> FocusColumn:
-    return FocusColumn(f"x_{name}", kind, nulls, "Custom", value)
+def _custom(
+    name: str, kind: ColumnKind, grain: Grain, value: Callable[[RowFacts], Any], *, nulls: bool = False
+) -> FocusColumn:
+    return FocusColumn(f"x_{name}", kind, nulls, "Custom", grain, value)
 
 
 _T, _D, _N, _I, _O = ColumnKind.TEXT, ColumnKind.TIME, ColumnKind.DECIMAL, ColumnKind.INTEGER, ColumnKind.OBJECT
+_ALL, _USE, _HOUR, _PRICE, _MUCH = Grain.EXPORT, Grain.USE, Grain.HOUR, Grain.PRICE, Grain.QUANTITY
+_COST, _LIST = Grain.COST, Grain.LIST_COST
 
 COLUMNS: Final = (
-    FocusColumn("BilledCost", _N, False, "Mandatory", lambda f: _money(f.charge.amount.cost_micros)),
-    FocusColumn("BillingAccountId", _T, False, "Mandatory", lambda f: f.pool),
-    FocusColumn("BillingAccountName", _T, True, "Mandatory", lambda f: f"pool {f.pool}"),
-    FocusColumn("BillingAccountType", _T, False, "Conditional", lambda f: "Pool"),
-    FocusColumn("BillingCurrency", _T, False, "Mandatory", lambda f: f.currency),
-    FocusColumn("BillingPeriodEnd", _D, False, "Mandatory", lambda f: text_of(f.billing[1])),
-    FocusColumn("BillingPeriodStart", _D, False, "Mandatory", lambda f: text_of(f.billing[0])),
-    FocusColumn("ChargeCategory", _T, False, "Mandatory", _charge_category),
-    FocusColumn("ChargeClass", _T, True, "Mandatory", lambda f: "Correction" if f.before else None),
-    FocusColumn("ChargeDescription", _T, True, "Mandatory", _description),
-    FocusColumn("ChargeFrequency", _T, False, "Recommended", lambda f: "Usage-Based"),
-    FocusColumn("ChargePeriodEnd", _D, False, "Mandatory", lambda f: text_of((f.charge.amount.hour + 1) * HOUR_US)),
-    FocusColumn("ChargePeriodStart", _D, False, "Mandatory", lambda f: text_of(f.charge.amount.hour * HOUR_US)),
-    FocusColumn("CommitmentDiscountCategory", _T, True, "Conditional", _committed(lambda f: "Usage")),
-    FocusColumn("CommitmentDiscountId", _T, True, "Conditional", _committed(lambda f: _quote(f).contract or _quote(f).sku)),
-    FocusColumn("CommitmentDiscountName", _T, True, "Conditional", _committed(lambda f: _quote(f).contract or _quote(f).sku)),
-    FocusColumn("CommitmentDiscountQuantity", _N, True, "Conditional", _committed(_quantity)),
-    FocusColumn("CommitmentDiscountStatus", _T, True, "Conditional", _committed(lambda f: "Used")),
-    FocusColumn("CommitmentDiscountType", _T, True, "Conditional", _committed(lambda f: "Reservation")),
-    FocusColumn("CommitmentDiscountUnit", _T, True, "Conditional", _committed(lambda f: "GPU-Hours")),
-    FocusColumn("ConsumedQuantity", _N, True, "Conditional", _consumed),
-    FocusColumn("ConsumedUnit", _T, True, "Conditional", lambda f: "GPU-Seconds" if f.by_price else None),
-    FocusColumn("ContractedCost", _N, False, "Mandatory", lambda f: _money(f.charge.amount.cost_micros)),
-    FocusColumn("ContractedUnitPrice", _N, True, "Conditional", lambda f: _unit(f.charge.amount.unit_micros, f)),
-    FocusColumn("EffectiveCost", _N, False, "Mandatory", lambda f: _money(f.charge.amount.cost_micros)),
-    FocusColumn("HostProviderName", _T, False, "Mandatory", lambda f: "Baton", since="1.3"),
-    FocusColumn("InvoiceIssuerName", _T, False, "Mandatory", lambda f: "Baton"),
-    FocusColumn("ListCost", _N, False, "Mandatory", lambda f: _money(f.charge.amount.list_micros)),
-    FocusColumn("ListUnitPrice", _N, True, "Conditional", lambda f: _unit(_quote(f).list_micros, f)),
-    FocusColumn("PricingCategory", _T, True, "Conditional", lambda f: _category(f) if f.by_price else None),
-    FocusColumn("PricingQuantity", _N, True, "Mandatory", _quantity),
-    FocusColumn("PricingUnit", _T, True, "Mandatory", lambda f: "GPU-Hours" if f.by_price else None),
-    FocusColumn("ProviderName", _T, False, "Mandatory", lambda f: "Baton", until="1.4"),
-    FocusColumn("PublisherName", _T, False, "Mandatory", lambda f: "Baton", until="1.4"),
-    FocusColumn("ResourceId", _T, True, "Conditional", lambda f: f"{f.pool}/{f.charge.use.node}/{f.charge.use.device}"),
-    FocusColumn("ResourceName", _T, True, "Conditional", lambda f: f.charge.use.device),
-    FocusColumn("ResourceType", _T, True, "Conditional", lambda f: "GPU Slice" if ":" in f.charge.use.device_kind else "GPU"),
-    FocusColumn("ServiceCategory", _T, False, "Mandatory", lambda f: "Compute"),
-    FocusColumn("ServiceName", _T, False, "Mandatory", lambda f: "Baton Accelerators"),
-    FocusColumn("ServiceProviderName", _T, False, "Mandatory", lambda f: "Baton", since="1.3"),
-    FocusColumn("ServiceSubcategory", _T, False, "Recommended", lambda f: "Other (Compute)"),
-    FocusColumn("SkuId", _T, True, "Conditional", lambda f: catalogued(f.charge.use.device_kind) if f.by_price else None),
-    FocusColumn("SkuMeter", _T, True, "Conditional", lambda f: "GPU time" if f.by_price else None),
-    FocusColumn("SkuPriceDetails", _O, True, "Conditional", lambda f: _details(f) if f.by_price else None),
-    FocusColumn("SkuPriceId", _T, True, "Conditional", lambda f: _quote(f).sku if f.by_price else None),
-    FocusColumn("SubAccountId", _T, True, "Conditional", lambda f: f.charge.use.team),
-    FocusColumn("SubAccountName", _T, True, "Conditional", lambda f: f"team {f.charge.use.team}"),
-    FocusColumn("SubAccountType", _T, True, "Conditional", lambda f: "Team"),
-    FocusColumn("Tags", _O, True, "Conditional", _tags),
-    _custom("Attempt", _I, lambda f: f.charge.use.attempt),
-    _custom("Contract", _T, lambda f: _quote(f).contract or None, nulls=True),
-    _custom("JobId", _T, lambda f: f.charge.use.job_id),
-    _custom("LedgerFrom", _I, lambda f: f.charge.use.from_seq),
-    _custom("LedgerTo", _I, lambda f: f.charge.use.to_seq),
-    _custom("PostedBy", _I, lambda f: f.charge.posted_seq),
-    _custom("PriceVersion", _I, lambda f: f.charge.version),
-    _custom("PriorityClass", _T, lambda f: f.charge.use.priority_class),
-    _custom("Units", _I, lambda f: f.charge.amount.units),
-    _custom("User", _T, lambda f: f.charge.use.user or None, nulls=True),
+    FocusColumn("BilledCost", _N, False, "Mandatory", _COST, lambda f: _money(f.charge.amount.cost_micros)),
+    FocusColumn("BillingAccountId", _T, False, "Mandatory", _ALL, lambda f: f.pool),
+    FocusColumn("BillingAccountName", _T, True, "Mandatory", _ALL, lambda f: f"pool {f.pool}"),
+    FocusColumn("BillingAccountType", _T, False, "Conditional", _ALL, lambda f: "Pool"),
+    FocusColumn("BillingCurrency", _T, False, "Mandatory", _ALL, lambda f: f.currency),
+    FocusColumn("BillingPeriodEnd", _D, False, "Mandatory", _HOUR, lambda f: text_of(f.billing[1])),
+    FocusColumn("BillingPeriodStart", _D, False, "Mandatory", _HOUR, lambda f: text_of(f.billing[0])),
+    FocusColumn("ChargeCategory", _T, False, "Mandatory", _HOUR, _charge_category),
+    FocusColumn("ChargeClass", _T, True, "Mandatory", _HOUR, lambda f: "Correction" if f.before else None),
+    FocusColumn("ChargeDescription", _T, True, "Mandatory", _USE, _description),
+    FocusColumn("ChargeFrequency", _T, False, "Recommended", _ALL, lambda f: "Usage-Based"),
+    FocusColumn("ChargePeriodEnd", _D, False, "Mandatory", _HOUR, lambda f: text_of((f.charge.amount.hour + 1) * HOUR_US)),
+    FocusColumn("ChargePeriodStart", _D, False, "Mandatory", _HOUR, lambda f: text_of(f.charge.amount.hour * HOUR_US)),
+    FocusColumn("CommitmentDiscountCategory", _T, True, "Conditional", _PRICE, _committed(lambda f: "Usage")),
+    FocusColumn("CommitmentDiscountId", _T, True, "Conditional", _PRICE, _committed(_commitment)),
+    FocusColumn("CommitmentDiscountName", _T, True, "Conditional", _PRICE, _committed(_commitment)),
+    FocusColumn("CommitmentDiscountQuantity", _N, True, "Conditional", _MUCH, _committed(_quantity)),
+    FocusColumn("CommitmentDiscountStatus", _T, True, "Conditional", _PRICE, _committed(lambda f: "Used")),
+    FocusColumn("CommitmentDiscountType", _T, True, "Conditional", _PRICE, _committed(lambda f: "Reservation")),
+    FocusColumn("CommitmentDiscountUnit", _T, True, "Conditional", _PRICE, _committed(lambda f: "GPU-Hours")),
+    FocusColumn("ConsumedQuantity", _N, True, "Conditional", _MUCH, _consumed),
+    FocusColumn("ConsumedUnit", _T, True, "Conditional", _HOUR, lambda f: "GPU-Seconds" if f.by_price else None),
+    FocusColumn("ContractedCost", _N, False, "Mandatory", _COST, lambda f: _money(f.charge.amount.cost_micros)),
+    FocusColumn("ContractedUnitPrice", _N, True, "Conditional", _PRICE, lambda f: _unit(f.charge.amount.unit_micros, f)),
+    FocusColumn("EffectiveCost", _N, False, "Mandatory", _COST, lambda f: _money(f.charge.amount.cost_micros)),
+    FocusColumn("HostProviderName", _T, False, "Mandatory", _ALL, lambda f: "Baton", since="1.3"),
+    FocusColumn("InvoiceIssuerName", _T, False, "Mandatory", _ALL, lambda f: "Baton"),
+    FocusColumn("ListCost", _N, False, "Mandatory", _LIST, lambda f: _money(f.charge.amount.list_micros)),
+    FocusColumn("ListUnitPrice", _N, True, "Conditional", _PRICE, lambda f: _unit(_quote(f).list_micros, f)),
+    FocusColumn("PricingCategory", _T, True, "Conditional", _PRICE, lambda f: _category(f) if f.by_price else None),
+    FocusColumn("PricingQuantity", _N, True, "Mandatory", _MUCH, _quantity),
+    FocusColumn("PricingUnit", _T, True, "Mandatory", _HOUR, lambda f: "GPU-Hours" if f.by_price else None),
+    FocusColumn("ProviderName", _T, False, "Mandatory", _ALL, lambda f: "Baton", until="1.4"),
+    FocusColumn("PublisherName", _T, False, "Mandatory", _ALL, lambda f: "Baton", until="1.4"),
+    FocusColumn("ResourceId", _T, True, "Conditional", _USE, lambda f: f"{f.pool}/{f.charge.use.node}/{f.charge.use.device}"),
+    FocusColumn("ResourceName", _T, True, "Conditional", _USE, lambda f: f.charge.use.device),
+    FocusColumn("ResourceType", _T, True, "Conditional", _USE, _resource_type),
+    FocusColumn("ServiceCategory", _T, False, "Mandatory", _ALL, lambda f: "Compute"),
+    FocusColumn("ServiceName", _T, False, "Mandatory", _ALL, lambda f: "Baton Accelerators"),
+    FocusColumn("ServiceProviderName", _T, False, "Mandatory", _ALL, lambda f: "Baton", since="1.3"),
+    FocusColumn("ServiceSubcategory", _T, False, "Recommended", _ALL, lambda f: "Other (Compute)"),
+    FocusColumn("SkuId", _T, True, "Conditional", _USE, lambda f: catalogued(f.charge.use.device_kind) if f.by_price else None),
+    FocusColumn("SkuMeter", _T, True, "Conditional", _HOUR, lambda f: "GPU time" if f.by_price else None),
+    FocusColumn("SkuPriceDetails", _O, True, "Conditional", _USE, lambda f: _details(f) if f.by_price else None),
+    FocusColumn("SkuPriceId", _T, True, "Conditional", _PRICE, lambda f: _quote(f).sku if f.by_price else None),
+    FocusColumn("SubAccountId", _T, True, "Conditional", _USE, lambda f: f.charge.use.team),
+    FocusColumn("SubAccountName", _T, True, "Conditional", _USE, lambda f: f"team {f.charge.use.team}"),
+    FocusColumn("SubAccountType", _T, True, "Conditional", _USE, lambda f: "Team"),
+    FocusColumn("Tags", _O, True, "Conditional", _USE, _tags),
+    _custom("Attempt", _I, _USE, lambda f: f.charge.use.attempt),
+    _custom("Contract", _T, _PRICE, lambda f: _quote(f).contract or None, nulls=True),
+    _custom("JobId", _T, _USE, lambda f: f.charge.use.job_id),
+    _custom("LedgerFrom", _I, _USE, lambda f: f.charge.use.from_seq),
+    _custom("LedgerTo", _I, _USE, lambda f: f.charge.use.to_seq),
+    _custom("PostedBy", _I, _USE, lambda f: f.charge.posted_seq),
+    _custom("PriceVersion", _I, _PRICE, lambda f: f.charge.version),
+    _custom("PriorityClass", _T, _USE, lambda f: f.charge.use.priority_class),
+    _custom("Units", _I, _MUCH, lambda f: f.charge.amount.units),
+    _custom("User", _T, _USE, lambda f: f.charge.use.user or None, nulls=True),
 )  # fmt: skip
 
 

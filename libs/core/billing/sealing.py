@@ -8,8 +8,7 @@ from collections import Counter
 from hashlib import sha256
 
 from libs.core.billing.charges import Charge
-from libs.core.billing.prices.rating import HOUR_UNITS
-from libs.core.billing.rounding import round_half_even
+from libs.core.billing.prices.rating import money_of
 from schemas.prices import PeriodTotal
 
 
@@ -38,7 +37,7 @@ class Sealing:
                 ("cost", amount.unit_micros, amount.cost_micros),
                 ("list cost", amount.quote.list_micros, amount.list_micros),
             ):
-                if round_half_even(amount.units * unit, HOUR_UNITS) != cost:
+                if money_of(amount.units, unit) != cost:
                     raise WrongRow(
                         f"{use.job_id}.{use.attempt} on {use.device}: {what} {cost} of {amount.units} at {unit}"
                     )

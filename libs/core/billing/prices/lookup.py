@@ -41,7 +41,8 @@ class PriceList:
     def series(
         self, team: str, device: str, priority_class: str, *, reserved: bool = False
     ) -> tuple[list[int], list[Quote | None]]:
-        """The moments at which the price changes, rising, and the price from each on; None, and before: unpriced."""
+        """The moments at which the price changes, rising, and the price from each on; None, and before: unpriced. Equal prices
+        are one object."""
         key = (team, device, priority_class, reserved)
         found = self._series.get(key)
         if found is None:
@@ -69,13 +70,14 @@ class PriceList:
         })  # fmt: skip
         starts: list[int] = []
         quotes: list[Quote | None] = []
+        known: dict[Quote | None, Quote | None] = {}
         for moment in moments:
             price = _at(listed, moment) or _at(listed_any, moment)
             contract = _at(own, moment) or _at(own_any, moment)
             quote = _quote(device, price, contract)
             if not quotes or quotes[-1] != quote:
                 starts.append(moment)
-                quotes.append(quote)
+                quotes.append(known.setdefault(quote, quote))
         return starts, quotes
 
 

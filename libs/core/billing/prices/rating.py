@@ -11,8 +11,9 @@ Tiers count a team's device-hours under one contract in one calendar month (UTC)
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from libs.core.billing.prices.lookup import PriceList, Quote
 from libs.core.billing.rounding import round_half_even
@@ -20,6 +21,10 @@ from libs.core.billing.wall import HOUR_US, month_of
 
 HOUR_UNITS = 1000 * HOUR_US
 """Units of one device-hour."""
+
+
+_NEVER: Final[tuple[list[int], list[Quote | None]]] = ([], [])
+"""Without a book there never is a price."""
 
 
 class Amount(NamedTuple):
@@ -46,6 +51,9 @@ class Rater:
         self.prices = prices
         self._used: dict[tuple[str, str, str, int, int], int] = {}
         self._months: dict[int, tuple[int, int]] = {}
+        self._last: tuple[Any, ...] | None = None
+        """What was rated last, unless tiers count it: the devices of a gang are alike."""
+        self._amounts: list[Amount] = []
 
     def fork(self) -> "Rater":
         """Another one that goes on from here, for what is only asked."""
@@ -60,31 +68,43 @@ class Rater:
         return all(q is None or len(q.tiers) == 1 for q in self.prices.series(team, device, priority_class)[1])
 
     def rate(
-        self, team: str, device: str, priority_class: str, milli: int, straight: Iterable[tuple[int, int, int]]
+        self, team: str, device: str, priority_class: str, milli: int, straight: Sequence[tuple[int, int, int]]
     ) -> list[Amount]:
-        """The pieces of one use, by hour. `straight`: (start, end, start by the wall), as `Calendar.straight` tells them.
-        An hour that was there twice is one piece."""
-        pieces: dict[tuple[int, Quote | None, int], int] = {}
-        starts, quotes = ([], []) if self.prices is None else self.prices.series(team, device, priority_class)
+        """The pieces of one use, by hour; nobody changes the list. `straight`: (start, end, start by the wall), as
+        `Calendar.straight` tells them. An hour that was there twice is one piece."""
+        about = (team, device, priority_class, milli, straight)
+        if about == self._last:
+            return self._amounts
+        pieces: dict[tuple[int, int, int], int] = {}
+        named: dict[int, Quote | None] = {}
+        starts, quotes = _NEVER if self.prices is None else self.prices.series(team, device, priority_class)
+        tiers = False
         for since, until, start in straight:
             end = start + until - since
+            at = bisect_right(starts, start)
             while start < end:
                 hour = start // HOUR_US
                 stop = min(end, (hour + 1) * HOUR_US)
-                at = bisect_right(starts, start)
                 if at < len(starts):
                     stop = min(stop, starts[at])
                 quote = quotes[at - 1] if at else None
+                named[id(quote)] = quote
                 for tier, units in self._tiers(team, device, hour, quote, (stop - start) * milli):
-                    key = (hour, quote, tier)
+                    key = (hour, id(quote), tier)
                     pieces[key] = pieces.get(key, 0) + units
+                tiers = tiers or (quote is not None and len(quote.tiers) > 1)
                 start = stop
-        return [_amount(hour, quote, tier, units) for (hour, quote, tier), units in pieces.items()]
+                at += at < len(starts) and starts[at] == start
+        amounts = [_amount(hour, named[quote], tier, units) for (hour, quote, tier), units in pieces.items()]
+        self._last, self._amounts = (None if tiers else about), amounts
+        return amounts
 
-    def _tiers(self, team: str, device: str, hour: int, quote: Quote | None, units: int) -> Iterator[tuple[int, int]]:
+    def _tiers(self, team: str, device: str, hour: int, quote: Quote | None, units: int) -> Iterable[tuple[int, int]]:
         if quote is None or len(quote.tiers) == 1:
-            yield 0, units
-            return
+            return ((0, units),)
+        return self._parts(team, device, hour, quote, units)
+
+    def _parts(self, team: str, device: str, hour: int, quote: Quote, units: int) -> Iterator[tuple[int, int]]:
         month = self._months.get(hour)
         if month is None:
             if len(self._months) > 10_000:
@@ -104,11 +124,14 @@ class Rater:
             used, units = used + taken, units - taken
 
 
+@lru_cache(maxsize=4096)
+def money_of(units: int, micros: int) -> int:
+    """What so many units cost at a price per device-hour, millionths. Most pieces are whole hours."""
+    return round_half_even(units * micros, HOUR_UNITS)
+
+
 def _amount(hour: int, quote: Quote | None, tier: int, units: int) -> Amount:
     if quote is None:
         return Amount(hour, units, None, 0, 0, 0)
     price = quote.tiers[tier][1]
-    return Amount(
-        hour, units, quote, tier,
-        round_half_even(units * quote.list_micros, HOUR_UNITS), round_half_even(units * price, HOUR_UNITS),
-    )  # fmt: skip
+    return Amount(hour, units, quote, tier, money_of(units, quote.list_micros), money_of(units, price))
