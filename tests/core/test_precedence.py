@@ -232,3 +232,18 @@ def test_a_gang_that_was_overtaken_for_long_comes_before_all_and_runs_to_its_end
     world.started(gang)
     world.send(after_us=80_000_000_000)
     assert world.exchange() == []
+
+
+def test_what_is_kept_of_who_falls_due_is_bounded_by_who_waits() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING)
+    world.run(job("runs", 8))
+    old = world.submit(job("old", 8))
+    most = 0
+    for number in range(400):
+        gone = world.submit(job(f"gone-{number}", 8))
+        world.send(inbox.CancelRequested(job_id=gone, team=world.decider.state.jobs[gone].team, reason="a change"))
+        most = max(most, len(world.precedence._aging))
+    assert most < 150, "400 jobs waited, and one still does"
+    world.send(after_us=int(world.precedence.knobs.age_s * 1e6))
+    world.send()
+    assert world.precedence.is_due(old), "who waits is not thrown away with the others"

@@ -32,6 +32,8 @@ from schemas.jobs import JobState
 _Place = tuple[int, int, str]
 """Number (thousandths), submitted_us, job id."""
 _NEVER = 1 << 62
+_AGING_EACH, _SPARE_AGING = 4, 64
+"""So many entries for each waiting job, or so many beyond twice what was left, are kept before those of others are sought."""
 _LEAST, _DUE, _BEGUN, _IN_TURN, _INSISTS = -0.5, -1.0, -1.4, -1.6, -2.0
 """Numbers beside those of the rules: the least that others stay below; of who is due; below which a job gives way that has
 just begun, or has its turn; of a gang whose promise is near."""
@@ -57,7 +59,9 @@ class Precedence:
         self._places: dict[str, _Place] = {}
         self._lines: dict[QueueKey, list[_Place]] = {}
         self._aging: list[tuple[int, str, int]] = []
-        """When a waiting job falls due, its id, and since when it waits."""
+        """When a waiting job falls due, its id, and since when it waits; also of jobs that wait no longer, until there are too
+        many of these (`_await`)."""
+        self._most_aging = _SPARE_AGING
         self._since: dict[str, tuple[int, QueueKey]] = {}
         """Waiting job -> since when, us, and where."""
         self._due: dict[QueueKey, dict[str, None]] = {}
@@ -168,7 +172,15 @@ class Precedence:
 
     def _await_promise(self, job_id: str) -> None:
         since_us, _ = self._since[job_id]
-        heapq.heappush(self._aging, (self._insists_us(job_id), job_id, since_us))
+        self._await(self._insists_us(job_id), job_id, since_us)
+
+    def _await(self, due_us: int, job_id: str, since_us: int) -> None:
+        """The job falls due then, if it still waits. What stands here of jobs that wait no longer is thrown away when it is
+        much more than what waits: each would stay for as long as the longest wait, a month."""
+        heapq.heappush(self._aging, (due_us, job_id, since_us))
+        if len(self._aging) > max(self._most_aging, _AGING_EACH * len(self._since)):
+            self._aging = sorted({one for one in self._aging if self._since.get(one[1], (-1,))[0] == one[2]})
+            self._most_aging = 2 * len(self._aging) + _SPARE_AGING
 
     # --------------------------------------------------------------------------------------------------- what is asked
 
@@ -370,7 +382,7 @@ class Precedence:
     def _await_age(self, job_id: str, since_us: int) -> None:
         turn_us = self._in_turn_us.get(job_id, _NEVER)
         due_us = min(since_us + int(self.knobs.age_s * 1e6), max(since_us, turn_us))
-        heapq.heappush(self._aging, (due_us, job_id, since_us))
+        self._await(due_us, job_id, since_us)
 
     def _turn_us(self, job: Job, t_us: int) -> int:
         """When the gang has its turn, by what is known of it now; `_NEVER`: it has none."""
