@@ -139,6 +139,33 @@ def test_a_gang_that_would_delay_all_for_too_long_has_no_turn() -> None:
     assert (world.precedence.is_due(long), world.precedence.is_due(short)) == (False, True)
 
 
+def test_a_gang_that_turns_out_longer_while_it_waits_has_its_turn_put_off() -> None:
+    knobs = OrderKnobs(in_turn=1.0, in_turn_least_s=0.0, own_turn=1.0, turn_most_s=1e9)
+    world = Ruled(OrderRule.SHORTEST_REMAINING, knobs=knobs)
+    known = {"there": 8 * 100.0, "gang": 8 * 500.0}
+    world.precedence.declared = lambda job: known[job.spec.name]
+    world.run(job("there", 8))
+    gang = world.submit(job("gang", 8))
+    world.precedence.tell(world.decider.state, gang, 8 * 5000.0)
+    world.send(after_us=4900_000_000)
+    world.send()
+    assert not world.precedence.is_due(gang), "501 s would have been its turn by what was known first"
+    world.send(after_us=101_000_000)
+    world.send()
+    assert world.precedence.is_due(gang)
+
+
+@pytest.mark.parametrize(("ends", "due"), [(1, False), (0, True)])
+def test_a_gang_has_no_turn_by_a_guess_of_what_stands_there(ends: int, due: bool) -> None:
+    knobs = OrderKnobs(in_turn=1.0, in_turn_least_s=0.0, own_turn=0.0, turn_worth=1e9, turn_most_s=1e9, in_turn_ends=ends)
+    world = Ruled(OrderRule.SHORTEST_REMAINING, knobs=knobs)
+    world.run(job("there", 8))
+    gang = world.submit(job("gang", 8))
+    world.send(after_us=2 * 86_400_000_000)
+    world.send()
+    assert world.precedence.is_due(gang) is due
+
+
 def test_when_its_promise_is_near_also_who_has_just_begun_gives_way() -> None:
     knobs = OrderKnobs(promise_margin=1.0, in_turn=0.0, min_run_s=600.0)
     world = Ruled(OrderRule.SHORTEST_REMAINING, knobs=knobs)

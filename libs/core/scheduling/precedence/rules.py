@@ -64,6 +64,8 @@ class OrderKnobs:
     in_turn_most_s: float = 2 * 86_400.0
     """... if that was no more than this. In a standing overload nobody can have its turn in time, and the short ones would
     wait with the long ones."""
+    in_turn_ends: int = 30
+    """... and if so many jobs have ended by then, or it is known how long all take: of fewer nobody knows what stands there."""
     own_turn: float = 1.0
     """... and after no less than this many times as long as it runs itself, by what is known of it or learned."""
     turn_most_s: float = 5400.0

@@ -147,6 +147,8 @@ class Precedence:
             _, job_id, since = heapq.heappop(self._aging)
             waits_since, key = self._since.get(job_id, (-1, None))
             if waits_since == since and key is not None:
+                if self._put_off(state.jobs[job_id], t_us, since):
+                    continue
                 self._leave(key, job_id, still=True)
                 self._due.setdefault(key, {})[job_id] = None
                 self._aged.add(job_id)
@@ -380,9 +382,22 @@ class Precedence:
         self._await_age(job.id, t_us)
 
     def _await_age(self, job_id: str, since_us: int) -> None:
+        self._await(self._falls_due_us(job_id, since_us), job_id, since_us)
+
+    def _falls_due_us(self, job_id: str, since_us: int) -> int:
+        """By its age, or for its turn."""
         turn_us = self._in_turn_us.get(job_id, _NEVER)
-        due_us = min(since_us + int(self.knobs.age_s * 1e6), max(since_us, turn_us))
-        self._await(due_us, job_id, since_us)
+        return min(since_us + int(self.knobs.age_s * 1e6), max(since_us, turn_us))
+
+    def _put_off(self, job: Job, t_us: int, since_us: int) -> bool:
+        """A turn that has come is reckoned again, by what has been learned since. Whether the job waits on then."""
+        if self._in_turn_us.get(job.id, _NEVER) >= t_us or job.id not in self._ahead_s:
+            return False
+        self._in_turn_us[job.id] = self._turn_us(job, t_us)
+        if min(self._falls_due_us(job.id, since_us), self._insists_us(job.id)) < t_us:
+            return False
+        self._await_age(job.id, since_us)
+        return True
 
     def _turn_us(self, job: Job, t_us: int) -> int:
         """When the gang has its turn, by what is known of it now; `_NEVER`: it has none."""
@@ -417,15 +432,18 @@ class Precedence:
                 self.served.total_s[slot] = declared
             if self.orders(job.team) and job.shape.devices > 1 and self.knobs.in_turn > 0:
                 ahead_s = self._backlog_s(slot, state, t_us)
-                if ahead_s <= self.knobs.in_turn_most_s:
+                if ahead_s is not None and ahead_s <= self.knobs.in_turn_most_s:
                     self._ahead_s[job.id] = max(self.knobs.in_turn_least_s, self.knobs.in_turn * ahead_s)
             self._wait(job, t_us)
 
-    def _backlog_s(self, but_slot: int, state: State, t_us: int) -> float:
-        """How long all that waits and runs takes on all devices, without one job, s."""
+    def _backlog_s(self, but_slot: int, state: State, t_us: int) -> float | None:
+        """How long all that waits and runs takes on all devices, without one job, s. None: that would be a guess."""
         self._devices = max(1, int(np.count_nonzero(state.fleet.up)))
         slots = np.flatnonzero(self.served.width)
-        left_s = self._left_device_s(slots[slots != but_slot], t_us)
+        slots = slots[slots != but_slot]
+        if self.learned.count < self.knobs.in_turn_ends and np.isnan(self.served.total_s[slots]).any():
+            return None
+        left_s = self._left_device_s(slots, t_us)
         # In whole device-seconds: the same sum, in whatever order a reader has the jobs.
         return float(np.round(left_s.sum())) / self._devices
 
