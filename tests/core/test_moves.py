@@ -157,7 +157,9 @@ def test_a_gang_that_turns_out_longer_while_it_waits_has_its_turn_put_off() -> N
 
 @pytest.mark.parametrize(("ends", "due"), [(1, False), (0, True)])
 def test_a_gang_has_no_turn_by_a_guess_of_what_stands_there(ends: int, due: bool) -> None:
-    knobs = OrderKnobs(in_turn=1.0, in_turn_least_s=0.0, own_turn=0.0, turn_worth=1e9, turn_most_s=1e9, in_turn_ends=ends)
+    knobs = OrderKnobs(
+        in_turn=1.0, in_turn_least_s=0.0, own_turn=0.0, turn_worth=1e9, turn_most_s=1e9, in_turn_ends=ends
+    )
     world = Ruled(OrderRule.SHORTEST_REMAINING, knobs=knobs)
     world.run(job("there", 8))
     gang = world.submit(job("gang", 8))
