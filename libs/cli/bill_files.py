@@ -254,7 +254,7 @@ def _export(
         "x_Rows": sealing.digest,
         "x_Sha256": digest,
         "x_Totals": [total.model_dump() for total in sealing.totals],
-        "x_Unpriced": [{"team": t, "device": d, "units": n} for (t, d), n in sorted(sealing.unpriced.items())],
+        "x_Unpriced": [{"team": t, "device": d, "units": n} for (t, d), n in sorted(sealing.unpriced.items()) if n],
     }
     write_metadata(file, columns, version, about)
     return rows, about
@@ -296,11 +296,9 @@ def _against_seal(source: FiledLedger, period: tuple[int, int], made: dict[str, 
 
 
 def _unpriced(about: dict[str, Any]) -> list[str]:
-    return [
-        f"unpriced: {one['units'] / 1e9:.3f} device-seconds of {one['device']} of team {one['team']} are in no row; "
-        f"`baton prices apply` gives them a price"
-        for one in about["x_Unpriced"]
-    ]
+    from libs.cli.bill_statement import unpriced_text
+
+    return [unpriced_text(one["units"], f" of {one['device']} of team {one['team']}") for one in about["x_Unpriced"]]
 
 
 @contextmanager

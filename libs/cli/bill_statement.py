@@ -46,6 +46,7 @@ def grouped(found: Iterable[Charge], by: str, zone: ZoneInfo, centres: Mapping[s
         if amount.quote is None:
             one.unpriced_units += amount.units
             continue
+        one.unpriced_units -= amount.units if charge.priced_later else 0
         one.charges += 1
         one.units += amount.units
         one.list_micros += amount.list_micros
@@ -142,9 +143,15 @@ def shown(found: Mapping[str, StatementLine], by: str, output: Format) -> None:
     show(lines, columns, output, name=lambda r: r.key)
     hint(f"total: {_money(total.cost_micros)}, taxes left out" + _forecast(total))
     if total.unpriced_units:
-        hint(
-            f"unpriced: {total.unpriced_units / 1e9:.3f} device-seconds are in no cost; `baton prices apply` prices them"
-        )
+        hint(unpriced_text(total.unpriced_units))
+
+
+def unpriced_text(units: int, whose: str = "") -> str:
+    """What a bill says of use without a price; `units` negative: it was posted in a period before."""
+    seconds = f"{abs(units) / 1e9:.3f} device-seconds{whose}"
+    if units < 0:
+        return f"priced now: {seconds} were told to be unpriced in a period before"
+    return f"unpriced: {seconds} are in no cost; `baton prices apply` prices them"
 
 
 def _forecast(total: StatementLine) -> str:

@@ -24,10 +24,12 @@ T0_US = 1_798_761_500_000_000  # minutes before a new year
 class RandomLedger:
     """The pool as its ledger says it. `records` is that ledger."""
 
-    def __init__(self, seed: int, steps: int = 40) -> None:
+    verbs: tuple[str, ...]
+
+    def __init__(self, seed: int, steps: int = 40, start_us: int = T0_US) -> None:
         self.random = Random(seed)
         self.records: list[led.LedgerRecord] = []
-        self.t_us, self.jump_us, self.number = T0_US, 0, 0
+        self.t_us, self.jump_us, self.number = start_us, 0, 0
         self.nodes: dict[str, dict[str, Any]] = {}
         self.jobs: dict[str, dict[str, Any]] = {}
         self.holds: dict[str, tuple[str, ...]] = {}
@@ -37,7 +39,7 @@ class RandomLedger:
         for _ in range(steps):
             events: list[Any] = []
             for _ in range(self.random.choice((0, 1, 1, 1, 2, 3))):
-                verb = self.random.choice(VERBS)
+                verb = self.random.choice(self.verbs)
                 events += getattr(self, f"_{verb}")()
             self._write(events)
 
@@ -311,7 +313,7 @@ class RandomLedger:
         return 1000 - sum(part.get(device, 0) for known in self.jobs.values() for part in known["parts"].values())
 
 
-VERBS = (
+RandomLedger.verbs = (
     "joins", "leave", "fall_silent", "fall_silent", "be_heard", "queue", "queue", "queue", "grant", "grant", "grant", "grant",
     "release", "release", "hold", "hold", "unhold", "break", "mend", "recut", "recut", "queues",
 )  # fmt: skip

@@ -60,6 +60,8 @@ class Charge(NamedTuple):
     billed_us: int
     late: bool
     correction: bool
+    priced_later: bool = False
+    """It is of use that was posted without a price, and told to be unpriced, before."""
 
 
 class Uses:
@@ -132,6 +134,7 @@ def charges(
         closed: the seals of the whole ledger.
     """
     uses, rater, version = Uses(), Rater(None), 0
+    earlier: list[tuple[int, PriceList]] = []
     for seq, record in records():
         if upto_seq is not None and seq > upto_seq:
             return
@@ -146,9 +149,11 @@ def charges(
         for event in record.events:
             if isinstance(event, led.PricesApplied):
                 then = Rater(PriceList(event.book))
-                for use, amount in _corrections(records, seq, rater.prices, then):
+                for use, amount in _corrections(records, seq, rater.prices, then, earlier):
                     money = amount.units == 0
-                    yield Charge(use, amount, event.book.version, seq, posted, late=True, correction=money)
+                    yield Charge(use, amount, event.book.version, seq, posted, True, money, not money)
+                if rater.prices is not None:
+                    earlier.append((seq, rater.prices))
                 rater, version = then, event.book.version
 
 
@@ -157,10 +162,15 @@ def _rated(rater: Rater, use: DeviceUse) -> list[Amount]:
 
 
 def _corrections(
-    records: RecordsFromFirst, upto_seq: int, before: PriceList | None, then: Rater
+    records: RecordsFromFirst,
+    upto_seq: int,
+    before: PriceList | None,
+    then: Rater,
+    earlier: list[tuple[int, PriceList]],
 ) -> Iterator[tuple[DeviceUse, Amount]]:
     """What each hour of each use up to a record costs more, or less, than was billed; `then` has counted them all afterwards.
-    An hour that had no price is a charge of its own now, with its units; one that had is money alone."""
+    An hour that never had a price is a charge of its own now, with its units; one that had is money alone. `earlier`: books
+    that were replaced before, and by which record."""
     first, uses = Rater(before), Uses()
     for seq, record in records():
         if seq > upto_seq:
@@ -169,13 +179,23 @@ def _corrections(
             was, now = _by_hour(_rated(first, use)), _by_hour(_rated(then, use))
             for hour, amounts in now.items():
                 old = was.get(hour, [])
-                if all(amount.quote is None for amount in old):
+                if all(amount.quote is None for amount in old) and not _was_priced(earlier, use, hour):
                     yield from ((use, amount) for amount in amounts if amount.quote is not None)
                     continue
                 list_micros = sum(a.list_micros for a in amounts) - sum(a.list_micros for a in old)
                 cost_micros = sum(a.cost_micros for a in amounts) - sum(a.cost_micros for a in old)
                 if list_micros or cost_micros:
                     yield use, Amount(hour, 0, _quote_of(amounts) or _quote_of(old), 0, list_micros, cost_micros)
+
+
+def _was_priced(earlier: list[tuple[int, PriceList]], use: DeviceUse, hour: int) -> bool:
+    """Whether a book that was applied since the use was posted had a price for an hour of it: then its units are billed."""
+    return any(
+        amount.hour == hour and amount.quote is not None
+        for until_seq, prices in earlier
+        if use.to_seq <= until_seq
+        for amount in _rated(Rater(prices), use)
+    )
 
 
 def _by_hour(amounts: list[Amount]) -> dict[int, list[Amount]]:

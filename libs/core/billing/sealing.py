@@ -22,7 +22,7 @@ class Sealing:
     def __init__(self) -> None:
         self.rows = 0
         self.unpriced: Counter[tuple[str, str]] = Counter()
-        """(team, device kind) -> units that have no price."""
+        """(team, device kind) -> units that have no price; negative: of another period, and priced in this one."""
         self._totals: dict[str, list[int]] = {}
         self._hash = sha256()
 
@@ -43,6 +43,8 @@ class Sealing:
                     )
             if amount.units <= 0:
                 raise WrongRow(f"{use.job_id}.{use.attempt} on {use.device} has {amount.units} units")
+        if charge.priced_later:
+            self.unpriced[use.team, use.device_kind] -= amount.units
         self.rows += 1
         total = self._totals.setdefault(use.team, [0, 0, 0, 0])
         for place, more in enumerate((1, amount.units, amount.list_micros, amount.cost_micros)):

@@ -1,0 +1,102 @@
+"""What is posted is what a brute force comes to: row by row, in every period of any zone, and in the sums of a bill."""
+
+import os
+from collections import Counter
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libs.cli.bill_period import period_of
+from libs.core.billing.charges import Charge, charges
+from libs.core.billing.metering import Meter
+from libs.core.billing.sealing import Sealing
+from tests.core.money_oracle import Posted, posted, used
+from tests.core.priced_ledgers import ZONES, PricedLedger
+
+LEDGERS = int(os.environ.get("RANDOM_LEDGERS", "40"))
+"""How many random ledgers; 10,000 take ten minutes."""
+
+
+def rows_of(found: list[Charge]) -> dict[tuple[tuple[str, int, str], int, int, int], Posted]:
+    """The charges as the oracle tells them."""
+    out: dict[tuple[tuple[str, int, str], int, int, int], list[int]] = {}
+    for charge in found:
+        use, amount = charge.use, charge.amount
+        key = ((use.job_id, use.attempt, use.device), amount.hour, charge.posted_seq, charge.billed_us)
+        row = out.setdefault(key, [0, 0, 0, 0])
+        row[1 if amount.quote is None else 0] += amount.units
+        row[2] += amount.list_micros
+        row[3] += amount.cost_micros
+    return {key: Posted(*row) for key, row in out.items()}
+
+
+def check(ledger: PricedLedger) -> None:
+    records = ledger.records
+    found = list(charges(lambda: list(enumerate(records, start=1)), ledger.closed))
+    told = posted(records, ledger.closed)
+    assert rows_of(found) == told
+    sealing = Sealing()
+    for charge in found:
+        sealing.take(charge)
+    units = sum(total.units for total in sealing.totals) + sum(sealing.unpriced.values())
+    assert units == used(records), "what is used is billed or told to be unpriced"
+    months(found, told, ledger.random.choice(ZONES))
+    bill(ledger, found, told)
+
+
+def months(found: list[Charge], told: dict[tuple[tuple[str, int, str], int, int, int], Posted], name: str) -> None:
+    """Each calendar month and day of a zone, as `baton bill --from` cuts it, has the money whose moment is in it there."""
+    zone = ZoneInfo(name)
+    for form, flag in (("%Y-%m", "month"), ("%Y-%m-%d", "day")):
+        wanted: Counter[str] = Counter()
+        for (_, _, _, billed_us), row in told.items():
+            moment = datetime.fromtimestamp(billed_us // 1_000_000, UTC).astimezone(zone)
+            wanted[moment.strftime(form)] += row.cost
+        for period in sorted(wanted):
+            start, end = period_of(period, None, zone, 0)
+            assert sum(c.amount.cost_micros for c in found if start <= c.billed_us < end) == wanted[period], (
+                flag,
+                period,
+            )
+
+
+def bill(
+    ledger: PricedLedger, found: list[Charge], told: dict[tuple[tuple[str, int, str], int, int, int], Posted]
+) -> None:
+    """What `baton bill` says in sum is what was posted."""
+    meter = Meter()
+    for seq, record in enumerate(ledger.records, start=1):
+        meter.apply(record, seq)
+    teams = {(c.use.job_id, c.use.attempt, c.use.device): c.use.team for c in found}
+    wanted: Counter[str] = Counter()
+    for (name, _, _, _), row in told.items():
+        wanted[teams[name]] += row.cost
+    assert +Counter(meter.money.totals) == +wanted
+    if ledger.version and meter.money.book is not None:
+        ours: Counter[str] = Counter()
+        for one in meter.usage():
+            ours[one.team] += one.posted[0] if one.posted is not None else 0
+        assert +ours == +wanted
+
+
+@given(st.integers(0, 2**63))
+@settings(max_examples=LEDGERS, deadline=None)
+def test_random_ledgers_cost_what_a_brute_force_comes_to(seed: int) -> None:
+    check(PricedLedger(seed))
+
+
+def test_random_ledgers_have_what_they_are_for() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(30):
+        ledger = PricedLedger(seed)
+        found = list(charges(lambda ledger=ledger: list(enumerate(ledger.records, start=1)), ledger.closed))
+        seen["corrections"] += sum(c.correction for c in found)
+        seen["late"] += sum(c.late for c in found)
+        seen["tiers"] += sum(c.amount.tier > 0 for c in found)
+        seen["unpriced"] += sum(c.amount.quote is None for c in found)
+        seen["contracts"] += sum(c.amount.quote is not None and c.amount.quote.contract != "" for c in found)
+        seen["slices"] += sum(":" in c.use.device_kind for c in found)
+        seen["priced later"] += sum(not c.correction and c.posted_seq != c.use.to_seq for c in found)
+    assert {name for name, count in seen.items() if count < 10} == set(), seen
