@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +14,7 @@ from typing import Self, TypeVar
 from nats.aio.client import Client
 from pydantic import BaseModel
 
+from libs.bus.cancel import cancel
 from libs.bus.connect import Address, BusUnavailable
 from libs.bus.connect import connect as connect_bus
 from libs.bus.messages import Outgoing
@@ -52,6 +54,9 @@ from schemas.queries import (
 from schemas.secrets import SecretInfo, SecretRekeyed
 
 _STARTS_WITHIN_S = 10.0
+_HISTORY_LAGS_S = 2.0
+_ASK_AGAIN_S = 0.02
+_REMEMBERED = 10_000
 _BULK = 500
 
 M = TypeVar("M", bound=BaseModel)
@@ -98,6 +103,8 @@ class Baton:
         self.nats = nats
         self.place = place
         self.team = place.team
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        """Jobs of which we have told the end."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -227,45 +234,30 @@ class Baton:
             Unreachable: history does not answer at the start.
         """
         valid(JobGet, job_id=job_id)
-        heard = asyncio.Event()
-        async with following.Live(self.nats, self.team, job_id) as live:
-            deadline = time.monotonic() + _STARTS_WITHIN_S
-
-            async def ask_history(after_us: int | None, limit: int, seen: Mapping[str, int]) -> EventList:
-                page = await self._event_page(after_us, limit, job_id)
-                if not page.events and not heard.is_set():
-                    document = await self._known(job_id)
-                    if document is not None and document.state is JobState.REJECTED:
-                        return EventList(events=(following.ended_rejected(document),))
-                    if document is None and time.monotonic() > deadline:
-                        raise _Unknown(job_id)
-                return page
-
-            try:
-                async with contextlib.aclosing(following.follow(live, ask_history, after_us=0)) as events:
-                    async for event in events:
-                        heard.set()
-                        yield event
-                        if event.state.terminal:
-                            return
-            except _Unknown:
-                raise NotFound(f"there is no job {job_id}", fix="check the id and the team") from None
+        async with (
+            following.Live(self.nats, self.team, job_id) as live,
+            contextlib.aclosing(self._watched(live, job_id)) as events,
+        ):
+            async for event in events:
+                yield event
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> JobEvent:
-        """The job's terminal event.
+        """The job's terminal event, as soon as it is told live. History may have it a moment later; `get` waits for that.
 
         Raises TimedOut after `timeout_s`; otherwise as `watch`.
         """
+        valid(JobGet, job_id=job_id)
         try:
-            async with asyncio.timeout(timeout_s), contextlib.aclosing(self.watch(job_id)) as events:
-                async for event in events:
-                    if event.state.terminal:
-                        return event
+            async with asyncio.timeout(timeout_s), following.Live(self.nats, self.team, job_id) as live:
+                event = await self._end_of(live, job_id)
         except TimeoutError:
             raise TimedOut(
                 f"{job_id} has not ended within {timeout_s:g} s", fix="see `baton explain` for why"
             ) from None
-        raise Unreachable(f"{job_id}: the events ended before the job did")
+        self._ended[job_id] = None
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        return event
 
     async def events(
         self,
@@ -323,9 +315,13 @@ class Baton:
     # --------------------------------------------------------------------------------------------------------- asking
 
     async def get(self, job_id: str) -> JobDocument:
-        """A job with its attempts."""
-        document: JobDocument = await ask(self.nats, "job.get", self.place, valid(JobGet, job_id=job_id))
-        return document
+        """A job with its attempts. Of one that `wait` has seen the end of, its end is in it."""
+        query, deadline = valid(JobGet, job_id=job_id), time.monotonic() + _HISTORY_LAGS_S
+        while True:
+            document: JobDocument = await ask(self.nats, "job.get", self.place, query)
+            if document.state.terminal or job_id not in self._ended or time.monotonic() > deadline:
+                return document
+            await asyncio.sleep(_ASK_AGAIN_S)
 
     async def list(
         self, states: Sequence[JobState] = (), name: str = "", limit: int = 100, before_us: int | None = None
@@ -439,6 +435,46 @@ class Baton:
         except NotFound:
             return EventList(events=())
         return reply
+
+    async def _watched(self, live: following.Live, job_id: str) -> AsyncGenerator[JobEvent, None]:
+        heard, deadline = asyncio.Event(), time.monotonic() + _STARTS_WITHIN_S
+
+        async def ask_history(after_us: int | None, limit: int, seen: Mapping[str, int]) -> EventList:
+            page = await self._event_page(after_us, limit, job_id)
+            if not page.events and not heard.is_set():
+                document = await self._known(job_id)
+                if document is not None and document.state is JobState.REJECTED:
+                    return EventList(events=(following.ended_rejected(document),))
+                if document is None and time.monotonic() > deadline:
+                    raise _Unknown(job_id)
+            return page
+
+        try:
+            async with contextlib.aclosing(following.follow(live, ask_history, after_us=0)) as events:
+                async for event in events:
+                    heard.set()
+                    yield event
+                    if event.state.terminal:
+                        return
+        except _Unknown:
+            raise NotFound(f"there is no job {job_id}", fix="check the id and the team") from None
+
+    async def _end_of(self, live: following.Live, job_id: str) -> JobEvent:
+        """The terminal event: the one that is told live, or that history has."""
+
+        async def watched() -> JobEvent:
+            async with contextlib.aclosing(self._watched(live, job_id)) as events:
+                async for event in events:
+                    if event.state.terminal:
+                        return event
+            raise Unreachable(f"{job_id}: the events ended before the job did")
+
+        watching = asyncio.create_task(watched())
+        try:
+            await asyncio.wait({watching, live.ended}, return_when=asyncio.FIRST_COMPLETED)
+            return live.ended.result() if live.ended.done() else watching.result()
+        finally:
+            await cancel(watching)
 
     async def _known(self, job_id: str) -> JobDocument | None:
         try:

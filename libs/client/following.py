@@ -50,6 +50,8 @@ class Live:
         self._queue: asyncio.Queue[JobEvent] = asyncio.Queue(_WAITING)
         self._connections = nats.stats["reconnects"]
         self._lost = False
+        self.ended: asyncio.Future[JobEvent] = asyncio.get_running_loop().create_future()
+        """Of a job: its terminal event, as soon as it is told live. Not that it was rejected: a repeat may have been."""
 
     async def __aenter__(self) -> "Live":
         self._subscription = await self._nats.subscribe(self._subject, cb=self._received)
@@ -78,6 +80,8 @@ class Live:
         event = read_event(message)
         if event is None or (self.job_id is not None and event.job_id != self.job_id):
             return
+        if self.job_id is not None and event.state.terminal and event.what != "rejected" and not self.ended.done():
+            self.ended.set_result(event)
         if self._queue.full():
             self._queue.get_nowait()
             self._lost = True

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
+import math
 from pathlib import Path
 
 import pytest
 
 from libs.bus.connect import Address
-from libs.client import Baton, Conflict, Denied, Invalid, NotFound, Rejected, TimedOut, Unreachable, connect
+from libs.client import Baton, Conflict, Denied, Invalid, NotFound, Rejected, TimedOut, Unreachable, connect, following
 from libs.walls.keyring import Keyring
 from schemas import subjects
 from schemas.ids import job_id as job_id_of
@@ -104,6 +105,32 @@ async def test_a_refused_second_message_does_not_end_the_watching(blue: Baton, f
         await blue.submit(JobSpec(name="other", command=("x",)), key)
     await fakes.happens(job, "succeeded")
     assert (await waiting).state is JobState.SUCCEEDED
+
+
+async def test_waiting_does_not_wait_for_history(
+    blue: Baton, fakes: Fakes, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_HISTORY_LAGS_S", math.inf)
+    job = (await blue.submit(TRAIN, key)).job_id
+    waiting = asyncio.create_task(blue.wait(job, 60))
+    while not waiting.done():  # until it listens
+        await fakes.happens(job, "succeeded", recorded=False)
+        await asyncio.sleep(0.05)
+    assert (await waiting).state is JobState.SUCCEEDED
+
+
+async def test_who_has_waited_for_the_end_gets_a_document_with_it(blue: Baton, fakes: Fakes, key: str) -> None:
+    job = (await blue.submit(TRAIN, key)).job_id
+    await fakes.happens(job, "succeeded")
+    await blue.wait(job, 20)
+    ended = fakes.jobs[job]
+    fakes.jobs[job] = ended.model_copy(
+        update={"state": JobState.RUNNING}
+    )  # history has the event, and not yet the document
+    asking = asyncio.create_task(blue.get(job))
+    await asyncio.sleep(0.1)
+    fakes.jobs[job] = ended
+    assert (await asking).state is JobState.SUCCEEDED
 
 
 async def test_waiting_returns_the_outcome(blue: Baton, fakes: Fakes, key: str) -> None:
