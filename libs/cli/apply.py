@@ -47,7 +47,7 @@ def command(
         before, then = await _compared(baton, text, str(file))
         found = changes(before, then)
         if found:
-            await _apply(baton, before, then, reason)
+            await apply_tree(baton, before, then, reason)
         return found, then.version
 
     found, version = run(work, subjects.OPERATOR, url, user=user, pool=pool)
@@ -131,7 +131,8 @@ def _tree(told: QueuesReply) -> QueueTree:
     )
 
 
-async def _apply(baton: Baton, before: QueueTree, then: QueueTree, reason: str) -> None:
+async def apply_tree(baton: Baton, before: QueueTree, then: QueueTree, reason: str) -> None:
+    """The pool has the queues `then` when it returns; `before` are those that it had."""
     who = baton.place.user or "operator"
     if then.version <= before.version:
         raise Failed(

@@ -188,9 +188,7 @@ def read_tree(
         classes: the priority classes that there are; None: not known.
         offered: kinds of device that the pool has, besides those of the catalogue.
     """
-    file, queues = _read(text, name, classes, offered)
-    limits = None if file.preemption is None else file.preemption.limits
-    return QueueTree.of(queues, file.version, file.order, file.half_life, limits)
+    return tree_of(_read(text, name, classes, offered)[0])
 
 
 def _read(
@@ -213,19 +211,38 @@ def _read(
         ]
         raise QueueFileError(name, [*document.problems, *found]) from None
     queues = tuple(item.queue for item in file.queues)
+    wrong = wrong_queues(document, file, classes, offered)
+    if document.problems or wrong:
+        raise QueueFileError(name, [*document.problems, *wrong])
+    return file, queues
+
+
+def wrong_queues(
+    document: Document,
+    file: QueueFile,
+    classes: Collection[str] | None = None,
+    offered: Collection[str] = (),
+    under: tuple[str | int, ...] = (),
+) -> list[YamlProblem]:
+    """What is wrong with a tree whose parts are right; in `document` it stands at the path `under`."""
+    queues = tuple(item.queue for item in file.queues)
     places = {item.name: number for number, item in enumerate(file.queues)}
-    wrong = [
+    return [
         _at(
             document,
-            ("queues", places[p.queue], *p.field.split(".", 1)),
+            (*under, "queues", places[p.queue], *p.field.split(".", 1)),
             f"queue {p.queue}: {p.value} {p.problem}".strip() if p.value else f"queue {p.queue}: {p.problem}",
             p.fix,
         )
         for p in problems(queues, classes, offered)
     ]
-    if document.problems or wrong:
-        raise QueueFileError(name, [*document.problems, *wrong])
-    return file, queues
+
+
+def tree_of(file: QueueFile, version: int | None = None) -> QueueTree:
+    """What a file says of a pool, as this version or its own."""
+    limits = None if file.preemption is None else file.preemption.limits
+    queues = tuple(item.queue for item in file.queues)
+    return QueueTree.of(queues, version or file.version, file.order, file.half_life, limits)
 
 
 def _at(document: Document, path: tuple[str | int, ...], problem: str, fix: str) -> YamlProblem:

@@ -105,6 +105,7 @@ class SimClient:
         self.is_closed = False
         self.max_payload = MAX_PAYLOAD
         self.stats = {"reconnects": 0}
+        self.last_error: Exception | None = None
         self.subscriptions: dict[int, SimSubscription] = {}
         self.link: Link | None = None
         self.connected_server_version = _Version()

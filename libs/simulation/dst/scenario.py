@@ -393,6 +393,13 @@ _MAKES: dict[str, Callable[[Any], Any]] = {
     "history": make_history,
 }
 _TWICE = tuple(_MAKES)
+MAKES: dict[str, Callable[[Any], Any]] = {
+    "placement": partial(make_placement, writer_id="placement.1"),
+    "admission": make_admission,
+    "leases": make_leases,
+    **_MAKES,
+}
+"""Of one of each service."""
 
 
 def _same(service: Any) -> Any:
