@@ -37,8 +37,9 @@ _LEAST_MESSAGES = 32
 
 _RETRY = (NoStreamResponseError, ServiceUnavailableError)
 _OF_SUBJECT = "maximum messages per subject"
-_FULL = (10077, 10047, 10023)
-"""Maximum bytes exceeded, insufficient storage, insufficient resources: waiting a little will not help."""
+_FULL = (10077, 10047, 10023, 10054)
+"""Maximum bytes exceeded, insufficient storage, insufficient resources: waiting a little will not help. And a message that is
+larger than is taken: only REQUESTS has such a limit, while it fills up (`libs.bus.narrowing`)."""
 
 
 def is_full(error: BaseException) -> bool:

@@ -13,13 +13,14 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from libs.bus.connect import Address, connect
+from libs.bus.narrowing import Narrowing
 from libs.bus.patience import patiently
 from libs.bus.streams import provision
 from libs.bus.table import reserved_bytes
@@ -194,7 +195,7 @@ class LocalStack:
             undo.push_async_callback(self._servers.stop)
             if options.external and self.keyring.exists:
                 await tell(self.nats_url, self.keyring, self.keyring.accounts)
-            await self._provision()
+            undo.push_async_callback(await self._provision())
             specs = self._specs(undo)
             self._write_client_file()
             undo.callback((self.state_dir / CLIENT_FILE).unlink, missing_ok=True)
@@ -247,7 +248,8 @@ class LocalStack:
         for pool in self.options.pools:
             self.keyring.nodes(pool)
 
-    async def _provision(self) -> None:
+    async def _provision(self) -> Callable[[], Awaitable[None]]:
+        """Makes the streams, and keeps room in that of requests until what it returns is called."""
         client = await connect(self.address(OPERATOR), name="provision", inbox_prefix=f"_INBOX_{OPERATOR}")
         js, options = client.jetstream(), self.options
 
@@ -257,8 +259,17 @@ class LocalStack:
         try:
             async with asyncio.timeout(options.ready_timeout_s):
                 await patiently(make, lambda error, _: log.info("streams are not made yet: %r", error))
-        finally:
+        except BaseException:
             await client.close()
+            raise
+        narrowing = asyncio.create_task(Narrowing(js).run())
+
+        async def end() -> None:
+            narrowing.cancel()
+            await asyncio.gather(narrowing, return_exceptions=True)
+            await client.close()
+
+        return end
 
     def _specs(self, undo: contextlib.AsyncExitStack) -> list[ProcessSpec]:
         options = self.options

@@ -17,10 +17,15 @@ def command(
     pool: Annotated[list[str] | None, typer.Option("--pool", help="May be repeated (BATON_POOLS, BATON_POOL).")] = None,
     replicas: Annotated[int, typer.Option("--replicas", min=1, max=5, help="Copies of each stream in a cluster.")] = 1,
     scale: Annotated[float, typer.Option("--scale", min=0.001, help="Multiplies the storage limits.")] = 1.0,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Stay, and keep room for small requests while the stream of requests fills up."),
+    ] = False,
     reason: MayReason = "",
     url: Url = None,
 ) -> None:
     """Create what is missing and check what is there. May be run any time; exits with 5 when something differs."""
+    from libs.bus.narrowing import Narrowing
     from libs.bus.streams import provision
 
     async def work(baton: Baton) -> None:
@@ -29,5 +34,10 @@ def command(
         await provision(baton.nats.jetstream(), pools, replicas=replicas, scale=scale)
         say("\n".join(f"{name}\tready" for name in pools))
 
+    async def stay(baton: Baton) -> None:
+        await Narrowing(baton.nats.jetstream()).run()
+
     with acting("provision", ",".join(pool or []), reason, url=url, tells_failure=False):
         run(work, OPERATOR, url)
+    if follow:
+        run(stay, OPERATOR, url)

@@ -192,7 +192,7 @@ def test_prometheus_shows_the_token_that_services_ask_for() -> None:
         file = job["authorization"]["credentials_file"]
         assert f'printf %s "$$BATON_HTTP_TOKEN" > {file}' in script
         asked = {name for group in job["dns_sd_configs"] for name in group["names"]}
-        assert asked == set(OURS) - {"provision", "agent", "keys", "admin"}
+        assert asked == set(OURS) - {"provision", "streams", "agent", "keys", "admin"}
 
 
 def test_the_brokers_monitor_is_for_its_own_container() -> None:

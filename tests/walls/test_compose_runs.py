@@ -89,7 +89,8 @@ class Compose:
         for number in range(SERVICES[service].get("deploy", {}).get("replicas", 1)):
             words, environ = self.command(service)
             name = f"{service}-{number}"
-            self.environ[name] = environ | more
+            if not SERVICES[service].get("healthcheck", {}).get("disable"):
+                self.environ[name] = environ | more
             (self.home / service).mkdir(exist_ok=True)
             with (self.home / f"{name}.log").open("wb") as log:
                 self.running[name] = subprocess.Popen(words, env=environ | more, cwd=self.home, stdout=log, stderr=log)
@@ -143,7 +144,7 @@ def broker(keys: Compose) -> Iterator[Compose]:
 async def compose(broker: Compose) -> AsyncIterator[Compose]:
     try:
         await asyncio.to_thread(broker.once, "provision")
-        for service in PYTHON:
+        for service in (*PYTHON, "streams"):
             broker.start(service)
         broker.start("agent", BATON_AGENT_WALLS="none", BATON_AGENT_DEVICES="cpu", BATON_AGENT_NODE="host")
         async with asyncio.timeout(READY_S):
