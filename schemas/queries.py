@@ -206,6 +206,10 @@ class Explanation(Fact):
     )
     start: ExpectedStart | None = Field(default=None, description="when it is expected to start; null: unknown")
     promise: StartPromise | None = Field(default=None, description="of a gang: what it was promised last")
+    user: "UserShare | None" = Field(
+        default=None, description="who submitted it, beside the other users of the team; null: they do not share"
+    )
+    users: int = Field(default=0, ge=0, description="so many users of the team are compared")
     removed: tuple[Removed, ...] = ()
     suggestion: str = ""
     span: Span | None = Field(default=None, description="of a gang that runs: how close together it is")
@@ -330,6 +334,18 @@ class QueuesQuery(Strict):
     """How the pool is shared: what each queue is guaranteed, holds and should have. Answered by queries (`queues.list`)."""
 
 
+class UserShare(Fact):
+    """One user of a team whose order is fair share, beside the others of whom jobs run or wait. Amounts are thousandths of
+    accelerators."""
+
+    user: User = Field(description="as the subject said; empty: jobs of whom it is not known")
+    place: int = Field(ge=1, description="who is next: 1 has the least, now and lately, as a part of the pool")
+    held_milli: int = Field(default=0, ge=0)
+    recent_milli: int = Field(default=0, ge=0, description="held in the mean of the last time; 0 without a half-life")
+    share_milli: int = Field(default=0, ge=0, description="its part of the team's fair share, divided evenly")
+    waiting_jobs: int = Field(default=0, ge=0)
+
+
 class QueueShare(Fact):
     """One queue: what is said of it, and how it stands. Amounts are thousandths; without a key they are of accelerators."""
 
@@ -352,6 +368,9 @@ class QueueShare(Fact):
     next_start: ExpectedStart | None = Field(
         default=None,
         description="of the first gang of it that was promised a start; null: none waits, or none was told yet",
+    )
+    users: tuple[UserShare, ...] = Field(
+        default=(), description="where its users share: who is next, the first; at most 64"
     )
 
 

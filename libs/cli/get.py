@@ -161,6 +161,7 @@ QUEUES = [
     Column("BORROWED", lambda s: units.devices(s.borrowed_milli), right=True),
     Column("SHARE", lambda s: units.devices(s.share_milli), right=True),
     Column("LATELY", lambda s: units.devices(s.recent_milli), right=True, wide=True),
+    Column("USERS", lambda s: [f"{u.user or '?'} {units.devices(u.held_milli)}" for u in s.users[:8]], wide=True),
     Column("LIMIT", lambda s: units.devices(s.queue.limit.get(ANY_ACCELERATOR)), right=True),
     Column("WEIGHT", lambda s: f"{s.queue.weight_milli / WHOLE_MILLI:g}", right=True),
     Column("ORDER", lambda s: s.queue.order or "", wide=True),

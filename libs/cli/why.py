@@ -62,6 +62,13 @@ def why(found: Explanation) -> Iterable[tuple[str, object]]:
         moved = f" (moved: {found.promise.cause.value})" if found.promise.cause is not None else ""
         yield "promised", f"to start by {units.moment(found.promise.start_us)}{moved}"
     yield "behind", behind(found)
+    if found.user is not None and found.users > 1:
+        held, lately = units.devices(found.user.held_milli), units.devices(found.user.recent_milli)
+        yield (
+            "user",
+            f"{found.user.user or 'not known'}: place {found.user.place} of {found.users} users of the team; holds {held}, "
+            f"lately {lately}",
+        )
     if found.behind_others_devices:
         yield (
             "behind others",

@@ -4,12 +4,13 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from libs.core.accelerators.kinds import GRAINS, grains
+from libs.core.explain.user_shares import MOST, user_shares
 from libs.core.scheduling.order import kinds_asked
 from libs.core.scheduling.queues import divide_tree
 from libs.core.state.model import State
 from libs.core.state.queue_tree import ROOT
 from schemas.jobs import StartPromise
-from schemas.queries import ExpectedStart, QueueShare, QueuesReply
+from schemas.queries import ExpectedStart, QueueShare, QueuesReply, UserShare
 from schemas.queues import Queue
 from schemas.resources import ANY_ACCELERATOR
 from schemas.subjects import OPERATOR
@@ -68,6 +69,7 @@ def queue_shares(
                 waiting_jobs=asks.get(name, 0),
                 waiting_milli=-(-waits.get(name, 0) // GRAINS),
                 next_start=_next_start(state, {name, *tree.below(name)}, promised),
+                users=_users(state, name, fair.get(tree.line(name)[-1], 0)) if operator or name == seen_by else (),
             )
         )
     return QueuesReply(
@@ -99,6 +101,11 @@ def _in_order(state: State, teams: Collection[str]) -> list[str]:
         found.append(name)
         todo += sorted(state.tree.children(name), reverse=True)
     return found + sorted(team for team in teams if team not in state.tree)
+
+
+def _users(state: State, team: str, share: int) -> tuple[UserShare, ...]:
+    """`share`: of the team's own jobs, grains."""
+    return tuple(user_shares(state, team, share // GRAINS)[:MOST])
 
 
 def _boosts_left(state: State, team: str) -> int:

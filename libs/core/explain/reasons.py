@@ -34,7 +34,7 @@ class Reasons:
         self.tally = Tally(state)
         self._found: dict[QueueKey, Blocked | None] = {}
         self._searched: dict[Any, Placed | Blocked] = {}
-        self._shares = Shares(state)
+        self._shares = Shares(state, policy)
 
     def of(self, key: QueueKey) -> Blocked | None:
         """Why the queue waits; None when its next job fits."""
@@ -48,7 +48,7 @@ class Reasons:
 
     def rank_of(self, job: Job) -> JobRank:
         """Where it comes in the order, while nothing is granted."""
-        return rank(job, self._shares.of(job.queue), self.t_us, self.policy)
+        return rank(job, self._shares, self.t_us, self.policy)
 
     @cached_property
     def kept(self) -> list[KeptRows]:

@@ -13,6 +13,7 @@ from libs.core.explain.holders import holders
 from libs.core.explain.kept_back import kept_back
 from libs.core.explain.reasons import Reasons
 from libs.core.explain.start_estimate import estimate_start
+from libs.core.explain.user_shares import user_shares
 from libs.core.placement.answer import Blocked
 from libs.core.placement.context import context_of
 from libs.core.placement.find import find
@@ -73,6 +74,7 @@ def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Exp
         return Explanation(job_id=job.id, state=job.state, reason="next", text=text, ahead=ahead, position=ahead + 1)
     found_out = diagnose(state, job, outcome, view, context, most=1, seen_by=seen_by)
     limit = kept_back(state, job, reasons.policy)
+    users = user_shares(state, job.team)
     behind = holders(state, job, reasons.policy.precedence, seen_by=seen_by)
     return Explanation(
         job_id=job.id,
@@ -86,6 +88,8 @@ def _explained(state: State, job: Job, reasons: Reasons, *, seen_by: str) -> Exp
         behind_others_devices=behind.others_devices,
         start=expected_start(state, job, reasons.policy, before=before, seen_by=seen_by),
         promise=_promised(job, reasons.policy),
+        user=next((one for one in users if one.user == job.user), None),
+        users=len(users),
         removed=found_out.removed,
         suggestion=found_out.suggestion,
     )

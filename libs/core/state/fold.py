@@ -9,7 +9,8 @@ Errors (`Forbidden`, `Overcommitted`, `KeyError`) mean that the ledger is corrup
 reader stops loudly and never skips.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from libs.core.state import lifecycle
@@ -17,6 +18,7 @@ from libs.core.state.boosts import Boost
 from libs.core.state.early_cancels import EarlyCancel
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, running, shape_of
+from libs.core.state.past_use import user_of
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent, reopen
 from libs.core.state.waiting import back_off, dequeue, enqueue, park, pass_time, unpark
@@ -48,7 +50,8 @@ _CATEGORIES: dict[Outcome, Category] = {
 
 
 def apply(state: State, event: led.LedgerEvent, t_us: int) -> None:
-    """Changes `state` by one event of a record decided at `t_us`. An event changes no job but the one that it is about."""
+    """Changes `state` by one event of a record decided at `t_us`. An event changes no job but the one that it is about, and
+    in which queues others stand."""
     about = lifecycle.of_job(event)
     if about is None:
         _FOLD[type(event)](state, event, t_us)
@@ -149,7 +152,21 @@ def _quota_set(state: State, e: led.QuotaSet, t_us: int) -> None:
 def _queues_applied(state: State, e: led.QueuesApplied, t_us: int) -> None:
     state.tree = QueueTree.said(e)
     state.past_use.begins((e.half_life_s or 0) * 1_000_000, state.used, t_us)
+    state.past_use_by.begins((e.half_life_s or 0) * 1_000_000, state.used_by, t_us)
+    _share_by_user(state)
     state.budgets.rebase(state.tree, _attempts(state) if state.budgets else (), t_us)
+
+
+def _share_by_user(state: State) -> None:
+    """Jobs stand in the queues of their users, or of their teams, as the tree says from here on."""
+    by_user: dict[str, bool] = {}
+    for job in state.jobs.values():
+        if job.team not in by_user:
+            by_user[job.team] = state.tree.by_user(job.team)
+        if job.by_user is not by_user[job.team]:
+            with _moved(state, job):
+                job.by_user = by_user[job.team]
+                job.ranks(job.priority)
 
 
 def _prices_applied(state: State, e: led.PricesApplied, t_us: int) -> None:
@@ -205,7 +222,7 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
         raise lifecycle.Forbidden(f"{e.job_id} is queued a second time")
     job = Job(
         e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec),
-        latency=e.latency, lease_s=e.lease_s, network=e.network,
+        latency=e.latency, lease_s=e.lease_s, network=e.network, user=e.user, by_user=state.tree.by_user(e.team),
     )  # fmt: skip
     state.jobs[e.job_id] = job
     state.early_cancels.forget(e.job_id)
@@ -230,7 +247,7 @@ def _job_granted(state: State, e: led.JobGranted, t_us: int) -> None:
         count_parts(state, node)
     if job.shape.spread[0]:
         state.spread_peers.setdefault((job.team, job.shape.spread[0]), {})[job.id] = None
-    _count_use(state, job.team, e.claims, 1, t_us)
+    _count_use(state, job, e.claims, 1, t_us)
     if e.hold is not None and state.budgets.covering(job.team):
         state.budgets.open(job.id, job.team, state.devices_of(job.current), e.hold, t_us)
     state.grants += 1
@@ -278,10 +295,17 @@ def _boost_ended(state: State, e: led.BoostEnded, t_us: int) -> None:
 
 
 def _ranks(state: State, job: Job, priority: int) -> None:
+    with _moved(state, job):
+        job.ranks(priority)
+
+
+@contextmanager
+def _moved(state: State, job: Job) -> Iterator[None]:
+    """Its queue is another one after this; it stands in none meanwhile."""
     waits = job.state is JobState.QUEUED and job.id not in state.backing_off
     if waits:
         dequeue(state, job)
-    job.ranks(priority)
+    yield
     if waits:
         enqueue(state, job)
 
@@ -318,7 +342,7 @@ def _devices_freed(state: State, e: led.DevicesFreed, t_us: int) -> None:
     state.fleet.give_back(part.claims)
     state.on_node[e.node].pop(job.id, None)
     count_parts(state, e.node)
-    _count_use(state, job.team, part.claims, -1, t_us)
+    _count_use(state, job, part.claims, -1, t_us)
     if job.id in state.budgets.holds:
         state.budgets.freed(job.id, state.devices_of(attempt), t_us)
 
@@ -462,16 +486,23 @@ def _leave_spread_peers(state: State, job: Job) -> None:
         del state.spread_peers[key]
 
 
-def _count_use(state: State, team: str, claims: Iterable[Claim], sign: int, t_us: int) -> None:
-    used = state.used.setdefault(team, {})
-    state.past_use.changes(team, used, state.used, t_us)
+def _count_use(state: State, job: Job, claims: Iterable[Claim], sign: int, t_us: int) -> None:
+    kinds: dict[str, int] = {}
     for claim in claims:
         kind = state.fleet.kind(state.fleet.row(claim.device))
-        used[kind] = used.get(kind, 0) + sign * claim.milli
-        if not used[kind]:
-            del used[kind]
-    if not used:
-        del state.used[team]
+        kinds[kind] = kinds.get(kind, 0) + sign * claim.milli
+    for name, everyone, past in (
+        (job.team, state.used, state.past_use),
+        (user_of(job.team, job.user), state.used_by, state.past_use_by),
+    ):
+        used = everyone.setdefault(name, {})
+        past.changes(name, used, everyone, t_us)
+        for kind, milli in kinds.items():
+            used[kind] = used.get(kind, 0) + milli
+            if not used[kind]:
+                del used[kind]
+        if not used:
+            del everyone[name]
 
 
 _FOLD: dict[type, Callable[[State, Any, int], None]] = {

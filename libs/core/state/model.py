@@ -15,7 +15,7 @@ from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Cap, Limits, Suspension
 from libs.core.state.line import Line
-from libs.core.state.past_use import PastUse
+from libs.core.state.past_use import PastUse, UsersPastUse
 from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
 from schemas.attempts import Category, Cause
@@ -264,6 +264,8 @@ class QueueKey(NamedTuple):
     preempts: bool
     """A class that may preempt has queues of its own: a job that has to wait must not block one to which others give way,
     when two classes have the same priority."""
+    user: str = ""
+    """Whose jobs these are, where the users of the team share (`QueueTree.by_user`): one's jobs do not block another's."""
 
 
 @dataclass(slots=True)
@@ -301,6 +303,10 @@ class Job:
     """From its class: how long it runs on after its node's last renewal, s; 0: no silence ends it."""
     latency: Latency = Latency.NORMAL
     """From its class: a job of a fast class skips the placement score."""
+    user: str = ""
+    """Who submitted it, as the subject said; empty: not known."""
+    by_user: bool = False
+    """The users of its team share (`QueueTree.by_user`)."""
     _digest: str = field(default="", compare=False, repr=False)
     queue: QueueKey = field(init=False, repr=False, compare=False)
     """Where it stands while it waits."""
@@ -311,7 +317,8 @@ class Job:
     def ranks(self, priority: int) -> None:
         """From here on it is of this priority. It must stand in no queue meanwhile."""
         self.priority = priority
-        self.queue = QueueKey(self.priority, self.team, self.shape, self.preempts)
+        user = self.user if self.by_user else ""
+        self.queue = QueueKey(self.priority, self.team, self.shape, self.preempts, user)
 
     def spec_digest(self) -> str:
         """Names the spec where it is told by reference; worked out once, when it is told first."""
@@ -377,6 +384,10 @@ class State:
     """What teams held lately, where the tree of queues has a half-life."""
     used: dict[str, dict[str, int]] = field(default_factory=dict)
     """Team -> kind of device -> thousandths of devices that its attempts hold. No entry is zero."""
+    used_by: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The same of each user (`user_of`)."""
+    past_use_by: UsersPastUse = field(default_factory=UsersPastUse)
+    """What users held lately, where the tree of queues has a half-life."""
     spread_peers: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
     """(team, spread key) -> ids of the jobs with an open attempt: the next job of that key must stay away from these."""
     holds: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ computed.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 PERIODS = 64
 """In a half-life."""
@@ -66,15 +66,16 @@ class PastUse:
     def average(self, held: Mapping[str, KindAmounts], t_us: int) -> dict[str, dict[str, int]]:
         """Team -> kind -> thousandths of devices that it held in the mean of the last time; teams that `held` now what they
         hold."""
-        if not self._period_us:
+        return {team: self.average_of(team, held.get(team, {}), t_us) for team in self._rows}
+
+    def average_of(self, team: str, held: KindAmounts, t_us: int) -> dict[str, int]:
+        """`average` of one that holds this now; empty: nothing was counted."""
+        row = self._rows.get(team)
+        if row is None or not self._period_us:
             return {}
-        found = {}
-        for team, row in self._rows.items():
-            now_us = max(t_us, row.at_us)
-            counted = self._counted(team, held.get(team, {}), now_us)
-            whole = _whole(self._period_us, now_us)
-            found[team] = {kind: total * _LOST // whole for kind, total in counted.items()}
-        return found
+        now_us = max(t_us, row.at_us)
+        whole = _whole(self._period_us, now_us)
+        return {kind: total * _LOST // whole for kind, total in self._counted(team, held, now_us).items()}
 
     def dump(self) -> dict[str, Any]:
         """For a snapshot, as JSON takes it."""
@@ -85,7 +86,7 @@ class PastUse:
         }
 
     @classmethod
-    def load(cls, dumped: Mapping[str, Any]) -> "PastUse":
+    def load(cls, dumped: Mapping[str, Any]) -> Self:
         """The inverse of `dump`; of nothing: nothing is counted."""
         past = cls(dumped.get("period_us", 0) * PERIODS)
         past._most = dumped.get("most", _SPARE)
@@ -104,6 +105,8 @@ class PastUse:
     def _passed(self, total: int, milli: int, from_us: int, to_us: int) -> int:
         """`total` after a time in which `milli` were held."""
         period_us = self._period_us
+        if not total and not milli:
+            return 0
         if to_us - from_us > _FORGOTTEN * period_us:
             total, from_us = 0, to_us - _FORGOTTEN * period_us
         while (end_us := (from_us // period_us + 1) * period_us) <= to_us:
@@ -115,6 +118,30 @@ class PastUse:
         for team in [team for team in self._rows if team not in everyone]:
             if not any(self._counted(team, {}, t_us).values()):
                 del self._rows[team]
+
+
+def user_of(team: str, user: str) -> str:
+    """What a user is called among all."""
+    return f"{team}/{user}"
+
+
+MOST_USERS = 20_000
+"""Of a pool, that are remembered beside those that hold something."""
+
+
+class UsersPastUse(PastUse):
+    """Of every user (`user_of`): one is forgotten when less than a thousandth of a device is left, or, where more than
+    `MOST_USERS` are left, because the others held more."""
+
+    def _forget(self, everyone: Mapping[str, KindAmounts], t_us: int) -> None:
+        left = {}
+        for name in [name for name in self._rows if name not in everyone]:
+            left[name] = sum(self.average_of(name, {}, t_us).values())
+            if not left[name]:
+                del self._rows[name]
+        gone = sorted((milli, name) for name, milli in left.items() if milli)
+        for _, name in gone[: max(0, len(gone) - MOST_USERS)]:
+            del self._rows[name]
 
 
 def _whole(period_us: int, t_us: int) -> int:

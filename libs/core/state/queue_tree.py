@@ -128,6 +128,13 @@ class QueueTree:
         """In which order a queue's jobs come: the nearest statement upwards, at last the pool's."""
         return next((q.order for q in self._upwards(name) if q.order is not None), self.order)
 
+    def by_user(self, team: str) -> bool:
+        """Whether the users of a team share: its order is fair share, and no queue above it makes one line of all by age."""
+        above = self.path(team)[:-1]
+        if self.order == "fifo" or any(self.order_of(name) == "fifo" for name in above):
+            return False
+        return self.order_of(team) in (None, "fair-share")
+
     @property
     def preemption_limits(self) -> PreemptionLimits:
         """Those that hold, said or not."""

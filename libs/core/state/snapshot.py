@@ -27,7 +27,7 @@ from libs.core.state.fold import mark_holds
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, grant_order, shape_of
-from libs.core.state.past_use import PastUse
+from libs.core.state.past_use import PastUse, UsersPastUse, user_of
 from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
 from libs.core.state.usable import count_parts, mark_quarantined, mark_repartitions, mark_silent
@@ -76,6 +76,7 @@ def dump(state: State, learned: Any = None) -> Iterator[bytes]:
         "suspended": dict(sorted(state.suspended.items())),
         "tree": state.tree.dump(),
         "past_use": state.past_use.dump(),
+        "past_use_by": state.past_use_by.dump(),
         "preempted": state.preempted.dump(),
         "boosts_had": state.boosts_had.dump(),
         "book": None if state.book is None else state.book.model_dump(mode="json"),
@@ -137,7 +138,7 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
         kind, data = part[:1], part[1:]
         if kind == b"J":
             for line in data.split(b"\n"):
-                job = _load_job(json.loads(line))
+                job = _load_job(json.loads(line), state.tree)
                 state.jobs[job.id] = job
         elif kind == b"E":
             numbers, _, table = data.partition(b"\n")
@@ -161,6 +162,7 @@ def load_all(parts: Iterable[bytes]) -> Loaded:
     state.repartition_number, state.repartition_us = body["repartition_number"], body["repartition_us"]
     mark_repartitions(state)
     state.past_use = PastUse.load(body.get("past_use", {}))
+    state.past_use_by = UsersPastUse.load(body.get("past_use_by", {}))
     state.silent = {node: Silence(*how) for node, how in body["silent"].items()}
     mark_silent(state)
     state.quarantined = {device: Quarantine(*how) for device, how in body["quarantined"].items()}
@@ -186,6 +188,14 @@ def _index(state: State) -> None:
                 state.on_node[part.node][job.id] = None
                 count_parts(state, part.node)
                 state.fleet.occupy_hosts(part.claims)
+                _count_user(state, job, part)
+
+
+def _count_user(state: State, job: Job, part: NodePart) -> None:
+    used = state.used_by.setdefault(user_of(job.team, job.user), {})
+    for claim in part.claims:
+        kind = state.fleet.kind(state.fleet.row(claim.device))
+        used[kind] = used.get(kind, 0) + claim.milli
 
 
 def _nodes(fleet: Fleet) -> Iterator[bytes]:
@@ -241,6 +251,7 @@ def _dump_job(job: Job) -> dict[str, Any]:
     """Everything but the spec."""
     return {
         **{name: getattr(job, name) for name in _JOB_PLAIN},
+        "user": job.user,
         "state": job.state.value,
         "preempted_us": job.preempted_us,
         "boost": job.boost,
@@ -266,7 +277,7 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _load_job(raw: dict[str, Any]) -> Job:
+def _load_job(raw: dict[str, Any], tree: QueueTree) -> Job:
     spec = JobSpec.model_validate(raw["spec"])
     return Job(
         **{name: raw[name] for name in _JOB_PLAIN},
@@ -276,6 +287,8 @@ def _load_job(raw: dict[str, Any]) -> Job:
         preempted_us=tuple(raw.get("preempted_us", ())),
         boost=Boost(*raw["boost"]) if raw.get("boost") else None,
         latency=Latency(raw["latency"]),
+        user=raw.get("user", ""),
+        by_user=tree.by_user(raw["team"]),
         network=Network(raw.get("network", Network.HOST)),
         endings={Category(name): count for name, count in raw["endings"].items()},
         resume=_checkpoint(raw["resume"]),

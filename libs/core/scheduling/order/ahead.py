@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from libs.core.scheduling.order.rank import JobRank, held_in, rank
-from libs.core.scheduling.order.share import Shares, may_overtake
+from libs.core.scheduling.order.share import Shares
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
 from libs.core.state.model import Job, QueueKey, State
@@ -35,7 +35,7 @@ class JobsAhead:
         self._state, self._t_us, self._policy = state, t_us, policy
         self._due_us = t_us - policy.reserve_after_us
         """A gang that was queued after this is not due."""
-        self._shares = Shares(state)
+        self._shares = Shares(state, policy)
         self._counted: dict[str, dict[QueueKey, int]] = {}
 
     def count(self, job: Job, team: str = "") -> int:
@@ -72,7 +72,7 @@ class JobsAhead:
         return count
 
     def _rank(self, job: Job) -> JobRank:
-        return rank(job, self._shares.of(job.queue), self._t_us, self._policy)
+        return rank(job, self._shares, self._t_us, self._policy)
 
     def _reach(self, job: Job) -> _Reach:
         line, held = self._state.queues[job.queue], held_in(self._state, job.queue)
@@ -141,7 +141,7 @@ class JobsAhead:
     def _first_behind(self, key: QueueKey, reach: JobRank, held: Collection[str]) -> int:
         """How many of a queue of the same priority stand before the first, not counting `held`, that ranks behind `reach`."""
         line, age, gangs = self._state.queues[key], (reach.submitted_us, reach.job_id), key.shape.devices > 1
-        gangs = gangs and may_overtake(self._shares.of(key))
+        gangs = gangs and self._shares.may_overtake(key)
         if not reach.not_due:
             if not gangs:
                 return 0

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from libs.core.scheduling.order.share import NOTHING, HowServed, may_overtake
+from libs.core.scheduling.order.share import NOTHING, HowServed, Shares
 from libs.core.scheduling.policy import Policy
 from libs.core.state.model import Job, QueueKey, State
 
@@ -22,14 +22,14 @@ class JobRank(NamedTuple):
     job_id: str
 
 
-def rank(job: Job, share: HowServed, t_us: int, policy: Policy) -> JobRank:
-    """The rank at `t_us` of a job whose team is served as `share` says."""
-    due = is_due(job, t_us, policy) and may_overtake(share)
+def rank(job: Job, shares: Shares | None, t_us: int, policy: Policy) -> JobRank:
+    """The rank at `t_us` of a job; None: if its team were served worst of all."""
+    due = is_due(job, t_us, policy) and (shares is None or shares.may_overtake(job.queue))
     number, precedence = 0, policy.precedence
     if precedence is not None:
         number = 0 if due else precedence.number(job.id, t_us)
-        share = NOTHING if precedence.flat else share
-    return JobRank(-job.priority, not due, NOTHING if due else share, number, job.submitted_us, job.id)
+    share = NOTHING if due or shares is None else shares.of(job.queue)
+    return JobRank(-job.priority, not due, share, number, job.submitted_us, job.id)
 
 
 def is_due(job: Job, t_us: int, policy: Policy) -> bool:

@@ -21,7 +21,7 @@ class Order:
 
     def __init__(self, state: State, t_us: int, policy: Policy, queues: Iterable[QueueKey] | None = None) -> None:
         """`queues`: the only ones to look at; None: all."""
-        self.shares = Shares(state)
+        self.shares = Shares(state, policy)
         self._state, self._t_us, self._policy = state, t_us, policy
         self._rest: dict[QueueKey, Iterator[str]] = {}
         self._heap: list[tuple[JobRank, Job]] = []
@@ -43,9 +43,9 @@ class Order:
         that were held for it count no longer."""
         self._granted.add(job.id)
         gets = {kind: count * job.shape.milli for kind, count in self._state.fleet.kinds(devices).items()}
-        self.shares.got(job.team, gets)
+        self.shares.got(job.queue, gets)
         if job.id in self._state.holds:
-            self.shares.gave(job.team, self._state.kept(job.id))
+            self.shares.gave(job.queue, self._state.kept(job.id))
         self._advance(job.queue)
 
     def passed(self, job: Job) -> None:
@@ -73,7 +73,7 @@ class Order:
                 return
 
     def _rank(self, job: Job) -> JobRank:
-        return rank(job, self.shares.of(job.queue), self._t_us, self._policy)
+        return rank(job, self.shares, self._t_us, self._policy)
 
 
 def in_order(state: State, t_us: int, policy: Policy, queues: Iterable[QueueKey] | None = None) -> Iterator[Job]:

@@ -491,8 +491,12 @@ class Precedence:
             self.promise(e.job_id, e.promise.start_us)
 
     def _ranked(self, state: State, e: led.JobBoosted | led.BoostEnded, t_us: int) -> None:
-        """A job is of another priority from here on: it stands in another queue, and keeps its age."""
-        waited, job = self._since.get(e.job_id), state.jobs[e.job_id]
+        """A job is of another priority from here on."""
+        self._moved(state.jobs[e.job_id])
+
+    def _moved(self, job: Job) -> None:
+        """It may stand in another queue, and keeps its age."""
+        waited = self._since.get(job.id)
         if waited is None or waited[1] == job.queue:
             return
         self._leave(waited[1], job.id)
@@ -511,6 +515,8 @@ class Precedence:
     def follow(self, state: State) -> None:
         """Orders by the rules of the state's tree, what waits already too."""
         self._tree, self._rules, self._shuffled = state.tree, {}, True
+        for job_id in list(self._since):
+            self._moved(state.jobs[job_id])
         if self.rule is not None:
             return
         for job_id, slot in self.served.slots.items():

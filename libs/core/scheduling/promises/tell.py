@@ -1,13 +1,14 @@
 """The promises to be told now."""
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 import numpy as np
 
 from libs.core.placement.search.gang import usable
 from libs.core.placement.view import NOBODY, View
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.order import front
+from libs.core.scheduling.order import Shares, front
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import Precedence
 from libs.core.scheduling.precedence.promise import expected_start_us
@@ -56,22 +57,24 @@ def new_promises(state: State, policy: Policy, t_us: int) -> list[led.GangPromis
 def _first(state: State, policy: Policy) -> Iterator[Job]:
     """The first gang that waits of each class and team, and those that were the first and have a promise."""
     assert policy.precedence is not None
+    shares = Shares(state, policy)
     first: dict[tuple[int, str], Job] = {}
     for key in state.queues:
         if key.shape.devices < 2:
             continue
         for job in front(state, key, policy):
             best = first.get((key.priority, key.team))
-            if job.id not in state.holds and (best is None or _before(policy.precedence, job, best)):
+            if job.id not in state.holds and (best is None or _before(policy.precedence, shares, job, best)):
                 first[key.priority, key.team] = job
     mine = {job.id: job for job in first.values() if not job.attempts}
     promised = {job_id: state.jobs[job_id] for job_id in policy.precedence.book.of if job_id in state.jobs}
     yield from {**mine, **{id_: job for id_, job in promised.items() if job.queue in state.queues}}.values()
 
 
-def _before(turns: Precedence, job: Job, other: Job) -> bool:
-    def rank(one: Job) -> tuple[float, int, str]:
-        return (turns.rank_number(one.id, 0) if turns.orders(one.team) else 0.0, one.submitted_us, one.id)
+def _before(turns: Precedence, shares: Shares, job: Job, other: Job) -> bool:
+    def rank(one: Job) -> tuple[Fraction, float, int, str]:
+        number = turns.rank_number(one.id, 0) if turns.orders(one.team) else 0.0
+        return (shares.of_user(one.queue), number, one.submitted_us, one.id)
 
     return rank(job) < rank(other)
 

@@ -12,7 +12,7 @@ from libs.core.scheduling.queues.changes import Change, changes
 from libs.core.scheduling.queues.check import Problem, problems
 from libs.core.scheduling.queues.division import Claimant, divide, divide_tree
 from libs.core.scheduling.queues.reclaim import Reclaim
-from libs.core.scheduling.queues.standing import WITHIN, QueueLevel, Standing, Standings
+from libs.core.scheduling.queues.standing import WITHIN, QueueLevel, Standing, Standings, largest_part
 
 __all__ = [
     "WITHIN",
@@ -26,5 +26,6 @@ __all__ = [
     "changes",
     "divide",
     "divide_tree",
+    "largest_part",
     "problems",
 ]

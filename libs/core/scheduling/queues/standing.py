@@ -145,6 +145,14 @@ class Standings:
         return grains(key, self._held.get(name, {}))
 
 
+def largest_part(held: Mapping[str, int], capacity: Mapping[str, int]) -> Fraction:
+    """The part of a pool that is held (kind -> thousandths), of the type of which it is the largest part."""
+    keys = (ANY_ACCELERATOR, *capacity)
+    return max(
+        (Fraction(grains(key, held), has) for key in keys if (has := grains(key, capacity))), default=Fraction(0)
+    )
+
+
 def _add(total: dict[str, int], kinds: Mapping[str, int]) -> None:
     for kind, milli in kinds.items():
         total[kind] = total.get(kind, 0) + milli

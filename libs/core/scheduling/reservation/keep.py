@@ -10,7 +10,7 @@ from libs.core.placement.search.gang import usable
 from libs.core.placement.search.topology import allowed_levels, spans_at
 from libs.core.placement.view import NOBODY, Context, View
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.order import NOTHING, JobRank, Order, front, is_due, rank
+from libs.core.scheduling.order import JobRank, Order, front, is_due, rank
 from libs.core.scheduling.policy import Policy
 from libs.core.state.fleet import Ints
 from libs.core.state.model import Job, QueueKey, Shape, State
@@ -95,7 +95,7 @@ def _due(state: State, key: QueueKey, t_us: int, policy: Policy) -> JobRank | No
     *_, job = front(state, key, policy)
     if job.id in state.holds or not is_due(job, t_us, policy):
         return None
-    return rank(job, NOTHING, t_us, policy)
+    return rank(job, None, t_us, policy)
 
 
 def _kept_of(queues: list[QueueKey], view: View, state: State, t_us: int, policy: Policy) -> list[KeptRows]:
@@ -106,7 +106,7 @@ def _kept_of(queues: list[QueueKey], view: View, state: State, t_us: int, policy
     found: list[KeptRows] = []
     reach: JobRank | None = None
     while len(found) < policy.reservations and (gang := order.next()) is not None:
-        here = rank(gang, order.shares.of(gang.queue), t_us, policy)
+        here = rank(gang, order.shares, t_us, policy)
         reach = here if reach is None or here > reach else reach
         reservations.keep(gang, tally.room(gang).request)
         if gang.id in rows:
