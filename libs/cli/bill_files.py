@@ -25,7 +25,7 @@ from libs.core.billing.sealing import Sealing
 from libs.core.billing.wall import text_of
 from libs.ledger.export import BadLedgerFile
 from libs.ledger.records import FiledLedger
-from libs.report.focus_files import FORMATS, NoParquet, digest_of, metadata_of, write, write_metadata
+from libs.report.focus_files import FORMATS, ExportBusy, NoParquet, digest_of, metadata_of, write, write_metadata
 from schemas import subjects
 from schemas.inbox import ClosePeriod
 from schemas.ledger import AttemptClosed
@@ -246,7 +246,7 @@ def _export(
     try:
         with _progress() as told:
             rows, digest = write(facts, columns, format, file, about | {"version": version}, told)
-    except NoParquet as error:
+    except (NoParquet, ExportBusy) as error:
         raise UsageFault(str(error)) from None
     about |= {
         "x_LedgerTime": text_of(wall_us),

@@ -8,13 +8,15 @@ The same ledger, period and version give the same bytes. Memory is that of one p
 """
 
 import csv
+import fcntl
 import hashlib
 import io
 import json
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -38,6 +40,10 @@ class Cells(NamedTuple):
     codes: "array[int]"
 
 
+class ExportBusy(RuntimeError):
+    """Another process makes the same file now."""
+
+
 class _Rendering(Protocol):
     def part(self, columns: Sequence[Cells], path: Path) -> None: ...
     def whole(self, parts: Sequence[Path], path: Path) -> None: ...
@@ -53,28 +59,29 @@ def write(
 ) -> tuple[int, str]:
     """Writes the file at `path`; (rows, SHA-256 of it). `about` says what the export is of: parts of another are thrown away.
 
-    Raises NoParquet, and OSError of the files.
+    Raises NoParquet, ExportBusy, and OSError of the files.
     """
     rendering = _RENDERINGS[format](columns)
     folder = path.with_name(path.name + ".parts")
-    _begin(folder, {**about, "columns": [c.name for c in columns], "format": format})
-    parts, rows = list[Path](), 0
-    source = iter(facts)
-    while some := list(islice(source, PART_ROWS)):
-        part = folder / f"{len(parts):06d}"
-        if not part.exists():
-            made = folder / "making"
-            rendering.part(cells_of(some, columns), made)
-            made.replace(part)
-        parts.append(part)
-        rows += len(some)
-        told(rows)
-    whole = folder / "whole"
-    rendering.whole(parts, whole)
-    digest = _durable(whole)
-    whole.replace(path)
-    _sync_folder(path.parent)
-    shutil.rmtree(folder)
+    with _alone(folder):
+        _begin(folder, {**about, "columns": [c.name for c in columns], "format": format})
+        parts, rows = list[Path](), 0
+        source = iter(facts)
+        while some := list(islice(source, PART_ROWS)):
+            part = folder / f"{len(parts):06d}"
+            if not part.exists():
+                made = folder / "making"
+                rendering.part(cells_of(some, columns), made)
+                _place(made, part)
+            parts.append(part)
+            rows += len(some)
+            told(rows)
+        whole = folder / "whole"
+        rendering.whole(parts, whole)
+        digest = digest_of(whole)
+        _place(whole, path)
+        _sync_folder(path.parent)
+        shutil.rmtree(folder)
     return rows, digest
 
 
@@ -118,8 +125,7 @@ def write_metadata(path: Path, columns: Sequence[FocusColumn], version: str, abo
     target = metadata_of(path)
     made = target.with_name(target.name + ".part")
     made.write_text(json.dumps(told | dict(about), indent=1, sort_keys=False) + "\n", "utf-8")
-    _durable(made)
-    made.replace(target)
+    _place(made, target)
     _sync_folder(path.parent)
     return target
 
@@ -135,24 +141,50 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Makes the folder, and holds it: who dies lets go of it. Raises ExportBusy while somebody else does."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # who had it has just finished
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                if _locked(handle, folder):
+                    yield
+                    return
+            finally:
+                os.close(handle)
+
+
+def _locked(handle: int, folder: Path) -> bool:
+    """Whether the folder is held now; False: it was removed, and must be made again."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        whose = folder.with_name(folder.name.removesuffix(".parts"))
+        raise ExportBusy(f"{whose}: another process is making it; wait until it has, or write another file") from None
+    return os.fstat(handle).st_ino == folder.stat().st_ino
+
+
 def _begin(folder: Path, about: Mapping[str, Any]) -> None:
     """Keeps parts that are of the same export, and no others."""
     text = json.dumps(about, sort_keys=True)
     note = folder / "about.json"
     if note.exists() and note.read_text("utf-8") == text:
         return
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    note.unlink(missing_ok=True)
+    for left in folder.iterdir():
+        left.unlink()
     made = folder / "making"
     made.write_text(text, "utf-8")
-    made.replace(note)
+    _place(made, note)
 
 
-def _durable(path: Path) -> str:
-    with path.open("rb") as file:
+def _place(made: Path, target: Path) -> None:
+    """Gives a file its name once it is on the disk."""
+    with made.open("rb") as file:
         os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    made.replace(target)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,8 +1,13 @@
 """Exports conform to FOCUS, come to the oracle's money, are the same bytes again, also when cut off, and are verified."""
 
 import csv
+import fcntl
 import json
+import os
 import re
+import shutil
+import signal
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -201,6 +206,69 @@ def test_the_same_again_is_the_same_bytes_also_when_it_was_cut_off(
     assert two.read_bytes() == one.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "one.metadata.json", "two", "two.metadata.json"]
     assert (tmp_path / "one.metadata.json").read_bytes() == (tmp_path / "two.metadata.json").read_bytes()
+
+
+def test_an_export_that_is_killed_anywhere_is_not_there_or_whole_and_goes_on(
+    ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(focus_files, "PART_ROWS", 60)
+    words = ("--ledger", ledger, "--from", "2026-10-01", "--to", "2027-02-01")
+    baton("bill", "export", tmp_path / "one", *words)
+    whole, beside = (tmp_path / "one").read_bytes(), (tmp_path / "one.metadata.json").read_bytes()
+    two, beside_two = tmp_path / "two", tmp_path / "two.metadata.json"
+    for at in range(100):
+        over = killed_after(at, lambda: baton("bill", "export", two, *words))
+        assert not two.exists() or two.read_bytes() == whole, f"killed after {at} steps"
+        if not over:
+            killed_after(at // 2, lambda: baton("bill", "export", two, *words))
+            baton("bill", "export", two, *words)
+        assert (two.read_bytes(), beside_two.read_bytes()) == (whole, beside), f"killed after {at} steps"
+        two.unlink()
+        beside_two.unlink()
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "one.metadata.json"]
+        if over:
+            break
+    assert at > 10, "there are more steps than that"
+
+
+def killed_after(steps: int, work: Callable[[], object]) -> bool:
+    """Does `work` in a child that is killed at its file system call number `steps`, a write when half of it is done; whether it
+    came to its end before."""
+    child = os.fork()
+    if child == 0:
+        left = [steps]
+
+        def dies_in(owner: Any, name: str) -> None:
+            real = getattr(owner, name)
+
+            def call(*args: Any, **more: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    if name.startswith("write"):
+                        real(args[0], args[1][: len(args[1]) // 2], *args[2:], **more)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **more)
+
+            setattr(owner, name, call)
+
+        for owner, name in ((Path, "replace"), (Path, "write_bytes"), (Path, "write_text"), (Path, "unlink"), (os, "fsync"),
+                            (shutil, "rmtree"), (shutil, "copyfileobj")):  # fmt: skip
+            dies_in(owner, name)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_two_exports_to_one_file_at_once_do_not_mix(ledger: Path, tmp_path: Path) -> None:
+    words = ("--ledger", ledger, "--from", "2026-10-01", "--to", "2027-02-01")
+    (tmp_path / "one.parts").mkdir()
+    handle = os.open(tmp_path / "one.parts", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert "another process is making it" in baton("bill", "export", tmp_path / "one", *words, code=2)
+    os.close(handle)
+    baton("bill", "export", tmp_path / "one", *words)
 
 
 def test_all_formats_say_the_same(ledger: Path, tmp_path: Path) -> None:
