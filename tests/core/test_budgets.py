@@ -370,3 +370,24 @@ def test_periods_begin_by_the_calendar_of_their_zone():
 def test_a_millionth_is_a_whole_number_of_what_is_counted():
     assert SCALE[BudgetUnit.GPU_HOURS] == 7000 * 3600
     assert SCALE[BudgetUnit.MONEY] == 1000 * HOUR_US
+
+
+def test_what_is_kept_for_a_job_that_its_budget_does_not_cover_any_more_is_let_go():
+    """The checker took that for a lie (seed 20504 of the simulation)."""
+    w = World(node("n0"), node("n1"))
+    apply(w, gpu_hours(40 * HOUR))
+    victim = w.submit(job("other", 8, team="vision"))
+    w.started(victim)
+    w.started(w.submit(job("spends", 8, time_limit_s=900)))
+    waiting = w.submit(job("waits", 8, priority=200, preempts=True, time_limit_s=4 * 3600))
+    devices = tuple(claim.device for claim in w.decider.state.jobs[victim].current.parts["n0"].claims)
+    w.send(
+        inbox.PreemptionPlanned(
+            plan_id="p", base_seq=1, beneficiary=waiting, victims=(victim,), devices=devices, cost_device_s=0
+        )
+    )
+    assert w.decider.state.holds == {waiting: devices}
+    apply(w, gpu_hours(20 * HOUR), version=2)
+    tick(w, 60_000_000)
+    assert w.decider.state.holds == {}
+    w.check()

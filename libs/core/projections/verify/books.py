@@ -8,7 +8,7 @@
 Nothing here is taken from the fold that placement runs on: a mistake that both made would be seen by nobody.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar
@@ -174,6 +174,8 @@ class Books:
         """Job -> devices that are held for it."""
         self.limits = LimitBooks()
         self.guarantees = Guarantees()
+        self.covers: Callable[[JobRow, Sequence[str]], bool] = lambda job, devices: True
+        """Whether the budgets of a job that waits cover these devices now; `Spending` knows."""
 
     def broken(self, invariant: str, what: str) -> None:
         """The present record says something that cannot be."""

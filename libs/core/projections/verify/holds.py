@@ -196,12 +196,14 @@ class Holds(Subject):
     def released(self, e: led.HoldReleased) -> None:
         if e.job_id not in self.books.holds:
             self.books.broken("I11", f"nothing is held for {e.job_id}, and it is released")
-        found = (self.books.devices.get(device) for device in self.books.holds.get(e.job_id, ()))
+        devices = self.books.holds.get(e.job_id, ())
+        found = (self.books.devices.get(device) for device in devices)
         rows = [row for row in found if row is not None]
         nodes = {row.node for row in rows}
         job = self.books.jobs.get(e.job_id)
         paused = job is not None and job.team in self.books.suspended
-        if not paused and not nodes & self._silent and all(row.quarantine is None for row in rows):
+        unpaid = job is not None and not self.books.covers(job, devices)
+        if not paused and not unpaid and not nodes & self._silent and all(row.quarantine is None for row in rows):
             self._was_on[e.job_id] = nodes
             self._let_go.make(e.job_id)
         self._forget(e.job_id)

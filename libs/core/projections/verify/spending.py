@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import ClassVar
 from zoneinfo import ZoneInfo
 
-from libs.core.projections.verify.books import Books, Subject
+from libs.core.projections.verify.books import Books, JobRow, Subject
 from libs.core.projections.verify.limit_books import Kind, counts
 from schemas import ledger as led
 from schemas.attempts import Cause
@@ -112,6 +112,7 @@ class Spending(Subject):
         self._ran_out: set[str] = set()
         """Budgets because of which attempts were stopped by this decision."""
         self._wall_us = self._tick_us = self._before_us = self._looked_us = 0
+        books.covers = self.covers
 
     def begin(self, record: led.LedgerRecord) -> None:
         self._wall_us = record.wall_us if record.wall_us is not None else record.t_us
@@ -226,8 +227,7 @@ class Spending(Subject):
         for claim in e.claims:
             parts.setdefault(claim.node, []).extend(self._kinds([claim]))
         now = self.books.t_us
-        limit_us, renewal_us = int(job.spec.time_limit_s * 1_000_000), self._set.renewal_s * 1_000_000
-        window_us = max(1, limit_us) if job.spec.time_limit_s else renewal_us
+        window_us = self._window_us(job)
         if e.hold.until_us != now + window_us:
             self.books.broken("I19", f"{e.job_id} is held up to {e.hold.until_us}, and runs up to {now + window_us}")
         one = _Running(job.team, parts, now, e.hold.until_us, dict(e.hold.units), dict(e.hold.prices))
@@ -237,6 +237,23 @@ class Spending(Subject):
                 self.books.broken("I19", f"{e.job_id} is granted in a period of {row.about.key} that is over")
             self._covers(e.job_id, row, one, self._available(row))
         self._put(e.job_id, one)
+
+    def covers(self, job: JobRow, devices: Sequence[str]) -> bool:
+        """Whether a grant of these devices to `job` would be covered now."""
+        over = self._over(job.team)
+        if not over or self._set is None:
+            return True
+        milli = job.spec.resources.share_milli
+        parts = {"": [(kind, milli) for device in devices if (kind := self.books.kind(device)) is not None]}
+        one = _Running(job.team, parts, 0, 0, {}, {})
+        one.units, one.prices = self._terms(one, job.spec.priority_class)
+        window_us = self._window_us(job)
+        return all(_affords(row, one, window_us, self._available(row)) for row in over)
+
+    def _window_us(self, job: JobRow) -> int:
+        assert self._set is not None
+        limit_us = int(job.spec.time_limit_s * 1_000_000)
+        return max(1, limit_us) if job.spec.time_limit_s else self._set.renewal_s * 1_000_000
 
     def renewed(self, e: led.BudgetHoldsRenewed) -> None:
         now, left = self.books.t_us, dict[str, int | None]()
@@ -368,16 +385,19 @@ class Spending(Subject):
     # ---------------------------------------------------------------------------------------------------------- prices
 
     def _as_told(self, job_id: str, one: _Running, priority_class: str) -> None:
-        units = {_name(kind): int(7000 * counts("*", kind)) for kind in one.kinds()}
+        units, prices = self._terms(one, priority_class)
         if units != one.units:
             self.books.broken("I19", f"{job_id} is held by units {one.units}, and its devices have {units}")
+        if prices != one.prices:
+            self.books.broken("I19", f"{job_id} is held at {one.prices}, and the book says {prices}")
+
+    def _terms(self, one: _Running, priority_class: str) -> tuple[dict[str, int], dict[str, int]]:
+        """What its devices count, and what they cost now where a budget of money counts them."""
+        units = {_name(kind): int(7000 * counts("*", kind)) for kind in one.kinds()}
         if all(row.about.unit is not BudgetUnit.MONEY for row in self._over(one.team)):
-            wanted: dict[str, int] = {}
-        else:
-            kinds = sorted(map(_name, one.kinds()))
-            wanted = {k: price for k in kinds if (price := self._price(one.team, k, priority_class)) is not None}
-        if wanted != one.prices:
-            self.books.broken("I19", f"{job_id} is held at {one.prices}, and the book says {wanted}")
+            return units, {}
+        kinds = sorted(map(_name, one.kinds()))
+        return units, {k: price for k in kinds if (price := self._price(one.team, k, priority_class)) is not None}
 
     def _price(self, team: str, kind: str, priority_class: str) -> int | None:
         """Of a contract with tiers the dearest."""
