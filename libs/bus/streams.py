@@ -80,7 +80,8 @@ async def provision(js: JetStreamContext, pools: Sequence[str], *, replicas: int
             await _take_back(js, made)
             raise CannotProvision(_why_refused(error, config, pools, scale)) from None
     for entry in durables(pools):
-        if await _found_consumer(js, entry) is None:
+        there = await _found_consumer(js, entry)
+        if there is None or _gives_out_more(entry, there):
             await js.add_consumer(entry.stream, consumer_config(entry, replicas=replicas))
     await move(js)
 
@@ -231,6 +232,11 @@ async def _safe(
     }
 
 
+def _gives_out_more(entry: Durable, have: ConsumerConfig) -> bool:
+    """Whether it was made when more messages at once might be undecided: that is brought up to date."""
+    return (have.max_ack_pending or 0) > entry.max_ack_pending
+
+
 async def _consumer_differences(js: JetStreamContext, entry: Durable) -> list[str]:
     have = await _found_consumer(js, entry)
     if have is None:
@@ -242,7 +248,7 @@ async def _consumer_differences(js: JetStreamContext, entry: Durable) -> list[st
     return [
         f"consumer {entry.stream}/{entry.name}: {name} is {_show(h)}, should be {_show(w)}"
         for name, w, h in rows
-        if _normal(w) != _normal(h)
+        if _normal(w) != _normal(h) and not (name == "max_ack_pending" and _gives_out_more(entry, have))
     ]
 
 

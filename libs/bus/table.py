@@ -118,7 +118,8 @@ ACK_WAIT_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Durable:
     """A durable pull consumer: who reads which part of a stream. `stream` is its name. In the table below `name` and
-    filters may have `{pool}` in them: then each pool has one."""
+    filters may have `{pool}` in them: then each pool has one. With `max_ack_pending` 1 the next message is given out when the
+    one before it is decided, also when its reader died with it: the last word of several counts."""
 
     stream: str
     name: str
@@ -128,7 +129,9 @@ class Durable:
 
 DURABLES: tuple[Durable, ...] = (
     Durable(REQUESTS, "admission", (subjects.fill(subjects.COMMAND, entity="job"),)),
-    Durable(REQUESTS, "quota_billing-{pool}", (subjects.fill(subjects.POOL_COMMAND, entity="quota"),)),
+    Durable(
+        REQUESTS, "quota_billing-{pool}", (subjects.fill(subjects.POOL_COMMAND, entity="quota"),), max_ack_pending=1
+    ),
 )
 
 

@@ -1,7 +1,9 @@
 """The process itself: bills equal the integral of a hand-made ledger, quotas reach the inbox, teams see themselves."""
 
+import asyncio
 import json
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -160,6 +162,35 @@ async def test_an_operators_command_reaches_the_inbox_and_a_teams_is_refused(
         assert said == {(team, "ana", "set", "quota_billing"), ("operator", "root", "set", "quota_billing")}
         assert all(line.cause.startswith("REQUESTS:") and line.reason and line.digest for line in lines)
         await dead.unsubscribe()
+
+
+async def test_the_last_word_about_a_quota_counts_although_who_took_the_one_before_died(
+    nats: Client, nats_url: str, pool: str, team: str, tmp_path: Path
+) -> None:
+    js, limits = nats.jetstream(), [0, *range(1000, 11_000, 1000)]
+    (first, *others) = [json.dumps({"team": team, "limit_milli": limit}).encode() for limit in limits]
+    await js.publish(f"baton.cmd.quota.v1.set.{pool}.operator.root", first)
+    died = await js.pull_subscribe_bind(f"quota_billing-{pool}", stream=subjects.REQUESTS)
+    (taken,) = await died.fetch(1, timeout=10)
+    for command in others:
+        await js.publish(f"baton.cmd.quota.v1.set.{pool}.operator.root", command)
+    async with Service("quota_billing", **environment(nats_url, pool, tmp_path)):
+
+        async def answers() -> bool:
+            with suppress(TimeoutError):
+                return bool(await ask(nats, QUOTAS, PoolStatusQuery(), timeout_s=1, pool=pool, team=team, user="ana"))
+            return False
+
+        await until(answers, "the service answers")
+        await asyncio.sleep(1.5)  # what it would be given of the later ones, it has by now
+        await taken.nak()  # in place of the 30 s after which it is given out again
+
+        async def all_told() -> list[QuotaChanged] | None:
+            found = await told(nats, pool)
+            return found if len(found) == len(limits) else None
+
+        assert [word.limit_milli for word in await until(all_told, "all quotas in the inbox")] == limits
+    await died.unsubscribe()
 
 
 async def test_limits_by_type_reach_the_inbox_and_what_there_is_not_is_laid_aside(

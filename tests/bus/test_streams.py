@@ -1,6 +1,7 @@
 """One provisioner: it makes every stream once, finds drift, never shrinks, and the ledger cannot be rewritten."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType
@@ -9,7 +10,7 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from libs.bus.connect import BusConnection, close, connect
 from libs.bus.cursors import Cursors, Overtaken
 from libs.bus.streams import StreamDrift, StreamsMissing, bind, provision
-from libs.bus.table import DEAD_OF_A_SENDER, durable_of, durables, snapshots_of, streams
+from libs.bus.table import DEAD_OF_A_SENDER, consumer_config, durable_of, durables, snapshots_of, streams
 from schemas import subjects
 from schemas.catalog import CATALOG
 from tests.kit.background import ServerInBackground
@@ -115,12 +116,16 @@ async def test_what_the_table_said_before_is_brought_up_to_date(own_server: Serv
     for name in ("EVENTS", "DEAD"):
         old = wanted[name].evolve(discard=DiscardPolicy.NEW, max_msgs_per_subject=-1)
         await js.add_stream(old.evolve(subjects=["baton.dead.*"]) if name == "DEAD" else old)
+    await js.add_stream(wanted["REQUESTS"])
+    (quotas,) = [entry for entry in durables(["p"]) if entry.max_ack_pending == 1]
+    await js.add_consumer("REQUESTS", consumer_config(replace(quotas, max_ack_pending=5000)))
     await js.publish("baton.dead.admission", b"an old letter")
     await provision(js, ["p"], scale=0.01)
     dead = await js.stream_info("DEAD")
     assert (dead.config.discard, dead.config.max_msgs_per_subject) == (DiscardPolicy.OLD, DEAD_OF_A_SENDER)
     assert (dead.config.subjects, dead.state.messages) == (["baton.dead.*", "baton.dead.*.*"], 1)
     assert (await js.stream_info("EVENTS")).config.discard == DiscardPolicy.OLD
+    assert (await js.consumer_info("REQUESTS", quotas.name)).config.max_ack_pending == 1
     await close(connection)
 
 
