@@ -42,7 +42,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "replay": CommandEntry("replay", "Run a trace of a real cluster through Baton"),
     "simulate": CommandEntry("simulate", "What would become of a workload under several orders, in virtual time"),
-    "scenario": CommandEntry("scenario", "Play scenario files: given, when, expect; every service, in virtual time"),
+    "scenario": CommandEntry("scenario", "Play scenario files: given, when, expect; in virtual time or live"),
     "placer": CommandEntry("placer", "Score the placement engine: requests as JSON lines in, placements out"),
     "ledger": CommandEntry("ledger", "Audit the ledger"),
     "audit": CommandEntry("audit", "Who did what: list and verify commands and operators' actions (operators)"),

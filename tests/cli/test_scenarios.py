@@ -1,9 +1,12 @@
-"""Scenario files: each of examples/scenarios in virtual time, and files that are wrong."""
+"""Scenario files: each of examples/scenarios in virtual time and through the live services, and files that are wrong."""
 
 from pathlib import Path
 
 import pytest
 
+from libs.cli.demo import load
+from libs.cli.scenario.live import play_live, sharing
+from libs.cli.scenario.play import spec_of
 from libs.cli.scenario.read import ScenarioError, read_scenario
 from libs.cli.scenario.simulated import simulate
 
@@ -33,6 +36,42 @@ def test_a_scenario_is_as_expected_in_virtual_time(path: Path) -> None:
     played = simulate(read_scenario(path.read_text(), path.name))
     assert [step for step in played.steps if not step.ok] == []
     assert len(played.steps) > 3
+
+
+@pytest.mark.timeout(400)
+async def test_all_scenarios_are_as_expected_through_the_live_services(tmp_path: Path) -> None:
+    """One Baton for all: each has teams of its own."""
+    scenarios = [read_scenario(path.read_text(), path.name) for path in SCENARIOS]
+    assert len(sharing(scenarios)) == 1
+    played = await play_live(scenarios, folder=tmp_path)
+    assert [(one.scenario, step) for one in played for step in one.steps if not step.ok] == []
+    assert len(played) == len(SCENARIOS) >= 9
+
+
+def test_scenarios_share_a_baton_only_with_the_same_fleet_and_teams_of_their_own() -> None:
+    one = read_scenario(small())
+    other = read_scenario(small().replace("vision", "language"))
+    larger = read_scenario(small().replace("vision", "optics").replace("nodes: 1", "nodes: 2"))
+    assert sharing([one, other, larger, one]) == [[one, other], [larger], [one]]
+
+
+def test_the_demo_tells_the_story_of_its_scenario() -> None:
+    """The gang and the serving job that it yields to, the replicas that give nothing away, and the order in which they come."""
+    story = read_scenario((ROOT / "examples" / "scenarios" / "9-demo.yaml").read_text())
+    told = [load.training(), load.fillers()[0], load.serving()]
+    played = [next(iter(step.submit)) for step in story.when if step.submit]
+    assert [job.team for job in played] == [job.team for job in told]
+    for job, ask in zip(played, told, strict=True):
+        mine = spec_of(ask.spec.name, job)
+        assert mine.priority_class == ask.spec.priority_class
+        assert mine.resources.topology == ask.spec.resources.topology
+        assert (mine.checkpoint is None) == (ask.spec.checkpoint is None)
+    assert [played[0].devices, played[2].devices] == [told[0].spec.resources.devices, load.SERVING_DEVICES]
+    assert [job.name for job in (played[0], played[2])] == [told[0].spec.name, told[2].spec.name]
+    fleet = story.given.fleet.nodes * story.given.fleet.devices
+    assert played[0].devices + played[1].count * played[1].devices == fleet, (
+        "when the serving job comes, the fleet is full"
+    )
 
 
 def small(wrong: str = "waiting: second", limit: str = "40s") -> str:

@@ -1,5 +1,6 @@
-"""`baton scenario run FILE...`: given, when, expect, played in virtual time. docs/scenarios.md"""
+"""`baton scenario run FILE...`: given, when, expect, played in virtual time, or live. docs/scenarios.md"""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from libs.cli.exits import Ended, Exit, UsageFault
 from libs.cli.output import hint, say
+from libs.cli.scenario.play import Played
 from libs.cli.scenario.read import ScenarioError, read_scenario
 from libs.cli.scenario.schema import ScenarioFile
 from libs.report.document import Step
@@ -22,20 +24,39 @@ def _group() -> None:
 @app.command("run")
 def run(
     files: Annotated[list[Path], typer.Argument(help="Scenario files, see examples/scenarios/", metavar="FILE...")],
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Start a Baton for them: real servers and services, a simulated fleet, real time."),
+    ] = False,
 ) -> None:
     """Play scenarios and say which expectations are met. Exit code 1: one is not."""
     scenarios = _read(files)
-    from libs.cli.scenario.simulated import simulate
-
-    played = []
-    for scenario in scenarios:
-        say(scenario.scenario)
-        played.append(simulate(scenario, _tell))
+    played = asyncio.run(_live(scenarios)) if live else _simulated(scenarios)
     bad = [one for one in played if not one.ok]
     good = len(played) - len(bad)
     say(f"{good} of {len(played)} scenarios are as expected")
     if bad:
         raise Ended(Exit.FAILED)
+
+
+def _simulated(scenarios: list[ScenarioFile]) -> list[Played]:
+    from libs.cli.scenario.simulated import simulate
+
+    played = []
+    for scenario in scenarios:
+        _began(scenario)
+        played.append(simulate(scenario, _tell))
+    return played
+
+
+async def _live(scenarios: list[ScenarioFile]) -> list[Played]:
+    from libs.cli.scenario.live import play_live
+
+    return await play_live(scenarios, _began, _tell)
+
+
+def _began(scenario: ScenarioFile) -> None:
+    say(scenario.scenario)
 
 
 def _read(files: list[Path]) -> list[ScenarioFile]:

@@ -1,7 +1,7 @@
 """Plays a scenario on a stage: the steps in their order, and what is expected after each and in the end.
 
-The stage is Baton in virtual time (`libs.cli.scenario.simulated`), or one that runs: what is done and asked is the same, by the
-client that everybody uses.
+The stage is Baton in virtual time (`libs.cli.scenario.simulated`), or one that is started on this machine
+(`libs.cli.scenario.live`): what is done and asked is the same, by the client that everybody uses.
 """
 
 import asyncio
