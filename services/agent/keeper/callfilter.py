@@ -76,6 +76,7 @@ _X32 = 0x4000_0000
 
 _LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
+_LEAF = 4
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24
 """Where in `struct seccomp_data` these are; of arguments the low half, on little-endian machines."""
 _PR_SET_SECCOMP, _FILTER = 22, 2
@@ -97,9 +98,6 @@ def program(machine: str) -> bytes:
         out += [_step(_AT_LEAST, _X32, 0, 1), _step(_RETURN, missing)]
     # What clone3 is told lies in memory, where no filter sees it: the C library then takes clone.
     out += [_step(_EQUAL, _CLONE3[column], 0, 1), _step(_RETURN, missing)]
-    for numbers in _CALLS.values():
-        if numbers[column] >= 0:
-            out += [_step(_EQUAL, numbers[column], 0, 1), _step(_RETURN, refuse)]
     for numbers, mask in ((_UNSHARE, _NEW_NAMESPACES | _NEWTIME), (_CLONE, _NEW_NAMESPACES)):
         out += [
             _step(_EQUAL, numbers[column], 0, 4),
@@ -112,14 +110,26 @@ def program(machine: str) -> bytes:
     out += [_step(_EQUAL, family, len(_FAMILIES) - i, 0) for i, family in enumerate(_FAMILIES)]
     out += [_step(_RETURN, _ERRNO | errno.EAFNOSUPPORT), _step(_RETURN, _ALLOW)]
     out += [
-        _step(_EQUAL, _IOCTL[column], 0, 4),
+        _step(_EQUAL, _IOCTL[column], 0, 5),
         _step(_LOAD, _SECOND),
         _step(_EQUAL, _TIOCSTI, 1, 0),
         _step(_EQUAL, _TIOCLINUX, 0, 1),
         _step(_RETURN, refuse),
         _step(_RETURN, _ALLOW),
     ]
+    out += _among(sorted(numbers[column] for numbers in _CALLS.values() if numbers[column] >= 0), refuse)
     return b"".join(out)
+
+
+def _among(numbers: list[int], refuse: int) -> list[bytes]:
+    """Refuses what is among the numbers (in order) and allows the rest, by halves: the kernel tries the filter with every
+    number there is when it is installed, once for each attempt."""
+    if len(numbers) > _LEAF:
+        half = len(numbers) // 2
+        below = _among(numbers[:half], refuse)
+        return [_step(_AT_LEAST, numbers[half], len(below), 0), *below, *_among(numbers[half:], refuse)]
+    found = [_step(_EQUAL, number, len(numbers) - i, 0) for i, number in enumerate(numbers)]
+    return [*found, _step(_RETURN, _ALLOW), _step(_RETURN, refuse)]
 
 
 def _step(code: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:

@@ -43,6 +43,8 @@ _LIBC = ctypes.PyDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
 _syscall, _mount_call, _setns, _unshare = _LIBC.syscall, _LIBC.mount, _LIBC.setns, _LIBC.unshare
 """Looked up once: each child would do it for itself."""
+_Attributes = ctypes.c_uint64 * 4
+"""`struct mount_attr`. A type is made once: each making of one takes longer than the call that it is for."""
 _COVERED = ("sys", "sysrq-trigger", "irq", "bus")
 """Of /proc: settings of the kernel, which bubblewrap covers with themselves, read-only."""
 
@@ -251,7 +253,7 @@ def _cut(path: str, recursive: bool = False) -> int:
 
 
 def _restrict(fd: int, attributes: int, recursive: bool = False) -> None:
-    wanted = (ctypes.c_uint64 * 4)(attributes, 0, _MS_SLAVE, 0)
+    wanted = _Attributes(attributes, 0, _MS_SLAVE, 0)
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     _checked(int(_syscall(_MOUNT_SETATTR, fd, b"", flags, wanted, ctypes.sizeof(wanted))), "mount_setattr")
 

@@ -46,6 +46,10 @@ _SCOPES_SINCE = 6
 _SCOPE_SOCKETS, _SCOPE_SIGNALS = 1, 2
 _LIBC = ctypes.PyDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
+_CAPABILITIES = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0), (ctypes.c_uint32 * 6)(*[sum(1 << each for each in _KEPT)] * 2)
+"""Of this process: for `capset`, effective and permitted those that are kept, and none is inherited."""
+_SCOPES = (ctypes.c_uint64 * 3)(0, 0, _SCOPE_SOCKETS | _SCOPE_SIGNALS)
+"""Made once, as the types are: to make one takes longer than the call, and each child would do it for itself."""
 _syscall, _prctl, _capset, _setns, _unshare = _LIBC.syscall, _LIBC.prctl, _LIBC.capset, _LIBC.setns, _LIBC.unshare
 """Looked up once: each child would do it for itself."""
 
@@ -149,10 +153,7 @@ def give_up(processes: int, files: int) -> None:
     for capability in range(64):
         if _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:
             break  # the kernel knows no more
-    kept = sum(1 << capability for capability in _KEPT)
-    header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
-    sets = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
-    _checked(_capset(header, sets), "capset")
+    _checked(_capset(*_CAPABILITIES), "capset")
     _prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _scope()
     callfilter.install()
@@ -170,8 +171,7 @@ def scopes_known() -> bool:
 def _scope() -> None:
     if not scopes_known():
         return
-    rules = (ctypes.c_uint64 * 3)(0, 0, _SCOPE_SOCKETS | _SCOPE_SIGNALS)
-    fd = _checked(int(_syscall(_LANDLOCK_CREATE, rules, ctypes.sizeof(rules), 0)), "landlock_create_ruleset")
+    fd = _checked(int(_syscall(_LANDLOCK_CREATE, _SCOPES, ctypes.sizeof(_SCOPES), 0)), "landlock_create_ruleset")
     try:
         _checked(int(_syscall(_LANDLOCK_RESTRICT, fd, 0)), "landlock_restrict_self")
     finally:

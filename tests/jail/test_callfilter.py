@@ -1,0 +1,80 @@
+"""The filter of system calls, read as the kernel reads it: of every number, on both architectures, the table and no more."""
+
+import errno
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from services.agent.keeper import callfilter
+
+ALLOW, REFUSE = 0x7FFF_0000, 0x0005_0000
+OTHER_MACHINE = 0x4000_0003
+MACHINES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
+NEW_USER, NEW_TIME = 0x1000_0000, 0x80
+
+
+def told(machine: str, number: int, first: int = 0, second: int = 0, architecture: int = 0) -> int:
+    """What the filter returns for a call."""
+    program = callfilter.program(machine)
+    steps = list(struct.iter_unpack("=HBBI", program))
+    call = struct.pack("<II7Q", number, architecture or MACHINES[machine], 0, first, second, 0, 0, 0, 0)
+    at = value = 0
+    while True:
+        code, if_so, if_not, operand = steps[at]
+        at += 1
+        if code == 0x20:
+            (value,) = struct.unpack_from("<I", call, operand)
+        elif code == 0x06:
+            return int(operand)
+        else:
+            so = {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[code]
+            at += if_so if so else if_not
+
+
+def refused(machine: str) -> set[int]:
+    column = list(MACHINES).index(machine)
+    return {numbers[column] for numbers in callfilter._CALLS.values()}
+
+
+def special(machine: str) -> dict[str, int]:
+    column = list(MACHINES).index(machine)
+    named = ("unshare", "clone", "ioctl", "clone3", "socket")
+    return {name: getattr(callfilter, f"_{name.upper()}")[column] for name in named}
+
+
+def by_arguments() -> Iterator[tuple[str, int, int, int]]:
+    """Call, its first two arguments, and the errno that it gets; 0: it is allowed."""
+    yield "unshare", 0, 0, 0
+    yield "unshare", NEW_USER, 0, errno.EPERM
+    yield "unshare", NEW_TIME, 0, errno.EPERM
+    yield "clone", 17, 0, 0
+    yield "clone", 17 | NEW_USER, 0, errno.EPERM
+    yield "clone3", 0, 0, errno.ENOSYS
+    yield "ioctl", 0, 0x5401, 0
+    yield "ioctl", 0, 0x5412, errno.EPERM
+    yield "ioctl", 0, 0x541C, errno.EPERM
+    yield from (("socket", family, 0, 0) for family in (1, 2, 10, 16))
+    yield from (("socket", family, 0, errno.EAFNOSUPPORT) for family in (0, 17, 38, 40))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_number_of_the_table_is_refused_and_no_other(machine: str) -> None:
+    beyond = set(special(machine).values())
+    found = {number for number in range(1024) if number not in beyond and told(machine, number) != ALLOW}
+    assert found == refused(machine) - {-1}
+    assert {told(machine, number) for number in found} == {REFUSE | errno.EPERM}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("call", "first", "second", "error"), list(by_arguments()))
+def test_some_are_refused_by_what_they_are_told(machine: str, call: str, first: int, second: int, error: int) -> None:
+    assert told(machine, special(machine)[call], first, second) == (REFUSE | error if error else ALLOW)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_numbers_of_another_architecture_are_refused(machine: str) -> None:
+    missing = REFUSE | errno.ENOSYS
+    assert {told(machine, number, architecture=OTHER_MACHINE) for number in range(1024)} == {missing}
+    if machine == "x86_64":
+        assert {told(machine, 0x4000_0000 | number) for number in range(1024)} == {missing}
