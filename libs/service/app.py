@@ -121,7 +121,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str) -> None:
     Exits with `FAILED_EXIT_CODE` when the application could not start.
     """
     log_json(settings.log_level, name)
-    _collect_seldom()
+    collect_seldom()
     config = uvicorn.Config(
         app,
         host=settings.http_host,
@@ -152,7 +152,7 @@ def run(app: AsgiFastStream, settings: ServiceSettings, name: str) -> None:
         sys.exit(FAILED_EXIT_CODE)
 
 
-def _collect_seldom() -> None:
+def collect_seldom() -> None:
     """What a service makes, messages and records above all, has no cycles, and is freed when it is not used any more. Looking
     for cycles after every 700 objects, as Python does, took a seventh of the services' time under load. Modules stay anyway."""
     gc.collect()

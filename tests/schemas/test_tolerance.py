@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from schemas.base import Fact, Strict
 from schemas.catalog import BY_TYPE
 from schemas.inbox import InboxMessage
-from schemas.jobs import AcceptedSpec
+from schemas.jobs import AcceptedSpec, JobSpec
 from schemas.json_schema import models
 from schemas.ledger import LedgerRecord
 from tests.schemas.golden_files import Golden, load
@@ -110,3 +110,20 @@ def test_specs_that_are_alike_are_one_object_and_others_are_not_mistaken_for_the
     assert [accepted.validate_python(plain | {"name": f"n{n}"}).name for n in range(600)] == [
         f"n{n}" for n in range(600)
     ]
+
+
+def test_specs_that_differ_in_their_names_share_what_is_alike() -> None:
+    accepted = TypeAdapter(AcceptedSpec)
+    parts: dict[str, Any] = {
+        "command": ["true"],
+        "resources": {"devices": 2},
+        "env": {"A": "1"},
+        "retry": {"on_failure": 1},
+    }
+    one, two = (accepted.validate_python({"name": name, **parts}) for name in ("one", "two"))
+    other = accepted.validate_python({"name": "three", **parts, "resources": {"devices": 2, "cpu_milli": 1}})
+    for part in parts:
+        assert getattr(one, part) is getattr(two, part)
+    assert (one.resources.cpu_milli, other.resources.cpu_milli) == (0, 1)
+    assert two == JobSpec(name="two", **parts)
+    assert two.model_dump(exclude_unset=True) == JobSpec(name="two", **parts).model_dump(exclude_unset=True)
