@@ -9,6 +9,7 @@ from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence
 from libs.core.scheduling.precedence.exchange import exchanges
 from libs.core.scheduling.precedence.learned import CELLS, EDGES, Learned, cell_of, cells_of
 from libs.core.scheduling.precedence.promise import promises
+from libs.core.scheduling.precedence.rules import classes_of
 from schemas import inbox
 from tests.core.builders import World, job, node
 
@@ -75,6 +76,23 @@ def test_jobs_that_still_run_count_as_long_ones() -> None:
     alone.relearn(*NOBODY_ELSE)
     beside.relearn(np.zeros(200, dtype=np.int64), np.full(200, 50_000.0))
     assert beside.price[0][0] > 2 * alone.price[0][0]
+
+
+def test_jobs_that_wait_are_passed_over_and_change_nothing_of_what_is_learned() -> None:
+    pool = Ruled(OrderRule.SHORTEST_REMAINING)
+    running = [pool.run(job(f"runs-{n}", 2)) for n in range(4)]
+    for n in range(30):
+        pool.submit(job(f"waits-{n}", 8))
+    served, t_us = pool.precedence.served, pool.now_us + 500_000_000
+    assert {served.ids[slot] for slot in served.begun()} == set(running)
+    learned = []
+    for slots in (served.begun(), np.array(list(served.slots.values()))):
+        learned.append(Learned())
+        for _ in range(50):
+            learned[-1].ended(1, 1000.0)
+        learned[-1].relearn(classes_of(served.width[slots]), served.attained_all(slots, t_us))
+    assert np.array_equal(learned[0].price, learned[1].price)
+    assert np.array_equal(learned[0].median, learned[1].median)
 
 
 def test_the_shortest_known_job_is_granted_first() -> None:

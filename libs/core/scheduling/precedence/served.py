@@ -92,6 +92,11 @@ class Served:
         if rows is not None:
             self.owner[rows[self.owner[rows] == slot]] = -1
 
+    def begun(self) -> Ints:
+        """Slots of the jobs that run, or got something before."""
+        slots: Ints = np.flatnonzero((self.width > 0) & (self.running | (self.attained_s > 0)))
+        return slots
+
     def attained(self, slot: int, t_us: int) -> float:
         """Device-seconds by `t_us`."""
         since_us = int(self.since_us[slot])

@@ -156,8 +156,8 @@ class Precedence:
         return changed
 
     def _relearn(self, t_us: int) -> None:
-        """Works out anew what has been learned."""
-        slots = np.fromiter(self.served.slots.values(), dtype=np.int64, count=len(self.served.slots))
+        """Works out anew what has been learned. Of jobs that got nothing yet nothing is learned."""
+        slots = self.served.begun()
         self.learned.relearn(classes_of(self.served.width[slots]), self.served.attained_all(slots, t_us))
         for line in self._lines.values():
             fresh = self._numbers(np.array([self.served.slots[job_id] for _, _, job_id in line], dtype=np.int64), t_us)
