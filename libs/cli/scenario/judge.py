@@ -195,6 +195,16 @@ class Judge:
         parts.append(f"start {'known' if told.start is not None else 'unknown'}")
         return Judged(good, ", ".join(parts) + f": {told.text}" + (f" ({told.suggestion})" if told.suggestion else ""))
 
+    async def _progress(self, names: Iterable[str]) -> Judged:
+        seen, good = {}, True
+        for name in names:
+            told = self._watched.ledger.progress.get(self._watched.ids[name])
+            good = good and told is not None and told.left_s is not None
+            seen[name] = (
+                "told nothing" if told is None else f"told step {told.step} of {told.steps}, {told.left_s:g} s left"
+            )
+        return Judged(good, _told(seen))
+
     async def _promised(self, names: Iterable[str]) -> Judged:
         promises, ids = self._watched.ledger.promises, self._watched.ids
         seen = {n: "was promised a start" if ids[n] in promises else "was promised nothing" for n in names}
@@ -236,6 +246,7 @@ _LOOKS: dict[str, Callable[[Judge, Any], Awaitable[Judged]]] = {
     "next": Judge._next,
     "boosted": Judge._boosted,
     "explain": Judge._explain,
+    "progress": Judge._progress,
     "promised": Judge._promised,
     "promise_kept": Judge._promise_kept,
 }

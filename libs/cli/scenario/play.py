@@ -7,6 +7,8 @@ The stage is Baton in virtual time (`libs.cli.scenario.simulated`), or one that 
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from libs.cli.apply import apply_tree
 from libs.cli.decided import PoolRefused, say_to_pool
@@ -21,14 +23,16 @@ from libs.core.admission.evaluate import DEFAULT_CLASSES
 from libs.core.state.queue_tree import QueueTree
 from libs.report import collect
 from libs.report.document import Step
+from libs.simulation.dst.agents import TOLD_STEPS
 from schemas import subjects
 from schemas.inbox import BoostJob
-from schemas.jobs import CheckpointPolicy, JobSpec, Simulation
+from schemas.jobs import CheckpointPolicy, JobSpec, Launch, Simulation
 from schemas.queries import QueuesQuery, QueuesReply
 from schemas.resources import Resources, Topology, TopologyPolicy
 from schemas.subjects import OPERATOR
 
 _LOOK_S = 0.5
+_TRAIN = Path(__file__).parents[3] / "examples" / "train.py"
 _PRIORITIES = {one.name: one.priority for one in DEFAULT_CLASSES}
 _ENDED = ("succeeded", "failed", "cancelled", "refused")
 
@@ -127,7 +131,7 @@ class _Player:
     async def _submit(self, name: str, job: JobSubmitted) -> None:
         who = job.team if job.user is None else f"{job.team}.{job.user}"
         try:
-            await self._stage.clients[who].submit(spec_of(name, job), name)
+            await self._stage.clients[who].submit(spec_of(name, job, live=self._stage.live), name)
             self._submitted.append(name)
         except Rejected as e:
             self._watched.refused[name] = e.reasons
@@ -215,17 +219,24 @@ class _Player:
         self._note("the bill is the ledger's integral", "of each team", Judged(billed == integral, told))
 
 
-def spec_of(name: str, job: JobSubmitted) -> JobSpec:
-    """What its team asks for: work of simulated devices that takes as long as the scenario says."""
+def spec_of(name: str, job: JobSubmitted, *, live: bool = False) -> JobSpec:
+    """What its team asks for: a timer that takes as long as the scenario says. One that tells its progress is a program of the
+    agent's machine where there is one; in virtual time its agent tells what that would."""
     resources = Resources(devices=job.devices)
     if job.within is not None:
         nearness = Topology(level=job.within, policy=TopologyPolicy.REQUIRED)
         resources = resources.model_copy(update={"topology": nearness})
+    work: dict[str, Any] = {"simulation": Simulation(duration_s=FOR_EVER_S if job.run is None else job.run)}
+    if job.steps is not None and job.run is not None:
+        work["env"] = {TOLD_STEPS: f"{job.steps}"}
+        if live:
+            options = ("--steps", f"{job.steps}", "--step-s", f"{job.run / job.steps:g}")
+            work = {"command": ("python", str(_TRAIN), *options), "launch": Launch.PER_NODE}
     return JobSpec(
+        **work,
         name=name,
         priority_class=job.priority_class,
         resources=resources,
-        simulation=Simulation(duration_s=FOR_EVER_S if job.run is None else job.run),
         checkpoint=CheckpointPolicy(grace_s=job.saves.grace, interval_s=job.saves.every) if job.saves else None,
         time_limit_s=job.limit or 0.0,
     )

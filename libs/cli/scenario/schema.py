@@ -15,6 +15,7 @@ from schemas.resources import Level
 MOST_JOBS = 200
 MOST_STEPS = 100
 MOST_EXPECTED = 100
+MOST_STEPS_TOLD = 100_000
 FOR_EVER_S = 86_400.0
 
 
@@ -77,7 +78,16 @@ class JobSubmitted(Strict):
     run: Lasting | None = Field(default=None, description="how long it runs; without it until it is cancelled")
     limit: Lasting | None = Field(default=None, description="its declared time limit")
     saves: Saves | None = None
+    steps: int | None = Field(
+        default=None, ge=10, le=MOST_STEPS_TOLD, description="it tells its progress, in so many steps"
+    )
     count: int = Field(default=1, ge=1, le=MOST_JOBS)
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> Self:
+        if self.steps is not None and self.run is None:
+            raise ValueError("steps need a run: say how long the job takes, so that each step has its time")
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -145,6 +155,7 @@ class Expected(Strict):
     next: Name | None = None
     boosted: Some | None = None
     explain: Explained | None = None
+    progress: Some | None = None
     promised: Some | None = None
     promise_kept: Some | None = None
     started_within: dict[Name, Lasting] | None = None

@@ -14,7 +14,7 @@ from libs.ledger.reader import LedgerReader
 from libs.report.facts import AttemptFacts, Facts, JobFacts
 from schemas import ledger as led
 from schemas.ids import job_id
-from schemas.jobs import Reason
+from schemas.jobs import Reason, StepProgress
 
 
 @dataclass(slots=True)
@@ -35,6 +35,8 @@ class LedgerSeen:
     reasons: dict[tuple[str, str], str] = field(default_factory=dict)
     """(victim, beneficiary) -> why it gave way, as the record says."""
     boosted: set[str] = field(default_factory=set)
+    progress: dict[str, StepProgress] = field(default_factory=dict)
+    """Job -> how far it is, as it was told last."""
 
     def apply(self, record: led.LedgerRecord, seq: int, time_us: int) -> None:
         self.facts.apply(record, seq, time_us)
@@ -45,6 +47,8 @@ class LedgerSeen:
                     self.promises.setdefault(event.job_id, PromiseSeen(event.promise.start_us, attempt))
                 case led.AttemptPreempting():
                     self.reasons[event.job_id, event.beneficiary] = event.reason
+                case led.AttemptProgress():
+                    self.progress[event.job_id] = event.progress
                 case led.JobBoosted():
                     self.boosted.add(event.job_id)
                 case led.BoostEnded():

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from libs.bus.connect import connect
 from libs.bus.outbox import Outbox
 from libs.bus.streams import bind
+from libs.core.scheduling.progress import SAMPLE_S, Gauge
 from libs.ports.clock import boot_s as now
 from libs.service.app import Tasks
 from schemas import subjects
-from schemas.inbox import CheckpointTaken, Observation, Released, Started
+from schemas.inbox import CheckpointTaken, ProgressSeen, Released, SeenOfPart, Started
 from schemas.jobs import Checkpoint
 from schemas.nodes import DesiredPart
 from schemas.resources import Inventory
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from libs.simulation.dst.machine import Machine, SimProcess
     from libs.simulation.dst.process import Process
 
+TOLD_STEPS = "SIMULATED_STEPS"
+"""A simulated job with this variable tells its progress, in so many steps of the same length."""
 STOP_S = 0.15
 """SIGTERM to the end of a simulated process, at the most."""
 CLEAR_S = 0.1
@@ -117,7 +120,7 @@ class SimLauncher:
         self.state = SimState(machine)
         self.keeper = SimKeeper(machine)
 
-    def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[Observation], None]) -> "SimPart":
+    def make(self, node: NodeRunner, part: DesiredPart, report: Callable[[SeenOfPart], None]) -> "SimPart":
         made = SimPart(self.machine, part, report)
         if part.spec.secrets:
             made.start_with(self._secrets, node)
@@ -126,7 +129,7 @@ class SimLauncher:
         return made
 
     def adopt(
-        self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any], report: Callable[[Observation], None]
+        self, node: NodeRunner, part: DesiredPart, row: Mapping[str, Any], report: Callable[[SeenOfPart], None]
     ) -> "SimPart":
         made = SimPart(self.machine, part, report)
         made.go_on(row["process"])
@@ -148,7 +151,7 @@ class SimLauncher:
 class SimPart:
     """A part of an attempt: it resumes from its checkpoint, saves as its policy says, ends by itself or when asked."""
 
-    def __init__(self, machine: "Machine", part: DesiredPart, report: Callable[[Observation], None]) -> None:
+    def __init__(self, machine: "Machine", part: DesiredPart, report: Callable[[SeenOfPart], None]) -> None:
         self._machine, self._part, self._report = machine, part, report
         self._done_ms = part.resume.step if part.resume else 0
         self._interval_s = part.spec.checkpoint.interval_s if part.spec.checkpoint and part.node_rank == 0 else 0.0
@@ -171,6 +174,21 @@ class SimPart:
         self._process = self._machine.start(self._part, runs_s, simulation.exit_code, self._ended)
         self._report(Started(job_id=self._part.job_id, attempt=self._part.attempt))
         self._save_later()
+        if self._part.node_rank == 0 and (steps := self._part.spec.env.get(TOLD_STEPS, "")):
+            self._tell(Gauge(), int(steps), simulation.duration_s)
+
+    def _tell(self, gauge: Gauge, steps: int, duration_s: float) -> None:
+        """What a program would write into its progress file, as the agent looks at it."""
+        if not self._alive or self._over:
+            return
+        assert self._process is not None
+        now_s = self._machine.world.loop.now
+        step = min(steps, int(steps * (self._done_ms / 1000 + now_s - self._process.began) / duration_s))
+        if gauge.wants(now_s):
+            gauge.note(now_s, {"step": step, "steps": steps})
+        if (told := gauge.news(now_s)) is not None:
+            self._report(ProgressSeen(job_id=self._part.job_id, attempt=self._part.attempt, progress=told))
+        self._machine.world.loop.call_later(SAMPLE_S, self._tell, gauge, steps, duration_s)
 
     def start_with(self, source: SecretSource, node: NodeRunner) -> None:
         """Once it has its secrets, as `services.agent.processes` does."""
