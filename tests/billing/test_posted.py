@@ -4,7 +4,7 @@ from collections import Counter
 
 from libs.core.billing.charges import charges
 from libs.core.billing.metering import Meter
-from libs.core.billing.pricing import Prices, bill
+from libs.core.billing.pricing import Prices, bill, day_text, days_of
 from schemas.billing import BillQuery, Price, PriceBook
 from schemas.ledger import PricesApplied
 from services.quota_billing.metrics import BillingMetrics
@@ -53,6 +53,24 @@ def test_a_price_that_comes_later_rewrites_no_day_that_was_billed() -> None:
     assert {row: row.posted for row in after.usage() if row.day == 20_757} == october
     costs = [sum(row.posted[0] for row in meter.usage("research") if row.posted) for meter in (before, after)]
     assert costs[1] < costs[0], "the correction is there, on its own day"
+
+
+def test_days_that_nobody_asks_for_are_passed_over_and_the_others_are_whole() -> None:
+    world = priced_world()
+    meter, until = metered(world), world.now_us + 3_600_000_000
+    for start, end in (
+        ("2026-10-31", "2026-10-31"),
+        ("2026-11-01", "2026-11-30"),
+        (None, "2026-10-31"),
+        ("2026-12-01", None),
+    ):
+        query = BillQuery(group_by="day", from_day=start, to_day=end)
+        some = list(meter.usage(open_until_us=until, of_day=days_of(query)))
+        whole = [r for r in meter.usage(open_until_us=until) if (start or "") <= day_text(r.day) <= (end or "9")]
+        assert sorted(some) == sorted(whole)
+        assert bill(some, FILE, query, meter.seq, "USD") == bill(
+            meter.usage(open_until_us=until), FILE, query, meter.seq, "USD"
+        )
 
 
 def test_a_meter_that_was_saved_goes_on_as_it_would_have() -> None:

@@ -1,5 +1,8 @@
 """A budgets file: every problem at once, with line, field and fix; what would change."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from libs.cli.apply_budgets import changes
@@ -133,3 +136,11 @@ def test_a_queue_shows_the_budget_that_is_nearest_to_its_end():
         )
     )
     assert tightest(reply) == {"vision": "11/10.5 gpu-hours a day (overdrawn)"}
+
+
+def test_the_shipped_example_is_right_for_the_shipped_queues():
+    deploy = Path(__file__).resolve().parents[2] / "deploy"
+    queues = re.findall(r"name: (\w+)", (deploy / "queues.yaml").read_text("utf-8"))
+    found = read_budgets((deploy / "budgets.yaml").read_text("utf-8"), queues=queues)
+    assert {budget.when_spent for budget in found.budgets} == set(WhenSpent)
+    assert {budget.unit for budget in found.budgets} == set(BudgetUnit)

@@ -10,6 +10,7 @@ Usage is summed exactly. Closed claims are kept as rows only; what is still held
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
@@ -138,17 +139,27 @@ class Meter:
         """A void record: it counts for nothing, and the bill is exact up to it as well."""
         self.seq = max(self.seq, seq)
 
-    def usage(self, team: str | None = None, *, open_until_us: int | None = None) -> Iterator[UsageRow]:
-        """The rows of `team`, or of all teams; with `open_until_us` claims that are still held count up to there."""
+    def usage(
+        self,
+        team: str | None = None,
+        *,
+        open_until_us: int | None = None,
+        of_day: Callable[[int], bool] = lambda day: True,
+    ) -> Iterator[UsageRow]:
+        """The rows of `team`, or of all teams, of the days that are asked for; with `open_until_us` claims that are still held
+        count up to there. A team may have a million rows: those of other days are passed over, and no copy is made."""
+        asked = cache(of_day)
         ahead = self.money.ahead()
         held = self._held_rows(open_until_us, ahead) if open_until_us is not None else {}
         posted, to_come = self.money.rows, ahead.rows
         for name in sorted(self._rows.keys() | held.keys() | posted.keys()) if team is None else [team]:
             rows, more = self._rows.get(name, {}), held.get(name, {})
             costs, costs_more = posted.get(name, {}), to_come.get(name, {})
-            only = (more.keys() | costs.keys()) - rows.keys()
+            only = dict.fromkeys(key for key in chain(more, costs) if asked(key[2]) and key not in rows)
             for key in chain(rows, only):
                 job, attempt, day, model, klass = key
+                if not asked(day):
+                    continue
                 paid: tuple[int, int] | None = None
                 if self.money.book is not None:
                     some, open_ = costs.get(key, _FREE), costs_more.get(key, _FREE)

@@ -9,7 +9,7 @@ groupings of one bill have the same total (docs/billing.md).
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from libs.core.accelerators.kinds import catalogued
 from libs.core.billing.metering import UsageRow
@@ -52,14 +52,12 @@ class Prices:
 def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq: int, currency: str = "") -> BillReply:
     """Prices rows and groups them as the query asks; one group never mixes teams. Use without a price is counted apart. What
     was posted costs what it was posted at, in the `currency` of the ledger's book; `prices` are for a ledger without."""
+    asked = cache(days_of(query))
     groups: dict[tuple[str, str], _Group] = {}
     unpriced: set[str] = set()
     key_of = _GROUP_KEYS[query.group_by]
     for row in usage:
-        day = day_text(row.day)
-        if query.job_id is not None and query.job_id != row.job_id:
-            continue
-        if (query.from_day and day < query.from_day) or (query.to_day and day > query.to_day):
+        if (query.job_id is not None and query.job_id != row.job_id) or not asked(row.day):
             continue
         key = (key_of(row), row.team)
         group = groups.get(key) or groups.setdefault(key, _Group())
@@ -98,6 +96,12 @@ def bill(usage: Iterable[UsageRow], prices: Prices, query: BillQuery, ledger_seq
         unpriced_models=tuple(sorted(unpriced)),
         ledger_seq=ledger_seq,
     )
+
+
+def days_of(query: BillQuery) -> Callable[[int], bool]:
+    """Whether a bill is asked for a day, counted from 1970-01-01."""
+    first, last = query.from_day or "", query.to_day or "9999-12-31"
+    return lambda day: first <= day_text(day) <= last
 
 
 @dataclass(slots=True)
