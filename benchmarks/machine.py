@@ -65,15 +65,16 @@ def cpu_by_process() -> dict[str, float]:
     own = psutil.Process()
     for process in [own, *own.children(recursive=True)]:
         try:
-            times, name = process.cpu_times(), _service(process, own)
+            times, name = process.cpu_times(), service_of(process)
         except psutil.Error:
             continue
         used[name] = used.get(name, 0.0) + times.user + times.system + times.children_user + times.children_system
     return used
 
 
-def _service(process: psutil.Process, own: psutil.Process) -> str:
-    if process.pid == own.pid:
+def service_of(process: psutil.Process) -> str:
+    """What a process of ours is called in results. Raises psutil.Error when it is gone."""
+    if process.pid == os.getpid():
         return "benchmark client"
     line = process.cmdline()
     module = next((part for part in line if part.startswith("services.")), "")
