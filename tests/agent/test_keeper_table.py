@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from services.agent.keeper import table, wire
-from services.agent.keeper.table import GONE, HeldAttempt, StartRefused, Table
+from services.agent.keeper.table import GONE, STARTING, HeldAttempt, StartRefused, Table
 
 
 @pytest.fixture
@@ -17,8 +17,10 @@ def held() -> Table:
     return made
 
 
-def enter(held: Table, id: str = "n0/a.1", incarnation: int = 7, now: float = 1.0) -> HeldAttempt:
-    return held.enter(id, "n0", incarnation, {}, "", now=now)
+def enter(
+    held: Table, id: str = "n0/a.1", incarnation: int = 7, now: float = 1.0, early: float | None = 0.0
+) -> HeldAttempt:
+    return held.enter(id, "n0", incarnation, {}, "", now=now, early=early)
 
 
 def test_an_attempt_needs_a_life_with_a_lease_that_holds(held):
@@ -46,6 +48,20 @@ def test_deadlines_are_of_one_life_and_a_lease_that_ended_never_revives(held):
     assert held.begin("n0", 8) == [made]
     held.until("n0", 7, 500.0, now=1.0)
     assert held.next_deadline(1.0) is None, "a new life has no lease yet"
+
+
+def test_a_life_that_outlived_its_lease_with_kept_work_goes_on_also_when_that_work_has_ended_meanwhile(held):
+    """The agent goes on with the life, and every start was refused from then on."""
+    kept, other = enter(held, early=None), enter(held, "n0/b.1")
+    assert held.over(100.0) == [other]
+    kept.state = GONE
+    held.forget([kept.id])
+    held.until("n0", 7, 200.0, now=110.0)
+    assert enter(held, "n0/c.1", now=110.0).state == STARTING
+    assert held.over(110.0) == [other], "its lease has ended for good"
+    held.until("n0", 7, 300.0, now=200.0)
+    with pytest.raises(StartRefused, match="lease ended"):
+        enter(held, "n0/d.1", now=200.0)
 
 
 def test_work_without_a_deadline_is_never_over(held):

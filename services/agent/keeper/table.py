@@ -13,12 +13,14 @@ Note = dict[str, Any]
 class HeldLife:
     """One incarnation of a node. `until`: seconds on the lease clock; 0 before the first lease, None without an end."""
 
-    __slots__ = ("incarnation", "note", "until")
+    __slots__ = ("goes_on", "incarnation", "note", "until")
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
         self.until: float | None = 0.0
         self.note: Note = {}
+        self.goes_on = False
+        """Its lease has ended while it had work that is kept: with the next deadline it goes on, whatever that did."""
 
     def may_run(self, now: float) -> bool:
         return self.until is None or now < self.until
@@ -101,14 +103,14 @@ class Table:
         return [attempt for attempt in earlier if attempt.state != GONE]
 
     def until(self, node: str, incarnation: int, until: float | None, now: float) -> None:
-        """A new deadline. One of another life changes nothing, nor one for a life whose lease has ended, unless it has work
-        that is kept: that one goes on, and what else it had is doomed."""
+        """A new deadline. One of another life changes nothing, nor one for a life whose lease has ended, unless it had work
+        then that is kept: that one goes on, and what else it had is doomed."""
         life = self.lives.get(node)
         if life is None or life.incarnation != incarnation:
             return
         self.over(now)
-        if not life.over(now) or self._keeps(node, incarnation):
-            life.until = until
+        if not life.over(now) or life.goes_on:
+            life.until, life.goes_on = until, False
 
     def enter(
         self, id: str, node: str, incarnation: int, about: Note, group: str, *, now: float, early: float | None = 0.0
@@ -128,6 +130,8 @@ class Table:
 
     def over(self, now: float) -> list[HeldAttempt]:
         """The attempts that must be killed: their lease has ended."""
+        for node, life in self.lives.items():
+            life.goes_on = life.goes_on or (life.over(now) and self._kept(node, life.incarnation))
         found = []
         for attempt in self.attempts.values():
             ends = self._ends(attempt)
@@ -158,6 +162,10 @@ class Table:
             a.node == node and a.incarnation == incarnation and a.early is None and a.state != GONE
             for a in self.attempts.values()
         )
+
+    def _kept(self, node: str, incarnation: int) -> bool:
+        """The same, or such work has ended, and the agent may not know yet: it goes by what it knows."""
+        return any(a.node == node and a.incarnation == incarnation and a.early is None for a in self.attempts.values())
 
     def forget(self, ids: Iterable[str]) -> None:
         """The agent has told placement how these ended."""
