@@ -130,7 +130,10 @@ def _rows(workload: Path, limit: int) -> tuple[list[WorkloadRow], list[BadRow]]:
     except UnknownColumns as e:
         raise UsageFault(f"{workload}: {e}") from None
     rows = [
-        WorkloadRow(j.line, j.key, j.submit_s, j.duration_s, j.devices, j.share_milli, j.team, j.types) for j in jobs
+        WorkloadRow(
+            j.line, j.key, j.submit_s, j.duration_s, j.devices, j.share_milli, j.team, j.types, name=j.name, user=j.user
+        )
+        for j in jobs
     ]
     return rows, bad
 

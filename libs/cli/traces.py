@@ -24,6 +24,8 @@ _DURATION = ("duration_s", "duration")
 _DEVICES = ("num_gpus", "num_gpu", "gpu_num")
 _TENANT = ("tenant", "team", "user", "vc", "qos")
 _NAME = ("job_id", "name", "job")
+_PATTERN = ("job_name", "name", "job_type", "model")
+"""What tells which jobs are alike: the first of these; an id does not."""
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 MAX_DEVICES = MOST_DEVICES
 MAX_KEY = 240
@@ -52,6 +54,9 @@ class TraceJob:
     share_milli: int = 1000
     team: str = DEFAULT_TEAM
     types: tuple[str, ...] = ()
+    name: str = ""
+    user: str = ""
+    """Of the team, where the trace says both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,14 @@ def _job(line: int, row: dict[str, str]) -> TraceJob:
         share_milli=int(share),
         team=team_name(row.get(_first(row, _TENANT), "")),
         types=tuple(t for t in row.get("gpu_spec", "").split("|") if t),
+        name=_plain(row.get(_first(row, _PATTERN), ""), r"[^A-Za-z0-9 ._/-]+", 128),
+        user=_plain(row.get("user", ""), r"[^A-Za-z0-9_-]+", 63),
     )
+
+
+def _plain(text: str, others: str, most: int) -> str:
+    """The text as a name of ours may be: other characters as hyphens."""
+    return re.sub(others, "-", text).lstrip("-._/ ")[:most]
 
 
 def _duration(row: dict[str, str]) -> float:

@@ -19,6 +19,7 @@ from libs.core.scheduling.decider import Decider
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.precedence import OrderKnobs, OrderRule, Precedence
 from libs.core.scheduling.precedence.exchange import apart, exchanges
+from libs.core.scheduling.precedence.history import kin_of
 from libs.core.scheduling.precedence.promise import promises
 from libs.core.state.model import Job
 from libs.simulation.policy.workload import FleetSize, WorkloadRow, admitted, in_order
@@ -198,7 +199,8 @@ class _Engine:
             self._by_id[message.job_id] = job
             job.waits_us = t_us
             if self._precedence is not None:
-                job.foretold_s = self._precedence.learned.foretold(job.row.devices)
+                kin = kin_of(job.row.team, message.user, message.spec.name)
+                job.foretold_s = self._precedence.foretold_s(kin, job.row.devices)
             self._messages.append(message)
             self._next += 1
         while self._foreseen and self._foreseen[0][0] <= t_us:
@@ -240,7 +242,7 @@ class _Engine:
         job.held_us += t_us - job.run_us
         job.end_us, job.remaining_us, job.run_us = t_us, 0, -1
         if job.foretold_s is not None:
-            took_s = job.row.duration_s * job.row.devices
+            took_s = job.row.duration_s
             self._run.foretold.append((took_s <= job.foretold_s[0], took_s <= job.foretold_s[1]))
         self._ended += 1
         self._say(job_id, job, inbox.Released, exit_code=0, own_exit=True)

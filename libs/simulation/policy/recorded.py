@@ -74,6 +74,8 @@ class RecordedWorkload:
                     devices=asked.devices,
                     share_milli=asked.share_milli,
                     team=event.team,
+                    name=event.spec.name,
+                    user=event.user,
                     types=asked.types,
                     priority=event.priority,
                     preempts=event.preempts,

@@ -26,6 +26,8 @@ class WorkloadRow:
     team: str = "replay"
     types: tuple[str, ...] = ()
     priority: int = 0
+    name: str = ""
+    user: str = ""
     preempts: bool = False
     """Its class may make lower ones give way."""
 
@@ -50,7 +52,7 @@ class FleetSize:
 
 
 @lru_cache(maxsize=4096)
-def spec_of(devices: int, share_milli: int, types: tuple[str, ...], per_node: int) -> JobSpec:
+def spec_of(devices: int, share_milli: int, types: tuple[str, ...], per_node: int, name: str = "") -> JobSpec:
     """The request: a gang keeps to one node; a larger one takes whole nodes and the rest of one more (consolidated, as the
     published simulators of these traces place it)."""
     roles: tuple[Role, ...] = ()
@@ -67,7 +69,10 @@ def spec_of(devices: int, share_milli: int, types: tuple[str, ...], per_node: in
         roles=roles,
     )
     return JobSpec(
-        name="simulated", resources=resources, simulation=Simulation(duration_s=1.0), retry=RetryPolicy(on_lost=100)
+        name=name or "simulated",
+        resources=resources,
+        simulation=Simulation(duration_s=1.0),
+        retry=RetryPolicy(on_lost=100),
     )
 
 
@@ -76,14 +81,14 @@ def admitted(row: WorkloadRow, per_node: int, t_us: int) -> JobAdmitted:
     return JobAdmitted.model_construct(
         job_id=job_id(row.team, row.key),
         team=row.team,
-        spec=spec_of(row.devices, row.share_milli, row.types, per_node),
+        spec=spec_of(row.devices, row.share_milli, row.types, per_node, row.name),
         spec_hash=f"{row.line}",
         client_key=row.key,
         priority=row.priority,
         preempts=row.preempts,
         latency=_DEFAULTS["latency"],
         submitted_us=t_us,
-        user="",
+        user=row.user,
         lease_s=_DEFAULTS["lease_s"],
         longest_grace_s=None,
         cause="",

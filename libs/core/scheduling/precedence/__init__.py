@@ -4,6 +4,7 @@
 |---|---|
 | `rules.py` | the rules, and the number that each gives a job |
 | `learned.py` | how much service one more end costs, learned from the jobs that ended (Gittins index) |
+| `history.py` | how long jobs run by whose they are, what they are called and how wide they are |
 | `served.py` | what each job got, as arrays |
 | `turns.py` | `Precedence`: folds the ledger into these, and keeps each queue in its order; ageing |
 | `exchange.py` | who gives way to whom within a class |

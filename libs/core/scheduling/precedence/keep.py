@@ -1,8 +1,9 @@
 """What `Precedence` knows beside the jobs, as parts of a snapshot and back: what each job got, what is learned, who falls due.
 
-A part is one letter and JSON. The first has what is small (`learned`, of the same size for ever); the others a row for each job
-that ran or for which something is noted. A job that has only waited needs none: the state says since when. So the parts grow
-with what runs and has run and has not ended, and nothing is kept of ended jobs but counts.
+A part is one letter and JSON. The first has what is small (`learned`, of the same size for ever); the next a row for each job
+that ran or for which something is noted; the last how long jobs of each key ran (`history`, bounded). A job that only waited
+needs none: the state says since when. So the parts grow with what runs and has run and has not ended, and nothing is kept of
+ended jobs but counts and the run times of the history.
 """
 
 import base64
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from libs.core.scheduling.precedence.turns import Precedence
 
 _CHUNK = 2000
+_HISTORY = 200
+"""Keys of the history of one part: each has up to some dozens of numbers."""
 _NUMBERS = "<f8"
 """How a table is kept: some thousands of numbers, exactly, and a twentieth of the time that decimals take."""
 _COUNTS = ("_ended", "_passed")
@@ -40,10 +43,12 @@ def dump(turns: "Precedence") -> Iterator[bytes]:
     ids = dict.fromkeys([*(served.ids[slot] for slot in ran.tolist()), *turns._ahead_s, *turns._promised, *turns._aged])
     due = {job_id: number for jobs in turns._due.values() for number, job_id in enumerate(jobs)}
     rows = [_row(turns, job_id, due) for job_id in sorted(ids)]
+    history = list(turns.history.dump())
 
     def parts() -> Iterator[bytes]:
         yield b"P" + json.dumps(head, sort_keys=True).encode()
         yield from (b"P" + json.dumps(some).encode() for some in chunks(rows, _CHUNK))
+        yield from (b"P" + json.dumps({"history": some}).encode() for some in chunks(history, _HISTORY))
 
     return parts()
 
@@ -62,6 +67,7 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
     """Makes a new `turns` what it was when it was dumped beside `state`. Without parts (a snapshot of before) it
     knows of each job what the state says, and has learned nothing."""
     known: dict[str, list[Any]] = {}
+    history: list[list[Any]] = []
     for number, part in enumerate(parts):
         told = json.loads(part)
         if number == 0:
@@ -75,13 +81,18 @@ def load(turns: "Precedence", state: State, parts: Sequence[bytes]) -> None:
             turns.book.load(told["promises"])
             turns._devices = told.get("devices", 1)
             learned.count, learned._learned_at = told["count"], told["learned_at"]
+        elif isinstance(told, dict):
+            history += told["history"]
         else:
             known.update((row[0], row) for row in told)
+    if history:
+        turns.history.load(history)
     turns._tree = state.tree
     aged = []
     for job in state.jobs.values():
         row = known.get(job.id) or _told_by(job)
         slot = turns.served.add(job, turns.reports(job))
+        turns.knows(job)
         turns.served.attained_s[slot], turns.served.guarded_us[slot] = row[1], row[4]
         if row[3] is not None:
             turns.served.total_s[slot] = row[3]

@@ -52,6 +52,11 @@ def remaining(precedence: Precedence, job: Job, t_us: int) -> Remaining:
     learned, slot = precedence.learned, precedence.served.slots.get(job.id)
     if slot is None or (learned.count < LEAST_ENDS and spec.time_limit_s):
         return Remaining(limit_s, limit_s, Basis.LIMIT)
+    kin = precedence.foretold_of(job.id, t_us)
+    if kin is not None:
+        past_s = precedence.served.attained(slot, t_us) / int(precedence.served.width[slot])
+        p50_s, p90_s = (max(0.0, one - past_s) for one in kin)
+        return Remaining(min(limit_s, p50_s), min(limit_s, p90_s), Basis.HISTORY)
     widths = precedence.served.width[[slot]]
     attained = precedence.served.attained(slot, t_us)
     at = classes_of(widths)[0], cells_of(np.array([attained]))[0]

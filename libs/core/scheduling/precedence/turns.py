@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from libs.core.scheduling.precedence import keep
+from libs.core.scheduling.precedence.history import Kin, RunHistory, kin_of
 from libs.core.scheduling.precedence.learned import EDGES, Learned, cells_of
 from libs.core.scheduling.precedence.moves import movable
 from libs.core.scheduling.precedence.promised import PromiseBook
@@ -51,7 +52,9 @@ class Precedence:
         self._rules: dict[str, OrderRule] = {}
         """Team -> its rule, of those that were asked for."""
         self._shuffled = False
-        self.served, self.learned = Served(), Learned()
+        self.served, self.learned, self.history = Served(), Learned(), RunHistory()
+        self._kin: dict[str, Kin] = {}
+        """Of each job that has not ended."""
         self.reports: Callable[[Job], bool] = lambda job: False
         """Whether a job reports its progress."""
         self.declared: Callable[[Job], float | None] = lambda job: None
@@ -125,6 +128,18 @@ class Precedence:
         if told is not None:
             told(self, state, event, t_us)
         self.book.note(state, event, t_us)
+
+    def knows(self, job: Job) -> None:
+        """The job is one that has not ended."""
+        self._kin[job.id] = kin_of(job.team, job.user, job.spec.name)
+
+    def foretold_s(self, kin: Kin, devices: int) -> tuple[float, float]:
+        """P50 and P90 of how long a job runs that has not begun, s: by its kin, or else by its width."""
+        known = self.history.foretold(kin, devices)
+        if known is not None:
+            return known
+        p50, p90 = self.learned.foretold(devices)
+        return p50 / devices, p90 / devices
 
     def tell(self, state: State, job_id: str, total_s: float) -> None:
         """Somebody knows how much service (device-seconds) the job takes in all: measured progress, or a declaration; NaN:
@@ -280,6 +295,12 @@ class Precedence:
         slots = np.array([self.served.slots[victim.id]], dtype=np.int64)
         return movable(victim.shape) and bool(self.settled(slots, t_us)[0])
 
+    def foretold_of(self, job_id: str, t_us: int) -> tuple[float, float] | None:
+        """P50 and P90 of how long a job runs in all that got so far, by its kin, s; None: too little is known."""
+        slot = self.served.slots[job_id]
+        devices = int(self.served.width[slot])
+        return self.history.foretold(self._kin[job_id], devices, self.served.attained(slot, t_us) / devices)
+
     def settled(self, slots: Ints, t_us: int) -> Bools:
         """Which running jobs have run for so long without a break that they may be moved, mask of shape (n,)."""
         since_us, guarded_us = self.served.since_us[slots], self.served.guarded_us[slots]
@@ -426,6 +447,7 @@ class Precedence:
         job = state.jobs.get(e.job_id)
         if job is not None and e.job_id not in self.served.slots:
             slot = self.served.add(job, self.reports(job))
+            self.knows(job)
             self.served.rule[slot] = CODES.get(self.rule_of(job.team), 0)
             declared = self.declared(job)
             if declared is not None:
@@ -543,7 +565,9 @@ class Precedence:
             return
         self.served.stop(slot, t_us)
         if e.state is JobState.SUCCEEDED:
-            self.learned.ended(int(self.served.width[slot]), float(self.served.attained_s[slot]))
+            devices, service_s = int(self.served.width[slot]), float(self.served.attained_s[slot])
+            self.learned.ended(devices, service_s)
+            self.history.ended(self._kin[e.job_id], devices, service_s / devices)
             if self.learned.due:
                 self._relearn(t_us)
         waited = self._since.pop(e.job_id, None)
@@ -553,6 +577,7 @@ class Precedence:
         self._aged.discard(e.job_id)
         self._in_turn_us.pop(e.job_id, None)
         self._ahead_s.pop(e.job_id, None)
+        self._kin.pop(e.job_id, None)
         self.served.drop(e.job_id)
 
 
