@@ -171,6 +171,10 @@ def test_the_board_and_the_alerts_ask_for_metrics_that_exist() -> None:
     }
     on_board = {name for panel in board["panels"] for t in panel["targets"] for name in _METRIC.findall(t["expr"])}
     assert headline <= on_board, "the four headline metrics are on the board"
+    money = {"baton_cost_total", "container_gpu_allocation", "baton_budget_spent", "baton_budget_available"}
+    assert {name for name in money if not any(name in expression for expression in asked)} == set(), (
+        "money is on the board, and what is left of budgets"
+    )
 
 
 def metric(name: str) -> bool:
