@@ -104,6 +104,22 @@ def test_a_running_job_that_is_boosted_gives_way_to_its_own_rank_no_more() -> No
     w.check()
 
 
+def test_jobs_exchange_with_those_of_the_class_that_they_are_of_now() -> None:
+    w = full("research", order="shortest-remaining")
+    runs, waits = one(w, "runs"), one(w, "waits 0")
+    served, jobs = w.decider.turns.served, w.decider.state.jobs
+
+    def peers(of: str) -> int:
+        return int(served.peers[served.slots[of]])
+
+    assert peers(runs) != peers(waits)
+    w.send(boost(runs, jobs[waits].priority))
+    assert peers(runs) == peers(waits) == served.peers_of(jobs[runs])
+    w.send(after_us=HOUR * S)
+    assert peers(runs) != peers(waits)
+    assert peers(runs) == served.peers_of(jobs[runs])
+
+
 def test_the_budget_of_a_team_is_refused_with_field_value_and_fix_when_it_is_spent() -> None:
     w = full("research", "blue")
     mine, others = one(w, "waits 0"), one(w, "waits 1")

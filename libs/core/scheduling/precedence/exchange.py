@@ -21,7 +21,7 @@ import numpy as np
 
 from libs.core.placement.view import NOBODY
 from libs.core.scheduling.limits import Tally
-from libs.core.scheduling.precedence.moves import Elsewhere, movable, needs
+from libs.core.scheduling.precedence.moves import Elsewhere, needs
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
 from libs.core.scheduling.spared import Spared
@@ -191,10 +191,7 @@ class _ExchangeBoard:
         self._limit[slots] = precedence.limits(slots, t_us)
         self.most = float(self._limit[slots].max())
         self._may_move = np.zeros(len(self._limit), dtype=np.bool_)
-        settled = slots[precedence.settled(slots, t_us)]
-        self._may_move[
-            [slot for slot in settled.tolist() if movable(state.jobs[precedence.served.ids[slot]].shape)]
-        ] = True
+        self._may_move[slots[precedence.settled(slots, t_us) & precedence.served.movable[slots]]] = True
         self._elsewhere = Elsewhere(state)
         self._sorted: dict[tuple[str, int], _ByNode] = {}
 
@@ -259,17 +256,17 @@ class _ExchangeBoard:
         known = self._sorted.get((job.team, job.priority))
         if known is not None:
             return known
-        fleet, owner, jobs = self._fleet, self._precedence.served.owner, self._state.jobs
-        rows = np.flatnonzero(owner >= 0)
-        rows = rows[(fleet.held[rows] == NOBODY) & np.isfinite(self._limit[owner[rows]])]
-        mine = [
-            slot
-            for slot in np.unique(owner[rows]).tolist()
-            if (other := jobs[self._precedence.served.ids[slot]]).priority == job.priority and other.team == job.team
-        ]
-        rows = rows[np.isin(owner[rows], mine)]
-        slots = owner[rows]
-        order = np.lexsort((slots, -self._limit[slots], fleet.node[rows]))
+        fleet, served = self._fleet, self._precedence.served
+        rows = np.flatnonzero(served.owner >= 0)
+        slots = served.owner[rows]
+        mine = np.isfinite(self._limit) & (served.peers == served.peers_of(job))
+        kept = mine[slots] & (fleet.held[rows] == NOBODY)
+        rows, slots = rows[kept], slots[kept]
+        # By node, then the largest number, then the slot: one key, because a sort by three takes three times as long.
+        there = np.flatnonzero(mine)
+        place = np.zeros(len(mine), dtype=np.int64)
+        place[there[np.lexsort((there, -self._limit[there]))]] = np.arange(len(there))
+        order = np.argsort(fleet.node[rows] * max(1, len(there)) + place[slots], kind="stable")
         rows, slots = rows[order], slots[order]
         made = _ByNode.made(rows, slots, self._limit[slots], fleet.node[rows], len(fleet.node_names))
         self._sorted[(job.team, job.priority)] = made

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from libs.core.scheduling.precedence.moves import movable
 from libs.core.state.model import Job
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 NOT_RUNNING = -1
+_COLUMNS = (
+    "width", "attained_s", "since_us", "total_s", "guarded_us", "running", "reports", "rule", "peers", "movable",
+)  # fmt: skip
 
 
 class Served:
@@ -22,7 +26,8 @@ class Served:
     NOT_RUNNING. `total_s`: device-seconds in all, where somebody knows; else NaN. `guarded_us`: until when it does not
     give way. `running`: it holds devices
     and nothing has been decided about its end. `reports`: it tells its progress. `rule`: by which its queue is ordered
-    (`rules.CODES`).
+    (`rules.CODES`). `peers`: a number for its class and team, the same for all of both (`peers_of`). `movable`: as
+    `moves.movable` says.
     """
 
     def __init__(self) -> None:
@@ -37,6 +42,9 @@ class Served:
         self.running: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.reports: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.rule: Ints = np.zeros(0, dtype=np.int64)
+        self.peers: Ints = np.zeros(0, dtype=np.int64)
+        self._peers: dict[tuple[int, str], int] = {}
+        self.movable: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self.owner: Ints = np.zeros(0, dtype=np.int64)
         """Row of the fleet -> slot of the running job that has the whole device, or -1."""
         self.rows: dict[int, Ints] = {}
@@ -49,7 +57,7 @@ class Served:
             grown = max(64, size)
             self._free = list(range(size + grown - 1, size - 1, -1))
             fill: dict[str, Any] = {"since_us": NOT_RUNNING, "total_s": np.nan}
-            for name in ("width", "attained_s", "since_us", "total_s", "guarded_us", "running", "reports", "rule"):
+            for name in _COLUMNS:
                 old = getattr(self, name)
                 setattr(self, name, np.concatenate([old, np.full(grown, fill.get(name, 0), dtype=old.dtype)]))
             self.ids.extend([""] * grown)
@@ -58,7 +66,16 @@ class Served:
         self.width[slot], self.attained_s[slot], self.since_us[slot] = max(1, job.shape.devices), 0.0, NOT_RUNNING
         self.total_s[slot], self.guarded_us[slot], self.reports[slot] = np.nan, 0, reports
         self.rule[slot] = 0
+        self.peers[slot], self.movable[slot] = self.peers_of(job), movable(job.shape)
         return slot
+
+    def peers_of(self, job: Job) -> int:
+        """The number of its class and team."""
+        return self._peers.setdefault((job.priority, job.team), len(self._peers))
+
+    def ranked(self, job: Job) -> None:
+        """It is of another class from here on."""
+        self.peers[self.slots[job.id]] = self.peers_of(job)
 
     def drop(self, job_id: str) -> None:
         """The job has ended."""

@@ -514,7 +514,10 @@ class Precedence:
 
     def _ranked(self, state: State, e: led.JobBoosted | led.BoostEnded, t_us: int) -> None:
         """A job is of another priority from here on."""
-        self._moved(state.jobs[e.job_id])
+        job = state.jobs[e.job_id]
+        if job.id in self.served.slots:
+            self.served.ranked(job)
+        self._moved(job)
 
     def _moved(self, job: Job) -> None:
         """It may stand in another queue, and keeps its age."""
