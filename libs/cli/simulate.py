@@ -57,6 +57,7 @@ def command(
     stop_delay_s: Annotated[float, typer.Option(min=0, help="to checkpoint and stop a preempted job, s")] = 0.0,
     node_faults_per_day: Annotated[float, typer.Option(min=0, help="of each node, at random")] = 0.0,
     seed: Annotated[int, typer.Option(help="of all chance")] = 0,
+    fast: Annotated[bool, typer.Option("--fast", help="no scores: each request takes the first good fit")] = False,
     limit: Annotated[int, typer.Option(min=0, help="only the first N readable jobs; 0: all")] = 0,
     page: Annotated[Path | None, typer.Option(help="write one HTML page with plots here")] = None,
     output: Output = Format.TABLE,
@@ -75,6 +76,7 @@ def command(
         stop_delay_s=stop_delay_s,
         node_faults_per_day=node_faults_per_day,
         seed=seed,
+        fast=fast,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, refresh_per_second=4) as bars:

@@ -80,6 +80,14 @@ def test_every_job_ends_and_the_same_seed_gives_the_same_run(rule: OrderRule, kn
     assert told["ended"] == told["jobs"] == 24
 
 
+def test_the_fast_path_scores_nothing_and_ends_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libs.simulation.policy.engine.Scorer", lambda: pytest.fail("a scorer was made"))
+    fast = SimulatedWorld(fast=True)
+    one, two = (simulate(crowd(), fleet(2), OrderRule.SHORTEST_REMAINING, fast) for _ in range(2))
+    assert figures(one)["ended"] == 80
+    assert ends(one) == ends(two)
+
+
 def test_another_seed_gives_other_faults() -> None:
     first, second = (
         simulate(crowd(30), fleet(2), OrderRule.FIFO, SimulatedWorld(node_faults_per_day=4.0, seed=seed))
@@ -111,7 +119,17 @@ def test_a_gang_that_the_fleet_can_never_hold_is_refused_and_the_rest_runs() -> 
 def test_the_command_prints_json_names_bad_rows_by_line_and_writes_a_page(tmp_path: Path) -> None:
     workload, page = tmp_path / "w.csv", tmp_path / "page.html"
     workload.write_text("submit_s,duration_s,num_gpus\n0,100,8\nx,1,1\n5,10,64\n")
-    asked = ["--fleet", str(FLEET), "--workload", str(workload), "--policy", "fifo", "--policy", "least-attained"]
+    asked = [
+        "--fleet",
+        str(FLEET),
+        "--workload",
+        str(workload),
+        "--policy",
+        "fifo",
+        "--policy",
+        "least-attained",
+        "--fast",
+    ]
     result = CliRunner().invoke(app, ["simulate", *asked, "-o", "json", "--page", str(page)])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)["policies"]
