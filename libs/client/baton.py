@@ -317,11 +317,14 @@ class Baton:
     async def get(self, job_id: str) -> JobDocument:
         """A job with its attempts. Of one that `wait` has seen the end of, its end is in it."""
         query, deadline = valid(JobGet, job_id=job_id), time.monotonic() + _HISTORY_LAGS_S
-        while True:
-            document: JobDocument = await ask(self.nats, "job.get", self.place, query)
-            if document.state.terminal or job_id not in self._ended or time.monotonic() > deadline:
-                return document
+        while job_id in self._ended and time.monotonic() < deadline:
+            with contextlib.suppress(NotFound):
+                document: JobDocument = await ask(self.nats, "job.get", self.place, query)
+                if document.state.terminal:
+                    return document
             await asyncio.sleep(_ASK_AGAIN_S)
+        document = await ask(self.nats, "job.get", self.place, query)
+        return document
 
     async def list(
         self, states: Sequence[JobState] = (), name: str = "", limit: int = 100, before_us: int | None = None

@@ -50,7 +50,7 @@ LISTED: dict[str, tuple[str, str]] = {
     "restore": (ACTION, "libs.cli.restore: restore"),
     "up": (ACTION, "libs.cli.up: up.insecure"),
     **dict.fromkeys(("team push", "team serve", "audit push"), (HERE, "it tells what has its line already")),
-    **dict.fromkeys(("demo", "replay", "simulate", "placer", "prices check"), (HERE, "")),
+    **dict.fromkeys(("demo", "replay", "simulate", "scenario run", "placer", "prices check"), (HERE, "")),
     **dict.fromkeys(("team export", "bill export", "bill push", "ledger export"), (HERE, "")),
     **dict.fromkeys(
         (
