@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+from libs.service.teams_file import load_intake
 from libs.simulation.dst.run import run
 from libs.simulation.dst.world import World
 
@@ -35,3 +37,11 @@ def test_what_was_violated_is_part_of_the_outcome() -> None:
     world.violated("P1", "a device twice")
     assert world.violations == ["P1: a device twice"]
     world.close()
+
+
+def test_a_process_that_ran_a_seed_reads_files_as_they_are(tmp_path: Path) -> None:
+    run(SEED)
+    path = tmp_path / "teams.yaml"
+    for jobs in (5, 50):
+        path.write_text(f"teams:\n  a: {{devices: 1, intake: {{open_jobs: {jobs}}}}}\n")
+        assert load_intake(path, "X")["a"].open_jobs == jobs

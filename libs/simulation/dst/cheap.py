@@ -6,6 +6,7 @@ Records are immutable and all readers get the same bytes, so one parsed record s
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from libs.core.placement.find import warm
@@ -38,11 +39,25 @@ def _read_once() -> None:
     reading = (
         warm, files.read, files.read_prices, files.read_throughputs, files.read_classes, quotas.load_prices, quotas.load_quotas
     )  # fmt: skip
-    remembering = {function: lru_cache(maxsize=8)(function) for function in reading}
+    remembering = {function: _as_written(function) for function in reading}
     for module in [module for name, module in sys.modules.items() if name.startswith(("services.", "libs.service."))]:
         for name, value in list(vars(module).items()):
             if callable(value) and value in reading:
                 setattr(module, name, remembering[value])
+
+
+def _as_written(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Remembers what it read of files, as long as nobody writes them anew: the process may have more to do than seeds."""
+
+    @lru_cache(maxsize=8)
+    def known(written: tuple[tuple[int, int], ...], *args: Any) -> Any:
+        return read(*args)
+
+    def reading(*args: Any) -> Any:
+        there = [path.stat() for path in args if isinstance(path, Path) and path.exists()]
+        return known(tuple((file.st_mtime_ns, file.st_size) for file in there), *args)
+
+    return reading
 
 
 def forget() -> None:
