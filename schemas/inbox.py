@@ -192,7 +192,9 @@ class NodeDead(Fact):
 
     node: NodeName
     incarnation: int | None = Field(
-        default=None, ge=1, description="of which life; null: the one that the ledger knows"
+        default=None,
+        ge=1,
+        description="of which life, as the operator was shown it; null: of the one that the ledger knows",
     )
     fenced_by: str = Field(min_length=1, max_length=1024, description="how it was made sure that nothing runs there")
     user: User = ""

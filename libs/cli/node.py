@@ -9,6 +9,7 @@ from libs.cli.options import Pool, Url, UserOption
 from libs.cli.output import hint, say
 from libs.cli.session import run
 from libs.client import Baton
+from libs.client.errors import Failed, NotFound, Unreachable
 from schemas.inbox import NodeDead, QuarantineLifted
 from schemas.subjects import OPERATOR, declare_dead, lift_quarantine
 
@@ -27,7 +28,8 @@ def dead(
         str, typer.Option("--fenced-by", help="How you made sure that nothing runs there: power off, BMC, pulled out.")
     ],
     life: Annotated[
-        int | None, typer.Option("--incarnation", min=1, help="Only this life of the node; else the present one.")
+        int | None,
+        typer.Option("--incarnation", min=1, help="The life that you mean; else the one that is shown now."),
     ] = None,
     pool: Pool = None,
     user: UserOption = None,
@@ -35,18 +37,35 @@ def dead(
 ) -> None:
     """Free what a silent node holds, work that is kept too. It is written into the ledger, with your name and your words.
 
-    If it is not true, two attempts of one job may run at once. The node itself kills everything before it comes back."""
+    If it is not true, two attempts of one job may run at once. The node itself kills everything before it comes back. One life
+    of the node is meant, and no other: if it has come back meanwhile, this is refused."""
 
-    async def work(baton: Baton) -> None:
+    async def work(baton: Baton) -> int:
         from libs.client.sending import valid
 
-        who = baton.place.user or "operator"
-        said = valid(NodeDead, node=node, incarnation=life, fenced_by=fenced_by, user=who)
-        await say_to_pool(baton, baton.place.pool, said, declare_dead(baton.place.pool, who), f"{node}:{life}")
+        who, meant = baton.place.user or "operator", life or await _life_of(baton, node)
+        said = valid(NodeDead, node=node, incarnation=meant, fenced_by=fenced_by, user=who)
+        await say_to_pool(baton, baton.place.pool, said, declare_dead(baton.place.pool, who), f"{node}:{meant}")
+        return meant
 
-    run(work, OPERATOR, url, user=user, pool=pool)
+    ended = run(work, OPERATOR, url, user=user, pool=pool)
     say(node)
-    hint("what ran there is over: its jobs wait or run elsewhere; the node kills everything before it comes back")
+    hint(
+        f"life {ended} of {node} is over: its jobs wait or run elsewhere; the node kills everything before it comes back"
+    )
+
+
+async def _life_of(baton: Baton, node: str) -> int:
+    """The life of the node that operators are shown. Raises NotFound, and Unreachable or Failed when nobody shows any."""
+    named = f"or name its life: --incarnation N. If N is another one, pool {baton.place.pool} says which it is"
+    try:
+        nodes = (await baton.nodes()).nodes
+    except (Unreachable, Failed) as e:
+        raise type(e)(f"nobody tells which life of {node} is meant", e.what, f"start telemetry, {named}") from e
+    for view in nodes:
+        if view.node == node:
+            return view.incarnation
+    raise NotFound(f"pool {baton.place.pool} shows no node {node!r}", fix=f"`baton get nodes` lists them; {named}")
 
 
 @app.command("release")

@@ -68,7 +68,7 @@ async def test_what_operators_do_is_listed_and_verified_and_a_change_is_found(
     assert (await run(stack, "team", "revoke", "nobody", "--reason", "a slip")).code == 3
     assert (await run(stack, "team", "revoke", "vision", "--reason", "its contract has ended")).code == 0
     assert (await run(stack, "quota", "set", "red", "4", "--reason", "less work")).code == 0
-    assert (await run(stack, "node", "declare-dead", "n7", "--fenced-by", "power off")).code == 4
+    assert (await run(stack, "node", "declare-dead", "n7", "--incarnation", "1", "--fenced-by", "power off")).code == 4
 
     async def all_there() -> bool:
         return len(await listed(stack)) >= 5

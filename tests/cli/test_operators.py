@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from uuid import uuid4
@@ -9,10 +10,12 @@ from uuid import uuid4
 import pytest
 from pydantic import BaseModel
 
+from libs.bus.broker import make_broker
 from libs.bus.connect import Address, BusConnection
 from libs.bus.dead import Received, dead_letter
 from libs.bus.messages import outgoing
 from libs.bus.outbox import Outbox
+from libs.bus.queries import serve
 from libs.bus.streams import provision
 from libs.cli.decided import say_to_pool
 from libs.client import TimedOut, connect
@@ -22,7 +25,7 @@ from libs.ledger.inputs import InboxItem, read_input
 from libs.ledger.readers import Declared, Readers
 from libs.ledger.tail import Stored
 from libs.ledger.writer import LedgerWriter
-from schemas.catalog import TYPE_OF
+from schemas.catalog import BY_TYPE, TYPE_OF
 from schemas.inbox import (
     BusyDevice,
     CancelRequested,
@@ -32,6 +35,7 @@ from schemas.inbox import (
     NodeSilent,
     QuarantineLifted,
 )
+from schemas.queries import NodeList, NodeListQuery, NodeView
 from schemas.subjects import OPERATOR, declare_dead, inbox_stream
 from tests.cli.test_command import baton
 from tests.core.builders import node
@@ -53,6 +57,26 @@ async def last_input(services: BusConnection) -> InboxItem:
     message = await js.get_msg(inbox_stream(DECIDED), seq)
     headers = message.headers or {}
     return read_input(Stored(seq, message.subject or "", headers, message.data or b"", 1), DECIDED)
+
+
+@asynccontextmanager
+async def shown(url: Address, life: int) -> AsyncIterator[None]:
+    """Telemetry, as far as it shows node n1 in this life."""
+    view = NodeView(
+        node="n1", status="silent", leaf="leaf0", spine="spine0", zone="zone0", incarnation=life, models={}, devices=1,
+        milli_used=0, milli_total=1000,
+    )  # fmt: skip
+
+    def answer(query: NodeListQuery, team: str) -> NodeList:
+        return NodeList(nodes=(view,))
+
+    broker = make_broker(url, "shown")
+    serve(broker, BY_TYPE["io.baton.node.list.query.v1"], answer, pool=DECIDED, queue="telemetry")
+    await broker.start()
+    try:
+        yield
+    finally:
+        await broker.stop()
 
 
 @pytest.fixture
@@ -88,10 +112,49 @@ async def test_a_node_is_declared_dead_in_the_name_of_who_says_so(
     assert (result.code, result.out) == (0, "n1\n"), result.err
     said = (await last_input(services)).message
     assert said == NodeDead(node="n1", incarnation=life, fenced_by="BMC power off", user="olga")
-    again = await baton(*words, url=urls["operator"])
+    async with shown(urls["services"], life):
+        again = await baton(*words, url=urls["operator"])
     assert (again.code, again.out) == (4, ""), "it is dead already"
     assert "node n1 is not up" in again.err
-    assert (await last_input(services)).message == NodeDead(node="n1", fenced_by="BMC power off", user="olga")
+
+
+async def test_the_life_that_is_shown_is_declared_dead_and_not_one_that_has_begun_since(
+    urls: dict[str, Address], services: BusConnection, placement: None
+) -> None:
+    old, new = next(LIVES), next(LIVES)
+    joins = NodeRegistered(incarnation=old, inventory=node("n1", 1), lease_s=600)
+    again = joins.model_copy(update={"incarnation": new})
+    await put(services, joins, NodeSilent(node="n1", incarnation=old, silent_s=60))
+    await put(services, again, NodeSilent(node="n1", incarnation=new, silent_s=60))
+    words = ("node", "declare-dead", "n1", "--fenced-by", "BMC power off", "--user", "olga", "--pool", DECIDED)
+    async with shown(urls["services"], old):
+        late = await baton(*words, url=urls["operator"])
+    assert (late.code, late.out) == (4, ""), "what was looked at is over"
+    assert f"node n1 is in life {new} and not {old}, it has come back since" in late.err
+    async with shown(urls["services"], new):
+        done = await baton(*words, url=urls["operator"])
+    assert (done.code, done.out) == (0, "n1\n"), done.err
+    assert f"life {new} of n1 is over" in done.err
+    said = (await last_input(services)).message
+    assert said == NodeDead(node="n1", incarnation=new, fenced_by="BMC power off", user="olga")
+
+
+async def test_no_life_is_declared_dead_that_nobody_shows(
+    urls: dict[str, Address], services: BusConnection, placement: None
+) -> None:
+    await put(services, NodeRegistered(incarnation=next(LIVES), inventory=node("n1", 1), lease_s=600))
+    before = await last_input(services)
+    words = ("node", "declare-dead", "--fenced-by", "power off", "--pool", DECIDED)
+    nobody = await baton(*words, "n1", url=urls["operator"])
+    assert (nobody.code, nobody.out) == (6, "")
+    assert "nobody tells which life of n1 is meant" in nobody.err
+    async with shown(urls["services"], 1):
+        other = await baton(*words, "n404", url=urls["operator"])
+    assert (other.code, other.out) == (3, "")
+    assert f"pool {DECIDED} shows no node 'n404'" in other.err
+    assert "--incarnation N" in nobody.err
+    assert "--incarnation N" in other.err
+    assert await last_input(services) == before, "nothing was said"
 
 
 async def test_what_a_pool_refuses_does_not_end_with_0_and_says_why_and_what_to_do(
@@ -99,7 +162,7 @@ async def test_what_a_pool_refuses_does_not_end_with_0_and_says_why_and_what_to_
 ) -> None:
     about = ("--pool", DECIDED, "--user", "olga")
     for words, why in (
-        (("node", "declare-dead", "n404", "--fenced-by", "power off"), "node n404 is not up"),
+        (("node", "declare-dead", "n404", "--fenced-by", "power off", "--incarnation", "1"), "node n404 is not up"),
         (("node", "release", "n404", "GPU-9", "--reason", "mine"), "device GPU-9 of node n404 is not in quarantine"),
         (("team", "suspend", "operator", "--reason", "why not"), "they cannot be suspended"),
     ):
@@ -137,7 +200,7 @@ async def test_a_quarantine_is_lifted_with_a_reason(
 @pytest.mark.parametrize(
     "words",
     [
-        ("declare-dead", "n1", "--fenced-by", "me"),
+        ("declare-dead", "n1", "--fenced-by", "me", "--incarnation", "1"),
         ("release", "n1", "GPU-7", "--reason", "I need it"),
     ],
 )

@@ -176,6 +176,19 @@ def test_an_operators_word_about_another_life_or_node_is_refused(said: dict[str,
     assert refused.kind == "input.rejected"
 
 
+def test_an_operators_word_about_a_life_that_is_over_ends_nothing_of_the_next() -> None:
+    world = World(node("a", 1))
+    world.send(silent("a"))
+    world.send(inbox.NodeRegistered(incarnation=2, inventory=node("a", 1), lease_s=10))
+    (kept,) = running(world, leased("kept", 0))
+    world.send(inbox.NodeSilent(node="a", incarnation=2, silent_s=60))
+    (refused,) = world.send(inbox.NodeDead(node="a", incarnation=1, fenced_by="BMC power off, an hour ago"))
+    assert "node a is in life 2 and not 1, it has come back since" in refused.reason
+    assert world.state_of(kept) == "running"
+    assert "node.left" in kinds(world.send(inbox.NodeDead(node="a", incarnation=2, fenced_by="BMC power off")))
+    world.check()
+
+
 def test_while_older_readers_live_silence_is_told_as_it_was() -> None:
     world = World(node("a", 1))
     (one,) = running(world, leased("one", 30))

@@ -80,7 +80,11 @@ def node_dead(d: Decision, m: inbox.NodeDead) -> None:
             f"node {m.node} is not up, so nothing of the ledger runs there: `baton get nodes` shows which are silent"
         )
     if m.incarnation is not None and m.incarnation != known.incarnation:
-        raise InputRefused(f"node {m.node} is in life {known.incarnation} and not {m.incarnation}: look again")
+        came = "it has come back since" if m.incarnation < known.incarnation else "it has had no such life"
+        raise InputRefused(
+            f"node {m.node} is in life {known.incarnation} and not {m.incarnation}, {came}: "
+            f"look again, and fence the life that runs now"
+        )
     said = ledger.NodeDeclaredDead(node=m.node, incarnation=known.incarnation, fenced_by=m.fenced_by, user=m.user)
     if d.may(said) and m.node not in d.state.silent:
         raise InputRefused(f"node {m.node} is not silent: stop its agent instead, which ends its work in good order")
