@@ -17,11 +17,11 @@ from typing import Any
 from libs.simulation.dst import cheap
 from libs.simulation.dst.run import SeedResult, run
 from libs.simulation.dst.themes import theme_of
-from tests.simulation import bugs_keepers, bugs_nodes, bugs_readers, bugs_writer
+from tests.simulation import bugs_keepers, bugs_nodes, bugs_operators, bugs_readers, bugs_writer
 from tests.simulation.bug import BUGS, Bug
 from tests.simulation.issue_findings import FINDINGS
 
-MODULES = (bugs_writer, bugs_nodes, bugs_readers, bugs_keepers)
+MODULES = (bugs_writer, bugs_nodes, bugs_readers, bugs_keepers, bugs_operators)
 """Each registers its bugs."""
 
 FOUND = Path(__file__).with_name("found.json")

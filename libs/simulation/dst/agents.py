@@ -356,12 +356,16 @@ def _built(settings: AgentSettings, nats: Any, machine: "Machine", inventory: In
         report=reports.add,
         counts=NodeCounts(),
         remember=launcher.remember,
+        busy_devices=dict(machine.strangers),
     )
+    machine.node = node
     agent = SimAgent(settings, nats, [node], launcher, reports)
     if before and machine.life is not None:
         life = machine.life
-        parts = [(process.part, {"process": process}) for process in machine.table.values()]
+        parts = [(process.part, {"process": process, "doomed": process.doomed}) for process in machine.table.values()]
         node.adopt(EarlierLife(life.incarnation, life.until, life.note, parts))
+        if machine.over():
+            machine.world.sometimes("an agent went on with work that outlived its node's lease")
         machine.world.sometimes("an agent went on with an earlier one's work" if parts else "an agent went on")
     else:
         machine.world.truth.begun_anew(machine)

@@ -38,6 +38,7 @@ class SimBooks:
     head: Head = GENESIS
     position: int = 0
     voids: int = 0
+    quotas: dict[str, int | None] = field(default_factory=dict)
     _open: dict[str, tuple[str, int, dict[str, int]]] = field(default_factory=dict)
     _nodes: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     _rejected: dict[str, JobRejected] = field(default_factory=dict)
@@ -48,6 +49,8 @@ class SimBooks:
     _events_to: int = 0
     _due: dict[bytes, str] = field(default_factory=dict)
     """What teams are to be told by the ledger: event -> its subject."""
+    _facts: Counter[bytes] = field(default_factory=Counter)
+    """How many facts of the ledger have the same words."""
     _events: Counter[tuple[str, bytes]] = field(default_factory=Counter)
     """What they were told, and how often."""
 
@@ -95,7 +98,8 @@ class SimBooks:
             if not isinstance(told, JobRejected):
                 of_team = isinstance(told, TeamEvent)
                 subject = subjects.team_event(told.what, told.team) if of_team else subjects.event(told.what, told.team)
-                self._due[told.model_dump_json().encode()] = subject
+                payload = told.model_dump_json().encode()
+                self._due[payload], self._facts[payload] = subject, self._facts[payload] + 1
         for job, events in job_events(record).items():
             self.stories[job] = advance(self.stories.get(job), events, record.t_us, seq, record.pool)
         for event in record.events:
@@ -106,8 +110,18 @@ class SimBooks:
                     self._open[event.job_id] = (attempt_id(event.job_id, event.attempt), record.t_us, milli)
                 case led.AttemptPreempting(reason=reason) if reason.startswith("reclaim"):
                     self.world.sometimes("what a queue lent came back")
+                case led.AttemptPreempting(reason=reason) if "much less is left" in reason:
+                    self.world.sometimes("a job gave way within its class")
+                case led.AttemptPreempting(reason=reason) if "devices elsewhere" in reason:
+                    self.world.sometimes("a job was moved")
+                case led.AttemptProgress():
+                    self.world.sometimes("a job told how far it is")
                 case led.AttemptStopping(cause=Cause.BUDGET_SPENT):
                     self.world.sometimes("a budget was spent while jobs ran")
+                case led.QuotaSet():
+                    self.quotas[event.team] = event.limit_milli
+                case led.NodeDeclaredDead():
+                    self.world.sometimes("a node was declared dead")
                 case led.DevicesFreed():
                     self.world.truth.freed(event.job_id, event.attempt, event.node, event.evidence.value)
                     attempt, opened_us, milli = self._open[event.job_id]
@@ -135,6 +149,8 @@ class SimBooks:
                 out.append(f"{job.key} was not stored")
             if job.twin_at is not None and self._answers(job) < 2:
                 out.append(f"{job.id} ({job.key}) was sent with two bodies, and one was not answered")
+        # an operator's last word of each team is that it has none
+        out += [f"team {team} has a quota of {limit}" for team, limit in self.quotas.items() if limit is not None]
         archive = self.world.archive
         if archive is not None and (
             archive.wanted or archive.done_at < archive.undisturbed_until or archive.done_at < QUIET_S
@@ -195,7 +211,9 @@ class SimBooks:
             if job.twin_at is None and job.id in self.ended and job.id in self._rejected:
                 world.violated("I4", f"{job.id} is both in the ledger and refused")
         for (subject, payload), times in self._events.items():
-            if times != 1 and not world.offset_of("broker"):  # whose clock was set forgets the ids that it has
+            # in one moment a team may be suspended, go on, and be suspended again with the same words
+            often = times != max(1, self._facts[payload])
+            if often and not world.offset_of("broker"):  # whose clock was set forgets the ids that it has
                 world.violated("told", f"{times} times: {subject} {payload.decode()[:200]}")
             if subjects.what_of(subject) != "rejected" and payload not in self._due:
                 world.violated("told", f"what the ledger does not say: {subject} {payload.decode()[:200]}")
@@ -256,11 +274,21 @@ _REGISTERED = subjects.stem(subjects.node_inbox("registered", POOL))
 _REPARTITIONED = subjects.stem(subjects.node_inbox("board-cut", POOL))
 _QUEUES = subjects.stem(subjects.apply_queues(POOL, "op"))
 _BUDGETS = subjects.stem(subjects.apply_budgets(POOL, "op"))
+_TOLD_BY_OPERATORS = {
+    subjects.stem(subjects.boost_job(POOL, "op")): ("no such job", "is not boosted", "boosts.most", "a class above"),
+    subjects.stem(subjects.suspend_team(POOL, "op")): (),
+    subjects.stem(subjects.declare_dead(POOL, "op")): ("is not up", "is not silent", "is in life"),
+    subjects.stem(subjects.resume_team(POOL, "op")): ("is not suspended",),
+    subjects.stem(subjects.apply_prices(POOL, "op")): ("is not above", "device"),
+    subjects.stem(subjects.top_up_budget(POOL, "op")): ("there is no budget", "no hard limit"),
+}
+"""What they say -> what is in the answer where it came too late, or too early."""
 _QUARANTINE = subjects.stem(subjects.node_inbox("quarantine", POOL))
 
 
 def explained(subject: str, reason: str) -> bool:
-    """Whether a dead letter tells of an ordinary race: a plan that came too late, an earlier life of a node, older queues."""
+    """Whether a dead letter tells of an ordinary race: a plan that came too late, an earlier life of a node, older queues,
+    an operator's word that something else was quicker than."""
     match subjects.stem(subject):
         case s if s == _PLANNED:
             return True
@@ -270,6 +298,10 @@ def explained(subject: str, reason: str) -> bool:
             return "is not above" in reason or "knows no budgets" in reason
         case s if s == _QUEUES:  # the older file came later, or an older reader reads along
             return "is not above" in reason or "knows no queues" in reason
+        case s if s in _TOLD_BY_OPERATORS:
+            return any(why in reason for why in (*_TOLD_BY_OPERATORS[s], "a reader of this ledger is of a release"))
+        case s if s == _ADMITTED:
+            return "is suspended" in reason
         case s:
             return s == _REGISTERED and "is not newer" in reason
 

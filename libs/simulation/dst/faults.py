@@ -26,6 +26,7 @@ from libs.simulation.dst.aimed import (
 )
 from libs.simulation.dst.scenario import POOL
 from libs.simulation.dst.store_faults import mongo, old_input, redis, roll, snapshots
+from libs.simulation.dst.strangers import intrude, leave, switched_off, switched_on
 from libs.simulation.dst.themes import THEMES
 from libs.simulation.dst.world import World
 from schemas.subjects import DEAD, EVENTS, inbox_stream
@@ -258,6 +259,19 @@ def _node_disk(world: World, chance: random.Random) -> FaultDraw:
     )
 
 
+def _declared_dead(world: World, chance: random.Random) -> FaultDraw:
+    """A node is switched off for a while, and an operator says so."""
+    machine = world.machines[chance.choice(sorted(world.machines))]
+    lasts_s = chance.uniform(4.0, 16.0)
+    return lasts_s, lambda: switched_off(world, machine, lasts_s, POOL), lambda: switched_on(world, machine)
+
+
+def _stranger(world: World, chance: random.Random) -> FaultDraw:
+    """Something else than an attempt uses a device."""
+    machine = world.machines[chance.choice(sorted(world.machines))]
+    return chance.uniform(1.0, 12.0), lambda: intrude(world, machine, chance), lambda: leave(world, machine)
+
+
 DRAWS: dict[str, tuple[float, Draw]] = {
     "kill": (4, _kill),
     "freeze": (4, _freeze),
@@ -277,6 +291,8 @@ DRAWS: dict[str, tuple[float, Draw]] = {
     "no leases": (1.5, _no_leases),
     "old node": (1, _old_node),
     "node disk full": (0.7, _node_disk),
+    "declared dead": (1, _declared_dead),
+    "stranger": (0.7, _stranger),
     "redis": (1.5, redis),
     "mongo": (2.5, mongo),
     "old input": (3, old_input),
@@ -364,4 +380,7 @@ def heal(world: World) -> None:
             slot.process.overrun = False
     for node in world.machines.values():
         node.disk_full = False
+        leave(world, node)
+        node.off_until = 0.0
+        switched_on(world, node)
     world.note("healed")

@@ -38,6 +38,10 @@ class SimProcess:
     began: float
     life: int
     told: Callable[[int], None]
+    kept: bool = False
+    """No lease ends it."""
+    doomed: bool = False
+    """Its lease has ended. A later deadline of the node does not change that."""
     timer: "SimHandle | None" = None
     code: int | None = None
     asked: bool = False
@@ -54,6 +58,8 @@ class Life:
 
     incarnation: int
     until: float = 0.0
+    goes_on: bool = False
+    """Its lease has ended while it had work that is kept: with the next deadline it goes on."""
     note: dict[str, Any] = field(default_factory=dict)
 
 
@@ -76,6 +82,12 @@ class Machine:
     beat_at: float = 0.0
     """When the agent began to send its last heartbeat, on the machine's clock."""
     disk_full: bool = False
+    off_until: float = 0.0
+    """Nobody switches it on before."""
+    node: Any = None
+    """The agent's, `services.agent.node.NodeRunner`."""
+    strangers: dict[str, Any] = field(default_factory=dict)
+    """Devices that something else than an attempt uses, as its agent has seen it."""
     _layer: SimulatedLayer | None = None
 
     def layer(self, inventory: Inventory) -> SimulatedLayer:
@@ -109,7 +121,7 @@ class Machine:
             milli[rank.device] = milli.get(rank.device, 0) + rank.milli
         key = (part.job_id, part.attempt)
         life = self.life.incarnation if self.life is not None else 0
-        process = SimProcess(key, self.name, part, milli, self.world.loop.now, life, told)
+        process = SimProcess(key, self.name, part, milli, self.world.loop.now, life, told, kept=not part.lease_s)
         self.world.truth.starts(process, self.world.machines.values())
         self.table[key] = process
         process.timer = self.kernel.call_at(self.world.loop.now + runs_s, self.end, process, exit_code)
@@ -156,9 +168,12 @@ class Machine:
         self.life = Life(incarnation)
 
     def until(self, deadline: float) -> None:
-        """Until when the life's work may run."""
-        if self.life is not None:
-            self.life.until = deadline
+        """Until when the life's work may run. After its lease's end a life goes on only if it has work that is kept."""
+        if self.life is None:
+            return
+        self._doom(self.life)
+        if not self.over() or self.life.goes_on:
+            self.life.until, self.life.goes_on = deadline, False
             for early_s in sorted({0.0, *(self.early_s(process.part) for process in self.running.values())}):
                 self._watch(self.life, early_s)
 
@@ -174,8 +189,22 @@ class Machine:
         if self.world.loop.now < self.keeper_frozen_until:
             self._watch(life, early_s)
             return
+        self._doom(life)
+        self.kill([p for p in self.running.values() if p.doomed])
+
+    def _doom(self, life: Life) -> None:
         now = self.kernel.boot_s()
-        self.kill([p for p in self.running.values() if now >= life.until - self.early_s(p.part)])
+        life.goes_on = life.goes_on or (self.over() and any(process.kept for process in self.table.values()))
+        for p in self.running.values():
+            p.doomed = p.doomed or (life.until > 0.0 and not p.kept and now >= life.until - self.early_s(p.part))
+
+    def over(self) -> bool:
+        """Whether the life had a lease that has ended."""
+        return self.life is not None and 0.0 < self.life.until <= self.kernel.boot_s()
+
+    def keeps(self) -> bool:
+        """Whether something runs that no lease ends."""
+        return any(process.kept for process in self.running.values())
 
     def keeper_dies(self) -> None:
         """What it holds ends with it, and the agent hears of the keeper alone."""
@@ -191,7 +220,9 @@ class Machine:
     def may_go_on(self) -> bool:
         """Whether the next agent may go on with the life that the keeper holds."""
         life = self.life
-        return life is not None and life.incarnation == self.incarnation and 0.0 < life.until > self.kernel.boot_s()
+        if life is None or life.incarnation != self.incarnation or not life.until:
+            return False
+        return not self.over() or self.keeps()
 
     def devices(self) -> dict[str, int]:
         """Thousandths in use of each device."""
@@ -238,6 +269,8 @@ class Truth:
                 self._world.violated(
                     "P1", f"device {device} is held by more than its whole: {job} starts on {used[device]}"
                 )
+            if device in machine.strangers:
+                self._world.violated("P7", f"{job}.{attempt} starts on {device}, which something else uses")
         self._world.note(f"{process.node} runs {job[:8]}.{attempt}")
 
         life, now = machine.life, machine.kernel.boot_s()

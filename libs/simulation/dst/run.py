@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from libs.bus.connect import connect
 from libs.bus.queries import NoAnswer, QueryError, ask
-from libs.simulation.dst import cheap, faults, scenario, themes
+from libs.core.scheduling.precedence import OrderKnobs, turns
+from libs.simulation.dst import cheap, faults, operators, scenario, themes
 from libs.simulation.dst.books import SimBooks
 from libs.simulation.dst.failpoints import FAILPOINTS
 from libs.simulation.dst.loop import Spinning
@@ -24,6 +25,10 @@ from schemas.catalog import BY_TYPE
 PATIENCE_S = 120.0
 """So long after the last fault everything is at rest, or never will be."""
 _LOOK_S = 0.5
+KNOBS = OrderKnobs(
+    look_s=2.0, loss_s=0.1, min_run_s=1.0, move_run_s=2.0, age_s=40.0, slice_s=3.0, in_turn_least_s=8.0, lead_s=1.0
+)
+"""Jobs live for seconds: what an order says of minutes and hours is said of seconds, and jobs give way within their class."""
 
 
 @dataclass(slots=True)
@@ -54,7 +59,8 @@ def run(seed: int, *, keep_notes: bool = False, calm: bool = False, to_first: bo
 def alone(world: World) -> Iterator[World]:
     """While the block runs, nothing of the interpreter's own gets into the world, which is closed then."""
     cheap.install()
-    level = logging.root.manager.disable
+    level, knobs = logging.root.manager.disable, turns.DEFAULT_KNOBS
+    turns.DEFAULT_KNOBS = KNOBS
     logging.disable(logging.CRITICAL)
     collecting, unraisable = gc.isenabled(), sys.unraisablehook
     gc.disable()
@@ -64,6 +70,7 @@ def alone(world: World) -> Iterator[World]:
     finally:
         world.close()
         cheap.forget()
+        turns.DEFAULT_KNOBS = knobs
         logging.disable(level)
         sys.unraisablehook = unraisable
         if collecting:
@@ -111,7 +118,8 @@ async def _life(world: World, drawn: scenario.Scenario, books: SimBooks, chance:
         heal_at = faults.HEAL_S if planned or world.plan.at or world.plan.stalls or world.plan.strikes else 0.0
         await asyncio.sleep(heal_at)
         faults.heal(world)
-    await asyncio.sleep(max(0.0, scenario.ASKED_S + 1.0 - world.loop.now))
+    last_s = operators.LAST_S if drawn.stories else scenario.ASKED_S
+    await asyncio.sleep(max(0.0, last_s + 1.0 - world.loop.now))
     problems = await _rest(world, drawn, books)
     for problem in problems[:5]:
         world.violated("rest", problem)

@@ -18,10 +18,11 @@ from libs.bus.connect import connect
 from libs.bus.messages import Outgoing, outgoing
 from libs.bus.outbox import NotStored, Outbox
 from libs.core.admission.evaluate import DEFAULT_CLASSES, PriorityClass
-from libs.simulation.dst.agents import AgentService
+from libs.simulation.dst.agents import TOLD_STEPS, AgentService
 from libs.simulation.dst.archives import Archivist, SimArchive
 from libs.simulation.dst.machine import KILL_BOUND_S, Machine
 from libs.simulation.dst.older import OlderReader
+from libs.simulation.dst.operators import OperatorStory, draw_stories, top_ups
 from libs.simulation.dst.process import Process
 from libs.simulation.dst.secrecy import key_file
 from libs.simulation.dst.telling import tell_secrets
@@ -62,6 +63,8 @@ ASKED_S = 17.0
 """Until then teams ask for jobs."""
 SECRETS = {"token": True, "gone": True, "never": False}
 """What jobs name, and whether teams set it. `gone` is removed again."""
+KEPT = "kept"
+"""The class whose work no silence ends."""
 _RETRY = RetryPolicy(on_lost=20, on_failure=0)
 
 
@@ -104,6 +107,7 @@ class Scenario:
         archivists: operators who archive the ledger.
         trees: what an operator applies as the pool's queues, and when, s.
         budgets: what an operator applies as its budgets, one after the other: the last has no end.
+        stories: what operators say besides.
     """
 
     nodes: int
@@ -119,6 +123,7 @@ class Scenario:
     archivists: int = 0
     trees: list[tuple[float, ApplyQueues]] = field(default_factory=list)
     budgets: list[tuple[float, ApplyBudgets]] = field(default_factory=list)
+    stories: list[OperatorStory] = field(default_factory=list)
     jobs: list[Asked] = field(default_factory=list)
 
 
@@ -172,9 +177,31 @@ def draw(chance: random.Random) -> Scenario:
         ]
     other = random.Random(repr(("budgets", [job.at for job in scenario.jobs])))
     if other.random() < 0.2:
-        first = other.uniform(0.5, 6.0)
-        scenario.budgets = [(first, _budgets(other, 1)), (max(20.0, first + 10), _budgets(other, 2))]
+        _give_budgets(scenario, other)
+    kept = random.Random(repr(("kept", [job.at for job in scenario.jobs])))
+    for job in scenario.jobs if kept.random() < 0.1 else ():
+        if kept.random() < 0.4 and job.spec.priority_class == "experiment":
+            job.spec = job.spec.model_copy(update={"priority_class": KEPT})
+    if random.Random(repr(("operators", [job.at for job in scenario.jobs]))).random() < 0.15:
+        let_operators_speak(scenario)
     return scenario
+
+
+def _give_budgets(scenario: Scenario, chance: random.Random) -> None:
+    first = chance.uniform(0.5, 6.0)
+    scenario.budgets = [(first, _budgets(chance, 1)), (max(20.0, first + 10), _budgets(chance, 2))]
+
+
+def let_operators_speak(scenario: Scenario, *, budgets: float = 0.0) -> None:
+    """Operators say something of jobs and teams; so often there are budgets to be topped up as well."""
+    chance = random.Random(repr(("stories", [job.at for job in scenario.jobs])))
+    asked = [(job.team, job.key, job.at) for job in scenario.jobs]
+    scenario.stories = draw_stories(chance, POOL, asked, TEAMS, DEVICES * scenario.nodes)
+    if not scenario.budgets and chance.random() < budgets:
+        _give_budgets(scenario, chance)
+    for _, applied in scenario.budgets[:1]:
+        keys = [budget.key for budget in applied.budgets.budgets]
+        scenario.stories += top_ups(chance, POOL, keys, 1_000_000 // 3600)
 
 
 def _budgets(chance: random.Random, version: int) -> ApplyBudgets:
@@ -246,6 +273,7 @@ def _spec(chance: random.Random, scenario: Scenario) -> JobSpec:
         simulation=Simulation(duration_s=seconds, exit_code=code),
         checkpoint=CheckpointPolicy(grace_s=2.0, interval_s=1.5) if saves else None,
         time_limit_s=limit,
+        env={TOLD_STEPS: str(max(1, round(seconds * 10)))} if saves else {},
         retry=_RETRY,
     )
 
@@ -283,9 +311,10 @@ class _Admission(AdmissionSettings):
 
     def priority_classes(self) -> dict[str, PriorityClass]:
         serving, other = f"{self.serving_s:g}s", f"{self.other_s:g}s"
-        return {
+        classes = {
             c.name: c.model_copy(update={"lease": serving if c.name == "serving" else other}) for c in DEFAULT_CLASSES
         }
+        return classes | {KEPT: classes["experiment"].model_copy(update={"name": KEPT, "lease": "keep"})}
 
 
 _OLDER_FIRST_S = 1.0
@@ -435,6 +464,21 @@ async def teams(world: World, scenario: Scenario) -> None:
                 for at, m in scenario.budgets
             ]
             group.create_task(_apply(world, outbox, said_at, "budgets were applied"))
+        for number, story in enumerate(scenario.stories):
+            words = [
+                (
+                    word.at,
+                    outgoing(
+                        word.message,
+                        subject=word.subject,
+                        type=TYPE_OF[type(word.message)],
+                        source="/sim",
+                        cause=f"story:{number}:{place}",
+                    ),
+                )
+                for place, word in enumerate(story.words)
+            ]
+            group.create_task(_apply(world, outbox, words, story.told))
         if scenario.vaults:
             for team in TEAMS:
                 group.create_task(tell_secrets(world, client, team, [name for name, told in SECRETS.items() if told]))
@@ -462,7 +506,7 @@ async def _ask(world: World, outbox: Outbox, at: float, job: Asked, what: str) -
 
 
 async def _apply(world: World, outbox: Outbox, said: list[tuple[float, Outgoing]], told: str) -> None:
-    """An operator gives the pool its queues, or its budgets, one after the other. A version that comes too late is refused."""
+    """What an operator says, one after the other. A version that comes too late is refused."""
     for at, message in said:
         await asyncio.sleep(max(0.0, at - world.loop.now))
         while True:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from libs.simulation.dst.scenario import LEASES, Asked, Scenario, name_secrets
+from libs.simulation.dst.scenario import KEPT, LEASES, Asked, Scenario, let_operators_speak, name_secrets
 
 Reshape = Callable[[Scenario, random.Random], None]
 
@@ -72,6 +72,13 @@ def _nodes(scenario: Scenario, chance: random.Random) -> None:
             job.spec = job.spec.model_copy(update={"simulation": longer})
 
 
+def _kept(scenario: Scenario, chance: random.Random) -> None:
+    """The same, and some of it is such that no silence ends it."""
+    _nodes(scenario, chance)
+    scenario.nodes = max(2, scenario.nodes)
+    _become(scenario, chance, KEPT, chance.choice((0.0, 0.3, 0.6)))
+
+
 def _crowded(scenario: Scenario, chance: random.Random) -> None:
     """Small work first, then such as takes its place: jobs give way and come back."""
     scenario.nodes = min(2, scenario.nodes)
@@ -116,6 +123,13 @@ def _secrets(scenario: Scenario, chance: random.Random) -> None:
     name_secrets(scenario, chance, 0.7)
 
 
+def _spoken_to(scenario: Scenario, chance: random.Random) -> None:
+    """Operators speak, of work that takes long enough to be spoken of, and two admissions hear requests meanwhile."""
+    _nodes(scenario, chance)
+    scenario.nodes, scenario.admissions = min(2, scenario.nodes), chance.choice((1, 2))
+    let_operators_speak(scenario, budgets=0.5)
+
+
 def _same(scenario: Scenario, chance: random.Random) -> None:
     """As it was drawn."""
 
@@ -132,9 +146,10 @@ THEMES: dict[str, Theme] = {
         ("leases.tick",),
     ),
     "nodes": Theme(
-        {"kill agent": 4, "freeze agent": 5, "keeper": 2, "power off": 1, "old node": 1, "node disk full": 1, "messages": 2,
+        {"kill agent": 4, "freeze agent": 5, "keeper": 2, "declared dead": 3, "stranger": 1,
+         "power off": 1, "old node": 1, "node disk full": 1, "messages": 2,
          "partition": 3},
-        _nodes,
+        _kept,
         ("agent.starting", "agent.started", "agent.reported", "agent.killed-all", "writer.told"),
     ),
     "again": Theme(
@@ -177,6 +192,12 @@ THEMES: dict[str, Theme] = {
         _secrets,
         ("vault.changed", "vault.rekeying", "vault.changed", "vault.rekeying", "agent.starting"),
         (("vault.rekeying", "stop vault"), ("vault.changed", "stop vault")),
+    ),
+    "operators": Theme(
+        {"old input": 3, "messages": 3, "kill": 4, "freeze": 1, "lost append": 1, "unclear": 1, "full stream": 1, "clock": 1,
+         "snapshots": 2, "stop admission": 1, "broker killed": 1, "roll": 1},
+        _spoken_to,
+        ("writer.decided", "writer.folded", "settle.decided", "settle.stored", "follower.applied"),
     ),
     "losses": Theme(
         {"messages": 2, "kill": 2, "reset": 2, "freeze": 1, "freeze agent": 1, "lost append": 2},

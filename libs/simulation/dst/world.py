@@ -217,7 +217,7 @@ class World:
         return slot
 
     def _start(self, slot: ServiceSlot) -> None:
-        if not slot.wanted:
+        if not slot.wanted or (slot.process is not None and slot.process.alive):
             return
         slot.lives += 1
         process = slot.process = Process(self, f"{slot.name}#{slot.lives}", slot.machine)
@@ -275,6 +275,11 @@ class World:
         return type(error).__name__ in ("BusUnavailable", "StreamsMissing") or (
             isinstance(error, OSError) and error.errno == 28
         )
+
+    def resume(self, name: str) -> None:
+        """Somebody keeps this service alive again."""
+        self.services[name].wanted = True
+        self._start(self.services[name])
 
     def retire(self, name: str) -> None:
         """Nobody keeps this service alive any more."""

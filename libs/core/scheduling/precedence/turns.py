@@ -40,14 +40,18 @@ _LEAST, _DUE, _BEGUN, _IN_TURN, _INSISTS = -0.5, -1.0, -1.4, -1.6, -2.0
 just begun, or has its turn; of a gang whose promise is near."""
 
 
+DEFAULT_KNOBS = OrderKnobs()
+"""Where nobody says others. The simulation has its own: jobs live for seconds in it (`libs.simulation.dst.run`)."""
+
+
 class Precedence:
     """What orders the jobs of one state. Follows its fold, event by event; asked by the order, the backlog and the exchange.
 
     All of it follows from the ledger: who folds the same records, or goes on from a snapshot (`keep`), has the same."""
 
-    def __init__(self, rule: OrderRule | None = DEFAULT_RULE, knobs: OrderKnobs = OrderKnobs()) -> None:
+    def __init__(self, rule: OrderRule | None = DEFAULT_RULE, knobs: OrderKnobs | None = None) -> None:
         """`rule`: of every queue; None: each queue's own, as the state's tree says."""
-        self.rule, self.knobs = rule, knobs
+        self.rule, self.knobs = rule, knobs or DEFAULT_KNOBS
         self._tree = QueueTree()
         self._rules: dict[str, OrderRule] = {}
         """Team -> its rule, of those that were asked for."""
