@@ -534,6 +534,10 @@ class NodeHeard(Fact):
     skippable: Literal[True] = True
 
 
+DECLARED_DEAD = "declared dead by "
+"""Begins the reason of all that an operator's word ended: while an older reader reads along, nothing else says it."""
+
+
 class NodeDeclaredDead(Fact):
     """An operator says that nothing runs on a node any more, and how that was made sure of. What it held is freed in the same
     record, work that is kept too. A life of it can only begin with a higher incarnation: its agent kills everything first."""

@@ -154,3 +154,21 @@ def test_a_node_that_is_full_is_granted_nothing(
     monkeypatch.setattr(hosts, "MOST_PARTS", checker)
     undeclared = report([record.model_copy(update={"format": None}) for record in w.records])
     assert undeclared.violations == [], "before records declared their format, there was no such bound"
+
+
+@pytest.mark.parametrize("declared", [FIRST, None])
+def test_while_older_readers_live_the_reason_says_that_a_node_was_declared_dead(declared: int | None) -> None:
+    w = World(node("n0", 1), allowed=FIRST)
+    kept = w.submit(job("kept").model_copy(update={"lease_s": 0}))
+    w.started(kept)
+    w.send(inbox.NodeDead(node="n0", fenced_by="power off", user="olga"))
+    assert w.state_of(kept) == "queued"
+    told = [record.model_copy(update={"format": declared}) for record in w.records]
+    assert report(told).violations == []
+    *before, last = told
+    events = tuple(
+        e.model_copy(update={"reason": "silent for an hour"}) if isinstance(e, led.DevicesFreed) else e
+        for e in last.events
+    )
+    (broken,) = report([*before, last.model_copy(update={"events": events})]).violations
+    assert "is kept, and silence of node n0 ends it" in broken

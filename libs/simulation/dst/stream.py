@@ -9,6 +9,8 @@ from libs.simulation.dst.subjects import matches
 
 ApiRefusal = tuple[int, int, str]
 """(HTTP-like code, JetStream's error code, text)."""
+_AT_ONCE_US = 1000
+"""A disk writes one message after the other: no two of a stream that come in one moment have the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Stream:
     """It takes nothing more, however little it keeps."""
     ids: dict[str, tuple[int, int]] = field(default_factory=dict)
     by_subject: dict[str, list[int]] = field(default_factory=dict)
+    _last_us: int = -_AT_ONCE_US
     _shown: tuple[Any, str] = (None, "")
     """The configuration that was shown last, and its JSON."""
 
@@ -68,6 +71,9 @@ class Stream:
             if time_us - seen[1] < config["duplicate_window"] // 1000:
                 return seen[0]
             del self.ids[id_]
+        if self._last_us - _AT_ONCE_US < time_us <= self._last_us:
+            time_us = self._last_us + 1
+        self._last_us = time_us
         rollup = held.get("Nats-Rollup")
         kept = Kept(self.last_seq + 1, subject, headers, data, time_us)
         per_subject = config.get("max_msgs_per_subject", -1)

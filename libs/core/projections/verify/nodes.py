@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, JobRow, NodeRow, Promises, SilentRow, Subject
+from libs.core.state.formats import FORMAT_OF
 from schemas import ledger as led
 from schemas.attempts import Evidence
 from schemas.ids import split_attempt_id
@@ -90,7 +91,7 @@ class Nodes(Subject):
             self.books.broken("I8", f"node {e.node} frees devices and is not up")
         if e.evidence is Evidence.LEASE_ENDED and e.node not in self._dead:
             job = self.books.jobs.get(e.job_id)
-            if job is not None and not job.lease_s:
+            if job is not None and not job.lease_s and not self._said_otherwise(e):
                 self.books.broken("I8", f"{e.job_id} is kept, and silence of node {e.node} ends it")
             silence = self.books.silent.get(e.node)
             if silence is not None and job is not None:
@@ -103,6 +104,11 @@ class Nodes(Subject):
             self._leaves.make(e.node)
         elif e.evidence is Evidence.NEW_INCARNATION:
             self._anew.make(e.node)
+
+    def _said_otherwise(self, e: led.DevicesFreed) -> bool:
+        """The node was declared dead, and a reader of before knows no record of that: the reason says it."""
+        older = (self.books.format or 0) < FORMAT_OF["node.declared-dead"]
+        return older and e.reason.startswith(led.DECLARED_DEAD)
 
     def granted(self, e: led.JobGranted) -> None:
         if self._leaves or self._anew:

@@ -88,7 +88,7 @@ def node_dead(d: Decision, m: inbox.NodeDead) -> None:
     said = ledger.NodeDeclaredDead(node=m.node, incarnation=known.incarnation, fenced_by=m.fenced_by, user=m.user)
     if d.may(said) and m.node not in d.state.silent:
         raise InputRefused(f"node {m.node} is not silent: stop its agent instead, which ends its work in good order")
-    reason = f"declared dead by {m.user or 'an operator'}, fenced by: {m.fenced_by}"[:1024]
+    reason = f"{ledger.DECLARED_DEAD}{m.user or 'an operator'}, fenced by: {m.fenced_by}"[:1024]
     if d.may(said):
         d.emit(said)
     vacate(d, m.node, Evidence.LEASE_ENDED, reason)
