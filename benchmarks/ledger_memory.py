@@ -33,6 +33,7 @@ from libs.core.projections.hot_state import HotState
 from libs.core.projections.verify import Checker
 from libs.core.state import ended, fold, snapshot
 from libs.core.state.model import State
+from libs.ledger.audited import AuditedLedger
 from libs.ledger.chain import GENESIS, ChainEntry, Head, encode, judge
 from schemas import ledger as led
 from schemas.ids import job_id
@@ -153,6 +154,16 @@ def _checker() -> Callable[[ChainEntry], Any]:
     return step
 
 
+def _audited() -> Callable[[ChainEntry], Any]:
+    ledger = AuditedLedger()
+
+    def step(entry: ChainEntry) -> None:
+        ledger.step(entry.seq, entry.record, entry.valid)
+        assert ledger.report.ok, ledger.report.violations
+
+    return step
+
+
 def _state() -> Callable[[ChainEntry], Any]:
     state = State()
     return lambda entry: fold.apply_record(state, entry.record)
@@ -161,14 +172,15 @@ def _state() -> Callable[[ChainEntry], Any]:
 READERS: dict[str, Callable[[], Callable[[ChainEntry], Any]]] = {
     "nobody": lambda: lambda entry: None,
     "checker": _checker,
+    "verify": _audited,
     "state": _state,
     "admission": lambda: _applied(FleetShape()),
     "hot_state": lambda: _applied(HotState()),
     "feed": lambda: _applied(Feed()),
     "meter": lambda: _applied(Meter()),
 }
-"""`state` is placement's and preemption's, `hot_state` the Redis projector's and telemetry's, `feed` history's. `nobody`
-is the generator alone."""
+"""`state` is placement's and preemption's, `hot_state` the Redis projector's and telemetry's, `feed` history's, `verify` is
+`baton ledger verify`: the checker with the accounts beside it. `nobody` is the generator alone."""
 
 
 def _applied(projection: Any) -> Callable[[ChainEntry], Any]:
@@ -189,6 +201,7 @@ def measure(names: Sequence[str], records: int, running: int, per_second: float,
             found[f"{entry.seq:,}"] = _mib(process.memory_info().rss)
             print(*names, f"{entry.seq:,} records: {found[f'{entry.seq:,}']} MiB", flush=True)
     found["peak"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+    found["cpu_s"] = round(time.process_time(), 1)
     found["records_per_s"] = round(records / (time.perf_counter() - began))
     return found
 

@@ -1,5 +1,8 @@
 """The checker finds each kind of violation in a ledger that was tampered with, and none in one that was not."""
 
+import tracemalloc
+from random import Random
+
 import pytest
 
 from libs.core.projections.verify import Checker, ended_ids
@@ -137,9 +140,34 @@ def test_an_id_is_free_again_when_its_client_key_counts_no_more(history):
 
 def test_the_checker_forgets_the_oldest_ids_at_its_bound(monkeypatch):
     monkeypatch.setattr(ended_ids, "_AT_ONCE", 10)
-    monkeypatch.setattr(ended_ids, "_SETS", 3)
+    monkeypatch.setattr(ended_ids, "_PARTS", 3)
     ids = EndedIds()
     for n in range(100):
         ids.add(job_id("t", str(n)), n)
     known = [n for n in range(100) if ids.has(job_id("t", str(n)), 100)]
     assert known == list(range(70, 100))
+
+
+def test_an_id_is_known_for_the_days_that_its_key_counts_wherever_it_is_kept(monkeypatch):
+    monkeypatch.setattr(ended_ids, "_AT_ONCE", 7)
+    ids, ended, rng = EndedIds(), dict[int, int](), Random(9)
+    t_us = 100 * DAY_US
+    for n in range(150):
+        t_us += rng.randrange(DAY_US // 4)
+        ids.add(job_id("t", str(n)), t_us)
+        ended[n] = t_us
+        begins = (t_us - KEPT_US) // DAY_US
+        for other in rng.sample(range(n + 1), min(n + 1, 30)):
+            assert ids.has(job_id("t", str(other)), t_us) is (ended[other] // DAY_US > begins), other
+        assert not ids.has(job_id("t", "never"), t_us)
+
+
+def test_what_is_remembered_of_ended_jobs_takes_eight_bytes_each():
+    ids, many = EndedIds(), 250_000
+    tracemalloc.start()
+    for n in range(many):
+        ids.add(f"job-{n * 2**60 // many:032x}", 0)
+    used, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 8 * 200_000 + 90 * 50_000
+    assert peak < 8 * 200_000 + 200 * 100_000
