@@ -165,7 +165,8 @@ def upgrade(
         old += [f"consumer {consumer}" for consumer in await known.unmarked(name)]
         if old and not force:
             raise UsageFault(f"these read an older format and would stop: {', '.join(old)}; upgrade them, or --force")
-        await known.raise_format(name, NEWEST, f"baton ledger upgrade by {process_name()}")
+        newest = max(NEWEST, await known.format(name))  # never back: a newer `baton` may have been here
+        await known.raise_format(name, newest, f"baton ledger upgrade by {process_name()}")
 
     what = f"{pool or ''} to format {NEWEST}{' --force' if force else ''}".strip()
     with acting("ledger.upgrade", what, reason, url=url, needs_reason=force):

@@ -5,8 +5,9 @@ release, the newest format that it understands (`libs.core.state.formats`), how 
 go on after a restart. It also marks its consumer with the format. A consumer without a mark is a reader from before there
 were declarations: 0.1.0.
 
-`FormatGate` is the writer's side. A pool has a format, kept for good in the bucket of cursors. The gate raises it once all
-readers have understood the newer one for as long as a restart of an older one may take, or at once in a ledger that is empty.
+`FormatGate` is the writer's side. A pool has a format, kept for good in the bucket of cursors. The gate raises it, up to the newest
+that all readers understand, once they have done so for as long as a restart of an older one may take; in a ledger that is empty
+at once.
 From then on an older reader that comes back stops at the first event of a newer kind, and says so. An operator sees the
 readers with `baton ledger readers`, and raises the format by hand with `baton ledger upgrade`.
 """
@@ -28,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from libs.bus.cursors import Cursors
 from libs.bus.table import READERS_BUCKET
-from libs.core.state.formats import FIRST, NEWEST, understood
+from libs.core.state.formats import FIRST, NEWEST
 from libs.ledger.segments import last_seq, readable
 from libs.ledger.tail import MARK
 from libs.ports.host import present_host
@@ -171,7 +172,8 @@ class Declarer:
 class FormatGate:
     """Which format the writer of `pool` may use now: `allowed`. To be asked for the first time (`poll`) before it writes."""
 
-    def __init__(self, js: JetStreamContext, pool: str, *, hold_s: float = HOLD_S) -> None:
+    def __init__(self, js: JetStreamContext, pool: str, *, hold_s: float = HOLD_S, newest: int = NEWEST) -> None:
+        """`newest`: the newest format that this writer knows."""
         self.allowed = FIRST
         self.holding = ""
         """Why it is not the newest; "" when it is."""
@@ -179,11 +181,13 @@ class FormatGate:
         self._readers = Readers(js)
         self._pool = pool
         self._hold_s = hold_s
-        self._old_seen: float | None = None
+        self._newest = newest
+        self._old_seen: dict[int, float] = {}
+        """Format -> when there may have been a reader last that does not understand it; without an entry: not looked yet."""
 
     async def run(self) -> None:
         """Until the newest format may be used: then there is nothing more to find out."""
-        while self.allowed < NEWEST:
+        while self.allowed < self._newest:
             await asyncio.sleep(min(_POLL_S, max(0.05, self._hold_s / 4)))
             await self.poll()
 
@@ -191,33 +195,40 @@ class FormatGate:
         """Looks once. While the broker is away, what was allowed stays."""
         now = asyncio.get_running_loop().time()
         try:
-            self.allowed = max(self.allowed, min(NEWEST, await self._readers.format(self._pool)))
-            if self.allowed >= NEWEST:
+            self.allowed = max(self.allowed, min(self._newest, await self._readers.format(self._pool)))
+            if self.allowed >= self._newest:
                 self.holding = ""
                 return
-            old = await self._older()
+            older = await self._older()
             empty = not await last_seq(self._js, self._pool)
         except _AWAY as error:
-            self._old_seen = now
+            self._old_seen = dict.fromkeys(range(self.allowed + 1, self._newest + 1), now)
             self.holding = f"the broker does not say who reads: {error!r}"
             return
-        if old or (self._old_seen is None and not empty):
-            self._old_seen = now
-        self.holding = f"older readers: {', '.join(old)}" if old else "older readers may be restarting"
-        if not old and (self._old_seen is None or now - self._old_seen >= self._hold_s):
+        to = self.allowed
+        for newer in range(self.allowed + 1, self._newest + 1):
+            if any(format_ < newer for format_ in older.values()) or (newer not in self._old_seen and not empty):
+                self._old_seen[newer] = now
+            if newer not in self._old_seen or now - self._old_seen[newer] >= self._hold_s:
+                to = newer
+        if to > self.allowed:
             by = "the ledger is empty" if empty else f"no older reader for {self._hold_s:g} s"
             try:
-                await self._readers.raise_format(self._pool, NEWEST, by)
+                await self._readers.raise_format(self._pool, to, by)
             except _AWAY as error:
                 self.holding = f"the broker does not keep the format: {error!r}"
                 return
-            self.allowed, self.holding = NEWEST, ""
+            self.allowed = to
+        old = [name for name, format_ in older.items() if format_ < self._newest]
+        self.holding = f"older readers: {', '.join(old)}" if old else "older readers may be restarting"
+        if self.allowed >= self._newest:
+            self.holding = ""
 
-    async def _older(self) -> list[str]:
-        """Readers that do not understand the newest format, by name."""
+    async def _older(self) -> dict[str, int]:
+        """Readers by name -> the newest format that each understands."""
         declared = [one for one in await self._readers.declared(self._pool) if not one.leaving]
-        old = [f"{one.name} ({one.process}, {one.release})" for one in declared if understood([one.format]) < NEWEST]
-        return old + [f"consumer {name}" for name in await self._readers.unmarked(self._pool)]
+        found = {f"{one.name} ({one.process}, {one.release})": one.format for one in declared}
+        return found | {f"consumer {name}": FIRST for name in await self._readers.unmarked(self._pool)}
 
 
 def floor(readers: Sequence[Declared]) -> int:

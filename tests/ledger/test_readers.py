@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from libs.core.scheduling.decider import Deciders
-from libs.core.state.formats import FIRST, FORMAT_OF, NEWEST, may_emit, understood
+from libs.core.state.formats import FIRST, FORMAT_OF, KINDS, NEWEST, may_emit
 from libs.ledger import readers
 from libs.ledger.chain import GENESIS
 from libs.ledger.follower import Follower
@@ -19,6 +19,7 @@ from libs.ledger.readers import Declared, FormatGate, Readers, floor
 from libs.ledger.writer import LedgerWriter
 from schemas import inbox
 from schemas.clock import BootReading
+from schemas.ids import content_hash
 from schemas.ledger import EVENT_KINDS
 from tests.core import builders
 from tests.kit.tasks import beside
@@ -29,6 +30,8 @@ from tests.ledger.world import POOL, World
 
 __all__ = ["old_code"]
 SCRIPT = Path(__file__).with_name("old_follower.py")
+KEPT = ["5db54e7308f32119", "63c7132fe3f5bdeb"]
+"""Hash of each list of `KINDS`."""
 OLD = Declared(pool=POOL, name="telemetry", process="h-1", release="0.1.0", format=FIRST, position=7, resume=5)
 
 
@@ -46,9 +49,18 @@ def test_every_kind_has_a_format_and_0_1_0s_are_the_first() -> None:
     assert {"job.granted", "node.left", "board.cut"} <= {kind for kind, n in FORMAT_OF.items() if n == FIRST}
     assert not may_emit("clock.jumped", FIRST)
     assert may_emit("clock.jumped", NEWEST)
-    assert (understood([]), understood([NEWEST, FIRST])) == (NEWEST, FIRST)
     with pytest.raises(KeyError):
         may_emit("job.promoted", NEWEST)
+
+
+def test_a_format_that_was_declared_brings_no_more_kinds() -> None:
+    """A reader that runs somewhere declares a format, and knows the kinds that its list had then."""
+    assert sum(map(len, KINDS)) == len(frozenset().union(*KINDS)), "a kind is in two lists"
+    lists = [content_hash(" ".join(sorted(kinds)).encode())[:16] for kinds in KINDS]
+    assert lists[: len(KEPT)] == KEPT, "a list was changed: begin a new one at the end of KINDS, and add its hash here"
+    assert lists[len(KEPT) :] == [], f"add to KEPT, so that they stay as they are: {lists[len(KEPT) :]}"
+    unlisted = EVENT_KINDS.keys() - frozenset().union(*KINDS)
+    assert unlisted == set(), "put them into a list of their own, at the end of KINDS"
 
 
 def test_what_a_decision_does_without_the_newer_kinds() -> None:
@@ -114,6 +126,26 @@ async def test_the_format_is_raised_when_nobody_older_was_seen_for_a_while(world
     again = FormatGate(world.js, POOL, hold_s=3600)
     await again.poll()
     assert again.allowed == NEWEST, "for good"
+
+
+async def test_the_format_is_raised_as_far_as_all_readers_understand(world: World) -> None:
+    """The writer knows a newer one than the readers do, which all know a newer one than is written."""
+    known = Readers(world.js)
+    await world.append(GENESIS)
+    between, newer = OLD.model_copy(update={"format": 2}), OLD.model_copy(update={"process": "h-2", "format": 3})
+    await known.declare(between)
+    await known.declare(newer)
+    gate = FormatGate(world.js, POOL, hold_s=0.3, newest=3)
+    await gate.poll()
+    assert gate.allowed == FIRST, "an older one may be restarting"
+    async with beside(gate.run()):
+        await until(lambda: gate.allowed == 2)
+        await asyncio.sleep(0.6)
+        assert (gate.allowed, await known.format(POOL)) == (2, 2)
+        assert gate.holding == "older readers: telemetry (h-1, 0.1.0)"
+        await known.forget(between)
+        await until(lambda: gate.allowed == 3)
+    assert (gate.holding, await known.format(POOL)) == ("", 3)
 
 
 async def test_an_empty_ledger_begins_with_the_newest_format_and_an_old_one_waits(world: World) -> None:

@@ -141,8 +141,8 @@ def time_follows_the_broker(stack: ExitStack) -> None:
 
 @bug("newer kinds of events are written while an older reader lives", "leases", findings=(5,))
 def newest_format_at_once(stack: ExitStack) -> None:
-    async def older(self: Any) -> list[str]:
-        return []
+    async def older(self: Any) -> dict[str, int]:
+        return {}
 
     set_on(stack, FormatGate, "_older", older)
 

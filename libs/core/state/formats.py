@@ -24,14 +24,35 @@ then each decision falls back to what the format before it could say:
     a back-off              left out of job.requeued: a job that was lost again runs again at once
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from schemas.ledger import EVENT_KINDS
 
+KINDS: tuple[frozenset[str], ...] = (
+    frozenset({  # release 0.1.0, whose readers do not declare what they understand
+        "node.joined", "node.left", "quota.set", "job.queued", "job.granted", "attempt.running", "attempt.starting",
+        "attempt.checkpointed", "attempt.preempting", "attempt.stopping", "devices.freed", "attempt.closed", "job.requeued",
+        "job.finished", "devices.held", "hold.released", "board.recut", "board.cut", "input.rejected",
+    }),
+    frozenset({
+        "attempt.progress", "board.recut-withdrawn", "budget.holds-renewed", "budget.period-began", "budget.reached",
+        "budget.topped-up", "budgets.applied", "clock.jumped", "command.refused", "device.quarantined", "device.returned",
+        "gang.promised", "job.boost-ended", "job.boosted", "lease.granter", "ledger.summed", "node.declared-dead", "node.heard",
+        "node.silent", "operator.acted", "period.closed", "plan.declined", "prices.applied", "queues.applied", "segment.sealed",
+        "team.resumed", "team.suspended",
+    }),
+)  # fmt: skip
+"""What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format and
+knows just these. A new kind begins the next list, however soon that comes."""
+
 FIRST = 1
-"""Release 0.1.0. Its readers do not declare what they understand."""
-NEWEST = 2
+"""Release 0.1.0."""
+
+_LISTED = MappingProxyType({kind: number for number, kinds in enumerate(KINDS, FIRST) for kind in kinds})
+FORMAT_OF: Mapping[str, int] = MappingProxyType({kind: _LISTED.get(kind, len(KINDS) + 1) for kind in EVENT_KINDS})
+"""Kind of event -> the format in which it came. One that is in no list comes after all that are."""
+NEWEST = max(FORMAT_OF.values())
 """What this code reads and, when it may, writes."""
 
 DISK_LIMIT = 2
@@ -39,23 +60,7 @@ DISK_LIMIT = 2
 BACK_OFF = 2
 """From this format on, `job.requeued` may say that its job must wait."""
 
-_FIRST_KINDS = frozenset({
-    "node.joined", "node.left", "quota.set", "job.queued", "job.granted", "attempt.running", "attempt.starting",
-    "attempt.checkpointed", "attempt.preempting", "attempt.stopping", "devices.freed", "attempt.closed", "job.requeued",
-    "job.finished", "devices.held", "hold.released", "board.recut", "board.cut", "input.rejected",
-})  # fmt: skip
-
-FORMAT_OF: Mapping[str, int] = MappingProxyType(
-    {kind: FIRST if kind in _FIRST_KINDS else NEWEST for kind in EVENT_KINDS}
-)
-"""Kind of event -> the format in which it came. A later format lists its kinds beside these."""
-
 
 def may_emit(kind: str, allowed: int) -> bool:
     """Whether an event of this kind may be written while the pool's format is `allowed`. Raises KeyError for no kind."""
     return FORMAT_OF[kind] <= allowed
-
-
-def understood(formats: Iterable[int]) -> int:
-    """The newest format that all of these readers understand; without any, the newest there is."""
-    return min(formats, default=NEWEST)
