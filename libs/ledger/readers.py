@@ -5,9 +5,9 @@ release, the newest format that it understands (`libs.core.state.formats`), how 
 go on after a restart. It also marks its consumer with the format. A consumer without a mark is a reader from before there
 were declarations: 0.1.0.
 
-`FormatGate` is the writer's side. A pool has a format, kept for good in the bucket of cursors. The gate raises it, up to the newest
-that all readers understand, once they have done so for as long as a restart of an older one may take; in a ledger that is empty
-at once.
+`FormatGate` is the writer's side. A pool has a format, kept for good in the bucket of cursors. The gate raises it, up to the
+newest that all readers understand, once they have done so for as long as a restart of an older one may take; in a ledger that
+is empty at once.
 From then on an older reader that comes back stops at the first event of a newer kind, and says so. An operator sees the
 readers with `baton ledger readers`, and raises the format by hand with `baton ledger upgrade`.
 """

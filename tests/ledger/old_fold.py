@@ -1,5 +1,5 @@
-"""What Baton 0.1.0 makes of ledgers in files, without a server. A script: run with that version's wheel as PYTHONPATH, and nothing
-of the present code; it prints one JSON object. `python old_fold.py FOLDER`: a file per ledger, a record on each line.
+"""What Baton 0.1.0 makes of ledgers in files, without a server. A script: run with that version's wheel as PYTHONPATH, and
+nothing of the present code; it prints one JSON object. `python old_fold.py FOLDER`: a file per ledger, a record on each line.
 """
 
 import json

@@ -43,8 +43,8 @@ KINDS: tuple[frozenset[str], ...] = (
         "team.resumed", "team.suspended",
     }),
 )  # fmt: skip
-"""What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format and
-knows just these. A new kind begins the next list, however soon that comes."""
+"""What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format
+and knows just these. A new kind begins the next list, however soon that comes."""
 
 FIRST = 1
 """Release 0.1.0."""
