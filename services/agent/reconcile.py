@@ -115,12 +115,15 @@ def plan(
     ends = [_toward_end(key, held, wanted.get(key)) for key, held in view.parts.items()]
     actions: list[NodeAction] = [action for action in ends if action is not None]
     occupied = _occupied(view.parts.values())
-    for key, part in wanted.items():
+    waits_for: set[str] = set()
+    for key, part in wanted.items():  # in the order of their grants
         if key in view.parts:
             continue
         if refused := _refusal(part, view, occupied):
             actions.append(refused)
-        elif lease_valid and lease_left(part):
+        elif not lease_left(part) or not waits_for.isdisjoint(rank.device for rank in part.ranks):
+            waits_for.update(rank.device for rank in part.ranks)  # what was granted later would make it look stale
+        elif lease_valid:
             actions.append(Start(part))
             for rank in part.ranks:
                 occupied[rank.device] = occupied.get(rank.device, 0) + rank.milli

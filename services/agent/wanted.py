@@ -1,7 +1,8 @@
 """What should run on one node, put together from what placement tells: pieces of a state, changes of it, specs by digest.
 
 Pure. A state that is put together is a `DesiredState` as `services.agent.reconcile` reads it. A new part
-whose spec has not come yet is not in it, so it starts later.
+whose spec has not come yet is not in it, so it starts later. Nor is what was granted after it on one of its devices: started
+first, that would make the earlier grant look stale.
 """
 
 from collections import OrderedDict
@@ -105,9 +106,15 @@ class Wanted:
     def state(self, runs: Container[Key] = ()) -> DesiredState:
         """`runs`: parts that are on the node already. They are in the state though their specs may not be known here: an agent
         that has come back goes on with them, and must not take them for unwanted."""
-        parts = [
-            part for part in self._parts.values() if part.spec in self._specs or (part.job_id, part.attempt) in runs
-        ]
+        parts: list[ReferencedPart] = []
+        waits_for: set[str] = set()
+        for part in self._parts.values():  # in the order of their grants
+            if (part.job_id, part.attempt) not in runs:
+                devices = {rank.device for rank in part.ranks}
+                if part.spec not in self._specs or not waits_for.isdisjoint(devices):
+                    waits_for |= devices
+                    continue
+            parts.append(part)
         return DesiredState.model_construct(
             pool=self._pool,
             node=self._node,

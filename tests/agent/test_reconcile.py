@@ -67,6 +67,18 @@ def test_two_new_shares_of_one_device_in_one_state_both_start():
     assert step(seen, state(*parts)) == [Start(parts[0]), Start(parts[1])]
 
 
+def test_what_was_granted_later_on_a_device_waits_for_a_part_without_a_lease():
+    """Else the earlier one would be stale once it has a lease again."""
+    seen = view()
+    short, long = part(None, rank(milli=400), lease_s=5.0), part(None, rank(epoch=2, milli=400))
+    elsewhere = part(None, rank("n0-gpu1"))
+    wanted = state(short, long, elsewhere)
+    actions = plan(wanted, seen, lease_left=lambda one: one.lease_s != 5.0)
+    follow(seen, wanted, actions)
+    assert actions == [Start(elsewhere)]
+    assert step(seen, state(short, long, elsewhere)) == [Start(short), Start(long)]
+
+
 def test_a_device_that_is_still_occupied_is_not_granted_twice():
     seen, first, second = view(), part(), part(None, rank(epoch=2))
     step(seen, state(first))

@@ -4,7 +4,7 @@ import random
 
 from schemas.nodes import Action, DesiredPart, NodeChanged, NodeState, ReferencedPart
 from services.agent.wanted import Specs, Wanted
-from tests.agent.build import but, part, rank
+from tests.agent.build import but, part, rank, simulated
 from tests.agent.world import digest, referenced
 
 
@@ -35,7 +35,7 @@ def running(here: Wanted) -> list[str]:
 
 
 def test_a_part_is_wanted_once_its_spec_is_known():
-    here, one, two = wanted(), part(started=False), part(None, rank(epoch=2), attempt=2, started=False)
+    here, one, two = wanted(), part(started=False), part(None, rank(device="gpu1", epoch=2), attempt=2, started=False)
     two = two.model_copy(update={"spec": two.spec.model_copy(update={"name": "another"})})
     here.take_state([whole(5, one, two)])
     assert running(here) == []
@@ -45,6 +45,20 @@ def test_a_part_is_wanted_once_its_spec_is_known():
     assert here.state().parts == (two,)
     here.take_specs({digest(one): one.spec})
     assert here.state().parts == (one, two)
+
+
+def test_what_was_granted_later_on_a_device_waits_for_a_part_whose_spec_is_not_known():
+    here, first = wanted(), part(simulated(name="first"), rank(milli=300))
+    second = part(simulated(name="second"), rank(milli=300, epoch=2))
+    other = part(simulated(name="other"), rank(device="gpu1"))
+    behind = part(simulated(name="behind"), rank(device="gpu2"), rank(milli=300, epoch=3))
+    last = part(simulated(name="last"), rank(device="gpu2", epoch=2))
+    here.take_state([whole(5, first, second, other, behind, last)])
+    here.take_specs({digest(one): one.spec for one in (second, other, behind, last)})
+    assert running(here) == [other.job_id], "the last waits behind one that waits for another device"
+    assert [one.job_id for one in here.state({(second.job_id, 1): None}).parts] == [second.job_id, other.job_id]
+    here.take_specs({digest(first): first.spec})
+    assert running(here) == [one.job_id for one in (first, second, other, behind, last)]
 
 
 def test_a_part_is_wanted_as_it_was_told_whether_its_spec_is_known_or_not():

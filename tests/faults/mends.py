@@ -31,6 +31,13 @@ MENDS: tuple[Undone, ...] = (
         "services/test_telling::test_jobs_that_are_more_than_a_message_run",
     ),
     Undone(
+        "1. of small jobs on one device those whose specs come late are refused as old grants",
+        "services/agent/wanted.py",
+        "waits_for |= devices",
+        "waits_for |= set()",
+        "agent/test_wanted::test_what_was_granted_later_on_a_device_waits_for_a_part_whose_spec_is_not_known",
+    ),
+    Undone(
         "2. REQUESTS and an inbox fill with what was dealt with long ago",
         "libs/bus/trim.py",
         "pressed = fill_of(info) >= PRESSED or",
