@@ -93,6 +93,10 @@ class JobDocument(Fact):
     attempts: tuple[AttemptDocument, ...] = ()
     preemptions: int = Field(default=0, ge=0)
     spec: AcceptedSpec
+    spec_hash: str = Field(
+        default="",
+        description="of the body that was submitted, before admission filled it in; empty of an older document",
+    )
     seq: int = Field(ge=0)
     user: User = Field(default="", description="who submitted it")
     pool: str = Field(default="", description="where it was admitted to")

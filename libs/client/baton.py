@@ -21,6 +21,7 @@ from libs.bus.messages import Outgoing
 from libs.client import following, logs, secrets
 from libs.client.asking import ask
 from libs.client.errors import ClientError, Invalid, NotFound, TimedOut, Unreachable
+from libs.client.hearing import Hearing
 from libs.client.sending import command, deliver, store, valid
 from libs.client.verdict import Verdict
 from libs.client.where import Place, find
@@ -103,6 +104,7 @@ class Baton:
         self.nats = nats
         self.place = place
         self.team = place.team
+        self._hearing = Hearing(nats)
         self._ended: OrderedDict[str, None] = OrderedDict()
         """Jobs of which we have told the end."""
 
@@ -142,21 +144,22 @@ class Baton:
             Unreachable, Denied, Invalid, Failed: it is not stored for certain. A secret that its team does not have is Invalid.
         """
         key = uuid.uuid4().hex if client_key is None else client_key
-        submitted, message = self._request(spec, key)
+        body, submitted, message = self._request(spec, key)
         await secrets.check_named(self.nats, self.place, [spec])
         if not wait_admitted:
             await deliver(self.nats, [message], give_up_s=give_up_s)
             return submitted
-        async with Verdict(self.nats, self.team, submitted.job_id, key) as verdict:
+        async with Verdict(self._hearing, body, self.team, submitted.job_id) as verdict:
             verdict.about(message)
             (repeated,) = await deliver(self.nats, [message], give_up_s=give_up_s)
-            if repeated and await self._known(submitted.job_id) is None:
+            known = await self._known(submitted.job_id) if repeated else None
+            if repeated and (known is None or not verdict.names(known)):
                 # The broker dropped a repeat of something that never became a job: it was rejected, or is just being
                 # decided. Another id makes admission answer once more; a repeat of an admitted job is harmless to it.
-                _, again = self._request(spec, key, repeat=uuid.uuid4().hex)
+                *_, again = self._request(spec, key, repeat=uuid.uuid4().hex)
                 verdict.about(again)
                 await deliver(self.nats, [again], give_up_s=give_up_s)
-            await verdict.reached(spec, lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
+            await verdict.reached(lambda: self.get(submitted.job_id), repeated=repeated, timeout_s=answer_s)
         return submitted
 
     async def submit_many(
@@ -171,8 +174,8 @@ class Baton:
         while batch := list(islice(items, _BULK)):
             keyed = [item if isinstance(item, tuple) else (uuid.uuid4().hex, item) for item in batch]
             requests = [self._request(spec, key) for key, spec in keyed]
-            await deliver(self.nats, [message for _, message in requests], give_up_s=give_up_s)
-            done += [submitted for submitted, _ in requests]
+            await deliver(self.nats, [message for *_, message in requests], give_up_s=give_up_s)
+            done += [submitted for _, submitted, _ in requests]
         return done
 
     async def cancel(self, job_id: str, reason: str = "cancelled by its team", *, give_up_s: float = 30.0) -> None:
@@ -235,7 +238,7 @@ class Baton:
         """
         valid(JobGet, job_id=job_id)
         async with (
-            following.Live(self.nats, self.team, job_id) as live,
+            following.Live(self._hearing, self.team, job_id) as live,
             contextlib.aclosing(self._watched(live, job_id)) as events,
         ):
             async for event in events:
@@ -248,7 +251,7 @@ class Baton:
         """
         valid(JobGet, job_id=job_id)
         try:
-            async with asyncio.timeout(timeout_s), following.Live(self.nats, self.team, job_id) as live:
+            async with asyncio.timeout(timeout_s), following.Live(self._hearing, self.team, job_id) as live:
                 event = await self._end_of(live, job_id)
         except TimeoutError:
             raise TimedOut(
@@ -284,7 +287,7 @@ class Baton:
                 "give after_us alone, or speak as a team",
             )
         start = time.time_ns() // 1000 if after_us is None and after is None else after_us
-        async with following.Live(self.nats, self.team) as live:
+        async with following.Live(self._hearing, self.team) as live:
 
             async def ask_history(position: int | None, limit: int, seen: Mapping[str, int]) -> EventList:
                 # The operator's events are of all teams, each with numbers of its own.
@@ -418,7 +421,7 @@ class Baton:
 
     # ------------------------------------------------------------------------------------------------------- internals
 
-    def _request(self, spec: JobSpec, key: str, repeat: str = "") -> tuple[Submitted, Outgoing]:
+    def _request(self, spec: JobSpec, key: str, repeat: str = "") -> tuple[SubmitJob, Submitted, Outgoing]:
         if self.team == subjects.OPERATOR:
             raise Invalid("the operator has no jobs", fix="submit as a team: set BATON_TEAM, or use --team")
         body = valid(SubmitJob, client_key=key, job=spec)
@@ -427,7 +430,7 @@ class Baton:
         message = command(
             body, subject=subject, type="io.baton.job.submit.v1", team=self.team, cause=submitted.job_id + repeat
         )
-        return submitted, message
+        return body, submitted, message
 
     async def _event_page(
         self, after_us: int | None, limit: int, job_id: str | None, seen: Mapping[str, int] | None = None

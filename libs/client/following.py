@@ -10,14 +10,12 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
 
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-
-from libs.bus.messages import Malformed, decode
 from libs.client.errors import ClientError, Failed
+from libs.client.hearing import Heard, Hearing
 from schemas import subjects
-from schemas.jobs import JobEvent, JobRejected, JobState, rejection_event
+from schemas.jobs import JobEvent, JobState
 from schemas.queries import EventList, EventsLost, JobDocument
 
 log = logging.getLogger("baton.client")
@@ -42,25 +40,24 @@ def _log_lost(lost: EventsLost) -> None:
 
 
 class Live:
-    """The live events of a team, by one subscription. Open it before asking for what has been."""
+    """The live events of a team, or of a job of it. Open it before asking for what has been."""
 
-    def __init__(self, nats: Client, team: str, job_id: str | None = None) -> None:
-        self._nats, self.job_id = nats, job_id
-        self._subject = subjects.events_of(team if team != subjects.OPERATOR else "*")
+    def __init__(self, hearing: Hearing, team: str, job_id: str | None = None) -> None:
+        self._nats, self.job_id = hearing.nats, job_id
+        subject = subjects.events_of(team if team != subjects.OPERATOR else "*")
+        self._listening = hearing.to(subject, job_id, self._received)
         self._queue: asyncio.Queue[JobEvent] = asyncio.Queue(_WAITING)
-        self._connections = nats.stats["reconnects"]
+        self._connections = self._nats.stats["reconnects"]
         self._lost = False
         self.ended: asyncio.Future[JobEvent] = asyncio.get_running_loop().create_future()
         """Of a job: its terminal event, as soon as it is told live. Not that it was rejected: a repeat may have been."""
 
     async def __aenter__(self) -> "Live":
-        self._subscription = await self._nats.subscribe(self._subject, cb=self._received)
-        await self._nats.flush()  # from here on the server sends us everything
+        await self._listening.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        with contextlib.suppress(Exception):  # the connection may be gone already
-            await self._subscription.unsubscribe()
+    async def __aexit__(self, *error: Any) -> None:
+        await self._listening.__aexit__(*error)
 
     async def next(self, timeout_s: float) -> JobEvent | None:
         """The next event, or None when there was none for `timeout_s`."""
@@ -76,9 +73,8 @@ class Live:
         lost, self._lost = self._lost, False
         return lost or seen != self._connections
 
-    async def _received(self, message: Msg) -> None:
-        event = read_event(message)
-        if event is None or (self.job_id is not None and event.job_id != self.job_id):
+    def _received(self, heard: Heard) -> None:
+        if (event := heard.event) is None:
             return
         if self.job_id is not None and event.state.terminal and event.what != "rejected" and not self.ended.done():
             self.ended.set_result(event)
@@ -86,18 +82,6 @@ class Live:
             self._queue.get_nowait()
             self._lost = True
         self._queue.put_nowait(event)
-
-
-def read_event(message: Msg) -> JobEvent | None:
-    """A message of the event subjects as a JobEvent; None for a type that this version does not know, and for a
-    rejection that is no job's end."""
-    what = subjects.what_of(message.subject)
-    try:
-        if what == "rejected":
-            return rejection_event(decode(JobRejected, message.headers, message.data, expected_type=None)[1])
-        return decode(JobEvent, message.headers, message.data, expected_type=None)[1]
-    except Malformed:
-        return None
 
 
 async def follow(

@@ -7,19 +7,23 @@ submit repeated is dropped by the broker), so history is asked as well.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from urllib.parse import quote
+from typing import Any, Final
 
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-
-from libs.bus.messages import Malformed, Outgoing, decode
+from libs.bus.messages import Outgoing
 from libs.client.errors import Busy, ClientError, Conflict, Rejected, TimedOut
+from libs.client.hearing import Heard, Hearing
 from schemas import subjects
-from schemas.jobs import JobRejected, JobSpec, JobState, Reason
+from schemas.ids import content_hash
+from schemas.jobs import JobRejected, JobSpec, JobState, Reason, SubmitJob
 from schemas.queries import JobDocument
 
 _ASK_AGAIN_S = 0.5
 _KEY_FIELD = "client_key"
+_FILLED_IN: Final[dict[str, Any]] = {
+    "limits": True,
+    "resources": {"memory_mib": True, "roles": {"__all__": {"memory_mib"}}},
+}
+"""The fields of a spec that admission may fill in."""
 
 Get = Callable[[], Awaitable[JobDocument]]
 
@@ -27,32 +31,43 @@ Get = Callable[[], Awaitable[JobDocument]]
 class Verdict:
     """Open it before the submit is sent, then await `reached`."""
 
-    def __init__(self, nats: Client, team: str, job_id: str, client_key: str) -> None:
-        self._nats, self._team, self._job_id, self._key = nats, team, job_id, client_key
+    def __init__(self, hearing: Hearing, submit: SubmitJob, team: str, job_id: str) -> None:
+        self._hearing, self._submit, self._team, self._job_id = hearing, submit, team, job_id
+        self._hash = content_hash(submit.model_dump_json().encode())
         self._sent: set[str] = set()
         self._said: asyncio.Future[JobRejected | None] = asyncio.get_running_loop().create_future()
+        self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> "Verdict":
-        wanted = [subjects.event(what, self._team) for what in ("queued", "rejected")]
-        self._subscriptions = [await self._nats.subscribe(subject, cb=self._heard) for subject in wanted]
-        await self._nats.flush()
+        try:
+            for what in ("queued", "rejected"):
+                subject = subjects.event(what, self._team)
+                await self._open.enter_async_context(self._hearing.to(subject, self._job_id, self._heard))
+        except BaseException:
+            await self._open.aclose()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._said.cancel()
-        for subscription in self._subscriptions:
-            with contextlib.suppress(Exception):  # the connection may be gone already
-                await subscription.unsubscribe()
+        await self._open.aclose()
 
     def about(self, message: Outgoing) -> None:
         """Before `message` is sent: an answer to it is one to us."""
         self._sent.add(message.headers["ce-correlationid"])
 
-    async def reached(self, spec: JobSpec, get: Get, *, repeated: bool, timeout_s: float) -> None:
+    def names(self, document: JobDocument) -> bool:
+        """Whether it is the job of what we submit. Its own spec may say more: admission fills in what a model needs, and the
+        limits of a class."""
+        if document.spec_hash:
+            return document.spec_hash == self._hash
+        return _alike(document.spec, self._submit.job)
+
+    async def reached(self, get: Get, *, repeated: bool, timeout_s: float) -> None:
         """Returns when the job is admitted.
 
         Args:
-            spec: what was submitted; a job of that id with another spec is not ours.
+            get: asks history for the job of that id; one that was submitted with another body is not ours.
             repeated: the broker had the message already, so no new event will come: ask history at once.
 
         Raises Rejected, Conflict, Busy, or TimedOut.
@@ -68,7 +83,7 @@ class Verdict:
                 return
             with contextlib.suppress(ClientError):  # not projected yet, or history is down: the event may still come
                 document = await get()
-                if document.spec == spec:
+                if self.names(document):
                     _raise_if_ended_rejected(document)
                     return
                 other = document
@@ -92,19 +107,20 @@ class Verdict:
             raise Conflict(self._job_id, rejected.reasons)
         raise Rejected(self._job_id, rejected.reasons)
 
-    async def _heard(self, message: Msg) -> None:
+    def _heard(self, heard: Heard) -> None:
         if self._said.done():
             return
-        if message.subject == subjects.event("queued", self._team):
-            if self._job_id.encode() in message.data:
-                self._said.set_result(None)
-            return
-        with contextlib.suppress(Malformed):
-            envelope, rejected = decode(JobRejected, message.headers, message.data, expected_type=None)
-            # Without a job id the key is another request's, too: only the correlation says whom it answers.
-            answers_us = rejected.client_key == self._key and quote(envelope.correlationid, safe=":-") in self._sent
-            if rejected.job_id == self._job_id or (not rejected.job_id and answers_us):
-                self._said.set_result(rejected)
+        rejected = heard.rejected
+        if rejected is None:
+            self._said.set_result(None)
+        # Without a job id the key is another request's, too: only the correlation says whom it answers.
+        elif rejected.job_id or (rejected.client_key == self._submit.client_key and heard.answers in self._sent):
+            self._said.set_result(rejected)
+
+
+def _alike(accepted: JobSpec, sent: JobSpec) -> bool:
+    """Of a job whose document is older than `spec_hash`: what admission leaves as it was sent is the same."""
+    return accepted.model_dump(exclude=_FILLED_IN) == sent.model_dump(exclude=_FILLED_IN)
 
 
 def _raise_if_ended_rejected(document: JobDocument) -> None:

@@ -17,7 +17,7 @@ from libs.cli.launch import ROOT, SERVICES, LaunchOptions, LocalStack
 from libs.client import Rejected, Unreachable, connect
 from libs.client.where import CLIENT_FILE, find
 from libs.embedded import read_processes
-from schemas.jobs import JobSpec, JobState, Simulation
+from schemas.jobs import JobSpec, JobState, ModelShape, Simulation
 from schemas.resources import Resources
 from tests.kit.refusals import refusals
 from tests.kit.waiting import until
@@ -155,9 +155,16 @@ async def test_the_whole_of_baton_runs_a_job(tmp_path: Path) -> None:
         assert all(checks.ready for checks in ready.values())
         await each_service_has_its_own_stores_alone(cluster)
         async with await connect(cluster.address("red")) as red:
-            spec = JobSpec(simulation=Simulation(duration_s=0.1), resources=Resources(devices=8))
-            job = (await red.submit(spec)).job_id
+            spec = JobSpec(
+                simulation=Simulation(duration_s=0.1),
+                resources=Resources(devices=8),
+                model=ModelShape(parameters_b=1),
+                env={"B": "2", "A": "1"},
+            )
+            job = (await red.submit(spec, "mine")).job_id
             assert (await red.wait(job, 60)).state is JobState.SUCCEEDED
+            assert (await red.get(job)).spec.resources.memory_mib, "admission fills in what the model needs"
+            assert (await red.submit(spec, "mine")).job_id == job, "and it is the same job when it is sent again"
             assert not refusals(tmp_path), "every service has the rights that it needs"
             events = [event.what async for event in red.watch(job)]
             assert events[0] == "queued"

@@ -13,8 +13,9 @@ from libs.bus.messages import Malformed, decode_bare, outgoing
 from libs.bus.queries import NothingFound, serve
 from schemas import subjects
 from schemas.catalog import BY_TYPE
+from schemas.ids import content_hash
 from schemas.ids import job_id as job_id_of
-from schemas.jobs import CancelJob, JobEvent, JobRejected, JobSpec, JobState, Reason, SubmitJob
+from schemas.jobs import CancelJob, JobEvent, JobLimits, JobRejected, JobState, Reason, SubmitJob
 from schemas.queries import (
     AttemptDocument,
     EventList,
@@ -31,7 +32,8 @@ STATES = {"granted": "granted", "running": "running", "preempting": "preempting"
 
 
 class Fakes:
-    """A job called `refuse` is rejected; any other is queued, and goes on when a test says so (`happens`)."""
+    """A job called `refuse` is rejected; any other is queued, with the limits of a class, and goes on when a test says so
+    (`happens`). `hashes`: documents say which body was submitted; older ones did not."""
 
     def __init__(self, url: Address) -> None:
         self._url = url
@@ -40,6 +42,8 @@ class Fakes:
         self.told: dict[str, list[JobEvent]] = {}
         self.logs: dict[tuple[str, int, int], str] = {}
         self.ended: set[tuple[str, int]] = set()
+        self.hashes = True
+        self.bodies: dict[str, SubmitJob] = {}
         self.silent = False  # admission does not answer
         self._clock = time.time_ns() // 1000
 
@@ -108,15 +112,16 @@ class Fakes:
 
     async def _admit(self, team: str, submit: SubmitJob, correlation: str) -> None:
         job_id = job_id_of(team, submit.client_key)
-        known = self.jobs.get(job_id)
-        if known is not None and known.spec == submit.job:
+        known = self.bodies.get(job_id)
+        if known == submit:
             return
         if known is not None:
             await self._reject(team, submit, "client_key", "names another job", correlation, job_id="")
         elif submit.job.name == "refuse":
             await self._reject(team, submit, "job.resources.types", "no such device", correlation, job_id=job_id)
         else:
-            self.jobs[job_id] = _document(job_id, team, submit.client_key, submit.job, self._clock)
+            self.bodies[job_id] = submit
+            self.jobs[job_id] = _document(job_id, team, submit, self._clock, hashed=self.hashes)
             await self.happens(job_id, "queued", attempt=0)
 
     async def _reject(
@@ -173,7 +178,8 @@ class Fakes:
         )
 
 
-def _document(job_id: str, team: str, key: str, spec: JobSpec, at_us: int) -> JobDocument:
+def _document(job_id: str, team: str, submit: SubmitJob, at_us: int, *, hashed: bool) -> JobDocument:
+    key, spec = submit.client_key, submit.job.model_copy(update={"limits": JobLimits(processes=64)})
     return JobDocument(
         job_id=job_id,
         team=team,
@@ -186,6 +192,7 @@ def _document(job_id: str, team: str, key: str, spec: JobSpec, at_us: int) -> Jo
         submitted_us=at_us,
         queued_us=at_us,
         spec=spec,
+        spec_hash=content_hash(submit.model_dump_json().encode()) if hashed else "",
         seq=1,
     )
 

@@ -45,6 +45,41 @@ async def test_the_same_key_and_body_is_the_same_job(blue: Baton, fakes: Fakes, 
     assert len([job for job in fakes.jobs.values() if job.client_key == key]) == 1
 
 
+@pytest.mark.parametrize("hashes", [True, False], ids=["as now", "with a document of an older release"])
+async def test_a_job_that_admission_filled_in_is_the_same_job_when_it_is_sent_again(
+    blue: Baton, fakes: Fakes, key: str, hashes: bool
+) -> None:
+    """Its document has the limits of its class, which nobody sent."""
+    fakes.hashes = hashes
+    submitted = await blue.submit(TRAIN, key)
+    assert (await blue.get(submitted.job_id)).spec != TRAIN
+    assert await blue.submit(TRAIN, key) == submitted
+    await fakes.happens(submitted.job_id, "succeeded")
+    assert await blue.submit(TRAIN, key) == submitted
+
+
+async def test_a_conflict_is_told_again_when_it_is_sent_again(blue: Baton, fakes: Fakes, key: str) -> None:
+    await blue.submit(TRAIN, key)
+    for _ in range(2):
+        with pytest.raises(Conflict):
+            await blue.submit(JobSpec(name="other", command=("x",)), key, answer_s=math.inf)
+
+
+async def test_a_connection_has_one_subscription_for_all_that_wait(blue: Baton, fakes: Fakes, key: str) -> None:
+    """The broker copies each event for every subscription, and cuts off who has too many."""
+    most = 4  # answers to publishes and to questions, and two or one for events
+    submitting = asyncio.gather(*(blue.submit(TRAIN, f"{key}-{i}") for i in range(120)))
+    while not submitting.done():
+        assert len(blue.nats._subs) <= most
+        await asyncio.sleep(0.01)
+    jobs = [submitted.job_id for submitted in await submitting]
+    waiting = asyncio.gather(*(blue.wait(job, 60) for job in jobs))
+    for job in jobs:
+        await fakes.happens(job, "succeeded")
+        assert len(blue.nats._subs) <= most
+    assert [event.job_id for event in await waiting] == jobs
+
+
 async def test_the_same_key_with_another_body_is_a_conflict(blue: Baton, fakes: Fakes, key: str) -> None:
     await blue.submit(TRAIN, key)
     with pytest.raises(Conflict):

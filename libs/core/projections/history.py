@@ -120,7 +120,7 @@ def apply(document: JobDocument | None, event: JobLedgerEvent, t_us: int, seq: i
             job_id=event.job_id, team=event.team, name=event.spec.name, client_key=event.client_key,
             priority_class=event.spec.priority_class, priority=event.priority, state=JobState.QUEUED,
             devices=event.spec.resources.devices, submitted_us=event.submitted_us, queued_us=t_us, spec=event.spec,
-            seq=seq, user=event.user, pool=pool,
+            spec_hash=event.spec_hash, seq=seq, user=event.user, pool=pool,
         )  # fmt: skip
     if document is None:
         raise UnknownJob(f"record {seq} has {event.kind} of {event.job_id}, whose document is missing")

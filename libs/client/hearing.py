@@ -1,0 +1,111 @@
+"""What a connection hears of its team's events: one subscription for each subject, however many wait.
+
+The broker copies an event for each subscription that hears it, and cuts off a connection that has more than it may
+(`libs.walls.accounts`). So a process that waits for a thousand jobs has one; each event is read once, and handed to those
+who wait for its job.
+"""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from libs.bus.messages import Malformed, decode
+from schemas import subjects
+from schemas.ids import job_id as job_id_of
+from schemas.jobs import JobEvent, JobRejected, rejection_event
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message of the event subjects. `event`: None of a rejection that is no job's end; `rejected`: None of all others;
+    `answers`: what a rejection answers, as the request's own correlation id was written in its header."""
+
+    event: JobEvent | None
+    rejected: JobRejected | None = None
+    answers: str = ""
+
+    @property
+    def job_id(self) -> str:
+        """The job that it is about; of a rejection without one, the job that its request would have become."""
+        if self.rejected is not None:
+            return self.rejected.job_id or job_id_of(self.rejected.team, self.rejected.client_key)
+        return self.event.job_id if self.event is not None else ""
+
+
+Listener = Callable[[Heard], None]
+
+
+@dataclass(slots=True)
+class _Ear:
+    """One subscription, and who listens by it: to one job, or (None) to all."""
+
+    subscription: Subscription
+    listeners: defaultdict[str | None, list[Listener]] = field(default_factory=lambda: defaultdict(list))
+
+
+class Hearing:
+    """Of one connection."""
+
+    def __init__(self, nats: Client) -> None:
+        self.nats = nats
+        self._ears: dict[str, _Ear] = {}
+        self._opening = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def to(self, subject: str, job_id: str | None, listener: Listener) -> AsyncGenerator[None, None]:
+        """While this is open, `listener` is told what comes on `subject` of the job (None: of all). When it has opened, the
+        broker sends everything."""
+        async with self._opening:
+            if subject not in self._ears:
+                await self._subscribe(subject)
+            ear = self._ears[subject]
+            ear.listeners[job_id].append(listener)
+        try:
+            yield
+        finally:
+            ear.listeners[job_id].remove(listener)
+            if not ear.listeners[job_id]:
+                del ear.listeners[job_id]
+            if not ear.listeners and self._ears.get(subject) is ear:
+                del self._ears[subject]
+                await self._unsubscribe(ear.subscription)
+
+    async def _subscribe(self, subject: str) -> None:
+        async def heard(message: Msg) -> None:
+            if (found := read(message)) is None:
+                return
+            listeners = self._ears[subject].listeners if subject in self._ears else {}
+            for who in (found.job_id, None):
+                for listener in tuple(listeners.get(who, ())):
+                    listener(found)
+
+        subscription = await self.nats.subscribe(subject, cb=heard)
+        try:
+            await self.nats.flush()
+        except BaseException:
+            await self._unsubscribe(subscription)
+            raise
+        self._ears[subject] = _Ear(subscription)
+
+    @staticmethod
+    async def _unsubscribe(subscription: Subscription) -> None:
+        with contextlib.suppress(Exception):  # the connection may be gone already
+            await subscription.unsubscribe()
+
+
+def read(message: Msg) -> Heard | None:
+    """A message of the event subjects; None for a type that this version does not know."""
+    try:
+        if subjects.what_of(message.subject) == "rejected":
+            envelope, rejected = decode(JobRejected, message.headers, message.data, expected_type=None)
+            return Heard(rejection_event(rejected), rejected, quote(envelope.correlationid, safe=":-"))
+        return Heard(decode(JobEvent, message.headers, message.data, expected_type=None)[1])
+    except Malformed:
+        return None
