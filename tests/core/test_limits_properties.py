@@ -147,10 +147,24 @@ class Pool(RuleBasedStateMachine):
     def no_team_is_lifted_above_a_limit(self) -> None:
         """What counts against a limit is within it, or has not grown since the last step (the limit was lowered)."""
         for team in TEAMS:
-            now, before = self.state.committed(team), self.before.get(team, {})
+            counted = {key: self.counted(team, key) for key in ("*", *KEYS)}
             for key, limit in self.state.quotas.get(team) or ():
-                assert grains(key, now) <= max(limit * GRAINS, grains(key, before)), (team, key)
-            self.before[team] = now
+                assert counted[key] <= max(limit * GRAINS, self.before.get(team, {}).get(key, 0)), (team, key)
+            self.before[team] = counted
+
+    def counted(self, team: str, key: str) -> int:
+        """Grains of `key`: what the team holds, and what is kept for its jobs beyond what its own leave for them."""
+        state = self.state
+        total = grains(key, state.used.get(team, {}))
+        for beneficiary in state.holds:
+            leave: dict[str, int] = {}
+            for one in state.jobs.values():
+                if one.current is not None and one.current.beneficiary == beneficiary and one.team == team:
+                    for kind, milli in state.devices_of(one.current):
+                        leave[kind] = leave.get(kind, 0) + milli
+            if state.jobs[beneficiary].team == team:
+                total += max(0, grains(key, state.kept(beneficiary)) - grains(key, leave))
+        return total
 
     @invariant()
     def use_is_what_the_claims_say(self) -> None:
@@ -177,7 +191,8 @@ class Pool(RuleBasedStateMachine):
             if state.jobs[job_id].state is JobState.QUEUED:
                 waits_for = "backing-off" if job_id in state.backing_off else "quota"
                 assert explain(state, state.jobs[job_id], Reasons(state)).reason == waits_for
-        assert not {one.id for one, _ in preemption.choices(state, self.world.now_us)} & without
+        for one, choice in preemption.choices(state, self.world.now_us):
+            assert one.id not in without or one.team in {victim.team for victim in choice.victims}
 
     def teardown(self) -> None:
         again = snapshot.load(snapshot.dump(self.state))

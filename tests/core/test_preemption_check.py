@@ -118,8 +118,14 @@ def test_the_planned_devices_do_not_do(devices, reason):
 
 def test_the_team_would_have_more_than_its_limit():
     w, plan = full_world()
-    w.send(inbox.QuotaChanged(team="research", limit_milli=16_000))
+    w.send(inbox.QuotaChanged(team="research", limit_milli=15_999))
     stale(w, plan, Reason.OVER_LIMIT)
+
+
+def test_what_a_victim_of_the_team_leaves_counts_once_against_its_limit():
+    w, plan = full_world()
+    w.send(inbox.QuotaChanged(team="research", limit_milli=16_000))
+    assert isinstance(preemption.check(w.decider.state, plan, w.now_us), Accepted)
 
 
 def test_a_victim_is_spared_or_too_many_gave_way_lately():

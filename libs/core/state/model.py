@@ -425,8 +425,8 @@ class State:
     """Snapshots of `jobs` that are being written: each job is shown to them before it changes."""
 
     def committed(self, team: str) -> dict[str, int]:
-        """What counts against a team's limits, kind -> thousandths of devices: what its attempts hold, and what is kept for
-        its beneficiaries (I7)."""
+        """What a team's attempts hold, and what is kept for its beneficiaries, kind -> thousandths of devices. While those who
+        give way for one of them have not gone, what they leave is in both; `libs.core.scheduling.limits` counts it once."""
         total = dict(self.used.get(team, ()))
         for beneficiary in self.holds:
             job = self.jobs.get(beneficiary)

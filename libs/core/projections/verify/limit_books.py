@@ -3,12 +3,15 @@
 It shares the facts with those who decide (the catalogue and the MIG table), not the rule: `libs.core.scheduling.limits`
 counts in integer grains and asks before, this counts in fractions and looks after. A test holds the two together over
 random histories (tests/core/test_limits_properties.py).
+
+What is kept for a job counts as far as it is more than what those that give way for it, under the same limit, still hold.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import cache
+from types import MappingProxyType
 
 from libs.core.accelerators.catalog import catalog
 from libs.core.accelerators.mig_boards import GEOMETRIES
@@ -31,8 +34,10 @@ class LimitBooks:
         """Queue -> itself and all above it."""
         self._used: dict[str, Counter[Kind]] = defaultdict(Counter)
         self._held: dict[str, tuple[str, Counter[Kind]]] = {}
-        self._handed_over: tuple[str, Counter[Kind]] = ("", Counter())
-        """The job whose hold was released last, and what was held: its grant takes what was its own already."""
+        self._handed_over: tuple[str, str, Counter[Kind]] = ("", "", Counter())
+        """The job whose hold was released last, its team, and what was held: its grant takes what was its own already."""
+        self._leaving: dict[str, tuple[str, str, Counter[Kind]]] = {}
+        """Job that gives way -> its team, for whom, and what it holds still."""
 
     def set(self, team: str, limit_milli: int | None, by_type: Mapping[str, int]) -> None:
         """From here on these are all of its limits. What it holds already is left to it."""
@@ -59,29 +64,58 @@ class LimitBooks:
 
     def release(self, job_id: str) -> None:
         """Nothing is kept for a job any more."""
-        _, kinds = self._held.pop(job_id, ("", Counter()))
-        self._handed_over = (job_id, kinds)
+        self._handed_over = (job_id, *self._held.pop(job_id, ("", Counter())))
 
     def grant(self, team: str, job_id: str, taken: Taken) -> list[str]:
         """A job gets devices, perhaps those that were kept for it until now."""
-        before = self._all_counted(team)
-        if self._handed_over[0] == job_id:
-            for counted in before.values():
-                counted.update(self._handed_over[1])
+        own = self._handed_over[1:] if self._handed_over[0] == job_id else None
+        before = self._all_counted(team, {job_id: own} if own is not None else {})
         _add(self._used[team], taken, 1)
         return self._lifted(team, before)
 
-    def free(self, team: str, taken: Taken) -> None:
-        """Devices of a team are free again."""
-        _add(self._used[team], taken, -1)
+    def gives_way(self, team: str, job_id: str, beneficiary: str, taken: Taken) -> None:
+        """A job gives way to another: what it holds still."""
+        self._leaving[job_id] = (team, beneficiary, _sum(taken))
 
-    def _all_counted(self, team: str) -> dict[str, Counter[Kind]]:
-        """What counts against each limit that holds for the team, by whose it is: `team NAME` or `queue NAME`."""
-        counted = {f"team {team}": self.counted({team})} if self._limits.get(team) else {}
+    def free(self, team: str, job_id: str, taken: Taken) -> None:
+        """Devices that a job of a team held are free again."""
+        freed = list(taken)
+        _add(self._used[team], freed, -1)
+        if job_id in self._leaving:
+            _add(self._leaving[job_id][2], freed, -1)
+
+    def gone(self, job_id: str) -> None:
+        """A job holds nothing any more."""
+        self._leaving.pop(job_id, None)
+
+    def _all_counted(
+        self, team: str, more: Mapping[str, tuple[str, Counter[Kind]]] = MappingProxyType({})
+    ) -> dict[tuple[str, str], Fraction]:
+        """What counts against each limit that holds for the team, by whose it is (`team NAME` or `queue NAME`) and its key.
+        `more`: what is kept besides, as in the books."""
+        found = {}
+        for whose, limits, teams in self._bounds(team):
+            held = [(job, kinds) for job, (holder, kinds) in (self._held | dict(more)).items() if holder in teams]
+            for key in limits:
+                total = sum((part_of(key, self._used.get(name, {})) for name in teams), Fraction(0))
+                found[whose, key] = total + sum(
+                    (max(Fraction(0), part_of(key, kinds) - self._still_there(key, teams, job)) for job, kinds in held),
+                    Fraction(0),
+                )
+        return found
+
+    def _still_there(self, key: str, teams: Collection[str], beneficiary: str) -> Fraction:
+        """What those of `teams` that give way to a job hold still."""
+        leaving = (kinds for team, whom, kinds in self._leaving.values() if whom == beneficiary and team in teams)
+        return sum((part_of(key, kinds) for kinds in leaving), Fraction(0))
+
+    def _bounds(self, team: str) -> Iterator[tuple[str, Mapping[str, int], Collection[str]]]:
+        """Whose limits hold for a team, what they are, and the teams that they count."""
+        if self._limits.get(team):
+            yield f"team {team}", self._limits[team], {team}
         for queue in self._above.get(team, ()):
             if self._queue_limits.get(queue):
-                counted[f"queue {queue}"] = self.counted({name for name, up in self._above.items() if queue in up})
-        return counted
+                yield f"queue {queue}", self._queue_limits[queue], {n for n, up in self._above.items() if queue in up}
 
     def counted(self, teams: Collection[str]) -> Counter[Kind]:
         """What teams hold together, and what is kept for their jobs."""
@@ -93,17 +127,14 @@ class LimitBooks:
                 total.update(kinds)
         return total
 
-    def _lifted(self, team: str, before: Mapping[str, Counter[Kind]]) -> list[str]:
+    def _lifted(self, team: str, before: Mapping[tuple[str, str], Fraction]) -> list[str]:
         """The limits that are exceeded now, and were not as much `before` (one may have been lowered)."""
-        found = []
-        for whose, now in self._all_counted(team).items():
-            what, _, name = whose.partition(" ")
-            limits = self._limits[name] if what == "team" else self._queue_limits[name]
-            for key, limit in limits.items():
-                total = part_of(key, now)
-                if total > limit and total > part_of(key, before[whose]):
-                    found.append(f"{whose} holds {float(total):g} milli of {key}, its quota is {limit}")
-        return found
+        limit = {(whose, key): milli for whose, limits, _ in self._bounds(team) for key, milli in limits.items()}
+        return [
+            f"{whose} holds {float(total):g} milli of {key}, its quota is {limit[whose, key]}"
+            for (whose, key), total in self._all_counted(team).items()
+            if total > limit[whose, key] and total > before[whose, key]
+        ]
 
 
 def _sum(taken: Taken) -> Counter[Kind]:

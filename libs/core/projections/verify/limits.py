@@ -1,7 +1,7 @@
 """Limits of teams and queues (I7): no grant and no hold lifts one above them, in books of their own (`limit_books`).
 A team that is suspended gets no grant, no hold and no new job."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, Subject, Where
@@ -20,7 +20,9 @@ class TeamLimits(Subject):
         led.TeamResumed: "resumed",
         led.JobQueued: "queued",
         led.JobGranted: "granted",
+        led.AttemptPreempting: "preempting",
         led.DevicesFreed: "freed",
+        led.AttemptClosed: "closed",
         led.DevicesHeld: "held",
         led.HoldReleased: "released",
     }
@@ -64,7 +66,16 @@ class TeamLimits(Subject):
     def freed(self, e: led.DevicesFreed) -> None:
         found = self.books.attempt(e.job_id, e.attempt)
         if found is not None:
-            self.books.limits.free(found[0].team, self._kinds(found[1].parts.get(e.node, ())))
+            self.books.limits.free(found[0].team, e.job_id, self._kinds(found[1].parts.get(e.node, ())))
+
+    def preempting(self, e: led.AttemptPreempting) -> None:
+        found = self.books.attempt(e.job_id, e.attempt)
+        if found is not None:
+            holds = (claim for claims in found[1].parts.values() for claim in claims)
+            self.books.limits.gives_way(found[0].team, e.job_id, e.beneficiary, self._kinds(holds))
+
+    def closed(self, e: led.AttemptClosed) -> None:
+        self.books.limits.gone(e.job_id)
 
     def held(self, e: led.DevicesHeld) -> None:
         job = self.books.jobs.get(e.job_id)
@@ -83,5 +94,5 @@ class TeamLimits(Subject):
         for what in exceeded:
             self.books.broken("I7", what)
 
-    def _kinds(self, claims: list[Claim] | tuple[Claim, ...]) -> Iterator[tuple[Kind | None, int]]:
+    def _kinds(self, claims: Iterable[Claim]) -> Iterator[tuple[Kind | None, int]]:
         return ((self.books.kind(claim.device), claim.milli) for claim in claims)

@@ -18,6 +18,7 @@ from libs.core.scheduling.limits.purse import BudgetShort, Purse, hold_of, purse
 from libs.core.scheduling.limits.rule import (
     OVER_BUDGET,
     OVER_LIMIT,
+    KeptUse,
     LimitsUse,
     Reached,
     Room,
@@ -31,6 +32,7 @@ __all__ = [
     "OVER_BUDGET",
     "OVER_LIMIT",
     "BudgetShort",
+    "KeptUse",
     "LimitsUse",
     "Purse",
     "Reached",

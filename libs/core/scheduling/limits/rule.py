@@ -77,12 +77,26 @@ class Room:
         return OVER_BUDGET if self.reached and isinstance(self.reached[0], BudgetShort) else OVER_LIMIT
 
 
+class KeptUse(NamedTuple):
+    """What is kept for one job. `leaving`: what those that give way for it, under the same limit, still hold. It counts as far
+    as it is more than that: the rest counts as theirs until they are gone, and nothing counts twice."""
+
+    kinds: Usage
+    leaving: Usage = MappingProxyType({})
+
+    def counted(self, key: str) -> int:
+        """Grains of `key`."""
+        return max(0, grains(key, self.kinds) - grains(key, self.leaving))
+
+
 class LimitsUse(NamedTuple):
     """Limits, and what counts against them. `queue`: whose they are; empty: the team's own."""
 
     limits: Limits
     used: Usage
     queue: str = ""
+    kept: Sequence[KeptUse] = ()
+    """What is kept for jobs, beside what is used."""
 
 
 class _Line(NamedTuple):
@@ -145,7 +159,7 @@ def exceeded(bounds: Sequence[LimitsUse], added: Usage) -> Reached | None:
 
 def _lines(bounds: Sequence[LimitsUse]) -> list[_Line]:
     return [
-        _Line(key, limit_milli, grains(key, bound.used), bound.queue)
+        _Line(key, limit_milli, grains(key, bound.used) + sum(kept.counted(key) for kept in bound.kept), bound.queue)
         for bound in bounds
         for key, limit_milli in bound.limits
     ]

@@ -172,6 +172,6 @@ def _fits(
     context = context_of(state, job, t_us, without={victim.job.id for victim in victims})
     if not isinstance(find(view, request, context=context), Placed):
         return Declined(Reason.DOES_NOT_FIT, f"{job.id} would not fit on the planned devices")
-    if reached := Tally(state).exceeded(job, rows):
+    if reached := Tally(state).exceeded(job, rows, [victim.job for victim in victims]):
         return Declined(Reason.OVER_LIMIT, reached.text(job.team))
     return None

@@ -1,6 +1,6 @@
 """What each victim would free, and where. Worked out once per computation, since a search tries hundreds of sets."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +14,7 @@ from libs.core.scheduling.preemption.cost import ClassCosts, cost_device_s, in_t
 from libs.core.scheduling.spared import Spared
 from libs.core.state.fleet import Bools, Ints
 from libs.core.state.lifecycle import PREEMPTIBLE
-from libs.core.state.model import Job, State, running
+from libs.core.state.model import Job, Shape, State, running
 from schemas.resources import WHOLE_MILLI
 
 Bound = tuple[ClassCosts, int, int]
@@ -22,6 +22,9 @@ Bound = tuple[ClassCosts, int, int]
 
 
 Together = Callable[[Iterable[Job]], list[Job]]
+
+RoomWithout = Callable[[Shape, Collection[Job]], Shape | None]
+"""A request and victims -> how much of it the limits leave when these have given way; None: not even its least."""
 
 
 class Holdings:
@@ -85,12 +88,20 @@ class VictimIndex:
     """
 
     def __init__(
-        self, holdings: Holdings, job: Job, victims: Iterable[Job], possible: Bools, admitted: Together = list
+        self,
+        holdings: Holdings,
+        job: Job,
+        victims: Iterable[Job],
+        possible: Bools,
+        admitted: Together = list,
+        room: RoomWithout | None = None,
     ) -> None:
         """`victims` are of `holdings` and may give way; `possible`: devices that may become the job's, shape (D,).
 
-        `admitted`: of victims in order, those that may give way together; any part of its answer may as well."""
+        `admitted`: of victims in order, those that may give way together; any part of its answer may as well. `room`: the job
+        waits at a limit, and gets what that leaves it without victims; None: it gets what it asks for."""
         self.admitted = admitted
+        self.room = room
         self.victims = {victim.id: victim for victim in victims}
         self.cost = {victim: in_thousandths(holdings.cost_s[victim]) for victim in self.victims}
         """Thousandths of device-seconds."""
@@ -105,7 +116,7 @@ class VictimIndex:
     def up_to(self, priority: int) -> "VictimIndex":
         """The same for victims of at most `priority`."""
         victims = [victim for victim in self.victims.values() if victim.priority <= priority]
-        return VictimIndex(self._holdings, self._job, victims, self.possible, self.admitted)
+        return VictimIndex(self._holdings, self._job, victims, self.possible, self.admitted, self.room)
 
     def claims(self, victim: str) -> Ints:
         """What it would give back; see `Holdings.claims`."""
@@ -118,9 +129,12 @@ class VictimIndex:
             total[self._place[victim.priority]] += self.cost[victim.id]
         return tuple(total)
 
-    def fits(self, victims: Iterable[Job], inside: Bools) -> Placed | None:
+    def fits(self, victims: Collection[Job], inside: Bools) -> Placed | None:
         """Where the job goes on the devices `inside` (mask of shape (D,)) when `victims` have given way: the question
-        that a plan is checked by, on what `would_be_free`."""
+        that a plan is checked by, on what `would_be_free` and within its limits."""
+        shape = self._job.shape if self.room is None else self.room(self._job.shape, victims)
+        if shape is None:
+            return None
         view, gone = self._holdings.empty.copy(), [victim.id for victim in victims]
         if gone:
             row, node, milli, mib, cpu_milli, host_mib = np.concatenate([self.claims(v) for v in gone]).T
@@ -130,8 +144,17 @@ class VictimIndex:
             np.add.at(view.free_host, node, host_mib)
         view.blocked |= ~inside
         context = context_of(self._holdings.state, self._job, self._holdings.t_us, without=set(gone))
-        placed = find(view, self._job.shape, context=context)
+        placed = find(view, shape, context=context)
         return placed if isinstance(placed, Placed) else None
+
+    def elsewhere(self, rows: Ints) -> list[str]:
+        """Those that hold nothing of `rows`, for a job that waits at a limit: what they give back makes room below it. Lowest
+        class first, then cost per device."""
+        if self.room is None:
+            return []
+        near, cost = self.frees(rows), self.cost
+        far = [victim for victim in self.victims if victim not in near]
+        return sorted(far, key=lambda v: (self.victims[v].priority, cost[v] / max(1, len(self.claims(v))), v))
 
     def frees(self, rows: Ints) -> dict[str, int]:
         """Victim -> devices of `rows` that it holds (a share of)."""
@@ -163,7 +186,11 @@ class VictimIndex:
         frees, missing, first = self.frees(rows), self.missing(rows), int(rows[0])
         total = [0] * len(self.classes)
         if missing == 0:
-            cheapest = min(frees, key=lambda v: (self.victims[v].priority, self.cost[v]), default=None)
+            cheapest = min(
+                frees if self.room is None else self.victims,
+                key=lambda v: (self.victims[v].priority, self.cost[v]),
+                default=None,
+            )
             return (self.costs([self.victims[cheapest]]), 1, first) if cheapest is not None else None
         for number, victim in enumerate(self.in_order(frees), 1):
             taken = min(frees[victim], missing)

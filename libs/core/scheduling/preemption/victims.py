@@ -18,7 +18,7 @@ from libs.core.scheduling.limits import Tally
 from libs.core.scheduling.order import Order, front, is_due, kinds_asked
 from libs.core.scheduling.policy import Policy
 from libs.core.scheduling.preemption.cost import ClassCosts
-from libs.core.scheduling.preemption.index import Holdings, Together, VictimIndex
+from libs.core.scheduling.preemption.index import Holdings, RoomWithout, Together, VictimIndex
 from libs.core.scheduling.queues import Reclaim
 from libs.core.scheduling.reservation import Reservations
 from libs.core.scheduling.spared import Spared
@@ -131,17 +131,20 @@ def choices(
             kept.keep(job, taken.tally.room(job).request)
             order.passed(job)
         else:
-            request = taken.tally.room(job).request
-            requested = None if request is None else replace(job, shape=request)
+            room = taken.tally.room(job)
+            requested = None if room.request is None else replace(job, shape=room.request)
             placed, choice = _place(holdings, requested, taken) if requested is not None else (None, None)
+            if placed is None and room.reached:
+                requested, choice = job, _below_limits(holdings, job, taken)
+                placed = choice.placed if choice is not None else None
             if placed is not None:
-                taken.takes(state, job, placed.rows.tolist())
+                taken.takes(state, job, placed.rows.tolist(), () if choice is None else choice.victims)
                 order.granted(job, placed.rows.tolist())
             if choice is not None:
                 taken.gone(choice.victims)
                 yield requested or job, choice
             elif placed is None:
-                kept.keep(job, request)
+                kept.keep(job, room.request)
                 if last is not None and last.queue == job.queue:
                     return
         if job.id == until:
@@ -198,16 +201,20 @@ class _Taken:
             rows = [row for row in map(state.fleet.devices.find, plan.devices) if row >= 0]
             taken.beneficiaries[plan.beneficiary] = rows
             taken.devices[rows] = True
-            taken.gone(state.jobs[victim] for victim in plan.victims if victim in state.jobs)
+            victims = [state.jobs[victim] for victim in plan.victims if victim in state.jobs]
+            taken.gone(victims)
             job = state.jobs.get(plan.beneficiary)
             if job is not None:
-                taken.takes(state, job, rows)
+                taken.takes(state, job, rows, victims)
         return taken
 
-    def takes(self, state: State, job: Job, rows: list[int]) -> None:
-        """`job` gets these devices."""
+    def takes(self, state: State, job: Job, rows: list[int], victims: Collection[Job]) -> None:
+        """`job` gets these devices, those of `victims` when they have gone."""
         self.devices[rows] = True
-        self.tally.take(job, rows)
+        if victims:
+            self.tally.keep(job, rows, victims)
+        else:
+            self.tally.take(job, rows)
         if self.reclaim is not None:
             self.reclaim.got(job.team, {kind: n * job.shape.milli for kind, n in state.fleet.kinds(rows).items()})
 
@@ -237,13 +244,27 @@ def _place(holdings: Holdings, job: Job, taken: _Taken) -> tuple[Placed | None, 
     now = find(view, job.shape, context=context_of(state, job, t_us))
     if isinstance(now, Placed):
         return now, None
-    choice = _lower(holdings, job, taken) or _lent(holdings, job, taken)
+    choice = _not_too_many(holdings, taken, _lower(holdings, job, taken) or _lent(holdings, job, taken))
+    return (None, None) if choice is None else (choice.placed, choice)
+
+
+def _below_limits(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
+    """Who gives way to a job that waits at a limit of its team, or of a queue above: what they give back under that limit, it
+    may have. So a guarantee can be had in a queue that is full of what others below it borrowed."""
+
+    def room(shape: Shape, victims: Collection[Job]) -> Shape | None:
+        return taken.tally.room(job, shape, victims).request
+
+    return _not_too_many(holdings, taken, _lower(holdings, job, taken, room) or _lent(holdings, job, taken, room))
+
+
+def _not_too_many(holdings: Holdings, taken: _Taken, choice: VictimChoice | None) -> VictimChoice | None:
     if choice is None or taken.full:
-        return None, None
+        return None
     if not holdings.spared.together(len(choice.victims), len(taken.victims)):
         taken.full = True
-        return None, None
-    return choice.placed, choice
+        return None
+    return choice
 
 
 def _considered(state: State, t_us: int, policy: Policy, taken: _Taken) -> list[QueueKey]:
@@ -264,11 +285,11 @@ def _considered(state: State, t_us: int, policy: Policy, taken: _Taken) -> list[
     return [*queues, *due]
 
 
-def _lower(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
-    """Who of lower classes gives way, if the job's may preempt."""
+def _lower(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None = None) -> VictimChoice | None:
+    """Who of lower classes gives way, if the job's may preempt. `room`: it waits at a limit."""
     if not job.preempts:
         return None
-    return _best(holdings, job, taken, [v for v in holdings.jobs.values() if _is_lower(holdings, job, v)])
+    return _best(holdings, job, taken, [v for v in holdings.jobs.values() if _is_lower(holdings, job, v)], room=room)
 
 
 def _is_lower(holdings: Holdings, job: Job, victim: Job) -> bool:
@@ -276,9 +297,9 @@ def _is_lower(holdings: Holdings, job: Job, victim: Job) -> bool:
     return job.preempts and victim.priority < job.priority and not holdings.spared.until_us(victim, lent=False)
 
 
-def _lent(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
+def _lent(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None = None) -> VictimChoice | None:
     """Who gives back what its queue borrowed of the job's, whose queue is within its guarantee with the whole job, or else with
-    the least that the job runs on. Of lower classes others may have to give way besides."""
+    the least that the job runs on. Of lower classes others may have to give way besides. `room`: it waits at a limit."""
     reclaim, asked = taken.reclaim, kinds_asked(job.shape)
     if reclaim is None:
         return None
@@ -289,7 +310,7 @@ def _lent(holdings: Holdings, job: Job, taken: _Taken) -> VictimChoice | None:
             lenders = partial(reclaim.lenders, job=job, asked=asked, entitled=entitled, lower=lower)
             spared = holdings.spared
             some = [v for v in holdings.jobs.values() if not spared.until_us(v, lent=True) and lenders([v])]
-            choice = _best(holdings, replace(job, shape=request), taken, some, lenders)
+            choice = _best(holdings, replace(job, shape=request), taken, some, lenders, room)
             return None if choice is None else replace(choice, takes_back=job.team)
     return None
 
@@ -307,20 +328,25 @@ def _wanted(request: Shape) -> list[dict[str, int]]:
 
 
 def _best(
-    holdings: Holdings, job: Job, taken: _Taken, some: list[Job], admitted: Together = list
+    holdings: Holdings,
+    job: Job,
+    taken: _Taken,
+    some: list[Job],
+    admitted: Together = list,
+    room: RoomWithout | None = None,
 ) -> VictimChoice | None:
     """The victims, of `some`, of the lowest classes that suffice, on the nearest level where those do."""
     state = holdings.state
     possible = usable(View.of(state.fleet), job.shape) & ~taken.devices & (state.fleet.held < 0)
     some = [victim for victim in some if victim.id not in taken.victims]
-    everyone = VictimIndex(holdings, job, some, possible, admitted)
+    everyone = VictimIndex(holdings, job, some, possible, admitted, room)
     if not some or everyone.fits(some, possible) is None:
         return None
     levels = allowed_levels(job.shape, context_of(state, job, holdings.t_us))
     rows = np.flatnonzero(possible)
     for highest in reversed(everyone.classes):
         index = everyone.up_to(highest)
-        if index.fits(index.victims.values(), possible) is None:
+        if index.fits(list(index.victims.values()), possible) is None:
             continue
         for level in levels:
             groups = _groups(rows, spans_at(state.fleet, level, rows, within=levels[-1]), job.shape.least)
@@ -369,7 +395,9 @@ def _within(index: VictimIndex, rows: Ints) -> tuple[list[Job], Placed] | None:
     inside = np.zeros(len(index.possible), dtype=np.bool_)
     inside[rows] = True
     frees, missing = index.frees(rows), index.missing(rows)
-    victims = index.admitted(index.victims[v] for v in index.in_order(frees))
+    far = index.elsewhere(rows)
+    victims = index.admitted(index.victims[v] for v in (*index.in_order(frees), *far))
+    frees |= dict.fromkeys(far, 0)
     freed = list(accumulate(frees[v.id] for v in victims))
     least = bisect_left(freed, missing) + 1  # fewer cannot suffice
     count = _fewest(lambda n: index.fits(victims[:n], inside) is not None, max(1, least), len(victims))
