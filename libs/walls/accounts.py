@@ -36,10 +36,10 @@ RESERVED = (OPERATOR, SERVICES)
 
 NAME = "{{name()}}"
 
-TEAM_CONNECTIONS = 512
-TEAM_SUBSCRIPTIONS = 256
-"""Of each connection (the broker cuts off one that makes more): it copies an answer for each that hears it. A wait for a job
-takes one to three."""
+TEAM_CONNECTIONS = 256
+TEAM_SUBSCRIPTIONS = 16
+"""Of each connection (the broker cuts off one that makes more). It copies an answer for each that hears it, so both together
+bound what one question of a team costs: decision 0067. Our client has five at the most, however many wait by it."""
 NODE_CONNECTIONS = 64
 """An agent has one; a new one may come before the broker has noticed that the old one is gone."""
 NODE_SUBSCRIPTIONS, POOL_SUBSCRIPTIONS = 256, 20_000

@@ -24,9 +24,10 @@ from libs.embedded import NatsOptions, NatsUser, ServerOptions, Servers
 from libs.walls import claims
 from libs.walls.claims import KeyKind, KeyPair
 from libs.walls.keyring import Keyring
+from libs.walls.resolver import tell
 from schemas import subjects
 from tests.kit.waiting import until
-from tests.walls.world import NODE, TEAM, World, broker, fill, unrestricted
+from tests.walls.world import ANSWERED, NODE, TEAM, World, broker, fill, unrestricted
 
 LEDGER = subjects.ledger("main")
 
@@ -147,10 +148,11 @@ async def test_it_hears_nobody_else(world: World) -> None:
             heard.append(message.subject)
 
     for subject in LISTENING:
+        listener = await world.attacker()  # each may have a few
         for queue in ("", "queries", "admission", "history"):
-            await world.bad.subscribe(subject, queue=queue, cb=hears)
-    for _ in range(2):
-        await world.bad.flush()
+            await listener.subscribe(subject, queue=queue, cb=hears)
+        for _ in range(2):
+            await listener.flush()
     ack = await world.green.request(subjects.submit("green", "eve"), b"not yours", timeout=10)
     assert json.loads(ack.data)["stream"] == "REQUESTS"
     told = await world.green.request(fill("job", "get", "green", "eve"), b"not yours", timeout=10)
@@ -265,7 +267,6 @@ async def test_without_a_credential_nobody_comes_in(bus: tuple[str, Keyring], ur
 async def test_a_team_has_so_many_connections_and_no_more(bus: tuple[str, Keyring], monkeypatch) -> None:
     """An account's claim bounds them; here a team of two."""
     from libs.walls import accounts
-    from libs.walls.resolver import tell
 
     url, ring = bus
     monkeypatch.setattr(accounts, "TEAM_CONNECTIONS", 2)
@@ -282,9 +283,8 @@ async def test_a_connection_has_so_many_subscriptions_and_no_more(bus: tuple[str
     """The broker copies an answer for each: with 18,000 to its own replies one question of a team cost the broker 1 GiB of
     memory, and another team 7 s."""
     from libs.walls import accounts
-    from libs.walls.resolver import tell
 
-    assert accounts.TEAM_SUBSCRIPTIONS <= 256
+    assert accounts.TEAM_SUBSCRIPTIONS * accounts.TEAM_CONNECTIONS <= 4096
     url, ring = bus
     monkeypatch.setattr(accounts, "TEAM_SUBSCRIPTIONS", 20)
     creds = ring.team("copies")
@@ -307,6 +307,51 @@ async def test_a_connection_has_so_many_subscriptions_and_no_more(bus: tuple[str
         for _ in range(20):
             await team.subscribe("_INBOX_copies.mallory.>", cb=note)
     await asyncio.wait_for(cut.wait(), 30)
+
+
+@pytest.mark.timeout(240)
+async def test_a_team_that_opens_all_that_it_may_does_not_end_the_broker(bus: tuple[str, Keyring]) -> None:
+    """All its connections hear one answer by all their subscriptions, and another team is answered all the same."""
+    from libs.walls import accounts
+
+    url, ring = bus
+    creds, hers = Address("", ring.team("greedy")), Address("", ring.team("green"))
+    await tell(url, ring, ["greedy"])
+    copies, made, most = 0, [], accounts.TEAM_CONNECTIONS
+
+    async def note(error: Exception) -> None: ...
+
+    async def opened() -> nats.NATS | None:
+        with suppress(nats.errors.Error, OSError):
+            return await nats.connect(
+                url, error_cb=note, allow_reconnect=False, inbox_prefix="_INBOX_greedy.mallory", **creds.options()
+            )
+        return None
+
+    async def heard(message: Msg) -> None:
+        nonlocal copies
+        copies += 1
+
+    async def answer(message: Msg) -> None:
+        await message.respond(b"x" * 16384)
+
+    core = await nats.connect(url, **Address("", ring.service()).options())
+    for subject in ANSWERED:
+        await core.subscribe(subject, cb=answer)
+    for _ in range(0, most + 16, 16):
+        made += [one for one in await asyncio.gather(*(opened() for _ in range(16))) if one is not None]
+    assert len(made) == most, "and no more"
+    for one in made:
+        for _ in range(accounts.TEAM_SUBSCRIPTIONS):
+            await one.subscribe("_INBOX_greedy.mallory.>", cb=heard)
+    await asyncio.gather(*(one.flush(60) for one in made))
+    green = await nats.connect(url, inbox_prefix="_INBOX_green.eve", **hers.options())
+    await made[0].publish("baton.qry.job.v1.get.greedy.mallory", b"{}", reply="_INBOX_greedy.mallory.all")
+    answered = await green.request("baton.qry.job.v1.get.green.eve", b"{}", timeout=60)
+    assert len(answered.data) == 16384
+    await until(lambda: copies == most * accounts.TEAM_SUBSCRIPTIONS, 60)
+    for one in (*made, green, core):
+        await one.close()
 
 
 async def test_without_accounts_an_answer_went_into_the_ledger(tmp_path: Path) -> None:

@@ -113,12 +113,16 @@ class World:
         self._connections.append(made)
         return made
 
+    async def attacker(self) -> Client:
+        """One connection more of the attacker."""
+        return await self.connect(self._creds, inbox_prefix=self.who.replies)
+
     async def __aenter__(self) -> "World":
         self.core = await self.connect(self.ring.service())
         self.js = self.core.jetstream()
         green = await self.connect(unrestricted(self.ring, "green"))
         self.green = await self.connect(self.ring.team("green"), inbox_prefix="_INBOX_green.eve")
-        self.bad = await self.connect(self._creds, inbox_prefix=self.who.replies)
+        self.bad = await self.attacker()
 
         async def core_hears(message: Msg) -> None:
             self.core_heard.append(message)
