@@ -252,6 +252,21 @@ def test_a_gang_that_was_overtaken_for_long_comes_before_all_and_runs_to_its_end
     assert world.exchange() == []
 
 
+def test_a_promise_that_moved_to_later_makes_nobody_due_at_its_old_time() -> None:
+    world = Ruled(OrderRule.SHORTEST_REMAINING)
+    world.run(job("runs", 8))
+    gang = world.submit(job("gang", 8))
+    first_us, hour_us = world.now_us + 3_600_000_000, 3_600_000_000
+    world.precedence.promise(gang, first_us)
+    world.precedence.promise(gang, first_us + hour_us)
+    world.send(after_us=hour_us)
+    world.send()
+    assert not world.precedence.is_due(gang)
+    world.send(after_us=hour_us)
+    world.send()
+    assert world.precedence.is_due(gang)
+
+
 def test_what_is_kept_of_who_falls_due_is_bounded_by_who_waits() -> None:
     world = Ruled(OrderRule.SHORTEST_REMAINING)
     world.run(job("runs", 8))

@@ -166,8 +166,8 @@ class Precedence:
             _, job_id, since = heapq.heappop(self._aging)
             waits_since, key = self._since.get(job_id, (-1, None))
             if waits_since == since and key is not None:
-                if self._put_off(state.jobs[job_id], t_us, since):
-                    continue
+                if self._put_off(state.jobs[job_id], t_us, since) or self._due_us(job_id, since) >= t_us:
+                    continue  # its turn or its promise was moved: that stands here as well
                 self._leave(key, job_id, still=True)
                 self._due.setdefault(key, {})[job_id] = None
                 self._aged.add(job_id)
@@ -414,12 +414,16 @@ class Precedence:
         turn_us = self._in_turn_us.get(job_id, _NEVER)
         return min(since_us + int(self.knobs.age_s * 1e6), max(since_us, turn_us))
 
+    def _due_us(self, job_id: str, since_us: int) -> int:
+        """By its age, for its turn or for its promise."""
+        return min(self._falls_due_us(job_id, since_us), self._insists_us(job_id))
+
     def _put_off(self, job: Job, t_us: int, since_us: int) -> bool:
         """A turn that has come is reckoned again, by what has been learned since. Whether the job waits on then."""
         if self._in_turn_us.get(job.id, _NEVER) >= t_us or job.id not in self._ahead_s:
             return False
         self._in_turn_us[job.id] = self._turn_us(job, t_us)
-        if min(self._falls_due_us(job.id, since_us), self._insists_us(job.id)) < t_us:
+        if self._due_us(job.id, since_us) < t_us:
             return False
         self._await_age(job.id, since_us)
         return True
