@@ -62,11 +62,14 @@ class Agent:
         """Those of them whose next life waits for its number: the disk does not take it."""
         self._unborn: list[NodeRunner] = []
         """Nodes that have no life since this agent started, for the same reason."""
+        self._refused: set[tuple[str, int]] = set()
+        """Lives that the keeper has ended: it held nothing of them that is kept when their lease ended."""
         self._beats = 0
         for node in self.nodes.values():
             node.may_start = lambda: not self._draining
         launcher.keeper.on_dying = self.keeper_dies
         launcher.keeper.on_loss = self.keeper_lost
+        launcher.keeper.on_over = lambda node, incarnation: self._refused.add((node, incarnation))
 
     async def subscribe(self) -> None:
         """Follows what placement pushes after each commit."""
@@ -161,16 +164,20 @@ class Agent:
     def _look_at_leases(self, at: float) -> list[NodeRunner]:
         """Ends what a lease no longer covers; returns the nodes whose life is over."""
         living = [node for node in self.nodes.values() if node.name not in self._between]
-        ended = [node for node in living if node.lease.check(at)]
-        over = [node for node in ended if not node.keeps()]
+        refused = [node for node in living if (node.name, node.incarnation) in self._refused]
+        self._refused.clear()
+        ended = [node for node in living if node.lease.check(at) and node not in refused]
+        over = [node for node in ended if not node.keeps()] + refused
         for node in ended:
             if node.keeps():
                 log.warning("%s: its lease has ended; what is kept goes on, everything else ends", node.name)
                 node.lapse()
         for node in living:
+            if node in over:
+                continue
             if node not in ended:
                 node.end_leases()
-            if node.lease.endangered(at) and node not in over:
+            if node.lease.endangered(at):
                 node.save_early()
         return over
 

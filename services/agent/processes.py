@@ -17,6 +17,7 @@ from services.agent import failures
 from services.agent.acknowledge import Acknowledgement, BadAcknowledgement
 from services.agent.keeper.client import KeptAttempt
 from services.agent.keeper.find import NoKeeper
+from services.agent.keeper.table import StartRefused
 from services.agent.limits import Watched, mib
 from services.agent.progress import Progressing
 from services.agent.quarantine import GRACE_S, Since
@@ -234,7 +235,7 @@ class ProcessPart:
         for command in self.launch.commands:
             self.launch.set_live(command.rank, True)
         if self.launch.adopted is None and not self.launch.may_run():
-            raise OSError(None, "the node's lease ended while the job was being started")
+            raise StartRefused("the node's lease ended while the job was being started")
 
     def _start_message(self, delivered: Delivered) -> dict[str, object]:
         """What the keeper is told. It keeps `about` and passes the environments, secrets among them, on to the shim."""
@@ -395,7 +396,7 @@ class ProcessPart:
             reason = (
                 f"could not start: working directory {what!r} does not exist on this node, or jobs are not shown it"
             )
-        own_exit = self.launch.may_run()
+        own_exit = self.launch.may_run() and not isinstance(error, StartRefused)
         self.phase = Phase.ENDED
         category = failures.why_not_started(error) if own_exit else None
         self._report_released(NOT_FOUND if missing else COULD_NOT_START, reason, own_exit, category)

@@ -11,7 +11,7 @@ from libs.adapters.devices.simulated import SimulatedLayer
 from libs.bus.cancel import cancel
 from libs.bus.connect import close, connect
 from schemas.inbox import CheckpointTaken, Refused, Released, Started
-from schemas.jobs import CheckpointPolicy
+from schemas.jobs import CheckpointPolicy, SecretUse
 from schemas.nodes import Action
 from schemas.queries import LogQuery
 from services.agent.app import build, prepare
@@ -249,6 +249,24 @@ async def test_no_silence_ends_work_that_is_kept(world, start):
         await world.sees(late, Released)
         assert (kept.job_id, 1) in node.parts
         assert len(world.lives["n0"]) == 1
+
+
+async def test_kept_work_that_was_not_started_yet_lets_no_life_go_on(world, start):
+    """It waits for a secret that nobody delivers. The keeper holds nothing that is kept, so it lets nothing start any more."""
+    async with start(lease_s=1.5, heartbeat_s=0.2) as agent:
+        kept = part(spec(FOREVER, secrets=(SecretUse(secret="token"),)), lease_s=0.0)
+        other = part(spec(FOREVER), rank("n0-gpu1"))
+        await world.want("n0", kept, other)
+        await world.sees(other, Started)
+        world.grants = False
+        await until(lambda: not agent.nodes["n0"].lease.valid(agent.nodes["n0"].now()))
+        world.grants = True
+        await world.joined("n0", lives=2)
+        late = part(simulated(0.01), rank("n0-gpu2"))
+        await world.want("n0", late)
+        await world.sees(late, Released)
+        assert [seen.exit_code for seen in world.of(late, Released)] == [0]
+        assert world.of(kept, Released) == []
 
 
 async def test_jobs_are_asked_to_save_before_a_lease_ends(world, start):

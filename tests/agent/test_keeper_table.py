@@ -43,7 +43,7 @@ def test_deadlines_are_of_one_life_and_a_lease_that_ended_never_revives(held):
     assert held.next_deadline(1.0) == 100.0
     assert held.over(99.9) == []
     assert held.over(100.0) == [made]
-    held.until("n0", 7, 500.0, now=100.0)
+    assert not held.until("n0", 7, 500.0, now=100.0)
     assert held.over(100.0) == [made]
     assert held.begin("n0", 8) == [made]
     held.until("n0", 7, 500.0, now=1.0)
@@ -56,7 +56,7 @@ def test_a_life_that_outlived_its_lease_with_kept_work_goes_on_also_when_that_wo
     assert held.over(100.0) == [other]
     kept.state = GONE
     held.forget([kept.id])
-    held.until("n0", 7, 200.0, now=110.0)
+    assert held.until("n0", 7, 200.0, now=110.0)
     assert enter(held, "n0/c.1", now=110.0).state == STARTING
     assert held.over(110.0) == [other], "its lease has ended for good"
     held.until("n0", 7, 300.0, now=200.0)

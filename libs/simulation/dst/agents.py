@@ -19,6 +19,7 @@ from schemas.nodes import DesiredPart
 from schemas.resources import Inventory
 from services.agent.agent import Agent
 from services.agent.failures import why_not_started
+from services.agent.keeper.table import StartRefused
 from services.agent.node import EarlierLife, NodeCounts, NodeRunner
 from services.agent.processes import COULD_NOT_START
 from services.agent.reports import Reports
@@ -68,6 +69,7 @@ class SimKeeper:
         self._machine = machine
         self.on_dying: Callable[[], None] = lambda: None
         self.on_loss: Callable[[], Any] | None = None
+        self.on_over: Callable[[str, int], None] = lambda node, incarnation: None
         machine.keeper_lost = self._lost
 
     def _lost(self) -> None:
@@ -99,7 +101,9 @@ class SimKeeper:
     def until(self, node: str, until: float | None) -> None:
         if until is not None:
             self._machine.world.truth.renewed(self._machine, until)
-            self._machine.until(until)
+            life, agent = self._machine.life, self._machine.agent
+            if not self._machine.until(until) and life is not None and agent is not None:
+                agent.call_at(self._machine.world.loop.now, self.on_over, node, life.incarnation)
 
     def node_note(self, node: str, note: Mapping[str, Any]) -> None:
         if self._machine.life is not None:
@@ -168,6 +172,10 @@ class SimPart:
     def start(self) -> None:
         if self._machine.life is None:
             return
+        if not self._machine.may_start(self._part):
+            refused = "the node's lease ended while the job was being started"
+            asyncio.get_running_loop().call_soon(self._could_not_start, StartRefused(refused), False)
+            return
         simulation = self._part.spec.simulation
         assert simulation is not None
         runs_s = max(0.01, simulation.duration_s - self._done_ms / 1000)
@@ -201,22 +209,22 @@ class SimPart:
             values = await source.of(part, node.name, node.view.ledger_seq, lambda: not self._unwanted)
             for use in part.spec.secrets:
                 world.secrets.given(part.team, use.secret, values[use.secret], asked_at)
-            if not self._machine.may_start(part):
-                raise ValueError("the node's lease ended while the job was being started")
         except (SecretMissing, SecretsUnavailable, NotWanted, ValueError) as error:
-            self._over = True
-            own_exit = node.lease.valid(node.now())
-            category = why_not_started(error) if own_exit else None
-            self._report(
-                Released(
-                    job_id=part.job_id, attempt=part.attempt, exit_code=COULD_NOT_START, reason=str(error)[:1024],
-                    own_exit=own_exit, category=category,
-                )
-            )  # fmt: skip
+            self._could_not_start(error, node.lease.valid(node.now()))
             return
         self.start()
         if self._unwanted:
             self._stop()
+
+    def _could_not_start(self, error: Exception, own_exit: bool) -> None:
+        self._over = True
+        category = why_not_started(error) if own_exit else None
+        self._report(
+            Released(
+                job_id=self._part.job_id, attempt=self._part.attempt, exit_code=COULD_NOT_START, reason=str(error)[:1024],
+                own_exit=own_exit, category=category,
+            )
+        )  # fmt: skip
 
     def go_on(self, process: "SimProcess") -> None:
         """An earlier agent has started it."""

@@ -167,15 +167,18 @@ class Machine:
         self.table.clear()
         self.life = Life(incarnation)
 
-    def until(self, deadline: float) -> None:
-        """Until when the life's work may run. After its lease's end a life goes on only if it has work that is kept."""
+    def until(self, deadline: float) -> bool:
+        """Until when the life's work may run. After its lease's end a life goes on only if it has work that is kept. Returns
+        whether it does."""
         if self.life is None:
-            return
+            return True
         self._doom(self.life)
-        if not self.over() or self.life.goes_on:
+        goes_on = not self.over() or self.life.goes_on
+        if goes_on:
             self.life.until, self.life.goes_on = deadline, False
             for early_s in sorted({0.0, *(self.early_s(process.part) for process in self.running.values())}):
                 self._watch(self.life, early_s)
+        return goes_on
 
     def _watch(self, life: Life, early_s: float = 0.0) -> None:
         """Looks when those leases end that end so long before the node's."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from services.agent.keeper import find, wire
 from services.agent.keeper.find import Found
-from services.agent.keeper.table import GONE, RUNNING
+from services.agent.keeper.table import GONE, RUNNING, StartRefused
 from services.agent.keeper.walls import NONE
 
 log = logging.getLogger("baton.agent")
@@ -102,6 +102,8 @@ class KeptAttempt:
 
 
 def _error(told: Mapping[str, Any]) -> Exception:
+    if told.get("refused"):
+        return StartRefused(told["error"])
     if told.get("errno") is None:
         return ValueError(told.get("error") or "it could not be started")
     return OSError(told["errno"], told["error"], told.get("filename") or None)
@@ -111,7 +113,8 @@ def _error(told: Mapping[str, Any]) -> Exception:
 class KeeperClient:
     """Connects when it is first needed. `clear` kills what a keeper that is gone may have left, and returns when nothing is.
     Of a keeper that is no more, with everything that it held, `on_dying` is told at once, before anything of it looks like an
-    end of its own, and `on_loss` when nothing is left."""
+    end of its own, and `on_loss` when nothing is left. `on_over` is told of a node and its incarnation: a renewal came for a
+    life whose lease had ended with nothing that is kept, and the keeper starts nothing in it any more."""
 
     folder: Path
     kind: str
@@ -123,6 +126,7 @@ class KeeperClient:
     """The walls that a new keeper should try, see `keeper.__main__`."""
     on_dying: Callable[[], None] = lambda: None
     on_loss: Callable[[], Awaitable[None]] | None = None
+    on_over: Callable[[str, int], None] = lambda node, incarnation: None
     attempts: dict[str, KeptAttempt] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)
     _until: dict[str, float | None] = field(default_factory=dict)
@@ -215,7 +219,8 @@ class KeeperClient:
         return made
 
     async def start(self, attempt: KeptAttempt, message: wire.WireMessage) -> None:
-        """Returns when its processes run. Raises OSError or ValueError when they could not be started, or NoKeeper."""
+        """Returns when its processes run. Raises OSError or ValueError when they could not be started (StartRefused: the
+        keeper does not let them), or NoKeeper."""
         await self.ensure()
         self.send({"do": "start", "id": attempt.id, **message})
         await attempt.started()
@@ -259,6 +264,8 @@ class KeeperClient:
         match news.get("is"):
             case "pong":
                 self._pong = news["n"]
+            case "over":
+                self.on_over(news["node"], news["incarnation"])
             case "error":
                 log.error("the keeper says: %s", news.get("error"))
             case _:

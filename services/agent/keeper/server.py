@@ -167,7 +167,8 @@ class Keeper:
                     self._kill(earlier)
             case "until":
                 for node, (incarnation, until) in told["nodes"].items():
-                    self.table.until(node, incarnation, None if until is None else float(until), now())
+                    if not self.table.until(node, incarnation, None if until is None else float(until), now()):
+                        self._say({"is": "over", "node": node, "incarnation": incarnation}, link)
             case "start":
                 self._start(told)
             case "signal":

@@ -102,15 +102,17 @@ class Table:
                 del self.attempts[attempt.id]
         return [attempt for attempt in earlier if attempt.state != GONE]
 
-    def until(self, node: str, incarnation: int, until: float | None, now: float) -> None:
+    def until(self, node: str, incarnation: int, until: float | None, now: float) -> bool:
         """A new deadline. One of another life changes nothing, nor one for a life whose lease has ended, unless it had work
-        then that is kept: that one goes on, and what else it had is doomed."""
+        then that is kept: that one goes on, and what else it had is doomed. Returns whether the life goes on."""
         life = self.lives.get(node)
         if life is None or life.incarnation != incarnation:
-            return
+            return True
         self.over(now)
-        if not life.over(now) or life.goes_on:
+        goes_on = not life.over(now) or life.goes_on
+        if goes_on:
             life.until, life.goes_on = until, False
+        return goes_on
 
     def enter(
         self, id: str, node: str, incarnation: int, about: Note, group: str, *, now: float, early: float | None = 0.0
