@@ -1,7 +1,8 @@
 """A conformance checker for files of FOCUS, written from the specification's own rules and from nothing of ours.
 
-Each rule cites its section: columns of v1.2 by their name (`specification/columns/<name>.md`), attributes by theirs. The
-differences of 1.3 and 1.4 are those of their release notes.
+Each rule cites its section: columns of v1.2 by their name (`specification/columns/<name>.md`), since v1.3
+`specification/datasets/cost_and_usage/columns/<name>.md`, attributes by theirs; which columns there must be by `dataset.md`
+beside them; JSON objects by their column's Object Requirements and `specification/schemas/datasets/cost_and_usage`.
 """
 
 import json
@@ -30,6 +31,18 @@ CONDITIONAL = {
     "CommitmentDiscountUnit",
 }  # fmt: skip
 """Of a provider that measures usage, bills resources and accounts, publishes prices, negotiates and sells reservations."""
+SINCE = {
+    "1.3": {"AllocatedMethodId", "AllocatedResourceId", "AllocatedResourceName", "AllocatedTags", "ContractApplied"},
+    "1.4": {"CommitmentProgramEligibilityDetails", "InvoiceDetailId", "InvoiceId"},
+}  # fmt: skip
+"""Conditional columns that came later: of a provider that allocates shared cost and has contract commitments (1.3), that has
+commitment programs and makes invoices (1.4; InvoiceId was recommended before)."""
+KNOWN = {
+    "AllocatedMethodDetails", "AvailabilityZone", "CapacityReservationId", "CapacityReservationStatus", "ChargeFrequency",
+    "InvoiceId", "PricingCurrency", "PricingCurrencyContractedUnitPrice", "PricingCurrencyEffectiveCost",
+    "PricingCurrencyListUnitPrice", "RegionId", "RegionName", "ServiceSubcategory",
+}  # fmt: skip
+"""The columns that the specification knows besides."""
 NOT_NULL = MANDATORY - {"BillingAccountName", "ChargeClass", "ChargeDescription", "PricingQuantity", "PricingUnit"}
 ALLOWED = {
     "ChargeCategory": {"Usage", "Purchase", "Tax", "Credit", "Adjustment"},
@@ -60,8 +73,14 @@ def dataset(columns: list[str], version: str) -> Iterator[str]:
     wanted = MANDATORY | CONDITIONAL
     wanted |= OLD_PROVIDER if version in ("1.2", "1.3") else set()
     wanted |= NEW_PROVIDER if version in ("1.3", "1.4") else set()
+    for since, names in SINCE.items():
+        wanted |= names if since <= version else set()
     for name in sorted(wanted - set(columns)):
         yield f"{name} MUST be present ({name}: feature level)"
+    for name in sorted({n for n in columns if not n.startswith("x_")} - wanted - KNOWN):
+        yield f"{name} is no column of {version}: custom columns MUST begin with x_ (ColumnHandling)"
+    if len(set(columns)) != len(columns):
+        yield "a column is there twice (ColumnHandling)"
     if version == "1.4":
         for name in sorted(OLD_PROVIDER & set(columns)):
             yield f"{name} was removed in 1.4"
@@ -96,6 +115,11 @@ def row(one: Row, version: str) -> Iterator[str]:
     yield from _charge(one)
     yield from _prices(one)
     yield from _commitment(one)
+    if version >= "1.3":
+        yield from _allocation(one)
+        yield from _contract(one, version)
+    if version >= "1.4":
+        yield from _programs(one)
     for name in ("PricingUnit", "ConsumedUnit", "CommitmentDiscountUnit"):
         if one[name] is not None and not UNIT.fullmatch(one[name]):
             yield f"{name}: {one[name]!r} (UnitFormat)"
@@ -163,6 +187,76 @@ def _commitment(one: Row) -> Iterator[str]:
     for name in ("Category", "Name", "Quantity", "Status", "Type", "Unit"):
         if (one[f"CommitmentDiscount{name}"] is None) is not (one["CommitmentDiscountId"] is None):
             yield f"CommitmentDiscount{name} goes with CommitmentDiscountId (CommitmentDiscount{name})"
+
+
+def _allocation(one: Row) -> Iterator[str]:
+    """DataGeneratorCalculatedSplitCostAllocationHandling, and the columns that it is of."""
+    split = one["AllocatedMethodId"] is not None
+    for name in ("AllocatedResourceId", "AllocatedTags", "AllocatedMethodDetails"):
+        if not split and one.get(name) is not None:
+            yield f"{name} MUST be null when the charge is of no split cost allocation ({name})"
+    if (one["AllocatedResourceId"] is None) is not (one["AllocatedResourceName"] is None):
+        yield "AllocatedResourceName MUST be null when AllocatedResourceId is, and only then (AllocatedResourceName)"
+    if one["AllocatedTags"] is not None and json.loads(one["AllocatedTags"]).keys() & json.loads(one["Tags"] or "{}"):
+        yield "AllocatedTags MUST NOT include tags that are in Tags (AllocatedTags)"
+
+
+def _elements(one: Row, name: str, top: str) -> list[dict[str, Any]] | None:
+    """The objects under the one top-level key; None: it is no such object (JsonObjectFormat)."""
+    try:
+        told = json.loads(one[name])
+    except ValueError:
+        return None
+    if not isinstance(told, dict) or {key for key in told if not key.startswith("x_")} != {top}:
+        return None
+    if not isinstance(told[top], list) or not told[top] or not all(isinstance(each, dict) for each in told[top]):
+        return None
+    return list(told[top])
+
+
+def _contract(one: Row, version: str) -> Iterator[str]:
+    if one["ContractApplied"] is None:
+        if one["CommitmentDiscountId"] is not None:
+            yield "ContractApplied MUST NOT be null when a commitment is applied to the charge (ContractApplied)"
+        return
+    elements = _elements(one, "ContractApplied", "Elements")
+    if elements is None:
+        yield "ContractApplied has no Elements, an array of objects (ContractAppliedObject)"
+        return
+    for each in elements:
+        cost, much = each.get("ContractCommitmentAppliedCost"), each.get("ContractCommitmentAppliedQuantity")
+        for key in ("ContractId", "ContractCommitmentId"):
+            if not isinstance(each.get(key), str):
+                yield f"ContractApplied: {key} is required, a text (ContractAppliedObjectSchema)"
+        for number in (cost, much):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
+                yield "ContractApplied: cost and quantity are numbers (ContractAppliedObjectSchema)"
+        if (much is None) is not (each.get("ContractCommitmentAppliedUnit") is None):
+            yield "ContractCommitmentAppliedUnit MUST be null when the quantity is, and only then (ContractApplied)"
+        if cost is None and much is None:
+            yield "ContractCommitmentAppliedCost MUST NOT be null when the quantity is (ContractApplied)"
+        if version >= "1.4" and cost is not None and much is not None:
+            yield "ContractApplied: either cost or quantity, oneOf (ContractAppliedObjectSchema)"
+        discounted = Decimal(one["CommitmentDiscountQuantity"] or 0)
+        if much is not None and abs(Decimal(str(much)) - discounted) > Decimal("1e-11"):
+            yield "what is applied to the contract is not CommitmentDiscountQuantity (ContractApplied)"
+
+
+def _programs(one: Row) -> Iterator[str]:
+    name = "CommitmentProgramEligibilityDetails"
+    if one[name] is None:
+        if one["CommitmentDiscountType"] is not None:
+            yield f"{name} MUST NOT be null when a charge is eligible for a program ({name})"
+        return
+    programs = _elements(one, name, "CommitmentPrograms")
+    if programs is None:
+        yield f"{name} has no CommitmentPrograms, an array of one or more objects ({name}Object)"
+        return
+    types = [each.get("ProgramType") for each in programs]
+    if not all(isinstance(each, str) for each in types):
+        yield f"{name}: ProgramType MUST be of type String and MUST NOT be null ({name}Object)"
+    if one["CommitmentDiscountType"] is not None and one["CommitmentDiscountType"] not in types:
+        yield f"{name}: ProgramType MUST equal CommitmentDiscountType for one object ({name}Object)"
 
 
 def _object(name: str, value: str | None) -> Iterator[str]:

@@ -20,15 +20,16 @@ from libs.cli.exits import UsageFault
 from libs.cli.main import app
 from libs.core.billing.charges import charges
 from libs.core.billing.focus import COLUMNS, facts_of
+from libs.core.billing.prices import PriceList
 from libs.core.billing.wall import HOUR_US
 from libs.core.projections.verify import Checker
 from libs.ledger.records import FiledLedger
 from libs.report import focus_files
 from schemas import inbox
 from schemas.ledger import DevicesFreed, JobGranted, PricesApplied
-from schemas.prices import ClosedPeriod
+from schemas.prices import ClosedPeriod, ListRate, Term
 from tests.billing.focus_rules import problems
-from tests.billing.ledgers import DECEMBER, NOVEMBER, filed, over_the_month, priced_world
+from tests.billing.ledgers import DECEMBER, FIRST, NOVEMBER, filed, over_the_month, priced_world
 from tests.core.builders import World
 
 VERSIONS = ("1.2", "1.3", "1.4")
@@ -70,7 +71,61 @@ def test_an_export_conforms_to_the_specification(ledger: Path, tmp_path: Path, v
     about = json.loads((tmp_path / "bill.csv.metadata.json").read_text())
     assert about["FocusVersion"] == version
     assert [c["ColumnName"] for c in about["ColumnDefinition"]] == list(rows[0])
+    assert ("ContractApplied" in rows[0], "InvoiceDetailId" in rows[0]) == (version >= "1.3", version >= "1.4")
     assert [(u["device"], u["units"] > 0) for u in about["x_Unpriced"]] == [("A100", True)], "billed at no guess"
+
+
+def test_a_part_of_a_device_is_an_allocated_charge_and_a_reservation_a_commitment(ledger: Path, tmp_path: Path) -> None:
+    rows = exported(tmp_path / "bill.csv", ledger, "--focus-version", "1.4")
+    shared = {r["x_JobId"] for r in rows if r["AllocatedMethodId"]}
+    assert len(shared) == 1, "one job holds 333 thousandths of a device"
+    for row in rows:
+        whole = row["x_JobId"] not in shared
+        assert row["AllocatedResourceId"] == (None if whole else f"{row['x_JobId']}.{row['x_Attempt']}")
+        applied = json.loads(row["ContractApplied"] or '{"Elements": [{}]}')["Elements"][0]
+        assert applied.get("ContractId") == (f"test/{row['x_Contract']}" if row["CommitmentDiscountId"] else None)
+        quantity = applied.get("ContractCommitmentAppliedQuantity")
+        assert (quantity is None) == (row["CommitmentDiscountQuantity"] is None)
+        assert (row["CommitmentProgramEligibilityDetails"] is None) == (row["PricingCategory"] != "Committed")
+
+
+def test_what_has_a_price_of_a_reservation_could_have_been_committed_to() -> None:
+    day = 24 * HOUR_US
+    book = FIRST.model_copy(
+        update={
+            "prices": (
+                ListRate(device="H100", micros=3, from_us=0),
+                ListRate(device="H100", term=Term.RESERVATION, micros=2, from_us=day, to_us=2 * day),
+            ),
+            "contracts": (),
+        }
+    )
+    prices = PriceList(book)
+    quotes = [prices.at("research", "H100", "batch", moment) for moment in (0, day, 2 * day)]
+    assert [q and (q.reservable, q.list_micros, q.term) for q in quotes] == [
+        (False, 3, Term.STANDARD), (True, 3, Term.STANDARD), (False, 3, Term.STANDARD),
+    ]  # fmt: skip
+
+
+def test_the_checker_finds_what_breaks_a_rule_of_later_versions(ledger: Path, tmp_path: Path) -> None:
+    rows = exported(tmp_path / "bill.csv", ledger, "--focus-version", "1.4")
+    commited = next(n for n, r in enumerate(rows) if r["CommitmentDiscountId"])
+    both = {
+        "ContractId": "c", "ContractCommitmentId": "c", "ContractCommitmentAppliedCost": 1,
+        "ContractCommitmentAppliedQuantity": 1, "ContractCommitmentAppliedUnit": "GPU-Hours",
+    }  # fmt: skip
+    lies = {
+        "AllocatedMethodId": None, "AllocatedResourceName": None, "AllocatedTags": '{"baton/job":"x"}',
+        "ContractApplied": json.dumps({"Elements": [both]}), "CommitmentProgramEligibilityDetails": None,
+    }  # fmt: skip
+    for name, value in lies.items():
+        changed = [*rows[:commited], {**rows[commited], name: value}, *rows[commited + 1 :]]
+        assert problems(list(rows[0]), changed, "1.4"), f"{name} = {value!r} was not found"
+    for value in (None, "{}", '{"Elements":[]}', '{"Elements":[{"ContractId":"c"}]}'):
+        changed = [*rows[:commited], {**rows[commited], "ContractApplied": value}, *rows[commited + 1 :]]
+        assert problems(list(rows[0]), changed, "1.4"), f"ContractApplied = {value!r} was not found"
+    assert problems([n for n in rows[0] if n != "InvoiceDetailId"], rows, "1.4")
+    assert problems(list(rows[0]), rows, "1.3"), "it has columns that 1.3 does not have"
 
 
 def test_the_checker_finds_what_breaks_a_rule(ledger: Path, tmp_path: Path) -> None:

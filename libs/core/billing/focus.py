@@ -7,6 +7,10 @@ places, and a row holds it as an integer of that many. Custom columns begin with
     PricingQuantity    GPU-Hours   = units / (3.6 x 10^12)                          to 12 places, half to even
     ListCost, ...      as it was posted, a multiple of a millionth: unit price x quantity, half to even
 
+Since 1.3 a part of a shared device is an allocated charge: the device's cost, by the compute share that the attempt holds
+(`AllocatedMethodId`). Its tags are in `Tags`, so AllocatedTags, which must not repeat them, is null. AllocatedMethodDetails is
+left out: its ratios must sum to 1 over a device, and rows are posted before that sum is known, and never changed.
+
 A correction of a billing period before has ChargeClass `Correction`; one within the billing period is an Adjustment, because
 ChargeClass must be null there (ChargeClass, content rule 3). Either is money alone.
 """
@@ -24,8 +28,13 @@ from libs.core.billing.wall import HOUR_US, billing_month, text_of
 from schemas.prices import Term
 
 VERSIONS: Final = ("1.2", "1.3", "1.4")
+ALLOCATION: Final = "baton-compute-share"
+"""How the cost of a shared device is split: by the thousandths of its compute that each attempt holds, used or not."""
+PROGRAM: Final = "Reservation"
+"""The one commitment program that there is."""
 PLACES: Final = 12
 """Of a decimal column: decimal128(38, 12)."""
+WHOLE_MILLI: Final = 1000
 
 
 class ColumnKind(Enum):
@@ -46,6 +55,7 @@ class Grain(Enum):
     QUANTITY = "of how much it is at what term"
     COST = "of the cost"
     LIST_COST = "of the cost at list prices"
+    COMMITTED = "of what is applied to a commitment"
 
 
 class FocusColumn(NamedTuple):
@@ -103,6 +113,12 @@ def _quantity_key(f: RowFacts) -> Hashable:
     return f.charge.amount.units, f.by_price, _quote(f).term
 
 
+def _committed_key(f: RowFacts) -> Hashable:
+    if not f.by_price or _quote(f).term is not Term.RESERVATION:
+        return None
+    return _commitment(f), f.charge.amount.units
+
+
 KEY_OF: Final[Mapping[Grain, Callable[[RowFacts], Hashable]]] = {
     Grain.EXPORT: lambda f: None,
     Grain.USE: _use_key,
@@ -111,6 +127,7 @@ KEY_OF: Final[Mapping[Grain, Callable[[RowFacts], Hashable]]] = {
     Grain.QUANTITY: _quantity_key,
     Grain.COST: lambda f: f.charge.amount.cost_micros,
     Grain.LIST_COST: lambda f: f.charge.amount.list_micros,
+    Grain.COMMITTED: _committed_key,
 }
 """Rows of one export with equal keys have equal values in all columns of the grain, while all of them are kept."""
 
@@ -162,7 +179,7 @@ def _resource_type(f: RowFacts) -> str:
 def _description(f: RowFacts) -> str:
     use = f.charge.use
     what = "correction of" if f.charge.correction else "use of"
-    return f"{what} {use.device_kind} by {use.job_id}.{use.attempt}, class {use.priority_class}"
+    return f"{what} {use.device_kind} by {_attempt(f)}, class {use.priority_class}"
 
 
 def _tags(f: RowFacts) -> dict[str, Any]:
@@ -173,6 +190,36 @@ def _tags(f: RowFacts) -> dict[str, Any]:
 def _details(f: RowFacts) -> dict[str, Any]:
     kind = f.charge.use.device_kind
     return {"GpuCount": 1, "InstanceSeries": kind.partition(":")[0], "InstanceType": kind}
+
+
+def _attempt(f: RowFacts) -> str:
+    return f"{f.charge.use.job_id}.{f.charge.use.attempt}"
+
+
+def _allocated(value: Callable[[RowFacts], Any]) -> Callable[[RowFacts], Any]:
+    """Of a part of a shared device; null of a whole one, and of a MIG slice, which is a resource of its own."""
+    return lambda f: value(f) if f.charge.use.milli < WHOLE_MILLI else None
+
+
+def _applied(f: RowFacts) -> dict[str, Any]:
+    """A contract is one commitment here, to use; so the quantity is applied, and no cost (1.4: one of them, not both). It is a
+    number of JSON: the exact one is CommitmentDiscountQuantity."""
+    contract = f"{f.pool}/{_commitment(f)}"
+    element = {
+        "ContractId": contract,
+        "ContractCommitmentId": contract,
+        "ContractCommitmentAppliedQuantity": (_quantity(f) or 0) / 10**PLACES,
+        "ContractCommitmentAppliedUnit": "GPU-Hours",
+    }
+    return {"Elements": [element]}
+
+
+def _programs(f: RowFacts) -> dict[str, Any] | None:
+    """What could have been committed to instead: a reservation, where one is in the price list, or was applied."""
+    quote = _quote(f)
+    if quote.reservable or quote.term is Term.RESERVATION:
+        return {"CommitmentPrograms": [{"ProgramType": PROGRAM}]}
+    return None
 
 
 def _charge_category(f: RowFacts) -> str:
@@ -187,9 +234,13 @@ def _custom(
 
 _T, _D, _N, _I, _O = ColumnKind.TEXT, ColumnKind.TIME, ColumnKind.DECIMAL, ColumnKind.INTEGER, ColumnKind.OBJECT
 _ALL, _USE, _HOUR, _PRICE, _MUCH = Grain.EXPORT, Grain.USE, Grain.HOUR, Grain.PRICE, Grain.QUANTITY
-_COST, _LIST = Grain.COST, Grain.LIST_COST
+_COST, _LIST, _APPLIED = Grain.COST, Grain.LIST_COST, Grain.COMMITTED
 
 COLUMNS: Final = (
+    FocusColumn("AllocatedMethodId", _T, True, "Conditional", _USE, _allocated(lambda f: ALLOCATION), since="1.3"),
+    FocusColumn("AllocatedResourceId", _T, True, "Conditional", _USE, _allocated(_attempt), since="1.3"),
+    FocusColumn("AllocatedResourceName", _T, True, "Conditional", _USE, _allocated(_attempt), since="1.3"),
+    FocusColumn("AllocatedTags", _O, True, "Conditional", _ALL, lambda f: None, since="1.3"),
     FocusColumn("BilledCost", _N, False, "Mandatory", _COST, lambda f: _money(f.charge.amount.cost_micros)),
     FocusColumn("BillingAccountId", _T, False, "Mandatory", _ALL, lambda f: f.pool),
     FocusColumn("BillingAccountName", _T, True, "Mandatory", _ALL, lambda f: f"pool {f.pool}"),
@@ -208,14 +259,18 @@ COLUMNS: Final = (
     FocusColumn("CommitmentDiscountName", _T, True, "Conditional", _PRICE, _committed(_commitment)),
     FocusColumn("CommitmentDiscountQuantity", _N, True, "Conditional", _MUCH, _committed(_quantity)),
     FocusColumn("CommitmentDiscountStatus", _T, True, "Conditional", _PRICE, _committed(lambda f: "Used")),
-    FocusColumn("CommitmentDiscountType", _T, True, "Conditional", _PRICE, _committed(lambda f: "Reservation")),
+    FocusColumn("CommitmentDiscountType", _T, True, "Conditional", _PRICE, _committed(lambda f: PROGRAM)),
     FocusColumn("CommitmentDiscountUnit", _T, True, "Conditional", _PRICE, _committed(lambda f: "GPU-Hours")),
+    FocusColumn("CommitmentProgramEligibilityDetails", _O, True, "Conditional", _PRICE, _programs, since="1.4"),
     FocusColumn("ConsumedQuantity", _N, True, "Conditional", _MUCH, _consumed),
     FocusColumn("ConsumedUnit", _T, True, "Conditional", _HOUR, lambda f: "GPU-Seconds" if f.by_price else None),
+    FocusColumn("ContractApplied", _O, True, "Conditional", _APPLIED, _committed(_applied), since="1.3"),
     FocusColumn("ContractedCost", _N, False, "Mandatory", _COST, lambda f: _money(f.charge.amount.cost_micros)),
     FocusColumn("ContractedUnitPrice", _N, True, "Conditional", _PRICE, lambda f: _unit(f.charge.amount.unit_micros, f)),
     FocusColumn("EffectiveCost", _N, False, "Mandatory", _COST, lambda f: _money(f.charge.amount.cost_micros)),
     FocusColumn("HostProviderName", _T, False, "Mandatory", _ALL, lambda f: "Baton", since="1.3"),
+    FocusColumn("InvoiceDetailId", _T, True, "Conditional", _ALL, lambda f: None, since="1.4"),
+    FocusColumn("InvoiceId", _T, True, "Recommended", _ALL, lambda f: None),
     FocusColumn("InvoiceIssuerName", _T, False, "Mandatory", _ALL, lambda f: "Baton"),
     FocusColumn("ListCost", _N, False, "Mandatory", _LIST, lambda f: _money(f.charge.amount.list_micros)),
     FocusColumn("ListUnitPrice", _N, True, "Conditional", _PRICE, lambda f: _unit(_quote(f).list_micros, f)),

@@ -5,6 +5,7 @@ beside it. There is no price for any device: what the book does not name is unpr
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from libs.core.accelerators.kinds import catalogued
@@ -14,13 +15,15 @@ E = TypeVar("E", ListRate, ContractRate)
 
 
 class Quote(NamedTuple):
-    """A price. `tiers`: (device-hours above which it holds, millionths per device-hour), rising; one without tiers has one."""
+    """A price. `tiers`: (device-hours above which it holds, millionths per device-hour), rising; one without tiers has one.
+    `reservable`: the list has a price of a reservation for it, too."""
 
     sku: str
     term: Term
     list_micros: int
     tiers: tuple[tuple[int, int], ...]
     contract: str
+    reservable: bool = False
 
 
 class PriceList:
@@ -64,8 +67,9 @@ class PriceList:
             self._listed.get((device, klass, reserved), []),
             self._listed.get((device, "*", reserved), []),
         )
+        kept = (*self._listed.get((device, klass, True), []), *self._listed.get((device, "*", True), []))
         moments = sorted({
-            moment for entries in (own, own_any, listed, listed_any) for e in entries for moment in (e.from_us, e.to_us)
+            moment for entries in (own, own_any, listed, listed_any, kept) for e in entries for moment in (e.from_us, e.to_us)
             if moment is not None
         })  # fmt: skip
         starts: list[int] = []
@@ -74,23 +78,22 @@ class PriceList:
         for moment in moments:
             price = _at(listed, moment) or _at(listed_any, moment)
             contract = _at(own, moment) or _at(own_any, moment)
-            quote = _quote(device, price, contract)
+            quote = _quote(device, price, contract, reservable=_at(kept, moment) is not None)
             if not quotes or quotes[-1] != quote:
                 starts.append(moment)
                 quotes.append(known.setdefault(quote, quote))
         return starts, quotes
 
 
-def _at(entries: list[E], moment: int) -> E | None:
+def _at(entries: Sequence[E], moment: int) -> E | None:
     return next((e for e in entries if e.from_us <= moment and (e.to_us is None or moment < e.to_us)), None)
 
 
-def _quote(device: str, price: ListRate | None, contract: ContractRate | None) -> Quote | None:
+def _quote(device: str, price: ListRate | None, contract: ContractRate | None, *, reservable: bool) -> Quote | None:
     if price is None:
         return None
     sku = ":".join((device, price.priority_class, price.term.value))
     if contract is None:
-        return Quote(sku, price.term, price.micros, ((0, price.micros),), "")
-    return Quote(
-        sku, contract.term, price.micros, tuple((t.above_hours, t.micros) for t in contract.tiers), contract.contract
-    )
+        return Quote(sku, price.term, price.micros, ((0, price.micros),), "", reservable)
+    tiers = tuple((t.above_hours, t.micros) for t in contract.tiers)
+    return Quote(sku, contract.term, price.micros, tiers, contract.contract, reservable)
