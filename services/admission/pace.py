@@ -22,7 +22,8 @@ from schemas import subjects
 _PATIENCE_S = 1.0
 """A portion goes in after so long whatever is undecided: answers to requests that are refused must not wait for placement."""
 _SHARED_S = 5.0
-_LEAST = 6
+_LEAST = 2
+"""So few of a crowd are under way on a machine that is busy in any case: each of them is what the next team waits for."""
 _QUICK, _SLOW = 1.5, 2.0
 """Times an idle round: below the first a portion grows by an eighth, above the second it shrinks as much as the round was too
 long."""
