@@ -1,60 +1,45 @@
 """`baton bill push`: use as events to a billing system of others, each counted once, however often it is sent.
 
-What was sent is remembered in a file, after each answer: who is killed sends the last event again, under the same id. An answer
-that may change (429, 5xx, none) is waited for, longer each time; one that will not (another 4xx) ends the command, and the next
-one begins with that event.
+`--follow` stays: it copies what the ledger got since the last look, and sends what follows from that. The fold of the ledger
+goes on where it is, so a look costs as much as what is new.
 """
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from http.client import HTTPException
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import typer
+from nats.errors import Error as NatsError
 
+from libs.cli.bill_events import DeadLetters, Outbound, Pushed, load, push_all, save
 from libs.cli.bill_statement import centres_of
 from libs.cli.exits import UsageFault
 from libs.cli.options import Pool, Url
 from libs.cli.output import hint, say
-from libs.client.errors import Failed
+from libs.cli.session import run
+from libs.client import Baton
+from libs.client.errors import ClientError
 from libs.core.billing.charges import Charge, charges
-from libs.core.billing.usage_events import MAPPINGS, HttpMessage, event_of, known_already, too_late
+from libs.core.billing.usage_events import MAPPINGS
+from libs.ledger.records import FiledLedger
+from schemas.subjects import OPERATOR
 
-_FIRST_S, _LONGEST_S = 0.5, 30.0
-_ANSWER_BYTES = 65_536
-
-
-@dataclass(slots=True)
-class Pushed:
-    """How far it is: `done` rows of the ledger are dealt with."""
-
-    pool: str
-    to: str
-    endpoint: str
-    done: int = 0
-    sent: int = 0
-    late: int = 0
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """A credential goes to the endpoint that was named, and nowhere else."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
+_FILES = 64
+"""Of what was copied are joined into one."""
 
 
 def push(
     *,
     to: Annotated[str, typer.Option("--to", help="openmeter, lago or stripe.")],
     endpoint: Annotated[str, typer.Option("--endpoint", help="Its address, e.g. https://openmeter.example.")],
-    state: Annotated[Path, typer.Option("--state", help="Where it is remembered what was sent.")],
+    state: Annotated[
+        Path, typer.Option("--state", help="Where it is remembered what was sent; what was refused is in FILE.dead.")
+    ],
     token_env: Annotated[
         str, typer.Option("--token-env", help="The variable that has the credential.")
     ] = "BATON_METERING_TOKEN",
@@ -62,6 +47,12 @@ def push(
         Path | None, typer.Option("--customers", help="YAML, `team: customer`. Without it a team is called as here.")
     ] = None,
     give_up_s: Annotated[float, typer.Option("--give-up", min=0, help="How long one event is tried, s.")] = 300.0,
+    follow: Annotated[bool, typer.Option("--follow", help="Stay, and send what comes; nothing is given up.")] = False,
+    every_s: Annotated[float, typer.Option("--every", min=0.1, help="With --follow: how often to look, s.")] = 15.0,
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", min=0, max=65535, help="With --follow: Prometheus on 127.0.0.1.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="First send what was refused once more.")] = False,
     ledger: Annotated[
         list[Path] | None, typer.Option("--ledger", help="A file of `baton ledger export`; no server is asked.")
     ] = None,
@@ -75,102 +66,138 @@ def push(
         raise UsageFault(f"--to {to}: not known; use {', '.join(MAPPINGS)}")
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
         raise UsageFault(f"--endpoint {endpoint}: no address of HTTP; write https://HOST")
+    if ledger and follow:
+        raise UsageFault("--follow: a file does not grow; leave out --ledger, or --follow")
     names = centres_of(customers) if customers is not None else {}
-    token = os.environ.get(token_env, "")
+    dead = DeadLetters(state.with_name(state.name + ".dead"))
     with ledger_of(ledger, pool, url) as source:
-        pushed = _load(state, Pushed(source.pool, to, endpoint))
-
-        def post(message: HttpMessage) -> None:
-            patiently_post(endpoint, message, token, give_up_s)
-
-        try:
-            found = charges(source, source.closed)
-            push_all(
-                found, pushed, customers=names, post=post, save=lambda: _save(state, pushed), now_us=source.wall_us
-            )
-        finally:
-            _save(state, pushed)
+        pushed = load(state, Pushed(source.pool, to, endpoint))
+        told = PushFigures(source, pushed)
+        out = Outbound(endpoint, os.environ.get(token_env, ""), None if follow else give_up_s, told.trying)
+        if follow and metrics_port is not None:
+            told.serve(metrics_port)
+        if again:
+            taken, left = dead.again(out.post)
+            say(f"{taken} of {taken + left} that were refused are taken now")
+        with _rows(source, pool, url, every_s if follow else None, told.idle) as found:
+            try:
+                push_all(
+                    told.seen(found), pushed, customers=names, post=out.post, bury=dead.bury,
+                    save=lambda: save(state, pushed), now_us=lambda: source.wall_us,
+                )  # fmt: skip
+            finally:
+                save(state, pushed)
     if pushed.late:
         hint(f"{pushed.late} events are older than {to} takes and were not sent: bill them by an export")
+    if pushed.dead:
+        hint(f"{pushed.dead} events were refused, with the reason in {dead.path}: mend it, then push --again")
     say(f"{pushed.sent} events sent, {pushed.done} rows done")
 
 
-def push_all(
-    found: Iterable[Charge],
-    pushed: Pushed,
-    *,
-    customers: dict[str, str],
-    post: Callable[[HttpMessage], None],
-    save: Callable[[], None],
-    now_us: int,
-) -> None:
-    """Posts what is not done yet, in the order of the ledger. Raises what `post` raises; what was done before is saved."""
-    for number, charge in enumerate(found):
-        if number < pushed.done:
-            continue
-        event = event_of(charge, pushed.pool)
-        if event is not None and too_late(pushed.to, event, now_us):
-            pushed.late += 1
-        elif event is not None:
-            post(MAPPINGS[pushed.to](event, customers.get(event.team, event.team)))
-            pushed.sent += 1
-        pushed.done = number + 1
-        if event is not None:
-            save()
+class PushFigures:
+    """How far behind a push is, for people and for Prometheus."""
 
+    def __init__(self, source: FiledLedger, pushed: Pushed) -> None:
+        self._source, self._pushed = source, pushed
+        self._seq = 0
+        self._since: float | None = None
+        self._why = ""
 
-def patiently_post(endpoint: str, message: HttpMessage, token: str, give_up_s: float) -> None:
-    """Posts until it is taken. Raises Failed for an answer that will not change, and when it takes too long."""
-    opener = build_opener(_NoRedirect)
-    headers = {"content-type": message.content_type} | ({"authorization": f"Bearer {token}"} if token else {})
-    deadline, wait_s, why = time.monotonic() + give_up_s, _FIRST_S, ""
-    while True:
-        asked_s = 0.0
-        request = Request(endpoint.rstrip("/") + message.path, message.body, headers, method="POST")
+    def seen(self, found: Iterator[Charge]) -> Iterator[Charge]:
+        for charge in found:
+            self._seq = charge.posted_seq
+            yield charge
+
+    def idle(self) -> None:
+        """All that is known is dealt with."""
+        self._seq = self._source.head.seq
+
+    def trying(self, why: str | None) -> None:
+        """`why`: an event is not taken. A new reason is told."""
+        if why is None:
+            self._since, self._why = None, ""
+            return
+        self._since = self._since if self._since is not None else time.monotonic()
+        if why != self._why:
+            self._why = why
+            hint(f"{self._pushed.endpoint} takes no event now: {why}; it is tried again")
+
+    @property
+    def behind(self) -> int:
+        """Ledger records that are not dealt with."""
+        return max(0, self._source.head.seq - self._seq)
+
+    @property
+    def waiting_s(self) -> float:
+        """How long the event that is sent now has been refused."""
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    def serve(self, port: int) -> int:
+        """Serves `/metrics` on 127.0.0.1 in a thread; the port. Raises UsageFault when it is taken."""
+        from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+        registry, labels = CollectorRegistry(), {"pool": self._pushed.pool, "to": self._pushed.to}
+        for name, about, value in (
+            ("baton_push_behind_records", "Ledger records whose use was not sent yet", lambda: self.behind),
+            ("baton_push_waiting_seconds", "How long the next event has not been taken", lambda: self.waiting_s),
+            ("baton_push_sent", "Events that were taken", lambda: self._pushed.sent),
+            ("baton_push_dead", "Events that were refused", lambda: self._pushed.dead),
+            ("baton_push_late", "Events too old to send", lambda: self._pushed.late),
+        ):
+            gauge = Gauge(name, about, list(labels), registry=registry)
+            gauge.labels(**labels).set_function(value)
         try:
-            with opener.open(request, timeout=max(1.0, min(30.0, give_up_s))):
-                return
-        except HTTPError as error:
-            body = error.read(_ANSWER_BYTES)
-            if known_already(error.code, body):
-                return
-            why = f"{error.code} {error.reason}"
-            if error.code != 429 and error.code < 500:
-                text = body[:200].decode(errors="replace")
-                raise Failed(f"{endpoint} refuses an event: {why}", text, "mend it, then push again") from None
-            asked_s = _seconds(error.headers.get("Retry-After", ""))
-        except (URLError, HTTPException, OSError) as error:
-            why = str(error)
-        pause_s = max(wait_s, asked_s)
-        if time.monotonic() + pause_s > deadline:
-            what = f"{endpoint} has not taken an event within {give_up_s:g} s"
-            raise Failed(what, why, "push again later: it goes on there")
-        time.sleep(pause_s)
-        wait_s = min(_LONGEST_S, 2 * wait_s)
+            server, _ = start_http_server(port, "127.0.0.1", registry)
+        except OSError as error:
+            raise UsageFault(f"--metrics-port {port}: {error.strerror}; name another one") from None
+        return int(server.server_port)
 
 
-def _seconds(text: str) -> float:
-    return float(text) if text.isdigit() and len(text) < 6 else 0.0
+@contextmanager
+def _rows(
+    source: FiledLedger, pool: str | None, url: str | None, every_s: float | None, idle: Callable[[], None]
+) -> Iterator[Iterator[Charge]]:
+    """The ledger's rows; with `every_s` they go on for as long as the ledger does."""
+    if every_s is None:
+        yield charges(source, source.closed)
+        return
+    with TemporaryDirectory() as folder:
+        number = 0
+
+        def more() -> bool:
+            nonlocal number
+            idle()
+            if source.files > _FILES:
+                number += 1
+                source.join(Path(folder) / f"{number:09d}")
+            number += 1
+            while not grown(source, Path(folder) / f"{number:09d}", pool, url):
+                time.sleep(every_s)
+            return True
+
+        yield charges(source.live(more), source.closed)
 
 
-def _load(path: Path, fresh: Pushed) -> Pushed:
+def grown(source: FiledLedger, target: Path, pool: str | None, url: str | None) -> bool:
+    """Adds what the ledger got since the last look, if anything. A server that is away is told and asked again."""
+    from libs.ledger.export import FileStart
+    from libs.ledger.segments import last_seq
+    from libs.ledger.verify import export
+
+    async def work(baton: Baton) -> bool:
+        js = baton.nats.jetstream()
+        if await last_seq(js, source.pool) <= source.last_seq:
+            return False
+        await export(js, source.pool, target, start=FileStart(source.pool, source.last_seq + 1, source.head))
+        return True
+
     try:
-        told = json.loads(path.read_text("utf-8"))
-        found = Pushed(**told)
-    except FileNotFoundError:
-        return fresh
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageFault(f"--state {path}: not what was written there ({error!r}); name another file") from None
-    if (found.pool, found.to, found.endpoint) != (fresh.pool, fresh.to, fresh.endpoint):
-        raise UsageFault(
-            f"--state {path}: is of pool {found.pool} to {found.to} at {found.endpoint}; name another file for each"
-        )
+        found = run(work, OPERATOR, url, pool=pool)
+    except (ClientError, NatsError, OSError) as error:
+        hint(f"the ledger cannot be read now: {error}; it is tried again")
+        with suppress(FileNotFoundError):
+            target.unlink()
+        return False
+    if found:
+        source.add(target)
     return found
-
-
-def _save(path: Path, pushed: Pushed) -> None:
-    made = path.with_name(path.name + ".part")
-    made.write_text(json.dumps({name: getattr(pushed, name) for name in Pushed.__slots__}), "utf-8")
-    with made.open("rb") as file:
-        os.fsync(file.fileno())
-    made.replace(path)

@@ -85,14 +85,23 @@ def _read_files(checker: AuditedLedger, paths: Sequence[Path], progress: Progres
     return head, last_seq
 
 
-async def export(js: JetStreamContext, pool: str, path: Path, progress: Progress = lambda done, of: None) -> FileEnd:
+async def export(
+    js: JetStreamContext,
+    pool: str,
+    path: Path,
+    progress: Progress = lambda done, of: None,
+    *,
+    start: FileStart | None = None,
+) -> FileEnd:
     """Writes the ledger up to its present end to `path`, message by message as stored. The file is there once it is whole.
+    `start`: after what is there already.
 
     Raises LedgerStopped when the ledger cannot be read from its beginning, and OSError of the file.
     """
     last = await last_seq(js, pool)
-    with LedgerFileWriter(path, FileStart(pool)) as out:
-        async for stored in messages(js, pool, 1, last):
+    begins = start or FileStart(pool)
+    with LedgerFileWriter(path, begins) as out:
+        async for stored in messages(js, pool, begins.first_seq, last):
             out.add(stored)
             if out.last_seq % _TOLD_EVERY == 0:
                 progress(out.last_seq, last)

@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from typer.testing import CliRunner
@@ -286,7 +286,14 @@ def test_an_export_that_is_killed_anywhere_is_not_there_or_whole_and_goes_on(
     assert at > 10, "there are more steps than that"
 
 
-def killed_after(steps: int, work: Callable[[], object]) -> bool:
+OWNERS: Final = (
+    (Path, "replace"), (Path, "write_bytes"), (Path, "write_text"), (Path, "unlink"), (os, "fsync"), (shutil, "rmtree"),
+    (shutil, "copyfileobj"),
+)  # fmt: skip
+"""What an export does outside of itself."""
+
+
+def killed_after(steps: int, work: Callable[[], object], owners: Iterable[tuple[Any, str]] = OWNERS) -> bool:
     """Does `work` in a child that is killed at its file system call number `steps`, a write when half of it is done; whether it
     came to its end before."""
     child = os.fork()
@@ -306,8 +313,7 @@ def killed_after(steps: int, work: Callable[[], object]) -> bool:
 
             setattr(owner, name, call)
 
-        for owner, name in ((Path, "replace"), (Path, "write_bytes"), (Path, "write_text"), (Path, "unlink"), (os, "fsync"),
-                            (shutil, "rmtree"), (shutil, "copyfileobj")):  # fmt: skip
+        for owner, name in owners:
             dies_in(owner, name)
         try:
             work()

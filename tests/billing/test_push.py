@@ -1,21 +1,30 @@
 """Use as events at a real HTTP server that fails, hangs up and is asked twice: each event counts once."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
+from urllib.request import urlopen
 
 import pytest
 
-from libs.cli import bill_push
+from libs.cli import bill_events, bill_push
 from libs.client.errors import Failed
 from libs.core.billing.charges import charges
 from libs.core.billing.usage_events import METER, STRIPE_BACK_US, event_of, openmeter
-from tests.billing.ledgers import POOL, filed, priced_world
-from tests.billing.test_export import baton
+from libs.ledger.export import FileStart, LedgerFile, LedgerFileWriter
+from libs.ledger.records import FiledLedger
+from tests.billing.ledgers import POOL, filed, over_the_month, priced_world
+from tests.billing.test_export import baton, killed_after
+
+OWNERS = ((Path, "replace"), (Path, "write_text"), (os, "fsync"), (bill_events, "_answer"))
+"""What a push does outside of itself."""
 
 
 class Metering(ThreadingHTTPServer):
@@ -26,6 +35,9 @@ class Metering(ThreadingHTTPServer):
         self.moods: list[str] = []
         self.taken: list[tuple[str, str, bytes]] = []
         self.headers: list[dict[str, str]] = []
+        self.asked: list[str] = []
+        self.refused = b""
+        """An event that it never takes."""
 
     @property
     def address(self) -> str:
@@ -41,6 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         mood = self.server.moods.pop(0) if self.server.moods else "well"
+        mood = "wrong" if body == self.server.refused else mood
         if mood in ("well", "takes and hangs up"):
             self.server.taken.append((self.path, self.headers["content-type"], body))
             self.server.headers.append(dict(self.headers))
@@ -51,9 +64,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("location", "http://127.0.0.1:9/")
         else:
-            self.send_response({"well": 200, "busy": 429, "broken": 503, "known": 409, "wrong": 400}[mood])
+            self.send_response(
+                {"well": 200, "busy": 429, "broken": 503, "known": 409, "wrong": 400, "locked": 401}[mood]
+            )
         if mood == "busy":
             self.send_header("retry-after", "0")
+        self.server.asked.append(mood)
         self.send_header("content-length", "0")
         self.end_headers()
 
@@ -63,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def metering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metering]:
-    monkeypatch.setattr(bill_push, "_FIRST_S", 0.001)
+    monkeypatch.setattr(bill_events, "FIRST_S", 0.001)
     with Metering() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
@@ -122,14 +138,127 @@ def test_each_event_counts_once_at_a_server_that_fails_repeats_and_hangs_up(
     assert len(metering.taken) == count, "nothing new, nothing sent"
 
 
-def test_who_is_refused_goes_on_with_that_event(metering: Metering, ledger: Path, tmp_path: Path) -> None:
-    metering.moods = ["well", "well", "wrong"]
+def test_an_event_that_is_refused_is_a_dead_letter_and_may_be_sent_again(
+    metering: Metering, ledger: Path, tmp_path: Path
+) -> None:
+    metering.moods = ["well", "well", "wrong", "wrong"]
+    assert "2 events were refused" in push(metering, ledger, tmp_path)
+    assert metering.asked.count("wrong") == 2, "each of them was sent once, and not for ever"
+    told = [json.loads(line) for line in (tmp_path / "state.json.dead").read_text().splitlines()]
+    taken = {json.loads(body)["id"] for _, _, body in metering.taken}
+    assert [d["why"] for d in told] == ["400 Bad Request"] * 2
+    assert not taken & {d["id"] for d in told}
+    metering.moods = ["well", "wrong"]
+    assert "1 of 2 that were refused are taken now" in push(metering, ledger, tmp_path, "openmeter", "--again")
+    push(metering, ledger, tmp_path, "openmeter", "--again")
+    events = [json.loads(body) for _, _, body in metering.taken]
+    assert len({e["id"] for e in events}) == len(events)
+    assert sum(int(e["data"]["value"]) for e in events) == sum(units().values())
+    assert (tmp_path / "state.json.dead").read_bytes() == b""
+
+
+def test_a_wrong_credential_is_told_and_no_event_is_skipped_for_it(
+    metering: Metering, ledger: Path, tmp_path: Path
+) -> None:
+    metering.moods = ["well", "locked"]
     with pytest.raises(AssertionError):  # exit code 1
         push(metering, ledger, tmp_path)
-    assert json.loads((tmp_path / "state.json").read_text())["sent"] == 2
+    assert not (tmp_path / "state.json.dead").exists()
+    assert json.loads((tmp_path / "state.json").read_text())["sent"] == 1
     push(metering, ledger, tmp_path)
     ids = [json.loads(body)["id"] for _, _, body in metering.taken]
     assert len(ids) == len(set(ids))
+
+
+def test_one_that_is_killed_anywhere_loses_no_event_and_repeats_under_the_same_id(
+    metering: Metering, ledger: Path, tmp_path: Path
+) -> None:
+    push(metering, ledger, tmp_path)
+    whole = {json.loads(body)["id"]: body for _, _, body in metering.taken}
+    one = next(iter(whole.values()))
+    (tmp_path / "state.json").unlink()
+    metering.taken.clear()
+    metering.refused = one
+    kills = 0
+    while not killed_after(5 + kills % 7, lambda: push(metering, ledger, tmp_path), OWNERS):
+        kills += 1
+    assert kills > 5
+    refused = json.loads(one)["id"]
+    taken = {json.loads(body)["id"]: body for _, _, body in metering.taken}
+    assert taken == {name: body for name, body in whole.items() if name != refused}
+    dead = [json.loads(line) for line in (tmp_path / "state.json.dead").read_bytes().splitlines()]
+    assert {d["body"].encode() for d in dead} == {one}
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert state["sent"] + state["dead"] == len(whole)
+
+
+def test_a_push_that_follows_sends_what_comes_and_waits_for_a_server_that_is_away(
+    metering: Metering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = over_the_month().records
+    whole = filed(records, tmp_path / "whole.jsonl")
+    rows = [event_of(c, POOL) for c in charges(FiledLedger([whole]))]
+    parts = parted(whole, [7, 8, 20, len(records) // 2], tmp_path)
+    source = FiledLedger([parts.pop(0)])
+    behind: list[int] = []
+
+    def grows(ledger: FiledLedger, target: Path, pool: str | None, url: str | None) -> bool:
+        if not parts:
+            raise KeyboardInterrupt
+        parts.pop(0).rename(target)
+        ledger.add(target)
+        behind.append(figures.behind)
+        return True
+
+    monkeypatch.setattr(bill_push, "grown", grows)
+    monkeypatch.setattr(bill_push, "_FILES", 2)
+    pushed = bill_events.Pushed(POOL, "openmeter", metering.address)
+    figures = bill_push.PushFigures(source, pushed)
+    out = bill_events.Outbound(metering.address, "", None, figures.trying)
+    metering.moods = ["broken", "locked", "hangs up", "well", "takes and hangs up"]
+    port = figures.serve(0)
+    with pytest.raises(KeyboardInterrupt), bill_push._rows(source, None, None, 0.0, figures.idle) as found:
+        bill_events.push_all(
+            figures.seen(found), pushed, customers={}, post=out.post, bury=lambda *_: None, save=lambda: None,
+            now_us=lambda: source.wall_us,
+        )  # fmt: skip
+    once = {json.loads(body)["id"] for _, _, body in metering.taken}
+    assert once == {e.id for e in rows if e is not None}
+    assert (pushed.sent, pushed.done) == (len(once), len(rows))
+    assert len(metering.taken) == len(once) + 1, "one answer was lost"
+    assert all(count > 0 for count in behind), "what came was not sent yet"
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text = answer.read().decode()
+    assert f'baton_push_behind_records{{pool="{POOL}",to="openmeter"}} 0.0' in text
+    assert f'baton_push_sent{{pool="{POOL}",to="openmeter"}} {len(once)}.0' in text
+
+
+def parted(whole: Path, at: list[int], folder: Path) -> list[Path]:
+    """A ledger file in parts: the first with the first so many messages, and so on."""
+    parts: list[Path] = []
+    source = LedgerFile(whole)
+    start = FileStart(POOL)
+    messages = list(source)
+    for low, high in pairwise([0, *at, len(messages)]):
+        path = folder / f"part{low}"
+        with LedgerFileWriter(path, start) as writer:
+            for stored in messages[low:high]:
+                writer.add(stored)
+            end = writer.finish()
+        start = FileStart(POOL, end.last_seq + 1, end.head)
+        parts.append(path)
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7.0), ("0", 0.0), ("99999999", bill_events.ASKED_S), ("Mon, 23 Nov 2026 12:00:30 GMT", 30.0),
+        ("Mon, 23 Nov 2026 11:00:30 GMT", 0.0), ("soon", 0.0), ("-5", 0.0), ("\u0663", 0.0), ("", 0.0),
+    ],
+)  # fmt: skip
+def test_a_server_says_when_it_may_be_asked_again(text: str, seconds: float) -> None:
+    assert bill_events.seconds_of(text, datetime(2026, 11, 23, 12, 0, tzinfo=UTC)) == seconds
 
 
 def test_a_server_that_is_away_is_given_up_and_a_redirect_is_not_followed(metering: Metering) -> None:
@@ -138,10 +267,10 @@ def test_a_server_that_is_away_is_given_up_and_a_redirect_is_not_followed(meteri
     message = openmeter(next(e for e in found if e is not None), "research")
     metering.moods = ["broken"] * 100
     with pytest.raises(Failed, match="not taken"):
-        bill_push.patiently_post(metering.address, message, "", 0.05)
+        bill_events.Outbound(metering.address, "", 0.05).post(message)
     metering.moods = ["elsewhere"]
     with pytest.raises(Failed, match="refuses"):
-        bill_push.patiently_post(metering.address, message, "s3cret", 5)
+        bill_events.Outbound(metering.address, "s3cret", 5).post(message)
 
 
 def test_lago_and_stripe_get_their_own_shapes(metering: Metering, ledger: Path, tmp_path: Path) -> None:
@@ -163,9 +292,12 @@ def test_lago_and_stripe_get_their_own_shapes(metering: Metering, ledger: Path, 
 def test_what_a_system_takes_no_more_is_told_and_not_sent_with_another_time() -> None:
     world = priced_world()
     found = list(charges(lambda: list(enumerate(world.records, start=1))))
-    pushed, sent = bill_push.Pushed(POOL, "stripe", "x"), list[Any]()
+    pushed, sent = bill_events.Pushed(POOL, "stripe", "x"), list[Any]()
     now_us = max(c.billed_us for c in found) + 2 * STRIPE_BACK_US
-    bill_push.push_all(found, pushed, customers={}, post=sent.append, save=lambda: None, now_us=now_us)
+    bill_events.push_all(
+        found, pushed, customers={}, post=lambda m: str(sent.append(m)), bury=lambda *_: None, save=lambda: None,
+        now_us=lambda: now_us,
+    )  # fmt: skip
     assert (sent, pushed.sent, pushed.done) == ([], 0, len(found))
     assert pushed.late == sum(event_of(c, POOL) is not None for c in found)
 

@@ -10,6 +10,7 @@ import pytest
 
 from libs.ledger.chain import GENESIS, Head, encode
 from libs.ledger.export import BadLedgerFile, FileStart, LedgerFile, LedgerFileWriter
+from libs.ledger.records import FiledLedger
 from libs.ledger.tail import Stored
 from libs.ledger.verify import export, verify, verify_files
 from schemas.subjects import ledger
@@ -210,3 +211,33 @@ def test_a_compressed_file_that_was_damaged_anywhere_is_refused(tmp_path: Path) 
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
         with pytest.raises(BadLedgerFile):
             list(LedgerFile(path))
+
+
+async def test_what_a_ledger_got_since_is_a_file_of_its_own_and_files_are_joined(world: World, tmp_path: Path) -> None:
+    head = await a_ledger(world)
+    source = FiledLedger([])
+    for number in range(4):
+        start = FileStart(POOL, source.last_seq + 1, source.head)
+        await export(world.js, POOL, tmp_path / f"{number}.jsonl", start=start)
+        source.add(tmp_path / f"{number}.jsonl")
+        assert (source.head, source.last_seq) == (head, await world.ledger_last())
+        head = await world.append(head, t_us=10_000_000 + number)
+    await export(world.js, POOL, tmp_path / "last.jsonl", start=FileStart(POOL, source.last_seq + 1, source.head))
+    added: list[Path] = []
+
+    def more() -> bool:
+        if added:
+            return False
+        source.join(tmp_path / "joined.jsonl")
+        source.add(tmp_path / "last.jsonl")
+        added.append(tmp_path / "last.jsonl")
+        return True
+
+    records = source.live(more)
+    told = list(records())
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == ["0.jsonl", "joined.jsonl", "last.jsonl"]
+    await export(world.js, POOL, tmp_path / "whole.jsonl")
+    assert told == list(records()) == list(FiledLedger([tmp_path / "whole.jsonl"])())
+    assert source.files == 3
+    with pytest.raises(BadLedgerFile, match="give all files of one ledger, in order"):
+        source.add(tmp_path / "whole.jsonl")

@@ -1,0 +1,254 @@
+"""How `baton bill push` sends events over HTTP, and what it remembers.
+
+An answer is one of four: taken (or known already); not now (408, 425, 429, 5xx, none: tried again, when `Retry-After` says or
+longer each time); refused for what the event is (400, 413, 422 and the like: a dead letter, with the reason); refused for how
+the command is set up (a credential, an address, a redirect: nothing is skipped for that).
+
+What was sent is remembered in a file after each answer, a dead letter before that. So who is killed at any moment sends at most
+one event again, under the same id.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from libs.cli.exits import UsageFault
+from libs.cli.output import hint
+from libs.client.errors import Failed
+from libs.core.billing.charges import Charge
+from libs.core.billing.usage_events import MAPPINGS, HttpMessage, UsageEvent, event_of, known_already, too_late
+from libs.core.billing.wall import text_of
+
+FIRST_S, LONGEST_S = 0.5, 30.0
+ASKED_S = 3600.0
+"""No `Retry-After` is waited for longer."""
+_ANSWER_BYTES = 65_536
+_NOT_NOW = (408, 425, 429)
+_SET_UP = (401, 402, 403, 404, 405, 407, 410, 421, 426)
+
+
+@dataclass(slots=True)
+class Pushed:
+    """How far it is: `done` rows of the ledger are dealt with."""
+
+    pool: str
+    to: str
+    endpoint: str
+    done: int = 0
+    sent: int = 0
+    late: int = 0
+    dead: int = 0
+
+
+@dataclass(slots=True)
+class Outbound:
+    """Where events go. `give_up_s`: how long one is tried; None: until it is taken. `trying`: told why one waits, None when it
+    does not any more."""
+
+    endpoint: str
+    token: str
+    give_up_s: float | None
+    trying: Callable[[str | None], None] = lambda why: None
+
+    def post(self, message: HttpMessage) -> str:
+        """Posts until there is an answer that will not change: "" when it was taken, else why not. Raises Failed when that
+        takes too long, and for what is wrong with the endpoint or the credential and not with the event."""
+        began, wait_s = time.monotonic(), FIRST_S
+        while True:
+            status, why, text, asked_s = _answer(self.endpoint, message, self.token, self.give_up_s)
+            if status is not None and 400 <= status < 500 and status not in (*_NOT_NOW, *_SET_UP):
+                self.trying(None)
+                return f"{why} {text}".strip()
+            if not why:
+                self.trying(None)
+                return ""
+            set_up = status is not None and (status in _SET_UP or status < 400)
+            pause_s = max(wait_s, asked_s)
+            if self.give_up_s is not None:
+                if set_up:
+                    raise Failed(f"{self.endpoint} refuses all events: {why}", text, "mend it, then push again")
+                if time.monotonic() - began + pause_s > self.give_up_s:
+                    what = f"{self.endpoint} has not taken an event within {self.give_up_s:g} s"
+                    raise Failed(what, why, "push again later: it goes on there")
+            self.trying(why)
+            time.sleep(pause_s)
+            wait_s = min(LONGEST_S, 2 * wait_s)
+
+
+def push_all(
+    found: Iterable[Charge],
+    pushed: Pushed,
+    *,
+    customers: dict[str, str],
+    post: Callable[[HttpMessage], str],
+    bury: Callable[[UsageEvent, HttpMessage, str], None],
+    save: Callable[[], None],
+    now_us: Callable[[], int],
+) -> None:
+    """Posts what is not done yet, in the order of the ledger. Raises what `post` raises; what was done before is saved."""
+    for number, charge in enumerate(found):
+        if number < pushed.done:
+            continue
+        event = event_of(charge, pushed.pool)
+        if event is not None and too_late(pushed.to, event, now_us()):
+            pushed.late += 1
+        elif event is not None:
+            message = MAPPINGS[pushed.to](event, customers.get(event.team, event.team))
+            why = post(message)
+            if why:
+                bury(event, message, why)
+                pushed.dead += 1
+            else:
+                pushed.sent += 1
+        pushed.done = number + 1
+        if event is not None:
+            save()
+
+
+class DeadLetters:
+    """Events that were refused, a line each: id, team, hour, why, and what was posted. Written before it counts as done."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._whole = False
+
+    def bury(self, event: UsageEvent, message: HttpMessage, why: str) -> None:
+        """Raises OSError."""
+        if not self._whole and self.path.exists():
+            _cut_torn(self.path)
+        self._whole = True
+        told = {
+            "id": event.id, "team": event.team, "hour": text_of(event.at_us), "why": why, "path": message.path,
+            "content_type": message.content_type, "body": message.body.decode(),
+        }  # fmt: skip
+        with self.path.open("ab") as out:
+            out.write(json.dumps(told, ensure_ascii=False).encode() + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+    def again(self, post: Callable[[HttpMessage], str]) -> tuple[int, int]:
+        """Posts each once more; (taken, refused still). Those are left. Raises what `post` raises: then all are left."""
+        taken, seen = 0, set[str]()
+        made = self.path.with_name(self.path.name + ".part")
+        with made.open("wb") as out:
+            for told in self:
+                if told["id"] in seen:
+                    continue
+                seen.add(told["id"])
+                why = post(HttpMessage(told["path"], told["content_type"], told["body"].encode()))
+                if why:
+                    out.write(json.dumps(told | {"why": why}, ensure_ascii=False).encode() + b"\n")
+                else:
+                    taken += 1
+            out.flush()
+            os.fsync(out.fileno())
+        made.replace(self.path)
+        return taken, len(seen) - taken
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        """Raises UsageFault for a line that is not what was written."""
+        if not self.path.exists():
+            return
+        _cut_torn(self.path)
+        with self.path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    told = json.loads(line)
+                    yield {
+                        name: str(told[name]) for name in ("id", "team", "hour", "why", "path", "content_type", "body")
+                    }
+                except (ValueError, KeyError, TypeError) as error:
+                    raise UsageFault(
+                        f"{self.path}, line {number}: no dead letter ({error!r}); mend or remove it"
+                    ) from None
+
+
+def load(path: Path, fresh: Pushed) -> Pushed:
+    """What was saved, or `fresh`. Raises UsageFault for a file of something else."""
+    try:
+        told = json.loads(path.read_text("utf-8"))
+        found = Pushed(**told)
+    except FileNotFoundError:
+        return fresh
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageFault(f"--state {path}: not what was written there ({error!r}); name another file") from None
+    if (found.pool, found.to, found.endpoint) != (fresh.pool, fresh.to, fresh.endpoint):
+        raise UsageFault(
+            f"--state {path}: is of pool {found.pool} to {found.to} at {found.endpoint}; name another file for each"
+        )
+    return found
+
+
+def save(path: Path, pushed: Pushed) -> None:
+    made = path.with_name(path.name + ".part")
+    made.write_text(json.dumps({name: getattr(pushed, name) for name in Pushed.__slots__}), "utf-8")
+    with made.open("rb") as file:
+        os.fsync(file.fileno())
+    made.replace(path)
+
+
+def seconds_of(text: str, now: datetime) -> float:
+    """Of a `Retry-After`: seconds, or a date (RFC 9110, section 10.2.3); 0 for anything else."""
+    if text.isascii() and text.isdigit():
+        return min(ASKED_S, float(text[:9]))
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return min(ASKED_S, max(0.0, (moment - now).total_seconds()))
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """A credential goes to the endpoint that was named, and nowhere else."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _answer(
+    endpoint: str, message: HttpMessage, token: str, give_up_s: float | None
+) -> tuple[int | None, str, str, float]:
+    """(status, why it was not taken, what the answer says, for how long it asks to wait). "": it was taken."""
+    headers = {"content-type": message.content_type} | ({"authorization": f"Bearer {token}"} if token else {})
+    request = Request(endpoint.rstrip("/") + message.path, message.body, headers, method="POST")
+    timeout_s = LONGEST_S if give_up_s is None else max(1.0, min(LONGEST_S, give_up_s))
+    try:
+        with build_opener(_NoRedirect).open(request, timeout=timeout_s):
+            return None, "", "", 0.0
+    except HTTPError as error:
+        try:
+            body = error.read(_ANSWER_BYTES)
+        except (HTTPException, OSError):
+            body = b""
+        if known_already(error.code, body):
+            return None, "", "", 0.0
+        asked_s = seconds_of(error.headers.get("Retry-After", ""), datetime.now(UTC))
+        return error.code, f"{error.code} {error.reason}", body[:200].decode(errors="replace"), asked_s
+    except (URLError, HTTPException, OSError) as error:
+        return None, str(error) or type(error).__name__, "", 0.0
+
+
+def _cut_torn(path: Path) -> None:
+    """Takes off a last line that was not written whole: its event was not done, and comes again."""
+    with path.open("r+b") as file:
+        size = at = file.seek(0, os.SEEK_END)
+        while at:
+            step = min(4096, at)
+            at -= step
+            file.seek(at)
+            found = file.read(step).rfind(b"\n")
+            if found >= 0:
+                at += found + 1
+                break
+        if at != size:
+            hint(f"{path}: its last line was cut off, and is taken off")
+            file.truncate(at)
