@@ -72,7 +72,7 @@ class NothingFound(LookupError):
 
 
 class AskAgain(RuntimeError):
-    """Too many wait for an answer: answered as failed, with the text, and to be asked again."""
+    """There is no answer now: answered as failed, with the text, and to be asked again. It is no error of the service."""
 
 
 class InvalidQuestion(ValueError):

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from libs.bus.broker import make_broker
 from libs.bus.messages import Outgoing
-from libs.bus.queries import serve
+from libs.bus.queries import AskAgain, serve
 from libs.bus.trim import Trimmer
 from libs.core.placement.find import warm
 from libs.core.placement.score.scorer import Scorer
@@ -125,14 +125,17 @@ class Placement:
 
         While an append is under way, the decider's state includes a decision that may yet be refused. An agent that heard
         of it would start a job on devices that the ledger gives to another. So the question waits for the commit, or for
-        the refold that replaces it. Raises TimeoutError when neither comes within a few seconds; the asker asks again.
+        the refold that replaces it. Raises AskAgain when neither comes within a few seconds.
         """
         writer = self.writer
         if writer is not None and writer.ready.is_set() and writer.settled:
             return question(writer.decider)
         answered: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._asked.append((question, answered))
-        return await asyncio.wait_for(answered, ANSWER_S)
+        try:
+            return await asyncio.wait_for(answered, ANSWER_S)
+        except TimeoutError:
+            raise AskAgain(f"placement has committed nothing for {ANSWER_S:g} s: its broker is away, or slow") from None
 
     def _answer_all(self, decider: Decider) -> None:
         """Answers the waiting questions. To be called right after a commit or a refold, when the state is committed and the

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
 from libs.bus.cancel import cancel
-from libs.bus.queries import QueryError, ask, ask_all
+from libs.bus.queries import AskAgain, QueryError, ask, ask_all
 from libs.core.scheduling.decider import Decider, Deciders
 from libs.ledger.snapshots import Restored, SnapshotStore
 from schemas import inbox, subjects
@@ -268,6 +268,26 @@ async def test_a_question_that_waited_for_a_commit_hears_what_it_changed(
         assert told.up
         assert not told.unchanged
     finally:
+        await cancel(task)
+
+
+async def test_a_question_while_nothing_can_be_committed_is_to_be_asked_again(
+    world: Pool, settings: PlacementSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that was away for a while left the trace of an error for each question of each node in the log."""
+    monkeypatch.setattr("services.placement.app.ANSWER_S", 0.05)
+    js = Slow(world.js)
+    placing = Placement(settings, "w1", CollectorRegistry())
+    await placing.open(Connected(world.nats, js))  # type: ignore[arg-type]
+    assert placing.writer is not None
+    task = asyncio.create_task(placing.writer.run())
+    try:
+        await world.put(registered("n1"))
+        await asyncio.wait_for(js.under_way.wait(), 30)
+        with pytest.raises(AskAgain, match="committed nothing"):
+            await placing.answer(lambda decider: decider)
+    finally:
+        js.go.set()
         await cancel(task)
 
 
