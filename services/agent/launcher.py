@@ -23,7 +23,7 @@ from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
 from services.agent.limits import AttemptLimits, Watched, limits_of
-from services.agent.logs import LogStore
+from services.agent.logs import LogStore, make_folders
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
 from services.agent.quarantine import Since, still_busy
@@ -187,8 +187,8 @@ class Launcher:
         if row is not None:
             kept.adopt(row)
         home, saves = attempt / "home", self.checkpoints / part.job_id
-        for folder in (home, saves, attempt / "acknowledge"):
-            folder.mkdir(parents=True, exist_ok=True)
+        for root, name in ((attempt, "home"), (attempt, "acknowledge"), (self.checkpoints, part.job_id)):
+            make_folders(root, name)
         workdir = self.workdir / part.spec.workdir if part.spec.workdir else home
         paths = Paths(str(home), str(workdir), str(saves), str(attempt / "acknowledge" / "rank-{rank}.json"))
         marker = f"{self.marker(node)}/{part.job_id}.{part.attempt}"

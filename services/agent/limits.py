@@ -5,6 +5,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,16 @@ class AttemptLimits:
 def memory_of(part: DesiredPart) -> int:
     """Bytes that the processes of a part may have together: what the job asks for, for each device, and where it asks for
     nothing, or more than there is, nearly the whole machine's."""
-    total = psutil.virtual_memory().total
+    total = _memory_of_machine()
     most = total - total // _KEPT_FREE
     asked = part.spec.resources.host_memory_mib * _MIB * len(part.ranks)
     return min(asked, most) or most
+
+
+@cache
+def _memory_of_machine() -> int:
+    """Bytes."""
+    return int(psutil.virtual_memory().total)
 
 
 def limits_of(part: DesiredPart, disk: int, memory_group: str, process_group: str) -> AttemptLimits:

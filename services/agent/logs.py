@@ -7,6 +7,7 @@ enter. What is read there is read without following a link.
 """
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,8 +52,8 @@ class LogStore:
     def begin(self, job_id: str, attempt: int, team: str) -> Path:
         """Makes the attempt's folders and remembers whose it is. The job's folder is returned. Raises OSError."""
         folder, own = self.attempt(job_id, attempt), self._own / job_id / str(attempt)
-        folder.mkdir(parents=True, exist_ok=True)
-        (own / "logs").mkdir(parents=True, exist_ok=True)
+        make_folders(self._root, job_id, str(attempt))
+        make_folders(self._own, job_id, str(attempt), "logs")
         (own / META).write_text(json.dumps({"team": team}))
         self._teams[job_id, attempt] = team
         return folder
@@ -123,6 +124,21 @@ class LogStore:
                 return str(json.loads(file.read(4096))["team"])
         except (OSError, ValueError, KeyError):
             return ""
+
+
+def make_folders(root: Path, *below: str) -> None:
+    """Those on this way below `root`, from above: `Path.mkdir(parents=True)` tries from below first, and fails at each that is
+    not there yet. One that is there stays. Raises OSError."""
+    path = str(root)
+    for name in below:
+        path = f"{path}/{name}"
+        try:
+            os.mkdir(path)
+        except FileNotFoundError:  # somebody has removed `root`
+            os.makedirs(path, exist_ok=True)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
 
 
 def _whole_characters(data: bytes, at_end: bool) -> bytes:

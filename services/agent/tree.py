@@ -7,6 +7,7 @@ for machines without the first, where a shim was killed: a program that clears i
 
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,7 +18,13 @@ MARKER = "BATON_PART"
 
 def marker_root(node: str, state_dir: str | Path) -> str:
     """Names one node of one agent, so that two agents on a machine never end each other's work."""
-    return f"{node}@{sha256(str(Path(state_dir).resolve()).encode()).hexdigest()[:12]}"
+    return f"{node}@{_digest(str(state_dir))}"
+
+
+@lru_cache(64)
+def _digest(state_dir: str) -> str:
+    """Looked up once: each attempt asks three times, and following a path's links takes longer than starting a process."""
+    return sha256(str(Path(state_dir).resolve()).encode()).hexdigest()[:12]
 
 
 def cgroup_base() -> Path | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import stat
 
 import pytest
@@ -145,3 +146,16 @@ def test_the_output_of_an_agent_of_before_is_taken_over(tmp_path):
         writer.write("after")
     assert store.read(LogQuery(job_id=JOB), "blue").text == "before, after"
     assert store.read(LogQuery(job_id=JOB), "green") is None
+
+
+def test_an_attempt_begins_in_a_root_that_somebody_has_removed(tmp_path):
+    store = LogStore(tmp_path / "jobs", keep=2)
+    shutil.rmtree(tmp_path / "jobs")
+    assert store.begin(JOB, 1, "blue").is_dir()
+    assert store.log(JOB, 1, 0).parent.is_dir()
+
+
+def test_a_file_where_a_folder_belongs_is_an_error(store, tmp_path):
+    (tmp_path / JOB).write_text("")
+    with pytest.raises(OSError, match=JOB):
+        store.begin(JOB, 1, "blue")
