@@ -24,13 +24,12 @@ CLONE_NEWPID = 0x2000_0000
 _CLONE_PARENT, _CLONE_NEWNS, _CLONE_NEWUSER = 0x8000, 0x0002_0000, 0x1000_0000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x8, 0x4000, 0x4_0000
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 15, 36, 38
+_SIGCHLD = int(signal.SIGCHLD)
 _SYS_CLONE = {"x86_64": 56, "ppc64le": 120}.get(os.uname().machine, 220)
 """Of most machines, as the kernel numbers its calls."""
 _LIBC = ctypes.PyDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
 _syscall, _prctl, _unshare, _mount = _LIBC.syscall, _LIBC.prctl, _LIBC.unshare, _LIBC.mount
-_BEFORE_FORK = ctypes.pythonapi.PyOS_BeforeFork
-_AFTER_FORK_PARENT, _AFTER_FORK_CHILD = ctypes.pythonapi.PyOS_AfterFork_Parent, ctypes.pythonapi.PyOS_AfterFork_Child
 """Looked up once: each child would read a part of the symbol table for them."""
 
 
@@ -40,9 +39,9 @@ def _checked(result: int, what: str) -> None:
         raise OSError(number, os.strerror(number), what)
 
 
-def die_with_parent(number: int = signal.SIGKILL) -> None:
+def die_with_parent(number: int = int(signal.SIGKILL)) -> None:
     """This process is sent the signal when its parent dies. Raises OSError."""
-    _checked(_prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+    _checked(_prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
 def gain_no_rights() -> None:
@@ -62,15 +61,11 @@ def name_process(name: str) -> None:
 
 def fork_sibling(flags: int = 0) -> int:
     """As `os.fork`, but the child is a child of this process's parent. `flags`: `CLONE_NEWPID` makes it the first process
-    of a new pid namespace. For processes with one thread. Raises OSError."""
-    _BEFORE_FORK()
-    pid = int(_syscall(_SYS_CLONE, _CLONE_PARENT | flags | signal.SIGCHLD, 0, 0, 0, 0))
-    if pid == 0:
-        _AFTER_FORK_CHILD()
-        return 0
-    number = ctypes.get_errno()
-    _AFTER_FORK_PARENT()
+    of a new pid namespace. For processes with one thread, where the interpreter's preparations (locks of other threads,
+    `os.register_at_fork`) are for nothing, and their child's part alone takes a third of a fork. Raises OSError."""
+    pid = int(_syscall(_SYS_CLONE, _CLONE_PARENT | flags | _SIGCHLD, 0, 0, 0, 0))
     if pid < 0:
+        number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), "clone")
     return pid
 

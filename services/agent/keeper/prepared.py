@@ -222,12 +222,14 @@ def _complete(prepared: Prepared, own: Sequence[int]) -> None:
         scratch = f"mode=1777,size={prepared['scratch']}"
         _mount("tmpfs", "/tmp", _MS_NOSUID | _MS_NODEV, scratch)
         _mount("tmpfs", "/dev/shm", _MS_NOSUID | _MS_NODEV, scratch)
+        there = {"/tmp", *prepared["stems"]}
         for path, fd in carried:
+            _make(path, there)
             _show(path, fd)
         for stem in prepared["stems"]:
             _mount("tmpfs", stem, _MS_NOSUID | _MS_NODEV, "mode=755,size=64k")
         for (path, _), fd in zip(prepared["own"], own, strict=True):
-            os.makedirs(path, 0o755, exist_ok=True)
+            _make(path, there)
             _move(fd, path)
         for stem in prepared["stems"]:
             _mount("tmpfs", stem, _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV, "")
@@ -235,12 +237,22 @@ def _complete(prepared: Prepared, own: Sequence[int]) -> None:
         os.umask(mask)
 
 
+def _make(path: str, there: set[str]) -> None:
+    """A folder, and those above it as far as they are not known to be `there`; all of them are from now on."""
+    above = path.rpartition("/")[0]
+    if path in there or not above:
+        return
+    if above not in there:
+        _make(above, there)
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o755)
+    there.add(path)
+
+
 def _show(path: str, fd: int, attributes: int = 0) -> None:
     try:
         if attributes:
             _restrict(fd, attributes)
-        if path.startswith("/tmp/"):
-            os.makedirs(path, 0o755, exist_ok=True)
         _move(fd, path)
     finally:
         os.close(fd)

@@ -1,6 +1,7 @@
 """The keeper's loop: one agent at a time on the Unix socket, a shim for each attempt, and the deadlines of leases."""
 
 import json
+import marshal
 import os
 import select
 import signal
@@ -256,7 +257,7 @@ class Keeper:
             else:
                 view, shown = held
                 attempt.view = shared
-                attempt.shim = self._zygote.spawn(spec | {"shown": shown}, its, view)
+                attempt.shim = self._zygote.spawn(_sparing(spec) | {"shown": shown}, its, view)
         except OSError:
             mine.close()
             raise
@@ -401,3 +402,11 @@ class Keeper:
         life = self.table.lives.get(attempt.node)
         if life is None or life.incarnation != attempt.incarnation:
             del self.table.attempts[attempt.id]
+
+
+def _sparing(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same for a shim that has a prepared view: the words that would describe the view are one value, which is not taken
+    apart unless the view is of no use. Each word touches, and so copies, memory that forks share."""
+    behind = spec["walls"]
+    prepared = {key: value for key, value in behind["prepared"].items() if key != "args"}
+    return spec | {"walls": behind | {"args": marshal.dumps(behind["args"]), "prepared": prepared}}

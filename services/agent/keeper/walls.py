@@ -14,6 +14,7 @@ The tiers:
 
 import ctypes
 import errno
+import marshal
 import os
 import resource
 import select
@@ -54,7 +55,8 @@ _syscall, _prctl, _capset, _setns, _unshare = _LIBC.syscall, _LIBC.prctl, _LIBC.
 """Looked up once: each child would do it for itself."""
 
 Spec = dict[str, Any]
-"""`args`: bubblewrap's, which describe the view; `namespaces`: names of those to enter; `root`: whether the keeper is root;
+"""`args`: bubblewrap's, which describe the view, or the same marshalled; `namespaces`: names of those to enter; `root`: whether
+the keeper is root;
 `uid`, `gid`: of the processes; `processes`: how many, threads too, that user may have; `files`: how many each may have open;
 `prepared`: how the view is had from one that is prepared, see there, or nothing: then it is not."""
 
@@ -75,7 +77,8 @@ def _checked(result: int, what: str) -> int:
 def enter(bwrap: str, spec: Spec) -> None:
     """This process, which has one thread and a /proc of its own pid namespace, sees from now on what the job sees.
     Raises OSError: what the walls lack is the node's."""
-    handles = made(bwrap, spec["args"], spec["namespaces"])
+    args = spec["args"]
+    handles = made(bwrap, marshal.loads(args) if isinstance(args, bytes) else args, spec["namespaces"])
     try:
         for handle in handles:
             _checked(_setns(handle, 0), "setns")

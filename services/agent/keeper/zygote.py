@@ -146,7 +146,7 @@ def _become_shim(message: int, control: int, view: int | None = None, *, kind: s
     kept = [fd for fd in (control, view) if fd is not None]
     for fd in kept:
         os.set_inheritable(fd, False)  # `recv_fds` of Python 3.11 cannot
-    held = socket.socket(fileno=control)
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, control)  # told its kind, it need not ask the kernel
     _close_but(*kept)
     if kind == contain.NAMESPACE and os.geteuid() != 0:
         contain.own_user_and_pid_namespace(0 if spec.get("walls") else None)
