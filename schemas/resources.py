@@ -180,6 +180,10 @@ class Device(Fact):
     torus_at: tuple[int, ...] = Field(default=(), max_length=3, description="this chip's coordinates")
 
 
+WALLS, NO_WALLS = "baton.walls", "none"
+"""The label of a real node that says the tier of its walls (docs/jobs-walls.md), and the tier that has none."""
+
+
 class Inventory(Fact):
     """All that a node offers, found anew by its agent at each start."""
 

@@ -94,6 +94,7 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
             remember=launcher.remember,
             busy_devices=quarantine.of(one.inventory.node),
             keep_quarantine=quarantine.keep,
+            labelled=launcher.walls.labelled,
         )
         for one in host.found
     ]
@@ -102,9 +103,10 @@ async def build(settings: AgentSettings, nats: Client, host: PreparedHost, count
     lives = host.before.lives if host.before is not None else {}
     adopted = [kept_id(node, part) for node, life in lives.items() for part, _ in life.parts]
     await asyncio.to_thread(launcher.secret_folders.sweep, adopted)
+    if not all(one.inventory.simulated for one in host.found):
+        await launcher.keeper.ensure()  # before a life begins: the pool is told what walls there are
     agent.begin([node for node in nodes if node.name not in going_on])
     if launcher.keeper.needed():
-        await launcher.keeper.ensure()
         log.info("processes of jobs are held together by: %s", launcher.keeper.containment)
         launcher.walls.say()
         if reason := launcher.not_served(""):

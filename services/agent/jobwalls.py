@@ -12,6 +12,7 @@ from typing import Any
 from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.jobs import JobLimits, Network
 from schemas.nodes import NodeWalls
+from schemas.resources import WALLS, Inventory
 from services.agent import view as views
 from services.agent.keeper import callfilter, walls
 from services.agent.keeper.client import KeeperClient
@@ -47,6 +48,12 @@ class JobWalls:
         if not self._keeper.connected():
             return None
         return NodeWalls(tier=self._keeper.tier, lacks=tuple(text[:512] for text in self._lacks()))
+
+    def labelled(self, inventory: Inventory) -> Inventory:
+        """With the label that tells the tier, so that what a node cannot do is not placed there."""
+        if inventory.simulated or not self._keeper.connected():
+            return inventory
+        return inventory.model_copy(update={"labels": {**inventory.labels, WALLS: self._keeper.tier}})
 
     def _lacks(self) -> list[str]:
         return [text for text in (self._keeper.why, *lacks()) if text]

@@ -116,6 +116,8 @@ class NodeRunner:
     missed: int = 0
     """Replies of placement, in a row, that did not have this life although it was known."""
     may_start: Callable[[], bool] = lambda: True
+    labelled: Callable[[Inventory], Inventory] = lambda inventory: inventory
+    """What the node offers, with what is found out at the start of a life."""
     remember: Callable[["NodeRunner"], None] = lambda node: None
     """Called before anything is started or refused, so that `memory` outlives the agent."""
     parts: dict[Key, RunningPart] = field(default_factory=dict)
@@ -205,6 +207,7 @@ class NodeRunner:
         self.boards.begin()
 
     def register(self) -> None:
+        self.inventory = self.labelled(self.inventory)
         self._registered_at = self._quarantine_told_at = self.now()
         registered = NodeRegistered(
             incarnation=self.incarnation, inventory=self.inventory, lease_s=self.lease_s, quarantine=self._quarantine()

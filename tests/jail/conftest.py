@@ -54,7 +54,7 @@ def start(world, nats_url, tmp_path):
     async def running(**fields) -> AsyncIterator[Walled]:
         quick = {"lease_s": 30.0, "ask_s": 0.2, "repeat_s": 0.3} | fields
         settings = AgentSettings(nats_url=nats_url, pool=world.pool, state_dir=tmp_path, **quick)
-        one = inventory("n0")
+        one = inventory("n0", simulated=False)
         own = await connect(nats_url, name="agent")
         agent = await build(settings, own, prepare(settings, [Hosted(one, SimulatedLayer(one.devices))]), NodeCounts())
         await agent.subscribe()

@@ -16,7 +16,7 @@ from schemas.attempts import Category
 from schemas.ids import FIRST_TEAM_UID, team_uid
 from schemas.inbox import Released
 from schemas.jobs import JobLimits, Network
-from schemas.resources import Resources
+from schemas.resources import WALLS, Resources
 from services.agent import tree
 from services.agent.keeper import proc, walls
 from services.agent.keeper.find import NoKeeper
@@ -244,9 +244,8 @@ async def test_without_walls_one_team_is_served(start, tmp_path):
 
 
 async def test_walls_that_cannot_be_had_end_the_start(start, tmp_path):
-    async with start(walls=walls.NAMESPACES) as node:
-        with pytest.raises(NoKeeper, match=r"keeper\.log"):
-            await node.agent.launcher.keeper.ensure()
+    with pytest.raises(NoKeeper, match=r"keeper\.log"):
+        await start(walls=walls.NAMESPACES).__aenter__()
     assert "walls 'namespaces' cannot be had here, but 'full'" in (tmp_path / "agent/keeper.log").read_text()
 
 
@@ -470,6 +469,7 @@ async def test_a_class_without_network_has_nothing_but_a_loopback_of_its_own(sta
         port = hosts.getsockname()[1]
         async with start() as node:
             job = of("red", LONELY, env={"PORT": str(port)}).model_copy(update={"network": network})
+            assert node.agent.nodes["n0"].inventory.labels == {WALLS: walls.FULL}, "as the pool was told"
             end = await ended(node, job)
             assert end.exit_code == 0, node.says(job)
             said = node.says(job)
@@ -480,6 +480,7 @@ async def test_a_class_without_network_has_nothing_but_a_loopback_of_its_own(sta
 
 async def test_without_walls_no_class_without_network_is_served(start):
     async with start(walls=walls.NONE) as node:
+        assert node.agent.nodes["n0"].inventory.labels == {WALLS: walls.NONE}, "so nothing of it should come here"
         job = of("red", "pass").model_copy(update={"network": Network.NONE})
         end = await ended(node, job)
         assert (end.own_exit, end.category) == (True, Category.HARDWARE)

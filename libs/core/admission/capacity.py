@@ -11,6 +11,7 @@ from libs.core.accelerators.precisions import computes
 from libs.core.placement import mig
 from libs.core.state.fleet import usable_mib
 from libs.core.state.levels import LEVELS
+from libs.core.state.own_network import labels_of
 from schemas.resources import NAMED_ONLY, Device, Inventory, Level
 
 _ENDLESS = 1 << 62
@@ -104,7 +105,7 @@ def blocks_of(inventory: Inventory, may_change: Container[str]) -> Iterable[Devi
             runtime=runtime,
             host_cpu_milli=inventory.cpus * 1000,
             host_mib=inventory.memory_mib,
-            labels=frozenset(inventory.labels.items()),
+            labels=frozenset(labels_of(inventory).items()),
             simulated=inventory.simulated,
             count=count,
             possible=possible,

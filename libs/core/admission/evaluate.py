@@ -24,6 +24,7 @@ from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.state.ended import too_old
 from libs.core.state.limits import Limits, Usage
 from libs.core.state.model import Shape, shape_of
+from libs.core.state.own_network import asked_for
 from schemas.base import Name, Strict
 from schemas.ids import content_hash, job_id
 from schemas.jobs import JobLimits, JobSpec, Latency, Network, SubmitJob
@@ -176,7 +177,11 @@ def evaluate(
         *demand.refusals,
         *_hardware(job),
         *_quota(job, team, context),
-        *(unserved(job, demand) if context.fleet.empty else objections(job, demand, context.fleet)),
+        *(
+            unserved(job, demand)
+            if context.fleet.empty
+            else objections(_placed_as(job, context), demand, context.fleet)
+        ),
     ]
     if refusals:
         return NotAdmitted(job_of_key, tuple(refusals))
@@ -324,6 +329,15 @@ def _command(job: JobSpec) -> Iterator[Refusal]:
             Why.COMMAND, "job.workdir", job.workdir, "is not an absolute path",
             "give a path from the node's root, or leave it empty for a fresh directory",
         )  # fmt: skip
+
+
+def _placed_as(job: JobSpec, context: AdmissionContext) -> JobSpec:
+    """The job with what its class demands of nodes among the labels that it asks for."""
+    known = context.classes.get(job.priority_class)
+    if known is None or known.network is Network.HOST:
+        return job
+    labels = dict(asked_for(tuple(sorted(job.resources.labels.items())), known.network))
+    return job.model_copy(update={"resources": job.resources.model_copy(update={"labels": labels})})
 
 
 def _hardware(job: JobSpec) -> Iterator[Refusal]:

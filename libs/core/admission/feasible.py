@@ -20,6 +20,7 @@ from libs.core.admission.refusal import Refusal, Why, refuse
 from libs.core.admission.unplaced import count_of, unplaced
 from libs.core.state.levels import beyond, grouped
 from libs.core.state.model import shape_of
+from libs.core.state.own_network import OWN_NETWORK
 from schemas.jobs import JobSpec
 from schemas.resources import Level, Precision, Resources, TopologyPolicy
 
@@ -97,7 +98,7 @@ def _single(job: JobSpec, demand: Demand, request: DeviceRequest, fleet: FleetSh
     yield from _types(request, capacity, fleet)
     yield from _profile(request.r, capacity, fleet)
     yield from _memory(job, demand, request, fleet)
-    yield from _labels(request.r, capacity, fleet)
+    yield from _labels(job, request.r, capacity, fleet)
     yield from _simulation(job, capacity)
     yield from _runtime(request.r, capacity, fleet)
     yield from _precision(request.r, capacity, fleet)
@@ -216,12 +217,19 @@ def _fewest(job: JobSpec, largest_mib: int) -> int | None:
     return None
 
 
-def _labels(r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
+def _labels(job: JobSpec, r: Resources, capacity: Capacity, fleet: FleetShape) -> Iterator[Refusal]:
     if capacity.alone["labels"]:
         return
     for name, value in sorted(r.labels.items()):
         values = fleet.label_values(name)
         if value in values:
+            continue
+        if name == OWN_NETWORK:
+            yield refuse(
+                Why.LABELS, "job.priority_class", job.priority_class,
+                "its jobs have no network, and no node of this pool can take it from them: none has walls around jobs",
+                "use a class with network, or ask the operators for nodes with walls (docs/jobs-walls.md)",
+            )  # fmt: skip
             continue
         if values:
             fix = f"{meant(value, values)}nodes have {name}={' or '.join(values[:8])}"

@@ -22,6 +22,7 @@ from libs.core.state.ended import EndedJobs
 from libs.core.state.fleet import Fleet
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import NO_SPREAD, Shape
+from libs.core.state.own_network import OWN_NETWORK
 from libs.core.state.queue_tree import QueueTree
 from schemas import ledger as led
 from schemas.resources import Inventory
@@ -201,7 +202,7 @@ class FleetShape:
         return sorted({value for block in self._all() for key, value in block.labels if key == name})
 
     def label_names(self) -> list[str]:
-        return sorted({key for block in self._all() for key, _ in block.labels})
+        return sorted({key for block in self._all() for key, _ in block.labels} - {OWN_NETWORK})
 
     def capacity(self, need: Need) -> Capacity:
         """What could ever serve `need`. Remembered until devices change, so a burst of like requests costs one look."""

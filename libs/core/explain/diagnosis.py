@@ -21,6 +21,7 @@ from libs.core.scheduling.limits import BudgetShort, Tally
 from libs.core.state.fleet import Ints
 from libs.core.state.levels import beyond
 from libs.core.state.model import Job, Shape, State
+from libs.core.state.own_network import ASKED, OWN_NETWORK
 from libs.core.state.usable import MOST_PARTS
 from schemas.queries import Removed
 from schemas.subjects import OPERATOR
@@ -127,6 +128,8 @@ def text_of(state: State, job: Job, outcome: Blocked, *, seen_by: str = OPERATOR
         return reached[0].text(job.team)
     shape = job.shape
     text, (before, gone) = TEXT[outcome.reason], _counts(outcome)
+    if outcome.reason is BlockReason.LABELS and shape.labels == (ASKED,):
+        text = "its class has no network, and no usable node can take it from a job"
     if outcome.reason in SOME and gone < before:
         counted = f"{gone} of {before}" if seen_by == OPERATOR or outcome.reason not in _OTHERS else "some"
         text = f"{counted} devices are {SOME[outcome.reason]}; {{left}} are left and it needs {{need}} at once"
@@ -245,6 +248,8 @@ def _other_types(view: View, shape: Shape, context: Context) -> Iterator[str]:
 
 def _labels(shape: Shape) -> Iterator[tuple[str, Shape]]:
     for name, value in shape.labels:
+        if name == OWN_NETWORK:  # its class demands it
+            continue
         rest = tuple(label for label in shape.labels if label != (name, value))
         yield f"leave out resources.labels.{name}", replace(shape, labels=rest)
 
@@ -366,6 +371,8 @@ def _fallback(state: State, job: Job, outcome: Blocked, view: View) -> tuple[str
         return (
             f"ask the operators for {short.lacks_micros / 1e6:.12g} more {short.budget.unit.value} of {short.budget.label}",
         )
+    if outcome.reason is BlockReason.LABELS and job.shape.labels == (ASKED,):
+        return ("use a class with network, or ask the operators for nodes with walls around jobs",)
     if job.shape.roles:
         return ()
     possible = int(np.count_nonzero(fitting(view, job.shape)))

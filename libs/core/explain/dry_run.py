@@ -133,7 +133,8 @@ def shape_of_fleet(state: State) -> FleetShape:
 def _job(spec: JobSpec, team: str, t_us: int, priority_class: PriorityClass) -> Job:
     return Job(
         id=_ME, team=team, spec=spec, spec_hash="", priority=priority_class.priority, preempts=priority_class.preempts,
-        submitted_us=t_us, queued_us=t_us, shape=shape_of(spec), latency=priority_class.latency,
+        submitted_us=t_us, queued_us=t_us, shape=shape_of(spec, priority_class.network),
+        latency=priority_class.latency, network=priority_class.network,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from libs.core.state.own_network import labels_of
 from schemas.resources import NAMED_ONLY, WHOLE_MILLI, Claim, Device, Inventory, MigBoard, kind_of
 
 Ints = npt.NDArray[np.int64]
@@ -70,7 +71,7 @@ class FleetNode:
     @classmethod
     def of(cls, inventory: Inventory, incarnation: int, rows: list[int]) -> "FleetNode":
         packed = zlib.compress(inventory.model_dump_json(exclude_defaults=True).encode(), level=1)
-        return cls(inventory.node, dict(inventory.labels), packed, incarnation, up=True, rows=rows)
+        return cls(inventory.node, labels_of(inventory), packed, incarnation, up=True, rows=rows)
 
     @property
     def inventory(self) -> Inventory:

@@ -221,7 +221,7 @@ def _job_queued(state: State, e: led.JobQueued, t_us: int) -> None:
     if state.finished.knows(e.job_id, t_us):
         raise lifecycle.Forbidden(f"{e.job_id} is queued a second time")
     job = Job(
-        e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec),
+        e.job_id, e.team, e.spec, e.spec_hash, e.priority, e.preempts, e.submitted_us, t_us, shape_of(e.spec, e.network),
         latency=e.latency, lease_s=e.lease_s, network=e.network, user=e.user, by_user=state.tree.by_user(e.team),
     )  # fmt: skip
     state.jobs[e.job_id] = job

@@ -1,7 +1,7 @@
 """The state that a ledger folds into: fleet, jobs, attempts, quotas. Changed by `libs.core.state.fold` alone."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +15,7 @@ from libs.core.state.fleet import Fleet
 from libs.core.state.lifecycle import AttemptState
 from libs.core.state.limits import Cap, Limits, Suspension
 from libs.core.state.line import Line
+from libs.core.state.own_network import asked_for
 from libs.core.state.past_use import PastUse, UsersPastUse
 from libs.core.state.preempted import PreemptedLately
 from libs.core.state.queue_tree import QueueTree
@@ -121,8 +122,16 @@ _shapes: dict[int, tuple[JobSpec, Shape]] = {}
 """By the identity of the spec, which is kept so that no other can take its place."""
 
 
-def shape_of(spec: JobSpec) -> Shape:
-    """The shape of a job's request. Jobs of one form share their spec (`schemas.jobs.AcceptedSpec`)."""
+def shape_of(spec: JobSpec, network: Network = Network.HOST) -> Shape:
+    """The shape of a job's request. Jobs of one form share their spec (`schemas.jobs.AcceptedSpec`). `network`: its
+    class's."""
+    shape = _shape_of_spec(spec)
+    if network is Network.HOST:
+        return shape
+    return _interned(replace(shape, labels=asked_for(shape.labels, network)))
+
+
+def _shape_of_spec(spec: JobSpec) -> Shape:
     known = _shapes.get(id(spec))
     if known is None:
         if len(_shapes) >= _SHAPES:

@@ -279,17 +279,18 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
 
 def _load_job(raw: dict[str, Any], tree: QueueTree) -> Job:
     spec = JobSpec.model_validate(raw["spec"])
+    network = Network(raw.get("network", Network.HOST))
     return Job(
         **{name: raw[name] for name in _JOB_PLAIN},
         spec=spec,
-        shape=shape_of(spec),
+        shape=shape_of(spec, network),
         state=JobState(raw["state"]),
         preempted_us=tuple(raw.get("preempted_us", ())),
         boost=Boost(*raw["boost"]) if raw.get("boost") else None,
         latency=Latency(raw["latency"]),
         user=raw.get("user", ""),
         by_user=tree.by_user(raw["team"]),
-        network=Network(raw.get("network", Network.HOST)),
+        network=network,
         endings={Category(name): count for name, count in raw["endings"].items()},
         resume=_checkpoint(raw["resume"]),
         current=_load_attempt(raw["current"]) if raw["current"] else None,
