@@ -29,6 +29,10 @@ PART_ROWS: Final = 50_000
 FORMATS: Final = ("csv", "json", "parquet")
 
 
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""With one of these a cell begins that a spreadsheet computes."""
+
+
 class NoParquet(RuntimeError):
     """pyarrow is not installed."""
 
@@ -230,7 +234,8 @@ class _Text:
 
 
 class _Csv(_Text):
-    """RFC 4180; null is an empty field, and no text is empty."""
+    """RFC 4180, UTF-8; null is an empty field, and no text is empty. A text that a spreadsheet would take for a formula has `'`
+    before it, as OWASP (CSV Injection) advises: a device's model and a user's name are chosen by others."""
 
     def __init__(self, columns: Sequence[FocusColumn]) -> None:
         super().__init__(columns)
@@ -246,6 +251,8 @@ class _Csv(_Text):
             return ""
         if self._kinds[number] is ColumnKind.DECIMAL:
             return decimal_text(value)
+        if self._kinds[number] is ColumnKind.TEXT:
+            return f"'{value}" if value.startswith(_FORMULA) else str(value)
         return _object(value) if self._kinds[number] is ColumnKind.OBJECT else str(value)
 
 

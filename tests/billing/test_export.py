@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from libs.cli.exits import UsageFault
 from libs.cli.main import app
 from libs.core.billing.charges import charges
-from libs.core.billing.focus import COLUMNS, facts_of
+from libs.core.billing.focus import COLUMNS, ColumnKind, columns_of, facts_of
 from libs.core.billing.prices import PriceList
 from libs.core.billing.wall import HOUR_US
 from libs.core.projections.verify import Checker
@@ -350,6 +350,52 @@ def test_all_formats_say_the_same(ledger: Path, tmp_path: Path) -> None:
     assert [r["x_JobId"] for r in told] == table.column("x_JobId").to_pylist()
     assert (
         table.column("ChargePeriodStart").to_pylist()[0].strftime("%Y-%m-%dT%H:%M:%SZ") == rows[0]["ChargePeriodStart"]
+    )
+
+
+HOSTILE = ('=HYPERLINK("x")', "+1", "-A1", "@SUM(A1)", "\t=1", 'a,b"c\r\n=1', "Größe ✓")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_csv_export_opens_in_a_spreadsheet_as_it_is_and_computes_nothing(
+    world: World, tmp_path: Path, version: str
+) -> None:
+    found = charges(lambda: list(enumerate(world.records, start=1)))
+    facts = []
+    for number, charge in enumerate(c for c in found if c.amount.quote is not None):
+        name = HOSTILE[number % len(HOSTILE)]
+        use = charge.use._replace(user=name, device_kind=name, device=name, node=name)
+        assert charge.amount.quote is not None
+        amount = charge.amount._replace(quote=charge.amount.quote._replace(sku=f"{name}:*:standard"))
+        facts.append(facts_of(charge._replace(use=use, amount=amount), "test", "USD"))
+    columns = columns_of(version)
+    path = tmp_path / "bill.csv"
+    focus_files.write(facts, columns, "csv", path, {})
+    raw = path.read_bytes()
+    assert not raw.startswith(b"\xef\xbb\xbf"), "the first column's name is its name for every reader"
+    assert raw.endswith(b"\r\n")
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.reader(file, strict=True))
+    assert {len(line) for line in lines} == {len(columns)}
+    numbers = {ColumnKind.DECIMAL, ColumnKind.INTEGER}
+    for line in lines[1:]:
+        for column, cell in zip(columns, line, strict=True):
+            assert len(cell) <= 32_767, "the most that a cell of a spreadsheet holds"
+            if column.kind in numbers:
+                assert re.fullmatch(r"(-?\d+(\.\d+)?)?", cell), f"{column.name}: {cell!r} is no plain number"
+            elif column.kind is ColumnKind.TIME:
+                assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:00:00Z", cell), f"{column.name}: {cell!r}"
+            else:
+                assert not re.match(r"[=+\-@\t\r\n]", cell), f"{column.name}: {cell!r} is a formula"
+    names = [column.name for column in columns]
+    rows = [{n: v or None for n, v in zip(names, line, strict=True)} for line in lines[1:]]
+    assert problems(names, rows, version) == []
+    users = [row["x_User"] for row in rows]
+    assert users == [f"'{f.charge.use.user}" if f.charge.use.user[0] in "=+-@\t" else f.charge.use.user for f in facts]
+    focus_files.write(facts, columns, "json", tmp_path / "bill.json", {})
+    told = json.loads((tmp_path / "bill.json").read_text("utf-8"))
+    assert [row["x_User"] for row in told] == [f.charge.use.user for f in facts], (
+        "where nothing computes, it is as it is"
     )
 
 
