@@ -282,7 +282,7 @@ async def test_a_question_while_nothing_can_be_committed_is_to_be_asked_again(
     assert placing.writer is not None
     task = asyncio.create_task(placing.writer.run())
     try:
-        await world.put(registered("n1"))
+        await world.put(registered("n1"), job("j", 1, team="red"))
         await asyncio.wait_for(js.under_way.wait(), 30)
         with pytest.raises(AskAgain, match="committed nothing"):
             await placing.answer(lambda decider: decider)
