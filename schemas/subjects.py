@@ -344,12 +344,14 @@ def service_inbox(service: str) -> str:
 def user_may(team: str, user: str = "*") -> tuple[list[str], list[str]]:
     """(publish, subscribe) patterns of a person's credential: own commands and questions, the team's events; no more.
 
-    With the user `*` it is a credential of the whole team: whoever holds it is trusted to say which user asks.
+    With the user `*` it is a credential of the whole team: whoever holds it is trusted to say which user asks. A user's has the
+    commands that there are and no wildcard: what waits of one subject is bounded, and words that it invents would be subjects.
     """
     own = {"team": token(team), "user": user}
+    commands = [anyone(COMMAND, entity="job", **own)] if user == "*" else [submit(team, user), cancel(team, user)]
     return (
         [
-            anyone(COMMAND, entity="job", **own),
+            *commands,
             *(anyone(QUESTION, what=what, **own) for what in _ASKED),
             *(anyone(POOL_QUESTION, what=what, **own) for what in _ASKED_OF_POOL),
         ],

@@ -58,6 +58,7 @@ FORBIDDEN_TO_READ = [
 FORBIDDEN_TO_A_USER = [
     "baton.cmd.job.v1.submit.blue.ben",
     "baton.cmd.job.v1.cancel.blue.ben",
+    "baton.cmd.job.v1.invented.blue.ana",
     "baton.qry.job.v1.get.blue.ben",
     "baton.qry.pool.v1.status.main.blue.ben",
 ]

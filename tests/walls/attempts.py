@@ -134,6 +134,8 @@ ATTEMPTS = (
     Attempt(4, _TEAM, "messages beyond what the broker takes", "it cuts the connection",
             f"{_PROTOCOL}::test_words_that_no_client_says_are_refused", "9000000"),
     Attempt(5, _TEAM, "cancels of unknown jobs without end", "100, then one a second", _RATE, "cancels of unknown jobs"),
+    Attempt(5, _TEAM, "commands by words that it invents, each with a bound of its own", "a user has the two that there are",
+            "tests/client/test_teams.py::test_a_user_cannot_publish_to", "baton.cmd.job.v1.invented.blue.ana"),
     Attempt(5, _TEAM, "cancels of another's jobs, whose keys are guessed", "they count for who sends them",
             "tests/admission/test_handlers.py::test_who_cancels_jobs_of_another_uses_up_its_own_allowance"),
     Attempt(5, _TEAM, "one key with many bodies", "the first counts", _RATE, "one key, other bodies"),
