@@ -5,7 +5,8 @@ devices, run times lognormal (median 10 minutes, sigma 1.5, at the most 30 days)
 twice the mean rate for 20 minutes, so that queues build up and drain.
 
 `full` is what `baton simulate` runs: the production decider with every score, orders, exchanges and promises. `fast` is
-`baton simulate --fast`. `--baseline PATH/jobsim.py` names another simulator to run on the same jobs: a module with
+`baton simulate --fast`. Both decide in cycles of `--cycle-s`, which is the command's default for so many jobs.
+`--baseline PATH/jobsim.py` names another simulator to run on the same jobs: a module with
 `simulate(jobs, nodes, per_node, policy)`, where a job is (submit_s, duration_s, devices, tenant). Each runs in a process of its
 own; CPU time, peak resident memory.
 
@@ -28,7 +29,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.orders import fleet
 from libs.core.scheduling.precedence import DEFAULT_RULE
-from libs.simulation.policy.engine import Knows, SimulatedWorld, simulate
+from libs.simulation.policy.engine import CYCLE_S, Knows, SimulatedWorld, simulate
 from libs.simulation.policy.measure import figures
 from libs.simulation.policy.workload import WorkloadRow
 
@@ -57,7 +58,9 @@ def workload(jobs: int, devices: int, load: float = LOAD, seed: int = 11) -> lis
     return rows
 
 
-def run_one(what: str, jobs: int, nodes: int, baseline: Path | None, load: float) -> dict[str, Any]:
+def run_one(
+    what: str, jobs: int, nodes: int, baseline: Path | None, load: float, cycle_s: float = CYCLE_S
+) -> dict[str, Any]:
     """One run in this process."""
     rows = workload(jobs, nodes * PER_NODE, load)
     inventories = fleet(nodes)
@@ -67,7 +70,7 @@ def run_one(what: str, jobs: int, nodes: int, baseline: Path | None, load: float
         assert baseline is not None
         told = _baseline(baseline, rows, nodes)
     else:
-        world = SimulatedWorld(knows=Knows.NOTHING, fast=what == "fast")
+        world = SimulatedWorld(knows=Knows.NOTHING, fast=what == "fast", cycle_s=cycle_s)
         told = figures(simulate(rows, inventories, DEFAULT_RULE, world))
     cpu_s = time.process_time() - began
     kept = ("ended", "jct_mean_s", "queueing_mean_s", "utilization_pct", "preemptions", "promises", "decisions")
@@ -97,22 +100,25 @@ def main() -> None:
     parser.add_argument("--fast", type=int, default=1_000_000, help="jobs with the fast path; 0: none")
     parser.add_argument("--nodes", type=int, default=1250)
     parser.add_argument("--load", type=float, default=LOAD)
+    parser.add_argument("--cycle-s", type=float, default=CYCLE_S, help="decide so often, s; 0: at each event")
     parser.add_argument("--baseline", type=Path, help="jobsim.py or the like")
     parser.add_argument("--baseline-jobs", type=int, default=20_000)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
         what, jobs = asked.one.split(":")
-        print(json.dumps(run_one(what, int(jobs), asked.nodes, asked.baseline, asked.load)))
+        print(json.dumps(run_one(what, int(jobs), asked.nodes, asked.baseline, asked.load, asked.cycle_s)))
         return
-    result: dict[str, Any] = {"machine": machine.describe(), "devices": asked.nodes * PER_NODE, "load": asked.load}
+    result: dict[str, Any] = {
+        "machine": machine.describe(), "devices": asked.nodes * PER_NODE, "load": asked.load, "cycle_s": asked.cycle_s
+    }  # fmt: skip
     runs = [("full", asked.full), ("fast", asked.fast)]
     if asked.baseline is not None:
         runs.insert(0, ("baseline", asked.baseline_jobs))
     for what, jobs in runs:
         if not jobs:
             continue
-        shared = ["--nodes", str(asked.nodes), "--load", str(asked.load)]
+        shared = ["--nodes", str(asked.nodes), "--load", str(asked.load), "--cycle-s", str(asked.cycle_s)]
         shared += ["--baseline", str(asked.baseline)] if asked.baseline else []
         out = subprocess.run(
             [sys.executable, "-m", "benchmarks.simulator", "--one", f"{what}:{jobs}", *shared],

@@ -58,6 +58,10 @@ def command(
     node_faults_per_day: Annotated[float, typer.Option(min=0, help="of each node, at random")] = 0.0,
     seed: Annotated[int, typer.Option(help="of all chance")] = 0,
     fast: Annotated[bool, typer.Option("--fast", help="no scores: each request takes the first good fit")] = False,
+    cycle_s: Annotated[
+        float | None,
+        typer.Option(min=0, help="decide so often, s; 0: at each event; default: 0, from 50,000 jobs on 5"),
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="only the first N readable jobs; 0: all")] = 0,
     page: Annotated[Path | None, typer.Option(help="write one HTML page with plots here")] = None,
     output: Output = Format.TABLE,
@@ -77,6 +81,7 @@ def command(
         node_faults_per_day=node_faults_per_day,
         seed=seed,
         fast=fast,
+        cycle_s=cycle_s,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, refresh_per_second=4) as bars:

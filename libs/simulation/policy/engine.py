@@ -27,6 +27,11 @@ from schemas import inbox, subjects
 from schemas import ledger as led
 from schemas.resources import Inventory
 
+MOMENTS = 50_000
+"""So many jobs are decided about at the moment that something is said of one."""
+CYCLE_S = 5.0
+"""How often is decided where there are more: schedulers of clusters with so many decide no more often."""
+
 SimulatedPolicy = OrderRule | inbox.ApplyQueues | None
 """One order for all jobs; or queues, with an order each; None: what a pool has of which nobody said anything."""
 
@@ -57,6 +62,9 @@ class SimulatedWorld:
     seed: int = 0
     fast: bool = False
     """No scores: a request takes the first good fit, as for serving classes."""
+    cycle_s: float | None = None
+    """How often is decided: all that was said since the last time together, and who is told to start or stop has done so by
+    the next. 0: at the moment that something is said. None: 0 for up to `MOMENTS` jobs, else `CYCLE_S`."""
 
 
 @dataclass(slots=True)
@@ -137,6 +145,7 @@ class _Engine:
     ) -> None:
         self._world, self._progress, self._random = world, progress, random.Random(world.seed)
         self._size = FleetSize.of(inventories)
+        self._cycle_us = round(1e6 * (CYCLE_S * (len(rows) > MOMENTS) if world.cycle_s is None else world.cycle_s))
         ordered = in_order(row for row in rows if self._size.holds(row.devices))
         origin_s = ordered[0].submit_s if ordered else 0.0
         self._run = SimulatedRun(
@@ -166,6 +175,10 @@ class _Engine:
         self._foreseen: list[tuple[int, int, int, Any, int]] = []
         self._order = self._seq = self._ended = self._next = 0
         self._wake_us = _NEVER
+        self._planned: list[inbox.PreemptionPlanned] = []
+        """For the next cycle, behind what has happened by then: who was to give way may have ended."""
+        self._tried: set[str] = set()
+        """Waiting jobs for which no exchange was found, and nothing has helped since."""
         self._messages: list[Any] = [
             inbox.NodeRegistered(incarnation=1, inventory=one, lease_s=3600.0) for one in inventories
         ]
@@ -183,8 +196,12 @@ class _Engine:
             if self._next < len(jobs):
                 t_us = min(t_us, jobs[self._next].submit_us)
             t_us = min(t_us, self._wake_us)
+            if self._messages or self._planned:
+                t_us = self._decider.t_us
             if t_us == _NEVER:
                 break  # what is left can never run
+            if self._cycle_us:
+                t_us = -(-max(t_us, self._decider.t_us + 1) // self._cycle_us) * self._cycle_us
             self._happen(t_us)
             self._settle(t_us)
             self._progress(self._ended)
@@ -199,17 +216,19 @@ class _Engine:
             job = jobs[self._next]
             message = admitted(job.row, self._size.per_node, job.submit_us)
             self._by_id[message.job_id] = job
-            job.waits_us = t_us
+            job.waits_us = job.submit_us
             if self._precedence is not None:
                 kin = kin_of(job.row.team, message.user, message.spec.name)
                 job.foretold_s = self._precedence.foretold_s(kin, job.row.devices)
             self._messages.append(message)
             self._next += 1
         while self._foreseen and self._foreseen[0][0] <= t_us:
-            _, _, kind, what, version = heapq.heappop(self._foreseen)
-            _HAPPENS[kind](self, what, version, t_us)
+            at_us, _, kind, what, version = heapq.heappop(self._foreseen)
+            _HAPPENS[kind](self, what, version, at_us)
         if t_us >= self._wake_us:
             self._messages.append(inbox.Tick())
+        self._messages += self._planned
+        self._planned.clear()
 
     def _foresee(self, at_us: int, kind: int, what: Any, version: int = 0) -> None:
         self._order += 1
@@ -281,22 +300,23 @@ class _Engine:
     # ------------------------------------------------------------------------------------------------- what is decided
 
     def _settle(self, t_us: int) -> None:
-        """Decides at `t_us` until nothing more is said at that moment."""
+        """Decides at `t_us`: once where there are cycles, else until nothing more is said at that moment."""
         tried: set[str] = set()
         while True:
             while self._messages:
                 self._decide(t_us)
             plans = [plan for plan in self._plans(t_us) if plan.beneficiary not in tried]
             tried.update(plan.beneficiary for plan in plans)
-            self._messages.extend(plans)
-            if not plans:
+            (self._planned if self._cycle_us else self._messages).extend(plans)
+            if not plans or self._cycle_us:
                 self._promise(t_us)
-            if self._foreseen and self._foreseen[0][0] <= t_us:
+            if self._foreseen and self._foreseen[0][0] <= t_us and not self._cycle_us:
                 self._happen(t_us)
             if not self._messages:
-                if not self._decider.plan.complete:
-                    self._messages.append(inbox.Tick())
-                    continue
+                if self._decider.plan.complete:
+                    break
+                self._messages.append(inbox.Tick())
+            if self._cycle_us:
                 break
         if not self._decider.state.queues:
             self._wake_us = _NEVER
@@ -310,7 +330,7 @@ class _Engine:
         state, seq = self._decider.state, self._run.decisions
         found = preemption.plans(state, t_us, seq, policy=self._policy) if self._others and state.queues else []
         if self._precedence is not None:
-            found += apart(exchanges(state, self._precedence, t_us, seq), found)
+            found += apart(exchanges(state, self._precedence, t_us, seq, self._tried), found)
         return found
 
     def _promise(self, t_us: int) -> None:
@@ -325,6 +345,8 @@ class _Engine:
         for message in self._messages:
             self._seq += 1
             items.append(_Item(self._seq, t_us, message))
+            if not _helps_nobody(message):
+                self._tried.clear()
         self._messages.clear()
         self._run.decisions += 1
         events = self._decider.decide(items, t_us)
@@ -399,6 +421,13 @@ class _Engine:
         slot = served.slots[job_id]
         attained_s = float(served.attained_s[slot])  # up to when it began to run; `remaining_us` is as of then, too
         self._precedence.tell(self._decider.state, job_id, attained_s + job.remaining_us / 1e6 * job.row.devices)
+
+
+def _helps_nobody(message: Any) -> bool:
+    """A job that comes or starts leaves no more devices than there were."""
+    return isinstance(message, inbox.JobAdmitted) or (
+        isinstance(message, inbox.NodeObserved) and isinstance(message.observations[0], inbox.Started)
+    )
 
 
 _HAPPENS: dict[int, Callable[[_Engine, Any, int, int], None]] = {

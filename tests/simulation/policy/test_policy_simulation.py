@@ -47,6 +47,25 @@ def test_fifo_by_hand() -> None:
     assert ends(run) == [100, 1100, 1110]
 
 
+def test_in_cycles_all_that_happened_is_decided_together() -> None:
+    jobs = rows((0, 100, 8), (1, 1000, 8), (2, 12, 8), (1130, 7, 4), (1131, 7, 4))
+    run = simulate(jobs, fleet(), OrderRule.FIFO, SimulatedWorld(cycle_s=5.0))
+    assert [job.end_us / 1e6 for job in run.jobs] == [5 + 100, 105 + 1000, 1105 + 12, 1135 + 7, 1135 + 7]
+    assert [job.longest_wait_us // 1_000_000 for job in run.jobs] == [4, 103, 1102, 4, 3], (
+        "from when each was submitted"
+    )
+
+
+def test_many_jobs_are_decided_about_in_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libs.simulation.policy.engine.MOMENTS", 79)
+    for count, cycle_s in ((80, 5.0), (79, 0.0)):
+        left_out, asked, other = (
+            ends(simulate(crowd(count), fleet(2), OrderRule.FIFO, SimulatedWorld(cycle_s=given)))
+            for given in (None, cycle_s, 5.0 - cycle_s)
+        )
+        assert left_out == asked != other
+
+
 def test_the_shortest_known_first_by_hand() -> None:
     world = SimulatedWorld(knows=Knows.DURATIONS)
     run = simulate(rows((0, 1000, 8), (10, 500, 8), (10, 100, 8)), fleet(), OrderRule.SHORTEST_REMAINING, world)
@@ -63,6 +82,7 @@ def test_a_stop_delay_is_waited_for() -> None:
     assert ends(run)[1] == 60 + 20 + 5 + 100
 
 
+@pytest.mark.parametrize("cycle_s", [0.0, 5.0])
 @pytest.mark.parametrize(
     ("rule", "knows"),
     [
@@ -71,8 +91,8 @@ def test_a_stop_delay_is_waited_for() -> None:
         (OrderRule.SHORTEST_REMAINING, Knows.DURATIONS),
     ],
 )
-def test_every_job_ends_and_the_same_seed_gives_the_same_run(rule: OrderRule, knows: Knows) -> None:
-    world = SimulatedWorld(knows=knows, node_faults_per_day=2.0, seed=7)
+def test_every_job_ends_and_the_same_seed_gives_the_same_run(rule: OrderRule, knows: Knows, cycle_s: float) -> None:
+    world = SimulatedWorld(knows=knows, node_faults_per_day=2.0, seed=7, cycle_s=cycle_s)
     first, second = (simulate(crowd(24), fleet(2), rule, world) for _ in range(2))
     told = figures(first)
     assert told == figures(second)
@@ -96,8 +116,9 @@ def test_another_seed_gives_other_faults() -> None:
     assert ends(first) != ends(second)
 
 
-def test_work_is_neither_lost_nor_made() -> None:
-    run = simulate(crowd(), fleet(2), OrderRule.SHORTEST_REMAINING)
+@pytest.mark.parametrize("cycle_s", [0.0, 5.0])
+def test_work_is_neither_lost_nor_made(cycle_s: float) -> None:
+    run = simulate(crowd(), fleet(2), OrderRule.SHORTEST_REMAINING, SimulatedWorld(cycle_s=cycle_s))
     held = sum(job.held_us * job.row.devices for job in run.jobs)
     assert held == sum(round(job.row.duration_s * 1e6) * job.row.devices for job in run.jobs) + run.lost_device_us
     assert run.lost_device_us == sum(30_000_000 * job.row.devices * job.preemptions for job in run.jobs)

@@ -14,6 +14,7 @@ that still fits (bisection).
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice, permutations
 
 import numpy as np
@@ -65,6 +66,7 @@ def place_nested(view: View, shape: Shape, beneficiary: int, context: Context) -
     return Blocked(BlockReason.TOPOLOGY if tied else BlockReason.BUSY, nest.removed, nest.left)
 
 
+@lru_cache(maxsize=1024)
 def role_shape(shape: Shape, role: RoleShape, count: int = 1) -> Shape:
     """What `count` groups of one role ask for, as a shape of its own."""
     return replace(

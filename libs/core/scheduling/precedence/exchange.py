@@ -39,23 +39,31 @@ _TRIES = 8
 _WHY = {False: "much less is left of it", True: "others find devices elsewhere"}
 
 
-def exchanges(state: State, precedence: Precedence, t_us: int, base_seq: int) -> list[PreemptionPlanned]:
-    """Plans for waiting jobs that others of their class should give way to now. Changes nothing."""
+def exchanges(
+    state: State, precedence: Precedence, t_us: int, base_seq: int, tried: set[str] | None = None
+) -> list[PreemptionPlanned]:
+    """Plans for waiting jobs that others of their class should give way to now. Changes nothing but `tried`: jobs that were
+    looked at before and found nothing, and that nothing can have helped since; those that are due are looked at always."""
     if not precedence.preempts or not state.queues:
         return []
-    waiting = _first(state, precedence, t_us)
+    waiting = _first(state, precedence, t_us)[:CONSIDERED]
+    if tried is not None:
+        waiting = [(number, job) for number, job in waiting if number <= 0 or job.id not in tried]
+        tried.update(job.id for _, job in waiting)
+    if not waiting:
+        return []
     served = precedence.served
     slots = np.flatnonzero(served.running & (served.rule > 0))
     spared = Spared(state, t_us)
     if spared.exchanges:
         asked = [slot for slot in slots.tolist() if not spared.until_us(state.jobs[served.ids[slot]], lent=False)]
         slots = np.array(asked, dtype=np.int64)
-    if not waiting or not len(slots):
+    if not len(slots):
         return []
     board = _ExchangeBoard(state, precedence, slots, t_us)
     tally = Tally(state)
     found: list[PreemptionPlanned] = []
-    for number, job in waiting[:CONSIDERED]:
+    for number, job in waiting:
         if board.most <= number and job.shape.devices == 1:
             continue
         need, room = needs(job.shape), tally.room(job)
