@@ -6,7 +6,7 @@ import typer
 from pydantic import ValidationError
 
 from libs.bus.reasons import reasons_of
-from libs.cli import bill_files, bill_push, units
+from libs.cli import bill_files, bill_page, bill_push, units
 from libs.cli.budget import overdrawn
 from libs.cli.exits import UsageFault
 from libs.cli.options import NoHeader, Output, Pool, Team, Url
@@ -20,7 +20,7 @@ app.command("export")(bill_files.export)
 app.command("verify")(bill_files.verify)
 app.command("statement")(bill_files.statement)
 app.command("push")(bill_push.push)
-app.command("page")(bill_files.page)
+app.command("page")(bill_page.page)
 app.command("close")(bill_files.close)
 
 

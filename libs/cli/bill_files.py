@@ -28,7 +28,6 @@ from libs.ledger.records import FiledLedger
 from libs.report.focus_files import FORMATS, ExportBusy, NoParquet, digest_of, metadata_of, write, write_metadata
 from schemas import subjects
 from schemas.inbox import ClosePeriod
-from schemas.ledger import AttemptClosed
 from schemas.prices import ClosedPeriod
 
 From = Annotated[
@@ -134,44 +133,10 @@ def statement(
     centres = centres_of(cost_centres) if cost_centres is not None else {}
     with ledger_of(ledger, pool, url) as source:
         period = period_of(start, end, zone, source.wall_us)
-        lines = grouped(_in(charges(source, source.closed), period, of), by, zone, centres)
+        lines = grouped(rows_in(charges(source, source.closed), period, of), by, zone, centres)
         if forecast:
             add_forecast(lines, source, period, of, lambda charge: key_of(charge, by, zone, centres))
         shown(lines, by, output)
-
-
-def page(
-    file: Annotated[Path, typer.Argument(help="Where to write the page, HTML.", metavar="FILE")],
-    *,
-    of: Annotated[str, typer.Option("--of", help="Whose bill.")],
-    start: From = None,
-    end: To = None,
-    time_zone: Zone = "UTC",
-    ledger: LedgerFiles = None,
-    pool: Pool = None,
-    url: Url = None,
-) -> None:
-    """A team's bill of a period as a page to read and print: on what, how it ended, each day."""
-    from libs.report.chargeback import PageOf, chargeback_page
-
-    zone = zone_of(time_zone)
-    with ledger_of(ledger, pool, url) as source:
-        period = period_of(start, end, zone, source.wall_us)
-        sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
-        upto = source.head.seq if sealed is None else sealed.upto_seq
-        outcomes = {
-            (event.job_id, event.attempt): event.outcome.value
-            for _, record in source()
-            for event in record.events
-            if isinstance(event, AttemptClosed)
-        }
-        about = PageOf(
-            of, source.pool, source.currency, text_of(period[0]), text_of(period[1]), zone, sealed is not None, upto,
-            source.at(upto)[0].hash, outcomes,
-        )  # fmt: skip
-        text = chargeback_page(about, _in(charges(source, source.closed, upto_seq=upto), period, of))
-    file.write_text(text, "utf-8")
-    say(str(file))
 
 
 def close(
@@ -193,7 +158,7 @@ def close(
     with ledger_of(None, pool, url) as source:
         period = period_of(start, end, zone, source.wall_us)
         sealing = Sealing()
-        for charge in _in(charges(source, source.closed), period, None):
+        for charge in rows_in(charges(source, source.closed), period, None):
             sealing.take(charge)
         seal = ClosedPeriod(
             from_us=period[0],
@@ -241,7 +206,7 @@ def _export(
         "x_Currency": currency, "x_Closed": sealed is not None,
         "x_Rounding": "each row once, half to even, to a millionth of the currency unit; totals are sums of rows",
     }  # fmt: skip
-    taken = (c for c in _in(charges(source, source.closed, upto_seq=upto), period, of) if sealing.take(c))
+    taken = (c for c in rows_in(charges(source, source.closed, upto_seq=upto), period, of) if sealing.take(c))
     facts = (facts_of(charge, source.pool, currency) for charge in taken)
     try:
         with _progress() as told:
@@ -260,7 +225,7 @@ def _export(
     return rows, about
 
 
-def _in(found: Iterable[Charge], period: tuple[int, int], of: str | None) -> Iterator[Charge]:
+def rows_in(found: Iterable[Charge], period: tuple[int, int], of: str | None) -> Iterator[Charge]:
     return (c for c in found if period[0] <= c.billed_us < period[1] and of in (None, c.use.team))
 
 

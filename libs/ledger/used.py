@@ -29,7 +29,7 @@ class UsedStory(NamedTuple):
 async def used_lately(js: JetStreamContext, pool: str, archive: Path | None = None) -> UsedStory:
     """What was allocated and used since the first sample that the broker keeps. Samples of a node that another one sent, or
     that cannot be read, count for nothing. Raises what `verify` raises."""
-    readings, first_us, last_us = await _readings(js, pool)
+    readings, first_us, last_us = await readings_lately(js, pool)
     postings: list[Posting] = []
 
     def keep(posting: Posting) -> None:
@@ -44,7 +44,7 @@ async def used_lately(js: JetStreamContext, pool: str, archive: Path | None = No
     return UsedStory(first_us, to_us, used(postings, readings, first_us, to_us), report)
 
 
-async def _readings(js: JetStreamContext, pool: str) -> tuple[dict[str, list[Reading]], int, int]:
+async def readings_lately(js: JetStreamContext, pool: str) -> tuple[dict[str, list[Reading]], int, int]:
     """Readings by device, and the broker's times of the first and the last sample; 0 without any."""
     readings: defaultdict[str, list[Reading]] = defaultdict(list)
     state = (await js.stream_info(TELEMETRY)).state

@@ -1,15 +1,22 @@
 """The chargeback page: what one team paid in one period, on what, and what of it came to nothing. One HTML document that needs
-nothing else and can be printed. Strings only."""
+nothing else and can be printed. Strings only.
+
+What is wasted, and what is credited, is told in money at the mean price of its job in the period, rounded half to even. A
+credit is not taken off the cost.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 from libs.core.billing.charges import Charge
+from libs.core.billing.rounding import round_half_even
 from libs.core.billing.sealing import Sealing
+from libs.core.billing.used import DeviceUseSums, UsedBy
+from libs.report.team_story import TeamStory
 
 MOST_JOBS: Final = 50
 """On the page; what the others cost is one line."""
@@ -29,7 +36,7 @@ Sums = Mapping[str, tuple[int, int]]
 
 
 class PageOf(NamedTuple):
-    """Whose bill the page shows. `zone`: whose days; `outcomes`: (job id, attempt) -> how it ended."""
+    """Whose bill the page shows. `zone`: whose days."""
 
     team: str
     pool: str
@@ -40,7 +47,7 @@ class PageOf(NamedTuple):
     closed: bool
     upto_seq: int
     head: str
-    outcomes: Mapping[tuple[str, int], str]
+    story: TeamStory
 
 
 def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
@@ -55,7 +62,7 @@ def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
         lists["cost"] += amount.cost_micros
         lists["units"] += amount.units
         lists["corrections"] += amount.cost_micros if charge.correction else 0
-        outcome = of.outcomes.get((use.job_id, use.attempt), "still open")
+        outcome = of.story.outcomes.get((use.job_id, use.attempt), "still open")
         lists["waste"] += 0 if outcome in ("succeeded", "still open") else amount.cost_micros
         moment = datetime.fromtimestamp(charge.billed_us // 1_000_000, UTC).astimezone(of.zone)
         for sums, key in (
@@ -76,6 +83,7 @@ def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
                     ("at list prices", _money(lists["list"], of.currency)),
                     ("device-hours allocated", _hours(lists["units"])),
                     ("of attempts that did not succeed", _money(lists["waste"], of.currency)),
+                    ("unused, as far as it is known", _money(_wasted(of.story, job), of.currency)),
                     ("corrections in it", _money(lists["corrections"], of.currency)),
                     ("device-hours without a price", _hours(unpriced)),
                 ]
@@ -86,6 +94,12 @@ def chargeback_page(of: PageOf, found: Iterable[Charge]) -> str:
             _table("Users", user, of.currency),
             _table("Classes", klass, of.currency),
             _table("Jobs", _largest(job), of.currency),
+            "<h2>Used against allocated</h2><p>Unknown is what no sample of a device covers, and what shares a device. "
+            "It is never taken for unused.</p>",
+            _used_table("Team", of.story, job, of.currency, lambda whose: whose.team),
+            _used_table("Users", of.story, job, of.currency, lambda whose: whose.user or "(unknown)"),
+            _used_table("Jobs", of.story, job, of.currency, lambda whose: whose.job_id),
+            "<h2>Credits</h2>" + _credits(of.story, job, of.currency),
             f"<footer>Pool {escape(of.pool)}, {'closed' if of.closed else 'not closed yet'}; days of {escape(of.zone.key)}. "
             f"{sealing.rows} rows up to record {of.upto_seq}, {escape(of.head)}; SHA-256 of the rows {sealing.digest}. Each "
             f"row is rounded once, half to even, to a millionth; taxes are left out.</footer></html>",
@@ -104,6 +118,75 @@ def _table(title: str, sums: Sums, currency: str) -> str:
     )
     head = f"<tr><th>{escape(title)}</th><th>device-hours</th><th>cost</th></tr>"
     return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+
+
+def _worth(unit_us: int, job: tuple[int, int]) -> int:
+    """Millionths, at the mean price of a job, (thousandths of a device x microseconds, millionths)."""
+    return round_half_even(job[1] * unit_us, 7 * job[0]) if job[0] else 0
+
+
+def _wasted(story: TeamStory, jobs: Sums) -> int:
+    return sum(_worth(sums.wasted_unit_us, jobs.get(whose.job_id, (0, 0))) for whose, sums in story.used.items())
+
+
+def _used_table(title: str, story: TeamStory, jobs: Sums, currency: str, key_of: Callable[[UsedBy], str]) -> str:
+    """The largest, and what the others are together."""
+    sums: dict[str, DeviceUseSums] = {}
+    worth = Counter[str]()
+    for whose, one in story.used.items():
+        key = key_of(whose)
+        sums.setdefault(key, DeviceUseSums()).add(one)
+        worth[key] += _worth(one.wasted_unit_us, jobs.get(whose.job_id, (0, 0)))
+    ordered = sorted(sums, key=lambda key: (-sums[key].allocated_unit_us, key))
+    shown, rest = ordered[:MOST_JOBS], ordered[MOST_JOBS:]
+    if rest:
+        others = f"({len(rest)} others)"
+        sums[others] = DeviceUseSums()
+        for key in rest:
+            sums[others].add(sums[key])
+            worth[others] += worth[key]
+        shown.append(others)
+    rows = "".join(
+        f"<tr><td>{escape(key)}</td>"
+        + "".join(
+            f"<td>{_hours_of(unit_us)}</td>"
+            for unit_us in (one.allocated_unit_us, one.used_unit_us, one.wasted_unit_us, one.unknown_unit_us)
+        )
+        + f"<td>{_money(worth[key], currency) if one.known_unit_us else 'unknown'}</td><td>{_energy(one)}</td></tr>"
+        for key, one in ((key, sums[key]) for key in shown)
+    )
+    heads = ("device-hours", "used", "unused", "unknown", "unused, in money", "kWh")
+    head = f"<tr><th>{escape(title)}</th>{''.join(f'<th>{name}</th>' for name in heads)}</tr>"
+    return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+
+
+def _credits(story: TeamStory, jobs: Sums, currency: str) -> str:
+    """By cause and the ledger's words for it."""
+    if not story.credits:
+        return "<p>None.</p>"
+    units, worth, many = Counter[tuple[str, str]](), Counter[tuple[str, str]](), dict[tuple[str, str], set[str]]()
+    for one in story.credits:
+        key = one.cause.value, one.why
+        units[key] += one.unit_us
+        worth[key] += _worth(one.unit_us, jobs.get(one.posting.job_id, (0, 0)))
+        many.setdefault(key, set()).add(one.posting.job_id)
+    rows = "".join(
+        f"<tr><td>{escape(key[0])}</td><td>{escape(key[1])}</td><td>{len(many[key])}</td><td>{_hours_of(units[key])}</td>"
+        f"<td>{_money(worth[key], currency)}</td></tr>"
+        for key in sorted(units, key=lambda key: (-units[key], key))
+    )
+    heads = ("why", "jobs", "device-hours", "worth")
+    head = f"<tr><th>Cause</th>{''.join(f'<th>{name}</th>' for name in heads)}</tr>"
+    return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+
+
+def _energy(one: DeviceUseSums) -> str:
+    return f"{one.energy_nj / 3.6e15:,.3f}" if one.energy_known_us else "unknown"
+
+
+def _hours_of(unit_us: int) -> str:
+    """Of capacity, 7,000 units a device."""
+    return f"{unit_us / 7000 / 3.6e9:,.2f}"
 
 
 def _largest(jobs: Sums) -> dict[str, tuple[int, int]]:

@@ -529,3 +529,7 @@ def test_the_page_shows_the_teams_money_and_needs_nothing_else(ledger: Path, tmp
     assert "blue" not in text, "another team's"
     assert not re.search(r"(src|href)=|https?:|@import|url\(", text)
     assert "<td>succeeded</td>" in text
+    (whole,) = re.findall(r"<td>research</td>(.*?)</tr>", text)
+    hours, used, unused, unknown, money, energy = re.findall(r"<td>(.*?)</td>", whole)
+    assert (used, unused) == ("0.00", "0.00")
+    assert (hours, money, energy) == (unknown, "unknown", "unknown"), "without a sample nothing is taken for unused"

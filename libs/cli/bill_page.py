@@ -1,0 +1,73 @@
+"""`baton bill page`: a team's period as one page, of its bill, what of it was used, and what is credited."""
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from nats.errors import Error as NatsError
+
+from libs.cli.bill_files import From, LedgerFiles, To, Zone, ledger_of, rows_in
+from libs.cli.bill_period import period_of, zone_of
+from libs.cli.options import Pool, Url
+from libs.cli.output import hint, say
+from libs.cli.session import run
+from libs.client import Baton
+from libs.core.billing.charges import charges
+from libs.core.billing.credits import EVERYTHING, Credits
+from libs.core.billing.wall import text_of
+from schemas.subjects import OPERATOR
+
+if TYPE_CHECKING:
+    from libs.core.billing.used import Reading
+
+
+def page(
+    file: Annotated[Path, typer.Argument(help="Where to write the page, HTML.", metavar="FILE")],
+    *,
+    of: Annotated[str, typer.Option("--of", help="Whose bill.")],
+    start: From = None,
+    end: To = None,
+    time_zone: Zone = "UTC",
+    policy: Annotated[
+        Path | None, typer.Option("--policy", help="What is credited, as for `baton ledger credits`.")
+    ] = None,
+    ledger: LedgerFiles = None,
+    pool: Pool = None,
+    url: Url = None,
+) -> None:
+    """A team's bill of a period as a page to read and print: on what, how it ended, each day, used or not, credits."""
+    from libs.cli.ledger_credits import read_policy
+    from libs.report.chargeback import PageOf, chargeback_page
+    from libs.report.team_story import team_story
+
+    zone = zone_of(time_zone)
+    credits = Credits(read_policy(policy) if policy is not None else EVERYTHING)
+    with ledger_of(ledger, pool, url) as source:
+        period = period_of(start, end, zone, source.wall_us)
+        sealed = next((p for p in source.closed if (p.from_us, p.to_us) == period), None)
+        upto = source.head.seq if sealed is None else sealed.upto_seq
+        readings = {} if ledger else _readings(source.pool, url)
+        story = team_story(takewhile(lambda one: one[0] <= upto, source()), of, period, readings, credits)
+        about = PageOf(
+            of, source.pool, source.currency, text_of(period[0]), text_of(period[1]), zone, sealed is not None, upto,
+            source.at(upto)[0].hash, story,
+        )  # fmt: skip
+        text = chargeback_page(about, rows_in(charges(source, source.closed, upto_seq=upto), period, of))
+    file.write_text(text, "utf-8")
+    say(str(file))
+
+
+def _readings(pool: str, url: str | None) -> "Mapping[str, Sequence[Reading]]":
+    """What the broker keeps of samples; none where it cannot be had, and then nothing is known of use."""
+    from libs.ledger.used import readings_lately
+
+    async def work(baton: Baton) -> "Mapping[str, Sequence[Reading]]":
+        return (await readings_lately(baton.nats.jetstream(), pool))[0]
+
+    try:
+        return run(work, OPERATOR, url, pool=pool)
+    except NatsError as error:
+        hint(f"samples of devices cannot be read ({error!r}): what was used is told as unknown")
+        return {}
