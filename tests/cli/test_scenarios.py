@@ -45,7 +45,7 @@ async def test_all_scenarios_are_as_expected_through_the_live_services(tmp_path:
     assert len(sharing(scenarios)) == 1
     played = await play_live(scenarios, folder=tmp_path)
     assert [(one.scenario, step) for one in played for step in one.steps if not step.ok] == []
-    assert len(played) == len(SCENARIOS) >= 10
+    assert len(played) == len(SCENARIOS) >= 11
 
 
 def test_scenarios_share_a_baton_only_with_the_same_fleet_and_teams_of_their_own() -> None:

@@ -17,9 +17,9 @@ def kept_back(state: State, job: Job, policy: Policy) -> str:
     if choice is None:
         return ""
     lent = choice.takes_back is not None
-    last = max(choice.victims, key=lambda victim: spared.until_us(victim, lent=lent))
-    if spared.until_us(last, lent=lent):
-        why = spared.text(last, lent=lent)
+    last = max(choice.victims, key=lambda victim: spared.until_us(victim, lent=lent, evens=choice.evens))
+    if spared.until_us(last, lent=lent, evens=choice.evens):
+        why = spared.text(last, lent=lent, evens=choice.evens)
         return f"others would give way to it, and one of them is spared for now: {why}"
     if not spared.together(len(choice.victims)):
         return f"others would give way to it, and too many did lately: {spared.pool_text(len(choice.victims))}"

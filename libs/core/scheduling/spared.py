@@ -10,6 +10,9 @@ is carried out when nobody gave way in that time: else a wide gang would never s
 from libs.core.state.model import Job, State
 
 _S = 1_000_000
+EVENS_AFTER = 20
+"""Part of a half-life that a job runs at least before others may even out what is lent: so shares over a half-life differ by
+at most this part of it."""
 
 
 class Spared:
@@ -21,13 +24,16 @@ class Spared:
         self._minimum_us: dict[str, int] = {}
         self._gone_lately = -1
 
-    def until_us(self, job: Job, *, lent: bool) -> int:
-        """Until when a running job is spared; 0: it is not. `lent`: it would give back what its queue borrowed."""
-        return 0 if self._lifted else max(self.runs_until_us(job, lent=lent), self.rests_until_us(job))
+    def until_us(self, job: Job, *, lent: bool, evens: bool = False) -> int:
+        """Until when a running job is spared; 0: it is not. `lent`: it would give back what its queue borrowed. `evens`: it
+        would go so that what is lent is even."""
+        return 0 if self._lifted else max(self.runs_until_us(job, lent=lent, evens=evens), self.rests_until_us(job))
 
-    def runs_until_us(self, job: Job, *, lent: bool) -> int:
+    def runs_until_us(self, job: Job, *, lent: bool, evens: bool = False) -> int:
         """Until when it has its minimum run time; 0: it had."""
         minimum_us = self.minimum_us(job, lent=lent)
+        if evens:
+            minimum_us = max(minimum_us, self.evens_after_us)
         if not minimum_us or job.current is None:
             return 0
         until_us = (job.current.running_us or job.current.granted_us) + minimum_us
@@ -47,6 +53,11 @@ class Spared:
         if found is None:
             found = self._minimum_us[job.team] = self._state.tree.min_run_s(job.team) * _S
         return min(found, self._limits.reclaim_grace_s * _S) if lent else found
+
+    @property
+    def evens_after_us(self) -> int:
+        """How long a job runs at least before it goes so that what is lent is even: a twentieth of the half-life."""
+        return (self._state.tree.half_life_s or 0) * _S // EVENS_AFTER
 
     @property
     def exchanges(self) -> bool:
@@ -76,22 +87,31 @@ class Spared:
         moments = [
             until_us
             for job in jobs
-            for until_us in (*(self.runs_until_us(job, lent=lent) for lent in (True, False)), self.rests_until_us(job))
+            for until_us in (
+                *(self.runs_until_us(job, lent=lent) for lent in (True, False)),
+                self.runs_until_us(job, lent=False, evens=True),
+                self.rests_until_us(job),
+            )
             if until_us
         ]
         if self._gone():
             moments.append(self.together_from_us(max(1, self._limits.per_pool.most - self._gone() + 1)))
         return min((moment for moment in moments if moment > self._t_us), default=0)
 
-    def text(self, job: Job, *, lent: bool) -> str:
+    def text(self, job: Job, *, lent: bool, evens: bool = False) -> str:
         """Which limit spares a job, for people."""
-        runs_us = self.runs_until_us(job, lent=lent)
+        runs_us = self.runs_until_us(job, lent=lent, evens=evens)
         rests_us = self.rests_until_us(job)
         if rests_us >= runs_us:
             rate = self._limits.per_job
             return (
                 f"it gave way {rate.most} times within {rate.within_s} s, which is the most (preemption.per_job); "
                 f"{_rest(rests_us, self._t_us)}"
+            )
+        if evens and self.evens_after_us > self.minimum_us(job, lent=lent):
+            return (
+                f"it runs at least {self.evens_after_us // _S} s (a twentieth of half_life) before shares are evened out; "
+                f"{_rest(runs_us, self._t_us)}"
             )
         what = (
             "reclaim_grace"

@@ -1,4 +1,5 @@
-"""What queues are guaranteed, in the checker's own books: whether one may take back from another (I11).
+"""What queues are guaranteed, in the checker's own books: whether one may take back from another, and whether what is lent to
+both is more even then (I11).
 
 It counts in fractions and after the fact; those who decide count in grains and before (`libs.core.scheduling.queues.reclaim`).
 """
@@ -19,15 +20,21 @@ class Guarantees:
     def __init__(self) -> None:
         self._parent: dict[str, str] = {}
         self._guaranteed: dict[str, Mapping[str, int]] = {}
+        self._weights: dict[str, int] = {}
+        self.half_life_s: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self._guaranteed)
 
-    def applied(self, queues: Iterable[tuple[str, str, Mapping[str, int]]]) -> None:
-        """From here on these are all queues: (name, parent, guaranteed thousandths by key)."""
+    def applied(
+        self, queues: Iterable[tuple[str, str, Mapping[str, int], int]], half_life_s: int | None = None
+    ) -> None:
+        """From here on these are all queues: (name, parent, guaranteed thousandths by key, weight in thousandths)."""
         told = list(queues)
-        self._parent = {name: parent for name, parent, _ in told}
-        self._guaranteed = {name: dict(guaranteed) for name, _, guaranteed in told}
+        self._parent = {name: parent for name, parent, *_ in told}
+        self._guaranteed = {name: dict(guaranteed) for name, _, guaranteed, _ in told}
+        self._weights = {name: weight for name, *_, weight in told}
+        self.half_life_s = half_life_s
 
     def line(self, team: str) -> list[tuple[str, frozenset[str]]]:
         """The queues that the team's jobs stand in, from the top, each with its teams; beside queues below its own, the team
@@ -57,6 +64,32 @@ class Guarantees:
             if not keys or any(part_of(key, total) > self._guaranteed[name][key] for key in keys):
                 return False
         return True
+
+    def evens(
+        self, giver: str, taker: str, gone: Mapping[Kind, int], gets: Mapping[Kind, int], held: HeldByTeams
+    ) -> bool:
+        """Whether the giver, which has given `gone`, holds what it is guaranteed still, and beyond it at least as much for its
+        weight as the taker does with `gets` more, where the two part; accelerators are counted. `held`: without what was given,
+        and without `gets`."""
+        ours, theirs = self.line(giver), self.line(taker)
+        parted = next((at for at, (one, two) in enumerate(zip(ours, theirs, strict=False)) if one != two), None)
+        if parted is None or self.half_life_s is None:
+            return False
+        for name, teams in ours[parted:]:
+            has = held(teams)
+            for key, milli in self._guaranteed.get(name, {}).items():
+                if any(counts(key, kind) for kind in gone) and part_of(key, has) < milli:
+                    return False
+        (gives, its), (takes, mine) = ours[parted], theirs[parted]
+        weight, other = self._weights.get(takes, 1000), self._weights.get(gives, 1000)
+        left = self._over(gives, held(its))
+        return weight > 0 and (not other or left * weight >= self._over(takes, held(mine) + Counter(gets)) * other)
+
+    def _over(self, name: str, held: Mapping[Kind, int]) -> Fraction:
+        """Accelerators beyond the guarantee."""
+        guaranteed = self._guaranteed.get(name, {})
+        covered = sum((min(part_of(key, held), Fraction(milli)) for key, milli in guaranteed.items()), Fraction(0))
+        return max(Fraction(0), part_of("*", held) - Fraction(guaranteed.get("*", covered)))
 
     def _beyond(self, name: str, asked: Collection[Kind], held: Counter[Kind]) -> bool:
         keys, guaranteed = self._keys(name, asked), self._guaranteed.get(name, {})

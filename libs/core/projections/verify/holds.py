@@ -1,11 +1,11 @@
 """Preemption and what it keeps (I11): only a job of a lower class gives way, to one that waits and may preempt; or one that
-runs on what its queue borrowed, to one whose queue is within its guarantee; or one of the same class and team where the order
-of its queue has it so. What is kept for one is granted to nobody else; and a plan that makes somebody give way keeps devices
-for its beneficiary. How soon and how often jobs give way is limited (`thrash`)."""
+runs on what its queue borrowed, to one whose queue is within its guarantee, or has less of what is lent; or one of the same
+class and team where the order of its queue has it so. What is kept for one is granted to nobody else; and a plan that makes
+somebody give way keeps devices for its beneficiary. How soon and how often jobs give way is limited (`thrash`)."""
 
 from collections import Counter
 from collections.abc import Collection
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from libs.core.projections.verify.asked import sizes
 from libs.core.projections.verify.books import Books, JobRow, Promises, Subject, Where
@@ -14,6 +14,18 @@ from libs.core.projections.verify.thrash import ThrashBooks
 from schemas import ledger as led
 from schemas.ids import split_attempt_id
 from schemas.resources import WHOLE_MILLI
+
+
+class _GivesBack(NamedTuple):
+    """A job that gives way although the other's class may not make it."""
+
+    job_id: str
+    team: str
+    kinds: Counter[Kind]
+    level: int | None
+    """Where the two queues part, if it runs on what its queue borrowed."""
+    early: str
+    """What is wrong if it goes so that what is lent is even."""
 
 
 class Holds(Subject):
@@ -43,8 +55,8 @@ class Holds(Subject):
         """Whom others give way to -> the plans that say so, in this decision."""
         self._leaving: set[str] = set()
         """Jobs whose attempt gives way or stops: what they hold is not their queues' any more."""
-        self._takes_back: dict[str, int] = {}
-        """Whom others give back what their queues borrowed -> the highest level at which their queues part."""
+        self._takes_back: dict[str, list[_GivesBack]] = {}
+        """Who gives back what queues borrowed, by whom to."""
         self._let_go = Promises(books, "what is held for {} is released, and it neither starts nor ends")
         self._paused = Promises(books, "the team of {} is suspended, and devices stay held for it")
         self._silent: set[str] = set()
@@ -101,16 +113,20 @@ class Holds(Subject):
 
     def _back(self, victim: JobRow, winner: JobRow, early: str) -> None:
         """What is wrong with a job that gives way although the other's class may not make it."""
-        parted = None
-        if self.books.guarantees and victim.priority <= winner.priority:
+        parted, guarantees = None, self.books.guarantees
+        may_lend = guarantees and victim.priority <= winner.priority
+        if may_lend:
             asked = _asked(winner)
-            parted = self.books.guarantees.lends(victim.team, winner.team, asked, self._staying)
-        if parted is not None:
-            self._takes_back[winner.id] = min(parted, self._takes_back.get(winner.id, parted))
-            if early and victim.open is not None:
+            parted = guarantees.lends(victim.team, winner.team, asked, self._staying)
+        if parted is not None or (may_lend and guarantees.half_life_s is not None and victim.team != winner.team):
+            soon = self._too_soon_to_even_out(victim)
+            kinds = self._kinds_of(victim)
+            gives = _GivesBack(victim.id, victim.team, kinds, parted, soon)
+            self._takes_back.setdefault(winner.id, []).append(gives)
+            if parted is not None and early and victim.open is not None:
                 early = self._thrash.too_short(victim.team, victim.open, self.books.t_us, lent=True)
-            if early:
-                self.books.broken("I11", f"{victim.id} gives back to {winner.id} {early}")
+                if early:
+                    self.books.broken("I11", f"{victim.id} gives back to {winner.id} {early}")
         elif not winner.preempts:
             self.books.broken("I11", f"{victim.id} gives way to {winner.id}, whose class may not preempt")
         elif early and victim.priority < winner.priority:
@@ -118,6 +134,34 @@ class Holds(Subject):
         else:
             classes = f"of class {victim.priority} gives way to {winner.id} of class {winner.priority}"
             self.books.broken("I11", f"{victim.id} {classes}")
+
+    def _too_soon_to_even_out(self, victim: JobRow) -> str:
+        half_life_s, t_us = self.books.guarantees.half_life_s, self.books.t_us
+        if victim.open is None:
+            return ""
+        return self._thrash.too_short(victim.team, victim.open, t_us, half_life_s=half_life_s)
+
+    def _kinds_of(self, job: JobRow) -> Counter[Kind]:
+        """What it holds."""
+        total: Counter[Kind] = Counter()
+        for claims in job.open.parts.values() if job.open is not None else ():
+            for claim in claims:
+                if (kind := self.books.kind(claim.device)) is not None:
+                    total[kind] += claim.milli
+        return total
+
+    def _given_back(self, job: JobRow, given: list[_GivesBack], gets: Counter[Kind]) -> str:
+        """What is wrong with what others give back to a job that gets `gets`; "": nothing."""
+        levels = [one.level for one in given if one.level is not None]
+        within = self.books.guarantees.within
+        if len(levels) == len(given) and within(job.team, min(levels), gets, _asked(job), self._staying):
+            return ""
+        for one in given:
+            if one.early:
+                return f"{one.job_id} gives way to {job.id} {one.early}"
+            if not self.books.guarantees.evens(one.team, job.team, one.kinds, gets, self._staying):
+                return f"{one.job_id} gives back to {job.id}, whose queues are not within their guarantees, and have not less"
+        return ""
 
     def _staying(self, teams: Collection[str]) -> Counter[Kind]:
         """What teams hold, and what is kept for them, without what is being given back."""
@@ -149,14 +193,14 @@ class Holds(Subject):
         if e.job_id in books.holds:
             books.broken("I11", f"devices are held for {e.job_id} a second time")
             self._forget(e.job_id)
-        job, level = books.jobs.get(e.job_id), self._takes_back.pop(e.job_id, None)
-        if job is not None and level is not None:
+        job, given = books.jobs.get(e.job_id), self._takes_back.pop(e.job_id, None)
+        if job is not None and given is not None:
             gets = Counter[Kind]()
             for device in e.devices:
                 if (kind := books.kind(device)) is not None:
                     gets[kind] += job.spec.resources.share_milli
-            if not books.guarantees.within(job.team, level, gets, _asked(job), self._staying):
-                books.broken("I11", f"others give back to {e.job_id}, and its queues are not within their guarantees")
+            if wrong := self._given_back(job, given, gets):
+                books.broken("I11", wrong)
         elif job is not None and not job.preempts and not self._exchanges(job.team):
             books.broken("I11", f"devices are held for {e.job_id}, whose class may not preempt")
         if job is not None and books.format is not None:

@@ -36,7 +36,9 @@ class TeamLimits(Subject):
 
     def applied(self, e: led.QueuesApplied) -> None:
         self.books.limits.set_queues((queue.name, queue.parent, queue.limit) for queue in e.queues)
-        self.books.guarantees.applied((queue.name, queue.parent, queue.guaranteed) for queue in e.queues)
+        self.books.guarantees.applied(
+            ((queue.name, queue.parent, queue.guaranteed, queue.weight_milli) for queue in e.queues), e.half_life_s
+        )
         if e.version <= self._version:
             self.books.broken("I7", f"queues of version {e.version} are applied after version {self._version}")
         self._version = e.version

@@ -32,9 +32,11 @@ class ThrashBooks:
         self._limits = e.preemption or PreemptionLimits()
         self._minimum = {queue.name: (queue.parent, queue.min_run_s) for queue in e.queues}
 
-    def too_short(self, team: str, attempt: AttemptRow, t_us: int, *, lent: bool) -> str:
+    def too_short(
+        self, team: str, attempt: AttemptRow, t_us: int, *, lent: bool = False, half_life_s: int | None = None
+    ) -> str:
         """What is wrong with how long an attempt ran that gives way now; "": nothing. `lent`: it gives back what its queue
-        borrowed."""
+        borrowed. `half_life_s`: it goes so that what is lent is even, and ran a twentieth of that."""
         least_s, name = self._limits.min_run_s, team
         for _ in range(len(self._minimum)):
             above, said = self._minimum.get(name, ("", None))
@@ -45,6 +47,8 @@ class ThrashBooks:
         if lent:
             least_s = min(least_s, self._limits.reclaim_grace_s)
         ran_us = t_us - (attempt.running_us or attempt.opened_us)
+        if half_life_s is not None and ran_us * 20 < half_life_s * _S:
+            return f"after {ran_us} us, and the half-life is {half_life_s} s"
         return f"after {ran_us} us, and its minimum is {least_s} s" if ran_us < least_s * _S else ""
 
     def gives_way(self, job_id: str, plan_id: str, t_us: int) -> Iterator[str]:

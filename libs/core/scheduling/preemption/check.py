@@ -94,10 +94,17 @@ def would_be_free(state: State, victims: list[Job]) -> View:
 
 
 class _Back(NamedTuple):
-    """The job may take back what its queues lent, those from a level of its line on."""
+    """The job may take back what its queues lent, those from a level of its line on; or, with None, has less than its part of
+    what is lent to all, also with `kinds` more."""
 
     reclaim: Reclaim
-    entitled: int
+    entitled: int | None
+    kinds: dict[str, int]
+
+    def lends(self, victim: Job, job: Job) -> bool:
+        if self.entitled is None:
+            return self.reclaim.evens(victim, job, [self.kinds])
+        return self.reclaim.lends(victim, job, kinds_asked(job.shape), self.entitled)
 
 
 def _back(state: State, plan: PreemptionPlanned, job: Job) -> _Back | None:
@@ -107,7 +114,8 @@ def _back(state: State, plan: PreemptionPlanned, job: Job) -> _Back | None:
     kinds = {kind: count * job.shape.milli for kind, count in state.fleet.kinds(_rows(state, plan.devices)).items()}
     reclaim = Reclaim(state)
     entitled = reclaim.entitled(job.team, kinds_asked(job.shape), kinds)
-    return None if entitled is None else _Back(reclaim, entitled)
+    lent = entitled is not None or reclaim.givers(job.team, [kinds])
+    return _Back(reclaim, entitled, kinds) if lent else None
 
 
 def _rows(state: State, devices: Iterable[str]) -> list[int]:
@@ -133,12 +141,14 @@ def _victims(
                 given = True
                 movers.append(victim)
         lent = (not given or bool(spared.until_us(victim, lent=False))) and (
-            back is not None and back.reclaim.lends(victim, job, kinds_asked(job.shape), back.entitled)
+            back is not None and back.lends(victim, job)
         )
+        evens = lent and back is not None and back.entitled is None
         if not given and not lent:
             return Declined(Reason.VICTIM_NOT_LOWER, f"{victim_id} is not of a lower class than {job.id}")
-        if (lower or lent or spared.exchanges) and spared.until_us(victim, lent=lent):
-            return Declined(Reason.VICTIM_SPARED, f"{victim_id} is spared: {spared.text(victim, lent=lent)}")
+        if (lower or lent or spared.exchanges) and spared.until_us(victim, lent=lent and not evens, evens=evens):
+            why = spared.text(victim, lent=lent and not evens, evens=evens)
+            return Declined(Reason.VICTIM_SPARED, f"{victim_id} is spared: {why}")
         cost = told[victim_id] if victim_id in told else cost_device_s(victim, t_us)
         victims.append(Victim(victim, cost))
         if back is not None:

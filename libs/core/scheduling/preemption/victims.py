@@ -44,6 +44,8 @@ class VictimChoice:
     placed: Placed
     takes_back: str | None = None
     """The queue that takes back what it is guaranteed, where some of them are of no lower class."""
+    evens: bool = False
+    """They go so that what is lent is even."""
 
     @property
     def cost(self) -> float:
@@ -87,6 +89,8 @@ def plans(
 
 
 def _reason(job: Job, choice: VictimChoice) -> str:
+    if choice.evens:
+        return f"fair share: queue {job.team} holds less than its share of what nobody is guaranteed"
     if choice.takes_back is None:
         return f"priority {job.priority} of {job.spec.priority_class}"
     return f"reclaim: queue {choice.takes_back} is within its guarantee"
@@ -227,7 +231,12 @@ class _Taken:
 
     def may_take(self, job: Job) -> bool:
         """Whether anybody might give way to a job like this: its class may preempt, or its queue is within its guarantee."""
-        return job.preempts or self.entitled(job.queue)
+        return job.preempts or self.entitled(job.queue) or self.uneven(job.queue)
+
+    def uneven(self, key: QueueKey) -> bool:
+        """Whether somebody might go so that a job like this has its part of what is lent."""
+        least = shrink(key.shape, key.shape.least)
+        return self.reclaim is not None and least is not None and self.reclaim.uneven(key.team, _wanted(least))
 
     def entitled(self, key: QueueKey) -> bool:
         least = shrink(key.shape, key.shape.least)
@@ -270,7 +279,7 @@ def _not_too_many(holdings: Holdings, taken: _Taken, choice: VictimChoice | None
 def _considered(state: State, t_us: int, policy: Policy, taken: _Taken) -> list[QueueKey]:
     """The queues in which a job waits to which somebody may have to give way; if there are any, also those for whose gangs a
     cycle keeps devices from it."""
-    queues = [key for key in state.queues if key.preempts or taken.entitled(key)]
+    queues = [key for key in state.queues if key.preempts or taken.entitled(key) or taken.uneven(key)]
     lowest = min((key.priority for key in queues), default=None)
     if lowest is None:
         return []
@@ -307,11 +316,36 @@ def _lent(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None 
         entitled = reclaim.entitled(job.team, asked, *_wanted(request)) if request is not None else None
         if request is not None and entitled is not None:
             lower = partial(_is_lower, holdings, job)
-            lenders = partial(reclaim.lenders, job=job, asked=asked, entitled=entitled, lower=lower)
+            lends = partial(reclaim.lends, job=job, asked=asked, entitled=entitled)
+            lenders = partial(reclaim.lenders, lower=lower, lends=lends)
             spared = holdings.spared
             some = [v for v in holdings.jobs.values() if not spared.until_us(v, lent=True) and lenders([v])]
             choice = _best(holdings, replace(job, shape=request), taken, some, lenders, room)
             return None if choice is None else replace(choice, takes_back=job.team)
+    return _evening_out(holdings, job, taken, room)
+
+
+def _evening_out(holdings: Holdings, job: Job, taken: _Taken, room: RoomWithout | None) -> VictimChoice | None:
+    """Who goes so that what is lent beyond guarantees is even, for a job whose queue has less of it."""
+    reclaim, spared = taken.reclaim, holdings.spared
+    if reclaim is None:
+        return None
+    for request in (job.shape, shrink(job.shape, job.shape.least)):
+        options = _wanted(request) if request is not None else []
+        uneven = request is not None and reclaim.uneven(job.team, options)
+        givers = reclaim.givers(job.team, options) if uneven else set()
+        if request is None or not givers:
+            continue
+        lower = partial(_is_lower, holdings, job)
+        lenders = partial(reclaim.lenders, lower=lower, lends=partial(reclaim.evens, job=job, options=options))
+        some = [
+            v
+            for v in holdings.jobs.values()
+            if lower(v) or (v.team in givers and not spared.until_us(v, lent=False, evens=True) and lenders([v]))
+        ]
+        choice = _best(holdings, replace(job, shape=request), taken, some, lenders, room)
+        if choice is not None:
+            return replace(choice, evens=True)
     return None
 
 

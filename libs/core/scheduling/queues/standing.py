@@ -97,6 +97,23 @@ class Standings:
             return all(self._grains(name, key) > queue.guaranteed.get(key, 0) * GRAINS for key in keys)
         return self._grains(name, ANY_ACCELERATOR) > self._covered(queue, self._held.get(name, {}))
 
+    def over(self, name: str, gets: Mapping[str, int]) -> int:
+        """Accelerators that the queue holds beyond its guarantee with `gets` more (kind, or "" where any would do ->
+        thousandths; less than 0: gone), grains."""
+        queue, held = self._tree[name], dict(self._held.get(name, {}))
+        more = sum(milli * GRAINS for kind, milli in gets.items() if not kind)
+        _add(held, {kind: milli for kind, milli in gets.items() if kind})
+        of_any = queue.guaranteed.get(ANY_ACCELERATOR)
+        covered = self._covered(queue, held) if of_any is None else of_any * GRAINS
+        return max(0, grains(ANY_ACCELERATOR, held) + more - covered)
+
+    def spares(self, name: str, kinds: Mapping[str, int]) -> bool:
+        """Whether the queue holds all that it is guaranteed without `kinds` as well, of each key that counts one of them."""
+        return all(
+            not (gone := grains(key, kinds)) or self._grains(name, key) - gone >= milli * GRAINS
+            for key, milli in self._tree[name].guaranteed.items()
+        )
+
     def _level(self, name: str, asked: tuple[str, ...]) -> QueueLevel:
         queue = self._tree[name]
         keys = self._relevant(queue, asked)
