@@ -1,4 +1,4 @@
-"""`python -m benchmarks.hostility TEAM`: a team that means harm, in a process of its own: twelve kinds of message, in turns, at
+"""`python -m benchmarks.hostility TEAM`: a team that means harm, in a process of its own: its kinds of message in turns, at
 a rate. What it needs is a credential of the team, in the environment (BATON_NATS_URL, BATON_NATS_CREDS).
 
 `KINDS` are the kinds; each says one thing for each `number`, and never waits for an answer. `tests/walls/test_hostile.py` looks
@@ -21,8 +21,9 @@ from nats.aio.client import Client
 
 from libs.bus.connect import Address
 from schemas import subjects
-from schemas.catalog import BY_TYPE
+from schemas.catalog import BY_TYPE, CATALOG
 from schemas.ids import job_id
+from schemas.resources import Resources
 
 _STEP_S = 0.01
 _HEADERS = 4_000
@@ -106,6 +107,24 @@ async def _questions(bad: Hostile, number: int) -> None:
     await bad.ask(what, b"{}" if what != "job.plan" else _PLAN)
 
 
+_ODD: tuple[object, ...] = (
+    10**30, -1, 2**63, 1e308, float("nan"), float("inf"), "x" * 20_000, "\x00", "\ud800", None, True, {}, {"a" * 300: 1},
+    [[]] * 1_000, ["job-" + "f" * 32] * 2_000,
+)  # fmt: skip
+
+
+async def _odd_questions(bad: Hostile, number: int) -> None:
+    """Every question that a team may ask, its fields filled with what no field means."""
+    chance = random.Random(number)
+    asked = [message for message in CATALOG if message.reply and message.subject.endswith("{team}.{user}")]
+    message = asked[number % len(asked)]
+    body = {name: chance.choice(_ODD) for name in message.model.model_fields}
+    if "job" in body:
+        body["job"] = {"command": ["x"], "resources": {name: chance.choice(_ODD) for name in Resources.model_fields}}
+    said = json.dumps(body).encode()
+    await bad.ask(message.type.removeprefix("io.baton.").removesuffix(".query.v1"), said[: 250 * 1024])
+
+
 async def _others(bad: Hostile, number: int) -> None:
     """Cancels of a job of the victim, whose key is easily guessed, and words in its name, which the broker refuses."""
     if number % 2:
@@ -144,6 +163,7 @@ KINDS: dict[str, Callable[[Hostile, int], Awaitable[None]]] = {
     "one key, other bodies": _one_key,
     "foreign reply subjects": _replies,
     "questions": _questions,
+    "questions filled with nonsense": _odd_questions,
     "other teams' jobs and subjects": _others,
     "long names and control characters": _names,
     "other versions": _versions,

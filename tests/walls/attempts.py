@@ -140,6 +140,8 @@ ATTEMPTS = (
             "tests/admission/test_handlers.py::test_who_cancels_jobs_of_another_uses_up_its_own_allowance"),
     Attempt(5, _TEAM, "one key with many bodies", "the first counts", _RATE, "one key, other bodies"),
     Attempt(5, _TEAM, "questions without end", "32 wait for each team; teams take turns", _RATE, "questions"),
+    Attempt(5, _TEAM, "every question that it may ask, filled with nonsense", "each is answered with what is wrong", _RATE,
+            "questions filled with nonsense"),
     Attempt(5, _TEAM, "subscriptions that come and go", _BOUNDED, _RATE, "a storm of subscriptions"),
     Attempt(5, _TEAM, "an answer that the broker copies for each of 20,000 own subscriptions", "16 for a connection",
             f"{_ATTACKS}::test_a_connection_has_so_many_subscriptions_and_no_more"),
