@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from libs.core.billing.accounts import Accounts
+from libs.core.billing.charges import charges
 from libs.core.billing.metering import Meter
+from libs.core.billing.usage_events import event_of, stripe
 from schemas import inbox
 from schemas.ledger import LedgerRecord
+from tests.billing.ledgers import FIRST
 from tests.core.builders import World, job, node
 from tests.core.lives import LIVES
 
@@ -37,7 +40,9 @@ def day(request: pytest.FixtureRequest) -> Day:
 
 
 def told(day: Iterable[tuple[int, tuple[Any, ...]]]) -> World:
-    world = World()
+    day, world = list(day), World()
+    world.now_us = day[0][0]
+    world.send(inbox.ApplyPrices(book=FIRST, reason="the year begins", user="olga"), after_us=0)
     for t_us, messages in day:
         world.now_us = t_us
         world.send(*messages, after_us=0)
@@ -45,20 +50,27 @@ def told(day: Iterable[tuple[int, tuple[Any, ...]]]) -> World:
 
 
 def as_bytes(records: Iterable[LedgerRecord]) -> bytes:
-    """All postings and all rows of usage, in an order of their own, without the numbers of ledger records."""
+    """All postings, all rows of usage, what is charged for them and the events that are sent of them, in an order of their own,
+    without the numbers of ledger records."""
+    records = list(records)
     books, meter, lines = Accounts(), Meter(), []
     for seq, record in enumerate(records, 1):
         meter.apply(record, seq)
         lines += books.apply(record, seq)
     lines += books.open(books.t_us)
     about = [json.dumps(p._replace(from_seq=0, to_seq=0)) for p in lines]
-    return "\n".join([*sorted(about), *sorted(json.dumps(row) for row in meter.usage())]).encode()
+    charged = list(charges(lambda: enumerate(records, 1)))
+    rows = [c._replace(use=c.use._replace(from_seq=0, to_seq=0), posted_seq=0) for c in charged]
+    sent = [str(stripe(event, "c")) for event in (event_of(charge, "p") for charge in charged) if event is not None]
+    usage = [json.dumps(row) for row in meter.usage()]
+    return "\n".join([*sorted(about), *sorted(usage), *sorted(map(str, rows)), *sorted(sent)]).encode()
 
 
 def test_the_day_told_again_is_the_same_day(day: Day) -> None:
     whole = as_bytes(told(day).records)
     assert whole == as_bytes(told(day).records)
     assert b"billed" in whole
+    assert b"identifier" in whole, "some of it has a price, and is sent"
 
 
 def test_every_fact_that_comes_twice_at_once(day: Day) -> None:
