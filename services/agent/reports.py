@@ -1,12 +1,14 @@
 """What agents tell the pool's inbox: observations and registrations, in order, batched, each stored or tried again.
 
 One batch is under way at a time, so that what was seen first is stored first; what is seen meanwhile makes the next
-batch. A batch that the broker does not take stays at the head until it does: the memory this needs is bounded by what
-runs on the nodes, as a part has at most one start, one end and its newest checkpoint waiting.
+batch. What comes alone is told at once, with what else is seen in that turn of the event loop. A batch that the broker
+does not take stays at the head until it does: the memory this needs is bounded by what runs on the nodes, as a part has
+at most one start, one end and its newest checkpoint waiting.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,6 +31,8 @@ from schemas.inbox import (
 log = logging.getLogger("baton.agent")
 
 LINGER_S = 0.002
+BUSY_S = 0.02
+"""What is seen sooner than this after a batch was stored waits for `LINGER_S`: more is likely to come."""
 RETRY_S = 1.0
 STALLED_S = 1.0
 MESSAGE_BYTES = 150_000
@@ -81,16 +85,20 @@ class Reports:
         return len(self._waiting) + len(self._under_way)
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        stored_s = -math.inf
         while True:
             await self._wake.wait()
-            await asyncio.sleep(LINGER_S)
+            # One turn suffices for a timer that ends as it starts: its start and its end are one message.
+            await asyncio.sleep(LINGER_S if loop.time() - stored_s < BUSY_S else 0)
             self._wake.clear()
             self._under_way, self._waiting = self._waiting, []
-            self._since = asyncio.get_running_loop().time()
+            self._since = loop.time()
             await self._store(self._messages(self._under_way))
             failpoint("agent.reported")
             self.published += len(self._under_way)
             self._under_way = []
+            stored_s = loop.time()
 
     async def _store(self, batch: Sequence[Outgoing]) -> None:
         """Returns when the batch is stored, whatever the broker says until then: an observation is never dropped, and

@@ -9,7 +9,8 @@ from schemas.ids import job_id
 from schemas.inbox import CheckpointTaken, NodeRegistered, Released, Started
 from schemas.jobs import Checkpoint
 from services.agent.reports import Reports
-from tests.agent.build import inventory
+from services.agent.timers import TimerPart, Timers
+from tests.agent.build import inventory, part, simulated
 from tests.agent.conftest import until
 
 HOSTILE = "\x01" * 4096
@@ -62,3 +63,23 @@ async def test_a_node_with_more_contents_than_fit_joins_with_some_of_them():
     (registered,) = await published(NodeRegistered(incarnation=1, inventory=whole, lease_s=10))
     assert 1000 < len(registered.inventory.contents) < 6000
     assert registered.inventory.contents == names[: len(registered.inventory.contents)]
+
+
+async def test_a_lone_start_is_told_at_once_with_the_end_of_its_turn():
+    """A timer of zero seconds ends as it starts: one message, which waits for the loop's turn and for no clock."""
+    stored = []
+
+    async def publish(batch):
+        stored.extend(batch)
+
+    reports = Reports(publish, pool="main", source="/test")
+    task = asyncio.create_task(reports.run())
+    await asyncio.sleep(0)  # it waits for something to tell
+    timers = Timers()
+    TimerPart(part(simulated(0)), timers, lambda seen: reports.add("n0", 1, seen))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    await cancel(task)
+    (message,) = stored
+    item = read_input(Stored(1, message.subject, message.headers, message.payload, 1), "main")
+    assert [type(one) for one in item.message.observations] == [Started, Released]
