@@ -23,7 +23,10 @@ from libs.embedded.forked import MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
-"""An answer takes a millisecond, the imports before the first one seconds. After this a process starts by itself."""
+"""An answer takes a millisecond. After this a process starts by itself."""
+_FIRST_ANSWER_S = 180.0
+"""Before the first answer come the imports, and the kernels where nobody compiled them before: half a minute when busy.
+Processes that start by themselves meanwhile would all do the same, at the same time."""
 _CODE_S = 1.0
 """How long after its end a process's exit code is waited for."""
 
@@ -82,6 +85,7 @@ class ForkServer:
         self._interpreter = _of_interpreter(environment)
         self._asked: deque[asyncio.Future[Forked]] = deque()
         self._forked: dict[int, Forked] = {}
+        self._answered = False
         asyncio.get_running_loop().add_reader(channel.fileno(), self._read)
 
     @classmethod
@@ -135,7 +139,8 @@ class ForkServer:
             descriptor = array.array("i", [log.fileno()])
             self._channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)])
             self._asked.append(answer)
-            return await asyncio.wait_for(asyncio.shield(answer), _ANSWER_S)
+            within_s = _ANSWER_S if self._answered else _FIRST_ANSWER_S
+            return await asyncio.wait_for(asyncio.shield(answer), within_s)
         except (OSError, TimeoutError) as error:
             answer.add_done_callback(_end)  # if it comes after all
             raise NotForked(f"the fork server does not answer: {error!r}") from error
@@ -160,6 +165,7 @@ class ForkServer:
         if not data:
             self._close()
             return
+        self._answered = True
         told = json.loads(data)
         pid = told["pid"]
         if "status" in told:
