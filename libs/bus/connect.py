@@ -92,8 +92,12 @@ class BusConnection(Client):
             await super().close()
 
     async def close(self) -> None:
+        """Never raises for a server that is away: what waits to be sent to it is given up."""
         self.closing = True
-        await super().close()
+        if self.is_reconnecting:
+            self._pending, self._pending_data_size = [], 0
+        with suppress(OSError):
+            await super().close()
 
 
 async def connect(

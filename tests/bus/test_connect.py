@@ -101,6 +101,15 @@ async def test_closing_without_a_server_does_not_raise(tmp_path: Path) -> None:
     assert connection.is_closed
 
 
+async def test_closing_gives_up_what_waits_for_a_server_that_is_gone(tmp_path: Path) -> None:
+    with ServerInBackground(NATS, tmp_path) as server:
+        nc = await connect(server.url, name="test")
+    await until(lambda: nc.is_reconnecting)
+    await nc.publish("news", b"x" * 1000)
+    await nc.close()
+    assert nc.is_closed
+
+
 async def test_a_broker_uses_the_same_connection_and_can_be_stopped(nats_url: str) -> None:
     broker = make_broker(nats_url, "test")
     connection = await broker.connect()
