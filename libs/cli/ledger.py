@@ -239,6 +239,7 @@ def _counts(report: Any) -> Iterable[tuple[str, object]]:
     yield "operator actions", report.operator_actions
     yield "refused commands", report.refused_commands
     yield "sums of teams' lines", report.sums
+    yield "closed periods", report.closed_periods
     yield "device-seconds", f"{report.milli_us / 1e9:.6f}"
     for team, amount in sorted(report.by_team.items()):
         yield f"device-seconds of {team}", f"{amount / 1e9:.6f}"

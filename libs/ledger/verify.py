@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from nats.js import JetStreamContext
 
@@ -11,6 +12,7 @@ from libs.ledger.audited import AuditedLedger
 from libs.ledger.chain import GENESIS, ChainEntry, Head, break_before, judge
 from libs.ledger.export import BadLedgerFile, FileEnd, FileStart, LedgerFile, LedgerFileWriter
 from libs.ledger.reader import LedgerReader
+from libs.ledger.seals import wrong_seals
 from libs.ledger.segments import last_seq, messages, readable
 from schemas.ledger import LedgerRecord
 
@@ -36,9 +38,11 @@ async def verify(
     Raises LedgerStopped (see libs.ledger.chain) when the ledger cannot be read from its beginning.
     """
     checker, head, position = audited or AuditedLedger(), GENESIS, 0
+    files: list[Path] = []
     if archive is not None:
-        gone = before(archive, pool, (await readable(js, pool))[0].first)
-        head, position = _read_files(checker, list(gone), lambda done, of: None)
+        files = list(before(archive, pool, (await readable(js, pool))[0].first))
+        head, position = _read_files(checker, files, lambda done, of: None)
+    begins = FileStart(pool, position + 1, head)
     reader = LedgerReader(js, pool, head, position)
     try:
         async for entries in reader.read_to(await reader.last_seq()):
@@ -48,7 +52,13 @@ async def verify(
                     also(entry.record)
     finally:
         await reader.close()
-    return _finished(checker, head)
+    report = _finished(checker, head)
+    if report.closed_periods:
+        with TemporaryDirectory() as folder:
+            rest = Path(folder) / "ledger.jsonl"
+            await export(js, pool, rest, start=begins)
+            _look_at_seals(report, [*files, rest])
+    return report
 
 
 def verify_files(
@@ -61,7 +71,10 @@ def verify_files(
     """
     checker = audited or AuditedLedger()
     head, _ = _read_files(checker, paths, progress)
-    return _finished(checker, head)
+    report = _finished(checker, head)
+    if report.closed_periods:
+        _look_at_seals(report, paths)
+    return report
 
 
 def _read_files(checker: AuditedLedger, paths: Sequence[Path], progress: Progress) -> tuple[Head, int]:
@@ -115,6 +128,11 @@ def _step(checker: AuditedLedger, entry: ChainEntry, head: Head) -> Head:
     if found := break_before(head, entry):
         checker.report.violated("I10", entry.seq, found)
     return head
+
+
+def _look_at_seals(report: Verification, files: Sequence[Path]) -> None:
+    for seq, what in wrong_seals(files):
+        report.violated("I17", seq, what)
 
 
 def _finished(checker: AuditedLedger, head: Head) -> Verification:

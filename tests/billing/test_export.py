@@ -451,6 +451,31 @@ def test_a_closed_period_stays_as_it_is_and_what_comes_later_is_a_row_of_the_ope
     assert {r["BillingPeriodStart"] for r in rows} == {"2026-12-01T00:00:00Z"}
 
 
+@pytest.mark.parametrize(
+    ("lie", "found"),
+    [
+        ({}, ""),
+        ({"head": "a" * 64}, "the hash of that record is a"),
+        ({"rows": "b" * 64}, "the hash of its rows is b"),
+        ({"currency": "EUR"}, "its currency is EUR in its seal, and comes to USD"),
+        ({"totals": ()}, "its totals is ()"),
+        ({"upto_seq": 3}, "up to record 3: the hash of its rows"),
+        ({"to_us": DECEMBER - 1}, ""),
+        ({"to_us": NOVEMBER + 3_600_000_000}, "the hash of its rows"),
+    ],
+)
+def test_ledger_verify_makes_the_rows_of_closed_periods_again(tmp_path: Path, lie: dict[str, Any], found: str) -> None:
+    world = over_the_month()
+    head = FiledLedger([filed(world.records, tmp_path / "open.jsonl")]).head
+    seal = close(world).model_copy(update={"head": head.hash, "upto_seq": head.seq} | lie)
+    world.send(inbox.ClosePeriod(period=seal, reason="invoiced", user="olga"))
+    world.released(world.long)  # type: ignore[attr-defined]
+    later = filed(world.records, tmp_path / "later.jsonl")
+    said = baton("ledger", "verify", "--file", later, code=1 if found else 0)
+    assert found in said
+    assert ("I17" in said) == bool(found)
+
+
 def test_what_was_changed_in_an_export_is_found(ledger: Path, tmp_path: Path) -> None:
     path = tmp_path / "bill.csv"
     exported(path, ledger)

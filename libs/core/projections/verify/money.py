@@ -8,7 +8,7 @@ from schemas.prices import RateBook
 
 
 class Rates(Subject):
-    """What the sums themselves come to is `baton bill verify`'s question."""
+    """What a seal's sums and hashes come to takes a second reading: `libs.ledger.seals`."""
 
     handlers: ClassVar = {led.PricesApplied: "applied", led.PeriodClosed: "closed"}
 
@@ -33,3 +33,4 @@ class Rates(Subject):
         if period.upto_seq >= self.books.seq:
             self.books.broken("I17", f"a closed period names record {period.upto_seq}, which was not there yet")
         self._closed_us = period.to_us
+        self.books.report.closed_periods += 1

@@ -24,6 +24,7 @@ class Verification:
     refused_commands: int = 0
     sums: int = 0
     """Over all teams' lines, repeats as well."""
+    closed_periods: int = 0
     milli_us: int = 0
     by_team: dict[str, int] = field(default_factory=dict)
     capacity_unit_us: int = 0
