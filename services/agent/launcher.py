@@ -23,7 +23,7 @@ from services.agent.keeper import contain, proc
 from services.agent.keeper.client import KeeperClient
 from services.agent.lease import early_s
 from services.agent.limits import AttemptLimits, Watched, limits_of
-from services.agent.logs import LogStore, make_folders
+from services.agent.logs import OWN, LogStore, make_folders
 from services.agent.node import NodeRunner, RunningPart
 from services.agent.processes import COULD_NOT_START, AttemptLaunch, ProcessCommand, ProcessPart, no_secrets
 from services.agent.quarantine import Since, still_busy
@@ -325,7 +325,6 @@ def prune(folders: Sequence[Path]) -> None:
     """Removes folders of old attempts; those of other owners that resist stay. Blocks: call it in a thread."""
     for folder in folders:
         remove_tree(folder)
-        try:
-            folder.parent.rmdir()
-        except OSError:
-            continue  # another attempt is still there
+        if folder.parent.name != OWN:
+            with suppress(OSError):  # another attempt is still there
+                folder.parent.rmdir()

@@ -8,25 +8,35 @@ enter. What is read there is read without following a link.
 
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
 from schemas.queries import LogPiece, LogQuery
 from schemas.subjects import OPERATOR
+from services.agent.folders import remove_tree
 from services.agent.private import is_folder, open_file
 
-META = "attempt.json"
-_OWN = ".agent"
+OWN = ".agent"
 """Below the root, beside the jobs' folders: on the same disk."""
+_META = "attempt.json"
+"""Earlier versions had a file for whose an attempt is, and a folder for each job, attempt and output."""
+_NAMED = re.compile(r"(job-[0-9a-f]{32})\.([1-9][0-9]{0,17})\.([a-z0-9-]*)")
+
+
+def folder_name(job_id: str, attempt: int, team: str) -> str:
+    """Of the one folder that the agent makes for an attempt. It says whose it is: a file for that would cost as much again
+    (`docs/keeper.md`)."""
+    return f"{job_id}.{attempt}.{team}"
 
 
 class LogStore:
     """Where attempts keep their files: the job's in `<root>/<job id>/<attempt>/`, the agent's in
-    `<root>/.agent/<job id>/<attempt>/`. Old ones are removed, newest `keep` stay."""
+    `<root>/.agent/<job id>.<attempt>.<team>/`. Old ones are removed, newest `keep` stay."""
 
     def __init__(self, root: Path, keep: int) -> None:
         self._root, self._keep = root, keep
-        self._own = root / _OWN
+        self._own = root / OWN
         self._live: set[tuple[str, int, int]] = set()
         self._teams: dict[tuple[str, int], str] = {}
         """Of the attempts that this agent began or adopted: it need not ask a file whose they are."""
@@ -35,31 +45,38 @@ class LogStore:
         self._take_over()
 
     def _take_over(self) -> None:
-        """An agent of before kept its files in the jobs' folders. Who writes to an output that is open goes on."""
-        for meta in self._root.glob(f"job-*/*/{META}"):
-            job_id, attempt = meta.parts[-3:-1]
-            own = self._own / job_id / attempt
-            if own.exists() or not is_folder(self._root, (job_id, attempt, "logs")):
-                continue
-            with suppress(OSError):
-                own.mkdir(parents=True)
-                (meta.parent / "logs").rename(own / "logs")
-                meta.rename(own / META)
+        """Agents of before kept their files in the jobs' folders, and later in several of their own. Who writes to an output
+        that is open goes on. What is half taken over when the agent ends, the next one completes."""
+        taken = {(job_id, attempt) for job_id, attempt, _ in self._kept().values()}
+        for root in (self._own, self._root):
+            for meta in root.glob(f"job-*/*/{_META}"):
+                job_id, number = meta.parts[-3:-1]
+                name = f"{job_id}.{number}.{_team_in(root, job_id, number)}"
+                if (match := _NAMED.fullmatch(name)) is None:
+                    continue
+                one = job_id, int(match[2])
+                with suppress(OSError):
+                    if one not in taken and is_folder(root, (job_id, number, "logs")):
+                        (meta.parent / "logs").rename(self._own / name)
+                        taken.add(one)
+                        meta.unlink()
+                if root == self._own and one in taken:
+                    remove_tree(meta.parent)
+                    with suppress(OSError):
+                        meta.parent.parent.rmdir()
 
     def attempt(self, job_id: str, attempt: int) -> Path:
         return self._root / job_id / str(attempt)
 
     def begin(self, job_id: str, attempt: int, team: str) -> Path:
         """Makes the attempt's folders and remembers whose it is. The job's folder is returned. Raises OSError."""
-        folder, own = self.attempt(job_id, attempt), self._own / job_id / str(attempt)
         make_folders(self._root, job_id, str(attempt))
-        make_folders(self._own, job_id, str(attempt), "logs")
-        (own / META).write_text(json.dumps({"team": team}))
+        make_folders(self._own, folder_name(job_id, attempt, team))
         self._teams[job_id, attempt] = team
-        return folder
+        return self.attempt(job_id, attempt)
 
     def log(self, job_id: str, attempt: int, rank: int) -> Path:
-        return self._own / job_id / str(attempt) / "logs" / f"rank-{rank}.log"
+        return self._own / folder_name(job_id, attempt, self._team(job_id, attempt)) / f"rank-{rank}.log"
 
     def set_live(self, job_id: str, attempt: int, rank: int, live: bool) -> None:
         (self._live.add if live else self._live.discard)((job_id, attempt, rank))
@@ -67,24 +84,36 @@ class LogStore:
     def prune(self) -> list[Path]:
         """The folders of ended attempts beyond the newest `keep`, for removal by the caller (it may take long)."""
         old = sorted(self._ended(), reverse=True)[self._keep :]
-        for _, job_id, attempt in old:
+        for _, job_id, attempt, _ in old:
             self._teams.pop((job_id, attempt), None)
-        return [root / job_id / str(attempt) for _, job_id, attempt in old for root in (self._root, self._own)]
+        return [
+            folder
+            for _, job_id, attempt, team in old
+            for folder in (self.attempt(job_id, attempt), self._own / folder_name(job_id, attempt, team))
+        ]
 
     def left(self) -> list[Path]:
         """What ended attempts left beside their output: their jobs' own folders."""
-        return [self.attempt(job_id, attempt) / "home" for _, job_id, attempt in self._ended()]
+        return [self.attempt(job_id, attempt) / "home" for _, job_id, attempt, _ in self._ended()]
 
-    def _ended(self) -> list[tuple[int, str, int]]:
-        """When it began, ns; job, attempt."""
+    def _ended(self) -> list[tuple[int, str, int, str]]:
+        """When its output began, ns; job, attempt, team."""
         busy = {(job_id, attempt) for job_id, attempt, _ in self._live}
         ended = []
-        for meta in self._own.glob(f"job-*/*/{META}"):
-            job_id, number = meta.parts[-3:-1]
-            if (job_id, int(number)) not in busy:
+        for name, (job_id, attempt, team) in self._kept().items():
+            if (job_id, attempt) not in busy:
                 with suppress(OSError):
-                    ended.append((meta.stat().st_mtime_ns, job_id, int(number)))
+                    ended.append(((self._own / name).stat(follow_symlinks=False).st_mtime_ns, job_id, attempt, team))
         return ended
+
+    def _kept(self) -> dict[str, tuple[str, int, str]]:
+        """The agent's folders: job, attempt, team of each."""
+        try:
+            names = os.listdir(self._own)
+        except OSError:
+            return {}
+        found = ((name, _NAMED.fullmatch(name)) for name in names)
+        return {name: (match[1], int(match[2]), match[3]) for name, match in found if match is not None}
 
     def read(self, query: LogQuery, team: str) -> LogPiece | None:
         """The piece asked for, or None when this agent does not have it, or not for this team."""
@@ -113,17 +142,23 @@ class LogStore:
         )
 
     def _latest(self, job_id: str, rank: int) -> int:
-        numbers = [int(path.parent.parent.name) for path in (self._own / job_id).glob(f"*/logs/rank-{rank}.log")]
-        return max(numbers, default=0)
+        kept = ((self._own / name / f"rank-{rank}.log", of) for name, of in self._kept().items() if of[0] == job_id)
+        return max((attempt for path, (_, attempt, _) in kept if path.exists()), default=0)
 
     def _team(self, job_id: str, attempt: int) -> str:
+        """ "" where this agent has no such attempt."""
         if (known := self._teams.get((job_id, attempt))) is not None:
             return known
-        try:
-            with open(open_file(self._own, job_id, str(attempt), META), "rb") as file:
-                return str(json.loads(file.read(4096))["team"])
-        except (OSError, ValueError, KeyError):
-            return ""
+        return next((team for job, number, team in self._kept().values() if (job, number) == (job_id, attempt)), "")
+
+
+def _team_in(root: Path, job_id: str, attempt: str) -> str:
+    """Whose an attempt is by the file of an earlier version."""
+    try:
+        with open(open_file(root, job_id, attempt, _META), "rb") as file:
+            return str(json.loads(file.read(4096))["team"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def make_folders(root: Path, *below: str) -> None:

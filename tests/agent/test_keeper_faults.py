@@ -88,8 +88,8 @@ class Node:
 
     def output(self, job_id: str) -> str:
         """What rank 0 of the job's first attempt wrote; an agent of before keeps it elsewhere."""
-        folders = (self.root / "jobs" / ".agent", self.root / "jobs")
-        found = [path for folder in folders if (path := folder / job_id / "1" / "logs" / "rank-0.log").exists()]
+        jobs, before = self.root / "jobs", f"{job_id}/1/logs/rank-0.log"
+        found = [*jobs.glob(f".agent/{job_id}.1.*/rank-0.log"), *jobs.glob(f".agent/{before}"), *jobs.glob(before)]
         return found[0].read_text() if found else ""
 
     def keeper(self) -> int | None:

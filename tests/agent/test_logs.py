@@ -1,6 +1,7 @@
 """A job's output: capped, read in pieces, for its own team only."""
 
 import asyncio
+import json
 import os
 import shutil
 import stat
@@ -85,11 +86,27 @@ def test_another_teams_output_is_as_if_it_did_not_exist(store):
 def test_old_attempts_are_removed_and_running_ones_stay(store, tmp_path):
     for attempt in range(1, 6):
         write(store, "x", attempt=attempt)
-        os.utime(tmp_path / ".agent" / JOB / str(attempt) / "attempt.json", ns=(attempt, attempt))
+        os.utime(tmp_path / ".agent" / f"{JOB}.{attempt}.blue", ns=(attempt, attempt))
     store.set_live(JOB, 1, 0, True)
     prune(store.prune())
-    for root in (tmp_path, tmp_path / ".agent"):
-        assert sorted(p.name for p in (root / JOB).iterdir()) == ["1", "4", "5"]
+    assert sorted(p.name for p in (tmp_path / JOB).iterdir()) == ["1", "4", "5"]
+    assert sorted(p.name for p in (tmp_path / ".agent").iterdir()) == [f"{JOB}.{n}.blue" for n in (1, 4, 5)]
+
+
+def test_the_agents_own_tree_outlives_its_last_attempt(store, tmp_path):
+    """Made again, it would be open to others."""
+    write(store, "x")
+    prune([store.attempt(JOB, 1), store.log(JOB, 1, 0).parent])
+    assert not (tmp_path / JOB).exists()
+    assert stat.S_IMODE((tmp_path / ".agent").stat().st_mode) == 0o700
+
+
+def test_an_attempt_costs_the_agent_one_folder_and_a_file_per_process(store, tmp_path):
+    write(store, "x")
+    assert [str(p.relative_to(tmp_path / ".agent")) for p in sorted((tmp_path / ".agent").rglob("*"))] == [
+        f"{JOB}.1.blue",
+        f"{JOB}.1.blue/rank-0.log",
+    ]
 
 
 @pytest.mark.parametrize("trick", ["a link", "a link to a folder", "a second name", "a pipe", "a folder"])
@@ -146,6 +163,35 @@ def test_the_output_of_an_agent_of_before_is_taken_over(tmp_path):
         writer.write("after")
     assert store.read(LogQuery(job_id=JOB), "blue").text == "before, after"
     assert store.read(LogQuery(job_id=JOB), "green") is None
+
+
+def test_the_output_of_the_version_before_is_taken_over(tmp_path):
+    """It had a folder for each job, attempt and output, and a file for whose it is."""
+    for attempt, team in (("3", "blue"), ("4", "../../red")):
+        old = tmp_path / ".agent" / JOB / attempt
+        (old / "logs").mkdir(parents=True)
+        (old / "attempt.json").write_text(json.dumps({"team": team}))
+    with (tmp_path / ".agent" / JOB / "3" / "logs" / "rank-0.log").open("w") as writer:
+        writer.write("before, ")
+        store = LogStore(tmp_path, keep=2)
+        writer.write("after")
+    assert store.read(LogQuery(job_id=JOB), "blue").text == "before, after"
+    assert store.read(LogQuery(job_id=JOB), "green") is None
+    assert sorted(p.name for p in (tmp_path / ".agent").iterdir()) == [JOB, f"{JOB}.3.blue"], (
+        "a name that is none stays"
+    )
+    assert store.begin(JOB, 3, "blue").is_dir(), "as an attempt that goes on is begun again"
+    assert store.read(LogQuery(job_id=JOB), "blue").text == "before, after"
+
+
+def test_a_job_cannot_have_its_output_taken_over_as_anothers(store, tmp_path):
+    """What looks like an earlier version's in its own folder is not looked at when the agent has an output of it."""
+    write(store, "own")
+    (store.attempt(JOB, 1) / "logs").mkdir()
+    (store.attempt(JOB, 1) / "attempt.json").write_text('{"team": "green"}')
+    again = LogStore(tmp_path, keep=2)
+    assert again.read(LogQuery(job_id=JOB), "green") is None
+    assert again.read(LogQuery(job_id=JOB), "blue").text == "own"
 
 
 def test_an_attempt_begins_in_a_root_that_somebody_has_removed(tmp_path):

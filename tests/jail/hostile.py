@@ -69,7 +69,7 @@ for name, path in {
     "keeper_log": f"{STATE}/agent/keeper.log",
     "victims_file": f"{VICTIM}/home/secret",
     "victims_checkpoint": f"{STATE}/checkpoints/{VICTIM_JOB}/secret",
-    "victims_log": f"{STATE}/jobs/.agent/{VICTIM_JOB}/1/logs/rank-0.log",
+    "victims_log": f"{STATE}/jobs/.agent/{VICTIM_JOB}.1.blue/rank-0.log",
     "own_record": os.environ["OWN_RECORD"],
     "hosts_tmp": os.environ["HOST_FILE"],
     "shadow": "/etc/shadow",

@@ -83,7 +83,7 @@ async def attacked(node, aims, tmp_path, only=""):
         "VICTIM_JOB": victim.job_id,
         "VICTIM_PID": str(pid),
         "VICTIM_UID": str(team_uid("blue")),
-        "OWN_RECORD": str(tmp_path / "jobs" / ".agent" / attacker.job_id / "1" / "attempt.json"),
+        "OWN_RECORD": str(tmp_path / "jobs" / ".agent" / f"{attacker.job_id}.1.red" / "rank-0.log"),
         "ONLY": only,
     }
     job = spec(command=(sys.executable, str(HOSTILE)), env=aims | about)

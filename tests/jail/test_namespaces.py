@@ -75,8 +75,8 @@ class PlainAgent:
                     process.kill()
 
     def says(self, job_id: str) -> str:
-        log = self.folder / "jobs" / ".agent" / job_id / "1" / "logs" / "rank-0.log"
-        return log.read_text() if log.exists() else ""
+        logs = (self.folder / "jobs" / ".agent").glob(f"{job_id}.1.*/rank-0.log")
+        return "".join(log.read_text() for log in logs)
 
 
 def _way(path: str, closed: list[str]) -> list[str]:
@@ -116,7 +116,7 @@ async def test_a_hostile_job_reaches_nothing_of_an_agent_without_root(agent, nat
         "VICTIM": str(agent.folder / "jobs" / victim.job_id / "1"),
         "VICTIM_JOB": victim.job_id,
         "VICTIM_PID": str(agent.process.pid),
-        "OWN_RECORD": str(agent.folder / "jobs" / ".agent" / attacker.job_id / "1" / "attempt.json"),
+        "OWN_RECORD": str(agent.folder / "jobs" / ".agent" / f"{attacker.job_id}.1.red" / "rank-0.log"),
     }
     attacker = attacker.model_copy(update={"spec": spec(command=(sys.executable, str(HOSTILE)), env=aims)})
     await world.want("n0", victim, attacker)
@@ -125,5 +125,5 @@ async def test_a_hostile_job_reaches_nothing_of_an_agent_without_root(agent, nat
     assert [name for name, how in said.items() if how == "BROKE" and name not in HARMLESS] == []
     assert len(said) >= 60
     assert (agent.folder / "keys.json").read_text() == "the agent's"
-    record = agent.folder / "jobs" / ".agent" / attacker.job_id / "1" / "attempt.json"
-    assert record.read_text() == '{"team": "red"}'
+    kept = (agent.folder / "jobs" / ".agent").glob(f"{attacker.job_id}.*")
+    assert [folder.name for folder in kept] == [f"{attacker.job_id}.1.red"], "it is still said to be red's"
