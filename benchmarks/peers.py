@@ -108,7 +108,7 @@ def _present(folder: Path | str | None, python: str) -> tuple[list[str], dict[st
         elif peer.program and shutil.which(peer.program) is None:
             absent[name] = f"{peer.program} is not installed"
         elif peer.module and subprocess.run([python, "-c", f"import {peer.module}"], capture_output=True).returncode:
-            absent[name] = f"{python} has no {peer.module} (--python, or BATON_PEERS_PYTHON)"
+            absent[name] = f"{Path(python).name} has no {peer.module} (--python, or BATON_PEERS_PYTHON)"
         else:
             here.append(name)
     return here, absent
