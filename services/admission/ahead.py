@@ -18,6 +18,9 @@ _LEAST_ROOM: Final = 1 / 8
 """A crowd always keeps this share of its room, or the queue would stand."""
 _OVERTAKES: Final = 1 / 4
 """Who has so much done ahead, of what the team has that has most there, is no crowd."""
+_BACK_S: Final = 60.0
+"""A crowd that held others up has all its room back after so long, and part of it sooner, evenly. At once would be all of it
+at the moment when nothing of it is left: it would fill its room again in a moment, and hold up the others again."""
 
 
 class Ahead:
@@ -30,10 +33,16 @@ class Ahead:
         self._read: dict[str, int] = {}  # team -> the last of its requests that was taken
         self._held: dict[str, int] = {}  # team -> one of its requests that must wait its turn, and so all behind it
         self._ahead: dict[str, deque[int]] = {}  # team -> what was done of it and lies behind what is not, oldest first
+        self._kept: dict[str, tuple[float, float]] = {}  # crowd -> the share of its room that it was without, and when
         self._next = ""
 
     def __len__(self) -> int:
         return len(self._done)
+
+    @property
+    def longest(self) -> int:
+        """How many requests of one team lie in the stream done ahead, at the most: they take up its room there."""
+        return max(map(len, self._ahead.values()), default=0)
 
     def came_to(self, seq: int) -> None:
         """The queue decides everything up to `seq` now, or has."""
@@ -83,17 +92,23 @@ class Ahead:
             if not seqs:
                 del self._ahead[team]
 
-    def held_back(self, team: str, most: int) -> float:
-        """Which share of its room in the stream a team may not have now, where a sender may have `most` requests.
+    def held_back(self, team: str, most: int, now: float) -> float:
+        """Which share of its room in the stream a team may not have at `now` (seconds of one clock), where a sender may have
+        `most` requests.
 
         What is done ahead of the queue stays in the stream, in its sender's room, until the oldest request of the crowd that it
         overtook is answered. If the crowd had all its room, whoever sends as much as is answered of it would be refused as
         well. So a team of which little is done ahead gets the less room the more of another team lies there; the crowd's oldest
         request is the sooner answered, and that room free."""
         longest = max((len(seqs) for name, seqs in self._ahead.items() if name != team), default=0)
-        if len(self._ahead.get(team, ())) >= longest * _OVERTAKES:
+        mine = len(self._ahead.get(team, ()))
+        if mine and mine >= longest * _OVERTAKES:
+            self._kept.pop(team, None)
             return 0.0
-        return min(1 - _LEAST_ROOM, _EACH * longest / most)
+        self._kept = {name: (share, at) for name, (share, at) in self._kept.items() if _left(share, at, now) > 0.0}
+        share = max(min(1 - _LEAST_ROOM, _EACH * longest / most), _left(*self._kept.get(team, (0.0, now)), now))
+        self._kept[team] = (share, now)
+        return share
 
     def is_done(self, seq: int) -> bool:
         """Whether the request was decided ahead of the queue."""
@@ -105,3 +120,8 @@ class Ahead:
             return False
         self._done.discard(seq)
         return True
+
+
+def _left(share: float, since: float, now: float) -> float:
+    """Of the share that a crowd was without then."""
+    return max(0.0, share - (now - since) / _BACK_S)

@@ -21,6 +21,7 @@ from nats.js import JetStreamContext
 
 from libs.bus.dead import Received
 from libs.bus.messages import Outgoing
+from libs.bus.table import WAITING_OF_A_SENDER
 from schemas import subjects
 from schemas.subjects import REQUESTS
 from services.admission.ahead import Ahead
@@ -95,7 +96,7 @@ class Overtaking:
 
     def held_back(self, subject: str, most: int) -> float:
         """Which share of the `most` requests that a sender may have in the stream this subject's may not have now."""
-        return self.ahead.held_back(_team_of(subject), most)
+        return self.ahead.held_back(_team_of(subject), most, asyncio.get_running_loop().time())
 
     def moved(self) -> None:
         """A ledger was read on, so more may go in."""
@@ -109,6 +110,7 @@ class Overtaking:
         if (first := _first_new(left)) is not None:
             self.ahead.came_to(first - 1)
         count = len(left)
+        self._pace.held_up = self.ahead.longest / WAITING_OF_A_SENDER
         now = asyncio.get_running_loop().time()
         if left[-1].metadata.num_pending + len(left) + self._pace.undecided() > self._pace.few:
             self._crowd_s = now
@@ -151,6 +153,7 @@ class Overtaking:
         out: list[Outgoing] = []
         lanes: list[str] = []
         decided: list[tuple[str, int]] = []
+        self._pace.held_up = self.ahead.longest / WAITING_OF_A_SENDER
         share = max(_LEAST, self._pace.most // (len(self.lanes) + 1))
         now = asyncio.get_running_loop().time()
         patient = now - self._turned_s < _PATIENCE_S

@@ -5,7 +5,8 @@ An inbox is one queue, too. What lies in it cannot be overtaken, so a crowd wait
 is done once per record of the ledger; small ones let the next team in sooner. So a crowd that is alone moves in large
 portions (`alone`). While a team is about whose few requests should not wait for it, the portion is what the machine takes
 without a queue: it grows while it is used and jobs are decided about as soon as without a crowd, and shrinks when they take
-twice as long. A fixed number is too small for a slow disk, where each round takes long, and too large for a quick one.
+twice as long. But it is never so small that a crowd's oldest request keeps the room of those that overtake it until they have
+none (`held_up`). A fixed number is too small for a slow disk, where each round takes long, and too large for a quick one.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ _QUICK_S, _SLOW_S = 0.012, 0.02
 """A round is quick below the first and slow only above the second, whatever an idle one takes."""
 _LEFT = 0.25
 """Of a portion, at least, however long a round took."""
+_ROOM = 1 / 4
+"""When so much of a team's room in the stream is taken up by what was done ahead, a crowd that holds it up moves faster."""
 _IDLE = 4
 """A round with at most so many jobs under way is an idle one: what it takes is the machine's, and not the crowd's."""
 _NEW = 1 / 16
@@ -79,6 +82,9 @@ class Pace:
         self._shared_until = 0.0
         self.unsure = False
         """There is a crowd, and it has not been looked yet who else sends something: portions are small for so long."""
+        self.held_up = 0.0
+        """Which part of the room of the team that is held up most is taken up by what was done of it: were it all, the broker
+        would refuse the team with the crowd."""
 
     def stored(self, pool: str, seq: int, lane: str = "", sent_s: float | None = None) -> None:
         """A job was stored in the pool's inbox at `seq`. `lane`: the team's whose it is, when it was taken out of its turn;
@@ -120,7 +126,10 @@ class Pace:
     @property
     def most(self) -> int:
         """How many may be undecided now."""
-        return int(self.rounds.window) if self.shared else self._alone
+        if not self.shared:
+            return self._alone
+        urgent = max(0.0, self.held_up - _ROOM) / (1 - _ROOM)
+        return max(int(self.rounds.window), int(self.few * urgent))
 
     async def room(self) -> int:
         """How many jobs of the queue may go in now. Returns once half of what may be undecided is free, or after a second."""

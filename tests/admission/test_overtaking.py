@@ -239,6 +239,19 @@ def test_the_first_window_is_what_is_set() -> None:
     assert Rounds(4, 100).window == 4
 
 
+async def test_a_crowd_moves_faster_when_it_takes_up_the_room_of_others() -> None:
+    """Seen: on a busy machine the crowd's portion was 2, and its 512 oldest requests took 25 s. What three others had done
+    ahead filled their room after 6 s, and they were refused with the crowd for a minute."""
+    pace = Pace(lambda pool: 0, shared=64, alone=512)
+    pace.share()
+    pace.rounds.window = 2.0
+    portions = []
+    for held_up in (0.0, 0.25, 0.5, 1.0):
+        pace.held_up = held_up
+        portions.append(pace.most)
+    assert portions == [2, 2, 21, 64]
+
+
 def test_who_sends_as_a_hundred_thousand_users_is_looked_for_more_seldom() -> None:
     """Each look lists all that have a request in the stream."""
     assert overtaking._pause_s(100) == overtaking._LOOK_S

@@ -100,6 +100,27 @@ def test_a_suspended_team_submits_nothing_also_when_admission_did_not_know_yet()
     w.check()
 
 
+def test_a_request_that_was_refused_is_no_job_when_it_comes_once_more() -> None:
+    """Found by seed 3636: admission sent a job twice, the team was resumed in between, and a job ran that had been refused."""
+    w, _, _, _ = two_teams()
+    w.send(PAUSE)
+    sent = job("late").model_copy(update={"submitted_us": w.now_us})
+    for message in (sent, GO_ON, sent):
+        w.send(message)
+    assert sent.job_id not in w.decider.state.jobs
+    (rejected,) = [e for e in w.records[-1].events if isinstance(e, ledger.InputRejected)]
+    assert "was sent before team research was resumed: submit it again" in rejected.reason
+    assert (
+        Decider.load(list(w.decider.dump())).state.resumed == w.decider.state.resumed == {"research": w.now_us - 1000}
+    )
+    again = sent.model_copy(update={"submitted_us": w.now_us})
+    assert w.submit(again) in w.decider.state.jobs
+    w.send(PAUSE, after_us=8 * 86_400_000_000)
+    w.send(PAUSE.model_copy(update={"team": "blue"}), GO_ON.model_copy(update={"team": "blue"}))
+    assert list(w.decider.state.resumed) == ["blue"], "forgotten with the client keys of then"
+    w.check()
+
+
 def test_nobody_gives_way_to_a_suspended_team() -> None:
     w, _, _, _ = two_teams()
     urgent = w.submit(job("urgent", 8, priority=100, preempts=True))

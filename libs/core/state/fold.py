@@ -16,6 +16,7 @@ from typing import Any
 from libs.core.state import lifecycle
 from libs.core.state.boosts import Boost
 from libs.core.state.early_cancels import EarlyCancel
+from libs.core.state.ended import KEPT_US
 from libs.core.state.limits import Limits, Suspension
 from libs.core.state.model import Attempt, Job, NodePart, Quarantine, Silence, State, running, shape_of
 from libs.core.state.past_use import user_of
@@ -214,6 +215,8 @@ def _team_suspended(state: State, e: led.TeamSuspended, t_us: int) -> None:
 
 def _team_resumed(state: State, e: led.TeamResumed, t_us: int) -> None:
     del state.suspended[e.team]
+    state.resumed.pop(e.team, None)
+    state.resumed = {team: at for team, at in state.resumed.items() if at >= t_us - KEPT_US} | {e.team: t_us}
     unpark(state, e.team)
 
 

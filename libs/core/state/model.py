@@ -387,6 +387,8 @@ class State:
     """What the broker's clock showed at the last record."""
     suspended: dict[str, Suspension] = field(default_factory=dict)
     """Teams that an operator has paused."""
+    resumed: dict[str, int] = field(default_factory=dict)
+    """Team -> when it was resumed last: what it sent before was refused, or would have been. Forgotten as client keys are."""
     parked: dict[QueueKey, Line] = field(default_factory=dict)
     """The queues of these teams: in no cycle, no plan of preemption and no repartition until the team is resumed."""
     past_use: PastUse = field(default_factory=PastUse)

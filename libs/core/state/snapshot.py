@@ -45,7 +45,7 @@ _CHUNK = 2000
 _NODES = 50
 """Nodes of one part: each may have some ten devices."""
 _PLAIN = ("used", "t_us", "inbox_seq", "grants", "preemptions", "finished_by_state", "granter_epoch")
-_LATER = ("wall_us",)
+_LATER = ("wall_us", "resumed")
 """Fields like these that snapshots of before do not have."""
 _JOB_PLAIN = (
     "id", "team", "spec_hash", "priority", "preempts", "submitted_us", "queued_us", "attempts",

@@ -308,7 +308,7 @@ def explained(subject: str, reason: str) -> bool:
         case s if s in _TOLD_BY_OPERATORS:
             return any(why in reason for why in (*_TOLD_BY_OPERATORS[s], "a reader of this ledger is of a release"))
         case s if s == _ADMITTED:
-            return "is suspended" in reason
+            return "is suspended" in reason or "was resumed" in reason
         case s:
             return s == _REGISTERED and "is not newer" in reason
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from libs.bus.connect import connect
 from libs.bus.queries import NoAnswer, QueryError, ask
 from libs.core.scheduling.precedence import OrderKnobs, turns
-from libs.simulation.dst import cheap, faults, operators, scenario, themes
+from libs.simulation.dst import cheap, faults, operators, scenario, strangers, themes
 from libs.simulation.dst.books import SimBooks
 from libs.simulation.dst.failpoints import FAILPOINTS
 from libs.simulation.dst.loop import Spinning
@@ -153,6 +153,7 @@ async def _rest(world: World, drawn: scenario.Scenario, books: SimBooks) -> list
             problems = await _bills(world, books)
         if not problems or world.loop.now > until:
             return problems
+        strangers.look_once_more(world, books.hot.nodes, scenario.POOL)
         await asyncio.sleep(_LOOK_S)
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from nats.errors import Error as NatsError
 
@@ -27,10 +29,23 @@ def switched_off(world: World, machine: Machine, lasts_s: float, pool: str) -> N
     machine.power_off()
     world.note(f"{machine.name} is switched off")
     if life:
-        operator = Process(world, f"operator-{machine.name}", "operator")
-        operator.start(
-            _say(world, machine, NodeDead(node=machine.name, incarnation=life, fenced_by="PDU", user="op"), pool)
-        )
+        _operator(world, machine, life, pool, lambda: world.loop.now < machine.off_until - _SAID_EVERY_S)
+
+
+def look_once_more(world: World, nodes: Mapping[str, Mapping[str, Any]], pool: str) -> None:
+    """All faults are over. Where a machine whose disk was restored may not come back, as the ledger waits for work of a life
+    that it no longer knows and whose work is kept, an operator sees that it was switched off since, and says so. `nodes`: rows
+    of the hot state."""
+    for name, row in nodes.items():
+        machine, waits_for = world.machines[name], int(row["incarnation"])
+        if row["status"] == "silent" and machine.life is not None and machine.life.incarnation != waits_for:
+            _operator(world, machine, waits_for, pool, lambda: False)
+
+
+def _operator(world: World, machine: Machine, life: int, pool: str, go_on: Callable[[], bool]) -> None:
+    said = NodeDead(node=machine.name, incarnation=life, fenced_by="PDU", user="op")
+    operator = Process(world, f"operator-{machine.name}", "operator")
+    operator.start(_say(world, said, pool, go_on))
 
 
 def switched_on(world: World, machine: Machine) -> None:
@@ -39,13 +54,11 @@ def switched_on(world: World, machine: Machine) -> None:
         world.resume(f"agent-{machine.name}")
 
 
-async def _say(world: World, machine: Machine, said: NodeDead, pool: str) -> None:
+async def _say(world: World, said: NodeDead, pool: str, go_on: Callable[[], bool]) -> None:
     nats = await connect("sim://broker", name="operator", wait_s=300)
     outbox = Outbox(nats.jetstream(), give_up_s=1)
-    number = 0
-    while world.loop.now < machine.off_until - _SAID_EVERY_S:
-        number += 1
-        cause = f"dead:{said.node}:{said.incarnation}:{number}"
+    while True:
+        cause = f"dead:{said.node}:{said.incarnation}:{world.loop.now:.1f}"
         subject = subjects.declare_dead(pool, "op")
         try:
             await outbox.publish(outgoing(said, subject=subject, type=TYPE_OF[NodeDead], source="/sim", cause=cause))
@@ -53,6 +66,8 @@ async def _say(world: World, machine: Machine, said: NodeDead, pool: str) -> Non
         except (NotStored, NatsError, OSError):
             pass
         await asyncio.sleep(_SAID_EVERY_S)
+        if not go_on():
+            return
 
 
 def intrude(world: World, machine: Machine, chance: random.Random) -> None:
