@@ -9,18 +9,23 @@ fits, and what is freed is held for it: the plan is a `PreemptionPlanned` like a
 A gang that gets no room so may have it where jobs that stand before it are in the way and find as many free devices
 elsewhere (`moves`): where the fewest devices move, if what that loses is less than what is left of the gang.
 
+At a limit of the team, or of a queue above it, devices alone do not help. There those with the largest numbers give way,
+wherever they run, until the whole gang fits below the limit as well; who is moved frees nothing there.
+
 **What it leaves alone.** Jobs that share a device, jobs of several device models or with limits of their own (their plans
 are those of `libs.core.scheduling.preemption`), jobs of other classes and other teams, jobs that have run less than
 `min_run_s` and jobs that were let in for their age, for `slice_s`.
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from libs.core.accelerators.kinds import weight
 from libs.core.placement.view import NOBODY
-from libs.core.scheduling.limits import Tally
+from libs.core.scheduling.limits import BudgetShort, Reached, Tally
 from libs.core.scheduling.precedence.moves import Elsewhere, needs
 from libs.core.scheduling.precedence.served import Floats, Ints
 from libs.core.scheduling.precedence.turns import Precedence
@@ -66,10 +71,10 @@ def exchanges(
     for number, job in waiting:
         if board.most <= number and job.shape.devices == 1:
             continue
-        need, room = needs(job.shape), tally.room(job)
-        if need is None or room.request != job.shape:
+        need = needs(job.shape)
+        if need is None:
             continue
-        plan = board.plan(job, number, need)
+        plan = board.plan(job, number, need, tally)
         gone = sum(len(made.victims) for made in found)
         if plan is None or len(plan.victims) > MOST_VICTIMS:
             continue
@@ -77,7 +82,7 @@ def exchanges(
             continue
         board.carry_out(plan)
         rows, victims = plan.rows, plan.victims
-        tally.take(job, rows.tolist())
+        tally.keep(job, rows.tolist(), board.jobs(plan.givers))
         costs = tuple(precedence.knobs.loss_s * int(served.width[slot]) for slot in victims)
         found.append(
             PreemptionPlanned(
@@ -189,6 +194,11 @@ class _ExchangePlan:
     victims: list[int]
     movers: list[int]
 
+    @property
+    def givers(self) -> list[int]:
+        """Those that are not moved."""
+        return [slot for slot in self.victims if slot not in self.movers]
+
 
 class _ExchangeBoard:
     """Free devices and those of jobs that may give way, as plans are made one after the other."""
@@ -203,21 +213,52 @@ class _ExchangeBoard:
         self._elsewhere = Elsewhere(state)
         self._sorted: dict[tuple[str, int], _ByNode] = {}
 
-    def plan(self, job: Job, number: float, need: tuple[tuple[int, int], ...]) -> _ExchangePlan | None:
+    def plan(self, job: Job, number: float, need: tuple[tuple[int, int], ...], tally: Tally) -> _ExchangePlan | None:
         """What helps the job; None when no exchange does."""
-        free = self._elsewhere.free(job.shape)
-        devices = self._devices(job)
-        devices = devices.only(self._elsewhere.usable(job.shape)[devices.rows])
+        free, everybody = self._elsewhere.free(job.shape), self._devices(job)
+        devices = everybody.only(self._elsewhere.usable(job.shape)[everybody.rows])
         give_way = devices.limit > number
         plan = self._plan(number, need, free, devices.only(give_way)) if self.most > number else None
-        if plan is not None or job.shape.devices == 1 or len(free) + int(give_way.sum()) < job.shape.devices:
-            return plan
-        return self._plan(number, need, free, devices.only(give_way | self._may_move[devices.slots]))
+        if plan is None and job.shape.devices > 1 and len(free) + int(give_way.sum()) >= job.shape.devices:
+            plan = self._plan(number, need, free, devices.only(give_way | self._may_move[devices.slots]))
+        if plan is not None and tally.limited(job.team):
+            plan = self._below_limits(job, plan, everybody.only(everybody.limit > number), tally)
+        return plan if plan is not None and plan.victims else None
+
+    def _below_limits(self, job: Job, plan: _ExchangePlan, others: _ByNode, tally: Tally) -> _ExchangePlan | None:
+        """The plan with as many victims more, the largest numbers first, as the whole gang takes below the limits of its team;
+        None: all together are too few, or a budget is short, which nobody refills by giving way."""
+        below: _ExchangePlan | None = plan
+        while below is not None:
+            over = tally.exceeded(job, below.rows.tolist(), self.jobs(below.givers))
+            if over is None:
+                return below
+            below = None if isinstance(over, BudgetShort) else self._clear(job, below, over, others, tally)
+        return None
+
+    def _clear(
+        self, job: Job, plan: _ExchangePlan, over: Reached, others: _ByNode, tally: Tally
+    ) -> _ExchangePlan | None:  # fmt: skip
+        """The plan with the fewest victims more with which the job does not reach this limit; None: all are too few."""
+        rows, line = plan.rows.tolist(), (over.queue, over.key)
+        counted = [weight(over.key, self._fleet.kind(row)) > 0 for row in others.rows.tolist()]
+        slots, limit = others.slots[counted], others.limit[counted]
+        by_number = slots[np.lexsort((slots, -limit))].tolist()
+        more = [slot for slot in dict.fromkeys(by_number) if slot not in plan.victims][:MOST_VICTIMS]
+
+        def clears(count: int) -> bool:
+            still = tally.exceeded(job, rows, self.jobs([*plan.givers, *more[:count]]))
+            return not isinstance(still, Reached) or (still.queue, still.key) != line
+
+        fewest = bisect_left(range(len(more) + 1), True, key=clears)
+        if fewest > len(more):
+            return None
+        return _ExchangePlan(plan.rows, [*plan.victims, *more[:fewest]], plan.movers)
 
     def carry_out(self, plan: _ExchangePlan) -> None:
         """The plan is made: others are made of what it leaves."""
         self._elsewhere.give(plan.rows)
-        self._elsewhere.take_all(self._jobs(plan.movers))
+        self._elsewhere.take_all(self.jobs(plan.movers))
         self._limit[plan.victims] = -np.inf
         self._sorted.clear()
 
@@ -249,14 +290,15 @@ class _ExchangeBoard:
                     break
             if missing:
                 return None
-        return _ExchangePlan(np.array(rows, dtype=np.int64), list(victims), movers) if victims else None
+        return _ExchangePlan(np.array(rows, dtype=np.int64), list(victims), movers)
 
     def _move(self, slots: list[int], without: list[int], worth_s: float) -> bool:
         """Whether these find devices elsewhere, and lose less by it than it is worth."""
         lost_s = self._precedence.knobs.loss_s * int(self._precedence.served.width[slots].sum())
-        return lost_s <= worth_s and self._elsewhere.without(without).take_all(self._jobs(slots))
+        return lost_s <= worth_s and self._elsewhere.without(without).take_all(self.jobs(slots))
 
-    def _jobs(self, slots: list[int]) -> list[Job]:
+    def jobs(self, slots: list[int]) -> list[Job]:
+        """Of these slots."""
         return [self._state.jobs[self._precedence.served.ids[slot]] for slot in slots]
 
     def _devices(self, job: Job) -> _ByNode:

@@ -37,6 +37,8 @@ class Victim:
 
     job: Job
     cost_device_s: float
+    moves: bool = False
+    """It goes on elsewhere, so it frees nothing below a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ def _victims(
             why = spared.text(victim, lent=lent and not evens, evens=evens)
             return Declined(Reason.VICTIM_SPARED, f"{victim_id} is spared: {why}")
         cost = told[victim_id] if victim_id in told else cost_device_s(victim, t_us)
-        victims.append(Victim(victim, cost))
+        victims.append(Victim(victim, cost, moves=victim in movers))
         if back is not None:
             back.reclaim.gave(victim)
     if (within is None or spared.exchanges) and not spared.together(len(victims)):
@@ -182,6 +184,6 @@ def _fits(
     context = context_of(state, job, t_us, without={victim.job.id for victim in victims})
     if not isinstance(find(view, request, context=context), Placed):
         return Declined(Reason.DOES_NOT_FIT, f"{job.id} would not fit on the planned devices")
-    if reached := Tally(state).exceeded(job, rows, [victim.job for victim in victims]):
+    if reached := Tally(state).exceeded(job, rows, [victim.job for victim in victims if not victim.moves]):
         return Declined(Reason.OVER_LIMIT, reached.text(job.team))
     return None
