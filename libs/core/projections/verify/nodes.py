@@ -95,6 +95,8 @@ class Nodes(Subject):
                 self.books.broken("I8", f"{e.job_id} is kept, and silence of node {e.node} ends it")
             silence = self.books.silent.get(e.node)
             if silence is not None and job is not None:
+                if silence.kept and job.lease_s:
+                    return  # the node's own lease has ended, which may be shorter than what the class says
                 told = self.books.format is None or silence.ended_lease_s >= job.lease_s
                 # What waited in the inbox is decided late and together: the ledger's own time then shows less than there was.
                 shown_s = (self.books.t_us - silence.since_us) / 1e6
