@@ -175,6 +175,24 @@ def test_the_same_body_again_is_the_first_job_and_another_body_is_refused() -> N
         assert problem == f"client_key already names {admitted.job_id} with another body"
 
 
+def test_the_order_of_env_is_no_part_of_the_body() -> None:
+    """Many languages send the keys of a map in any order: a repeat was refused as another body."""
+    env = {"B": "1", "A": "2"}
+    first, again = submit(env=env), submit(env=dict(reversed(env.items())))
+    admitted = outcome(first)
+    assert list(admitted.job.env) == ["B", "A"]
+    as_before = content_hash(first.model_dump_json().encode())
+    assert as_before != admitted.spec_hash == outcome(again).spec_hash
+    for known in (admitted.spec_hash, as_before):  # a release of before wrote the second
+        queued = led.JobQueued(
+            job_id=admitted.job_id, team="research", spec=admitted.job, spec_hash=known,
+            client_key="run-1", priority=1, preempts=False, submitted_us=1,
+        )  # fmt: skip
+        assert outcome(first, *TWO_LEAVES, queued) == Repeated(admitted.job_id)
+    other = submit(env={"B": "2", "A": "1"})
+    assert Why.CLIENT_KEY in refusals(other, *TWO_LEAVES, queued)
+
+
 def test_an_empty_fleet_waits() -> None:
     result = evaluate(
         submit(resources={"types": ("X9",), "devices": 512}), "research", AdmissionContext(FleetShape(), limits.room)

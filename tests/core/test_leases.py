@@ -112,7 +112,7 @@ def test_work_that_is_kept_is_not_given_up_by_any_silence() -> None:
 
 
 def test_a_nodes_lease_may_be_shorter_than_those_of_its_work() -> None:
-    """Found by seed 4236: a class may say more than its nodes get. What is not kept ends with the node's own lease, also where a
+    """Found by seed 4236: a class may say more than its nodes get. What is not kept ends with its node's lease, also where the
     silence goes on for work that is kept; the auditor took that for a lie."""
     world = World(node("a", 2))
     kept, other = running(world, leased("kept", 0), leased("other", 60))
