@@ -42,9 +42,11 @@ KINDS: tuple[frozenset[str], ...] = (
         "node.silent", "operator.acted", "period.closed", "plan.declined", "prices.applied", "queues.applied", "segment.sealed",
         "team.resumed", "team.suspended",
     }),
+    frozenset(),  # no kinds: rules that came while records of the second format were written (below)
 )  # fmt: skip
 """What each format has brought, from the first on. A list is never changed: somewhere a reader runs that declares this format
-and knows just these. A new kind begins the next list, however soon that comes."""
+and knows just these. A new kind begins the next list, however soon that comes. So does a rule by which the checker would find
+fault with what an older writer decided; such a list may be empty."""
 
 FIRST = 1
 """Release 0.1.0."""
@@ -52,13 +54,19 @@ FIRST = 1
 _LISTED = MappingProxyType({kind: number for number, kinds in enumerate(KINDS, FIRST) for kind in kinds})
 FORMAT_OF: Mapping[str, int] = MappingProxyType({kind: _LISTED.get(kind, len(KINDS) + 1) for kind in EVENT_KINDS})
 """Kind of event -> the format in which it came. One that is in no list comes after all that are."""
-NEWEST = max(FORMAT_OF.values())
+NEWEST = max(len(KINDS), *FORMAT_OF.values())
 """What this code reads and, when it may, writes."""
 
 DISK_LIMIT = 2
 """From this format on, `devices.freed` and `attempt.closed` may have the category of that name; before, `user-error`."""
 BACK_OFF = 2
 """From this format on, `job.requeued` may say that its job must wait."""
+COUNTS_ONCE = 3
+"""From this format on, what is kept for a job is its own at a limit only once those that give way for it are gone. Before, it
+was its own at once (0.1.0 grants other devices than those that were kept as soon as they are free), or either."""
+PREEMPTION_LIMITED = 3
+"""From this format on, jobs give way no more often than the defaults of `schemas.queues.PreemptionLimits` say, where no limits
+are applied. Before, there were none but those that were."""
 
 
 def may_emit(kind: str, allowed: int) -> bool:

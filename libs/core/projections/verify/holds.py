@@ -11,6 +11,7 @@ from libs.core.projections.verify.asked import sizes
 from libs.core.projections.verify.books import Books, JobRow, Promises, Subject, Where
 from libs.core.projections.verify.limit_books import Kind
 from libs.core.projections.verify.thrash import ThrashBooks
+from libs.core.state.formats import PREEMPTION_LIMITED
 from schemas import ledger as led
 from schemas.ids import split_attempt_id
 from schemas.resources import WHOLE_MILLI
@@ -107,7 +108,8 @@ class Holds(Subject):
         )
         if self.books.format is None or victim is None or victim.open is None or (same and not self._thrash.said):
             return ""
-        for often in self._thrash.gives_way(e.job_id, e.plan_id, self.books.t_us):
+        limited = self.books.format >= PREEMPTION_LIMITED
+        for often in self._thrash.gives_way(e.job_id, e.plan_id, self.books.t_us, limited=limited):
             self.books.broken("I11", f"{e.job_id} gives way to {e.beneficiary} {often}")
         return self._thrash.too_short(victim.team, victim.open, self.books.t_us, lent=False)
 

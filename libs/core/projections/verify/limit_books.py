@@ -66,10 +66,12 @@ class LimitBooks:
         """Nothing is kept for a job any more."""
         self._handed_over = (job_id, *self._held.pop(job_id, ("", Counter())))
 
-    def grant(self, team: str, job_id: str, taken: Taken) -> list[str]:
-        """A job gets devices, perhaps those that were kept for it until now."""
+    def grant(self, team: str, job_id: str, taken: Taken, *, counts_once: bool = True) -> list[str]:
+        """A job gets devices, perhaps those that were kept for it until now. `counts_once`: so far as those that give way for
+        it, under the same limit, still hold as much, they were not its own yet."""
         own = self._handed_over[1:] if self._handed_over[0] == job_id else None
-        before = self._all_counted(team, {job_id: own} if own is not None else {})
+        who = job_id if counts_once else ""  # to whom nobody gives way
+        before = self._all_counted(team, {who: own} if own is not None else {})
         _add(self._used[team], taken, 1)
         return self._lifted(team, before)
 

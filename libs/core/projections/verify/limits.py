@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from libs.core.projections.verify.books import Books, Subject, Where
 from libs.core.projections.verify.limit_books import Kind
+from libs.core.state.formats import COUNTS_ONCE, FIRST
 from schemas import ledger as led
 from schemas.resources import Claim
 
@@ -63,7 +64,8 @@ class TeamLimits(Subject):
         if job is not None:
             self._while_suspended(job.team, f"{e.job_id} is granted devices")
         if job is not None and job.where is not Where.ENDED:
-            self._told(self.books.limits.grant(job.team, e.job_id, self._kinds(e.claims)))
+            once = (self.books.format or FIRST) >= COUNTS_ONCE
+            self._told(self.books.limits.grant(job.team, e.job_id, self._kinds(e.claims), counts_once=once))
 
     def freed(self, e: led.DevicesFreed) -> None:
         found = self.books.attempt(e.job_id, e.attempt)

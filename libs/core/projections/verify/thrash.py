@@ -19,6 +19,8 @@ class ThrashBooks:
         self.said = False
         """Queues were applied: the limits hold for those of one queue as well."""
         self._limits = PreemptionLimits()
+        self._applied = False
+        """They are those of a file, not the defaults."""
         self._minimum: dict[str, tuple[str, int | None]] = {}
         """Queue -> the one above it, and the minimum that it says, s."""
         self._of_job: dict[str, deque[int]] = {}
@@ -30,6 +32,7 @@ class ThrashBooks:
     def applied(self, e: led.QueuesApplied) -> None:
         self.said = True
         self._limits = e.preemption or PreemptionLimits()
+        self._applied = e.preemption is not None
         self._minimum = {queue.name: (queue.parent, queue.min_run_s) for queue in e.queues}
 
     def too_short(
@@ -51,11 +54,12 @@ class ThrashBooks:
             return f"after {ran_us} us, and the half-life is {half_life_s} s"
         return f"after {ran_us} us, and its minimum is {least_s} s" if ran_us < least_s * _S else ""
 
-    def gives_way(self, job_id: str, plan_id: str, t_us: int) -> Iterator[str]:
-        """A job gives way by a plan: what is too often."""
+    def gives_way(self, job_id: str, plan_id: str, t_us: int, *, limited: bool = True) -> Iterator[str]:
+        """A job gives way by a plan: what is too often. `limited`: the defaults hold where a file says nothing."""
         job, pool = self._limits.per_job, self._limits.per_pool
         times = self._of_job.setdefault(job_id, deque(maxlen=MOST_PER_JOB))
-        if sum(at > t_us - job.within_s * _S for at in times) >= job.most:
+        limited = limited or self._applied
+        if limited and sum(at > t_us - job.within_s * _S for at in times) >= job.most:
             yield f"more than {job.most} times within {job.within_s} s"
         times.append(t_us)
         while self._moments and self._moments[0] <= t_us - LONGEST_PER_POOL_S * _S:
@@ -65,7 +69,7 @@ class ThrashBooks:
         before, by_it = self._plans[plan_id]
         self._plans[plan_id] = (before, by_it + 1)
         self._moments.append(t_us)
-        if before and before + by_it + 1 > pool.most:
+        if limited and before and before + by_it + 1 > pool.most:
             yield f"as one of more than {pool.most} within {pool.within_s} s"
 
     def ended(self, job_id: str) -> None:
